@@ -1,0 +1,108 @@
+"""What one aligned backward did, for people and records to look at."""
+
+# K components, T tasks present
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gradvac import gram as geometry
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The geometry of one step. Tensors stay on the device; nothing waits for it.
+
+    What follows from the Gram matrices is computed when it is first asked for, so that a step
+    nobody looks at costs nothing more.
+
+    Attributes:
+        tasks: The tasks present, in the aligner's order.
+        components: Component names.
+        weights: `[K, T]`; the update of component k is sum_i weights[k, i] g_i.
+        target: `[K, T, T]`, the targets this step was held to; NaN for rules without targets.
+        active: bool `[K, T, T]`: [k, i, j] if g_i was altered against g_j.
+        gram: `[K, T, T]`, inner products of the unaltered task gradients.
+    """
+
+    tasks: tuple[str, ...]
+    components: tuple[str, ...]
+    weights: Tensor
+    target: Tensor
+    active: Tensor
+    gram: Tensor = field(repr=False)
+
+    @cached_property
+    def similarity(self) -> Tensor:
+        """Cosines of the unaltered task gradients, `[K, T, T]`."""
+        return geometry.cosine(self.gram)
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """Lengths of the unaltered task gradients, `[K, T]`."""
+        return geometry.norms(self.gram)
+
+    @cached_property
+    def update_cosine(self) -> Tensor:
+        """cos(update, plain sum), `[K]`: 1 where the rule changed no direction."""
+        return geometry.update_cosine(self.gram, self.weights)
+
+    @cached_property
+    def update_ratio(self) -> Tensor:
+        """||update|| / ||plain sum||, `[K]`: how much the rule lengthened the update."""
+        return geometry.update_ratio(self.gram, self.weights)
+
+    def __repr__(self) -> str:
+        return (
+            f"Alignment({len(self.tasks)} tasks, {len(self.components)} components, "
+            f"device={self.gram.device})"
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rule said of some components."""
+
+    components: Sequence[int]
+    gram: Tensor  # [k, T, T]
+    weights: Tensor  # [k, T]
+    target: Tensor  # [k, T, T]
+    active: Tensor  # [k, T, T]
+
+
+def assemble(
+    parts: Sequence[Part],
+    tasks: tuple[str, ...],
+    components: tuple[str, ...],
+    order: Sequence[int],
+) -> Alignment:
+    """Put parts together: components in model order, tasks moved to `order`."""
+    positions = [k for part in parts for k in part.components]
+    by_component = sorted(range(len(positions)), key=positions.__getitem__)
+
+    def joined(name: str) -> Tensor:
+        pieces = [getattr(part, name) for part in parts]
+        whole: Tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        whole = _moved(whole, 0, by_component)
+        for dim in range(1, whole.dim()):
+            whole = _moved(whole, dim, order)
+        return whole
+
+    return Alignment(
+        tasks,
+        components,
+        weights=joined("weights"),
+        target=joined("target"),
+        active=joined("active"),
+        gram=joined("gram"),
+    )
+
+
+def _moved(values: Tensor, dim: int, order: Sequence[int]) -> Tensor:
+    if list(order) == list(range(len(order))):
+        return values
+    index = torch.tensor(list(order)).to(values.device, non_blocking=True)
+    return values.index_select(dim, index)

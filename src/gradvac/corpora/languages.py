@@ -1,0 +1,148 @@
+"""The real languages: the paper's tables 4 and 5, and the others in our real data.
+
+Table 4 lists 25 languages with a family and a level of data size; table 5 lists the 8 of WMT with
+their numbers of sentence pairs. The paper merges Germanic and Romance into "Western European"; we
+put Germanic and Romance languages that it does not have into the same family, so that the family
+contrast means the same everywhere, and keep the finer grouping as `branch`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ._nearest import nearest
+from ._tree import RESOURCE_LEVELS, ResourceLevel
+
+
+class RealLanguage(NamedTuple):
+    """A real language.
+
+    Attributes:
+        code: Code used in data files: ISO 639-1, or 639-3 where that has none.
+        name: English name.
+        family: The paper's grouping, extended to languages it does not have.
+        branch: A finer grouping.
+        resource_level: The paper's level of data size (table 4); None for other languages.
+    """
+
+    code: str
+    name: str
+    family: str
+    branch: str
+    resource_level: ResourceLevel | None
+
+
+class WmtLanguage(NamedTuple):
+    """A language of the paper's WMT analysis (table 5).
+
+    Attributes:
+        code: ISO 639-1 code.
+        name: English name.
+        family: The paper's grouping for WMT.
+        num_pairs: Training sentence pairs, rounded to millions as in the paper.
+        validation: Validation set on which gradients are compared.
+    """
+
+    code: str
+    name: str
+    family: str
+    num_pairs: int
+    validation: str
+
+
+_LANGUAGES = (
+    # Table 4.
+    RealLanguage("fr", "French", "Western European", "Romance", "high"),
+    RealLanguage("es", "Spanish", "Western European", "Romance", "high"),
+    RealLanguage("de", "German", "Western European", "Germanic", "high"),
+    RealLanguage("pl", "Polish", "West Slavic", "West Slavic", "high"),
+    RealLanguage("cs", "Czech", "West Slavic", "West Slavic", "high"),
+    RealLanguage("mk", "Macedonian", "South Slavic", "South Slavic", "low"),
+    RealLanguage("bg", "Bulgarian", "South Slavic", "South Slavic", "medium"),
+    RealLanguage("uk", "Ukrainian", "East Slavic", "East Slavic", "medium"),
+    RealLanguage("be", "Belarusian", "East Slavic", "East Slavic", "low"),
+    RealLanguage("ru", "Russian", "East Slavic", "East Slavic", "high"),
+    RealLanguage("lv", "Latvian", "Baltic", "Baltic", "medium"),
+    RealLanguage("lt", "Lithuanian", "Baltic", "Baltic", "medium"),
+    RealLanguage("et", "Estonian", "Uralic", "Finnic", "medium"),
+    RealLanguage("fi", "Finnish", "Uralic", "Finnic", "high"),
+    RealLanguage("hi", "Hindi", "Indo-Iranian", "Indo-Aryan", "medium"),
+    RealLanguage("mr", "Marathi", "Indo-Iranian", "Indo-Aryan", "extremely_low"),
+    RealLanguage("gu", "Gujarati", "Indo-Iranian", "Indo-Aryan", "low"),
+    RealLanguage("ne", "Nepali", "Indo-Iranian", "Indo-Aryan", "extremely_low"),
+    RealLanguage("kk", "Kazakh", "Turkic", "Kipchak", "low"),
+    RealLanguage("ky", "Kyrgyz", "Turkic", "Kipchak", "extremely_low"),
+    RealLanguage("sw", "Swahili", "Benue-Congo", "Bantu", "low"),
+    RealLanguage("zu", "Zulu", "Benue-Congo", "Nguni", "extremely_low"),
+    RealLanguage("xh", "Xhosa", "Benue-Congo", "Nguni", "extremely_low"),
+    RealLanguage("id", "Indonesian", "Malayo-Polynesian", "Malayic", "high"),
+    RealLanguage("ms", "Malay", "Malayo-Polynesian", "Malayic", "medium"),
+    # Other languages of our translation and tagging data, and of the paper's XTREME tasks.
+    RealLanguage("en", "English", "Western European", "Germanic", None),
+    RealLanguage("da", "Danish", "Western European", "Germanic", None),
+    RealLanguage("it", "Italian", "Western European", "Romance", None),
+    RealLanguage("pt", "Portuguese", "Western European", "Romance", None),
+    RealLanguage("ro", "Romanian", "Western European", "Romance", None),
+    RealLanguage("hr", "Croatian", "South Slavic", "South Slavic", None),
+    RealLanguage("hu", "Hungarian", "Uralic", "Ugric", None),
+    RealLanguage("tr", "Turkish", "Turkic", "Oghuz", None),
+    RealLanguage("bgc", "Haryanvi", "Indo-Iranian", "Indo-Aryan", None),
+    RealLanguage("bfz", "Mahasu Pahari", "Indo-Iranian", "Indo-Aryan", None),
+    RealLanguage("sn", "Shona", "Benue-Congo", "Bantu", None),
+    RealLanguage("nd", "Northern Ndebele", "Benue-Congo", "Nguni", None),
+    RealLanguage("yo", "Yoruba", "Benue-Congo", "Yoruboid", None),
+    RealLanguage("tdx", "Tandroy Malagasy", "Malayo-Polynesian", "Malagasy", None),
+    RealLanguage("jv", "Javanese", "Malayo-Polynesian", "Javanese", None),
+    RealLanguage("tl", "Tagalog", "Malayo-Polynesian", "Philippine", None),
+    RealLanguage("he", "Hebrew", "Semitic", "Semitic", None),
+    RealLanguage("ar", "Arabic", "Semitic", "Semitic", None),
+    RealLanguage("ha", "Hausa", "Chadic", "Chadic", None),
+    RealLanguage("ta", "Tamil", "Dravidian", "Dravidian", None),
+    RealLanguage("te", "Telugu", "Dravidian", "Dravidian", None),
+    RealLanguage("vi", "Vietnamese", "Austroasiatic", "Vietic", None),
+    RealLanguage("my", "Burmese", "Sino-Tibetan", "Burmish", None),
+)
+
+LANGUAGES: dict[str, RealLanguage] = {language.code: language for language in _LANGUAGES}
+
+WMT: dict[str, WmtLanguage] = {
+    language.code: language
+    for language in (
+        WmtLanguage("fr", "French", "Romance", 41_000_000, "newstest2013"),
+        WmtLanguage("es", "Spanish", "Romance", 15_000_000, "newstest2012"),
+        WmtLanguage("ru", "Russian", "Slavic", 38_000_000, "newstest2018"),
+        WmtLanguage("cs", "Czech", "Slavic", 37_000_000, "newstest2018"),
+        WmtLanguage("lv", "Latvian", "Baltic", 6_000_000, "newstest2017"),
+        WmtLanguage("lt", "Lithuanian", "Baltic", 6_000_000, "newstest2019"),
+        WmtLanguage("et", "Estonian", "Uralic", 2_000_000, "newstest2018"),
+        WmtLanguage("fi", "Finnish", "Uralic", 6_000_000, "newstest2018"),
+    )
+}
+
+
+def family_of(code: str) -> str:
+    """Return the family of a real language.
+
+    Args:
+        code: Code of the language, such as "fr".
+
+    Raises:
+        ValueError: The code is not in the table.
+    """
+    if code not in LANGUAGES:
+        raise ValueError(f"no language {code!r} in the table; {nearest(code, LANGUAGES)}")
+    return LANGUAGES[code].family
+
+
+def codes_by_level(level: ResourceLevel) -> tuple[str, ...]:
+    """Return the codes of the paper's languages of a resource level.
+
+    Args:
+        level: "high", "medium", "low" or "extremely_low".
+
+    Raises:
+        ValueError: There is no such level.
+    """
+    if level not in RESOURCE_LEVELS:
+        raise ValueError(f"resource level {level!r}: {nearest(level, RESOURCE_LEVELS)}")
+    return tuple(code for code, real in LANGUAGES.items() if real.resource_level == level)

@@ -1,0 +1,44 @@
+"""Parameters that models use without a batch dimension, given one.
+
+A relative position bias is looked up once and broadcast over the batch, so its gradient arrives
+summed over all tasks. Looking it up once per row instead lets it arrive separated; the models add
+it to scores of that shape anyway.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradvac.gradients._site import Forward
+
+
+def adapt(module: nn.Module, forward: Forward) -> list[Callable[[], None]]:
+    """Adapt a module if it is of a known kind; returns how to undo it."""
+    table = getattr(module, "relative_attention_bias", None)
+    if not isinstance(table, nn.Embedding) or not hasattr(module, "compute_bias"):
+        return []
+    original: Callable[..., Tensor] = module.compute_bias
+
+    def compute_bias(*args: Any, **kwargs: Any) -> Tensor:  # [B, heads, queries, keys]
+        num_rows = forward.num_rows
+        if not torch.is_grad_enabled() or num_rows is None or not table.weight.requires_grad:
+            return original(*args, **kwargs)
+        attached = table.forward
+        seen: list[Tensor] = []
+
+        def look(buckets: Tensor) -> Tensor:
+            seen.append(buckets)
+            return table.weight.new_zeros(*buckets.shape, table.embedding_dim)
+
+        table.forward = look  # type: ignore[method-assign]
+        try:
+            original(*args, **kwargs)
+        finally:
+            table.forward = attached  # type: ignore[method-assign]
+        values: Tensor = table(seen[0].expand(num_rows, *seen[0].shape))
+        return values.permute(0, 3, 1, 2)
+
+    module.compute_bias = compute_bias
+    return [lambda: module.__dict__.pop("compute_bias", None)]

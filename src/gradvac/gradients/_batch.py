@@ -1,0 +1,167 @@
+"""What the caller of `backward` gave: losses and their tasks, checked and in one form."""
+
+# B entries (rows), T tasks present
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TasksOfRows = Sequence[str] | Sequence[int] | Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Losses of one backward.
+
+    Attributes:
+        present: Positions of the present tasks in the aligner's list, sorted by task name: results
+            then do not depend on how the tasks are listed.
+        losses: One entry per row `[B]`, or one scalar per present task.
+        index: Position in `present` of every entry `[B]`; None for scalars per task.
+    """
+
+    present: tuple[int, ...]
+    losses: Tensor | tuple[Tensor, ...]
+    index: Tensor | None
+
+    @property
+    def device(self) -> torch.device:
+        first = self.losses if isinstance(self.losses, Tensor) else self.losses[0]
+        return first.device
+
+    def roots(self) -> tuple[Tensor, ...]:
+        """The tensors a backward of all tasks together starts from."""
+        return (self.losses,) if isinstance(self.losses, Tensor) else self.losses
+
+    def starts(self, weights: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Gradients at `roots`: those of sum_t weights[t] * loss_t; weights of 1 by default."""
+        if isinstance(self.losses, Tensor):
+            assert self.index is not None
+            if weights is None:
+                return (torch.ones_like(self.losses),)
+            return (weights.to(self.losses)[self.index.to(self.losses.device)],)
+        given = weights if weights is not None else torch.ones(len(self.losses))
+        return tuple(w.to(loss).expand_as(loss) for w, loss in zip(given, self.losses, strict=True))
+
+    def task_losses(self) -> Tensor:
+        """The summed, detached loss of every present task, `[T]`."""
+        if not isinstance(self.losses, Tensor):
+            return torch.stack([loss.detach().reshape(()) for loss in self.losses])
+        assert self.index is not None
+        total = self.losses.new_zeros(len(self.present))
+        return total.index_add(0, self.index.to(total.device), self.losses.detach())
+
+
+def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -> Tensor:
+    """Positions in `tasks`, int64; on the device if they came as a tensor there."""
+    if isinstance(tasks_of_rows, Tensor):
+        if tasks_of_rows.dim() != 1 or tasks_of_rows.is_floating_point():
+            raise ValueError(
+                f"{argument}: a tensor must hold one integer per row, got "
+                f"{tasks_of_rows.dtype} of shape {tuple(tasks_of_rows.shape)}."
+            )
+        found = tasks_of_rows.to(torch.int64)
+    else:
+        where = {task: position for position, task in enumerate(tasks)}
+        unknown = [t for t in tasks_of_rows if isinstance(t, str) and t not in where]
+        if unknown:
+            raise ValueError(
+                f"{argument}: unknown task {unknown[0]!r}; the tasks are {list(tasks)}."
+            )
+        found = torch.tensor([where[t] if isinstance(t, str) else int(t) for t in tasks_of_rows])
+    # On a device the range is not checked: that would wait for it.
+    if (
+        found.device.type == "cpu"
+        and len(found)
+        and not 0 <= found.min() <= found.max() < len(tasks)
+    ):
+        wrong = int(found.max()) if found.max() >= len(tasks) else int(found.min())
+        raise ValueError(f"{argument}: task index {wrong} is outside 0..{len(tasks) - 1}.")
+    return found
+
+
+def sort_present(chosen: Sequence[int], tasks: Sequence[str]) -> tuple[int, ...]:
+    """Distinct positions, by task name."""
+    return tuple(sorted(set(chosen), key=lambda position: tasks[position]))
+
+
+def read_losses(
+    losses: Tensor | Mapping[str, Tensor],
+    tasks_of_rows: TasksOfRows | None,
+    tasks: Sequence[str],
+) -> Batch:
+    """Check what `backward` was given."""
+    if isinstance(losses, Tensor):
+        return _read_rows(losses, tasks_of_rows, tasks)
+    if not isinstance(losses, Mapping):
+        raise ValueError(
+            "losses: must be a 1-D tensor (with tasks_of_rows) or a mapping task -> scalar loss, "
+            f"got {type(losses).__name__}."
+        )
+    return _read_mapping(losses, tasks_of_rows, tasks)
+
+
+def _read_rows(losses: Tensor, tasks_of_rows: TasksOfRows | None, tasks: Sequence[str]) -> Batch:
+    if tasks_of_rows is None:
+        raise ValueError("tasks_of_rows: losses per row need the task of every row.")
+    if losses.dim() != 1:
+        raise ValueError(
+            f"losses: must have one entry per row (1-D), got shape {tuple(losses.shape)}; "
+            'compute them with reduction="none" and sum or average within each row. A loss that '
+            "was already summed over tasks cannot be separated again."
+        )
+    index = positions(tasks_of_rows, tasks, "tasks_of_rows")
+    if len(index) != len(losses):
+        raise ValueError(
+            f"tasks_of_rows: has {len(index)} entries, but losses has {len(losses)}; "
+            "every entry of losses needs one task."
+        )
+    if not len(losses):
+        raise ValueError("losses: is empty; a batch needs at least one row.")
+    _needs_graph(losses, "losses")
+    if index.device.type != "cpu":  # who is absent is known to the device alone: its norm is 0
+        present = sort_present(range(len(tasks)), tasks)
+    else:
+        present = sort_present(index.unique().tolist(), tasks)
+    return Batch(present, losses, relabel(index, present, len(tasks)))
+
+
+def relabel(index: Tensor, present: Sequence[int], num_tasks: int) -> Tensor:
+    """Positions in the task list -> positions in `present`."""
+    table = torch.full((num_tasks,), -1)
+    table[list(present)] = torch.arange(len(present))
+    return table.to(index.device, non_blocking=True)[index]
+
+
+def _read_mapping(
+    losses: Mapping[str, Tensor], tasks_of_rows: TasksOfRows | None, tasks: Sequence[str]
+) -> Batch:
+    if tasks_of_rows is not None:
+        raise ValueError("tasks_of_rows: goes with losses per row; a mapping names its tasks.")
+    if not losses:
+        raise ValueError("losses: the mapping is empty; a batch needs at least one task.")
+    for task, loss in losses.items():
+        if task not in tasks:
+            raise ValueError(f"losses: unknown task {task!r}; the tasks are {list(tasks)}.")
+        if loss.numel() != 1:
+            raise ValueError(
+                f"losses: the loss of {task!r} must be a scalar, got shape {tuple(loss.shape)}."
+            )
+        _needs_graph(loss, f"losses[{task!r}]")
+    if len(losses) > 1 and len({id(loss) for loss in losses.values()}) == 1:
+        raise ValueError(
+            "losses: every task has the same tensor; a loss summed over tasks cannot be separated "
+            "again. Give each task its own loss, or losses per row with tasks_of_rows."
+        )
+    present = sort_present([tasks.index(task) for task in losses], tasks)
+    return Batch(present, tuple(losses[tasks[position]] for position in present), None)
+
+
+def _needs_graph(loss: Tensor, what: str) -> None:
+    if not loss.requires_grad:
+        raise ValueError(
+            f"{what}: has no graph to differentiate; was it computed under torch.no_grad(), "
+            "detached, or from frozen parameters only?"
+        )

@@ -1,0 +1,96 @@
+"""The two products on stacked task gradients, and the grouped weight gradient.
+
+Each has a torch form, which is the reference, and on CUDA a Triton kernel (`_triton.py`) where
+that is faster: both products are memory-bound and read every gradient once.
+"""
+
+# T tasks, P parameters, N token rows (rows of a task are contiguous), O outputs, I inputs
+
+from functools import cache
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradvac.gradients._rows import Segments
+from gradvac.gram import working_dtype
+
+_CHUNK = 1 << 18  # columns converted to the working precision at a time
+_SMALL = 1 << 14  # below this many columns one product in the working precision is cheapest
+
+
+@cache
+def triton_kernels() -> ModuleType | None:
+    """The Triton kernels, or None where Triton is not installed."""
+    try:
+        from gradvac.gradients import _triton
+    except ImportError:
+        return None
+    return _triton
+
+
+def gram(gradients: Tensor) -> Tensor:
+    """Inner products of the rows of `[T, P]`, in the working precision, `[T, T]`."""
+    small = gradients.shape[1] <= _SMALL
+    if gradients.is_cuda and not small and (kernels := triton_kernels()):
+        return kernels.gram(gradients)  # type: ignore[no-any-return]
+    return gram_reference(gradients)
+
+
+def gram_reference(gradients: Tensor) -> Tensor:
+    """`gram` in torch operations."""
+    num_tasks = len(gradients)
+    dtype = working_dtype(gradients.device)
+    total = gradients.new_zeros(num_tasks, num_tasks, dtype=dtype)
+    for chunk in gradients.split(_CHUNK, dim=1):
+        block = chunk.to(dtype)
+        total.addmm_(block, block.t())
+    return total
+
+
+def combine(weights: Tensor, gradients: Tensor) -> Tensor:
+    """sum_t weights[t] gradients[t] for `[T, P]`, in float32 or better, `[P]`."""
+    if gradients.is_cuda and (kernels := triton_kernels()):
+        return kernels.combine(weights, gradients)  # type: ignore[no-any-return]
+    return combine_reference(weights, gradients)
+
+
+def combine_reference(weights: Tensor, gradients: Tensor) -> Tensor:
+    """`combine` in torch operations."""
+    dtype = torch.promote_types(gradients.dtype, torch.float32)
+    if gradients.dtype == dtype:
+        return weights.to(dtype) @ gradients
+    chunks = gradients.split(_CHUNK, dim=1)
+    return torch.cat([weights.to(dtype) @ chunk.to(dtype) for chunk in chunks])
+
+
+def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
+    """left[entries of t]^T right[entries of t] for every task, `[T, O, I]`.
+
+    Args:
+        left: `[N, O]`.
+        right: `[N, I]`.
+        segments: The task of every entry.
+    """
+    length = len(left)
+    left, right = segments.sort(left), segments.sort(right)
+    if _grouped_mm_fits(left, right):
+        product = F.grouped_mm(left.t(), right, offs=segments.offsets(length))
+        if segments.may_be_empty:  # the kernel leaves the result of an empty group undefined
+            product.masked_fill_((segments.sizes == 0)[:, None, None], 0.0)
+        return product
+    counts = segments.counts(length)
+    if len(set(counts)) == 1:
+        shape = (len(counts), counts[0], -1)
+        return torch.bmm(left.reshape(shape).mT, right.reshape(shape))
+    out = left.new_empty(len(counts), left.shape[1], right.shape[1])
+    for own, mine, theirs in zip(out, left.split(counts), right.split(counts), strict=True):
+        torch.mm(mine.t(), theirs, out=own)
+    return out
+
+
+def _grouped_mm_fits(left: Tensor, right: Tensor) -> bool:
+    """Whether one grouped GEMM does it: bf16 on CUDA with rows of whole 16 bytes."""
+    aligned = left.shape[1] % 8 == 0 and right.shape[1] % 8 == 0
+    return left.is_cuda and left.dtype == torch.bfloat16 and aligned

@@ -1,0 +1,283 @@
+"""Layers whose weight gradients are formed task by task inside one backward.
+
+Each is a custom `autograd.Function` (it survives activation checkpointing; forward hooks do not)
+that computes the input gradient as usual and states what its parameters receive. The parameters
+stay inputs of the Function, so that a plain `loss.backward()` on an attached model works as ever.
+`tokens` are leaves that only tell the engine when all uses of a component have arrived.
+"""
+
+# B rows, N = B * (positions) entries, T tasks, D width
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gradvac.gradients._contributions import Formed, Lookup, Outer, RowSum, Sliced
+from gradvac.gradients._kernels import triton_kernels
+
+if TYPE_CHECKING:
+    from gradvac.gradients._site import Site
+
+Gradients = tuple[Tensor | None, ...]
+
+
+class LinearTasks(torch.autograd.Function):
+    """`nn.Linear`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, site: Site, x: Tensor, weight: Tensor, bias: Tensor | None, *tokens: Tensor
+    ) -> Tensor:
+        x, (low_weight, low_bias) = site.cast(x, weight, bias)
+        ctx.site, ctx.rows, ctx.num_tokens = site, site.rows(x), len(tokens)
+        ctx.save_for_backward(x, low_weight)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x, low_weight, low_bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Gradients:
+        x, weight = ctx.saved_tensors
+        gy = grads[0].to(weight.dtype)
+        flat, flat_x = gy.reshape(-1, gy.shape[-1]), x.reshape(-1, x.shape[-1])
+        gx = gy @ weight if ctx.needs_input_grad[1] else None
+        settle = ctx.site.settling(ctx)
+        gw = settle(2, lambda: Outer(flat, flat_x))
+        gb = settle(3, lambda: RowSum(flat, flat.shape[1:]))
+        return None, gx, gw, gb, *(None,) * ctx.num_tokens
+
+
+class EmbeddingTasks(torch.autograd.Function):
+    """`nn.Embedding`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, site: Site, tokens: Tensor, weight: Tensor, padding: int | None, *leaves: Tensor
+    ) -> Tensor:
+        ctx.site, ctx.rows, ctx.num_tokens = site, site.rows(tokens), len(leaves)
+        ctx.padding, ctx.vocabulary = padding, len(weight)
+        ctx.save_for_backward(tokens)
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Gradients:
+        (tokens,) = ctx.saved_tensors
+        gy = grads[0].reshape(tokens.numel(), -1)
+        tokens = tokens.reshape(-1)
+        if ctx.padding is not None:
+            gy = gy * (tokens != ctx.padding)[:, None]
+        gw = ctx.site.settling(ctx)(2, lambda: Lookup(gy, tokens, ctx.vocabulary))
+        return None, None, gw, None, *(None,) * ctx.num_tokens
+
+
+class NormTasks(torch.autograd.Function):
+    """`nn.LayerNorm` and `nn.RMSNorm`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        site: Site,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        kind: tuple[tuple[int, ...], float, bool],
+        *tokens: Tensor,
+    ) -> Tensor:
+        shape, eps, is_rms = kind
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.float()  # as autocast does for normalisations
+        if is_rms:
+            dims = tuple(range(-len(shape), 0))
+            power = x.to(torch.promote_types(x.dtype, torch.float32)).square()
+            scale = power.mean(dims, keepdim=True).add(eps).rsqrt()
+            mean, y = torch.zeros_like(scale), (x * scale).to(x.dtype) * weight
+        else:
+            y, mean, scale = torch.native_layer_norm(x, shape, weight, bias, eps)
+        ctx.site, ctx.rows, ctx.num_tokens = site, site.rows(x), len(tokens)
+        ctx.shape, ctx.is_rms = shape, is_rms
+        ctx.save_for_backward(x, mean, scale, weight)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Gradients:
+        x, mean, scale, weight = ctx.saved_tensors
+        settle = ctx.site.settling(ctx)
+        rest = (None,) * (1 + ctx.num_tokens)
+        kernels = triton_kernels() if x.is_cuda and len(ctx.shape) == 1 else None
+        if kernels is not None and settle.segments is not None:
+            flat = [t.reshape(-1, t.shape[-1]) for t in (grads[0].to(x.dtype), x, mean, scale)]
+            gx, dw, db = kernels.norm_backward(*flat, weight, settle.segments, ctx.is_rms)
+            gw = settle(2, lambda: Formed(dw))
+            gb = settle(3, lambda: Formed(db))
+            return None, gx.view(x.shape), gw, gb, *rest
+
+        gy = grads[0].to(x.dtype)
+        normal = ((x - mean) * scale).to(x.dtype)
+        inner = gy * weight
+        dims = tuple(range(-len(ctx.shape), 0))
+        gx = inner - normal * (inner * normal).mean(dims, keepdim=True)
+        if not ctx.is_rms:
+            gx = gx - inner.mean(dims, keepdim=True)
+        size = weight.numel()
+        gw = settle(2, lambda: RowSum((gy * normal).reshape(-1, size), weight.shape))
+        gb = settle(3, lambda: RowSum(gy.reshape(-1, size), weight.shape))
+        return None, (gx * scale).to(x.dtype), gw, gb, *rest
+
+
+class GroupNormTasks(torch.autograd.Function):
+    """`nn.GroupNorm`: the scale and shift of every channel."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        site: Site,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        kind: tuple[int, float],
+        *tokens: Tensor,
+    ) -> Tensor:
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.float()
+        groups, eps = kind
+        grouped = x.reshape(len(x), groups, -1)
+        mean = grouped.mean(-1, keepdim=True)
+        scale = grouped.var(-1, correction=0, keepdim=True).add(eps).rsqrt()
+        ctx.site, ctx.rows, ctx.num_tokens = site, site.rows(x), len(tokens)
+        ctx.groups = groups
+        ctx.save_for_backward(x, mean, scale, weight)
+        return F.group_norm(x, groups, weight, bias, eps)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Gradients:
+        x, mean, scale, weight = ctx.saved_tensors
+        gy = grads[0].to(x.dtype)
+        channels = (1, -1, *(1,) * (x.dim() - 2))
+        shape = (len(x), ctx.groups, -1)
+        normal = (x.reshape(shape) - mean) * scale
+        inner = (gy * weight.view(channels)).reshape(shape)
+        gx = inner - inner.mean(-1, keepdim=True)
+        gx = (gx - normal * (inner * normal).mean(-1, keepdim=True)) * scale
+        positions = tuple(range(2, x.dim()))
+
+        def per_row(values: Tensor) -> Tensor:
+            return values.sum(positions) if positions else values
+
+        settle = ctx.site.settling(ctx)
+        gw = settle(2, lambda: RowSum(per_row(gy * normal.view_as(x)), weight.shape))
+        gb = settle(3, lambda: RowSum(per_row(gy), weight.shape))
+        return None, gx.view(x.shape), gw, gb, None, *(None,) * ctx.num_tokens
+
+
+class ConvTasks(torch.autograd.Function):
+    """`nn.Conv1d`, `nn.Conv2d`, `nn.Conv3d` with zero padding."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        site: Site,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        module: nn.modules.conv._ConvNd,
+        *tokens: Tensor,
+    ) -> Tensor:
+        x, (low_weight, low_bias) = site.cast(x, weight, bias)
+        ctx.site, ctx.rows, ctx.num_tokens = site, site.rows(x), len(tokens)
+        where = (module.stride, module.padding, module.dilation)
+        ctx.geometry = (*map(list, where), False, [0] * (x.dim() - 2), module.groups)
+        ctx.save_for_backward(x, low_weight)
+        with torch.autocast(x.device.type, enabled=False):
+            return torch.convolution(x, low_weight, low_bias, *ctx.geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Gradients:
+        x, weight = ctx.saved_tensors
+        gy = grads[0].to(weight.dtype)
+
+        def run(rows: Tensor | None, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+            own_gy, own_x = (gy, x) if rows is None else (gy[rows], x[rows])
+            call: Callable[..., Any] = torch.ops.aten.convolution_backward
+            result: tuple[Tensor, Tensor, Tensor] = call(
+                own_gy, own_x, weight, None, *ctx.geometry, wanted
+            )
+            return result
+
+        gx = run(None, [True, False, False])[0] if ctx.needs_input_grad[1] else None
+        positions = tuple(range(2, gy.dim()))
+        settle = ctx.site.settling(ctx)
+        gw = settle(2, lambda: Sliced(lambda rows: run(rows, [False, True, False])[1]))
+        gb = settle(3, lambda: RowSum(gy.sum(positions), gy.shape[1:2]))
+        return None, gx, gw, gb, None, *(None,) * ctx.num_tokens
+
+
+def _linear(site: Site, module: nn.Linear, x: Tensor) -> Tensor:
+    return _apply(LinearTasks, site, site.batched(x), module.weight, module.bias)
+
+
+def _embedding(site: Site, module: nn.Embedding, tokens: Tensor) -> Tensor:
+    return _apply(EmbeddingTasks, site, site.batched(tokens), module.weight, module.padding_idx)
+
+
+def _layer_norm(site: Site, module: nn.LayerNorm, x: Tensor) -> Tensor:
+    kind = (tuple(module.normalized_shape), module.eps, False)
+    return _apply(NormTasks, site, site.batched(x), module.weight, module.bias, kind)
+
+
+def _rms_norm(site: Site, module: nn.RMSNorm, x: Tensor) -> Tensor:
+    eps = torch.finfo(x.dtype).eps if module.eps is None else module.eps
+    kind = (tuple(module.normalized_shape), eps, True)
+    return _apply(NormTasks, site, site.batched(x), module.weight, None, kind)
+
+
+def _group_norm(site: Site, module: nn.GroupNorm, x: Tensor) -> Tensor:
+    kind = (module.num_groups, module.eps)
+    return _apply(GroupNormTasks, site, x, module.weight, module.bias, kind)
+
+
+def _conv(site: Site, module: nn.modules.conv._ConvNd, x: Tensor) -> Tensor:
+    return _apply(ConvTasks, site, x, module.weight, module.bias, module)
+
+
+def _apply(function: type[torch.autograd.Function], site: Site, *args: object) -> Tensor:
+    result: Tensor = function.apply(site, *args, *site.tokens)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _has_affine(module: nn.Module) -> bool:
+    return module.weight is not None
+
+
+def _has_plain_padding(module: nn.Module) -> bool:
+    return module.padding_mode == "zeros" and not isinstance(module.padding, str)
+
+
+HANDLERS: list[tuple[type[nn.Module], Callable[..., Tensor], Callable[[Any], bool]]] = [
+    (nn.Linear, _linear, lambda m: True),
+    (
+        nn.Embedding,
+        _embedding,
+        lambda m: m.max_norm is None and not m.scale_grad_by_freq and not m.sparse,
+    ),
+    (nn.LayerNorm, _layer_norm, _has_affine),
+    (nn.RMSNorm, _rms_norm, _has_affine),
+    (nn.GroupNorm, _group_norm, _has_affine),
+    (nn.Conv1d, _conv, _has_plain_padding),
+    (nn.Conv2d, _conv, _has_plain_padding),
+    (nn.Conv3d, _conv, _has_plain_padding),
+]
+
+
+def find_handler(module: nn.Module) -> Callable[..., Tensor] | None:
+    """The layer that computes what `module.forward` computes, or None.
+
+    A subclass that overrides `forward` computes something else, and is not ours to replace.
+    """
+    for kind, handler, fits in HANDLERS:
+        if isinstance(module, kind) and type(module).forward is kind.forward and fits(module):
+            return handler
+    return None

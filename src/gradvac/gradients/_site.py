@@ -1,0 +1,127 @@
+"""One attached module: what its `autograd.Function` needs to know."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradvac.gradients._contributions import Contribution
+from gradvac.gradients._ledger import Ledger, Mode
+from gradvac.gradients._rows import RowTasks, Segments, current_rows
+
+
+class Forward:
+    """What lasts from a forward to its backward: the batch size, and parameters cast once."""
+
+    def __init__(self) -> None:
+        self.num_rows: int | None = None  # dimension 0 of the model's inputs
+        self.ran_without_grad = False
+        self.unchecked = False  # a module ran that never ran before
+        self.clear()
+
+    def clear(self) -> None:
+        self.used_rows = False
+        self._input: tuple[Tensor, int, Tensor] | None = None
+        self._parameters: dict[Tensor, tuple[int, Tensor]] = {}
+
+    def cast_input(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Queries, keys and values are projected from one input: cast and keep it once."""
+        if x.dtype == dtype:
+            return x
+        if self._input is None or self._input[0] is not x or self._input[1] != x._version:
+            self._input = (x, x._version, x.to(dtype))
+        return self._input[2]
+
+    def cast_parameter(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        if parameter.dtype == dtype:
+            return parameter
+        known = self._parameters.get(parameter)
+        if known is None or known[0] != parameter._version or known[1].dtype != dtype:
+            known = (parameter._version, parameter.detach().to(dtype))
+            self._parameters[parameter] = known
+        return known[1]
+
+
+class Site:
+    """One attached module.
+
+    Args:
+        name: The module's name in the model.
+        module: The module.
+        original: Its `forward` before it was attached.
+        tokens: Leaves whose gradient edge fires when all uses of the components have arrived.
+        ledger: Where task gradients go.
+        forward: Shared by all sites of a model.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        original: Callable[..., Any],
+        tokens: Sequence[Tensor],
+        ledger: Ledger,
+        forward: Forward,
+    ) -> None:
+        self.name, self.module, self.original = name, module, original
+        self.tokens, self.ledger, self.forward = tuple(tokens), ledger, forward
+        self.unbatched: set[int] = set()  # inputs of a fallback module that have no batch
+        self._ran = False
+
+    def rows(self, x: Tensor) -> tuple[RowTasks | None, int]:
+        """Which rows are running now, and how many entries dimension 0 has."""
+        inside = current_rows()
+        self.forward.used_rows |= inside is not None
+        self.forward.unchecked |= not self._ran
+        self._ran = True
+        return inside, x.shape[0] if x.dim() else 1
+
+    def batched(self, x: Tensor) -> Tensor:
+        """Give a broadcast input (positions `[1, S]`) the batch its gradient is separated by."""
+        inside = current_rows()
+        num_rows = self.forward.num_rows if inside is None else len(inside)
+        if num_rows is None or num_rows == 1 or x.dim() == 0 or x.shape[0] != 1:
+            return x
+        return x.expand(num_rows, *x.shape[1:])
+
+    def cast(self, x: Tensor, *parameters: Tensor | None) -> tuple[Tensor, list[Any]]:
+        """Cast as autocast would; parameters once per forward."""
+        if not torch.is_autocast_enabled(x.device.type):
+            return x, list(parameters)
+        dtype = torch.get_autocast_dtype(x.device.type)
+        low = [p if p is None else self.forward.cast_parameter(p, dtype) for p in parameters]
+        return self.forward.cast_input(x, dtype), low
+
+    def settling(self, ctx: Any) -> "Settlement":
+        """What to do with the parameters in the backward that runs now."""
+        return Settlement(self, ctx)
+
+
+class Settlement:
+    """Turns a parameter's contribution into what its `autograd.Function` returns for it."""
+
+    def __init__(self, site: Site, ctx: Any) -> None:
+        self._site, self._ctx, self._ledger = site, ctx, site.ledger
+        self.segments: Segments | None = None
+        if self._ledger.mode is not Mode.PLAIN:
+            rows, length = ctx.rows
+            self.segments = self._ledger.segments(rows, length, site.name)
+
+    def __call__(self, position: int, make: Callable[[], Contribution]) -> Tensor | None:
+        """Settle the parameter at `position` of the Function's inputs."""
+        if not self._ctx.needs_input_grad[position]:
+            return None
+        parameter = getattr(self._site.module, {2: "weight", 3: "bias"}[position])
+        return self.settle(parameter, make())
+
+    def settle(self, parameter: nn.Parameter, contribution: Contribution) -> Tensor | None:
+        """Settle any parameter."""
+        if self.segments is None:
+            return contribution.plain()
+        if self._ledger.mode is Mode.TASKS:
+            self._ledger.deliver(parameter, contribution, self.segments)
+            return None
+        assert self._ledger.weights is not None
+        weights = self._ledger.weights[self._ledger.component_of[parameter]]
+        return contribution.weighted(self.segments, weights).view(parameter.shape)

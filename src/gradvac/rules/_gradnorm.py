@@ -1,0 +1,112 @@
+"""GradNorm: loss weights learned so that tasks train at similar rates (Chen et al., 2018)."""
+
+# K components, T tasks
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradvac import gram as geometry
+from gradvac.rules._rule import Rule, Weighing, matching
+
+_DECAY, _DECAY_SQUARE, _EPSILON = 0.9, 0.999, 1e-8  # Adam's usual constants
+
+
+class GradNorm(Rule):
+    r"""One learned weight per task, the same in all components.
+
+    In one component, with $G_i = w_i \|g_i\|$ and the relative loss
+    $r_i = (L_i / L_i(0)) / \mathrm{mean}_j (L_j / L_j(0))$, Adam descends
+    $\sum_i |G_i - \bar G r_i^\alpha|$ in w (the goal held constant); then the weights are
+    renormalised to sum to the number of tasks. A step uses the weights it starts with. Only tasks
+    present in a step move.
+
+    Args:
+        alpha: Strength of the pull towards equal training rates.
+        lr: Adam's step size for the weights.
+        component: Name of the component whose norms are used. None: the last one, in model order,
+            that every present task reaches.
+
+    Example:
+        >>> from gradvac import GradNorm
+        >>> rule = GradNorm(alpha=1.5)
+    """
+
+    def __init__(self, alpha: float = 1.5, lr: float = 0.025, component: str | None = None) -> None:
+        if lr <= 0:
+            raise ValueError(f"lr: must be positive, got {lr}.")
+        self.alpha, self.lr, self.component = alpha, lr, component
+
+    def bind(self, tasks: Sequence[str], components: Sequence[str]) -> None:
+        if self.component is not None and self.component not in components:
+            raise ValueError(
+                f"component: {self.component!r} is not one of the components {list(components)}."
+            )
+        super().bind(tasks, components)
+        self._state = {
+            "weights": torch.ones(len(tasks), dtype=torch.float64),
+            "first_losses": torch.full((len(tasks),), torch.nan, dtype=torch.float64),
+            "mean": torch.zeros(len(tasks), dtype=torch.float64),
+            "square": torch.zeros(len(tasks), dtype=torch.float64),
+            "steps": torch.zeros(len(tasks), dtype=torch.float64),
+        }
+
+    def begin(self, present: Sequence[int], losses: Tensor) -> None:
+        super().begin(present, losses)
+        dtype = geometry.working_dtype(losses.device)
+        self._state = {name: value.to(losses.device, dtype) for name, value in self._state.items()}
+        self._norms = losses.new_zeros(len(self.components), len(present), dtype=dtype)
+
+    def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
+        chosen = torch.tensor(components).to(gram.device, non_blocking=True)
+        self._norms[chosen] = geometry.norms(gram)
+        weights = self._state["weights"][self._index].to(gram.dtype)
+        return self._plain(gram, weights.expand(gram.shape[:-1]))
+
+    def commit(self) -> None:
+        norms, usable = self._measured()
+        state = {name: value[self._index] for name, value in self._state.items()}
+        losses = self._losses.to(norms.dtype)
+        first = torch.where(state["first_losses"].isnan(), losses, state["first_losses"])
+        rate = (losses / first).clamp_min(0)
+        relative = rate / rate.mean().clamp_min(torch.finfo(rate.dtype).tiny)
+        weighted = state["weights"] * norms
+        gradient = norms * (weighted - weighted.mean() * relative**self.alpha).sign()
+
+        steps = state["steps"] + 1
+        mean = _DECAY * state["mean"] + (1 - _DECAY) * gradient
+        square = _DECAY_SQUARE * state["square"] + (1 - _DECAY_SQUARE) * gradient**2
+        unbiased = (square / (1 - _DECAY_SQUARE**steps)).sqrt()
+        move = self.lr * mean / (1 - _DECAY**steps) / (unbiased + _EPSILON * norms.mean())
+        weights = (state["weights"] - move).clamp_min(1e-3)
+
+        new = {"mean": mean, "square": square, "steps": steps, "weights": weights}
+        for name, value in (new | {"first_losses": first}).items():
+            kept = torch.where(usable & value.isfinite(), value, state[name])
+            self._state[name] = self._state[name].index_copy(0, self._index, kept)
+        total = self._state["weights"]
+        self._state["weights"] = total * (len(self.tasks) / total.sum())
+
+    def _measured(self) -> tuple[Tensor, Tensor]:
+        """Norms `[T]` in the chosen component, and whether this step may be learned from."""
+        shared = (self._norms > 0).all(-1)  # [K]
+        if self.component is not None:
+            only = self.components.index(self.component)
+            return self._norms[only], shared[only] & self._finite
+        position = torch.arange(1, len(shared) + 1, device=shared.device)
+        last = (shared * position).argmax()
+        return self._norms.index_select(0, last[None])[0], shared.any() & self._finite
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {name: v.cpu().clone() for name, v in self._state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        here, there = matching(self.tasks, state["tasks"])
+        for name, value in self._state.items():
+            value[torch.tensor(here)] = state[name][torch.tensor(there)].to(value)
+
+    def __repr__(self) -> str:
+        where = self.component or "last shared"
+        return f"GradNorm(alpha={self.alpha}, lr={self.lr}, component={where!r})"

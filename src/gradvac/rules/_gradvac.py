@@ -1,0 +1,58 @@
+"""Gradient Vaccine (Algorithm 1 of the paper)."""
+
+from collections.abc import Sequence
+
+from gradvac.rules._pairwise import Pairwise
+from gradvac.rules._targets import EmaTarget, FixedTarget, Target
+
+
+class GradVac(Pairwise):
+    r"""Alter each task gradient until its similarity to the others reaches their target.
+
+    For every component, for i vaccinated and present, for the other present tasks j in random
+    order, with $\phi = \cos(g'_i, g_j)$:
+
+    1. if $\phi < \hat\phi_{ij}$, then $g'_i \leftarrow g'_i + a\, g_j$ with Eq. 3 of the paper,
+       $a = \|g'_i\| (\hat\phi_{ij}\sqrt{1-\phi^2} - \phi\sqrt{1-\hat\phi_{ij}^2}) \,/\,
+       (\|g_j\|\sqrt{1-\hat\phi_{ij}^2})$;
+    2. $\hat\phi_{ij} \leftarrow (1-\beta)\hat\phi_{ij} + \beta\phi$ (Eq. 4), active or not.
+
+    The update is $\sum_i g'_i$.
+
+    Args:
+        beta: Weight of the new similarity in the moving average, in [0, 1].
+        target: None for the moving average; a number in [-1, 1] for a fixed target (the paper's
+            fixed objective is 0.5); or an `EmaTarget` or `FixedTarget`.
+        vaccinated: Names of the tasks whose gradients are altered (the paper's set G); None: all.
+        order: "random", or "fixed" to visit the other tasks in task order.
+        seed: Of the random order.
+        preserve_norm: Give every altered gradient its former length back.
+
+    Example:
+        >>> from gradvac import GradVac
+        >>> rule = GradVac(beta=1e-2, vaccinated=["en-hi", "en-tr"])
+    """
+
+    def __init__(
+        self,
+        beta: float = 1e-2,
+        target: float | Target | None = None,
+        vaccinated: Sequence[str] | None = None,
+        order: str = "random",
+        seed: int = 0,
+        preserve_norm: bool = False,
+    ) -> None:
+        moving = EmaTarget(beta)
+        if target is None:
+            target = moving
+        elif not isinstance(target, EmaTarget | FixedTarget):
+            target = FixedTarget(float(target))
+        super().__init__(
+            target, vaccinated=vaccinated, order=order, seed=seed, preserve_norm=preserve_norm
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"GradVac({self.target_rule}, vaccinated={self._chosen()}, "
+            f"order={self.order!r}, seed={self.seed}, preserve_norm={self.preserve_norm})"
+        )

@@ -1,0 +1,42 @@
+"""Joint training: the plain sum, or a weighted one."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gradvac.rules._rule import Rule, Weighing, check_names
+
+
+class Sum(Rule):
+    """Joint training, the baseline: the update is sum_i w_i g_i with constant weights.
+
+    `Sum()` equals `losses.sum().backward()`. Tuned weights are the baseline every method has to
+    beat.
+
+    Args:
+        weights: Task name -> weight; tasks not named have weight 1. None: all 1.
+
+    Example:
+        >>> from gradvac import Sum
+        >>> rule = Sum(weights={"en-hi": 0.5})
+    """
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self.weights = dict(weights or {})
+
+    def bind(self, tasks: Sequence[str], components: Sequence[str]) -> None:
+        check_names("weights", list(self.weights), tasks)
+        super().bind(tasks, components)
+        self._all = torch.tensor(
+            [float(self.weights.get(task, 1.0)) for task in self.tasks], dtype=torch.float64
+        )
+
+    def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
+        if not self.weights:
+            return self._plain(gram)
+        self._all = self._all.to(gram)
+        return self._plain(gram, self._all[self._index].expand(gram.shape[:-1]))
+
+    def __repr__(self) -> str:
+        return f"Sum(weights={self.weights})" if self.weights else "Sum()"

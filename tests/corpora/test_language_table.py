@@ -1,0 +1,53 @@
+"""The table of real languages says what the paper's tables 4 and 5 say."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradvac.corpora import languages
+
+
+def test_levels_have_the_sizes_the_paper_gives() -> None:
+    """Appendix A: "High (7), Medium (8), Low (5), and Extremely Low (5)" - its table differs.
+
+    The table lists 8 high and 7 medium languages, low and extremely low as in the text; we follow
+    the table.
+    """
+    sizes = {
+        level: len(languages.codes_by_level(level))
+        for level in ("high", "medium", "low", "extremely_low")
+    }
+    assert sum(sizes.values()) == 25
+    assert sizes == {"high": 8, "medium": 7, "low": 5, "extremely_low": 5}
+    assert languages.codes_by_level("extremely_low") == ("mr", "ne", "ky", "zu", "xh")
+
+
+def test_the_paper_has_25_languages_in_10_families() -> None:
+    ours = [lang for lang in languages.LANGUAGES.values() if lang.resource_level is not None]
+    assert len(ours) == 25
+    assert len({language.family for language in ours}) == 10
+    assert languages.family_of("de") == languages.family_of("fr") == "Western European"
+    assert languages.family_of("fi") == "Uralic"
+
+
+def test_wmt_has_8_languages_in_4_families() -> None:
+    assert list(languages.WMT) == ["fr", "es", "ru", "cs", "lv", "lt", "et", "fi"]
+    assert len({language.family for language in languages.WMT.values()}) == 4
+    assert languages.WMT["fr"].num_pairs == 41_000_000
+    assert languages.WMT["lt"].validation == "newstest2019"
+    assert sum(language.num_pairs for language in languages.WMT.values()) == 151_000_000
+
+
+def test_all_languages_of_the_real_data_are_there() -> None:
+    data = (
+        "pt uk mk fi pl ru mr de cs es fr tr bg hi id lt be et lv en da it hr he sw sn nd tdx ha "
+        "hu ro bgc bfz gu ne kk zu xh ms ky ar ta te vi tl yo"
+    )
+    assert set(data.split()) <= set(languages.LANGUAGES)
+
+
+def test_unknown_codes_and_levels_are_answered_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"no language 'frr' in the table; did you mean 'fr'\?"):
+        languages.family_of("frr")
+    with pytest.raises(ValueError, match=r"resource level 'hig': did you mean 'high'\?"):
+        languages.codes_by_level("hig")  # type: ignore[arg-type]
