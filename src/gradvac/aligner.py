@@ -117,6 +117,7 @@ class Aligner:
         if engine != "per_task":
             self._attach(recompute=recompute, stream_bytes=stream_bytes, table_bytes=table_bytes)
         self._pending: dict[int, Tensor] = {}  # losses of accumulated tasks, by position
+        self._accumulating: OneBackward | PerTask = self._per_task
         self._first = True
 
     def _attach(self, **options: Any) -> None:
@@ -159,6 +160,13 @@ class Aligner:
         """
         batch = read_losses(losses, tasks_of_rows, self.tasks)
         engine = self._choose(batch)
+        if self._pending and engine is not self._accumulating:
+            raise ValueError(
+                f"losses: earlier micro-batches of this step went to {self._accumulating.name}, "
+                f"this one needs {engine.name}; give all of them in the same form, or set engine "
+                "to one of the two."
+            )
+        self._accumulating = engine
         for position, loss in zip(batch.present, batch.task_losses(), strict=True):
             earlier = self._pending.get(position)
             self._pending[position] = loss if earlier is None else earlier + loss
@@ -166,7 +174,7 @@ class Aligner:
             if accumulate:
                 engine.accumulate(batch)
                 return None
-            present = tuple(sorted(self._pending, key=lambda position: self.tasks[position]))
+            present = tuple(self._pending)
             alignment = self._step(engine, batch, present)
         except BaseException:
             engine.discard()
@@ -196,7 +204,7 @@ class Aligner:
         names = [self.tasks[position] for position in sorted(present)]
         order = [present.index(position) for position in sorted(present)]
         alignment = assemble(parts, tuple(names), tuple(self.components), order)
-        if self._first:
+        if self._first and len(names) > 1 and bool(alignment.gram.isfinite().all()):
             self._first = False
             _warn_if_identical(alignment)
         return alignment
@@ -303,9 +311,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _warn_if_identical(alignment: Alignment) -> None:
-    """Once, on the first step: the mistake of separating what was already summed."""
-    if len(alignment.tasks) < 2 or not bool(alignment.gram.isfinite().all()):
-        return
+    """Once, on the first step to compare: the mistake of separating what was already summed."""
     used = alignment.norms.amax(-1) > 0
     similarity, norms = alignment.similarity[used], alignment.norms[used]
     alike = bool((similarity > 1 - 1e-9).all()) and bool(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradvac import gram as geometry
+from gradvac.indices import index_on
 
 
 @dataclass(frozen=True)
@@ -104,5 +105,4 @@ def assemble(
 def _moved(values: Tensor, dim: int, order: Sequence[int]) -> Tensor:
     if list(order) == list(range(len(order))):
         return values
-    index = torch.tensor(list(order)).to(values.device, non_blocking=True)
-    return values.index_select(dim, index)
+    return values.index_select(dim, index_on(order, values.device))

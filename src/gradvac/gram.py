@@ -56,8 +56,8 @@ def length(gram: Tensor, weights: Tensor) -> Tensor:
 def update_cosine(gram: Tensor, weights: Tensor) -> Tensor:
     """cos(update, plain sum) of the update sum_i weights_i g_i; 0 where either vanishes."""
     ones = torch.ones_like(weights)
-    scale = reciprocal(length(gram, weights)) * reciprocal(length(gram, ones))
-    return (product(gram, weights, ones) * scale).clamp(-1.0, 1.0)
+    similarity = product(gram, weights, ones) * reciprocal(length(gram, weights))
+    return (similarity * reciprocal(length(gram, ones))).clamp(-1.0, 1.0)
 
 
 def update_ratio(gram: Tensor, weights: Tensor) -> Tensor:

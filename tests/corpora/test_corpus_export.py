@@ -93,6 +93,28 @@ def test_failure_leaves_nothing_behind(
     assert not list(tmp_path.iterdir())
 
 
+def test_interrupted_replacement_does_not_pass_for_an_export(
+    small: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "corpus"
+    corpora.write(small, out)
+    moved: list[Path] = []
+
+    def fail_after_two(source: Path, target: Path) -> None:
+        if len(moved) == 2:
+            raise OSError("interrupted")
+        moved.append(source.rename(target))
+
+    monkeypatch.setattr(_export.os, "replace", fail_after_two)
+    with pytest.raises(OSError, match="interrupted"):
+        corpora.write(small.select(["qnm"]), out)
+    assert not (out / "languages.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="not an earlier export"):
+        corpora.write(small, out)
+
+
 def test_a_manifest_cannot_delete_files_elsewhere(small: Corpus, tmp_path: Path) -> None:
     out, outside = tmp_path / "corpus", tmp_path / "precious"
     outside.write_text("mine")

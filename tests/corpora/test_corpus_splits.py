@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -66,6 +67,27 @@ def test_no_held_out_line_is_in_training_on_either_side(corpus: Corpus, code: st
     assert len({english for english, _ in train}) == len(train)
 
 
+def test_no_leak_where_a_language_says_two_meanings_alike(
+    load_text: Callable[[str], Corpus],
+) -> None:
+    """Without articles "a dog" and "the dog" are the same words: such a pair would be a leak."""
+    corpus = load_text(
+        """
+        [families.bare]
+        consonants = "p t k s m n l r"
+        vowels = "a i u e"
+        article = "none"
+        [families.bare.branches.only.languages.qaa]
+        train = 4000
+        """
+    )
+    held_out = {line for split in SPLITS for line in corpus.aligned(split)["qaa"]}
+    trained = {line for _, line in corpus.pairs("qaa", "train")}
+    pool = {corpus.say(meaning, "qaa") for meaning, _ in corpus._generator._pool}
+    assert held_out & pool  # it does happen
+    assert not held_out & trained
+
+
 def test_held_out_splits_do_not_overlap(corpus: Corpus) -> None:
     lines = [line for split in SPLITS for line in corpus.aligned(split)["en"]]
     assert len(set(lines)) == len(lines)
@@ -102,6 +124,15 @@ def test_sentences_have_a_sensible_length(corpus: Corpus) -> None:
     assert max(lengths) <= 35
 
 
+def test_some_words_are_common_and_some_are_rare(corpus: Corpus) -> None:
+    counts = Counter(" ".join(corpus.aligned("test")["en"]).split())
+    common, rare = ("man", "woman", "child", "friend"), ("miller", "nurse", "painter", "judge")
+    assert sum(counts[word] for word in common) > 2.5 * sum(counts[word] for word in rare)
+    small = set(" ".join(english for english, _ in corpus.pairs("qtm", "train")).split())
+    missing = [word for word in counts if word not in small]
+    assert 0.05 < len(missing) / len(counts) < 0.5
+
+
 def test_no_language_says_different_things_alike(corpus: Corpus) -> None:
     """Every language tells apart what English tells apart, so both directions can be learnt."""
     for code in corpus.codes:
@@ -111,6 +142,10 @@ def test_no_language_says_different_things_alike(corpus: Corpus) -> None:
             for english, line in corpus.pairs(code, split):
                 alike += english_of.setdefault(line, english) != english
         assert alike <= 2, code
+
+
+def test_representation_is_short(corpus: Corpus) -> None:
+    assert repr(corpus.select(["qso", "qtm"])) == "Corpus(seed=0, languages=qso, qtm)"
 
 
 def test_wrong_names_are_answered_with_the_nearest(corpus: Corpus) -> None:

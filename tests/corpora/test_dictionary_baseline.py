@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from gradvac.corpora import Corpus, dictionary_translate
+from gradvac.corpora import Corpus, Word, dictionary_translate
+from gradvac.corpora._dictionary import _align
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
@@ -39,14 +41,16 @@ def test_bleu_of_the_test_agrees_with_sacrebleu(corpus: Corpus) -> None:
     assert bleu(translated, lines["qso"]) == pytest.approx(theirs, abs=1e-6)
 
 
-def test_dictionary_scores_low_in_every_branch(corpus: Corpus) -> None:
+def test_dictionary_scores_low_in_every_family(corpus: Corpus) -> None:
     lines = corpus.aligned("test")
     scores = {
         code: bleu(dictionary_translate(corpus, code, lines["en"]), lines[code])
-        for code in corpus.codes[::2]
+        for code in corpus.codes[2::4]
     }
-    assert max(scores.values()) < 20, scores
-    assert sum(score <= 15 for score in scores.values()) >= 6, scores
+    page = (Path(__file__).parents[2] / "docs" / "languages.md").read_text(encoding="utf-8")
+    for code, score in scores.items():
+        assert f"| `{code}` | {score:.1f} |" in page, (code, score)
+    assert max(scores.values()) <= 15, scores
 
 
 @pytest.mark.parametrize("code", ["qso", "qtu", "qnk", "qpl"])
@@ -60,6 +64,12 @@ def test_dictionary_knows_the_words(corpus: Corpus, code: str) -> None:
         found += common.total()
         total += len(hypothesis.split())
     assert found / total > 0.7
+
+
+def test_words_are_aligned_by_concept_and_turn() -> None:
+    english = [Word("the", "definite"), Word("man", "man"), Word("to", "to"), Word("a", "definite")]
+    other = [Word("la", "definite"), Word("lo", "definite"), Word("om", "man")]
+    assert _align(english, other) == [("the", "la"), ("man", "om"), ("to", ""), ("a", "lo")]
 
 
 def test_unknown_words_are_copied_and_wrong_direction_is_refused(corpus: Corpus) -> None:

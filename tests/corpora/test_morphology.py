@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from gradvac.corpora import Clause, Corpus, Sentence, Thing
+from gradvac.corpora import Clause, Corpus, Grammar, Sentence, SoundChange, Thing
+from gradvac.corpora._concepts import RELATIONS
+from gradvac.corpora._inflection import Inflection
+from gradvac.corpora._lexicon import (
+    _FUSED,
+    _SEPARATE,
+    CASES,
+    CLASSES,
+    PERSONS,
+    TENSES,
+    Lexicon,
+    Stem,
+    lexicon_of,
+)
 from gradvac.corpora._meaning import Tense
+from gradvac.corpora._sounds import BACK
 
 
 def forms(corpus: Corpus, code: str, clause: Clause) -> dict[str, str]:
@@ -173,6 +189,29 @@ def test_harmony_gives_an_affix_two_shapes(corpus: Corpus) -> None:
     assert endings == {True, False}
 
 
+def test_harmony_never_makes_two_persons_alike(corpus: Corpus) -> None:
+    """Affixes that differ only in front and back vowels would fall together."""
+    for seed in range(15):
+        affixes = lexicon_of(replace(corpus.tree, seed=seed), "qth").affixes
+        for group in (PERSONS + TENSES + CLASSES, CASES[1:] + tuple(RELATIONS)):
+            sounds = [affixes[name].shape.translate(BACK) for name in group]
+            assert len(set(sounds)) == len(sounds), seed
+
+
+def test_young_stems_take_affixes_that_went_through_the_old_changes() -> None:
+    """The inner edge of an affix is no edge of a word: j > ž / #_ leaves the suffix -ja alone."""
+    lexicon = Lexicon(
+        stems={"goat": Stem("jap", 0, "goat"), "mira": Stem("mira", 2, "mira")},
+        affixes={"plural": Stem("jap", 0, "plural")},
+        stages=((SoundChange("j > ž / #_"), SoundChange("p > f / _#")), ()),
+        genders={"goat": 0},
+    )
+    grammar = Grammar(morphology="agglutinating", tense="affix", plural="affix")
+    inflection = Inflection(grammar, lexicon, "latin")
+    assert inflection.word("goat", ("plural",)) == "žapjaf"
+    assert inflection.word("mira", ("plural",)) == "mirajaf"
+
+
 def test_definiteness_is_told_in_every_language(corpus: Corpus) -> None:
     for code in corpus.codes:
         texts = {
@@ -180,3 +219,9 @@ def test_definiteness_is_told_in_every_language(corpus: Corpus) -> None:
             for definite in (True, False)
         }
         assert len(texts) == 2, code
+
+
+def test_affixes_have_names_of_their_own() -> None:
+    """A person and a gender of the same name would share an affix."""
+    for group in _SEPARATE + _FUSED:
+        assert len(set(group)) == len(group)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
 
-from gradvac.corpora import Corpus, SoundChange
+from gradvac.corpora import Clause, Corpus, Sentence, SoundChange, Thing, _corpus, _sounds
 from gradvac.corpora._concepts import CONTENT
 from gradvac.corpora._sounds import CONSONANTS, VOWELS, adapt, evolve
 
@@ -40,6 +42,13 @@ def test_wrong_notation_is_explained(change: str, complaint: str) -> None:
         SoundChange(change)
     assert complaint in str(error.value)
     assert repr(change) in str(error.value)
+
+
+def test_examples_in_the_docstrings_run() -> None:
+    for module in (_sounds, _corpus):
+        result = doctest.testmod(module)
+        assert result.attempted > 0
+        assert result.failed == 0
 
 
 def test_inner_edge_of_an_affix_is_not_the_edge_of_a_word() -> None:
@@ -132,8 +141,6 @@ def test_palatalisation_has_no_exception_in_the_coastal_branch(corpus: Corpus) -
 
 def test_changes_run_over_whole_words_so_stems_alternate(corpus: Corpus) -> None:
     """A stem in k or g has č or ž before some endings of the same paradigm."""
-    from gradvac.corpora import Clause, Sentence, Thing
-
     alternating = 0
     for noun in ("book", "boat", "stone", "key", "lamp", "ring", "rope", "cup", "hat", "box"):
         shown = set()

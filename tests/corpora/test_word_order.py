@@ -102,6 +102,12 @@ def test_order_of_concepts(corpus: Corpus, code: str) -> None:
     assert spoken == EXPECTED[code]
 
 
+def test_colour_stands_nearest_to_the_noun_on_either_side(corpus: Corpus) -> None:
+    meaning = Sentence(Clause("sleep", Thing("fox", properties=("red", "old"))))
+    for code, expected in (("qso", "definite fox red old sleep"), ("qtu", "old red fox sleep")):
+        assert " ".join(word.concept for word in corpus.words(meaning, code)) == expected
+
+
 def test_pivot_reads_like_english(corpus: Corpus) -> None:
     assert corpus.say(GIVING, "en") == (
         "the old fisherman did not give three red boats to the widow's king near the river "

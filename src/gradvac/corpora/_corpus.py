@@ -31,8 +31,10 @@ class Corpus:
         languages: Code to language, for the languages selected from the tree.
 
     Example:
-        >>> corpus = default().select(["qso", "qsm"]).resize({"qsm": 400})
+        >>> corpus = default().select(["qso", "qsm"]).resize({"qso": 100})
         >>> english, ostrel = corpus.pairs("qso", "train")[0]
+        >>> len(english.split()), len(ostrel.split())
+        (10, 7)
     """
 
     tree: Tree
@@ -53,6 +55,10 @@ class Corpus:
         tree = read_tree(Path(path), seed=seed)
         languages = {code: lineage.language for code, lineage in tree.lineages.items()}
         return cls(tree, MappingProxyType(languages), Generator(tree))
+
+    def __repr__(self) -> str:
+        """Name the languages; the whole tree would fill pages."""
+        return f"Corpus(seed={self.tree.seed}, languages={', '.join(self.languages)})"
 
     @property
     def codes(self) -> tuple[str, ...]:

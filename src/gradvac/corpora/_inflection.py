@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ._concepts import NAMES, NOUNS, PRONOUNS
+from ._concepts import NAMES, NOUNS
 from ._grammar import Grammar
 from ._lexicon import CASES, Lexicon
 from ._meaning import Tense, Thing
@@ -55,7 +55,7 @@ class Inflection:
             return ""
         plural = subject.several
         if agreement == "gender" and subject.concept not in ("i", "you", "we"):
-            return f"{self.gender(subject.concept)}{'pl' if plural else 'sg'}"
+            return f"g{self.gender(subject.concept)}{'pl' if plural else 'sg'}"
         return _PERSONS.get(subject.concept) or ("3pl" if plural else "3sg")
 
     def noun(
@@ -80,13 +80,13 @@ class Inflection:
         if grammar.morphology == "isolating":
             affixes: tuple[str, ...] = ()
         else:
-            marked = plural and grammar.plural == "affix" and concept not in PRONOUNS
+            marked = plural and grammar.plural == "affix"
             affixes = self._nominal(self.gender(concept), marked, case)
             if owned:
                 affixes = (*affixes, "owned")
             if definite:
                 affixes = (*affixes, "definite")
-        doubled = plural and grammar.plural == "reduplication" and concept in NOUNS
+        doubled = plural and grammar.plural == "reduplication"
         return self.word(concept, affixes, doubled=doubled)
 
     def modifier(self, concept: str, *, gender: int, plural: bool, case: str) -> str:
@@ -122,13 +122,13 @@ class Inflection:
     def _nominal(self, gender: int, plural: bool, case: str) -> tuple[str, ...]:
         """List the affixes for gender, number and case."""
         grammar = self.grammar
+        marker = f"g{gender}{'pl' if plural else 'sg'}"
         if grammar.morphology == "fusional":
-            if case in CASES:
-                return (f"{gender}{'pl' if plural else 'sg'}.{case}",)
-            return (f"{gender}{'pl' if plural else 'sg'}.locative", case)
+            # A local case is put to the locative ending.
+            return (f"{marker}.{case}",) if case in CASES else (f"{marker}.locative", case)
         affixes: tuple[str, ...] = ()
         if grammar.genders > 1:
-            affixes = (f"{gender}{'pl' if plural else 'sg'}",)
+            affixes = (marker,)
         elif plural:
             affixes = ("plural",)
         return affixes if case == "nominative" else (*affixes, case)

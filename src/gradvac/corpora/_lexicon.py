@@ -19,8 +19,8 @@ from ._tree import Lineage, Phonology, Tree
 CASES = ("nominative", "accusative", "ergative", "genitive", "dative", "locative")
 PERSONS = ("1sg", "2", "3sg", "1pl", "3pl")
 TENSES = ("past", "present", "future")
-# A gender and number in one, "0sg" to "3pl": what adjectives and some verbs agree with.
-CLASSES = tuple(f"{gender}{number}" for gender in range(4) for number in ("sg", "pl"))
+# A gender and number in one, "g0sg" to "g3pl": what adjectives and some verbs agree with.
+CLASSES = tuple(f"g{gender}{number}" for gender in range(4) for number in ("sg", "pl"))
 
 # Groups of affixes that must sound different from each other.
 _SEPARATE = (
@@ -28,7 +28,7 @@ _SEPARATE = (
     (*TENSES, "not", "question", *PERSONS, *CLASSES),
 )
 _FUSED = (
-    *(tuple(f"{g}{n}.{case}" for n in ("sg", "pl") for case in CASES) for g in range(4)),
+    *(tuple(f"g{g}{n}.{case}" for n in ("sg", "pl") for case in CASES) for g in range(4)),
     tuple(f"{tense}.{who}" for tense in TENSES for who in PERSONS + CLASSES),
 )
 
@@ -194,8 +194,8 @@ class _Vocabulary:
 
     def _sound(self, stem: Stem, upto: int) -> str:
         changes = (change for stage in self.stages[stem.stage : upto] for change in stage)
-        sounds = evolve(stem.shape, changes, edges=self.edges)
-        return sounds.translate(BACK) if self.harmony else sounds
+        shape = stem.shape.translate(BACK) if self.harmony else stem.shape
+        return evolve(shape, changes, edges=self.edges)
 
 
 def _coin_word(concept: str, draw: Draw, lineage: Lineage) -> str:

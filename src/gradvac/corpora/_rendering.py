@@ -143,6 +143,7 @@ class Speaker:
         """Put a thing into words: noun, adjectives, number, article, owner, relative, "and"."""
         grammar, concept = self.grammar, thing.concept
         if concept in PRONOUNS or concept in NAMES:
+            # A pronoun tells its number by itself.
             return [Word(self.inflection.noun(concept, case=case), concept)]
         plural = thing.plural and not (thing.number is not None and grammar.counted == "singular")
         gender = self.inflection.gender(concept)

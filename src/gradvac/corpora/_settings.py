@@ -100,6 +100,8 @@ def _read_family(
     phonology = _phonology(where, family)
     proto, script = _grammar(where, family), _script(where, family, "latin")
     family_name = _text(f"{where}.name", family.get("name", key.capitalize()))
+    if any(lineage.language.family == family_name for lineage in lineages.values()):
+        raise ValueError(f"{where}.name: {family_name!r} is another family's name; give a new one")
     branches = _table(f"{where}.branches", family.get("branches", {}), None)
     for branch_key in branches:
         inner = f"{where}.branches.{branch_key}"

@@ -8,10 +8,11 @@ component at a time.
 `_components.py` says which parameters belong together, `_rows.py` which rows belong to which task.
 """
 
+from gradvac.gradients._attachment import refuse_unsupported
 from gradvac.gradients._batch import Batch, TasksOfRows, read_losses
 from gradvac.gradients._check import find_mismatches
 from gradvac.gradients._components import Components, Granularity, split
-from gradvac.gradients._one_backward import OneBackward, refuse_unsupported
+from gradvac.gradients._one_backward import OneBackward
 from gradvac.gradients._per_task import PerTask, Weigh
 from gradvac.gradients._rows import RowTasks, current_rows, rows
 

@@ -6,6 +6,8 @@ it to scores of that shape anyway.
 """
 
 from collections.abc import Callable
+from functools import wraps
+from types import MethodType
 from typing import Any
 
 import torch
@@ -21,8 +23,11 @@ def adapt(module: nn.Module, forward: Forward) -> list[Callable[[], None]]:
         return []
     original: Callable[..., Tensor] = module.compute_bias
 
-    def compute_bias(*args: Any, **kwargs: Any) -> Tensor:  # [B, heads, queries, keys]
-        num_rows = forward.num_rows
+    @wraps(type(module).compute_bias)
+    def compute_bias(own: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        if own is not module:
+            return type(own).compute_bias(own, *args, **kwargs)  # type: ignore[no-any-return]
+        num_rows = None if forward.inside_fallback else forward.num_rows
         if not torch.is_grad_enabled() or num_rows is None or not table.weight.requires_grad:
             return original(*args, **kwargs)
         attached = table.forward
@@ -38,7 +43,7 @@ def adapt(module: nn.Module, forward: Forward) -> list[Callable[[], None]]:
         finally:
             table.forward = attached  # type: ignore[method-assign]
         values: Tensor = table(seen[0].expand(num_rows, *seen[0].shape))
-        return values.permute(0, 3, 1, 2)
+        return values.permute(0, 3, 1, 2)  # [B, heads, queries, keys]
 
-    module.compute_bias = compute_bias
+    module.compute_bias = MethodType(compute_bias, module)
     return [lambda: module.__dict__.pop("compute_bias", None)]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradvac.indices import index_on
+
 TasksOfRows = Sequence[str] | Sequence[int] | Tensor
 
 
@@ -16,8 +18,9 @@ class Batch:
     """Losses of one backward.
 
     Attributes:
-        present: Positions of the present tasks in the aligner's list, sorted by task name: results
-            then do not depend on how the tasks are listed.
+        present: Positions of the present tasks in the aligner's list, in the order they come in
+            the batch (a mapping: by name). Rows that come task by task then need no sorting, and
+            results do not depend on how the tasks are listed.
         losses: One entry per row `[B]`, or one scalar per present task.
         index: Position in `present` of every entry `[B]`; None for scalars per task.
     """
@@ -41,7 +44,7 @@ class Batch:
             assert self.index is not None
             if weights is None:
                 return (torch.ones_like(self.losses),)
-            return (weights.to(self.losses)[self.index.to(self.losses.device)],)
+            return (weights.to(self.losses)[index_on(self.index, self.losses.device)],)
         given = weights if weights is not None else torch.ones(len(self.losses))
         return tuple(w.to(loss).expand_as(loss) for w, loss in zip(given, self.losses, strict=True))
 
@@ -51,7 +54,7 @@ class Batch:
             return torch.stack([loss.detach().reshape(()) for loss in self.losses])
         assert self.index is not None
         total = self.losses.new_zeros(len(self.present))
-        return total.index_add(0, self.index.to(total.device), self.losses.detach())
+        return total.index_add(0, index_on(self.index, total.device), self.losses.detach())
 
 
 def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -> Tensor:
@@ -80,11 +83,6 @@ def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -
         wrong = int(found.max()) if found.max() >= len(tasks) else int(found.min())
         raise ValueError(f"{argument}: task index {wrong} is outside 0..{len(tasks) - 1}.")
     return found
-
-
-def sort_present(chosen: Sequence[int], tasks: Sequence[str]) -> tuple[int, ...]:
-    """Distinct positions, by task name."""
-    return tuple(sorted(set(chosen), key=lambda position: tasks[position]))
 
 
 def read_losses(
@@ -122,9 +120,9 @@ def _read_rows(losses: Tensor, tasks_of_rows: TasksOfRows | None, tasks: Sequenc
         raise ValueError("losses: is empty; a batch needs at least one row.")
     _needs_graph(losses, "losses")
     if index.device.type != "cpu":  # who is absent is known to the device alone: its norm is 0
-        present = sort_present(range(len(tasks)), tasks)
+        present = tuple(range(len(tasks)))
     else:
-        present = sort_present(index.unique().tolist(), tasks)
+        present = tuple(dict.fromkeys(index.tolist()))
     return Batch(present, losses, relabel(index, present, len(tasks)))
 
 
@@ -132,7 +130,7 @@ def relabel(index: Tensor, present: Sequence[int], num_tasks: int) -> Tensor:
     """Positions in the task list -> positions in `present`."""
     table = torch.full((num_tasks,), -1)
     table[list(present)] = torch.arange(len(present))
-    return table.to(index.device, non_blocking=True)[index]
+    return index_on(table, index.device)[index]
 
 
 def _read_mapping(
@@ -155,7 +153,7 @@ def _read_mapping(
             "losses: every task has the same tensor; a loss summed over tasks cannot be separated "
             "again. Give each task its own loss, or losses per row with tasks_of_rows."
         )
-    present = sort_present([tasks.index(task) for task in losses], tasks)
+    present = tuple(tasks.index(task) for task in sorted(losses))
     return Batch(present, tuple(losses[tasks[position]] for position in present), None)
 
 

@@ -75,7 +75,7 @@ def _assignment(
     if callable(granularity):
         return granularity
     if granularity == "whole_model":
-        return lambda name: "model"
+        return lambda _: "model"
     if granularity == "all_matrix":
         return lambda name: name
     if granularity == "all_layer":

@@ -29,6 +29,10 @@ class Contribution(ABC):
     def task_gradients(self, segments: Segments) -> Tensor:
         """`[T, *parameter shape]`."""
 
+    def slice(self, segments: Segments, start: int, end: int) -> Tensor:
+        """Task gradients of the parameter's rows start..end, `[T, end - start, *rest]`."""
+        return self.task_gradients(segments)[:, start:end]
+
     def weighted(self, segments: Segments, weights: Tensor) -> Tensor:
         """sum_t weights[t] g_t, in the shape of the parameter."""
         gradients = self.task_gradients(segments)
@@ -36,11 +40,17 @@ class Contribution(ABC):
 
 
 class Table(Contribution):
-    """A contribution to a matrix that can be formed for some of its rows alone."""
+    """A contribution to a matrix whose `slice` does not form the rest."""
+
+    output_gradient: Tensor
+
+    @property
+    def element_size(self) -> int:
+        """Bytes of a number in its task gradients."""
+        return self.output_gradient.element_size()
 
     @abstractmethod
-    def slice(self, segments: Segments, start: int, end: int) -> Tensor:
-        """Task gradients of the parameter rows start..end, `[T, end - start, I]`."""
+    def slice(self, segments: Segments, start: int, end: int) -> Tensor: ...
 
 
 @dataclass
@@ -135,15 +145,16 @@ class RowSum(Contribution):
 
 @dataclass
 class Sliced(Contribution):
-    """Anything that is computed task by task, from the task's rows."""
+    """Anything that is computed task by task, from the task's entries."""
 
-    gradient_of: Callable[[Tensor | None], Tensor]  # row numbers (None: all) -> gradient
+    length: int  # of dimension 0
+    gradient_of: Callable[[Tensor | None], Tensor]  # its entries (None: all) -> gradient
 
     def plain(self) -> Tensor:
         return self.gradient_of(None)
 
     def task_gradients(self, segments: Segments) -> Tensor:
-        return torch.stack([self.gradient_of(own) for own in segments.rows_by_task()])
+        return torch.stack([self.gradient_of(e) for e in segments.entries_by_task(self.length)])
 
 
 @dataclass

@@ -1,233 +1,269 @@
 """Any other module with parameters of its own: task gradients by running it task by task.
 
 Exact and slower. The module runs once in the forward. In the backward it runs again on the rows of
-each task, and autograd gives that task's gradients. If it drew random numbers (dropout), running it
-again would draw others: then the graph of the forward is kept instead, and differentiated once per
-task with the other tasks' output gradients set to zero.
+each task, and autograd gives that task's gradients. Where that would not be the same computation,
+one graph of all rows is differentiated once per task instead, with the other tasks' output
+gradients set to zero:
+
+- the module drew random numbers (dropout) or wrote to its buffers: the forward's graph is kept;
+- it cannot be told which of its inputs have the batch as dimension 0 (a mask `[S, S]` in a batch of
+  S rows), or a gradient counts over the batch: the module runs again once, on all rows.
 """
 
 # B rows, T tasks
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from gradvac.gradients._contributions import Formed
 from gradvac.gradients._rows import Segments
 from gradvac.gradients._site import Settlement, Site
 
+Pieces = Sequence[Tensor | None]
+Graph = tuple[list[Tensor], list[Any]]  # leaves, and the outputs computed from them
+
 
 def run_fallback(site: Site, *args: Any, **kwargs: Any) -> Any:
     """Run an attached module as a whole."""
     leaves, structure = pytree.tree_flatten((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    parameters = [p for p in site.module.parameters() if p.requires_grad]
-    call = _Call(site, leaves, structure, len(tensors), parameters)
-    outputs = _FallbackTasks.apply(call, *tensors, *parameters, *site.tokens)  # type: ignore[no-untyped-call]
-    return call.rebuild(outputs)
+    opaque = next((leaf for leaf in leaves if _hides_gradients(leaf)), None)
+    if opaque is None:
+        call = _Call(site, leaves, structure)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        results = _FallbackTasks.apply(call, *tensors, *call.parameters, *site.tokens)  # type: ignore[no-untyped-call]
+        opaque = next((leaf for leaf in call.output_leaves if _hides_gradients(leaf)), None)
+        if opaque is None:
+            return call.rebuild(results)
+    site.forward.refuse(
+        f"engine: {site.name} ({type(site.module).__name__}) takes or returns a "
+        f"{type(opaque).__name__}, whose tensors have no row for every row of the batch; use "
+        'tensors (also in tuples, lists and dicts), or engine="per_task".'
+    )
+    return site.original(*args, **kwargs)
 
 
 class _Call:
     """One call of a module: how to run it again, on all rows or on some."""
 
-    def __init__(
-        self,
-        site: Site,
-        leaves: Sequence[Any],
-        structure: Any,
-        num_tensors: int,
-        parameters: list[nn.Parameter],
-    ) -> None:
-        self.site, self.structure, self.parameters = site, structure, parameters
+    def __init__(self, site: Site, leaves: Sequence[Any], structure: Any) -> None:
+        self.site, self._structure = site, structure
+        self.parameters = [p for p in site.module.parameters() if p.requires_grad]
         # Tensors are replaced by None: autograd saves them, not we.
-        self.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self.is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
-        self.num_tensors = num_tensors
+        self._constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+        self.num_tensors = sum(self._is_tensor)
         # Recurrent modules keep the batch of their states in dimension 1.
-        self.state_dim = 1 if isinstance(site.module, nn.RNNBase) else 0
-        self.kept: tuple[list[Tensor], list[Tensor]] | None = None
+        self.is_recurrent = isinstance(site.module, nn.RNNBase)
+        self.kept: Graph | None = None
         self.output_leaves: list[Any] = []
-        self.output_structure: Any = None
+        self._output_structure: Any = None
 
-    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The module's tensor outputs for given tensor inputs."""
-        given = iter(tensors)
+    def run(self, tensors: Sequence[Tensor]) -> Graph:
+        """Leaves to differentiate by, and what the module returns for them, flattened."""
+        fresh = [t.detach().requires_grad_(_is_differentiable(t)) for t in tensors]
+        given = iter(fresh)
         leaves = [
             next(given) if is_tensor else constant
-            for is_tensor, constant in zip(self.is_tensor, self.constants, strict=True)
+            for is_tensor, constant in zip(self._is_tensor, self._constants, strict=True)
         ]
-        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
-        with _untouched(self.site):
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        with torch.enable_grad(), self.site.untouched():
             output = self.site.original(*args, **kwargs)
-        self.output_leaves, self.output_structure = pytree.tree_flatten(output)
-        return [leaf for leaf in self.output_leaves if isinstance(leaf, Tensor)]
+        found, self._output_structure = pytree.tree_flatten(output)
+        return fresh, found
 
     def rebuild(self, outputs: tuple[Tensor, ...]) -> Any:
         """The module's output, with its tensors replaced by those in the graph."""
         given = iter(outputs)
         leaves = [next(given) if isinstance(x, Tensor) else x for x in self.output_leaves]
-        self.output_leaves = []
-        return pytree.tree_unflatten(leaves, self.output_structure)
+        self.output_leaves = []  # they hold the graph of the forward
+        return pytree.tree_unflatten(leaves, self._output_structure)
 
     def batch_dim(self, position: int) -> int:
-        return self.state_dim if position else 0
+        return 1 if self.is_recurrent and position else 0
 
+    def sliced_inputs(self, tensors: Sequence[Tensor], length: int) -> list[bool] | None:
+        """Which inputs have the batch, to be cut by task; None where that cannot be told."""
+        parts = self.site.module.modules()
+        if not tensors or any(getattr(part, "scale_grad_by_freq", False) for part in parts):
+            return None
+        if self.is_recurrent:
+            return [True] * len(tensors)
+        found = []
+        for position, tensor in enumerate(tensors):
+            size = tensor.shape[0] if tensor.dim() else 1
+            surely = tensor.shape == tensors[0].shape or length not in tensors[0].shape[1:]
+            is_integer = not _is_differentiable(tensor) and tensor.dtype != torch.bool
+            if size == length and surely:
+                found.append(True)
+            elif position and (size == 1 or (size % length and not is_integer)):
+                found.append(False)  # a mask or bias that is the same for all rows
+            else:
+                return None
+        return found
 
-@contextmanager
-def _untouched(site: Site) -> Iterator[None]:
-    outer = site.ledger.inside_fallback
-    site.ledger.inside_fallback = True
-    try:
-        yield
-    finally:
-        site.ledger.inside_fallback = outer
+    def differentiate(
+        self, graph: Graph, grads: Pieces, *, retain: bool
+    ) -> tuple[list[Tensor | None], Pieces]:
+        """Gradients of the inputs and of the parameters."""
+        inputs, leaves = graph
+        outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        pairs = [
+            (o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad
+        ]
+        wanted = [t for t in inputs if t.requires_grad]
+        if not pairs:
+            return [None] * len(inputs), [None] * len(self.parameters)
+        with self.site.untouched():  # a checkpoint inside the module runs its parts again
+            found = torch.autograd.grad(
+                [o for o, _ in pairs],
+                [*wanted, *self.parameters],
+                [g.to(o.dtype) for o, g in pairs],
+                retain_graph=retain,
+                allow_unused=True,
+            )
+        by_input = iter(found[: len(wanted)])
+        return [next(by_input) if t.requires_grad else None for t in inputs], found[len(wanted) :]
 
 
 class _FallbackTasks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *inputs: Tensor) -> tuple[Tensor, ...]:
         tensors = inputs[: call.num_tensors]
-        ctx.call, ctx.rows = call, call.site.rows(tensors[0] if tensors else torch.zeros(1))
+        before = _state(call.site.module, inputs)
+        graph = call.run(tensors)
+        after = _state(call.site.module, inputs)
+        if any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)):
+            call.kept = graph
+        ctx.call, call.output_leaves = call, graph[1]
+        outputs = [leaf for leaf in graph[1] if isinstance(leaf, Tensor)]
+        batched = (o for o in outputs if o.dim() and _is_differentiable(o))
+        ctx.rows = call.site.rows(next(batched, torch.zeros(1)))
+        ctx.num_tokens = len(inputs) - call.num_tensors - len(call.parameters)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        ctx.num_inputs = len(inputs)
-        before = _random_state(inputs)
-        with torch.enable_grad():
-            fresh = _fresh(tensors)
-            outputs = call.run(fresh)
-        if any(not torch.equal(a, b) for a, b in zip(before, _random_state(inputs), strict=True)):
-            call.kept = (fresh, outputs)
         results = tuple(output.detach() for output in outputs)
-        ctx.mark_non_differentiable(*(r for r in results if not r.is_floating_point()))
+        ctx.mark_non_differentiable(*(r for r in results if not _is_differentiable(r)))
         return results
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         settlement = Settlement(call.site, ctx)
         tensors, segments = ctx.saved_tensors, settlement.segments
+        no_tokens = (None,) * ctx.num_tokens
         if segments is None:
-            gx, by_parameter = _all_rows(call, tensors, grads)
-            return None, *gx, *by_parameter, *(None,) * len(call.site.tokens)
-        separate = _by_slices if call.kept is None else _by_masks
-        gx, gradients = separate(call, tensors, grads, segments)
-        returned: list[Tensor | None] = []
-        for parameter, rows in zip(call.parameters, gradients, strict=True):
-            reached = any(row is not None for row in rows)
-            filled = [torch.zeros_like(parameter) if row is None else row for row in rows]
-            formed = Formed(torch.stack(filled)) if reached else None
-            returned.append(settlement.settle(parameter, formed) if formed else None)
-        return None, *gx, *returned, *(None,) * len(call.site.tokens)
+            graph = call.kept or call.run(tensors)
+            gx, by_parameter = call.differentiate(graph, grads, retain=call.kept is not None)
+            return None, *gx, *by_parameter, *no_tokens
+        for position, grad in enumerate(grads):
+            if grad is not None:  # every output must have the batch
+                dim = call.batch_dim(position)
+                length = grad.shape[dim] if grad.dim() > dim else 1
+                call.site.ledger.segments(ctx.rows[0], length, call.site.name)
+        sliced = None if call.kept else call.sliced_inputs(tensors, ctx.rows[1])
+        if sliced is None:
+            graph = call.kept or call.run(tensors)
+            gx, gradients = _by_masks(call, graph, grads, segments)
+        else:
+            gx, gradients = _by_slices(call, tensors, grads, segments, sliced)
+        returned = [
+            _settle(settlement, parameter, [own[place] for own in gradients])
+            for place, parameter in enumerate(call.parameters)
+        ]
+        return None, *gx, *returned, *no_tokens
 
 
-Pieces = Sequence[Tensor | None]
-
-
-def _fresh(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Leaves to differentiate by."""
-    return [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
-
-
-def _differentiate(
-    call: _Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor], grads: Pieces, retain: bool
-) -> tuple[Pieces, Pieces]:
-    pairs = [
-        (o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad
+def _settle(settlement: Settlement, parameter: nn.Parameter, gradients: Pieces) -> Tensor | None:
+    if all(gradient is None for gradient in gradients):
+        return None
+    filled = [
+        torch.zeros_like(parameter) if g is None else g.to_dense() if g.is_sparse else g
+        for g in gradients
     ]
-    wanted = [t for t in inputs if t.requires_grad]
-    found: Pieces = [None] * (len(wanted) + len(call.parameters))
-    if pairs:
-        found = torch.autograd.grad(
-            [o for o, _ in pairs],
-            [*wanted, *call.parameters],
-            [g.to(o.dtype) for o, g in pairs],
-            retain_graph=retain,
-            allow_unused=True,
-        )
-    by_input = iter(found[: len(wanted)])
-    return [next(by_input) if t.requires_grad else None for t in inputs], found[len(wanted) :]
-
-
-def _all_rows(call: _Call, tensors: Sequence[Tensor], grads: Pieces) -> tuple[Pieces, Pieces]:
-    if call.kept is not None:
-        return _differentiate(call, *call.kept, grads, retain=True)
-    with torch.enable_grad():
-        inputs = _fresh(tensors)
-        outputs = call.run(inputs)
-    return _differentiate(call, inputs, outputs, grads, retain=False)
+    return settlement.settle(parameter, Formed(torch.stack(filled)))
 
 
 def _by_masks(
-    call: _Call, tensors: Sequence[Tensor], grads: Pieces, segments: Segments
+    call: _Call, graph: Graph, grads: Pieces, segments: Segments
 ) -> tuple[Pieces, list[Pieces]]:
-    assert call.kept is not None
-    inputs, outputs = call.kept
-    total: list[Tensor | None] = [None] * len(inputs)
+    total: list[Tensor | None] = [None] * call.num_tensors
     by_task: list[Pieces] = []
     for task in range(segments.num_tasks):
-        masked = []
+        masked = list(grads)
         for position, grad in enumerate(grads):
             if grad is not None:
                 dim = call.batch_dim(position)
-                mask = segments.spread((segments.tasks == task), grad.shape[dim])
-                grad = grad * mask.view([-1 if d == dim else 1 for d in range(grad.dim())])
-            masked.append(grad)
-        gx, own = _differentiate(call, inputs, outputs, masked, retain=True)
+                mask = segments.spread(segments.tasks, grad.shape[dim]) == task
+                masked[position] = grad * mask.view(-1, *(1,) * (grad.dim() - dim - 1))
+        gx, own = call.differentiate(graph, masked, retain=True)
         total = [
             a if b is None else (b if a is None else a + b) for a, b in zip(total, gx, strict=True)
         ]
         by_task.append(own)
-    return total, [list(rows) for rows in zip(*by_task, strict=True)]
+    return total, by_task
 
 
 def _by_slices(
-    call: _Call, tensors: Sequence[Tensor], grads: Pieces, segments: Segments
+    call: _Call,
+    tensors: Sequence[Tensor],
+    grads: Pieces,
+    segments: Segments,
+    sliced: Sequence[bool],
 ) -> tuple[Pieces, list[Pieces]]:
-    num_rows = segments.num_rows
-    for position, tensor in enumerate(tensors):
-        dim = call.batch_dim(position)
-        if tensor.dim() <= dim or tensor.shape[dim] != num_rows:
-            call.site.unbatched.add(position)
-    whole = call.site.unbatched
-    total = [torch.zeros_like(t) if t.is_floating_point() else None for t in tensors]
+    total = [torch.zeros_like(t) if _is_differentiable(t) else None for t in tensors]
     by_task: list[Pieces] = []
-    for rows in segments.rows_by_task():
-        if not len(rows):
+    for task, count in enumerate(segments.counts(segments.num_rows)):
+        if not count:
             by_task.append([None] * len(call.parameters))
             continue
-        with torch.enable_grad():
-            inputs = _fresh(
-                [
-                    t if position in whole else t.index_select(call.batch_dim(position), rows)
-                    for position, t in enumerate(tensors)
-                ]
-            )
-            outputs = call.run(inputs)
+
+        def entries(tensor: Tensor, position: int, task: int = task) -> tuple[int, Tensor]:
+            dim = call.batch_dim(position)
+            return dim, segments.entries_by_task(tensor.shape[dim])[task]
+
+        own_tensors = [
+            t.index_select(*entries(t, position)) if cut else t
+            for position, (t, cut) in enumerate(zip(tensors, sliced, strict=True))
+        ]
         own_grads = [
-            None if g is None else g.index_select(call.batch_dim(position), rows)
+            None if g is None else g.index_select(*entries(g, position))
             for position, g in enumerate(grads)
         ]
-        gx, own = _differentiate(call, inputs, outputs, own_grads, retain=False)
-        for position, (sum_, part) in enumerate(zip(total, gx, strict=True)):
-            if sum_ is None or part is None:
-                continue
-            if position in whole:
+        gx, own = call.differentiate(call.run(own_tensors), own_grads, retain=False)
+        for position, (sum_, part, cut) in enumerate(zip(total, gx, sliced, strict=True)):
+            if sum_ is not None and part is not None and cut:
+                sum_.index_copy_(*entries(sum_, position), part)
+            elif sum_ is not None and part is not None:
                 sum_ += part
-            else:
-                sum_.index_copy_(call.batch_dim(position), rows, part)
         by_task.append(own)
-    return total, [list(rows) for rows in zip(*by_task, strict=True)]
+    return total, by_task
 
 
-def _random_state(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Generator states of the devices involved; they move if random numbers are drawn."""
-    states = [torch.get_rng_state()]
+def _is_differentiable(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _hides_gradients(leaf: object) -> bool:
+    """Whether an object that is no tensor has tensors with a graph, such as a PackedSequence."""
+    if isinstance(leaf, Tensor):
+        return False
+    parts = leaf if isinstance(leaf, tuple | list) else getattr(leaf, "__dict__", {}).values()
+    return any(isinstance(part, Tensor) and part.requires_grad for part in parts)
+
+
+def _state(module: nn.Module, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """What moves if random numbers are drawn, or parameters or buffers written."""
+    written = [t._version for t in (*module.parameters(), *module.buffers())]
+    states = [torch.tensor(written), torch.get_rng_state()]
     if any(t.is_cuda for t in tensors):
         states.append(torch.cuda.get_rng_state())
     return states

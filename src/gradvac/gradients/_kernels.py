@@ -7,7 +7,8 @@ that is faster: both products are memory-bound and read every gradient once.
 # T tasks, P parameters, N token rows (rows of a task are contiguous), O outputs, I inputs
 
 from functools import cache
-from types import ModuleType
+from importlib import import_module
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,21 +22,23 @@ _SMALL = 1 << 14  # below this many columns one product in the working precision
 
 
 @cache
-def triton_kernels() -> ModuleType | None:
-    """The Triton kernels, or None where Triton is not installed."""
+def triton_kernels() -> Any:
+    """The module of Triton kernels, or None where Triton is not installed."""
     try:
-        from gradvac.gradients import _triton
+        return import_module("gradvac.gradients._triton")
     except ImportError:
         return None
-    return _triton
 
 
 def gram(gradients: Tensor) -> Tensor:
     """Inner products of the rows of `[T, P]`, in the working precision, `[T, T]`."""
-    small = gradients.shape[1] <= _SMALL
-    if gradients.is_cuda and not small and (kernels := triton_kernels()):
-        return kernels.gram(gradients)  # type: ignore[no-any-return]
-    return gram_reference(gradients)
+    kernels = triton_kernels() if gradients.is_cuda else None
+    num_tasks, size = gradients.shape
+    # Float64 gradients are for checking: they keep their precision.
+    fits = size > _SMALL and gradients.dtype != torch.float64
+    if kernels is None or not fits or num_tasks > kernels.MOST_TASKS:
+        return gram_reference(gradients)
+    return kernels.gram(gradients)
 
 
 def gram_reference(gradients: Tensor) -> Tensor:
@@ -51,9 +54,8 @@ def gram_reference(gradients: Tensor) -> Tensor:
 
 def combine(weights: Tensor, gradients: Tensor) -> Tensor:
     """sum_t weights[t] gradients[t] for `[T, P]`, in float32 or better, `[P]`."""
-    if gradients.is_cuda and (kernels := triton_kernels()):
-        return kernels.combine(weights, gradients)  # type: ignore[no-any-return]
-    return combine_reference(weights, gradients)
+    kernels = triton_kernels() if gradients.is_cuda else None
+    return (kernels.combine if kernels else combine_reference)(weights, gradients)
 
 
 def combine_reference(weights: Tensor, gradients: Tensor) -> Tensor:

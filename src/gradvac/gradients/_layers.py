@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from gradvac.gradients._contributions import Formed, Lookup, Outer, RowSum, Sliced
 from gradvac.gradients._kernels import triton_kernels
@@ -36,10 +37,10 @@ class LinearTasks(torch.autograd.Function):
         x, (low_weight, low_bias) = site.cast(x, weight, bias)
         ctx.site, ctx.rows, ctx.num_tokens = site, site.rows(x), len(tokens)
         ctx.save_for_backward(x, low_weight)
-        with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x, low_weight, low_bias)
+        return F.linear(x, low_weight, low_bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Gradients:
         x, weight = ctx.saved_tensors
         gy = grads[0].to(weight.dtype)
@@ -64,6 +65,7 @@ class EmbeddingTasks(torch.autograd.Function):
         return F.embedding(tokens, weight)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Gradients:
         (tokens,) = ctx.saved_tensors
         gy = grads[0].reshape(tokens.numel(), -1)
@@ -103,12 +105,14 @@ class NormTasks(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Gradients:
         x, mean, scale, weight = ctx.saved_tensors
         settle = ctx.site.settling(ctx)
         rest = (None,) * (1 + ctx.num_tokens)
         kernels = triton_kernels() if x.is_cuda and len(ctx.shape) == 1 else None
-        if kernels is not None and settle.segments is not None:
+        fits = kernels is not None and x.shape[-1] <= kernels.WIDEST and x.dtype != torch.float64
+        if fits and settle.segments is not None:
             flat = [t.reshape(-1, t.shape[-1]) for t in (grads[0].to(x.dtype), x, mean, scale)]
             gx, dw, db = kernels.norm_backward(*flat, weight, settle.segments, ctx.is_rms)
             gw = settle(2, lambda: Formed(dw))
@@ -153,6 +157,7 @@ class GroupNormTasks(torch.autograd.Function):
         return F.group_norm(x, groups, weight, bias, eps)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Gradients:
         x, mean, scale, weight = ctx.saved_tensors
         gy = grads[0].to(x.dtype)
@@ -191,16 +196,16 @@ class ConvTasks(torch.autograd.Function):
         where = (module.stride, module.padding, module.dilation)
         ctx.geometry = (*map(list, where), False, [0] * (x.dim() - 2), module.groups)
         ctx.save_for_backward(x, low_weight)
-        with torch.autocast(x.device.type, enabled=False):
-            return torch.convolution(x, low_weight, low_bias, *ctx.geometry)
+        return torch.convolution(x, low_weight, low_bias, *ctx.geometry)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Gradients:
         x, weight = ctx.saved_tensors
         gy = grads[0].to(weight.dtype)
 
-        def run(rows: Tensor | None, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-            own_gy, own_x = (gy, x) if rows is None else (gy[rows], x[rows])
+        def run(entries: Tensor | None, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+            own_gy, own_x = (gy, x) if entries is None else (gy[entries], x[entries])
             call: Callable[..., Any] = torch.ops.aten.convolution_backward
             result: tuple[Tensor, Tensor, Tensor] = call(
                 own_gy, own_x, weight, None, *ctx.geometry, wanted
@@ -210,46 +215,42 @@ class ConvTasks(torch.autograd.Function):
         gx = run(None, [True, False, False])[0] if ctx.needs_input_grad[1] else None
         positions = tuple(range(2, gy.dim()))
         settle = ctx.site.settling(ctx)
-        gw = settle(2, lambda: Sliced(lambda rows: run(rows, [False, True, False])[1]))
+        gw = settle(2, lambda: Sliced(len(x), lambda own: run(own, [False, True, False])[1]))
         gb = settle(3, lambda: RowSum(gy.sum(positions), gy.shape[1:2]))
         return None, gx, gw, gb, None, *(None,) * ctx.num_tokens
 
 
-def _linear(site: Site, module: nn.Linear, x: Tensor) -> Tensor:
-    return _apply(LinearTasks, site, site.batched(x), module.weight, module.bias)
+def _linear(site: Site, module: nn.Linear, input: Tensor) -> Tensor:
+    return _apply(LinearTasks, site, site.batched(input), module.weight, module.bias)
 
 
-def _embedding(site: Site, module: nn.Embedding, tokens: Tensor) -> Tensor:
-    return _apply(EmbeddingTasks, site, site.batched(tokens), module.weight, module.padding_idx)
+def _embedding(site: Site, module: nn.Embedding, input: Tensor) -> Tensor:
+    return _apply(EmbeddingTasks, site, site.batched(input), module.weight, module.padding_idx)
 
 
-def _layer_norm(site: Site, module: nn.LayerNorm, x: Tensor) -> Tensor:
+def _layer_norm(site: Site, module: nn.LayerNorm, input: Tensor) -> Tensor:
     kind = (tuple(module.normalized_shape), module.eps, False)
-    return _apply(NormTasks, site, site.batched(x), module.weight, module.bias, kind)
+    return _apply(NormTasks, site, site.batched(input), module.weight, module.bias, kind)
 
 
-def _rms_norm(site: Site, module: nn.RMSNorm, x: Tensor) -> Tensor:
-    eps = torch.finfo(x.dtype).eps if module.eps is None else module.eps
+def _rms_norm(site: Site, module: nn.RMSNorm, input: Tensor) -> Tensor:
+    eps = torch.finfo(input.dtype).eps if module.eps is None else module.eps
     kind = (tuple(module.normalized_shape), eps, True)
-    return _apply(NormTasks, site, site.batched(x), module.weight, None, kind)
+    return _apply(NormTasks, site, site.batched(input), module.weight, None, kind)
 
 
-def _group_norm(site: Site, module: nn.GroupNorm, x: Tensor) -> Tensor:
+def _group_norm(site: Site, module: nn.GroupNorm, input: Tensor) -> Tensor:
     kind = (module.num_groups, module.eps)
-    return _apply(GroupNormTasks, site, x, module.weight, module.bias, kind)
+    return _apply(GroupNormTasks, site, input, module.weight, module.bias, kind)
 
 
-def _conv(site: Site, module: nn.modules.conv._ConvNd, x: Tensor) -> Tensor:
-    return _apply(ConvTasks, site, x, module.weight, module.bias, module)
+def _conv(site: Site, module: nn.modules.conv._ConvNd, input: Tensor) -> Tensor:
+    return _apply(ConvTasks, site, input, module.weight, module.bias, module)
 
 
 def _apply(function: type[torch.autograd.Function], site: Site, *args: object) -> Tensor:
     result: Tensor = function.apply(site, *args, *site.tokens)  # type: ignore[no-untyped-call]
     return result
-
-
-def _has_affine(module: nn.Module) -> bool:
-    return module.weight is not None
 
 
 def _has_plain_padding(module: nn.Module) -> bool:
@@ -263,9 +264,9 @@ HANDLERS: list[tuple[type[nn.Module], Callable[..., Tensor], Callable[[Any], boo
         _embedding,
         lambda m: m.max_norm is None and not m.scale_grad_by_freq and not m.sparse,
     ),
-    (nn.LayerNorm, _layer_norm, _has_affine),
-    (nn.RMSNorm, _rms_norm, _has_affine),
-    (nn.GroupNorm, _group_norm, _has_affine),
+    (nn.LayerNorm, _layer_norm, lambda m: True),
+    (nn.RMSNorm, _rms_norm, lambda m: True),
+    (nn.GroupNorm, _group_norm, lambda m: True),
     (nn.Conv1d, _conv, _has_plain_padding),
     (nn.Conv2d, _conv, _has_plain_padding),
     (nn.Conv3d, _conv, _has_plain_padding),
@@ -275,9 +276,13 @@ HANDLERS: list[tuple[type[nn.Module], Callable[..., Tensor], Callable[[Any], boo
 def find_handler(module: nn.Module) -> Callable[..., Tensor] | None:
     """The layer that computes what `module.forward` computes, or None.
 
-    A subclass that overrides `forward` computes something else, and is not ours to replace.
+    A module with another `forward` computes something else, and is not ours to replace; nor is one
+    whose weight is no parameter but computed from others.
     """
+    if module._parameters.get("weight") is None:
+        return None
+    runs = getattr(module.forward, "__func__", None)
     for kind, handler, fits in HANDLERS:
-        if isinstance(module, kind) and type(module).forward is kind.forward and fits(module):
+        if isinstance(module, kind) and runs is kind.forward and fits(module):
             return handler
     return None

@@ -2,8 +2,10 @@
 
 # K components, T tasks, P parameters
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -69,12 +71,11 @@ class Chunked:
     nbytes = 0
 
     def __init__(self, num_rows: int, row_bytes: int) -> None:
-        self._uses: list[tuple[Table, Segments]] = []
+        self._uses: list[tuple[Contribution, Segments]] = []
         self._num_rows = num_rows
         self._step = max(1, _CHUNK_BYTES // row_bytes)
 
     def add(self, contribution: Contribution, segments: Segments) -> None:
-        assert isinstance(contribution, Table)
         self._uses.append((contribution, segments))
 
     def gram(self) -> Tensor:
@@ -93,7 +94,8 @@ class Chunked:
 
     def combine(self, weights: Tensor) -> Tensor:
         parts = [use.weighted(segments, weights) for use, segments in self._uses]
-        return torch.stack([part.float() for part in parts]).sum(0) if parts[1:] else parts[0]
+        dtype = torch.promote_types(parts[0].dtype, torch.float32)
+        return reduce(torch.add, [part.to(dtype) for part in parts])
 
 
 class Ledger:
@@ -111,8 +113,6 @@ class Ledger:
     ) -> None:
         self.members = members
         self.component_of = {p: k for k, own in enumerate(members) for p in own}
-        self.mode = Mode.PLAIN
-        self.inside_fallback = False  # a module that is run as a whole runs its parts untouched
         self.streaming = True
         self._stream_bytes, self._table_bytes = stream_bytes, table_bytes
         self._uses: dict[nn.Parameter, int] = {}
@@ -120,6 +120,7 @@ class Ledger:
 
     def clear(self) -> None:
         """Forget everything about the backward that ran."""
+        self.mode = Mode.PLAIN
         self.buffers: dict[nn.Parameter, Dense | Chunked] = {}
         self._arrived: dict[nn.Parameter, int] = {}
         self._ready: list[int] = []
@@ -129,25 +130,30 @@ class Ledger:
         self.inspect: Inspect | None = None  # look at task gradients instead of folding them
         self.leaked: set[nn.Parameter] = set()
 
-    def leak_hook(self, parameter: nn.Parameter) -> Callable[[Tensor | None], None]:
-        """A hook that notices gradients which reach a parameter past the attached modules."""
-
-        def hook(grad: Tensor | None) -> None:
-            if grad is not None and self.mode is Mode.TASKS:
-                self.leaked.add(parameter)
-
-        return hook
+    @contextmanager
+    def afresh(self) -> Iterator[None]:
+        """Look at another backward; what was collected before is there again afterwards."""
+        kept = self.buffers, self._arrived
+        self.clear()
+        try:
+            yield
+        finally:
+            self.clear()
+            self.buffers, self._arrived = kept
 
     def open(
         self, weigh: Weigh | None, num_tasks: int, resolve: Callable[[RowTasks | None], Segments]
     ) -> None:
         """Expect a backward in mode TASKS; `weigh=None` only collects."""
         self._weigh, self._num_tasks, self._resolve = weigh, num_tasks, resolve
+        self._segments: dict[RowTasks | None, Segments] = {}
         self.mode = Mode.TASKS
 
     def segments(self, rows: RowTasks | None, length: int, name: str) -> Segments:
         """Tasks of the entries of a module's dimension 0."""
-        segments = self._resolve(rows)
+        if rows not in self._segments:  # every module of a forward asks for the same
+            self._segments[rows] = self._resolve(rows)
+        segments = self._segments[rows]
         if length % segments.num_rows:
             raise ValueError(
                 f"engine: {name} received dimension 0 of size {length} in a batch of "
@@ -165,10 +171,10 @@ class Ledger:
         self.buffers[parameter].add(use, segments)
 
     def _buffer(self, parameter: nn.Parameter, use: Contribution) -> Dense | Chunked:
-        size = self._num_tasks * parameter.numel() * parameter.element_size()
-        if isinstance(use, Table) and size > self._table_bytes:
-            row_bytes = self._num_tasks * parameter[0].numel() * parameter.element_size()
-            return Chunked(len(parameter), row_bytes)
+        if isinstance(use, Table):
+            row_bytes = self._num_tasks * parameter[0].numel() * use.element_size
+            if len(parameter) * row_bytes > self._table_bytes:
+                return Chunked(len(parameter), row_bytes)
         return Dense(eager=self._uses.get(parameter, 1) == 1)
 
     def component_done(self, component: int) -> None:
@@ -189,16 +195,20 @@ class Ledger:
         if held >= self._stream_bytes:
             self._fold()
 
+    @torch.no_grad()
     def parameter_done(self, parameter: nn.Parameter) -> None:
         """All uses of a parameter have arrived, and only its Gram matrix is wanted."""
+        if self.mode is not Mode.TASKS or not self.streaming or parameter not in self.buffers:
+            return
         if self.inspect is not None:
             self._show([parameter])
-        elif self.mode is Mode.TASKS and self.streaming and parameter in self.buffers:
+        else:
             component = self.component_of[parameter]
             own = self.buffers.pop(parameter).gram()
             total = self._grams.get(component)
             self._grams[component] = own if total is None else total + own
 
+    @torch.no_grad()
     def _show(self, parameters: Sequence[nn.Parameter]) -> None:
         assert self.inspect is not None
         for parameter in parameters:
@@ -224,6 +234,7 @@ class Ledger:
         empty = torch.zeros_like(known, device=device)
         return torch.stack([self._grams.get(k, empty) for k in range(len(self.members))])
 
+    @torch.no_grad()
     def _fold(self) -> None:
         """Gram -> weights -> `.grad` for the components that are ready, then free them."""
         used = [

@@ -14,26 +14,21 @@ called twice, modules unused in a step and activation checkpointing need no coun
 # K components, T tasks
 
 import warnings
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils import parametrize
-from torch.utils import _pytree as pytree
 
-from gradvac.gradients._adapters import adapt
-from gradvac.gradients._batch import Batch, sort_present
+from gradvac.gradients._attachment import Attachment
+from gradvac.gradients._batch import Batch
 from gradvac.gradients._components import Components
-from gradvac.gradients._fallback import run_fallback
-from gradvac.gradients._layers import find_handler
-from gradvac.gradients._graph import graph_nodes
+from gradvac.gradients._graph import graph_leaves, graph_nodes, set_aside
 from gradvac.gradients._ledger import Inspect, Ledger, Mode
 from gradvac.gradients._per_task import Weigh
 from gradvac.gradients._rows import RowTasks, Segments
-from gradvac.gradients._site import Forward, Site
+from gradvac.gradients._site import Forward
+from gradvac.gradients._tokens import Tokens
+from gradvac.indices import index_on
 
 
 class OneBackward:
@@ -65,91 +60,22 @@ class OneBackward:
         parameters = dict(model.named_parameters())
         members = [[parameters[p] for p in own] for own in components.values()]
         self.ledger = Ledger(members, stream_bytes=stream_bytes, table_bytes=table_bytes)
-        self._forward = Forward()
-        self._undo: list[Callable[[], None]] = []
-        self._tokens: dict[object, Tensor] = {}
-        self._nodes: list[object] = []  # autograd holds leaf nodes weakly
+        self._tokens = Tokens(members[0][0].device)
+        self._forward = Forward(self._tokens)
         self._last: tuple[Tensor, object, Segments] | None = None
+        self._everyone: tuple[int, ...] = ()  # order of the tasks while accumulating
         self._accumulated = False
-        self.fallbacks: list[str] = []
-        self._attach()
+        self._attachment = Attachment(model, self.ledger, self._forward, self._token_key)
+        _announce(self._attachment.fallbacks)
 
-    # -- attaching ---------------------------------------------------------------------------
-
-    def _attach(self) -> None:
-        refuse_unsupported(self._model)
-        covered: set[nn.Module] = set()
-        for name, module in self._model.named_modules():
-            if module in covered:
-                continue
-            own = [p for p in module.parameters(recurse=False) if p.requires_grad]
-            handler = find_handler(module)
-            if isinstance(module, _BatchNorm):
-                self._patch(name, module, _run_batch_norm, list(module.parameters()))
-            elif parametrize.is_parametrized(module) or (own and handler is None):
-                self.fallbacks.append(f"{name or 'the model'} ({type(module).__name__})")
-                covered |= set(module.modules())
-                inner = [p for p in module.parameters() if p.requires_grad]
-                self._patch(name, module, run_fallback, inner)
-            elif own and handler is not None:
-                self._patch(name, module, _with_module(handler), own)
-            self._undo += adapt(module, self._forward)
-        hooks = [self._model.register_forward_pre_hook(self._see_inputs, with_kwargs=True)]
-        hooks += [p.register_hook(self.ledger.leak_hook(p)) for p in self.ledger.component_of]
-        self._undo += [hook.remove for hook in hooks]
-        if self.fallbacks:
-            shown = ", ".join(self.fallbacks[:4]) + (", ..." if self.fallbacks[4:] else "")
-            warnings.warn(
-                f"engine: {len(self.fallbacks)} module(s) have no fast path and run task by task "
-                f"in the backward, which is exact but slower: {shown}.",
-                stacklevel=5,
-            )
-
-    def _patch(
-        self,
-        name: str,
-        module: nn.Module,
-        run: Callable[..., Any],
-        parameters: Sequence[nn.Parameter],
-    ) -> None:
-        original = module.forward
-        tokens = dict.fromkeys(self._token(p) for p in parameters if p.requires_grad)
-        site = Site(name or "the model", module, original, list(tokens), self.ledger, self._forward)
-
-        @wraps(original)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
-                self._forward.ran_without_grad = True
-                return original(*args, **kwargs)
-            if self.ledger.inside_fallback:
-                return original(*args, **kwargs)
-            if torch.compiler.is_compiling():
-                return _run_outside_graph(run, site, *args, **kwargs)
-            return run(site, *args, **kwargs)
-
-        module.forward = forward  # type: ignore[method-assign]
-        self._undo.append(lambda: module.__dict__.pop("forward", None))
-
-    def _token(self, parameter: nn.Parameter) -> Tensor:
-        """The leaf that fires when a component (with recompute: a parameter) is complete."""
-        component = self.ledger.component_of[parameter]
-        key: object = parameter if self._recompute else component
-        if key not in self._tokens:
-            token = torch.zeros((), device=parameter.device, requires_grad=True)
-            node = torch.autograd.graph.get_gradient_edge(token).node
-            if self._recompute:
-                node.register_prehook(lambda grads: self.ledger.parameter_done(parameter))
-            else:
-                node.register_prehook(lambda grads: self.ledger.component_done(component))
-            self._tokens[key] = token
-            self._nodes.append(node)
-        return self._tokens[key]
-
-    def _see_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.is_grad_enabled():
-            leaves = pytree.tree_leaves((args, kwargs))
-            sizes = (leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim())
-            self._forward.num_rows = next(sizes, None)
+    def _token_key(self, parameter: nn.Parameter) -> object:
+        """What completes together: a component, or with recompute a parameter."""
+        ledger, component = self.ledger, self.ledger.component_of[parameter]
+        if self._recompute:
+            self._tokens.add(parameter, lambda: ledger.parameter_done(parameter))
+            return parameter
+        self._tokens.add(component, lambda: ledger.component_done(component))
+        return component
 
     @property
     def knows_rows(self) -> bool:
@@ -165,11 +91,18 @@ class OneBackward:
     def unchecked(self, value: bool) -> None:
         self._forward.unchecked = value
 
+    @property
+    def checked_alone(self) -> bool:
+        """Whether they were compared in a batch of a single task, which shows less."""
+        return self._forward.checked_alone
+
+    @checked_alone.setter
+    def checked_alone(self, value: bool) -> None:
+        self._forward.checked_alone = value
+
     def detach(self) -> None:
         """Leave the model as it was."""
-        for undo in reversed(self._undo):
-            undo()
-        self._undo = []
+        self._attachment.detach()
 
     # -- backward ----------------------------------------------------------------------------
 
@@ -180,15 +113,15 @@ class OneBackward:
             weigh = _for_some(weigh, [everyone.index(task) for task in present])
         self._open(batch, everyone, None if self._recompute else weigh)
         try:
-            self._run(batch, retain_graph=self._recompute)
             if self._recompute:
+                self._run_aside(batch)
                 grams = self.ledger.grams(batch.device)
                 self.ledger.weights = weigh(range(len(self.ledger.members)), grams)
                 self.ledger.mode = Mode.WEIGHTED
-                self._run(batch, retain_graph=False)
-            else:
-                self.ledger.close()
+            torch.autograd.backward(batch.roots(), batch.starts())
             self._refuse_leaks()
+            if not self._recompute:
+                self.ledger.close()
         finally:
             self.discard()
 
@@ -199,10 +132,13 @@ class OneBackward:
                 "accumulate: recompute=True keeps no task gradients to add to; leave out one of "
                 'the two, or use engine="per_task".'
             )
+        if not self._accumulated:
+            rest = set(range(len(self._tasks))) - set(batch.present)
+            self._everyone = (*batch.present, *sorted(rest, key=self._tasks.__getitem__))
         self._accumulated = True
         self._open(batch, self._everyone, None)
         try:
-            self._run(batch, retain_graph=False)
+            torch.autograd.backward(batch.roots(), batch.starts())
             self._refuse_leaks()
         finally:
             self.ledger.mode = Mode.PLAIN
@@ -210,28 +146,47 @@ class OneBackward:
 
     def inspect(self, batch: Batch, look: Inspect) -> None:
         """Show every parameter's task gradients to `look`; graph and `.grad` are left alone."""
-        self._open(batch, batch.present, None)
-        self.ledger.inspect = look
-        try:
-            self._run(batch, retain_graph=True)
+        with self.ledger.afresh():
+            self._open(batch, batch.present, None)
+            self.ledger.inspect = look
+            self._run_aside(batch)
             self.ledger.close()
-            self._refuse_leaks()
-        finally:
-            self.ledger.mode = Mode.PLAIN
-            self.ledger.clear()
+
+    def plain_gradients(
+        self, batch: Batch, weights: Tensor, parameters: Sequence[nn.Parameter]
+    ) -> list[Tensor | None]:
+        """Gradients of sum_t weights[t] loss_t by plain autograd; graph and `.grad` stay."""
+        roots, starts = batch.roots(), batch.starts(weights)
+        if not self._holds_reentrant(batch):
+            found = torch.autograd.grad(
+                roots, parameters, starts, retain_graph=True, allow_unused=True
+            )
+            return list(found)
+        with set_aside([*parameters, *graph_leaves(roots)]):
+            torch.autograd.backward(roots, starts, retain_graph=True)
+            return [p.grad for p in parameters]
 
     def discard(self) -> None:
         """Forget the batch and what was accumulated."""
-        self.ledger.mode = Mode.PLAIN
         self.ledger.clear()
         self._forward.clear()
         self._accumulated = False
 
-    @property
-    def _everyone(self) -> tuple[int, ...]:
-        return sort_present(range(len(self._tasks)), self._tasks)
+    def _run_aside(self, batch: Batch) -> None:
+        """A backward that concerns the ledger alone: `.grad` of every leaf stays as it is."""
+        roots, parameters = batch.roots(), list(self.ledger.component_of)
+        inputs: list[Tensor] | None = [*self._tokens.made(), *parameters]
+        aside: list[Tensor] = [*parameters]
+        if self._holds_reentrant(batch):  # reentrant checkpoints refuse `inputs`
+            inputs, aside = None, [*parameters, *graph_leaves(roots)]
+        with set_aside(aside):
+            torch.autograd.backward(roots, batch.starts(), retain_graph=True, inputs=inputs)
+        self._refuse_leaks()
 
     def _open(self, batch: Batch, present: tuple[int, ...], weigh: Weigh | None) -> None:
+        if self._forward.refusal is not None:
+            raise ValueError(self._forward.refusal)
+
         def resolve(rows: RowTasks | None) -> Segments:
             if rows is not None:
                 return rows.resolve(self._tasks, present, batch.device)
@@ -239,10 +194,6 @@ class OneBackward:
 
         self.ledger.streaming = not self._accumulated and not self._holds_reentrant(batch)
         self.ledger.open(weigh, len(present), resolve)
-
-    @staticmethod
-    def _run(batch: Batch, *, retain_graph: bool) -> None:
-        torch.autograd.backward(batch.roots(), batch.starts(), retain_graph=retain_graph)
 
     def _refuse_leaks(self) -> None:
         if self.ledger.leaked:
@@ -264,8 +215,8 @@ class OneBackward:
             )
         index = batch.index
         if present != batch.present:
-            moved = torch.tensor([present.index(task) for task in batch.present])
-            index = moved.to(index.device)[index]
+            moved = [present.index(task) for task in batch.present]
+            index = index_on(moved, index.device)[index]
         key = (len(present), batch.device)
         if self._last is not None and index.device.type == "cpu":
             known, known_key, segments = self._last  # batches are often laid out alike
@@ -282,7 +233,6 @@ class OneBackward:
         """
         if not self._forward.ran_without_grad:
             return False
-        self._forward.ran_without_grad = False
         found = any("CheckpointFunction" in node.name() for node in graph_nodes(batch.roots()))
         if found and self._forward.used_rows:
             raise ValueError(
@@ -297,49 +247,18 @@ def _for_some(weigh: Weigh, chosen: list[int]) -> Weigh:
     """Weigh the chosen tasks of stored gradients that have room for all."""
 
     def weigh_some(components: Sequence[int], gram: Tensor) -> Tensor:
-        index = torch.tensor(chosen, device=gram.device)
+        index = index_on(chosen, gram.device)
         own = weigh(components, gram[:, index][:, :, index])
         return own.new_zeros(gram.shape[:-1]).index_copy(1, index, own)
 
     return weigh_some
 
 
-def _with_module(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def run(site: Site, *args: Any, **kwargs: Any) -> Tensor:
-        return handler(site, site.module, *args, **kwargs)
-
-    return run
-
-
-@torch.compiler.disable
-def _run_outside_graph(run: Callable[..., Any], site: Site, *args: Any, **kwargs: Any) -> Any:
-    """A compiled model calls its attached layers between its graphs."""
-    return run(site, *args, **kwargs)
-
-
-def _run_batch_norm(site: Site, *args: Any, **kwargs: Any) -> Any:
-    if site.module.training:
-        raise ValueError(_coupling(site.name, site.module))
-    return run_fallback(site, *args, **kwargs)
-
-
-def _coupling(name: str, module: nn.Module) -> str:
-    return (
-        f"engine: {name} ({type(module).__name__} in training mode) couples the rows of a batch, "
-        'so their gradients cannot be separated by task; use engine="per_task", or put it in '
-        "eval mode."
-    )
-
-
-def refuse_unsupported(model: nn.Module) -> None:
-    """Raise a ValueError that names the first module this engine cannot be right for."""
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.training:
-            raise ValueError(_coupling(name, module))
-        has_batch_second = isinstance(module, nn.MultiheadAttention | nn.RNNBase)
-        if has_batch_second and not module.batch_first:
-            raise ValueError(
-                f"engine: {name or 'the model'} ({type(module).__name__}) has the batch as "
-                "dimension 1; build it with batch_first=True, or use "
-                'engine="per_task".'
-            )
+def _announce(fallbacks: Sequence[str]) -> None:
+    if fallbacks:
+        shown = ", ".join(fallbacks[:4]) + (", ..." if fallbacks[4:] else "")
+        warnings.warn(
+            f"engine: {len(fallbacks)} module(s) have no fast path and run task by task in the "
+            f"backward, which is exact but slower: {shown}.",
+            stacklevel=5,
+        )

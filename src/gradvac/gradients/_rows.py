@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradvac.gradients._batch import TasksOfRows, positions, relabel
+from gradvac.indices import index_on
 
 
 class RowTasks:
@@ -20,7 +21,6 @@ class RowTasks:
 
     def __init__(self, given: TasksOfRows) -> None:
         self.given = given
-        self._resolved: dict[object, Segments] = {}
 
     def __len__(self) -> int:
         return len(self.given)
@@ -28,14 +28,11 @@ class RowTasks:
     def resolve(
         self, tasks: Sequence[str], present: Sequence[int], device: torch.device
     ) -> "Segments":
-        """Segments for a step; kept, because every module of a forward asks for the same."""
-        key = (tuple(tasks), tuple(present), device)
-        if key not in self._resolved:
-            index = relabel(positions(self.given, tasks, "rows"), present, len(tasks))
-            if index.device.type == "cpu" and bool((index < 0).any()):
-                raise ValueError("rows: names a task that has no loss in this backward.")
-            self._resolved[key] = Segments(index, len(present), device)
-        return self._resolved[key]
+        """Segments for a step."""
+        index = relabel(positions(self.given, tasks, "rows"), present, len(tasks))
+        if index.device.type == "cpu" and bool((index < 0).any()):
+            raise ValueError("rows: names a task that has no loss in this backward.")
+        return Segments(index, len(present), device)
 
     def named(self, tasks: Sequence[str]) -> list[int]:
         """Positions of the tasks that occur."""
@@ -88,10 +85,11 @@ class Segments:
         # What the host knows without waiting for the device.
         self._counts = index.bincount(minlength=num_tasks).tolist() if on_host else None
         is_sorted = on_host and bool((index[1:] >= index[:-1]).all())
-        self.order = None if is_sorted else index.argsort(stable=True).to(device)
-        self.tasks = index.to(device)
+        self.order = None if is_sorted else index_on(index.argsort(stable=True), device)
+        self.tasks = index_on(index, device)
         self.sizes = (self.tasks == torch.arange(num_tasks, device=device)[:, None]).sum(1)
         self._offsets: dict[int, Tensor] = {}
+        self._entries: dict[int, tuple[Tensor, ...]] = {}
         self._indicators: dict[torch.dtype, Tensor] = {}
 
     @property
@@ -119,11 +117,12 @@ class Segments:
         whole = values.reshape(self.num_rows, -1)
         return whole.index_select(0, self.order).view(values.shape)
 
-    def rows_by_task(self) -> tuple[Tensor, ...]:
-        """The row numbers of every task."""
-        everything = torch.arange(self.num_rows, device=self.tasks.device)
-        order = everything if self.order is None else self.order
-        return order.split(self.counts(self.num_rows))
+    def entries_by_task(self, length: int) -> tuple[Tensor, ...]:
+        """The positions of every task's entries in a dimension of `length`."""
+        if length not in self._entries:
+            every = torch.arange(length, device=self.tasks.device)
+            self._entries[length] = self.sort(every).split(self.counts(length))
+        return self._entries[length]
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the entries of each task: `[N, D]` -> `[T, D]`, in float32 or better."""

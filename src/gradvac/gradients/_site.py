@@ -1,29 +1,47 @@
 """One attached module: what its `autograd.Function` needs to know."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from gradvac.gradients._contributions import Contribution
 from gradvac.gradients._ledger import Ledger, Mode
 from gradvac.gradients._rows import RowTasks, Segments, current_rows
+from gradvac.gradients._tokens import Tokens
 
 
 class Forward:
     """What lasts from a forward to its backward: the batch size, and parameters cast once."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
         self.num_rows: int | None = None  # dimension 0 of the model's inputs
-        self.ran_without_grad = False
-        self.unchecked = False  # a module ran that never ran before
+        self.unchecked = False  # a module ran whose task gradients were never compared
+        self.inside_fallback = False  # a module that runs as a whole runs its parts untouched
+        self.checked_alone = False  # they were compared, but for a single task
         self.clear()
 
     def clear(self) -> None:
+        self.begun = False
         self.used_rows = False
+        self.ran_without_grad = False
+        self.refusal: str | None = None  # why task gradients of this forward would be wrong
         self._input: tuple[Tensor, int, Tensor] | None = None
         self._parameters: dict[Tensor, tuple[int, Tensor]] = {}
+
+    def see_inputs(self, *inputs: object) -> None:
+        """Remember the batch size, from what the model was called with."""
+        leaves = pytree.tree_leaves(inputs)
+        sizes = (leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim())
+        self.num_rows = next(sizes, None)
+
+    def refuse(self, reason: str) -> None:
+        """Let the forward run, but no task gradients be taken from it."""
+        self.refusal, self.unchecked = reason, True
 
     def cast_input(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Queries, keys and values are projected from one input: cast and keep it once."""
@@ -50,7 +68,7 @@ class Site:
         name: The module's name in the model.
         module: The module.
         original: Its `forward` before it was attached.
-        tokens: Leaves whose gradient edge fires when all uses of the components have arrived.
+        keys: Of the tokens that tell when all uses of its parameters have arrived.
         ledger: Where task gradients go.
         forward: Shared by all sites of a model.
     """
@@ -60,21 +78,28 @@ class Site:
         name: str,
         module: nn.Module,
         original: Callable[..., Any],
-        tokens: Sequence[Tensor],
+        keys: Sequence[object],
         ledger: Ledger,
         forward: Forward,
     ) -> None:
         self.name, self.module, self.original = name, module, original
-        self.tokens, self.ledger, self.forward = tuple(tokens), ledger, forward
-        self.unbatched: set[int] = set()  # inputs of a fallback module that have no batch
+        self._keys, self.ledger, self.forward = tuple(keys), ledger, forward
         self._ran = False
+
+    @property
+    def tokens(self) -> list[Tensor]:
+        """The tokens, for the stream that is current."""
+        if not self.forward.begun:
+            self.forward.begun = True
+            self.forward.tokens.renew()
+        return [self.forward.tokens[key] for key in self._keys]
 
     def rows(self, x: Tensor) -> tuple[RowTasks | None, int]:
         """Which rows are running now, and how many entries dimension 0 has."""
         inside = current_rows()
         self.forward.used_rows |= inside is not None
-        self.forward.unchecked |= not self._ran
-        self._ran = True
+        if not self._ran:
+            self._ran, self.forward.unchecked, self.forward.checked_alone = True, True, False
         return inside, x.shape[0] if x.dim() else 1
 
     def batched(self, x: Tensor) -> Tensor:
@@ -92,6 +117,16 @@ class Site:
         dtype = torch.get_autocast_dtype(x.device.type)
         low = [p if p is None else self.forward.cast_parameter(p, dtype) for p in parameters]
         return self.forward.cast_input(x, dtype), low
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Run the parts of a module that is attached as a whole as if they were not."""
+        outer = self.forward.inside_fallback
+        self.forward.inside_fallback = True
+        try:
+            yield
+        finally:
+            self.forward.inside_fallback = outer
 
     def settling(self, ctx: Any) -> "Settlement":
         """What to do with the parameters in the backward that runs now."""
@@ -119,6 +154,11 @@ class Settlement:
         """Settle any parameter."""
         if self.segments is None:
             return contribution.plain()
+        if parameter not in self._ledger.component_of:
+            raise ValueError(
+                f"engine: {self._site.name} has a parameter that became trainable after the "
+                "Aligner was made; make another Aligner after freezing or unfreezing."
+            )
         if self._ledger.mode is Mode.TASKS:
             self._ledger.deliver(parameter, contribution, self.segments)
             return None

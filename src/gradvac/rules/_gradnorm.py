@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradvac import gram as geometry
+from gradvac.indices import index_on
 from gradvac.rules._rule import Rule, Weighing, matching
 
 _DECAY, _DECAY_SQUARE, _EPSILON = 0.9, 0.999, 1e-8  # Adam's usual constants
@@ -19,9 +20,9 @@ class GradNorm(Rule):
 
     In one component, with $G_i = w_i \|g_i\|$ and the relative loss
     $r_i = (L_i / L_i(0)) / \mathrm{mean}_j (L_j / L_j(0))$, Adam descends
-    $\sum_i |G_i - \bar G r_i^\alpha|$ in w (the goal held constant); then the weights are
-    renormalised to sum to the number of tasks. A step uses the weights it starts with. Only tasks
-    present in a step move.
+    $\sum_i |G_i - \bar G r_i^\alpha|$ in w (the goal held constant); then the weights are kept
+    above 0 and renormalised to sum to the number of tasks. A step uses the weights it starts with,
+    and teaches about the tasks present in it.
 
     Args:
         alpha: Strength of the pull towards equal training rates.
@@ -60,8 +61,7 @@ class GradNorm(Rule):
         self._norms = losses.new_zeros(len(self.components), len(present), dtype=dtype)
 
     def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
-        chosen = torch.tensor(components).to(gram.device, non_blocking=True)
-        self._norms[chosen] = geometry.norms(gram)
+        self._norms[index_on(components, gram.device)] = geometry.norms(gram)
         weights = self._state["weights"][self._index].to(gram.dtype)
         return self._plain(gram, weights.expand(gram.shape[:-1]))
 
@@ -85,9 +85,9 @@ class GradNorm(Rule):
         new = {"mean": mean, "square": square, "steps": steps, "weights": weights}
         for name, value in (new | {"first_losses": first}).items():
             kept = torch.where(usable & value.isfinite(), value, state[name])
-            self._state[name] = self._state[name].index_copy(0, self._index, kept)
+            self._state[name].index_copy_(0, self._index, kept)
         total = self._state["weights"]
-        self._state["weights"] = total * (len(self.tasks) / total.sum())
+        total.mul_(len(self.tasks) / total.sum())
 
     def _measured(self) -> tuple[Tensor, Tensor]:
         """Norms `[T]` in the chosen component, and whether this step may be learned from."""
@@ -105,7 +105,7 @@ class GradNorm(Rule):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         here, there = matching(self.tasks, state["tasks"])
         for name, value in self._state.items():
-            value[torch.tensor(here)] = state[name][torch.tensor(there)].to(value)
+            value[here] = state[name][there].to(value)
 
     def __repr__(self) -> str:
         where = self.component or "last shared"

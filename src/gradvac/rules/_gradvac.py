@@ -46,7 +46,7 @@ class GradVac(Pairwise):
         if target is None:
             target = moving
         elif not isinstance(target, EmaTarget | FixedTarget):
-            target = FixedTarget(float(target))
+            target = FixedTarget(target)
         super().__init__(
             target, vaccinated=vaccinated, order=order, seed=seed, preserve_norm=preserve_norm
         )

@@ -36,7 +36,7 @@ class MGDA(Rule):
             raise ValueError(f"normalize: must be one of {NORMALISATIONS}, got {normalize!r}.")
         self.normalize = normalize
 
-    def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
+    def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:  # noqa: ARG002
         divisor = torch.ones_like(gram[..., 0])
         if self.normalize in ("l2", "loss+"):
             divisor = divisor * geometry.norms(gram)
@@ -58,7 +58,7 @@ def min_norm(gram: Tensor) -> Tensor:
         weights = _min_norm_of_two(gram)
         weights = torch.where(alive.all(-1, keepdim=True), weights, alive.to(gram.dtype))
     else:
-        weights = _interior_point(gram, torch.where(alive, 0.0, 10.0)) * alive
+        weights = _interior_point(gram, 10.0 * (~alive).to(gram.dtype)) * alive
     uniform = torch.full_like(weights, 1.0 / gram.shape[-1])
     weights = torch.where(alive.any(-1, keepdim=True), weights, uniform)
     return weights / weights.sum(-1, keepdim=True)

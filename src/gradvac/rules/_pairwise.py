@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gradvac import gram as geometry
+from gradvac.indices import index_on
 from gradvac.rules._order import fixed_order, name_keys, random_order
 from gradvac.rules._rule import Rule, Weighing, check_names, matching
 from gradvac.rules._targets import Target
@@ -39,12 +40,18 @@ def sweep(gram: Tensor, target: Tensor, order: Tensor, vaccinated: Tensor) -> Sw
         Coefficients `[K, T, T]` with g'_i = sum_j c_ij g_j, the similarities phi that were seen
         (NaN where a pair was inert), and which pairs were active.
     """
-    fast = _triton_sweep() if gram.is_cuda else None
-    return (fast or sweep_reference)(gram, target, order, vaccinated)
+    # Above the limit Eq. 3 would turn similar gradients *away* from each other.
+    target = target.clamp_max(TARGET_LIMIT)
+    kernel = _sweep_kernel() if gram.is_cuda else None
+    if kernel is None:
+        return sweep_reference(gram, target, order, vaccinated)
+    goal = target.clamp(-TARGET_LIMIT, TARGET_LIMIT)
+    return kernel(gram, target, goal, order, vaccinated, CANCELLED)
 
 
 @cache
-def _triton_sweep() -> Callable[[Tensor, Tensor, Tensor, Tensor], Swept] | None:
+def _sweep_kernel() -> Callable[..., Swept] | None:
+    """The Triton kernel, or None where Triton is not installed."""
     try:
         from gradvac.rules._sweep_kernel import sweep_triton
     except ImportError:
@@ -132,7 +139,7 @@ class Pairwise(Rule):
         self._next = self._target.clone() if self.target_rule.beta else self._target
 
     def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
-        chosen = torch.tensor(components).to(gram.device, non_blocking=True)[:, None, None]
+        chosen = index_on(components, gram.device)[:, None, None]
         rows, columns = self._index[:, None], self._index
         target = self._target[chosen, rows, columns].to(gram.dtype)
         order, vaccinated = self._order[chosen[:, 0, 0]], self._vaccinated[self._index]
@@ -149,8 +156,8 @@ class Pairwise(Rule):
 
     def commit(self) -> None:
         if self.target_rule.beta:
-            self._target = torch.where(self._finite, self._next, self._target)
-        self._step = self._step + self._finite
+            self._target.copy_(torch.where(self._finite, self._next, self._target))
+        self._step.add_(self._finite)
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
@@ -161,10 +168,9 @@ class Pairwise(Rule):
         tasks, saved_tasks = matching(self.tasks, state["tasks"])
         components, saved_components = matching(self.components, state["components"])
         saved = state["target"].to(self._target)
-        here, there = torch.tensor(tasks), torch.tensor(saved_tasks)
-        block = saved[torch.tensor(saved_components)][:, there][:, :, there]
-        if self.target_rule.beta and tasks:
-            self._target[torch.tensor(components)[:, None, None], here[:, None], here] = block
+        if self.target_rule.beta:
+            block = saved[saved_components[:, None, None], saved_tasks[:, None], saved_tasks]
+            self._target[components[:, None, None], tasks[:, None], tasks] = block
         self._step = torch.tensor(state["step"], device=self._step.device)
         self.seed = state["seed"]
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradvac import gram as geometry
+from gradvac.indices import index_on
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Rule(ABC):
             losses: Their detached losses, `[T]`, on the device of the gradients.
         """
         self._present, self._losses = tuple(present), losses
-        self._index = torch.tensor(self._present).to(losses.device, non_blocking=True)
+        self._index = index_on(self._present, losses.device)
         self._finite = torch.ones((), dtype=torch.bool, device=losses.device)
 
     def weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
@@ -60,26 +61,30 @@ class Rule(ABC):
         finite = geometry.is_finite(gram)  # [K]
         self._finite = self._finite & finite.all()
         if len(self._present) == 1:
-            return self._plain(gram)
+            return self._weigh_alone(gram)
         clean = torch.where(finite[:, None, None], gram, 0.0)
         weighing = self._weigh(components, clean)
         # Weights of 1 let non-finite values reach .grad, where a GradScaler looks for them.
         weights = torch.where(finite[:, None], weighing.weights, 1.0)
         return Weighing(weights, weighing.target, weighing.active & finite[:, None, None])
 
-    def commit(self) -> None:
+    def commit(self) -> None:  # noqa: B027 (most rules have no state)
         """Close the step: keep what it taught, unless a Gram matrix was not finite."""
 
     def state_dict(self) -> dict[str, Any]:
         """State with the names it belongs to."""
         return {"tasks": list(self.tasks), "components": list(self.components)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
         """Restore what matches by name; the rest keeps its initial value."""
 
     @abstractmethod
     def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
         """Weights from finite Gram matrices of at least two tasks."""
+
+    def _weigh_alone(self, gram: Tensor) -> Weighing:
+        """Weights of a task that is the only one present: its plain gradient."""
+        return self._plain(gram)
 
     def _plain(self, gram: Tensor, weights: Tensor | None = None) -> Weighing:
         """An answer without targets; weights of 1 unless given."""
@@ -88,11 +93,12 @@ class Rule(ABC):
         return Weighing(weights, nothing, torch.zeros_like(gram, dtype=torch.bool))
 
 
-def matching(names: Sequence[str], saved: Sequence[str]) -> tuple[list[int], list[int]]:
+def matching(names: Sequence[str], saved: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Positions of the names both lists have: in `names`, and in `saved`."""
     where = {name: position for position, name in enumerate(saved)}
     here = [position for position, name in enumerate(names) if name in where]
-    return here, [where[names[position]] for position in here]
+    there = [where[names[position]] for position in here]
+    return torch.tensor(here, dtype=torch.int64), torch.tensor(there, dtype=torch.int64)
 
 
 def check_names(argument: str, names: Sequence[str], tasks: Sequence[str]) -> None:

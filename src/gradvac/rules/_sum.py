@@ -32,11 +32,14 @@ class Sum(Rule):
             [float(self.weights.get(task, 1.0)) for task in self.tasks], dtype=torch.float64
         )
 
-    def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
+    def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:  # noqa: ARG002
         if not self.weights:
             return self._plain(gram)
         self._all = self._all.to(gram)
         return self._plain(gram, self._all[self._index].expand(gram.shape[:-1]))
+
+    def _weigh_alone(self, gram: Tensor) -> Weighing:
+        return self._weigh((), gram)  # a constant weight holds whoever else is present
 
     def __repr__(self) -> str:
         return f"Sum(weights={self.weights})" if self.weights else "Sum()"

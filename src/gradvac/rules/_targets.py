@@ -7,6 +7,7 @@ Both are one mechanism, `target <- (1 - beta) target + beta phi`; a fixed target
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -50,8 +51,8 @@ class FixedTarget:
     def __post_init__(self) -> None:
         values = self.value.values() if isinstance(self.value, Mapping) else (self.value,)
         for value in (*values, self.default):
-            if not -1.0 <= value <= 1.0:
-                raise ValueError(f"target: a similarity must be in [-1, 1], got {value}.")
+            if not (isinstance(value, Real) and abs(float(value)) <= 1.0):
+                raise ValueError(f"target: a similarity must be in [-1, 1], got {value!r}.")
 
     def start(self, tasks: Sequence[str], num_components: int) -> Tensor:
         """The targets, `[K, T, T]`."""

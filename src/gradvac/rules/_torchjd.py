@@ -10,15 +10,18 @@ from torch import Tensor, nn
 from gradvac.rules._rule import Rule, Weighing, matching
 
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
-_SAVED_TYPES = (Tensor, bool, int, float, str, type(None))
+_SAVED_TYPES = (Tensor, bool, int, float, str, torch.dtype, type(None))
+# TorchJD's classes that need the gradients themselves. Weightings of matrices without state (mean,
+# sum, constant, random) look at the number of tasks alone.
+_NOT_GRAMIAN = (frozenset({"Aggregator"}), frozenset({"_MatrixWeighting", "Stateful"}))
 
 
 class TorchJD(Rule):
     """Run any Gramian weighting of TorchJD, such as `UPGradWeighting()`, per component.
 
-    Every component gets a copy of its own, since some weightings keep state. Tensors and numbers
-    among a weighting's attributes are saved with the rule's state; they are restored only if the
-    list of tasks is the same, because TorchJD does not name its tasks.
+    Every component gets a copy of its own, since some weightings keep state. A weighting's buffers
+    and plain attributes are saved with the rule's state; they are restored only if the tasks are
+    the same, because TorchJD does not name its tasks.
 
     Args:
         weighting: A callable from a Gram matrix `[T, T]` to weights `[T]`.
@@ -30,11 +33,12 @@ class TorchJD(Rule):
     """
 
     def __init__(self, weighting: Callable[[Tensor], Tensor]) -> None:
-        if not callable(weighting) or hasattr(weighting, "gramian_weighting"):
+        kinds = {kind.__name__ for kind in type(weighting).__mro__}
+        if not callable(weighting) or any(names <= kinds for names in _NOT_GRAMIAN):
             raise ValueError(
                 "weighting: needs a Gramian weighting such as torchjd.aggregation."
-                f"UPGradWeighting(), got {weighting!r}; an Aggregator has one as its "
-                "`gramian_weighting`."
+                f"UPGradWeighting(), got {weighting!r}; most of TorchJD's aggregators have one as "
+                "their `gramian_weighting`."
             )
         self.weighting = weighting
 
@@ -44,7 +48,7 @@ class TorchJD(Rule):
 
     def begin(self, present: Sequence[int], losses: Tensor) -> None:
         super().begin(present, losses)
-        self._before = [copy.copy(_attributes(weighting)) for weighting in self._weightings]
+        self._before = [_read_state(weighting) for weighting in self._weightings]
 
     def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
         rows = [self._weightings[k](one) for k, one in zip(components, gram, strict=True)]
@@ -54,26 +58,47 @@ class TorchJD(Rule):
         # These weightings run on the host anyway, so this is no further synchronisation.
         if not self._finite:
             for weighting, before in zip(self._weightings, self._before, strict=True):
-                vars(weighting).update(before)
+                _write_state(weighting, before)
 
     def state_dict(self) -> dict[str, Any]:
-        saved = [_attributes(weighting) for weighting in self._weightings]
-        return super().state_dict() | {"weightings": copy.deepcopy(saved)}
+        saved = [_read_state(weighting) for weighting in self._weightings]
+        return super().state_dict() | {"weightings": saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if list(state["tasks"]) != list(self.tasks):
-            return
+        if sorted(state["tasks"]) != sorted(self.tasks):
+            return  # the Gram matrix has tasks by name, so the order they are listed in is free
         for here, there in zip(*matching(self.components, state["components"]), strict=True):
-            vars(self._weightings[here]).update(copy.deepcopy(state["weightings"][there]))
+            _write_state(self._weightings[here], copy.deepcopy(state["weightings"][there]))
 
     def __repr__(self) -> str:
         return f"TorchJD({self.weighting!r})"
 
 
-def _attributes(weighting: object) -> dict[str, Any]:
-    """The attributes that are plain state: tensors, numbers and strings."""
-    return {
-        name: value
-        for name, value in getattr(weighting, "__dict__", {}).items()
-        if name not in _MODULE_ATTRIBUTES and isinstance(value, _SAVED_TYPES)
-    }
+def _parts(weighting: object) -> dict[str, Any]:
+    """A weighting and those it wraps, by name."""
+    return dict(weighting.named_modules()) if isinstance(weighting, nn.Module) else {"": weighting}
+
+
+def _read_state(weighting: object) -> dict[str, dict[str, Any]]:
+    """Copies of what is plain state: buffers, tensors, numbers, strings and tuples of them."""
+    state = {}
+    for part, owner in _parts(weighting).items():
+        attributes = getattr(owner, "__dict__", {})
+        state[part] = {
+            name: copy.deepcopy(value)
+            for name, value in (attributes | attributes.get("_buffers", {})).items()
+            if name not in _MODULE_ATTRIBUTES and _is_plain(value)
+        }
+    return state
+
+
+def _write_state(weighting: object, state: Mapping[str, Mapping[str, Any]]) -> None:
+    for part, owner in _parts(weighting).items():
+        for name, value in state.get(part, {}).items():
+            setattr(owner, name, value)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_plain(one) for one in value)
+    return isinstance(value, _SAVED_TYPES)

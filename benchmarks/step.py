@@ -1,0 +1,215 @@
+"""Time and peak memory of a training step, relative to joint training, in one run.
+
+    python benchmarks/step.py --size tiny --tasks 4 8             # CPU
+    python benchmarks/step.py --size base big --tasks 4 8 25      # GPU
+    python benchmarks/step.py --size base --modes joint one_backward --graph
+
+Modes: `joint` is one backward of the summed loss, the floor; `one_backward` and `per_task` are this
+library's engines with GradVac per layer; `torchjd` is TorchJD's GradVac per layer; `pairwise` is
+GradVac on flat gradient vectors, as multi-task libraries commonly have it. A step includes the
+optimizer. `--graph` replays the whole step as a CUDA graph, where launches cost nothing.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformer import SIZES, Transformer, component, make_batch, row_losses
+
+import gradvac
+
+MODES = ("joint", "one_backward", "per_task", "pairwise", "torchjd")
+Backward = Callable[[], object]
+
+
+def joint(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:
+    source, target, _ = batch
+    return lambda: row_losses(model, source, target).sum().backward()
+
+
+def aligned(engine: str) -> Callable[[nn.Module, tuple, int], Backward]:
+    def make(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:
+        source, target, tasks = batch
+        names = [f"task{t}" for t in range(num_tasks)]
+        aligner = gradvac.Aligner(model, names, gradvac.GradVac(), component, engine=engine)
+        if engine == "one_backward":
+            return lambda: aligner.backward(row_losses(model, source, target), tasks)
+
+        def backward() -> None:
+            losses = {n: task_loss(model, batch, t, num_tasks) for t, n in enumerate(names)}
+            aligner.backward(losses)
+
+        return backward
+
+    return make
+
+
+def torchjd(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:
+    from torchjd.aggregation import GradVac
+    from torchjd.autojac import backward as jacobians
+    from torchjd.autojac import jac_to_grad
+
+    groups: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        groups.setdefault(component(name), []).append(parameter)
+    aggregators = {name: GradVac(beta=1e-2) for name in groups}
+
+    def backward() -> None:
+        losses = [task_loss(model, batch, t, num_tasks) for t in range(num_tasks)]
+        jacobians(losses, parallel_chunk_size=1)
+        for name, parameters in groups.items():
+            jac_to_grad(parameters, aggregators[name], optimize_gramian_computation=True)
+
+    return backward
+
+
+def pairwise(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:
+    parameters = list(model.parameters())
+    target = torch.zeros(num_tasks, num_tasks, device=parameters[0].device)
+
+    def backward() -> None:
+        flat = []
+        for task in range(num_tasks):
+            grads = torch.autograd.grad(task_loss(model, batch, task, num_tasks), parameters)
+            flat.append(torch.cat([g.reshape(-1) for g in grads]))
+        original = torch.stack(flat)
+        altered = original.clone()
+        for i in range(num_tasks):
+            for j in torch.randperm(num_tasks).tolist():
+                if i != j:
+                    _vaccinate(altered[i], original[j], target[i, j])
+        update = altered.sum(0)
+        for parameter, piece in zip(
+            parameters, update.split([p.numel() for p in parameters]), strict=True
+        ):
+            parameter.grad = piece.view_as(parameter)
+
+    return backward
+
+
+def _vaccinate(own: Tensor, other: Tensor, goal: Tensor) -> None:
+    phi = torch.dot(own, other) / (own.norm() * other.norm())
+    if phi < goal:
+        sine = (1 - goal**2).sqrt()
+        own += (
+            other * own.norm() * (goal * (1 - phi**2).sqrt() - phi * sine) / (other.norm() * sine)
+        )
+    goal.mul_(0.99).add_(0.01 * phi)
+
+
+def task_loss(model: nn.Module, batch: tuple, task: int, num_tasks: int) -> Tensor:
+    source, target, _ = batch
+    rows = slice(task * len(source) // num_tasks, (task + 1) * len(source) // num_tasks)
+    return row_losses(model, source[rows], target[rows]).sum()
+
+
+MAKERS = {
+    "joint": joint,
+    "one_backward": aligned("one_backward"),
+    "per_task": aligned("per_task"),
+    "torchjd": torchjd,
+    "pairwise": pairwise,
+}
+
+
+def measure(args: argparse.Namespace, size: str, num_tasks: int, mode: str) -> dict[str, float]:
+    """Median seconds and peak GiB of a step."""
+    device = args.device
+    torch.manual_seed(1)
+    model = Transformer(SIZES[size]).to(device)
+    batch = make_batch(SIZES[size], num_tasks, device)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-5, fused=device == "cuda", capturable=args.graph
+    )
+    backward = MAKERS[mode](model, batch, num_tasks)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            backward()
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    run = captured(step) if args.graph else step
+    times = []
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(args.iterations):
+        start = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
+    return {"seconds": statistics.median(times), "spread": max(times) - min(times), "gib": memory}
+
+
+def captured(step: Callable[[], None]) -> Callable[[], None]:
+    """The whole step as a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", nargs="+", choices=SIZES, default=["tiny"])
+    parser.add_argument("--tasks", nargs="+", type=int, default=[4, 8])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--graph", action="store_true")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, help="write the table as JSON")
+    args = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    rows = []
+    print(f"{'size':5} {'tasks':>5} {'mode':13} {'ms':>9} {'time':>6} {'GiB':>7} {'memory':>6}")
+    for size in args.size:
+        for num_tasks in args.tasks:
+            floor: dict[str, float] = {}
+            for mode in args.modes:
+                row = {"size": size, "tasks": num_tasks, "mode": mode, "graph": args.graph}
+                try:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        found = measure(args, size, num_tasks, mode)
+                except torch.OutOfMemoryError:
+                    print(f"{size:5} {num_tasks:5} {mode:13} out of memory", flush=True)
+                    continue
+                finally:
+                    gc.collect()
+                    if args.device == "cuda":
+                        torch.cuda.empty_cache()
+                floor = floor or found
+                row |= found | {"time": found["seconds"] / floor["seconds"]}
+                row["memory"] = found["gib"] / floor["gib"] if floor["gib"] else 1.0
+                rows.append(row)
+                print(
+                    f"{size:5} {num_tasks:5} {mode:13} {1e3 * row['seconds']:9.2f} "
+                    f"{row['time']:6.2f} {row['gib']:7.2f} {row['memory']:6.2f}",
+                    flush=True,
+                )
+    if args.out:
+        args.out.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Small index tensors, moved to their device once.
+
+A copy from ordinary host memory makes the host wait for the device and cannot be part of a CUDA
+graph. Steps use the same few index lists over and over, so each is kept where it is needed.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+def index_on(values: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+    """An int64 tensor of `values` on `device`; the same tensor each time, never to be written."""
+    if isinstance(values, Tensor):
+        if values.device == device:
+            return values
+        if values.device.type != "cpu":
+            return values.to(device, non_blocking=True)
+        return _kept(values.contiguous().numpy().tobytes(), device)
+    return _kept(torch.tensor(list(values), dtype=torch.int64).numpy().tobytes(), device)
+
+
+@lru_cache(maxsize=256)
+def _kept(content: bytes, device: torch.device) -> Tensor:
+    if not content:
+        return torch.zeros(0, dtype=torch.int64, device=device)
+    return torch.frombuffer(bytearray(content), dtype=torch.int64).to(device)

@@ -1,0 +1,67 @@
+"""Translation: the paper's system, for whoever has parallel text.
+
+One Transformer learns all directions; the target language is the first token of the source. A task
+is a direction such as "en-fr". `prepare` turns text files into token files, `train_translation`
+trains, `Translator` translates, `score_run` scores with sacreBLEU.
+
+    readers.py      sentence pairs from text, TSV, JSONL, TMX, Hugging Face, constructed languages
+    cleaning.py     what is dropped, and the report
+    vocabulary.py   SentencePiece with a token <2xx> for every target language
+    tokens.py       token files, mapped into memory
+    prepare.py      text -> clean text -> vocabulary -> token files; prepared.py opens the result
+    batch.py        a batch, padded or packed; stream.py cuts batches that mix tasks
+    model.py        the Transformer and its loss; attention.py is its attention
+    decode.py       beam search; translator.py is text to text
+    score.py        BLEU and chrF++
+    settings.py     the config of a run
+    recipe.py       what the training loop needs to know
+    demo.py         everything above, in a few minutes
+"""
+
+from gradvac.nmt.batch import Batch, Ragged, Side, make_batch
+from gradvac.nmt.cleaning import CleaningConfig, Report
+from gradvac.nmt.decode import Hypothesis, search
+from gradvac.nmt.model import SIZES, Size, Transformer
+from gradvac.nmt.prepare import open_or_prepare, prepare
+from gradvac.nmt.prepared import Prepared
+from gradvac.nmt.readers import read_pairs
+from gradvac.nmt.recipe import TranslationRecipe, train_translation
+from gradvac.nmt.score import Score, Scores, score_lines, score_run
+from gradvac.nmt.settings import DataConfig, NmtConfig
+from gradvac.nmt.stream import Stream, TaskData
+from gradvac.nmt.tokens import TokenFile, TokenWriter
+from gradvac.nmt.translator import Translator
+from gradvac.nmt.vocabulary import Vocabulary, VocabularyConfig
+
+__all__ = [
+    "SIZES",
+    "Batch",
+    "CleaningConfig",
+    "DataConfig",
+    "Hypothesis",
+    "NmtConfig",
+    "Prepared",
+    "Ragged",
+    "Report",
+    "Score",
+    "Scores",
+    "Side",
+    "Size",
+    "Stream",
+    "TaskData",
+    "TokenFile",
+    "TokenWriter",
+    "Transformer",
+    "TranslationRecipe",
+    "Translator",
+    "Vocabulary",
+    "VocabularyConfig",
+    "make_batch",
+    "open_or_prepare",
+    "prepare",
+    "read_pairs",
+    "score_lines",
+    "score_run",
+    "search",
+    "train_translation",
+]

@@ -1,0 +1,245 @@
+"""Preparing data: text -> clean text -> vocabulary -> token files.
+
+    PREPARED/text/SPLIT.PAIR.LANG       clean text, line by line
+    PREPARED/tokens/SPLIT.PAIR.LANG.*   token files
+    PREPARED/vocabulary.model           SentencePiece
+    PREPARED/report.json                what was dropped and why
+    PREPARED/manifest.json              what it was made from; written last
+
+Every step leaves a small JSON file after its results, with a hash of what they depend on. Called
+again, `prepare` does only what is not there or no longer holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from gradvac.nmt import files
+from gradvac.nmt.cleaning import Report, clean, fingerprint, keep_readable, letters
+from gradvac.nmt.prepared import MANIFEST, REPORT, VOCABULARY, Prepared, relevant
+from gradvac.nmt.readers import Line, files_of, read_pairs
+from gradvac.nmt.settings import TRAIN, DataConfig
+from gradvac.nmt.tokens import TokenWriter
+from gradvac.nmt.vocabulary import Vocabulary, learn, shares, spread
+
+Say = Callable[[str], None]
+Facts = dict[str, Any]
+_LINES_AT_ONCE = 10_000
+
+
+def prepare(config: DataConfig, *, say: Say = print) -> Prepared:
+    """Prepare the data of a config, or what is missing of it.
+
+    Args:
+        config: [data].
+        say: Told what is being done.
+
+    Raises:
+        ValueError: A file is missing or damaged, or nothing is left of a language.
+    """
+    for name in ("text", "tokens"):
+        (config.prepared / name).mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(config.prepared / ".lock"):
+        _Preparation(config, say).run()
+    prepared = Prepared.open(config)
+    assert prepared is not None
+    return prepared
+
+
+def open_or_prepare(config: DataConfig, *, say: Say = print) -> Prepared:
+    """Open prepared data, and prepare them first if that was not done with these settings."""
+    return Prepared.open(config) or prepare(config, say=say)
+
+
+class _Preparation:
+    def __init__(self, config: DataConfig, say: Say) -> None:
+        self.config, self.say, self.folder = config, say, config.prepared
+        self.pairs, self.sources = config.all_pairs(), config.sources()
+        self.texts: dict[tuple[str, str], Facts] = {}  # (split, pair) -> facts
+        self._marks: dict[str, set[int]] | None = None
+
+    def run(self) -> None:
+        splits = sorted(self.sources, key=lambda split: split == TRAIN)
+        for split in splits:  # training text last: it must not hold what is held out
+            for pair in self.pairs:
+                self.texts[split, pair] = self.clean_text(split, pair)
+        vocabulary, digest = self.learn_vocabulary()
+        tokens = {key: self.cut_into_tokens(*key, vocabulary, digest) for key in self.texts}
+        reports = {key: self.report(*key, tokens[key]) for key in self.texts}
+        names = [(split, pair) for split in self.sources for pair in self.pairs]
+        files.write_json(
+            self.folder / REPORT, {" ".join(key): reports[key].to_dict() for key in names}
+        )
+        sizes = {
+            split: {pair: reports[split, pair].num_kept for pair in self.pairs}
+            for split in self.sources
+        }
+        signature = files.hash_of([tokens[key]["key"] for key in sorted(tokens)])
+        manifest = {"settings": relevant(self.config), "sizes": sizes, "signature": signature}
+        files.write_json(self.folder / MANIFEST, manifest)
+
+    def clean_text(self, split: str, pair: str) -> Facts:
+        """Clean the text of a pair."""
+        done = self.folder / "text" / f"{split}.{pair}.json"
+        before, sources = files.read_json(done), self.sources[split]
+        hashes = self.hash_files(sources, pair, before.get("files", {}))
+        depends: list[Any] = [sources, [file["hash"] for file in hashes.values()]]
+        if split == TRAIN:
+            held_out = [text["digest"] for (s, _), text in self.texts.items() if s != TRAIN]
+            depends += [self.config.cleaning.model_dump(), self.limit(pair), held_out]
+        key = files.hash_of(depends)
+        # What comes from no file of ours has no hash: it is read again, and compared afterwards.
+        if hashes and before.get("key") == key:
+            return before
+        done.unlink(missing_ok=True)
+        self.say(f"Cleaning {split} {pair}")
+        report = Report()
+        digest = files.write_columns(
+            self.paths("text", split, pair), self.kept(split, pair, report)
+        )
+        _refuse_empty(report, split, pair)
+        facts = {"key": key, "digest": digest, "files": hashes, "report": report.to_dict()}
+        files.write_json(done, facts)
+        return facts
+
+    def kept(self, split: str, pair: str, report: Report) -> Iterator[tuple[str, str]]:
+        """Read a pair, and pass on what is kept."""
+        first, second = pair.split("-")
+
+        def lines() -> Iterator[Line]:
+            for source in self.sources[split]:
+                yield from read_pairs(source, first, second, root=self.config.root)
+
+        if split != TRAIN:
+            return keep_readable(lines(), report)
+        marks = self.held_out_marks()
+        return clean(
+            lines(),
+            self.config.cleaning,
+            report,
+            held_out=(marks[first], marks[second]),
+            limit=self.limit(pair),
+        )
+
+    def limit(self, pair: str) -> int | None:
+        """The most training pairs: the pair's own limit, or the lower one of its languages."""
+        limits = self.config.limit
+        found = [limits[code] for code in pair.split("-") if code in limits]
+        return limits.get(pair, min(found, default=None))
+
+    def paths(self, what: str, split: str, pair: str) -> list[Path]:
+        return [self.folder / what / f"{split}.{pair}.{code}" for code in pair.split("-")]
+
+    def hash_files(self, sources: Iterable[str], pair: str, known: Facts) -> Facts:
+        """Hash the files of a pair, unless size and time say that they are as before."""
+        first, second = pair.split("-")
+        hashes: Facts = {}
+        for source in sources:
+            paths = files_of(source, first, second, root=self.config.root)
+            if not paths:
+                return {}
+            for path in paths:
+                status = path.stat()
+                stamp = [status.st_size, status.st_mtime_ns]
+                is_known = known.get(str(path), {}).get("stamp") == stamp
+                found = known[str(path)]["hash"] if is_known else files.hash_file(path)
+                hashes[str(path)] = {"stamp": stamp, "hash": found}
+        return hashes
+
+    def held_out_marks(self) -> dict[str, set[int]]:
+        """Fingerprints of the held-out sentences of every language, of all pairs together."""
+        if self._marks is None:
+            self._marks = {code: set() for code in self.config.all_languages()}
+            for split, pair in self.texts:
+                for path in self.paths("text", split, pair) if split != TRAIN else ():
+                    marks = {fingerprint(letters(line)) for line in files.read_lines(path)}
+                    self._marks[path.name.rpartition(".")[2]] |= marks
+        return self._marks
+
+    def learn_vocabulary(self) -> tuple[Vocabulary, str]:
+        """Learn the vocabulary from the training text of all languages."""
+        config, path = self.config.vocabulary, self.folder / VOCABULARY
+        done = path.with_suffix(".json")
+        languages = self.config.all_languages()
+        digests = [self.texts[TRAIN, pair]["digest"] for pair in self.pairs]
+        key = files.hash_of([config.model_dump(), languages, digests])
+        facts = files.read_json(done)
+        if facts.get("key") != key or not path.is_file():
+            done.unlink(missing_ok=True)
+            self.say(f"Learning a vocabulary of {config.size:,} pieces")
+            files.write_bytes(path, learn(self.vocabulary_lines(), languages, config))
+            facts = {"key": key, "digest": files.hash_file(path)}
+            files.write_json(done, facts)
+        vocabulary = Vocabulary.load(path)
+        if len(vocabulary) < config.size:
+            self.say(
+                f"data.vocabulary.size = {config.size:,} was asked for, but the text gives only "
+                f"{len(vocabulary):,} pieces; continuing with those."
+            )
+        return vocabulary, facts["digest"]
+
+    def vocabulary_lines(self) -> Iterator[str]:
+        """Training text of all languages, in the proportions of the temperature."""
+        sizes = {pair: self.texts[TRAIN, pair]["report"]["kept"] for pair in self.pairs}
+        totals = {
+            code: sum(size for pair, size in sizes.items() if code in pair.split("-"))
+            for code in self.config.all_languages()
+        }
+        wanted = shares(totals, self.config.vocabulary)
+        for pair, size in sizes.items():
+            for path in self.paths("text", TRAIN, pair):
+                code = path.name.rpartition(".")[2]
+                share = max(1, wanted[code] * size // totals[code])
+                yield from spread(files.read_lines(path), size, share)
+
+    def cut_into_tokens(self, split: str, pair: str, vocabulary: Vocabulary, digest: str) -> Facts:
+        """Cut the text of a pair into tokens, and drop training pairs with too many."""
+        done = self.folder / "tokens" / f"{split}.{pair}.json"
+        most = self.config.max_tokens if split == TRAIN else None
+        key = files.hash_of([self.texts[split, pair]["digest"], digest, most])
+        before = files.read_json(done)
+        if before.get("key") == key:
+            return before
+        done.unlink(missing_ok=True)
+        self.say(f"Cutting {split} {pair} into tokens")
+        report = Report()
+        writers = [TokenWriter(p, len(vocabulary)) for p in self.paths("tokens", split, pair)]
+        lines = [files.read_lines(path) for path in self.paths("text", split, pair)]
+        threads = self.config.vocabulary.threads
+        while block := list(islice(zip(*lines, strict=True), _LINES_AT_ONCE)):
+            sides = [vocabulary.encode(side, threads=threads) for side in zip(*block, strict=True)]
+            rows = list(zip(*sides, strict=True))
+            fits = [most is None or max(map(len, row)) <= most for row in rows]
+            for texts, is_kept in zip(block, fits, strict=True):
+                if not is_kept:
+                    report.drop("too many tokens", (texts[0], texts[1]))
+            for side, writer in enumerate(writers):
+                writer.write(row[side] for row, is_kept in zip(rows, fits, strict=True) if is_kept)
+        for writer in writers:
+            writer.close()
+        facts = {"key": key, "report": report.to_dict()}
+        files.write_json(done, facts)
+        return facts
+
+    def report(self, split: str, pair: str, tokens: Facts) -> Report:
+        """What became of a pair, from reading to tokens."""
+        report = Report.from_dict(self.texts[split, pair]["report"])
+        later = Report.from_dict(tokens["report"])
+        report.num_kept -= later.dropped.total()
+        report.dropped += later.dropped
+        report.examples |= later.examples
+        _refuse_empty(report, split, pair)
+        return report
+
+
+def _refuse_empty(report: Report, split: str, pair: str) -> None:
+    if report.num_kept:
+        return
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.dropped.most_common())
+    why = f"{report.num_read:,} were read, and dropped: {reasons}" if reasons else "none was read"
+    raise ValueError(f"data: no sentence pair is left of {split} {pair}; {why}.")

@@ -1,0 +1,90 @@
+"""Prepared data: what `prepare` left, opened for training and scoring."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradvac.nmt.cleaning import Report
+from gradvac.nmt.settings import TRAIN, DataConfig
+from gradvac.nmt.tokens import TokenFile
+from gradvac.nmt.vocabulary import Vocabulary
+
+MANIFEST, REPORT, VOCABULARY = "manifest.json", "report.json", "vocabulary.model"
+# These choose among what was prepared, or say where things are; they do not change it.
+_IRRELEVANT = {"prepared", "root", "directions", "tasks", "resource_levels"}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A folder of prepared data.
+
+    Attributes:
+        folder: Where it is.
+        vocabulary: The shared vocabulary.
+        sizes: Split -> pair -> number of sentence pairs.
+        signature: Hash of all text and of the vocabulary.
+    """
+
+    folder: Path
+    vocabulary: Vocabulary
+    sizes: dict[str, dict[str, int]]
+    signature: str
+
+    @classmethod
+    def open(cls, config: DataConfig) -> Prepared | None:
+        """Open what was prepared with these settings; None if there is no such thing."""
+        try:
+            text = (config.prepared / MANIFEST).read_text(encoding="utf-8")
+            manifest = json.loads(text)
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+        if manifest["settings"] != relevant(config):
+            return None
+        vocabulary = Vocabulary.load(config.prepared / VOCABULARY)
+        return cls(config.prepared, vocabulary, manifest["sizes"], manifest["signature"])
+
+    def tokens(self, split: str, pair: str) -> tuple[TokenFile, TokenFile]:
+        """Map the token files of a pair, in the order of its name."""
+        size = len(self.vocabulary)
+        first, second = (
+            TokenFile(self.folder / "tokens" / f"{split}.{pair}.{code}", size)
+            for code in pair.split("-")
+        )
+        return first, second
+
+    def text(self, split: str, pair: str) -> tuple[list[str], list[str]]:
+        """Read the clean text of a pair, in the order of its name."""
+        if split not in self.sizes:
+            raise ValueError(f"set: there is no {split!r}; there are {', '.join(self.sizes)}.")
+        paths = (self.folder / "text" / f"{split}.{pair}.{code}" for code in pair.split("-"))
+        first, second = (path.read_text(encoding="utf-8").split("\n")[:-1] for path in paths)
+        return first, second
+
+    def pair_of(self, task: str) -> str:
+        """Return the pair a task belongs to: itself, or turned round."""
+        return task if task in self.sizes[TRAIN] else "-".join(reversed(task.split("-")))
+
+    def task_text(self, split: str, task: str) -> tuple[list[str], list[str]]:
+        """Read the clean text of a task: sources and targets."""
+        pair = self.pair_of(task)
+        first, second = self.text(split, pair)
+        return (first, second) if pair == task else (second, first)
+
+    def task_tokens(self, split: str, task: str) -> tuple[TokenFile, TokenFile]:
+        """Map the token files of a task: sources and targets."""
+        pair = self.pair_of(task)
+        first, second = self.tokens(split, pair)
+        return (first, second) if pair == task else (second, first)
+
+    def reports(self) -> dict[str, Report]:
+        """Read what was dropped: "train en-fr" -> report."""
+        saved = json.loads((self.folder / REPORT).read_text(encoding="utf-8"))
+        return {name: Report.from_dict(report) for name, report in saved.items()}
+
+
+def relevant(config: DataConfig) -> dict[str, Any]:
+    """Return the settings that prepared data depend on, as JSON would give them back."""
+    return config.model_dump(mode="json", exclude=_IRRELEVANT)

@@ -1,0 +1,166 @@
+"""The translation recipe: what the one training loop needs to know about translation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from gradvac.nmt.batch import Batch
+from gradvac.nmt.model import Transformer
+from gradvac.nmt.prepare import open_or_prepare
+from gradvac.nmt.prepared import VOCABULARY, Prepared
+from gradvac.nmt.score import score_lines
+from gradvac.nmt.settings import DEV, TRAIN, NmtConfig
+from gradvac.nmt.stream import Numbers, Stream, TaskData, gather_batch
+from gradvac.nmt.translator import Translator
+from gradvac.training import Display, Result, StepLosses, effective_epochs, seed_everything, train
+
+
+class TranslationRecipe:
+    """Many directions of translation, one model.
+
+    Args:
+        config: The run's settings.
+        prepared: Its data.
+    """
+
+    def __init__(self, config: NmtConfig, prepared: Prepared) -> None:
+        self.config, self.prepared = config, prepared
+        self.tasks = config.data.all_tasks()
+        self.model: Transformer = config.model.build(len(prepared.vocabulary))
+        self._sizes = {task: prepared.sizes[TRAIN][prepared.pair_of(task)] for task in self.tasks}
+        levels = config.data.resource_levels
+        self.resource_levels = {task: levels.of(size) for task, size in self._sizes.items()}
+        self._dev = [self._data(DEV, task) for task in self.tasks]
+
+    def _data(self, split: str, task: str) -> TaskData:
+        sources, targets = self.prepared.task_tokens(split, task)
+        tag = self.prepared.vocabulary.tag(task.partition("-")[2])
+        return TaskData(task, sources, targets, tag)
+
+    def _is_packed(self) -> bool:
+        if self.config.batch.packed != "auto":
+            return self.config.batch.packed
+        device = next(self.model.parameters()).device
+        return device.type == "cuda" and self.config.train.precision == "bf16"
+
+    def batches(self) -> Stream:
+        """Open the training data at their beginning."""
+        return Stream(
+            [self._data(TRAIN, task) for task in self.tasks],
+            self.config.sampling,
+            self.config.batch,
+            packed=self._is_packed(),
+            accumulation=self.config.optimizer.accumulation,
+            seed=self.config.train.seed,
+        )
+
+    def losses(self, batch: Batch) -> StepLosses:
+        """Compute the loss of every sentence pair, summed over its tokens."""
+        device = next(self.model.parameters()).device
+        return StepLosses(self.model(batch.to(device)), batch.tasks)
+
+    def validate(self) -> Mapping[str, float]:
+        """Compute the loss per token of every task without smoothing, their mean, and BLEU."""
+        scores = {f"dev/loss/{data.name}": self._dev_loss(data) for data in self._dev}
+        scores["dev/loss"] = float(np.mean(list(scores.values())))
+        if self.config.validation.bleu_sentences:
+            bleu = {f"dev/bleu/{task}": self._dev_bleu(task) for task in self.tasks}
+            scores |= bleu | {"dev/bleu": float(np.mean(list(bleu.values())))}
+        return scores
+
+    def _dev_loss(self, data: TaskData) -> float:
+        device = next(self.model.parameters()).device
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        num_tokens = 0
+        for numbers in self._dev_batches(data):
+            batch = gather_batch([data], [numbers], packed=self._is_packed()).to(device)
+            total += self.model(batch).double().sum()
+            num_tokens += batch.num_tokens
+        return float(total) / num_tokens
+
+    def _dev_batches(self, data: TaskData) -> list[Numbers]:
+        numbers = np.arange(min(len(data), self.config.validation.sentences))
+        lengths = data.lengths(numbers).max(0)
+        numbers = numbers[np.argsort(-lengths, kind="stable")]
+        batches = []
+        while len(numbers):
+            longest = int(data.lengths(numbers[:1]).max())
+            size = max(1, self.config.batch.tokens // longest)
+            batches.append(numbers[:size])
+            numbers = numbers[size:]
+        return batches
+
+    def _dev_bleu(self, task: str) -> float:
+        target, most = task.partition("-")[2], self.config.validation.bleu_sentences
+        sources, references = self.prepared.task_text(DEV, task)
+        translator = Translator(
+            self.model,
+            self.prepared.vocabulary,
+            self.config.decoding.model_copy(update={"beams": 1}),
+            targets=[target],
+            max_tokens=self.config.data.max_tokens,
+            precision=self.config.train.precision,
+        )
+        lines = translator.translate(sources[:most], target)
+        return score_lines(lines, references[:most], target).bleu
+
+    def data_signature(self) -> str:
+        """Return the hash of the prepared data and of the chosen tasks."""
+        return f"{self.prepared.signature}|{' '.join(self.tasks)}"
+
+    def epochs(self) -> Table:
+        """Show how often training will see the data of every task."""
+        config = self.config
+        stream = self.batches()
+        rows = effective_epochs(
+            self._sizes,
+            config.sampling,
+            num_steps=config.train.max_steps,
+            rows_per_step=stream.rows_per_batch * config.optimizer.accumulation,
+        )
+        shown = Table(title="What training will see", title_justify="left")
+        for column in ("task", "level"):
+            shown.add_column(column)
+        for column in ("sentence pairs", "share of batches", "drawn", "epochs"):
+            shown.add_column(column, justify="right")
+        for row in rows:
+            level = self.resource_levels[row.task]
+            drawn, epochs = f"{row.num_drawn:,.0f}", f"{row.epochs:.1f}"
+            shown.add_row(row.task, level, f"{row.size:,}", f"{row.probability:.1%}", drawn, epochs)
+        return shown
+
+
+def train_translation(
+    config: NmtConfig, run: str | Path, *, display: Display | None = None
+) -> Result:
+    """Prepare the data if need be, and train into a run folder, or continue the run there.
+
+    Args:
+        config: The run's settings.
+        run: The run folder; it gets a copy of the vocabulary.
+        display: Where progress and messages go.
+    """
+    display = display or Display()
+    prepared = open_or_prepare(config.data, say=display.say)
+    seed_everything(config.train.seed)
+    recipe = TranslationRecipe(config, prepared)
+    display.console.print(recipe.epochs())
+    _keep_vocabulary(prepared, Path(run))
+    return train(recipe, config, run, display=display)
+
+
+def _keep_vocabulary(prepared: Prepared, run: Path) -> None:
+    """A run can translate wherever its folder is moved."""
+    model, kept = (prepared.folder / VOCABULARY).read_bytes(), run / VOCABULARY
+    if kept.exists() and kept.read_bytes() != model:
+        raise ValueError(
+            f"run: {run} was trained with another vocabulary than {prepared.folder}; choose a new "
+            "run folder."
+        )
+    run.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(model)

@@ -1,0 +1,189 @@
+"""Scores: sacreBLEU's BLEU and chrF++, with their signatures, by task and by resource level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.significance import PairedTest, Result
+
+from gradvac.nmt import files
+from gradvac.nmt.prepared import Prepared
+from gradvac.nmt.settings import LEVELS, TRAIN, NmtConfig
+from gradvac.nmt.translator import Translator
+from gradvac.training import config
+
+# Scripts without blanks between words, whose n-grams are counted otherwise.
+_TOKENIZERS = {"zh": "zh", **dict.fromkeys(("ja", "km", "lo", "my", "th"), "char")}
+
+
+@dataclass(frozen=True)
+class Score:
+    """The quality of some translations.
+
+    Attributes:
+        bleu: Corpus BLEU.
+        chrf: Corpus chrF++.
+        num_lines: Sentences scored.
+        bleu_signature: sacreBLEU's; scores with different ones must not be compared.
+        chrf_signature: The same for chrF++.
+    """
+
+    bleu: float
+    chrf: float
+    num_lines: int
+    bleu_signature: str
+    chrf_signature: str
+
+
+def score_lines(lines: Sequence[str], references: Sequence[str], target: str) -> Score:
+    """Score translations against references.
+
+    Args:
+        lines: Translations.
+        references: One reference each.
+        target: Code of the target language, which decides how BLEU cuts words.
+    """
+    if len(lines) != len(references) or not lines:
+        raise ValueError(
+            f"lines: there are {len(lines)}, but {len(references)} references; give at least one, "
+            "and one reference each."
+        )
+    bleu, chrf = BLEU(tokenize=_TOKENIZERS.get(target, "13a")), CHRF(word_order=2)
+    scores = [metric.corpus_score(lines, [references]) for metric in (bleu, chrf)]
+    signatures = [str(metric.get_signature()) for metric in (bleu, chrf)]
+    return Score(scores[0].score, scores[1].score, len(lines), *signatures)
+
+
+def bleu_p_value(
+    lines: Sequence[str], others: Sequence[str], references: Sequence[str], target: str
+) -> float:
+    """Paired bootstrap over sentences: how likely is such a BLEU difference by chance?
+
+    It knows nothing of other seeds: a small value does not show that a method is better.
+    """
+    metric = BLEU(tokenize=_TOKENIZERS.get(target, "13a"), references=[references])
+    systems: list[tuple[str, Sequence[str]]] = [("one", list(lines)), ("other", list(others))]
+    _, results = PairedTest(systems, {"BLEU": metric}, None, test_type="bs", n_samples=1000)()
+    compared = results["BLEU"][1]
+    assert isinstance(compared, Result)
+    assert compared.p_value is not None
+    return compared.p_value
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of a run on one set.
+
+    Attributes:
+        run: The run folder.
+        split: Name of the set.
+        weights: Which weights were used.
+        by_task: Task -> score.
+        levels: Task -> resource level.
+        signature: The run's.
+    """
+
+    run: str
+    split: str
+    weights: str
+    by_task: Mapping[str, Score]
+    levels: Mapping[str, str]
+    signature: str
+
+    def means(self) -> dict[str, tuple[float, float]]:
+        """Average BLEU and chrF++ over the tasks of each resource level, and over "all"."""
+        groups = {
+            level: [task for task in self.by_task if self.levels[task] == level] for level in LEVELS
+        }
+        groups["all"] = list(self.by_task)
+        return {
+            name: (
+                float(np.mean([self.by_task[task].bleu for task in tasks])),
+                float(np.mean([self.by_task[task].chrf for task in tasks])),
+            )
+            for name, tasks in groups.items()
+            if tasks
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        means = {name: {"bleu": b, "chrf": c} for name, (b, c) in self.means().items()}
+        return asdict(self) | {"means": means}
+
+    def table(self) -> Table:
+        """Show the scores."""
+        shown = Table(title=f"{self.split}, {self.weights} weights", title_justify="left")
+        shown.add_column("task")
+        shown.add_column("level")
+        for column in ("BLEU", "chrF++", "sentences"):
+            shown.add_column(column, justify="right")
+        for task, score in self.by_task.items():
+            numbers = (f"{score.bleu:.1f}", f"{score.chrf:.1f}", f"{score.num_lines:,}")
+            shown.add_row(task, self.levels[task], *numbers)
+        shown.add_section()
+        for name, (bleu, chrf) in self.means().items():
+            shown.add_row("average", name, f"{bleu:.1f}", f"{chrf:.1f}", "")
+        first = next(iter(self.by_task.values()))
+        shown.caption = f"BLEU {first.bleu_signature}\nchrF++ {first.chrf_signature}"
+        shown.caption_justify = "left"
+        return shown
+
+
+def score_run(
+    run: str | Path,
+    *,
+    split: str = "test",
+    weights: str | int = "best",
+    device: str = "auto",
+    overrides: Sequence[str] = (),
+    max_lines: int | None = None,
+) -> Scores:
+    """Translate a set with a run's model, score it, and keep both in the run folder.
+
+    Writes RUN/scores/SET.WEIGHTS.json and RUN/scores/SET.WEIGHTS.TASK.txt.
+
+    Args:
+        run: The run folder.
+        split: "test", "dev", or an extra set of the config.
+        weights: "best", "last", "averaged", or a step.
+        device: "auto", "cpu", "cuda", ...
+        overrides: Of the run's config, such as "decoding.beams=8" or "data.prepared=...".
+        max_lines: Only so many lines of each task.
+    """
+    run = Path(run)
+    settings = config.load(NmtConfig, run / "config.toml", overrides)
+    prepared = Prepared.open(settings.data)
+    if prepared is None:
+        raise ValueError(
+            f"data.prepared: {settings.data.prepared} does not hold the data of {run}; run "
+            "`gradvac nmt prepare` with its config.toml, or give data.prepared=..."
+        )
+    translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
+    folder = run / "scores"
+    folder.mkdir(exist_ok=True)
+    by_task, levels = {}, {}
+    for task in settings.data.all_tasks():
+        sources, references = prepared.task_text(split, task)
+        target = task.partition("-")[2]
+        lines = translator.translate(sources[:max_lines], target)
+        text = "".join(f"{line}\n" for line in lines)
+        files.write_bytes(folder / f"{split}.{weights}.{task}.txt", text.encode())
+        by_task[task] = score_lines(lines, references[:max_lines], target)
+        levels[task] = settings.data.resource_levels.of(
+            prepared.sizes[TRAIN][prepared.pair_of(task)]
+        )
+    signature = files.read_json(run / "signature.json")
+    scores = Scores(str(run), split, str(weights), by_task, levels, _line(signature))
+    files.write_json(folder / f"{split}.{weights}.json", scores.to_dict())
+    return scores
+
+
+def _line(signature: Mapping[str, Any]) -> str:
+    return "|".join(f"{name}:{value}" for name, value in signature.items())

@@ -1,0 +1,250 @@
+"""The config of a translation run: [data], [model], [batch], [validation], [decoding].
+
+The other sections are those of every run: [train], [optimizer], [sampling], [align].
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from gradvac.nmt.cleaning import CleaningConfig
+from gradvac.nmt.model import SIZES, Size, Transformer
+from gradvac.nmt.vocabulary import VocabularyConfig
+from gradvac.training import RunConfig, Section
+
+TRAIN, DEV, TEST = "train", "dev", "test"
+LEVELS = ("high", "medium", "low", "extremely_low")
+
+
+class ResourceLevels(Section):
+    """[data.resource_levels]: training pairs from which a task is of a level; below: extremely_low.
+
+    The defaults are those of the paper's massively multilingual data, in sentence pairs.
+    """
+
+    high: int = Field(default=100_000_000, ge=1)
+    medium: int = Field(default=10_000_000, ge=1)
+    low: int = Field(default=5_000_000, ge=1)
+
+    @model_validator(mode="after")
+    def _fall(self) -> ResourceLevels:
+        if not self.high >= self.medium >= self.low:
+            raise ValueError(
+                f"high, medium and low must fall, got {self.high}, {self.medium}, {self.low}"
+            )
+        return self
+
+    def of(self, num_pairs: int) -> str:
+        """Return the level of a number of training pairs."""
+        thresholds = (self.high, self.medium, self.low, 0)
+        return next(
+            level for level, least in zip(LEVELS, thresholds, strict=True) if num_pairs >= least
+        )
+
+
+class DataConfig(Section):
+    """[data]: the text, and what is learned from it.
+
+    Attributes:
+        prepared: Folder for what `gradvac nmt prepare` makes.
+        root: What the files below are relative to.
+        pivot: The language that all others are paired with.
+        languages: The others.
+        pairs: Instead of `languages`: pairs such as "fr-de", pivot or not.
+        train: Sources of training pairs; `gradvac.nmt.readers` explains them.
+        dev: Source of the pairs that choose the checkpoint.
+        test: Source of the pairs to score on; may be left out.
+        extra: Further named sets to score on, such as {ntrex = "eval.{lang}.gz"}.
+        limit: Language or pair -> most training pairs.
+        directions: Which way to translate the pairs; "en" stands for the first of each.
+        tasks: Only these tasks, such as ["en-fr"] for a bilingual model.
+        max_tokens: Training pairs with a longer side are dropped; `translate` cuts its input there.
+        resource_levels: Thresholds.
+        cleaning: What else is dropped.
+        vocabulary: The shared vocabulary.
+    """
+
+    prepared: Path
+    root: Path = Path(".")
+    pivot: str = "en"
+    languages: list[str] = Field(default_factory=list)
+    pairs: list[str] = Field(default_factory=list)
+    train: str | list[str]
+    dev: str
+    test: str | None = None
+    extra: dict[str, str] = Field(default_factory=dict)
+    limit: dict[str, int] = Field(default_factory=dict)
+    directions: Literal["en-to-any", "any-to-en", "any-to-any"] = "en-to-any"
+    tasks: list[str] = Field(default_factory=list)
+    max_tokens: int = Field(default=256, ge=1)
+    resource_levels: ResourceLevels = ResourceLevels()
+    cleaning: CleaningConfig = CleaningConfig()
+    vocabulary: VocabularyConfig = VocabularyConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        if bool(self.languages) == bool(self.pairs):
+            raise ValueError("give either languages or pairs")
+        for pair in self.pairs:
+            if len(set(pair.split("-"))) != 2 or pair.count("-") != 1:
+                raise ValueError(f"pairs: {pair!r} must be two different codes, as in 'fr-de'")
+        bad = [code for code in (self.pivot, *self.languages) if "-" in code or not code]
+        if bad or self.pivot in self.languages:
+            what = f"{bad[0]!r} has a hyphen" if bad else f"{self.pivot!r} is the pivot"
+            raise ValueError(f"languages: {what}; write codes such as 'fr' or 'zh_tw'")
+        names = self.all_pairs()
+        if len(set(names)) != len(names):
+            raise ValueError("languages or pairs: one is there twice")
+        known = {*names, *(code for pair in names for code in pair.split("-"))}
+        for what, given in (("tasks", self.tasks), ("limit", list(self.limit))):
+            choices = self._all_tasks() if what == "tasks" else sorted(known)
+            unknown = [name for name in given if name not in choices]
+            if unknown:
+                raise ValueError(f"{what}: {unknown[0]!r} is none of {', '.join(choices)}")
+        reserved = {TRAIN, DEV, TEST} & set(self.extra)
+        if reserved:
+            raise ValueError(f"extra: {min(reserved)!r} is taken; choose another name")
+        return self
+
+    def all_pairs(self) -> list[str]:
+        """List all language pairs, as in "en-fr"."""
+        return self.pairs or [f"{self.pivot}-{code}" for code in self.languages]
+
+    def all_languages(self) -> list[str]:
+        """List the codes of all languages, pivot included."""
+        return list(dict.fromkeys(code for pair in self.all_pairs() for code in pair.split("-")))
+
+    def all_tasks(self) -> list[str]:
+        """List the tasks to train: directions, as in "en-fr" or "fr-en"."""
+        return self.tasks or self._all_tasks()
+
+    def _all_tasks(self) -> list[str]:
+        there = self.all_pairs()
+        back = ["-".join(reversed(pair.split("-"))) for pair in there]
+        return {"en-to-any": there, "any-to-en": back, "any-to-any": [*there, *back]}[
+            self.directions
+        ]
+
+    def sources(self) -> dict[str, list[str]]:
+        """Map every split to its sources."""
+        train = [self.train] if isinstance(self.train, str) else self.train
+        test = {} if self.test is None else {TEST: [self.test]}
+        extra = {name: [source] for name, source in self.extra.items()}
+        return {TRAIN: train, DEV: [self.dev], **test, **extra}
+
+
+class ModelConfig(Section):
+    """[model]: the Transformer.
+
+    Attributes:
+        size: "tiny", "small", "base" or "big"; the next five replace single numbers of it.
+        dropout: See `Transformer`.
+        norm_first: Pre-norm (true) or post-norm.
+        label_smoothing: In training.
+        logits_per_chunk: Largest number of logits held at once; less memory, a little more time.
+    """
+
+    size: Literal["tiny", "small", "base", "big"] = "base"
+    width: int | None = Field(default=None, ge=2)
+    inner: int | None = Field(default=None, ge=1)
+    heads: int | None = Field(default=None, ge=1)
+    encoder_layers: int | None = Field(default=None, ge=1)
+    decoder_layers: int | None = Field(default=None, ge=1)
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    norm_first: bool = True
+    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    logits_per_chunk: int = Field(default=1 << 27, ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> ModelConfig:
+        size = self.dimensions()
+        if size.width % (2 * size.heads):
+            raise ValueError(
+                f"width = {size.width} must be a multiple of 2 * heads = {2 * size.heads}"
+            )
+        return self
+
+    def dimensions(self) -> Size:
+        """Return the size with its replacements."""
+        given = {key: getattr(self, key) for key in Size._fields}
+        return SIZES[self.size]._replace(**{k: v for k, v in given.items() if v is not None})
+
+    def build(self, vocabulary_size: int) -> Transformer:
+        """Make the model; draw its weights from torch's global generator."""
+        return Transformer(
+            self.dimensions(),
+            vocabulary_size,
+            dropout=self.dropout,
+            norm_first=self.norm_first,
+            label_smoothing=self.label_smoothing,
+            logits_per_chunk=self.logits_per_chunk,
+        )
+
+
+class BatchConfig(Section):
+    """[batch]: what one micro-batch holds.
+
+    Attributes:
+        tokens: Most tokens of either side, padding included.
+        packed: One sentence after the other without padding: "auto" on a GPU with bf16, where
+            attention knows the form.
+        chunk: Batches are cut from the sorted sentences of this many, so that a batch holds
+            sentences of like length and every batch has all tasks.
+    """
+
+    tokens: int = Field(default=4096, ge=1)
+    packed: bool | Literal["auto"] = "auto"
+    chunk: int = Field(default=24, ge=1)
+
+
+class ValidationConfig(Section):
+    """[validation]: what is measured during training.
+
+    Attributes:
+        sentences: Most development pairs of a task.
+        bleu_sentences: Most pairs of a task to translate for BLEU ("dev/bleu"); 0: none.
+    """
+
+    sentences: int = Field(default=2000, ge=1)
+    bleu_sentences: int = Field(default=0, ge=0)
+
+
+class DecodingConfig(Section):
+    """[decoding]: how translations are searched.
+
+    Attributes:
+        beams: 1 is greedy search.
+        length_penalty: Exponent of ((5 + length) / 6); larger favours longer translations.
+        max_ratio: A translation has at most `max_ratio * source + max_extra` tokens.
+        max_extra: See there.
+        tokens: Most source tokens of a batch, padding and beams included.
+    """
+
+    beams: int = Field(default=4, ge=1)
+    length_penalty: float = Field(default=0.6, ge=0)
+    max_ratio: float = Field(default=2.0, gt=0)
+    max_extra: int = Field(default=10, ge=1)
+    tokens: int = Field(default=16_384, ge=1)
+
+
+class NmtConfig(RunConfig):
+    """A translation run."""
+
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    batch: BatchConfig = BatchConfig()
+    validation: ValidationConfig = ValidationConfig()
+    decoding: DecodingConfig = DecodingConfig()
+
+    @model_validator(mode="after")
+    def _longest_sentence_fits(self) -> NmtConfig:
+        longest = self.data.max_tokens + 2
+        if self.batch.tokens < longest:
+            raise ValueError(
+                f"batch.tokens = {self.batch.tokens} is less than the longest sentence, "
+                f"data.max_tokens + 2 = {longest}"
+            )
+        return self

@@ -1,0 +1,209 @@
+"""Batches without end: tasks drawn by temperature, sentences of like length together.
+
+Sentences are drawn for a *chunk* of some batches. Within a task they are sorted by length and cut
+into as many parts as there are batches, each of the same number of tokens; part j of every task
+makes batch j. So a batch holds sentences of like length, and all tasks in the proportion in which
+they were drawn. The batches of a chunk come in random order.
+
+A task's sentences come in a new random order on every pass, which is a function of the seed, the
+task and the number of the pass: where a stream stands is a handful of numbers.
+"""
+
+# T tasks
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradvac.nmt.batch import Batch, Ragged, make_batch
+from gradvac.nmt.settings import BatchConfig
+from gradvac.nmt.tokens import TokenFile
+from gradvac.nmt.vocabulary import BOS, EOS
+from gradvac.training import SamplingConfig
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """The sentence pairs of a task.
+
+    Attributes:
+        name: Such as "en-fr".
+        sources: Source sentences.
+        targets: Their translations.
+        tag: The token `<2xx>` of the target language.
+    """
+
+    name: str
+    sources: TokenFile
+    targets: TokenFile
+    tag: int
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def mean_length(self) -> float:
+        """The mean length of the longer sides, special tokens included."""
+        return float(self.lengths(np.arange(len(self))).max(0).mean())
+
+    def lengths(self, numbers: Numbers) -> Numbers:
+        """Tokens of both sides with their special ones, `[2, len(numbers)]`."""
+        return np.stack([self.sources.lengths[numbers] + 2, self.targets.lengths[numbers] + 1])
+
+    def gather(self, numbers: Numbers) -> tuple[Ragged, Ragged]:
+        """Read pairs: `<2xx> x_1 ... x_n </s>` and `<s> y_1 ... y_m </s>`."""
+        sources, targets = self.sources.gather(numbers), self.targets.gather(numbers)
+        return sources.enclose(self.tag, EOS), targets.enclose(BOS, EOS)
+
+
+def gather_batch(
+    tasks: Sequence[TaskData], chosen: Sequence[Numbers], *, packed: bool = False
+) -> Batch:
+    """Make a batch of the chosen sentence pairs of every task."""
+    present = [
+        (t, task, own) for t, (task, own) in enumerate(zip(tasks, chosen, strict=True)) if len(own)
+    ]
+    sources, targets = zip(*(task.gather(own) for _, task, own in present), strict=True)
+    owners = np.repeat([t for t, _, _ in present], [len(own) for _, _, own in present])
+    return make_batch(Ragged.join(sources), Ragged.join(targets), owners, packed=packed)
+
+
+class Stream:
+    """An endless stream of batches that can be stopped and continued exactly.
+
+    Args:
+        tasks: The data.
+        sampling: Temperature and its schedule; a new temperature holds from the next chunk on.
+        config: Tokens of a batch, batches of a chunk.
+        packed: Whether batches are packed.
+        accumulation: Batches of an optimiser step, by which the schedule counts.
+        seed: Of everything drawn.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[TaskData],
+        sampling: SamplingConfig,
+        config: BatchConfig,
+        *,
+        packed: bool = False,
+        accumulation: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self._tasks, self._config, self._packed = list(tasks), config, packed
+        self._accumulation, self._seed = accumulation, seed
+        self._sampler = sampling.build({task.name: len(task) for task in tasks}, seed=seed)
+        shares = self._sampler.probabilities(0)
+        mean = sum(shares[task.name] * task.mean_length() for task in tasks)
+        self._rows_per_chunk = max(1, round(config.chunk * config.tokens / mean))
+        self._orders: dict[tuple[int, int], npt.NDArray[np.uint32]] = {}
+        self._drawn = [0] * len(tasks)  # sentences of every task drawn so far
+        self._num_before = 0  # batches before this chunk
+        self._open_chunk()
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Batch:
+        """Make the next batch."""
+        if self._next == len(self._open):
+            self._num_before += len(self._open)
+            self._open_chunk()
+        chosen = self._open[self._next]
+        self._next += 1
+        return gather_batch(self._tasks, chosen, packed=self._packed)
+
+    @property
+    def rows_per_batch(self) -> float:
+        """The sentence pairs of a batch, on average over the present chunk."""
+        return self._rows_per_chunk / len(self._open)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say where the stream stands."""
+        return {**self._start, "next": self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue there."""
+        self._sampler.load_state_dict(state["sampler"])
+        self._drawn, self._num_before = list(state["drawn"]), int(state["num_before"])
+        self._open_chunk()
+        self._next = int(state["next"])
+
+    def _open_chunk(self) -> None:
+        self._start = {
+            "sampler": self._sampler.state_dict(),
+            "drawn": list(self._drawn),
+            "num_before": self._num_before,
+        }
+        step = self._num_before // self._accumulation
+        owners = self._sampler.draw(self._rows_per_chunk, step=step)
+        chosen = [self._take(t, int((owners == t).sum())) for t in range(len(self._tasks))]
+        batches = self._cut(chosen)
+        order = np.random.default_rng([self._seed, self._num_before]).permutation(len(batches))
+        self._open, self._next = [batches[number] for number in order], 0
+
+    def _take(self, task: int, num: int) -> Numbers:
+        """The next sentences of a task, in the random order of each pass."""
+        size, first = len(self._tasks[task]), self._drawn[task]
+        self._drawn[task] += num
+        pieces = []
+        while num:
+            turn, start = divmod(first, size)
+            if (task, turn) not in self._orders:
+                self._orders = {key: o for key, o in self._orders.items() if key[0] != task}
+                generator = np.random.default_rng([self._seed, task, turn])
+                self._orders[task, turn] = generator.permutation(np.arange(size, dtype=np.uint32))
+            piece = self._orders[task, turn][start : start + num]
+            pieces.append(piece.astype(np.int64))
+            first, num = first + len(piece), num - len(piece)
+        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+
+    def _cut(self, chosen: list[Numbers]) -> list[list[Numbers]]:
+        """Cut the drawn sentences into batches, as few as the token budget allows."""
+        lengths = [task.lengths(own) for task, own in zip(self._tasks, chosen, strict=True)]
+        orders = [np.lexsort((own[0], own.sum(0))) for own in lengths]
+        chosen = [own[order] for own, order in zip(chosen, orders, strict=True)]
+        costs = [own.max(0)[order] for own, order in zip(lengths, orders, strict=True)]
+        total = sum(int(cost.sum()) for cost in costs)
+        fewest = math.ceil(total / self._config.tokens)
+        for num_batches in range(fewest, 2 * fewest + 1):
+            batches = _parts(chosen, costs, num_batches)
+            if all(self._fits(batch) for batch in batches):
+                return batches
+        return [piece for batch in batches for piece in self._halve(batch)]
+
+    def _fits(self, batch: list[Numbers]) -> bool:
+        lengths = np.concatenate(
+            [task.lengths(own) for task, own in zip(self._tasks, batch, strict=True)], axis=1
+        )
+        size = lengths.sum(1) if self._packed else lengths.max(1) * lengths.shape[1]
+        return int(size.max()) <= self._config.tokens
+
+    def _halve(self, batch: list[Numbers]) -> list[list[Numbers]]:
+        """Divide a batch that is too large, every task alike."""
+        if self._fits(batch):
+            return [batch]
+        # Every second sentence of the whole batch: tasks with one sentence must part too.
+        before = np.cumsum([0, *(len(own) for own in batch[:-1])])
+        starts = [int(number % 2) for number in before]
+        halves = [[own[s::2] for s, own in zip(starts, batch, strict=True)]]
+        halves.append([own[1 - s :: 2] for s, own in zip(starts, batch, strict=True)])
+        return [piece for half in halves for piece in self._halve(half)]
+
+
+def _parts(chosen: list[Numbers], costs: list[Numbers], num: int) -> list[list[Numbers]]:
+    """Cut every task's sentences into parts of equal cost."""
+    by_task = []
+    for own, cost in zip(chosen, costs, strict=True):
+        middles = np.cumsum(cost) - cost / 2  # a sentence belongs where its middle lies
+        edges = np.linspace(0, cost.sum(), num + 1)[1:-1]
+        by_task.append(np.split(own, np.searchsorted(middles, edges)))
+    batches = [list(parts) for parts in zip(*by_task, strict=True)]
+    return [batch for batch in batches if any(len(own) for own in batch)]

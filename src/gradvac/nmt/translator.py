@@ -1,0 +1,161 @@
+"""The translator: lines of text in, lines of text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gradvac.nmt.batch import Ragged, Side
+from gradvac.nmt.decode import search
+from gradvac.nmt.model import Transformer
+from gradvac.nmt.prepared import VOCABULARY
+from gradvac.nmt.settings import DecodingConfig, NmtConfig
+from gradvac.nmt.vocabulary import BOS, EOS, Vocabulary
+from gradvac.training import checkpoint, choose_device, config
+
+
+@dataclass
+class Counts:
+    """What happened to the lines.
+
+    Attributes:
+        lines: Lines translated, empty ones included.
+        empty: Empty lines; their translation is empty.
+        cut: Lines with too many tokens, of which only the beginning was translated.
+    """
+
+    lines: int = 0
+    empty: int = 0
+    cut: int = 0
+
+
+class Translator:
+    """Translates with a trained model.
+
+    Args:
+        model: On its device.
+        vocabulary: The model's.
+        settings: How to search.
+        targets: Languages it was trained to translate into.
+        max_tokens: Longer lines are cut, and counted.
+        precision: "bf16" searches under autocast.
+
+    Example:
+        >>> translator = Translator.from_run("runs/demo")
+        >>> translator.translate(["the old man sleeps"], "qso")
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        vocabulary: Vocabulary,
+        settings: DecodingConfig,
+        *,
+        targets: Sequence[str],
+        max_tokens: int,
+        precision: str = "fp32",
+    ) -> None:
+        self._model, self._vocabulary, self._settings = model, vocabulary, settings
+        self.targets = tuple(dict.fromkeys(targets))
+        self._max_tokens, self._precision = max_tokens, precision
+        self.counts = Counts()
+
+    @classmethod
+    def from_run(
+        cls,
+        run: str | Path,
+        *,
+        weights: str | int = "best",
+        device: str = "auto",
+        overrides: Sequence[str] = (),
+    ) -> Translator:
+        """Load the model of a run.
+
+        Args:
+            run: The run folder.
+            weights: "best", "last", "averaged", or a step.
+            device: "auto", "cpu", "cuda", ...
+            overrides: Of its config, such as "decoding.beams=8".
+        """
+        run = Path(run)
+        settings = config.load(NmtConfig, run / "config.toml", overrides)
+        vocabulary = Vocabulary.load(run / VOCABULARY)
+        model = settings.model.build(len(vocabulary))
+        model.load_state_dict(checkpoint.weights(run, weights))
+        return cls(
+            model.to(choose_device(device)).eval(),
+            vocabulary,
+            settings.decoding,
+            targets=[task.partition("-")[2] for task in settings.data.all_tasks()],
+            max_tokens=settings.data.max_tokens,
+            precision=settings.train.precision,
+        )
+
+    def translate(self, lines: Sequence[str], target: str) -> list[str]:
+        """Translate lines into a language.
+
+        Args:
+            lines: Sentences, in any of the source languages.
+            target: Code of the target language.
+
+        Raises:
+            ValueError: The model was not trained to translate into that language.
+        """
+        if target not in self.targets:
+            raise ValueError(
+                f"target language: {target!r} is unknown; this model translates into "
+                f"{', '.join(self.targets)}."
+            )
+        tag = self._vocabulary.tag(target)
+        pieces = self._vocabulary.encode(lines)
+        self.counts.lines += len(lines)
+        self.counts.empty += sum(not own for own in pieces)
+        self.counts.cut += sum(len(own) > self._max_tokens for own in pieces)
+        pieces = [own[: self._max_tokens] for own in pieces]
+        translations = [""] * len(lines)
+        for rows in self._batches([len(own) for own in pieces]):
+            source = Ragged.of([pieces[row] for row in rows]).enclose(tag, EOS)
+            for row, text in zip(rows, self._search(source), strict=True):
+                translations[row] = text
+        return translations
+
+    def stream(self, lines: Iterable[str], target: str, *, window: int = 1024) -> Iterator[str]:
+        """Translate lines as they come, a window at a time, in order."""
+        waiting = iter(lines)
+        while block := list(islice(waiting, window)):
+            yield from self.translate(block, target)
+
+    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Cut non-empty lines, longest first, into batches."""
+        order = sorted((n for n, length in enumerate(lengths) if length), key=lengths.__getitem__)
+        order.reverse()
+        while order:
+            longest = lengths[order[0]] + 2
+            size = max(1, self._settings.tokens // (longest * self._settings.beams))
+            yield order[:size]
+            order = order[size:]
+
+    def _search(self, source: Ragged) -> list[str]:
+        device = next(self._model.parameters()).device
+        tasks = torch.zeros(len(source.lengths), dtype=torch.int64)
+        side = Side.make(source, tasks=tasks, packed=False).to(device)
+        settings = self._settings
+        limits = np.ceil((source.lengths - 2) * settings.max_ratio) + settings.max_extra
+        is_bf16 = self._precision == "bf16" and device.type != "cpu"
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
+            found = search(
+                self._model,
+                side,
+                bos=BOS,
+                eos=EOS,
+                limits=limits.astype(int).tolist(),
+                num_beams=settings.beams,
+                alpha=settings.length_penalty,
+                forbidden=self._vocabulary.unspeakable,
+            )
+        return [self._vocabulary.decode(hypothesis.tokens) for hypothesis in found]

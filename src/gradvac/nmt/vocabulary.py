@@ -1,0 +1,150 @@
+"""The shared vocabulary: SentencePiece pieces of all languages, and a token for each target."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import sentencepiece
+from pydantic import Field
+
+from gradvac.training import Section, task_probabilities
+
+PAD, BOS, EOS, UNKNOWN = range(4)
+
+
+class VocabularyConfig(Section):
+    """[data.vocabulary]: SentencePiece, unigram model with byte fallback.
+
+    Attributes:
+        size: Pieces, everything included; a corpus with fewer gives fewer, and says so.
+        temperature: Languages are drawn with P ~ (lines)^(1 / temperature), so that those with
+            little data get pieces too.
+        max_lines: Lines to learn from.
+        character_coverage: Share of characters with a piece of their own; the others are bytes.
+        normalization: Rule of SentencePiece: "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "identity", ...
+        threads: To learn with. Other numbers can give other pieces.
+    """
+
+    size: int = Field(default=64_000, ge=300)
+    temperature: float = Field(default=5.0, gt=0)
+    max_lines: int = Field(default=5_000_000, ge=1)
+    character_coverage: float = Field(default=0.9999, gt=0.9, le=1)
+    normalization: str = "nmt_nfkc"
+    threads: int = Field(default=4, ge=1)
+
+
+class Vocabulary:
+    """Text to tokens and back.
+
+    Args:
+        model: A trained SentencePiece model, serialised.
+
+    Example:
+        >>> vocabulary = Vocabulary.load("prepared/vocabulary.model")
+        >>> vocabulary.encode(["a small house"])
+    """
+
+    def __init__(self, model: bytes) -> None:
+        self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+        size = self._pieces.get_piece_size()
+        pieces = [self._pieces.id_to_piece(number) for number in range(size)]
+        self._tags = {
+            piece[2:-1]: number
+            for number, piece in enumerate(pieces)
+            if piece.startswith("<2") and piece.endswith(">")
+        }
+
+    @classmethod
+    def load(cls, path: str | Path) -> Vocabulary:
+        """Read a model file."""
+        path = Path(path)
+        if not path.is_file():
+            raise ValueError(
+                f"vocabulary: there is no file {path}; run `gradvac nmt prepare` first."
+            )
+        return cls(path.read_bytes())
+
+    def __len__(self) -> int:
+        return int(self._pieces.get_piece_size())
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Codes of the languages that have a token `<2xx>`."""
+        return tuple(self._tags)
+
+    @property
+    def unspeakable(self) -> list[int]:
+        """Tokens that are never part of a translation."""
+        return [PAD, BOS, UNKNOWN, *self._tags.values()]
+
+    def tag(self, language: str) -> int:
+        """Return the token that asks for a translation into a language."""
+        if language not in self._tags:
+            raise ValueError(
+                f"target language: {language!r} is unknown; this model knows "
+                f"{', '.join(self._tags)}."
+            )
+        return self._tags[language]
+
+    def encode(self, lines: Sequence[str], *, threads: int = 1) -> list[list[int]]:
+        """Cut lines into pieces, without any special token."""
+        found: list[list[int]] = self._pieces.encode(list(lines), num_threads=threads)
+        return found
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Put pieces together to a line of text."""
+        # A byte-fallback piece may stand for a line break; a translation is one line.
+        return " ".join(str(self._pieces.decode(list(tokens))).split())
+
+
+def learn(lines: Iterable[str], languages: Iterable[str], config: VocabularyConfig) -> bytes:
+    """Learn a vocabulary.
+
+    Args:
+        lines: Text of all languages.
+        languages: Codes that get a token `<2xx>`.
+        config: Size and so on.
+
+    Returns:
+        The serialised SentencePiece model.
+    """
+    written = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=written,
+            model_type="unigram",
+            vocab_size=config.size,
+            hard_vocab_limit=False,
+            byte_fallback=True,
+            user_defined_symbols=[f"<2{code}>" for code in languages],
+            pad_id=PAD,
+            bos_id=BOS,
+            eos_id=EOS,
+            unk_id=UNKNOWN,
+            character_coverage=config.character_coverage,
+            normalization_rule_name=config.normalization,
+            num_threads=config.threads,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            f"data.vocabulary: SentencePiece could not learn {config.size} pieces: {error}"
+        ) from error
+    return written.getvalue()
+
+
+def spread(lines: Iterable[str], size: int, wanted: int) -> Iterator[str]:
+    """Draw lines evenly from `size` of them, each about `wanted / size` times."""
+    for number, line in enumerate(lines):
+        for _ in range(wanted * (number + 1) // size - wanted * number // size):
+            yield line
+
+
+def shares(sizes: Mapping[str, int], config: VocabularyConfig) -> dict[str, int]:
+    """Decide how many lines of every language to learn from."""
+    total = min(sum(sizes.values()), config.max_lines)
+    chances = task_probabilities(sizes, config.temperature)
+    return {language: max(1, round(total * chance)) for language, chance in chances.items()}

@@ -1,0 +1,82 @@
+"""Training: what every recipe needs around the aligner, and nothing about any one recipe.
+
+A recipe (`recipe.py`) owns a model, batches and a validation. `train` (`loop.py`) is the one loop:
+learning rate, micro-batches, aligned backward, clipping, optimiser step, log, validation,
+checkpoint. A run is a folder: its config, its signature, its metrics, its checkpoints. Training
+into a folder that holds a run continues it, bit for bit on a CPU, wherever it was killed.
+
+    config.py       typed settings from TOML and `section.key=value`; errors that name the key
+    settings.py     [train] and what all recipes configure: RunConfig
+    align.py        [align]: rule, granularity, engine -> Aligner
+    sampling.py     [sampling]: tasks drawn by temperature; effective epochs
+    optimizer.py    [optimizer]: Adam, learning rate, clipping; steps that skip themselves
+    recipe.py       the protocol between a recipe and the loop
+    loop.py         train(recipe, config, run)
+    state.py        what a run consists of between two steps: saved and restored as one
+    checkpoint.py   atomic checkpoints, best and averaged weights
+    runlog.py       the run folder: lock, config, metrics
+    writers.py      TensorBoard, wandb, trackio
+    meters.py       sums between two log entries
+    signature.py    what a number depends on, in one line
+    processes.py    device, seeds, random state, threads, signals
+    display.py      progress bar
+
+A recipe's config extends `RunConfig` with sections of its own:
+
+    class TaggingConfig(RunConfig):
+        data: DataConfig
+
+    settings = config.load(TaggingConfig, "ner.toml", ["optimizer.lr=3e-5", "train.seed=2"])
+"""
+
+from gradvac.training import checkpoint, config
+from gradvac.training.align import AlignConfig
+from gradvac.training.checkpoint import CheckpointError
+from gradvac.training.config import ConfigError, Section
+from gradvac.training.display import Display
+from gradvac.training.loop import DivergedError, Result, train
+from gradvac.training.optimizer import OptimizerConfig
+from gradvac.training.processes import choose_device, seed_everything
+from gradvac.training.recipe import Batch, BatchStream, Recipe, StepLosses
+from gradvac.training.runlog import RunLog, read_metrics
+from gradvac.training.sampling import (
+    SamplingConfig,
+    TaskSampler,
+    TemperaturePhase,
+    effective_epochs,
+    format_epochs,
+    task_probabilities,
+)
+from gradvac.training.settings import RunConfig, TrainConfig
+from gradvac.training.signature import Signature
+
+__all__ = [
+    "AlignConfig",
+    "Batch",
+    "BatchStream",
+    "CheckpointError",
+    "ConfigError",
+    "Display",
+    "DivergedError",
+    "OptimizerConfig",
+    "Recipe",
+    "Result",
+    "RunConfig",
+    "RunLog",
+    "SamplingConfig",
+    "Section",
+    "Signature",
+    "StepLosses",
+    "TaskSampler",
+    "TemperaturePhase",
+    "TrainConfig",
+    "checkpoint",
+    "choose_device",
+    "config",
+    "effective_epochs",
+    "format_epochs",
+    "read_metrics",
+    "seed_everything",
+    "task_probabilities",
+    "train",
+]

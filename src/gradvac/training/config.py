@@ -1,0 +1,122 @@
+"""Typed settings from TOML files and `section.key=value` overrides.
+
+A config is a pydantic model of sections; every component owns the section it reads. Nothing is
+guessed: an unknown key, a wrong type or a contradiction is one line that names the file or override
+it came from, the key, and the nearest valid key.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pydantic
+from pydantic import BaseModel, ConfigDict
+
+from gradvac.training._mistakes import explain, nearest
+from gradvac.training._toml import parse_value, write_toml
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+class ConfigError(ValueError):
+    """Settings that cannot be used: one line for each mistake."""
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are refused, types are taken literally, values stay."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, ser_json_inf_nan="constants"
+    )
+
+
+def load(
+    model_class: type[Config],
+    source: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    folders: Iterable[Path] = (),
+) -> Config:
+    """Read a config.
+
+    Args:
+        model_class: What to read: a pydantic model, usually a recipe's `RunConfig`.
+        source: A TOML file; or the name of one in `folders`, without `.toml`.
+        overrides: `section.key=value`, applied in order. Values are TOML literals; a bare word is
+            a string.
+        folders: Where named configs are.
+
+    Raises:
+        ConfigError: With one line for each mistake.
+    """
+    path = _find(source, folders)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    origins = {_apply(override, table): f"override {override}" for override in overrides}
+    # Through JSON, because pydantic's strict JSON mode takes what a text file can say (a string
+    # for a path, a list for a tuple) and nothing else.
+    try:
+        return model_class.model_validate_json(json.dumps(table, default=str))
+    except pydantic.ValidationError as error:
+        lines = explain(error, model_class, file=str(path), origins=origins)
+        raise ConfigError("\n".join(lines)) from None
+
+
+def dump(config: BaseModel) -> str:
+    """A config as TOML, every default written out; `load` reads it back to an equal config."""
+    return write_toml(config.model_dump(mode="json", exclude_none=True))
+
+
+def differences(old: BaseModel, new: BaseModel) -> dict[str, tuple[Any, Any]]:
+    """Key path -> (old value, new value) of everything that differs; None for an unset key."""
+    before, after = _flatten(old.model_dump(mode="json")), _flatten(new.model_dump(mode="json"))
+    keys = dict.fromkeys([*before, *after])
+    found = {key: (before.get(key), after.get(key)) for key in keys}
+    return {key: pair for key, pair in found.items() if pair[0] != pair[1]}
+
+
+def _find(source: str | Path, folders: Iterable[Path]) -> Path:
+    path = Path(source)
+    if path.is_file():
+        return path
+    named = {
+        file.relative_to(folder).with_suffix("").as_posix(): file
+        for folder in folders
+        for file in sorted(folder.rglob("*.toml"))
+    }
+    if str(source) in named:
+        return named[str(source)]
+    hint = f"; {nearest(str(source), named)}" if named else ""
+    raise ConfigError(f"config: there is no file {str(source)!r}{hint}")
+
+
+def _apply(override: str, table: dict[str, Any]) -> tuple[str, ...]:
+    """Set the key an override names, and return its path."""
+    name, equals, text = override.partition("=")
+    keys = tuple(key.strip() for key in name.split("."))
+    if not equals or not all(keys):
+        raise ConfigError(f"override {override}: must have the form section.key=value")
+    for depth, key in enumerate(keys[:-1], start=1):
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            where = ".".join(keys[:depth])
+            raise ConfigError(f"override {override}: {where} is a value, not a section")
+    try:
+        table[keys[-1]] = parse_value(text.strip())
+    except ValueError as error:
+        raise ConfigError(f"override {override}: {error}") from None
+    return keys
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,274 @@
+"""The loop: one for all recipes, read from top to bottom.
+
+`train` prepares a run, or continues it; `_Loop.run` is the loop; the methods below it are its
+lines, in the order in which they happen.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Literal
+
+import torch
+from torch import Tensor
+
+from gradvac import Alignment
+from gradvac.training import checkpoint
+from gradvac.training._mistakes import nearest
+from gradvac.training.display import Display
+from gradvac.training.optimizer import clip, step_unless
+from gradvac.training.processes import StopSignals, untouched_random_state
+from gradvac.training.recipe import BatchT, Recipe
+from gradvac.training.runlog import RunLog
+from gradvac.training.settings import RunConfig
+from gradvac.training.signature import Signature
+from gradvac.training.state import RunState
+
+Watch = Callable[[int, Alignment], None]
+Reason = Literal["finished", "early_stop", "interrupted"]
+
+
+class DivergedError(RuntimeError):
+    """Too many steps in a row had a loss or gradient that was not finite."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a call of `train` ended.
+
+    Attributes:
+        run: The run folder.
+        step: Optimiser steps taken, in all.
+        reason: "finished" (all steps), "early_stop" (patience), "interrupted" (a signal; the same
+            call continues).
+        best_step: Step of `best.safetensors`; None before the first validation.
+        best_score: Its `train.metric`.
+        skipped_steps: Steps whose loss or gradient was not finite.
+        seconds: Time spent training, without validation and saving.
+    """
+
+    run: Path
+    step: int
+    reason: Reason
+    best_step: int | None
+    best_score: float | None
+    skipped_steps: int
+    seconds: float
+
+
+def train(
+    recipe: Recipe[BatchT],
+    settings: RunConfig,
+    run: str | Path,
+    *,
+    display: Display | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Train a recipe's model into a run folder, or continue the run that is there.
+
+    Args:
+        recipe: Model, batches, losses, validation.
+        settings: The recipe's config.
+        run: The run folder. Killed at any moment and called again, training continues from the
+            last intact checkpoint; on a CPU the weights are those of an uninterrupted run, bit for
+            bit.
+        display: Where progress and messages go; None: standard output.
+        watch: Called after every step with its number and its `Alignment`.
+
+    Raises:
+        ValueError: The folder is in use, or holds a run with other settings or other data.
+        DivergedError: `train.max_bad_steps` steps in a row were not finite.
+        CheckpointError: A checkpoint could not be written; those before are intact.
+    """
+    with (
+        display or Display() as display,
+        RunLog(Path(run), settings, say=display.say) as log,
+        StopSignals() as signals,
+    ):
+        loop = _Loop(recipe, settings, log, display, signals, watch)
+        try:
+            return loop.run()
+        finally:
+            loop.state.aligner.detach()
+
+
+class _Loop(Generic[BatchT]):
+    def __init__(
+        self,
+        recipe: Recipe[BatchT],
+        settings: RunConfig,
+        log: RunLog,
+        display: Display,
+        signals: StopSignals,
+        watch: Watch | None,
+    ) -> None:
+        self.recipe, self.settings, self.log = recipe, settings, log
+        self.display, self.signals, self.watch = display, signals, watch
+        self.data = recipe.data_signature()
+        self.state = RunState(recipe, settings)
+
+    def run(self) -> Result:
+        """Continue where the run stands, until there is a reason to stop."""
+        state, train = self.state, self.settings.train
+        state.resume(self.log, data=self.data, say=self.display.say)
+        self.introduce()
+        state.meters.go_on()
+        while True:
+            if self.is_due(train.validate_every) and state.at.validated < state.at.step:
+                self.validate()
+            reason = self.reason_to_stop()
+            if reason or self.is_due(train.checkpoint_every):
+                self.save()
+            if reason:
+                return self.finish(reason)
+            alignment = self.step()
+            if self.watch is not None:
+                self.watch(state.at.step, alignment)
+            if self.is_due(train.log_every):
+                self.write_log(alignment)
+            if self.signals.received and state.at.step < train.max_steps:
+                self.save()
+                return self.finish("interrupted")
+
+    def is_due(self, every: int) -> bool:
+        """Every so many steps, and at the last one; 0: never."""
+        step, last = self.state.at.step, self.settings.train.max_steps
+        return every > 0 and step > 0 and (step % every == 0 or step == last)
+
+    def reason_to_stop(self) -> Reason | None:
+        at, train = self.state.at, self.settings.train
+        if train.patience and at.stale >= train.patience:
+            return "early_stop"
+        return "finished" if at.step >= train.max_steps else None
+
+    def introduce(self) -> None:
+        self.sign()
+        self.display.say(repr(self.state.aligner))
+        align = self.settings.align
+        for key in align.unused():
+            self.display.say(f"align.{key} has no effect with rule {align.describe_rule()}.")
+        self.display.open(self.state.at.step, self.settings.train.max_steps)
+
+    def step(self) -> Alignment:
+        """One optimiser step, which skips itself, on the device, if it is not finite."""
+        state, settings = self.state, self.settings.optimizer
+        lr = settings.lr_at(state.at.step, max_steps=self.settings.train.max_steps)
+        for group in state.optimizer.param_groups:
+            group["lr"] = lr
+        batches = [next(state.batches) for _ in range(settings.accumulation)]
+        num_tokens = max(1, sum(batch.num_tokens for batch in batches))
+        sums: dict[str, Tensor | float] = {}
+        alignment = None
+        for position, batch in enumerate(batches, start=1):
+            with self.autocast():
+                found = self.recipe.losses(batch)
+            alignment = state.aligner.backward(
+                found.losses / num_tokens, found.tasks, accumulate=position < len(batches)
+            )
+            for name, value in {"loss": found.losses.detach().sum(), **found.shown}.items():
+                sums[name] = sums.get(name, 0.0) + value
+        assert alignment is not None
+        self.norm = clip(state.model, settings.clip_norm)
+        bad = ~(self.norm.isfinite() & torch.as_tensor(sums["loss"]).isfinite())
+        step_unless(state.optimizer, bad)
+        state.optimizer.zero_grad()
+        state.meters.add(sums, num_tokens, bad)
+        state.at.step += 1
+        self.display.advance(state.at.step)
+        return alignment
+
+    def write_log(self, alignment: Alignment) -> None:
+        """The moment to wait for the device, and to notice that steps were skipped."""
+        state, train = self.state, self.settings.train
+        bad_in_a_row = state.meters.bad_in_a_row
+        means, seconds_per_step = state.meters.read()
+        values = means | {
+            "lr": state.optimizer.param_groups[0]["lr"],
+            "gradient_norm": float(self.norm),
+            "skipped_steps": state.meters.skipped,
+            "update_cosine": float(alignment.update_cosine.mean()),
+            "update_ratio": float(alignment.update_ratio.mean()),
+            "active": _active_share(alignment),
+        }
+        values = {f"train/{name}": value for name, value in values.items()}
+        self.log.write(state.at.step, values)
+        left = (train.max_steps - state.at.step) * seconds_per_step
+        self.display.show(state.at.step, values, seconds_left=left)
+        if state.aligner.engine != self.signed_engine:  # "auto" may change its mind
+            self.sign()
+        if bad_in_a_row >= train.max_bad_steps:
+            saved = "none was saved" if state.saved is None else f"that of step {state.saved}"
+            raise DivergedError(
+                f"train: the loss or its gradient was not finite in the last {bad_in_a_row} steps "
+                f"up to step {state.at.step}, which were skipped. The last good checkpoint stays: "
+                f"{saved}. Lower optimizer.lr or optimizer.clip_norm, or look at the data."
+            )
+
+    def validate(self) -> None:
+        """Scores by task; the best weights so far are kept."""
+        state, at, train = self.state, self.state.at, self.settings.train
+        state.meters.pause()
+        state.model.eval()
+        with untouched_random_state(), torch.no_grad(), self.autocast():
+            scores = dict(self.recipe.validate())
+        state.model.train()
+        if train.metric not in scores:
+            hint = nearest(train.metric, scores)
+            raise ValueError(f"train.metric: validation gives no {train.metric!r}; {hint}")
+        score = float(scores[train.metric])
+        sign = -1.0 if train.higher_is_better else 1.0
+        if math.isfinite(score) and (at.best_score is None or sign * score < sign * at.best_score):
+            at.best_score, at.best_step, at.stale = score, at.step, 0
+            facts = {"step": at.step, train.metric: score}
+            checkpoint.save_weights(self.log.run, "best", state.model.state_dict(), facts)
+        else:
+            at.stale += 1
+        at.validated = at.step
+        self.log.write(at.step, scores)
+        best = "" if at.best_score is None else f" (best {at.best_score:.4f}, step {at.best_step})"
+        self.display.say(f"step {at.step}  {train.metric} {score:.4f}{best}")
+        state.meters.go_on()
+
+    def save(self) -> None:
+        """A checkpoint, but none of a bad stretch: the last good one stays the last."""
+        if self.state.meters.bad_in_a_row:
+            step = self.state.at.step
+            self.display.say(f"step {step}  not saved: its loss or gradient was not finite.")
+            return
+        self.state.meters.pause()
+        self.state.save(self.log)
+        self.state.meters.go_on()
+
+    def finish(self, reason: Reason) -> Result:
+        state, at, train = self.state, self.state.at, self.settings.train
+        state.meters.pause()
+        if reason != "interrupted" and train.average_last and state.saved is not None:
+            checkpoint.average(self.log.run, train.average_last, say=self.display.say)
+        self.display.close()
+        said = {
+            "finished": f"Finished after {at.step} steps.",
+            "early_stop": f"Stopped at step {at.step}: {at.stale} validations in a row were not "
+            f"better than that of step {at.best_step}.",
+            "interrupted": f"Stopped by {self.signals.received} after step {at.step}; the same "
+            f"command continues from step {state.saved or 0}.",
+        }
+        self.display.say(said[reason])
+        skipped, seconds = state.meters.skipped, state.meters.seconds
+        return Result(self.log.run, at.step, reason, at.best_step, at.best_score, skipped, seconds)
+
+    def sign(self) -> None:
+        aligner, device = self.state.aligner, self.state.device
+        self.signed_engine = aligner.engine
+        self.log.sign(Signature.of(self.settings, aligner, data=self.data, device=device))
+
+    def autocast(self) -> torch.autocast:
+        on = self.settings.train.precision == "bf16"
+        return torch.autocast(self.state.device.type, torch.bfloat16, enabled=on)
+
+
+def _active_share(alignment: Alignment) -> float:
+    """Pairs that were altered, of all pairs."""
+    num_tasks = len(alignment.tasks)
+    num_pairs = len(alignment.components) * num_tasks * (num_tasks - 1)
+    return float(alignment.active.sum()) / max(1, num_pairs)

@@ -1,0 +1,101 @@
+"""The process a run lives in: device, seeds, random state, threads, and signals."""
+
+import os
+import random
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The device of that name; "auto": the first GPU, or the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise ValueError(
+            f"train.device: {name!r} was asked for, but {found} GPU(s) were found; "
+            'use "auto" or "cpu".'
+        )
+    return device
+
+
+def set_threads(num: int) -> None:
+    """Let torch use so many CPU threads; 0: its own choice."""
+    if num:
+        torch.set_num_threads(num)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and torch, on all devices."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state() -> dict[str, Any]:
+    """All global random state, in plain values and tensors."""
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Set what `random_state` returned; GPUs that were not there then keep theirs."""
+    random.setstate(state["python"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    for index, own in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(own, index)
+
+
+@contextmanager
+def untouched_random_state() -> Iterator[None]:
+    """Whatever is drawn inside, the state afterwards is the one before."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        restore_random_state(state)
+
+
+class StopSignals:
+    """SIGINT and SIGTERM as a wish: the loop finishes its step, saves, and leaves.
+
+    A second signal of the kind acts as it would have without us. Outside the main thread, where
+    Python allows no handlers, nothing is caught.
+    """
+
+    def __init__(self) -> None:
+        self._former: dict[int, Any] = {}
+        self.received: str | None = None
+
+    def __enter__(self) -> "StopSignals":
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._former[number] = signal.signal(number, self._receive)
+        except ValueError:  # not the main thread
+            self._former = {}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self.received = signal.Signals(number).name
+        signal.signal(number, self._former[number])
+        # print() is not allowed in a handler: it may have interrupted another print().
+        message = f"\n{self.received}: finishing this step, then saving; again to leave at once.\n"
+        os.write(2, message.encode())

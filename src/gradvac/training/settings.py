@@ -1,0 +1,96 @@
+"""[train], and the sections every recipe has."""
+
+import re
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+
+from gradvac.training.align import AlignConfig
+from gradvac.training.config import Section
+from gradvac.training.optimizer import OptimizerConfig
+from gradvac.training.sampling import SamplingConfig
+
+# [train] keys that leave the weights of a given step as they are, and those that only say where
+# training ends; a run may be continued with others. The first do not enter the config hash.
+TECHNICAL = ("log_every", "checkpoint_every", "keep", "device", "threads", "writers", "project")
+EXTENSIBLE = ("max_steps", "validate_every", "patience", "average_last", "max_bad_steps")
+
+
+WriterName = Literal["tensorboard", "wandb", "trackio"]
+
+
+class TrainConfig(Section):
+    """The loop.
+
+    Attributes:
+        max_steps: Optimiser steps of the whole run.
+        log_every: Steps between log entries; the only moments the loop waits for the device.
+        validate_every: Steps between validations; 0: never. The last step is always validated.
+        checkpoint_every: Steps between checkpoints; the last step is always saved.
+        keep: How many checkpoints stay on disk.
+        metric: The validation score that decides about the best weights.
+        higher_is_better: Whether `metric` shall grow (BLEU, F1) or fall (loss).
+        patience: Stop after so many validations in a row without a better score; 0: never.
+        average_last: At the end, average the weights of so many last checkpoints; 0: do not.
+        max_bad_steps: Stop after so many steps in a row with a loss or gradient that is not finite.
+            Such steps are skipped.
+        seed: Of everything random that has no seed of its own.
+        precision: "bf16" runs forward passes under autocast; parameters stay in float32.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1".
+        threads: CPU threads; 0: torch's choice.
+        writers: Where metrics go besides `metrics.jsonl`.
+        project: Name under which wandb and trackio file the run.
+    """
+
+    max_steps: PositiveInt = 10_000
+    log_every: PositiveInt = 50
+    validate_every: NonNegativeInt = 1000
+    checkpoint_every: PositiveInt = 1000
+    keep: PositiveInt = 3
+    metric: str = "dev/loss"
+    higher_is_better: bool = False
+    patience: NonNegativeInt = 0
+    average_last: NonNegativeInt = 0
+    max_bad_steps: PositiveInt = 20
+    seed: NonNegativeInt = 0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    device: str = "auto"
+    threads: NonNegativeInt = 0
+    writers: list[WriterName] = Field(default_factory=lambda: list[WriterName](["tensorboard"]))
+    project: str = "gradvac"
+
+    @field_validator("device")
+    @classmethod
+    def _is_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError(f'must be "auto", "cpu", "cuda" or "cuda:1", got {device!r}')
+        return device
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> "TrainConfig":
+        if self.patience and not self.validate_every:
+            raise ValueError("patience needs validations, but validate_every is 0")
+        if self.average_last > self.keep:
+            raise ValueError(
+                f"average_last = {self.average_last} needs as many checkpoints, but keep is "
+                f"{self.keep}"
+            )
+        return self
+
+
+class RunConfig(Section):
+    """What all recipes configure; a recipe adds sections of its own."""
+
+    train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    align: AlignConfig = AlignConfig()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> "RunConfig":
+        if self.align.recompute and self.optimizer.accumulation > 1:
+            raise ValueError(
+                "align.recompute = true keeps no task gradients to accumulate, but "
+                f"optimizer.accumulation is {self.optimizer.accumulation}"
+            )
+        return self

@@ -1,0 +1,96 @@
+"""What a run consists of between two steps, saved and restored as one."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Generic
+
+from gradvac.training import checkpoint
+from gradvac.training.meters import Meters
+from gradvac.training.processes import (
+    choose_device,
+    random_state,
+    restore_random_state,
+    seed_everything,
+    set_threads,
+)
+from gradvac.training.recipe import BatchT, Recipe
+from gradvac.training.runlog import RunLog
+from gradvac.training.settings import RunConfig
+
+
+@dataclass
+class Position:
+    """Where a run stands."""
+
+    step: int = 0  # optimiser steps taken
+    validated: int = 0  # the step last validated
+    stale: int = 0  # validations since the best one
+    best_step: int | None = None
+    best_score: float | None = None
+
+
+class RunState(Generic[BatchT]):
+    """Model, optimiser, aligner, batches, meters and position of a run at its first step.
+
+    Args:
+        recipe: The recipe; its model is moved to the device.
+        settings: Its config.
+    """
+
+    def __init__(self, recipe: Recipe[BatchT], settings: RunConfig) -> None:
+        set_threads(settings.train.threads)
+        seed = settings.train.seed
+        seed_everything(seed)
+        self.device = choose_device(settings.train.device)
+        self.model = recipe.model.to(self.device).train()
+        self.aligner = settings.align.build(
+            self.model, recipe.tasks, recipe.resource_levels, seed=seed
+        )
+        self.optimizer = settings.optimizer.build(self.model)
+        self.batches = recipe.batches()
+        self.meters = Meters(self.device)
+        self.at = Position()
+        self.saved: int | None = None  # step of the newest checkpoint
+        self._keep = settings.train.keep
+
+    def save(self, log: RunLog) -> None:
+        """Write a checkpoint, unless this step has one."""
+        if self.saved == self.at.step:
+            return
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "aligner": self.aligner.state_dict(),
+            "batches": self.batches.state_dict(),
+            "meters": self.meters.state_dict(),
+            "position": asdict(self.at),
+            "metrics_bytes": log.position(),
+            "random": random_state(),
+        }
+        checkpoint.save(log.run, self.at.step, self.model.state_dict(), state, keep=self._keep)
+        self.saved = self.at.step
+
+    def resume(self, log: RunLog, *, data: str, say: Callable[[str], None]) -> None:
+        """Continue from the last intact checkpoint; without one, stay at the first step.
+
+        Args:
+            log: The run folder, owned by us.
+            data: The recipe's `data_signature()`, which must be the run's.
+            say: Told what happens.
+        """
+        checkpoint.clean(log.run)
+        last = checkpoint.latest(log.run, say=say)
+        if last is None:
+            log.begin(step=0, metrics_bytes=0)
+            return
+        log.check_same(data=data)
+        state = last.state()
+        self.model.load_state_dict(last.weights())
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.aligner.load_state_dict(state["aligner"])
+        self.batches.load_state_dict(state["batches"])
+        self.meters.load_state_dict(state["meters"])
+        self.at = Position(**state["position"])
+        self.saved = last.step
+        log.begin(step=last.step, metrics_bytes=state["metrics_bytes"])
+        restore_random_state(state["random"])
+        say(f"Continuing from step {last.step}.")

@@ -1,0 +1,89 @@
+"""`accumulate=True`: micro-batches that act as one batch."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gradvac import MGDA, Aligner, GradNorm, GradVac, Sum
+from gradvac.rules import Rule
+
+from .problems import ENGINES, Translator, descend, draw_batch
+
+TASKS = ["tr", "fr", "hi", "cs"]
+RULES: dict[str, Callable[[], Rule]] = {
+    "gradvac": lambda: GradVac(beta=0.2),
+    "mgda": lambda: MGDA(normalize="loss"),
+    "gradnorm": lambda: GradNorm(),
+    "sum": lambda: Sum(),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("granularity", ["whole_model", "all_layer"])
+@pytest.mark.parametrize("make", RULES.values(), ids=RULES.keys())
+@pytest.mark.parametrize("parts", ["mixed", "by task"])
+def test_equals_one_big_batch(
+    engine: str, granularity: str, make: Callable[[], Rule], parts: str
+) -> None:
+    big, small = Translator(), Translator()
+    of_big = Aligner(big, TASKS, make(), granularity, engine)
+    of_small = Aligner(small, TASKS, make(), granularity, engine)
+    generator = torch.Generator().manual_seed(0)
+    for count in (4, 2, 3, 4):  # some tasks are absent
+        batch = draw_batch(generator, TASKS[:count])
+        expected = of_big.backward(big(batch.source, batch.words), batch.tasks)
+
+        if parts == "mixed":
+            pieces = [batch.of([0, 1, 2, 3, 4]), batch.of([5]), batch.of(range(6, 12))]
+        else:
+            pieces = [batch.of_task(task) for task in TASKS[:count]]
+        for piece in pieces[:-1]:
+            losses = small(piece.source, piece.words)
+            assert of_small.backward(losses, piece.tasks, accumulate=True) is None
+            assert all(p.grad is None for p in small.parameters())
+        losses = small(pieces[-1].source, pieces[-1].words)
+        found = of_small.backward(losses, pieces[-1].tasks)
+
+        assert found.tasks == expected.tasks
+        torch.testing.assert_close(found.gram, expected.gram, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found.weights, expected.weights, rtol=1e-6, atol=1e-8)
+        for one, other in zip(small.parameters(), big.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=1e-8)
+        descend(big, lr=0.02)
+        descend(small, lr=0.02)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_state_has_no_room_for_half_a_step(engine: str) -> None:
+    model = Translator()
+    aligner = Aligner(model, TASKS, engine=engine)
+    batch = draw_batch(torch.Generator().manual_seed(0), TASKS)
+    aligner.backward(model(batch.source, batch.words), batch.tasks, accumulate=True)
+    with pytest.raises(ValueError, match="state_dict: accumulated task gradients are not part"):
+        aligner.state_dict()
+    aligner.backward(model(batch.source, batch.words), batch.tasks)
+    aligner.state_dict()
+
+
+def test_separate_forward_passes_per_task() -> None:
+    big, small = Translator(), Translator()
+    of_big, of_small = (Aligner(m, TASKS, engine="per_task") for m in (big, small))
+    batch = draw_batch(torch.Generator().manual_seed(0), TASKS)
+    of_big.backward(big(batch.source, batch.words), batch.tasks)
+    for position, task in enumerate(TASKS):
+        own = batch.of_task(task)
+        loss = small(own.source, own.words).sum()
+        of_small.backward({task: loss}, accumulate=position < len(TASKS) - 1)
+    for one, other in zip(small.parameters(), big.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_micro_batches_of_one_step_take_one_form() -> None:
+    model = Translator()
+    aligner = Aligner(model, TASKS, engine="auto")
+    batch = draw_batch(torch.Generator().manual_seed(0), TASKS)
+    aligner.backward(model(batch.source, batch.words), batch.tasks, accumulate=True)
+    own = batch.of_task("fr")
+    with pytest.raises(ValueError, match="losses: earlier micro-batches of this step went to one_"):
+        aligner.backward({"fr": model(own.source, own.words).sum()})

@@ -1,0 +1,54 @@
+"""Arguments that make no sense are refused by name."""
+
+from collections.abc import Callable
+
+import pytest
+
+from gradvac import MGDA, EmaTarget, FixedTarget, GradNorm, GradVac, PCGrad, Sum
+from gradvac.rules import Rule
+
+from .steps import bound
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GradVac(beta=-0.1), r"beta: must be in \[0, 1\], got -0.1"),
+        (lambda: GradVac(beta=1.5), r"beta: must be in \[0, 1\], got 1.5"),
+        (lambda: GradVac(beta=float("nan")), r"beta: must be in \[0, 1\], got nan"),
+        (lambda: EmaTarget(beta=2), r"beta: must be in \[0, 1\], got 2"),
+        (lambda: GradVac(target=1.01), r"target: .* in \[-1, 1\], got 1.01"),
+        (lambda: GradVac(target=-2), r"target: .* in \[-1, 1\], got -2"),
+        (lambda: FixedTarget({("a", "b"): 7.0}), r"target: .* in \[-1, 1\], got 7"),
+        (lambda: GradVac(target="high"), r"target: .* got 'high'"),
+        (lambda: GradVac(order="sorted"), r'order: must be "random" or "fixed", got \'sorted\''),
+        (lambda: PCGrad(order="none"), r"order: must be"),
+        (lambda: GradVac(vaccinated="en-fr"), r"vaccinated: must be a list of task names"),
+        (lambda: MGDA(normalize="l1"), r"normalize: must be one of .* got 'l1'"),
+        (lambda: GradNorm(lr=0), r"lr: must be positive, got 0"),
+    ],
+)
+def test_when_it_is_made(make: Callable[[], Rule], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (GradVac(vaccinated=["a", "zz"]), r"vaccinated: unknown task 'zz'; the tasks are \['a'"),
+        (PCGrad(vaccinated=["zz"]), r"vaccinated: unknown task 'zz'"),
+        (Sum(weights={"zz": 1.0}), r"weights: unknown task 'zz'"),
+        (GradVac(target=FixedTarget({("a", "zz"): 0.1})), r"target: unknown task 'zz'"),
+        (GradNorm(component="zz"), r"component: 'zz' is not one of the components"),
+    ],
+)
+def test_when_the_tasks_are_known(rule: Rule, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bound(rule, 3)
+
+
+def test_a_rule_serves_one_aligner() -> None:
+    rule = bound(GradVac(), 2)
+    with pytest.raises(ValueError, match="rule: this GradVac already serves another Aligner"):
+        bound(rule, 2)

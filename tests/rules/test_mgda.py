@@ -1,0 +1,113 @@
+"""MGDA against a brute-force minimum and against TorchJD's solver."""
+
+# K components, T tasks, P parameters
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gradvac import MGDA
+
+from .steps import gram_of, weights_of
+
+
+def brute_force(gram: np.ndarray) -> float:
+    """The smallest w^T G w on the simplex: the best over all sets of tasks with positive weight.
+
+    On each set the minimum without signs is a linear system; where its solution is positive it is
+    a candidate, and the true minimum is among the candidates.
+    """
+    num_tasks = len(gram)
+    best = np.inf
+    for size in range(1, num_tasks + 1):
+        for chosen in combinations(range(num_tasks), size):
+            block = gram[np.ix_(chosen, chosen)]
+            system = np.block([[block, np.ones((size, 1))], [np.ones((1, size)), np.zeros((1, 1))]])
+            weights = np.linalg.lstsq(system, np.r_[np.zeros(size), 1.0], rcond=None)[0][:size]
+            if weights.min() >= -1e-12:
+                best = min(best, float(weights @ block @ weights))
+    return best
+
+
+def draw(num_tasks: int, size: int, seed: int) -> Tensor:
+    """Gradients that agree somewhat, so that the minimum lies on faces as well as inside."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(num_tasks, size, generator=generator, dtype=torch.float64)
+    lengths = torch.rand(num_tasks, 1, generator=generator, dtype=torch.float64) * 2 + 0.1
+    return (noise + torch.randn(size, generator=generator, dtype=torch.float64)) * lengths
+
+
+@pytest.mark.parametrize("num_tasks", [2, 3, 4, 6])
+@pytest.mark.parametrize("size", [2, 5, 20], ids=lambda size: f"{size} parameters")
+def test_no_combination_is_shorter(num_tasks: int, size: int) -> None:
+    for seed in range(6):
+        gradients = draw(num_tasks, size, seed)
+        weights = weights_of(MGDA(), gradients)
+        assert (weights >= 0).all()
+        assert weights.sum().item() == pytest.approx(1.0, abs=1e-12)
+        found = float((weights @ gradients).square().sum())
+        smallest = brute_force((gradients @ gradients.T).numpy())
+        longest = float(gradients.square().sum(1).max())
+        assert smallest - 1e-12 * longest <= found <= smallest + 1e-9 * longest
+
+
+@pytest.mark.parametrize("num_tasks", [2, 5, 25, 100])
+def test_duality_gap(num_tasks: int) -> None:
+    """At the minimum w* every gradient has at least the length of the update along it."""
+    gradients = draw(num_tasks, 60, seed=num_tasks)
+    update = weights_of(MGDA(), gradients) @ gradients
+    gap = update.square().sum() - (gradients @ update).min()
+    assert gap <= 1e-6 * gradients.square().sum(1).max()
+
+
+@pytest.mark.parametrize("num_tasks", [2, 3, 5, 8])
+def test_agrees_with_torchjd(num_tasks: int) -> None:
+    torchjd = pytest.importorskip("torchjd.aggregation")
+    frank_wolfe = torchjd.MGDAWeighting(epsilon=1e-7, max_iters=5000)
+    for seed in range(3):
+        gradients = draw(num_tasks, 30, seed)
+        expected = frank_wolfe(gradients @ gradients.T)
+        torch.testing.assert_close(weights_of(MGDA(), gradients), expected, rtol=0, atol=2e-3)
+
+
+def test_normalisations() -> None:
+    """The shortest combination of gradients divided by norm, loss, or both."""
+    gradients, losses = draw(4, 9, seed=3), torch.tensor([0.5, 2.0, 1.0, 4.0], dtype=torch.float64)
+    norms = gradients.norm(dim=1)
+    divisors = {
+        "none": torch.ones_like(norms),
+        "l2": norms,
+        "loss": losses,
+        "loss+": losses * norms,
+    }
+    seen = []
+    for name, divisor in divisors.items():
+        found = weights_of(MGDA(normalize=name), gradients, losses=losses)
+        expected = weights_of(MGDA(), gradients / divisor[:, None])
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
+        shortest = float((found @ (gradients / divisor[:, None])).square().sum())
+        normalised = (gradients / divisor[:, None]).numpy()
+        assert shortest == pytest.approx(brute_force(normalised @ normalised.T), rel=1e-7)
+        seen.append(found)
+    assert all(not torch.allclose(one, other) for one, other in combinations(seen, 2))
+
+
+def test_a_zero_gradient_does_not_stop_the_others() -> None:
+    gradients = draw(4, 9, seed=5)
+    padded = torch.cat([gradients[:2], torch.zeros(1, 9, dtype=torch.float64), gradients[2:]])
+    found, expected = weights_of(MGDA(), padded), weights_of(MGDA(), gradients)
+    assert found[2] == 0
+    torch.testing.assert_close(found[[0, 1, 3, 4]], expected, rtol=0, atol=1e-7)
+
+
+def test_many_components_are_solved_together() -> None:
+    gradients = torch.stack([draw(5, 12, seed) for seed in range(50)])
+    rule = MGDA()
+    rule.bind(list("abcde"), [str(k) for k in range(50)])
+    rule.begin(range(5), torch.ones(5, dtype=torch.float64))
+    together = rule.weigh(range(50), gram_of(gradients)).weights
+    for k in range(0, 50, 10):
+        torch.testing.assert_close(together[k], weights_of(MGDA(), gradients[k]), rtol=0, atol=1e-8)

@@ -1,0 +1,207 @@
+"""Checkpoints: complete or absent, verified, and never at the expense of the one before."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from gradvac.training import CheckpointError, checkpoint
+
+
+class Tied(nn.Module):
+    """Tied weights, a view of a larger tensor, and a whole-number buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("part", torch.arange(10.0)[2:5])
+        self.register_buffer("count", torch.tensor(3))
+
+
+def weights(value: float) -> dict[str, Tensor]:
+    return {"w": torch.full((4,), value), "n": torch.tensor(int(value))}
+
+
+def save(run: Path, step: int, *, keep: int = 3, **state: Any) -> None:
+    checkpoint.save(run, step, weights(float(step)), {"step": step, **state}, keep=keep)
+
+
+def kept(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    state = {
+        "tensor": torch.randn(3, dtype=torch.float64),
+        "nested": {"list": [1, 2.5, None, True, "x"], 3: (4, 5)},
+    }
+    save(tmp_path, 10, **state)
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert found.step == 10
+    assert torch.equal(found.weights()["w"], torch.full((4,), 10.0))
+    assert torch.equal(found.state()["tensor"], state["tensor"])
+    assert found.state()["nested"] == state["nested"]
+
+
+def test_tied_weights_are_stored_once_and_come_back_tied(tmp_path: Path) -> None:
+    model, other = Tied(), Tied()
+    checkpoint.save(tmp_path, 1, model.state_dict(), {}, keep=1)
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    stored = safetensors.torch.load_file(found.path / checkpoint.MODEL)
+    assert sorted(stored) == ["count", "embedding.weight", "part"]
+    other.load_state_dict(found.weights())
+    for name, value in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], value), name
+    assert other.head.weight is other.embedding.weight
+
+
+def test_state_of_other_types_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"state\['batches'\]\['order'\]\[0\]: .*int64"):
+        save(tmp_path, 1, batches={"order": [np.int64(1)]})
+
+
+def test_only_the_last_ones_are_kept(tmp_path: Path) -> None:
+    for step in (5, 100, 20_000, 1_000_000):
+        save(tmp_path, step, keep=2)
+    assert kept(tmp_path) == ["step-00020000", "step-01000000"]
+
+
+@pytest.mark.parametrize("file", [checkpoint.MODEL, checkpoint.STATE, checkpoint.MANIFEST])
+@pytest.mark.parametrize("how", ["flip", "cut", "remove"])
+def test_damaged_last_checkpoint_is_passed_over(tmp_path: Path, file: str, how: str) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    path = tmp_path / "checkpoints" / "step-00000020" / file
+    content = bytearray(path.read_bytes())
+    if how == "flip":
+        content[len(content) // 2] ^= 0x80
+    if how == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-3] if how == "cut" else content)
+    said: list[str] = []
+    found = checkpoint.latest(tmp_path, say=said.append)
+    assert found is not None
+    assert found.step == 10
+    assert len(said) == 1
+    assert "step-00000020 is damaged" in said[0]
+    save(tmp_path, 20)  # and it can be written again
+    again = checkpoint.latest(tmp_path, say=said.append)
+    assert again is not None
+    assert again.step == 20
+    assert len(said) == 1
+
+
+def test_nothing_but_damage_is_an_error(tmp_path: Path) -> None:
+    assert checkpoint.latest(tmp_path) is None
+    save(tmp_path, 10)
+    (tmp_path / "checkpoints" / "step-00000010" / checkpoint.STATE).unlink()
+    with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged"):
+        checkpoint.latest(tmp_path, say=lambda _: None)
+
+
+def fill_disk(*arguments: object, **options: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    "place", ["torch.save", "safetensors.torch.save_file", "os.fsync", "os.rename"]
+)
+def test_full_disk_keeps_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    save(tmp_path, 10)
+    monkeypatch.setattr(place, fill_disk)
+    with pytest.raises(CheckpointError, match=r"step 20 .*No space left on device") as caught:
+        save(tmp_path, 20)
+    assert "step 10 is intact" in str(caught.value)
+    monkeypatch.undo()
+    assert kept(tmp_path) == ["step-00000010"]
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert found.step == 10
+    save(tmp_path, 20)
+    assert kept(tmp_path) == ["step-00000010", "step-00000020"]
+
+
+@pytest.mark.parametrize("large", ["weights", "state"])
+def test_writers_that_fail_for_real(tmp_path: Path, large: str) -> None:
+    """A file-size limit makes the two writers below us fail in their own words."""
+    save(tmp_path, 10)
+    block = {"block": torch.zeros(100_000)}
+    own, state = (block, {}) if large == "weights" else (weights(1.0), block)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match="step 10 is intact"):
+            checkpoint.save(tmp_path, 20, own, state, keep=3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert kept(tmp_path) == ["step-00000010"]
+
+
+def test_failed_best_weights_leave_the_former_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save_weights(tmp_path, "best", weights(1.0), {"step": 10})
+    monkeypatch.setattr("os.replace", fill_disk)
+    with pytest.raises(CheckpointError, match=r"best\.safetensors could not be written"):
+        checkpoint.save_weights(tmp_path, "best", weights(2.0), {"step": 20})
+    monkeypatch.undo()
+    assert torch.equal(checkpoint.weights(tmp_path, "best")["w"], weights(1.0)["w"])
+    assert checkpoint.read_facts(tmp_path / "best.safetensors") == {"step": "10"}
+    assert [path.name for path in tmp_path.iterdir()] == ["best.safetensors"]
+
+
+def test_half_written_things_are_cleaned_up(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    stale = tmp_path / "checkpoints" / ".writing-00000020"
+    stale.mkdir()
+    (stale / checkpoint.MODEL).write_bytes(b"half")
+    (tmp_path / ".writing-best.safetensors").write_bytes(b"half")
+    found = checkpoint.latest(tmp_path)  # a reader leaves them: someone may be writing
+    assert found is not None
+    assert found.step == 10
+    assert stale.exists()
+    checkpoint.clean(tmp_path)
+    assert kept(tmp_path) == ["step-00000010"]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+
+def test_average_of_the_last_ones(tmp_path: Path) -> None:
+    for step in (1, 2, 5):
+        save(tmp_path, step)
+    checkpoint.average(tmp_path, 2)
+    found = checkpoint.weights(tmp_path, "averaged")
+    assert torch.equal(found["w"], torch.full((4,), 3.5))
+    assert int(found["n"]) == 5  # whole numbers: those of the last
+    assert checkpoint.read_facts(tmp_path / "averaged.safetensors") == {"steps": "2,5"}
+    (tmp_path / "checkpoints" / "step-00000005" / checkpoint.MODEL).write_bytes(b"")
+    said: list[str] = []
+    checkpoint.average(tmp_path, 2, say=said.append)
+    assert torch.equal(checkpoint.weights(tmp_path, "averaged")["w"], torch.full((4,), 1.5))
+    assert "step-00000005 is damaged" in said[0]
+
+
+def test_weights_by_name_and_step(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    assert float(checkpoint.weights(tmp_path, "last")["w"][0]) == 2.0
+    assert float(checkpoint.weights(tmp_path, 1)["w"][0]) == 1.0
+    with pytest.raises(CheckpointError, match="no weights 'best'; there are: last, 1, 2"):
+        checkpoint.weights(tmp_path, "best")
+    with pytest.raises(CheckpointError, match="there are: none"):
+        checkpoint.weights(tmp_path / "elsewhere", "last")

@@ -1,0 +1,123 @@
+"""Temperature sampling: frequencies, schedules, and draws that continue exactly."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from gradvac.training import (
+    SamplingConfig,
+    TemperaturePhase,
+    effective_epochs,
+    format_epochs,
+    task_probabilities,
+)
+
+SIZES = {"fr": 20_000, "cs": 30_000, "hi": 3_000, "gd": 40}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 5.0, 100.0])
+def test_probabilities_follow_the_formula(temperature: float) -> None:
+    total = sum(SIZES.values())
+    powers = [(size / total) ** (1 / temperature) for size in SIZES.values()]
+    expected = np.array(powers) / sum(powers)
+    found = list(task_probabilities(SIZES, temperature).values())
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_extreme_temperatures() -> None:
+    assert set(task_probabilities(SIZES, math.inf).values()) == {0.25}
+    assert task_probabilities(SIZES, 1e-4)["cs"] == 1.0  # the largest task takes all
+
+
+@pytest.mark.parametrize("temperature", [1.0, 5.0])
+def test_draws_have_these_frequencies(temperature: float) -> None:
+    sampler = SamplingConfig(temperature=temperature).build(SIZES, seed=1)
+    num = 40_000
+    counts = np.bincount(
+        np.concatenate([sampler.draw(num // 8, step=0) for _ in range(8)]), minlength=len(SIZES)
+    )
+    expected = np.array(list(sampler.probabilities(0).values()))
+    deviation = np.sqrt(expected * (1 - expected) / num)
+    assert (np.abs(counts / num - expected) < 4 * deviation).all()
+
+
+def test_schedule_changes_the_temperature_from_its_step_on() -> None:
+    phases = [
+        TemperaturePhase(from_step=100, temperature=2.0),
+        TemperaturePhase(from_step=200, temperature=1.0),
+    ]
+    config = SamplingConfig(temperature=5.0, schedule=phases)
+    steps = [0, 99, 100, 199, 200, 10_000]
+    assert [config.temperature_at(step) for step in steps] == [5.0, 5.0, 2.0, 2.0, 1.0, 1.0]
+    sampler = config.build({"large": 99, "small": 1}, seed=0)
+    early, late = sampler.draw(2000, step=0).mean(), sampler.draw(2000, step=200).mean()
+    assert early == pytest.approx(sampler.probabilities(0)["small"], abs=0.05)
+    assert late == pytest.approx(0.01, abs=0.01)
+
+
+def test_restored_sampler_draws_what_would_have_come() -> None:
+    config = SamplingConfig(temperature=3.0)
+    whole = config.build(SIZES, seed=7)
+    drawn = [whole.draw(5, step=step).tolist() for step in range(20)]
+    first = config.build(SIZES, seed=7)
+    for step in range(12):
+        first.draw(5, step=step)
+    state = json.loads(json.dumps(first.state_dict()))  # plain values only
+    second = config.build(SIZES, seed=0)
+    second.load_state_dict(state)
+    assert [second.draw(5, step=step).tolist() for step in range(12, 20)] == drawn[12:]
+
+
+def test_seeds_differ_and_the_config_s_own_goes_first() -> None:
+    def drawn(config: SamplingConfig, seed: int) -> list[int]:
+        return config.build(SIZES, seed=seed).draw(30, step=0).tolist()
+
+    assert drawn(SamplingConfig(), 1) != drawn(SamplingConfig(), 2)
+    assert drawn(SamplingConfig(seed=1), 2) == drawn(SamplingConfig(), 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "what"), [({"a": 3, "b": 0}, "'b' has no data"), ({}, "no task")]
+)
+def test_empty_tasks_are_named(sizes: dict[str, int], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        SamplingConfig().build(sizes)
+
+
+def test_effective_epochs_by_hand() -> None:
+    sizes = {"large": 300, "small": 100}
+    flat = effective_epochs(sizes, SamplingConfig(temperature=1.0), num_steps=8, rows_per_step=50)
+    assert [row.epochs for row in flat] == pytest.approx([1.0, 1.0])
+    # four steps by size (3 : 1), then four in equal shares
+    phases = [TemperaturePhase(from_step=4, temperature=math.inf)]
+    config = SamplingConfig(temperature=1.0, schedule=phases)
+    large, small = effective_epochs(sizes, config, num_steps=8, rows_per_step=50)
+    assert (large.num_drawn, small.num_drawn) == pytest.approx((150 + 100, 50 + 100))
+    assert small.epochs == pytest.approx(1.5)
+    assert large.probability + small.probability == pytest.approx(1.0)
+    # a phase that begins after the end does not count
+    late = [TemperaturePhase(from_step=100, temperature=math.inf)]
+    config = SamplingConfig(temperature=1.0, schedule=late)
+    assert effective_epochs(sizes, config, num_steps=8, rows_per_step=50) == flat
+
+
+def test_effective_epochs_agree_with_draws() -> None:
+    config = SamplingConfig(
+        temperature=5.0, schedule=[TemperaturePhase(from_step=30, temperature=1.0)]
+    )
+    sampler = config.build(SIZES, seed=0)
+    drawn = np.concatenate([sampler.draw(500, step=step) for step in range(60)])
+    counts = np.bincount(drawn, minlength=len(SIZES))
+    rows = effective_epochs(SIZES, config, num_steps=60, rows_per_step=500)
+    assert [row.num_drawn for row in rows] == pytest.approx(counts.tolist(), rel=0.05)
+
+
+def test_table_names_every_task() -> None:
+    rows = effective_epochs(SIZES, SamplingConfig(), num_steps=10, rows_per_step=100)
+    lines = format_epochs(rows).splitlines()
+    assert [line.split()[0] for line in lines] == ["task", *SIZES]
+    assert len({len(line) for line in lines}) == 1
