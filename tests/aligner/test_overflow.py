@@ -8,7 +8,7 @@ import torch
 from gradvac import Aligner, GradNorm, GradVac, PCGrad, Sum
 from gradvac.rules import Rule
 
-from ..rules.test_properties import assert_same_state
+from ..rules.steps import assert_same_state
 from .problems import ENGINES, Translator, draw_batch
 
 TASKS = ["fr", "hi", "tr"]

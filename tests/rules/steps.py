@@ -3,6 +3,7 @@
 # K components, T tasks, P parameters
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,3 +44,20 @@ def step(
 def weights_of(rule: Rule, gradients: Tensor, *, losses: Tensor | None = None) -> Tensor:
     """Weights `[T]` an unbound rule gives to one component with these gradients `[T, P]`."""
     return step(bound(rule, len(gradients)), gram_of(gradients), losses=losses).weights[0]
+
+
+def assert_same_state(found: Any, expected: Any) -> None:
+    """Nested dictionaries and lists are equal, bit for bit."""
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            assert_same_state(found[key], expected[key])
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same_state(one, other)
+    elif isinstance(expected, Tensor):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    else:
+        assert found == expected

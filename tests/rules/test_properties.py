@@ -11,7 +11,7 @@ from torch import Tensor
 from gradvac import MGDA, FixedTarget, GradNorm, GradVac, PCGrad, Sum, TorchJD
 from gradvac.rules import Rule
 
-from .steps import bound, gram_of, step, weights_of
+from .steps import assert_same_state, bound, gram_of, step, weights_of
 
 torchjd = pytest.importorskip("torchjd.aggregation")
 
@@ -264,22 +264,6 @@ def test_a_non_finite_component_leaves_all_state_untouched(make: MakeRule) -> No
         assert weighing.weights[0].isfinite().all()
         assert not weighing.active[1].any()
         assert_same_state(rule.state_dict(), before)
-
-
-def assert_same_state(found: object, expected: object) -> None:
-    assert type(found) is type(expected)
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for key in expected:
-            assert_same_state(found[key], expected[key])
-    elif isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_same_state(one, other)
-    elif isinstance(expected, Tensor):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    else:
-        assert found == expected
 
 
 def test_targets_of_pairs_can_differ() -> None:

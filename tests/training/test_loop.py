@@ -224,7 +224,7 @@ def test_plain_sum_equals_a_loop_written_by_hand(
 
 def test_training_lowers_the_loss(tmp_path: Path, settings: Settings, run_toy: RunToy) -> None:
     config = settings(
-        train={"max_steps": 150, "validate_every": 50, "checkpoint_every": 150},
+        train={"max_steps": 100, "validate_every": 5, "checkpoint_every": 100},
         optimizer={"lr": 3e-2, "schedule": "constant"},
     )
     run_toy(config, tmp_path)

@@ -114,7 +114,9 @@ class ToyRecipe:
         return ToyStream(self, sampler, self._rows)
 
     def losses(self, batch: ToyBatch) -> StepLosses:
-        losses = (self.model(batch.inputs) - batch.goals).square().sum(1)
+        device = next(self.model.parameters()).device
+        inputs, goals = (x.to(device, non_blocking=True) for x in (batch.inputs, batch.goals))
+        losses = (self.model(inputs) - goals).square().sum(1)
         noise = np.random.random() * 1e-3  # global random state is part of a run
         losses = losses * (1.0 + noise)
         if self._calls in self._spoil:
@@ -124,8 +126,9 @@ class ToyRecipe:
 
     def validate(self) -> dict[str, float]:
         torch.rand(3)  # must not matter
+        device = next(self.model.parameters()).device
         scores = {
-            f"dev/loss/{task}": float((self.model(inputs) - goals).square().mean())
+            f"dev/loss/{task}": float((self.model(inputs.to(device)).cpu() - goals).square().mean())
             for task, (inputs, goals) in self.data.items()
         }
         return scores | {"dev/loss": sum(scores.values()) / len(scores)}

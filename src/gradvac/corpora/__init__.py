@@ -22,16 +22,16 @@ families; a few lines of TOML make another. Everything follows from a seed, on a
 `languages` is the table of the paper's real languages.
 """
 
-from . import languages
-from ._corpus import Corpus, default, load
-from ._dictionary import dictionary_translate
-from ._distance import Distances
-from ._export import describe, write
-from ._grammar import Grammar
-from ._meaning import Clause, Sentence, Thing
-from ._pivot import PIVOT, Word
-from ._sounds import SoundChange
-from ._tree import RESOURCE_LEVELS, SPLITS, Language
+from gradvac.corpora import languages
+from gradvac.corpora._corpus import Corpus, default, load
+from gradvac.corpora._dictionary import dictionary_translate
+from gradvac.corpora._distance import Distances
+from gradvac.corpora._export import describe, write
+from gradvac.corpora._grammar import Grammar
+from gradvac.corpora._meaning import Clause, Sentence, Thing
+from gradvac.corpora._pivot import PIVOT, Word
+from gradvac.corpora._sounds import SoundChange
+from gradvac.corpora._tree import RESOURCE_LEVELS, SPLITS, Language
 
 __all__ = [
     "PIVOT",

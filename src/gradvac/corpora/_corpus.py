@@ -9,13 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from ._distance import Distances, measure
-from ._generator import Generator, text
-from ._meaning import Sentence
-from ._nearest import nearest
-from ._pivot import PIVOT, Word
-from ._settings import read_tree
-from ._tree import SPLITS, Language, Split, Tree, resource_level
+from gradvac.corpora._distance import Distances, measure
+from gradvac.corpora._generator import Generator, text
+from gradvac.corpora._meaning import Sentence
+from gradvac.corpora._nearest import nearest
+from gradvac.corpora._pivot import PIVOT, Word
+from gradvac.corpora._settings import read_tree
+from gradvac.corpora._tree import SPLITS, Language, Split, Tree, resource_level
 
 DEFAULT_PATH = Path(__file__).with_name("default.toml")
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Literal
 
-from ._corpus import Corpus
-from ._pivot import PIVOT, Word
-from ._sampling import Combinations, meanings
+from gradvac.corpora._corpus import Corpus
+from gradvac.corpora._pivot import PIVOT, Word
+from gradvac.corpora._sampling import Combinations, meanings
 
 _NUM_MEANINGS = 4000
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ._concepts import CONTENT
-from ._grammar import Grammar, typological_distance
-from ._lexicon import Lexicon
+from gradvac.corpora._concepts import CONTENT
+from gradvac.corpora._grammar import Grammar, typological_distance
+from gradvac.corpora._lexicon import Lexicon
 
 
 @dataclass(frozen=True, eq=False)

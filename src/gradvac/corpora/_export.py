@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from ._corpus import Corpus
-from ._pivot import PIVOT
-from ._tree import SPLITS
+from gradvac.corpora._corpus import Corpus
+from gradvac.corpora._pivot import PIVOT
+from gradvac.corpora._tree import SPLITS
 
 MANIFEST = "languages.json"
 _GENERATOR = "gradvac.corpora"

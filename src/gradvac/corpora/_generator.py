@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from . import _pivot
-from ._draw import Draw
-from ._inflection import Inflection
-from ._lexicon import Lexicon, lexicon_of
-from ._meaning import Sentence
-from ._pivot import PIVOT, Word
-from ._rendering import Speaker
-from ._sampling import Combinations, meanings
-from ._tree import SPLITS, Split, Tree
+from gradvac.corpora import _pivot
+from gradvac.corpora._draw import Draw
+from gradvac.corpora._inflection import Inflection
+from gradvac.corpora._lexicon import Lexicon, lexicon_of
+from gradvac.corpora._meaning import Sentence
+from gradvac.corpora._pivot import PIVOT, Word
+from gradvac.corpora._rendering import Speaker
+from gradvac.corpora._sampling import Combinations, meanings
+from gradvac.corpora._tree import SPLITS, Split, Tree
 
 _POOL_SHARE = 1 / 3
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ._concepts import NAMES, NOUNS
-from ._grammar import Grammar
-from ._lexicon import CASES, Lexicon
-from ._meaning import Tense, Thing
-from ._scripts import writer
-from ._sounds import BACK, FRONT, VOWELS, evolve, last_vowel
+from gradvac.corpora._concepts import NAMES, NOUNS
+from gradvac.corpora._grammar import Grammar
+from gradvac.corpora._lexicon import CASES, Lexicon
+from gradvac.corpora._meaning import Tense, Thing
+from gradvac.corpora._scripts import writer
+from gradvac.corpora._sounds import BACK, FRONT, VOWELS, evolve, last_vowel
 
 _PERSONS = {"i": "1sg", "you": "2", "he": "3sg", "she": "3sg", "we": "1pl", "they": "3pl"}
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ._concepts import CONTENT, FUNCTION, NAMES, NUMBERS, PRONOUNS, RELATIONS
-from ._draw import Draw
-from ._grammar import Grammar
-from ._sounds import BACK, FRONT, SoundChange, adapt, evolve
-from ._tree import Lineage, Phonology, Tree
+from gradvac.corpora._concepts import CONTENT, FUNCTION, NAMES, NUMBERS, PRONOUNS, RELATIONS
+from gradvac.corpora._draw import Draw
+from gradvac.corpora._grammar import Grammar
+from gradvac.corpora._sounds import BACK, FRONT, SoundChange, adapt, evolve
+from gradvac.corpora._tree import Lineage, Phonology, Tree
 
 CASES = ("nominative", "accusative", "ergative", "genitive", "dative", "locative")
 PERSONS = ("1sg", "2", "3sg", "1pl", "3pl")

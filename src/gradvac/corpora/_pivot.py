@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ._concepts import NOUNS, PRONOUNS, RELATIONS, TIMES, VERBS, in_order
-from ._meaning import Clause, Sentence, Thing
+from gradvac.corpora._concepts import NOUNS, PRONOUNS, RELATIONS, TIMES, VERBS, in_order
+from gradvac.corpora._meaning import Clause, Sentence, Thing
 
 PIVOT = "en"
 

@@ -6,11 +6,11 @@ by the language's grammar.
 
 from __future__ import annotations
 
-from ._concepts import CLASSIFIERS, NAMES, NOUNS, PRONOUNS, SUBORDINATING, in_order
-from ._grammar import Grammar
-from ._inflection import Inflection
-from ._meaning import Clause, Sentence, Thing
-from ._pivot import Word
+from gradvac.corpora._concepts import CLASSIFIERS, NAMES, NOUNS, PRONOUNS, SUBORDINATING, in_order
+from gradvac.corpora._grammar import Grammar
+from gradvac.corpora._inflection import Inflection
+from gradvac.corpora._meaning import Clause, Sentence, Thing
+from gradvac.corpora._pivot import Word
 
 
 class Speaker:

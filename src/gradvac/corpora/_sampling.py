@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ._concepts import (
+from gradvac.corpora._concepts import (
     ADJECTIVES,
     COORDINATING,
     GIVING,
@@ -27,8 +27,8 @@ from ._concepts import (
     TIMES,
     VERBS,
 )
-from ._draw import Draw, Weighted, by_rank, rank_weight
-from ._meaning import Clause, Gap, Sentence, Tense, Thing
+from gradvac.corpora._draw import Draw, Weighted, by_rank, rank_weight
+from gradvac.corpora._meaning import Clause, Gap, Sentence, Tense, Thing
 
 RESERVED_SHARE = 0.12
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ._sounds import CONSONANTS, SOUNDS, VOWELS
+from gradvac.corpora._sounds import CONSONANTS, SOUNDS, VOWELS
 
 # One letter for each sound, in the order of SOUNDS: vowels a e i o u y ä ö ü, then consonants.
 _ALPHABETS = {

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
-from ._grammar import PARAMETERS, Grammar
-from ._nearest import nearest
-from ._pivot import PIVOT
-from ._scripts import SCRIPTS
-from ._sounds import CONSONANTS, VOWELS, SoundChange
-from ._tree import (
+from gradvac.corpora._grammar import PARAMETERS, Grammar
+from gradvac.corpora._nearest import nearest
+from gradvac.corpora._pivot import PIVOT
+from gradvac.corpora._scripts import SCRIPTS
+from gradvac.corpora._sounds import CONSONANTS, VOWELS, SoundChange
+from gradvac.corpora._tree import (
     RESOURCE_LEVELS,
     SPLITS,
     Language,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ._grammar import Grammar
-from ._sounds import SoundChange
+from gradvac.corpora._grammar import Grammar
+from gradvac.corpora._sounds import SoundChange
 
 ResourceLevel = Literal["high", "medium", "low", "extremely_low"]
 RESOURCE_LEVELS: tuple[ResourceLevel, ...] = ("high", "medium", "low", "extremely_low")

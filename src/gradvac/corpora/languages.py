@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ._nearest import nearest
-from ._tree import RESOURCE_LEVELS, ResourceLevel
+from gradvac.corpora._nearest import nearest
+from gradvac.corpora._tree import RESOURCE_LEVELS, ResourceLevel
 
 
 class RealLanguage(NamedTuple):

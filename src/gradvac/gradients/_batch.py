@@ -68,7 +68,11 @@ def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -
         found = tasks_of_rows.to(torch.int64)
     else:
         where = {task: position for position, task in enumerate(tasks)}
-        unknown = [t for t in tasks_of_rows if isinstance(t, str) and t not in where]
+        unknown = [
+            task
+            for task in tasks_of_rows
+            if not (task in where if isinstance(task, str) else hasattr(task, "__index__"))
+        ]
         if unknown:
             raise ValueError(
                 f"{argument}: unknown task {unknown[0]!r}; the tasks are {list(tasks)}."
@@ -123,6 +127,11 @@ def _read_rows(losses: Tensor, tasks_of_rows: TasksOfRows | None, tasks: Sequenc
         present = tuple(range(len(tasks)))
     else:
         present = tuple(dict.fromkeys(index.tolist()))
+    if len(present) > 1 and losses.stride() == (0,):
+        raise ValueError(
+            "losses: every row has the same entry, a scalar that was expanded; a loss summed over "
+            'tasks cannot be separated again. Compute one loss per row (reduction="none").'
+        )
     return Batch(present, losses, relabel(index, present, len(tasks)))
 
 
@@ -143,10 +152,9 @@ def _read_mapping(
     for task, loss in losses.items():
         if task not in tasks:
             raise ValueError(f"losses: unknown task {task!r}; the tasks are {list(tasks)}.")
-        if loss.numel() != 1:
-            raise ValueError(
-                f"losses: the loss of {task!r} must be a scalar, got shape {tuple(loss.shape)}."
-            )
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            came = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ValueError(f"losses: the loss of {task!r} must be a scalar tensor, got {came}.")
         _needs_graph(loss, f"losses[{task!r}]")
     if len(losses) > 1 and len({id(loss) for loss in losses.values()}) == 1:
         raise ValueError(

@@ -39,7 +39,7 @@ def find_mismatches(engine: OneBackward, batch: Batch, model: nn.Module) -> list
 
     def look(parameter: nn.Parameter, buffer: Dense | Chunked) -> None:
         nonlocal lowest
-        if isinstance(buffer, Dense) and buffer.gradients is not None:
+        if isinstance(buffer, Dense):
             lowest = min(lowest, buffer.gradients.dtype, key=lambda d: torch.finfo(d).bits)
         formed = buffer.combine(weights.to(parameter.device)).view(parameter.shape)
         difference = formed.double() - expected.get(parameter, torch.zeros_like(formed)).double()

@@ -4,6 +4,7 @@ A granularity maps every trainable parameter to exactly one component (the paper
 component"). Tied parameters count once, under the first of their names.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from torch import nn
@@ -90,26 +91,31 @@ def _assignment(
 
 def _enc_dec(model: nn.Module, parameters: list[str]) -> Callable[[str], str]:
     """Encoder, decoder, and what neither owns (a shared embedding, a head): "shared"."""
-
-    def side(name: str) -> str:
-        # The outermost word decides: `decoder.layers.0.encoder_attn` belongs to the decoder.
-        for segment in name.split("."):
-            words = frozenset(segment.lower().split("_"))
-            if words & _DECODER:
-                return "decoder"
-            if words & _ENCODER:
-                return "encoder"
-        return "shared"
-
-    found = {side(name) for name in parameters}
-    if not {"encoder", "decoder"} <= found:
-        missing = " and no ".join(sorted({"encoder", "decoder"} - found))
-        children = [name for name, _ in model.named_children()]
+    sides = {name: _side(name) for name in parameters}
+    found = Counter(side for side, _ in sides.values())
+    owners = {side: {owner for own, owner in sides.values() if own == side} for side in found}
+    # Side by side: the `decoder` inside a masked language model's head makes it no decoder.
+    if owners.get("encoder", set()).isdisjoint(owners.get("decoder", set())):
         raise ValueError(
-            f'granularity: "enc_dec" needs an encoder and a decoder, but no {missing} was found '
-            f'among the submodules {children}; use "all_layer", or a callable.'
+            'granularity: "enc_dec" needs an encoder and a decoder side by side, but of the '
+            f"parameters {found['encoder']} are in an encoder, {found['decoder']} in a decoder, "
+            f"{found['shared']} in neither; the submodules are "
+            f'{[name for name, _ in model.named_children()]}. Use "all_layer", or a callable.'
         )
-    return side
+    return lambda name: sides[name][0]
+
+
+def _side(name: str) -> tuple[str, str]:
+    """The side a parameter is on, and the path of the module that owns this side."""
+    segments = name.split(".")
+    # The outermost word decides: `decoder.layers.0.encoder_attn` belongs to the decoder.
+    for depth, segment in enumerate(segments):
+        words = frozenset(segment.lower().split("_"))
+        if words & _DECODER:
+            return "decoder", ".".join(segments[:depth])
+        if words & _ENCODER:
+            return "encoder", ".".join(segments[:depth])
+    return "shared", ""
 
 
 def _layers(model: nn.Module) -> dict[str, str]:

@@ -71,7 +71,7 @@ class Outer(Table):
         return grouped_outer(columns, self.input, segments)
 
     def weighted(self, segments: Segments, weights: Tensor) -> Tensor:
-        scale = segments.spread(weights, len(self.input)).to(self.output_gradient.dtype)
+        scale = segments.spread(weights, self.input.shape[0]).to(self.output_gradient.dtype)
         return (self.output_gradient * scale[:, None]).t() @ self.input
 
 
@@ -87,7 +87,7 @@ class Lookup(Table):
         return self._sum(self.output_gradient)
 
     def weighted(self, segments: Segments, weights: Tensor) -> Tensor:
-        scale = segments.spread(weights, len(self.tokens)).to(self.output_gradient.dtype)
+        scale = segments.spread(weights, self.tokens.shape[0]).to(self.output_gradient.dtype)
         return self._sum(self.output_gradient * scale[:, None])
 
     def task_gradients(self, segments: Segments) -> Tensor:
@@ -112,7 +112,7 @@ class Lookup(Table):
         return total.index_add_(0, self.tokens, values.to(dtype))
 
     def _scatter(self, gradients: Tensor, tokens: Tensor, segments: Segments) -> Tensor:
-        row = segments.spread(segments.tasks, len(tokens)) * gradients.shape[1] + tokens
+        row = segments.spread(segments.tasks, tokens.shape[0]) * gradients.shape[1] + tokens
         flat = gradients.view(-1, gradients.shape[2])
         values = self.output_gradient
         if torch.finfo(gradients.dtype).bits < 32:

@@ -43,7 +43,7 @@ def gram(gradients: Tensor) -> Tensor:
 
 def gram_reference(gradients: Tensor) -> Tensor:
     """`gram` in torch operations."""
-    num_tasks = len(gradients)
+    num_tasks = gradients.shape[0]
     dtype = working_dtype(gradients.device)
     total = gradients.new_zeros(num_tasks, num_tasks, dtype=dtype)
     for chunk in gradients.split(_CHUNK, dim=1):
@@ -75,7 +75,7 @@ def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
         right: `[N, I]`.
         segments: The task of every entry.
     """
-    length = len(left)
+    length = left.shape[0]
     left, right = segments.sort(left), segments.sort(right)
     if _grouped_mm_fits(left, right):
         product = F.grouped_mm(left.t(), right, offs=segments.offsets(length))

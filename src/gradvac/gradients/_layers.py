@@ -60,7 +60,7 @@ class EmbeddingTasks(torch.autograd.Function):
         ctx: Any, site: Site, tokens: Tensor, weight: Tensor, padding: int | None, *leaves: Tensor
     ) -> Tensor:
         ctx.site, ctx.rows, ctx.num_tokens = site, site.rows(tokens), len(leaves)
-        ctx.padding, ctx.vocabulary = padding, len(weight)
+        ctx.padding, ctx.vocabulary = padding, weight.shape[0]
         ctx.save_for_backward(tokens)
         return F.embedding(tokens, weight)
 
@@ -121,15 +121,17 @@ class NormTasks(torch.autograd.Function):
 
         gy = grads[0].to(x.dtype)
         normal = ((x - mean) * scale).to(x.dtype)
-        inner = gy * weight
-        dims = tuple(range(-len(ctx.shape), 0))
-        gx = inner - normal * (inner * normal).mean(dims, keepdim=True)
-        if not ctx.is_rms:
-            gx = gx - inner.mean(dims, keepdim=True)
+        if ctx.is_rms:
+            inner = gy * weight
+            dims = tuple(range(-len(ctx.shape), 0))
+            gx = (inner - normal * (inner * normal).mean(dims, keepdim=True)) * scale
+        else:
+            native: Callable[..., Any] = torch.ops.aten.native_layer_norm_backward
+            gx = native(gy, x, ctx.shape, mean, scale, weight, None, [True, False, False])[0]
         size = weight.numel()
         gw = settle(2, lambda: RowSum((gy * normal).reshape(-1, size), weight.shape))
         gb = settle(3, lambda: RowSum(gy.reshape(-1, size), weight.shape))
-        return None, (gx * scale).to(x.dtype), gw, gb, *rest
+        return None, gx.to(x.dtype), gw, gb, *rest
 
 
 class GroupNormTasks(torch.autograd.Function):
@@ -148,7 +150,7 @@ class GroupNormTasks(torch.autograd.Function):
         if torch.is_autocast_enabled(x.device.type):
             x = x.float()
         groups, eps = kind
-        grouped = x.reshape(len(x), groups, -1)
+        grouped = x.reshape(x.shape[0], groups, -1)
         mean = grouped.mean(-1, keepdim=True)
         scale = grouped.var(-1, correction=0, keepdim=True).add(eps).rsqrt()
         ctx.site, ctx.rows, ctx.num_tokens = site, site.rows(x), len(tokens)
@@ -162,7 +164,7 @@ class GroupNormTasks(torch.autograd.Function):
         x, mean, scale, weight = ctx.saved_tensors
         gy = grads[0].to(x.dtype)
         channels = (1, -1, *(1,) * (x.dim() - 2))
-        shape = (len(x), ctx.groups, -1)
+        shape = (x.shape[0], ctx.groups, -1)
         normal = (x.reshape(shape) - mean) * scale
         inner = (gy * weight.view(channels)).reshape(shape)
         gx = inner - inner.mean(-1, keepdim=True)
@@ -215,7 +217,7 @@ class ConvTasks(torch.autograd.Function):
         gx = run(None, [True, False, False])[0] if ctx.needs_input_grad[1] else None
         positions = tuple(range(2, gy.dim()))
         settle = ctx.site.settling(ctx)
-        gw = settle(2, lambda: Sliced(len(x), lambda own: run(own, [False, True, False])[1]))
+        gw = settle(2, lambda: Sliced(x.shape[0], lambda own: run(own, [False, True, False])[1]))
         gb = settle(3, lambda: RowSum(gy.sum(positions), gy.shape[1:2]))
         return None, gx, gw, gb, None, *(None,) * ctx.num_tokens
 
@@ -253,20 +255,24 @@ def _apply(function: type[torch.autograd.Function], site: Site, *args: object) -
     return result
 
 
+def _always(module: nn.Module) -> bool:  # noqa: ARG001
+    return True
+
+
 def _has_plain_padding(module: nn.Module) -> bool:
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
 HANDLERS: list[tuple[type[nn.Module], Callable[..., Tensor], Callable[[Any], bool]]] = [
-    (nn.Linear, _linear, lambda m: True),
+    (nn.Linear, _linear, _always),
     (
         nn.Embedding,
         _embedding,
         lambda m: m.max_norm is None and not m.scale_grad_by_freq and not m.sparse,
     ),
-    (nn.LayerNorm, _layer_norm, lambda m: True),
-    (nn.RMSNorm, _rms_norm, lambda m: True),
-    (nn.GroupNorm, _group_norm, lambda m: True),
+    (nn.LayerNorm, _layer_norm, _always),
+    (nn.RMSNorm, _rms_norm, _always),
+    (nn.GroupNorm, _group_norm, _always),
     (nn.Conv1d, _conv, _has_plain_padding),
     (nn.Conv2d, _conv, _has_plain_padding),
     (nn.Conv3d, _conv, _has_plain_padding),

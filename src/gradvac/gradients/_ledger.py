@@ -15,7 +15,7 @@ from gradvac.gradients._kernels import combine, gram
 from gradvac.gradients._per_task import Weigh, add_to_grad
 from gradvac.gradients._rows import RowTasks, Segments
 
-_SMALL = 1 << 14  # parameters up to this size share one product per component
+JOINED = 1 << 19  # parameters up to this size share their products within a component
 _CHUNK_BYTES = 1 << 28
 
 
@@ -27,38 +27,40 @@ class Mode(Enum):
     WEIGHTED = "weighted"  # return sum_t w_t g_t with weights already known
 
 
+Resolve = Callable[[RowTasks | None], Segments]
 Inspect = Callable[[nn.Parameter, "Dense | Chunked"], None]
 
 
 class Dense:
-    """Task gradients of one parameter as `[T, *shape]`."""
+    """Task gradients of one parameter as `[T, *shape]`.
 
-    def __init__(self, *, eager: bool) -> None:
-        self._eager = eager  # take the Gram matrix while the gradients are still in cache
-        self.gradients: Tensor | None = None
-        self._gram: Tensor | None = None
+    Args:
+        first: The first contribution.
+        segments: Of the rows it came from.
+        eager: Take the Gram matrix at once, while the gradients are still in cache; wasted if
+            another use of the parameter arrives.
+    """
+
+    def __init__(self, first: Contribution, segments: Segments, *, eager: bool) -> None:
+        self.gradients = first.task_gradients(segments)
+        is_large = self.gradients[0].numel() > JOINED
+        self._gram = gram(self.gradients.flatten(1)) if eager and is_large else None
 
     def add(self, contribution: Contribution, segments: Segments) -> None:
         self._gram = None
-        if self.gradients is None:
-            self.gradients = contribution.task_gradients(segments)
-            if self._eager and self.gradients[0].numel() > _SMALL:
-                self._gram = gram(self.gradients.flatten(1))
-        elif isinstance(contribution, Lookup):
+        if isinstance(contribution, Lookup):
             contribution.add_to(self.gradients, segments)
         else:
             self.gradients += contribution.task_gradients(segments)
 
     @property
     def nbytes(self) -> int:
-        return 0 if self.gradients is None else self.gradients.nbytes
+        return self.gradients.nbytes
 
     def gram(self) -> Tensor:
-        assert self.gradients is not None
         return gram(self.gradients.flatten(1)) if self._gram is None else self._gram
 
     def combine(self, weights: Tensor) -> Tensor:
-        assert self.gradients is not None
         return combine(weights, self.gradients.flatten(1))
 
 
@@ -118,13 +120,20 @@ class Ledger:
         self._uses: dict[nn.Parameter, int] = {}
         self.clear()
 
+    def pause(self) -> None:
+        """Keep what was collected, but not the batch it came from."""
+        self.mode, self._resolve, self._segments = Mode.PLAIN, None, {}
+
     def clear(self) -> None:
         """Forget everything about the backward that ran."""
         self.mode = Mode.PLAIN
         self.buffers: dict[nn.Parameter, Dense | Chunked] = {}
         self._arrived: dict[nn.Parameter, int] = {}
         self._ready: list[int] = []
+        self._held = 0  # bytes of the components that are ready
         self._weigh: Weigh | None = None
+        self._resolve: Resolve | None = None  # holds the batch, and with it the graph
+        self._segments: dict[RowTasks | None, Segments] = {}
         self._grams: dict[int, Tensor] = {}
         self.weights: Tensor | None = None  # [K, T], for WEIGHTED
         self.inspect: Inspect | None = None  # look at task gradients instead of folding them
@@ -141,17 +150,16 @@ class Ledger:
             self.clear()
             self.buffers, self._arrived = kept
 
-    def open(
-        self, weigh: Weigh | None, num_tasks: int, resolve: Callable[[RowTasks | None], Segments]
-    ) -> None:
+    def open(self, weigh: Weigh | None, num_tasks: int, resolve: Resolve) -> None:
         """Expect a backward in mode TASKS; `weigh=None` only collects."""
         self._weigh, self._num_tasks, self._resolve = weigh, num_tasks, resolve
-        self._segments: dict[RowTasks | None, Segments] = {}
+        self._segments = {}
         self.mode = Mode.TASKS
 
     def segments(self, rows: RowTasks | None, length: int, name: str) -> Segments:
         """Tasks of the entries of a module's dimension 0."""
         if rows not in self._segments:  # every module of a forward asks for the same
+            assert self._resolve is not None
             self._segments[rows] = self._resolve(rows)
         segments = self._segments[rows]
         if length % segments.num_rows:
@@ -166,16 +174,20 @@ class Ledger:
     def deliver(self, parameter: nn.Parameter, use: Contribution, segments: Segments) -> None:
         """Take what one use of a parameter contributes."""
         self._arrived[parameter] = self._arrived.get(parameter, 0) + 1
-        if parameter not in self.buffers:
-            self.buffers[parameter] = self._buffer(parameter, use)
-        self.buffers[parameter].add(use, segments)
+        known = self.buffers.get(parameter)
+        if known is None:
+            self.buffers[parameter] = self._buffer(parameter, use, segments)
+        else:
+            known.add(use, segments)
 
-    def _buffer(self, parameter: nn.Parameter, use: Contribution) -> Dense | Chunked:
+    def _buffer(
+        self, parameter: nn.Parameter, use: Contribution, segments: Segments
+    ) -> Dense | Chunked:
         if isinstance(use, Table):
             row_bytes = self._num_tasks * parameter[0].numel() * use.element_size
-            if len(parameter) * row_bytes > self._table_bytes:
-                return Chunked(len(parameter), row_bytes)
-        return Dense(eager=self._uses.get(parameter, 1) == 1)
+            if parameter.shape[0] * row_bytes > self._table_bytes:
+                return Chunked(use, segments, parameter.shape[0], row_bytes)
+        return Dense(use, segments, eager=self._uses.get(parameter, 1) == 1)
 
     def component_done(self, component: int) -> None:
         """All uses of all parameters of a component have arrived."""
@@ -186,13 +198,9 @@ class Ledger:
         if self._weigh is None:
             return
         self._ready.append(component)
-        held = sum(
-            self.buffers[p].nbytes
-            for k in self._ready
-            for p in self.members[k]
-            if p in self.buffers
-        )
-        if held >= self._stream_bytes:
+        found = (self.buffers.get(p) for p in self.members[component])
+        self._held += sum(buffer.nbytes for buffer in found if buffer is not None)
+        if self._held >= self._stream_bytes:
             self._fold()
 
     @torch.no_grad()
@@ -242,7 +250,7 @@ class Ledger:
             for k in self._ready
             if (own := [p for p in self.members[k] if p in self.buffers])
         ]
-        self._ready = []
+        self._ready, self._held = [], 0
         if not used:
             return
         assert self._weigh is not None
@@ -256,32 +264,34 @@ class Ledger:
 
 
 class _Parts:
-    """The buffers of one component; its small parameters are handled as one."""
+    """The buffers of one component; its small parameters are handled as one, to launch less."""
 
     def __init__(
         self, parameters: list[nn.Parameter], buffers: dict[nn.Parameter, Dense | Chunked]
     ) -> None:
-        self._large, self._small, pieces = [], [], []
+        self._large: list[tuple[nn.Parameter, Dense | Chunked]] = []
+        small: dict[torch.dtype, list[tuple[nn.Parameter, Tensor]]] = {}
         for parameter in parameters:
             buffer = buffers[parameter]
-            if isinstance(buffer, Dense) and parameter.numel() <= _SMALL:
-                assert buffer.gradients is not None
-                self._small.append(parameter)
-                pieces.append(buffer.gradients.flatten(1))
+            if isinstance(buffer, Dense) and parameter.numel() <= JOINED:
+                own = (parameter, buffer.gradients.flatten(1))
+                small.setdefault(buffer.gradients.dtype, []).append(own)
             else:
                 self._large.append((parameter, buffer))
-        self._joined = torch.cat(pieces, dim=1) if pieces else None
+        self._joined = [
+            ([p for p, _ in group], torch.cat([gradients for _, gradients in group], dim=1))
+            for group in small.values()
+        ]
 
     def gram(self) -> Tensor:
         found = [buffer.gram() for _, buffer in self._large]
-        if self._joined is not None:
-            found.append(gram(self._joined))
+        found += [gram(gradients) for _, gradients in self._joined]
         return found[0] if len(found) == 1 else torch.stack(found).sum(0)
 
     def write(self, weights: Tensor) -> None:
         for parameter, buffer in self._large:
             add_to_grad(parameter, buffer.combine(weights))
-        if self._joined is not None:
-            pieces = combine(weights, self._joined).split([p.numel() for p in self._small])
-            for parameter, piece in zip(self._small, pieces, strict=True):
+        for own, gradients in self._joined:
+            pieces = combine(weights, gradients).split([p.numel() for p in own])
+            for parameter, piece in zip(own, pieces, strict=True):
                 add_to_grad(parameter, piece)

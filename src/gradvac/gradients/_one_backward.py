@@ -141,7 +141,7 @@ class OneBackward:
             torch.autograd.backward(batch.roots(), batch.starts())
             self._refuse_leaks()
         finally:
-            self.ledger.mode = Mode.PLAIN
+            self.ledger.pause()
             self._forward.clear()
 
     def inspect(self, batch: Batch, look: Inspect) -> None:

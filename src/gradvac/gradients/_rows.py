@@ -127,7 +127,7 @@ class Segments:
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the entries of each task: `[N, D]` -> `[T, D]`, in float32 or better."""
         dtype = torch.promote_types(values.dtype, torch.float32)
-        if len(values) != self.num_rows:
+        if values.shape[0] != self.num_rows:
             values = values.reshape(self.num_rows, -1, values.shape[-1]).sum(1, dtype=dtype)
         if dtype not in self._indicators:
             tasks = torch.arange(self.num_tasks, device=self.tasks.device)

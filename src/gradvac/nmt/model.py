@@ -60,7 +60,7 @@ class Transformer(Layer):
     Args:
         size: One of `SIZES`, or your own.
         vocabulary_size: V.
-        dropout: Of embeddings, of what a sub-layer adds, and inside the feed-forward network.
+        dropout: Of embeddings, and of what a sub-layer adds.
         norm_first: Normalise what a sub-layer reads (pre-norm) instead of what it returns.
         label_smoothing: Share of the probability spread over the vocabulary, in training.
         logits_per_chunk: The loss goes over the labels in chunks of this many logits, and, if
@@ -210,7 +210,7 @@ class EncoderLayer(Layer):
         super().__init__()
         self.attention = SelfAttention(size.width, size.heads)
         self.after_attention = Residual(size.width, dropout, norm_first)
-        self.network = FeedForward(size, dropout)
+        self.network = FeedForward(size)
         self.after_network = Residual(size.width, dropout, norm_first)
 
     def forward(self, x: Tensor, side: Side) -> Tensor:
@@ -263,12 +263,11 @@ class Residual(Layer):
 class FeedForward(Layer):
     """Two linear layers with a ReLU between."""
 
-    def __init__(self, size: Size, dropout: float) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
         self.first = linear(size.width, size.inner)
         self.second = linear(size.inner, size.width)
-        self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """`[*, D]` -> `[*, D]`."""
-        return self.second(F.dropout(F.relu(self.first(x)), self.dropout, self.training))
+        return self.second(F.relu(self.first(x)))

@@ -46,6 +46,7 @@ class GradNorm(Rule):
                 f"component: {self.component!r} is not one of the components {list(components)}."
             )
         super().bind(tasks, components)
+        self._by_name = sorted(range(len(tasks)), key=self.tasks.__getitem__)
         self._state = {
             "weights": torch.ones(len(tasks), dtype=torch.float64),
             "first_losses": torch.full((len(tasks),), torch.nan, dtype=torch.float64),
@@ -87,7 +88,8 @@ class GradNorm(Rule):
             kept = torch.where(usable & value.isfinite(), value, state[name])
             self._state[name].index_copy_(0, self._index, kept)
         total = self._state["weights"]
-        total.mul_(len(self.tasks) / total.sum())
+        in_name_order = total[index_on(self._by_name, total.device)]  # rounding: whatever the list
+        total.mul_(len(self.tasks) / in_name_order.sum())
 
     def _measured(self) -> tuple[Tensor, Tensor]:
         """Norms `[T]` in the chosen component, and whether this step may be learned from."""

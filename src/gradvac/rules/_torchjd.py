@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradvac.indices import index_on
 from gradvac.rules._rule import Rule, Weighing, matching
 
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
@@ -51,8 +52,14 @@ class TorchJD(Rule):
         self._before = [_read_state(weighting) for weighting in self._weightings]
 
     def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
-        rows = [self._weightings[k](one) for k, one in zip(components, gram, strict=True)]
-        return self._plain(gram, torch.stack(rows).to(gram))
+        # Rows come in another order every step, but a weighting with state knows rows alone.
+        by_name = sorted(range(len(self._present)), key=lambda i: self.tasks[self._present[i]])
+        index = index_on(by_name, gram.device)
+        sorted_gram = gram[:, index][:, :, index]
+        rows = [self._weightings[k](one) for k, one in zip(components, sorted_gram, strict=True)]
+        weights = torch.empty_like(gram[..., 0])
+        weights[:, index] = torch.stack(rows).to(gram)
+        return self._plain(gram, weights)
 
     def commit(self) -> None:
         # These weightings run on the host anyway, so this is no further synchronisation.
@@ -66,7 +73,7 @@ class TorchJD(Rule):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if sorted(state["tasks"]) != sorted(self.tasks):
-            return  # the Gram matrix has tasks by name, so the order they are listed in is free
+            return
         for here, there in zip(*matching(self.components, state["components"]), strict=True):
             _write_state(self._weightings[here], copy.deepcopy(state["weightings"][there]))
 

@@ -87,7 +87,7 @@ def _origin(keys: Keys, file: str, origins: Mapping[tuple[str, ...], str]) -> st
         if keys[:depth] in origins:
             return origins[tuple(map(str, keys[:depth]))]
     inside = [origin for path, origin in origins.items() if path[: len(keys)] == keys]
-    return " with ".join([file, *inside])
+    return f"{file} with {', '.join(inside)}" if inside else file
 
 
 def _locate(loc: Keys, model_class: type[BaseModel]) -> tuple[Keys, type[BaseModel]]:

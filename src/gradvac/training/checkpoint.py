@@ -90,7 +90,8 @@ def save(
     try:
         temporary.mkdir(parents=True)
         _write_weights(temporary / MODEL, weights, {"step": str(step)})
-        torch.save(state, temporary / STATE)
+        with (temporary / STATE).open("wb") as file:  # a path would hide why writing fails
+            torch.save(state, file)
         hashes = {name: _hash(temporary / name) for name in (MODEL, STATE)}
         manifest = json.dumps({"step": step, "files": hashes}, indent=2)
         (temporary / MANIFEST).write_text(manifest + "\n", encoding="utf-8")
@@ -271,8 +272,10 @@ def _sync(path: Path) -> None:
 
 
 def _failure(run: Path, what: str, error: Exception) -> str:
-    # The writers below us report a full disk in words of their own, so the free space is said too.
-    reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+    origin: BaseException | None = error
+    while origin is not None and not isinstance(origin, OSError):
+        origin = origin.__context__
+    reason = str(error) if origin is None or not origin.errno else os.strerror(origin.errno)
     free = shutil.disk_usage(run).free / 2**20
     found = _all(run)
     intact = f"The checkpoint of step {found[-1].step} is intact" if found else "None was saved yet"

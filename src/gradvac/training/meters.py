@@ -16,6 +16,7 @@ class Meters:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._zero = torch.zeros((), dtype=torch.float64, device=device)
         self._sums: dict[str, Tensor] = {}
         self._skipped = torch.zeros((), dtype=torch.int64, device=device)
         self._in_a_row = torch.zeros((), dtype=torch.int64, device=device)
@@ -26,9 +27,9 @@ class Meters:
     def add(self, sums: Mapping[str, Tensor | float], num_tokens: int, bad: Tensor) -> None:
         """Add a step: sums over its tokens, how many those were, and whether it was skipped."""
         for name, value in {**sums, "tokens": float(num_tokens)}.items():
-            new = torch.as_tensor(value, dtype=torch.float64, device=self._device).detach()
-            new = torch.where(bad, 0.0, new)
-            self._sums[name] = self._sums[name] + new if name in self._sums else new
+            new = value.detach().double() if isinstance(value, Tensor) else value
+            before = self._sums.get(name, self._zero)
+            self._sums[name] = before + torch.where(bad, 0.0, self._zero + new)
         self._skipped = self._skipped + bad
         self._in_a_row = (self._in_a_row + 1) * bad
         self._num_steps += 1

@@ -52,7 +52,7 @@ class RunLog:
             raise ValueError(
                 f"run: another process is training in {run}; wait for it, or choose another folder."
             ) from None
-        self._metrics = (run / METRICS).open("ab")
+        self._metrics = (run / METRICS).open("ab", buffering=0)
 
     def check_same(self, *, data: str) -> None:
         """Refuse to continue a run as another experiment.
@@ -107,14 +107,18 @@ class RunLog:
         """Append one record; at once visible to readers."""
         # JSON has no NaN: what is not finite is null.
         plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._metrics.write(json.dumps({"step": step, **plain}).encode() + b"\n")
-        self._metrics.flush()
+        line = json.dumps({"step": step, **plain}).encode() + b"\n"
+        try:
+            while line:  # a nearly full disk takes a part, then nothing
+                line = line[self._metrics.write(line) :]
+        except OSError as error:
+            what = f"{os.strerror(error.errno or 0)}: {self.run / METRICS}; checkpoints are intact"
+            raise OSError(error.errno, what) from error
         for writer in self._writers:
             writer.write(step, values)
 
     def position(self) -> int:
         """Bytes of `metrics.jsonl`, which are on disk once this returns."""
-        self._metrics.flush()
         os.fsync(self._metrics.fileno())
         return os.fstat(self._metrics.fileno()).st_size
 

@@ -127,6 +127,7 @@ def llama_model() -> transformers.LlamaForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=16,
+        use_cache=False,
         tie_word_embeddings=False,
         bos_token_id=0,
         eos_token_id=1,

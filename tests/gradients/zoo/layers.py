@@ -28,7 +28,7 @@ def conv1d() -> Case:
 @case
 def conv1d_with_other_padding() -> Case:
     model = nn.Sequential(
-        nn.Conv1d(4, 6, 4, padding="same"),
+        nn.Conv1d(4, 6, 5, padding="same"),
         nn.Tanh(),
         nn.Conv1d(6, 6, 3, padding=1, padding_mode="circular"),
         nn.Conv1d(6, 2, 3, padding="valid"),

@@ -79,7 +79,7 @@ def lstm_with_states() -> Case:
     def run(m: Any, x: Tensor, state: Tensor) -> Tensor:
         first = m.start(state).view(len(x), 4, D).transpose(0, 1)
         found, (hidden, cell) = m.lstm(x, (first.contiguous(), first.tanh()))
-        result: Tensor = m.last(found.mean(1) + (hidden + cell)[-2:].mT.mT.transpose(0, 1).flatten(1))
+        result: Tensor = m.last(found.mean(1) + (hidden + cell)[-2:].transpose(0, 1).flatten(1))
         return result
 
     lstm = nn.LSTM(D, D, num_layers=2, bidirectional=True, batch_first=True)
@@ -168,7 +168,8 @@ class CrossAttention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.query, self.key, self.value = (nn.Linear(D, D) for _ in range(3))
+        self.query, self.value = nn.Linear(D, D), nn.Linear(D, D)
+        self.key = nn.Linear(D, D, bias=False)
 
     def forward(self, x: Tensor, y: Tensor, same: Tensor, tasks_of_y: Tensor) -> Tensor:
         with rows(tasks_of_y):

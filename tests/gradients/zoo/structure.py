@@ -108,9 +108,6 @@ def tied_across_encoder_and_decoder() -> Case:
         result: Tensor = m.head(m.decoder[1](m.decoder[0](target) + state))
         return result
 
-    def losses(model: nn.Module, tasks: Tensor, source: Tensor, target: Tensor) -> Tensor:
-        return distance(model(source, target))
-
     model = Model(
         run,
         encoder=nn.Sequential(nn.Embedding(V, D), Block()),
@@ -118,7 +115,7 @@ def tied_across_encoder_and_decoder() -> Case:
         head=nn.Linear(D, V),
     )
     model.head.weight = model.encoder[0].weight = model.decoder[0].weight
-    return Case(model, losses, (tokens_of(B, S), tokens_of(B, 4)), enc_dec=True)
+    return Case(model, output, (tokens_of(B, S), tokens_of(B, 4)), enc_dec=True)
 
 
 @case

@@ -1,0 +1,41 @@
+# The two commands of the README are `make demo` and `make test`. Both install into .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Two workers on two cores: one torch thread each, or they fight over the cores.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+
+.PHONY: help install demo test lint docs bench clean
+
+help:  ## say what there is
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+install: $(VENV)/.installed  ## install into .venv
+
+demo: install  ## run the main job on embedded data
+	$(BIN)/python examples/three_tasks.py
+
+lint: install  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint  ## lint, type-check, run all tests
+	$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+docs: install  ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+bench: install  ## time the rules and a small step on this machine
+	$(BIN)/python benchmarks/rules.py
+	$(BIN)/python benchmarks/step.py --size tiny --tasks 4 8
+
+clean:  ## remove what was installed and built
+	rm -rf $(VENV) site build dist

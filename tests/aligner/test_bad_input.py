@@ -1,0 +1,144 @@
+"""Bad input gets an error that names the argument and the fix."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradvac import Aligner, GradVac
+
+from .problems import ENGINES, Translator, draw_batch
+
+TASKS = ["fr", "hi"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tasks": ["fr", "hi", "fr"]}, "tasks: 'fr' occurs twice"),
+        ({"tasks": []}, "tasks: must be a non-empty list of names"),
+        ({"tasks": "fr"}, "tasks: must be a non-empty list of names, got 'fr'"),
+        ({"tasks": [0, 1]}, "tasks: must be a non-empty list of names"),
+        ({"engine": "fast"}, "engine: must be one of .* got 'fast'"),
+        ({"granularity": "layers"}, "granularity: must be one of .* got 'layers'"),
+        (
+            {"granularity": lambda name: len(name)},
+            r"granularity: the callable must return .*\(str\)",
+        ),
+        ({"rule": GradVac(vaccinated=["de"])}, "vaccinated: unknown task 'de'; the tasks are"),
+    ],
+)
+def test_when_it_is_made(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Aligner(Translator(), **{"tasks": TASKS, "engine": "per_task"} | arguments)
+
+
+def test_a_model_without_trainable_parameters() -> None:
+    with pytest.raises(ValueError, match="model: has no parameter with requires_grad=True"):
+        Aligner(nn.Linear(2, 2).requires_grad_(False), TASKS)
+
+
+def rows(count: int) -> Tensor:
+    model = nn.Linear(2, 1)
+    return model(torch.randn(count, 2))[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "tasks", "message"),
+    [
+        (rows(3), ["fr", "hi", "de"], "tasks_of_rows: unknown task 'de'; the tasks are"),
+        (rows(3), ["fr", "hi"], "tasks_of_rows: has 2 entries, but losses has 3"),
+        (rows(1), ["fr", "hi"], "tasks_of_rows: has 2 entries, but losses has 1"),
+        (rows(2), [0, 2], r"tasks_of_rows: task index 2 is outside 0\.\.1"),
+        (rows(2), [0, -1], r"tasks_of_rows: task index -1 is outside 0\.\.1"),
+        (rows(2), [0, 0.5], "tasks_of_rows: unknown task 0.5; the tasks are"),
+        (
+            rows(2),
+            torch.tensor([0.0, 1.0]),
+            "tasks_of_rows: .* one integer per row, got torch.float",
+        ),
+        (rows(2), torch.tensor([[0], [1]]), r"tasks_of_rows: .* shape \(2, 1\)"),
+        (rows(2), None, "tasks_of_rows: losses per row need the task of every row"),
+        (rows(2).sum(), ["fr", "hi"], r"losses: must have one entry per row .* got shape \(\)"),
+        (rows(4).view(2, 2), ["fr", "hi"], r"losses: must have one entry per row .* \(2, 2\)"),
+        (rows(2).mean().expand(2), ["fr", "hi"], "losses: every row has the same entry"),
+        (rows(2).detach(), ["fr", "hi"], "losses: has no graph to differentiate"),
+        (rows(0), [], "losses: is empty"),
+        ([rows(1), rows(1)], None, "losses: must be a 1-D tensor .* or a mapping .* got list"),
+        ({}, None, "losses: the mapping is empty"),
+        ({"de": rows(1)}, None, "losses: unknown task 'de'; the tasks are"),
+        (
+            {"fr": rows(2)},
+            None,
+            r"losses: the loss of 'fr' must be a scalar tensor, got shape \(2,\)",
+        ),
+        ({"fr": 0.5}, None, r"losses: the loss of 'fr' must be a scalar tensor, got 0.5"),
+        ({"fr": rows(1).detach()}, None, r"losses\['fr'\]: has no graph"),
+        ({"fr": rows(1)}, ["fr"], "tasks_of_rows: goes with losses per row"),
+    ],
+)
+def test_when_it_is_called(losses: Any, tasks: Any, message: str) -> None:
+    aligner = Aligner(nn.Linear(2, 1), TASKS, engine="per_task")
+    with pytest.raises(ValueError, match=message):
+        aligner.backward(losses, tasks)
+
+
+def test_the_same_loss_for_every_task() -> None:
+    model = nn.Linear(2, 1)
+    total = model(torch.randn(4, 2)).sum()
+    aligner = Aligner(model, TASKS, engine="per_task")
+    with pytest.raises(ValueError, match=r"losses: every task has the same tensor; .* Give each"):
+        aligner.backward({"fr": total, "hi": total})
+    assert model.weight.grad is None
+    aligner.backward({"fr": total})  # alone it is fine
+
+
+def test_identical_gradients_are_reported_once() -> None:
+    model = nn.Linear(2, 1)
+    aligner = Aligner(model, TASKS, engine="per_task")
+
+    def losses() -> dict[str, Tensor]:
+        total = model(torch.randn(4, 2)).square().sum()
+        return {"fr": total * 1.0, "hi": total + 3.0}  # other tensors, the same gradient
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        aligner.backward({"fr": losses()["fr"]})  # one task cannot tell
+        aligner.backward({task: loss * torch.inf for task, loss in losses().items()})
+    with pytest.warns(UserWarning, match="losses: all tasks have the same gradient. .* own rows"):
+        aligner.backward(losses())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        aligner.backward(losses())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_different_gradients_are_not_reported(engine: str) -> None:
+    model = Translator()
+    aligner = Aligner(model, TASKS, engine=engine)
+    batch = draw_batch(torch.Generator().manual_seed(0), TASKS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        aligner.backward(model(batch.source, batch.words), batch.tasks)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_failed_step_leaves_nothing_behind(engine: str) -> None:
+    """After an error the next step is that of a fresh aligner."""
+    model, fresh = Translator(), Translator()
+    aligner = Aligner(model, TASKS, GradVac(beta=0.3), engine=engine)
+    expected = Aligner(fresh, TASKS, GradVac(beta=0.3), engine=engine)
+    batch = draw_batch(torch.Generator().manual_seed(0), TASKS)
+    aligner.backward(model(batch.source, batch.words), batch.tasks, accumulate=True)
+    losses = model(batch.source, batch.words)
+    losses.sum().backward()  # frees the graph
+    model.zero_grad()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        aligner.backward(losses, batch.tasks)
+    model.zero_grad()
+    for one, own in ((aligner, model), (expected, fresh)):
+        one.backward(own(batch.source, batch.words), batch.tasks)
+    for left, right in zip(model.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(left.grad, right.grad)

@@ -1,0 +1,44 @@
+"""What only a GPU can show: a step does not wait for it, and skips itself there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradvac.training import Result, checkpoint
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_step_does_not_wait_for_the_device(
+    tmp_path: Path, settings: Callable[..., Any], run_toy: Callable[..., Result], precision: str
+) -> None:
+    """Between two log entries any wait is an error; the first steps may look at their batch."""
+    config = settings(
+        train={"precision": precision, "log_every": 12, "validate_every": 0, "checkpoint_every": 12}
+    )
+
+    def watch(step: int, alignment: object) -> None:
+        if step == 3:
+            torch.cuda.set_sync_debug_mode("error")
+        if step == 11:
+            torch.cuda.set_sync_debug_mode("default")
+
+    try:
+        assert run_toy(config, tmp_path, watch=watch).step == 12
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_bad_steps_are_skipped_on_the_device(
+    tmp_path: Path, settings: Callable[..., Any], run_toy: Callable[..., Result]
+) -> None:
+    result = run_toy(settings(), tmp_path, spoil=frozenset({2, 3, 7}))
+    assert (result.step, result.skipped_steps) == (12, 3)
+    for value in checkpoint.weights(tmp_path, "last").values():
+        assert value.isfinite().all()
