@@ -1,7 +1,7 @@
 """Three regression tasks on one network: two alike, one at odds with them.
 
-Each rule trains the same network on the same batches. The table shows what it did to every task,
-and how similar the task gradients were in the shared layers.
+Each rule trains the same network on the same batches; the table shows the loss of every task and
+how similar their gradients were.
 """
 
 import torch

@@ -5,7 +5,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -128,11 +128,30 @@ class Aligner:
             if self._asked == "one_backward":
                 raise
             self._why = str(reason).removeprefix("engine: ")
+            warnings.warn(f'engine: "auto" continues with per_task. {self._why}', stacklevel=3)
 
     @property
     def engine(self) -> str:
         """The engine in use: "one_backward" or "per_task"."""
         return "per_task" if self._one_backward is None else "one_backward"
+
+    @overload
+    def backward(
+        self,
+        losses: Tensor | Mapping[str, Tensor],
+        tasks_of_rows: TasksOfRows | None = None,
+        *,
+        accumulate: Literal[False] = False,
+    ) -> Alignment: ...
+
+    @overload
+    def backward(
+        self,
+        losses: Tensor | Mapping[str, Tensor],
+        tasks_of_rows: TasksOfRows | None = None,
+        *,
+        accumulate: bool,
+    ) -> Alignment | None: ...
 
     def backward(
         self,

@@ -77,14 +77,15 @@ class Twins:
 
 def assert_same_gradients(found: nn.Module, expected: nn.Module, tolerance: float) -> None:
     """Compare `.grad`; a parameter is held to its own scale, or 1 % of the model's."""
-    gradients = [p.grad for p in expected.parameters() if p.grad is not None]
+    gradients = [p.grad.to_dense() for p in expected.parameters() if p.grad is not None]
     scale = 0.01 * torch.stack([g.norm() for g in gradients]).norm()
     own = dict(found.named_parameters())
     for name, parameter in expected.named_parameters():
         mine = own[name].grad
         assert (mine is None) == (parameter.grad is None), name
         if mine is not None and parameter.grad is not None:
-            error = float((mine - parameter.grad).norm() / (parameter.grad.norm() + scale))
+            mine, theirs = mine.to_dense(), parameter.grad.to_dense()
+            error = float((mine - theirs).norm() / (theirs.norm() + scale))
             assert error <= tolerance, f"{name}: relative error {error:.1e}"
 
 

@@ -182,9 +182,9 @@ def test_half_written_things_are_cleaned_up(tmp_path: Path) -> None:
 
 
 def test_average_of_the_last_ones(tmp_path: Path) -> None:
-    for step in (1, 2, 5):
+    for step in (0, 2, 5):
         save(tmp_path, step)
-    checkpoint.average(tmp_path, 2)
+    checkpoint.average(tmp_path, 3)  # the weights of step 0 are no result
     found = checkpoint.weights(tmp_path, "averaged")
     assert torch.equal(found["w"], torch.full((4,), 3.5))
     assert int(found["n"]) == 5  # whole numbers: those of the last
@@ -192,7 +192,7 @@ def test_average_of_the_last_ones(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000005" / checkpoint.MODEL).write_bytes(b"")
     said: list[str] = []
     checkpoint.average(tmp_path, 2, say=said.append)
-    assert torch.equal(checkpoint.weights(tmp_path, "averaged")["w"], torch.full((4,), 1.5))
+    assert torch.equal(checkpoint.weights(tmp_path, "averaged")["w"], torch.full((4,), 2.0))
     assert "step-00000005 is damaged" in said[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -154,6 +155,31 @@ def test_metrics_are_cut_back_to_the_checkpoint(
     validated = [r["step"] for r in read_metrics(tmp_path) if "dev/loss" in r]
     assert logged == list(range(1, 13))
     assert validated == [4, 8, 12]
+
+
+def test_run_has_a_checkpoint_from_the_start(
+    tmp_path: Path, toy: ModuleType, settings: Settings, run_toy: RunToy
+) -> None:
+    config = settings(train={"checkpoint_every": 100, "validate_every": 2})
+    run_toy(config, tmp_path / "whole")
+    with pytest.raises(CrashError):
+        run_toy(config, tmp_path / "parts", watch=crash_at(3))
+    found = checkpoint.latest(tmp_path / "parts")
+    assert found is not None
+    assert found.step == 0
+    run_toy(config, tmp_path / "parts")
+    assert toy.outcome(tmp_path / "parts") == toy.outcome(tmp_path / "whole")
+
+
+def test_weights_without_a_checkpoint_are_not_replaced(
+    tmp_path: Path, settings: Settings, run_toy: RunToy
+) -> None:
+    run_toy(settings(), tmp_path)
+    before = (tmp_path / "best.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(ValueError, match=r"holds best\.safetensors, but no checkpoint"):
+        run_toy(settings(), tmp_path)
+    assert (tmp_path / "best.safetensors").read_bytes() == before
 
 
 def test_finished_run_can_be_extended(

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from gradvac.gradients._contributions import Formed
@@ -32,7 +33,7 @@ Graph = tuple[list[Tensor], list[Any]]  # leaves, and the outputs computed from 
 
 def run_fallback(site: Site, *args: Any, **kwargs: Any) -> Any:
     """Run an attached module as a whole."""
-    leaves, structure = pytree.tree_flatten((args, kwargs))
+    leaves, structure = pytree.tree_flatten((args, kwargs), is_leaf=_is_packed)
     opaque = next((leaf for leaf in leaves if _hides_gradients(leaf)), None)
     if opaque is None:
         call = _Call(site, leaves, structure)
@@ -252,10 +253,14 @@ def _is_differentiable(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def _is_packed(leaf: object) -> bool:
+    return isinstance(leaf, PackedSequence)
+
+
 def _hides_gradients(leaf: object) -> bool:
-    """Whether an object that is no tensor has tensors with a graph, such as a PackedSequence."""
-    if isinstance(leaf, Tensor):
-        return False
+    """Whether an object that is no tensor has tensors whose rows or graph we cannot see."""
+    if isinstance(leaf, Tensor) or _is_packed(leaf):
+        return _is_packed(leaf)
     parts = leaf if isinstance(leaf, tuple | list) else getattr(leaf, "__dict__", {}).values()
     return any(isinstance(part, Tensor) and part.requires_grad for part in parts)
 

@@ -174,7 +174,8 @@ class OneBackward:
 
     def _run_aside(self, batch: Batch) -> None:
         """A backward that concerns the ledger alone: `.grad` of every leaf stays as it is."""
-        roots, parameters = batch.roots(), list(self.ledger.component_of)
+        roots = batch.roots()
+        parameters = [p for p in self.ledger.component_of if p.requires_grad]
         inputs: list[Tensor] | None = [*self._tokens.made(), *parameters]
         aside: list[Tensor] = [*parameters]
         if self._holds_reentrant(batch):  # reentrant checkpoints refuse `inputs`

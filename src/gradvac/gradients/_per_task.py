@@ -60,6 +60,7 @@ class PerTask:
     def accumulate(self, batch: Batch) -> None:
         """Add the task gradients of a micro-batch to the stored ones; `.grad` is left alone."""
         retain = _retain_graph(batch)
+        parameters = [p for p in self._parameters if p.requires_grad]  # some may be frozen by now
         for position, task in enumerate(batch.present):
             one = torch.zeros(len(batch.present))
             one[position] = 1.0
@@ -67,10 +68,10 @@ class PerTask:
             if batch.index is None:
                 roots, starts = roots[position : position + 1], starts[position : position + 1]
             gradients = torch.autograd.grad(
-                roots, self._parameters, starts, retain_graph=retain[position], allow_unused=True
+                roots, parameters, starts, retain_graph=retain[position], allow_unused=True
             )
             stored = self._rows.setdefault(task, {})
-            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     _add(stored, id(parameter), self._store(gradient))
 

@@ -167,9 +167,12 @@ def save_weights(
 
 
 def average(run: Path, num: int, *, say: Callable[[str], None] = print) -> Path:
-    """Write the mean of the last `num` intact checkpoints' weights to `averaged.safetensors`."""
+    """Write the mean of the last `num` intact checkpoints' weights to `averaged.safetensors`.
+
+    The checkpoint of step 0 is no trained model and does not count.
+    """
     chosen: list[Checkpoint] = []
-    for checkpoint in reversed(_all(run)):
+    for checkpoint in reversed([one for one in _all(run) if one.step > 0]):
         if len(chosen) == num:
             break
         if (damage := checkpoint.damage()) is None:

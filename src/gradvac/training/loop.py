@@ -105,30 +105,28 @@ class _Loop(Generic[BatchT]):
     ) -> None:
         self.recipe, self.settings, self.log = recipe, settings, log
         self.display, self.signals, self.watch = display, signals, watch
-        self.data = recipe.data_signature()
         self.state = RunState(recipe, settings)
 
     def run(self) -> Result:
         """Continue where the run stands, until there is a reason to stop."""
         state, train = self.state, self.settings.train
-        state.resume(self.log, data=self.data, say=self.display.say)
+        state.resume(self.log, say=self.display.say)
         self.introduce()
         state.meters.go_on()
         while True:
             if self.is_due(train.validate_every) and state.at.validated < state.at.step:
                 self.validate()
             reason = self.reason_to_stop()
-            if reason or self.is_due(train.checkpoint_every):
-                self.save()
             if reason:
                 return self.finish(reason)
+            if self.is_due(train.checkpoint_every):
+                self.save_if_good()
             alignment = self.step()
             if self.watch is not None:
                 self.watch(state.at.step, alignment)
             if self.is_due(train.log_every):
                 self.write_log(alignment)
             if self.signals.received and state.at.step < train.max_steps:
-                self.save()
                 return self.finish("interrupted")
 
     def is_due(self, every: int) -> bool:
@@ -198,11 +196,11 @@ class _Loop(Generic[BatchT]):
         if state.aligner.engine != self.signed_engine:  # "auto" may change its mind
             self.sign()
         if bad_in_a_row >= train.max_bad_steps:
-            saved = "none was saved" if state.saved is None else f"that of step {state.saved}"
             raise DivergedError(
                 f"train: the loss or its gradient was not finite in the last {bad_in_a_row} steps "
-                f"up to step {state.at.step}, which were skipped. The last good checkpoint stays: "
-                f"{saved}. Lower optimizer.lr or optimizer.clip_norm, or look at the data."
+                f"up to step {state.at.step}, which were skipped. The last good checkpoint is that "
+                f"of step {state.saved}. Lower optimizer.lr or optimizer.clip_norm, or look at the "
+                "data."
             )
 
     def validate(self) -> None:
@@ -230,37 +228,41 @@ class _Loop(Generic[BatchT]):
         self.display.say(f"step {at.step}  {train.metric} {score:.4f}{best}")
         state.meters.go_on()
 
-    def save(self) -> None:
-        """A checkpoint, but none of a bad stretch: the last good one stays the last."""
-        if self.state.meters.bad_in_a_row:
-            step = self.state.at.step
+    def save_if_good(self) -> None:
+        """A checkpoint, but none of a bad stretch, which would push good ones off the disk."""
+        meters, step = self.state.meters, self.state.at.step
+        if meters.bad_in_a_row:
             self.display.say(f"step {step}  not saved: its loss or gradient was not finite.")
             return
-        self.state.meters.pause()
+        meters.pause()
         self.state.save(self.log)
-        self.state.meters.go_on()
+        meters.go_on()
 
     def finish(self, reason: Reason) -> Result:
+        """The last checkpoint, the averaged weights, and a word of goodbye."""
         state, at, train = self.state, self.state.at, self.settings.train
         state.meters.pause()
-        if reason != "interrupted" and train.average_last and state.saved is not None:
+        state.save(self.log)
+        if reason != "interrupted" and train.average_last:
             checkpoint.average(self.log.run, train.average_last, say=self.display.say)
         self.display.close()
         said = {
             "finished": f"Finished after {at.step} steps.",
-            "early_stop": f"Stopped at step {at.step}: {at.stale} validations in a row were not "
-            f"better than that of step {at.best_step}.",
+            "early_stop": f"Stopped at step {at.step}: {at.stale} validations in a row without a "
+            f"better {train.metric}.",
             "interrupted": f"Stopped by {self.signals.received} after step {at.step}; the same "
-            f"command continues from step {state.saved or 0}.",
+            "command continues from there.",
         }
         self.display.say(said[reason])
         skipped, seconds = state.meters.skipped, state.meters.seconds
         return Result(self.log.run, at.step, reason, at.best_step, at.best_score, skipped, seconds)
 
     def sign(self) -> None:
-        aligner, device = self.state.aligner, self.state.device
-        self.signed_engine = aligner.engine
-        self.log.sign(Signature.of(self.settings, aligner, data=self.data, device=device))
+        state = self.state
+        self.signed_engine = state.aligner.engine
+        self.log.sign(
+            Signature.of(self.settings, state.aligner, data=state.data, device=state.device)
+        )
 
     def autocast(self) -> torch.autocast:
         on = self.settings.train.precision == "bf16"

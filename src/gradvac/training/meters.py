@@ -45,7 +45,9 @@ class Meters:
         return int(self._skipped)
 
     def pause(self) -> None:
-        """Stop the clock: what follows is not training."""
+        """Stop the clock once the device is done: what follows is not training."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         self.seconds += time.perf_counter() - self._mark
 
     def go_on(self) -> None:

@@ -20,7 +20,7 @@ import filelock
 from gradvac.training import config
 from gradvac.training.config import ConfigError
 from gradvac.training.settings import EXTENSIBLE, TECHNICAL, RunConfig
-from gradvac.training.signature import Signature, short_hash
+from gradvac.training.signature import Signature
 from gradvac.training.writers import Writer, open_writers
 
 CONFIG, SIGNATURE, METRICS = "config.toml", "signature.json", "metrics.jsonl"
@@ -54,15 +54,11 @@ class RunLog:
             ) from None
         self._metrics = (run / METRICS).open("ab", buffering=0)
 
-    def check_same(self, *, data: str) -> None:
+    def check_settings(self) -> None:
         """Refuse to continue a run as another experiment.
-
-        Args:
-            data: The recipe's `data_signature()`.
 
         Raises:
             ConfigError: A setting differs that may not change within a run; one line each.
-            ValueError: The data differs.
         """
         former = config.load(type(self._settings), self.run / CONFIG)
         changed = config.differences(former, self._settings)
@@ -75,12 +71,6 @@ class RunLog:
                 for key in refused
             ]
             raise ConfigError("\n".join(lines))
-        signed = json.loads((self.run / SIGNATURE).read_text(encoding="utf-8"))
-        if signed["data"] != short_hash(data):
-            raise ValueError(
-                f"run: {self.run} was trained on other data ({signed['data']}, now "
-                f"{short_hash(data)}); choose another folder."
-            )
         for key, (old, new) in changed.items():
             self._say(f"{key}: {old!r} until now, {new!r} from here on.")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Generic
 
 from gradvac.training import checkpoint
@@ -48,9 +49,10 @@ class RunState(Generic[BatchT]):
         )
         self.optimizer = settings.optimizer.build(self.model)
         self.batches = recipe.batches()
+        self.data = recipe.data_signature()
         self.meters = Meters(self.device)
         self.at = Position()
-        self.saved: int | None = None  # step of the newest checkpoint
+        self.saved = -1  # step of the newest checkpoint
         self._keep = settings.train.keep
 
     def save(self, log: RunLog) -> None:
@@ -63,27 +65,36 @@ class RunState(Generic[BatchT]):
             "batches": self.batches.state_dict(),
             "meters": self.meters.state_dict(),
             "position": asdict(self.at),
+            "data": self.data,
             "metrics_bytes": log.position(),
             "random": random_state(),
         }
         checkpoint.save(log.run, self.at.step, self.model.state_dict(), state, keep=self._keep)
         self.saved = self.at.step
 
-    def resume(self, log: RunLog, *, data: str, say: Callable[[str], None]) -> None:
-        """Continue from the last intact checkpoint; without one, stay at the first step.
+    def resume(self, log: RunLog, *, say: Callable[[str], None]) -> None:
+        """Continue from the last intact checkpoint; without one, begin, and save the beginning.
+
+        So a run has a checkpoint from the start, and a disk without room is noticed then.
 
         Args:
             log: The run folder, owned by us.
-            data: The recipe's `data_signature()`, which must be the run's.
             say: Told what happens.
+
+        Raises:
+            ValueError: The run has other settings or other data, or weights without a checkpoint.
         """
         checkpoint.clean(log.run)
         last = checkpoint.latest(log.run, say=say)
         if last is None:
+            _refuse_weights(log.run)
             log.begin(step=0, metrics_bytes=0)
+            self.save(log)
             return
-        log.check_same(data=data)
+        log.check_settings()
         state = last.state()
+        if state["data"] != self.data:
+            raise ValueError(f"run: {log.run} was trained on other data; choose another folder.")
         self.model.load_state_dict(last.weights())
         self.optimizer.load_state_dict(state["optimizer"])
         self.aligner.load_state_dict(state["aligner"])
@@ -94,3 +105,13 @@ class RunState(Generic[BatchT]):
         log.begin(step=last.step, metrics_bytes=state["metrics_bytes"])
         restore_random_state(state["random"])
         say(f"Continuing from step {last.step}.")
+
+
+def _refuse_weights(run: Path) -> None:
+    """A run that begins would replace weights that are all that is left of another."""
+    found = [path.name for path in sorted(run.glob("[!.]*.safetensors"))]
+    if found:
+        raise ValueError(
+            f"run: {run} holds {found[0]}, but no checkpoint to continue from; choose another "
+            "folder, or move the file away."
+        )

@@ -1,0 +1,36 @@
+"""The command line: `gradvac`.
+
+    gradvac demo                        everything, in a few minutes
+    gradvac nmt prepare CONFIG          text -> token files
+    gradvac nmt train CONFIG_OR_RUN     train, or continue a run
+    gradvac nmt translate RUN --to fr   standard input -> standard output
+    gradvac nmt score RUN               BLEU and chrF++
+    gradvac corpus write DIR            the constructed languages as text files
+
+CONFIG is a TOML file or the name of one in `configs/nmt`; `section.key=value` after it replaces
+single settings. Mistakes of the user are told in one line, without a traceback, with exit status 1.
+"""
+
+import typer
+
+from gradvac.cli import corpus, demo, nmt
+from gradvac.cli._common import tells_mistakes
+
+app = typer.Typer(
+    help="Train one model on many tasks, and decide how their gradients are combined.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(nmt.app, name="nmt")
+app.add_typer(corpus.app, name="corpus")
+app.command("demo")(tells_mistakes(demo.demo))
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+__all__ = ["app", "main"]

@@ -1,0 +1,55 @@
+"""What all commands share: where configs are, and how mistakes are told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec
+
+import typer
+
+import gradvac
+from gradvac.nmt import NmtConfig
+from gradvac.training import CheckpointError, Diverged, config
+
+Parameters = ParamSpec("Parameters")
+
+
+def tells_mistakes(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Tell what a user can mend in one line, on standard error, instead of a traceback."""
+
+    @wraps(command)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except (ValueError, CheckpointError, Diverged, OSError) as mistake:
+            print(f"error: {mistake}", file=sys.stderr)
+            raise typer.Exit(1) from None
+
+    return run
+
+
+def nmt_folders() -> list[Path]:
+    """Return the folders with named configs: in the package, or beside it in a checkout."""
+    package = Path(gradvac.__file__).parent
+    candidates = (package / "configs" / "nmt", package.parents[1] / "configs" / "nmt")
+    return [folder for folder in candidates if folder.is_dir()]
+
+
+def load_nmt(source: str, overrides: list[str]) -> NmtConfig:
+    """Read a config from a file, by name, or from a run folder."""
+    path = Path(source)
+    if (path / "config.toml").is_file():
+        return config.load(NmtConfig, path / "config.toml", overrides)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder without config.toml; give a config or a run folder.")
+    return config.load(NmtConfig, source, overrides, folders=nmt_folders())
+
+
+def require_run(run: Path) -> Path:
+    """Refuse what is not a run folder."""
+    if not (run / "config.toml").is_file():
+        raise ValueError(f"{run} is not a run folder: it has no config.toml.")
+    return run

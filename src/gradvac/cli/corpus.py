@@ -1,0 +1,54 @@
+"""`gradvac corpus`: the constructed languages as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gradvac import corpora
+from gradvac.cli._common import tells_mistakes
+
+app = typer.Typer(help="The constructed languages.", no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """The constructed languages."""
+
+
+@app.command()
+@tells_mistakes
+def write(
+    directory: Annotated[Path, typer.Argument(help="Where to; a new or empty folder.")],
+    families: Annotated[
+        Path | None, typer.Option(help="A TOML file of your own families.", exists=True)
+    ] = None,
+    languages: Annotated[
+        str | None, typer.Option(help="Only these, as in qso,qsm; default: all.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Other words and sentences.")] = None,
+) -> None:
+    """Write a multi-way parallel corpus as text files."""
+    corpus = corpora.default(seed=seed) if families is None else corpora.load(families, seed=seed)
+    if languages is not None:
+        corpus = corpus.select([code.strip() for code in languages.split(",")])
+    paths = corpora.write(corpus, directory)
+    console = Console()
+    console.print(language_table(corpus))
+    console.print(f"Wrote {len(paths)} files to {directory}.", highlight=False)
+
+
+def language_table(corpus: corpora.Corpus) -> Table:
+    """Show the languages of a corpus."""
+    shown = Table()
+    for column in ("code", "name", "family", "branch", "script", "level"):
+        shown.add_column(column)
+    shown.add_column("training pairs", justify="right")
+    for code, language in corpus.languages.items():
+        facts = (language.name, language.family, language.branch, language.script)
+        shown.add_row(code, *facts, language.resource_level, f"{language.train:,}")
+    return shown

@@ -1,0 +1,22 @@
+"""`gradvac demo`: everything, in a few minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from gradvac.cli._common import load_nmt
+from gradvac.nmt.demo import run_demo
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where data and runs go.")] = Path("runs/demo"),
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="section.key=value, as in train.max_steps=100")
+    ] = None,
+) -> None:
+    """Train joint and GradVac on constructed languages, and compare them."""
+    run_demo(load_nmt("demo", overrides or []), out, console=Console(highlight=False))

@@ -1,0 +1,166 @@
+"""When task gradients are formed, how long they are held, and what is never formed."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradvac import GradVac
+from gradvac.gradients import _ledger
+from gradvac.gradients._contributions import Contribution
+from gradvac.gradients._rows import Segments
+
+from .parity import ONE_ABSENT, TASKS, UNSORTED, Twins, attach, made
+from .zoo import ZOO, make
+from .zoo._case import B, Block, D, S, distance
+
+
+def rule() -> GradVac:
+    return GradVac(beta=0.3)
+
+
+class Held:
+    """Spies on a ledger: the largest number of bytes its task gradients had at a time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.most, self.folds = 0, 0
+        deliver, fold = _ledger.Ledger.deliver, _ledger.Ledger._fold
+
+        def spy_deliver(
+            ledger: _ledger.Ledger, parameter: nn.Parameter, use: Contribution, segments: Segments
+        ) -> None:
+            deliver(ledger, parameter, use, segments)
+            self.most = max(self.most, sum(b.nbytes for b in ledger.buffers.values()))
+
+        def spy_fold(ledger: _ledger.Ledger) -> None:
+            fold(ledger)
+            self.folds += 1
+
+        monkeypatch.setattr(_ledger.Ledger, "deliver", spy_deliver)
+        monkeypatch.setattr(_ledger.Ledger, "_fold", spy_fold)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    return Held(monkeypatch)
+
+
+@pytest.fixture
+def deep() -> Iterator[nn.Sequential]:
+    yield nn.Sequential(*(Block() for _ in range(6))).double()
+
+
+def backward(model: nn.Module, **options: Any) -> None:
+    aligner = attach(model, rule(), check=False, **options)
+    losses = distance(model(torch.randn(B, S, D, dtype=torch.float64)))
+    aligner.backward(losses, UNSORTED)
+
+
+def bytes_of(model: nn.Module) -> int:
+    return len(TASKS) * sum(p.nbytes for p in model.parameters())
+
+
+def test_holds_one_component_at_a_time(held: Held, deep: nn.Sequential) -> None:
+    backward(deep, stream_bytes=1)
+    assert held.most == bytes_of(deep[0])
+    assert held.folds >= len(deep)
+
+
+def test_components_that_fit_are_weighed_together(held: Held, deep: nn.Sequential) -> None:
+    backward(deep)
+    assert held.most == bytes_of(deep)
+    assert held.folds == 1
+
+
+def test_waits_for_as_many_components_as_asked(held: Held, deep: nn.Sequential) -> None:
+    backward(deep, stream_bytes=2 * bytes_of(deep[0]))
+    assert held.most == 2 * bytes_of(deep[0])
+    assert held.folds == 4  # three pairs, and the end
+
+
+def test_whole_model_holds_all_task_gradients(held: Held, deep: nn.Sequential) -> None:
+    backward(deep, granularity="whole_model", stream_bytes=1)
+    assert held.most == bytes_of(deep)
+
+
+def test_second_backward_holds_one_parameter_at_a_time(held: Held, deep: nn.Sequential) -> None:
+    backward(deep, granularity="whole_model", recompute=True)
+    largest = max(deep.parameters(), key=lambda p: p.numel())
+    of_one_layer = len(TASKS) * (largest.nbytes + largest.shape[0] * 8)  # with its bias
+    assert held.most <= of_one_layer
+
+
+def test_nothing_is_left_after_a_step(deep: nn.Sequential) -> None:
+    aligner = attach(deep, rule())
+    aligner.backward(distance(deep(torch.randn(B, S, D, dtype=torch.float64))), UNSORTED)
+    assert aligner._one_backward is not None
+    assert not aligner._one_backward.ledger.buffers
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_strict_streaming_changes_nothing(name: str) -> None:
+    twins = Twins(made(name), rule, stream_bytes=1)
+    for tasks in (UNSORTED, ONE_ABSENT):
+        twins.step(tasks)
+
+
+TABLES = [
+    "tied_softmax",
+    "tied_across_encoder_and_decoder",
+    "fallback_shares_with_fast_path",
+    "broadcast_positions",
+    "checkpointed_not_reentrant",
+    "packed",
+    "m2m100",
+]
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 4, 1000])
+@pytest.mark.parametrize("granularity", ["all_layer", "whole_model"])
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_by_slices(
+    name: str, granularity: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row_bytes = len(TASKS) * D * 8
+    monkeypatch.setattr(_ledger, "_CHUNK_BYTES", rows_at_once * row_bytes)
+    twins = Twins(made(name), rule, granularity=granularity, table_bytes=1)
+    for tasks in (UNSORTED, ONE_ABSENT):
+        twins.step(tasks)
+    assert all(
+        p.grad is None or p.grad.grad_fn is None for p in twins.model.parameters()
+    ), "the update holds on to the graph"
+
+
+def test_a_table_above_the_limit_is_never_formed(held: Held) -> None:
+    case = make("tied_softmax")
+    aligner = attach(case.model, rule(), check=False, table_bytes=8 * len(TASKS) * D * 10)
+    aligner.backward(case.losses(case.model, torch.tensor(UNSORTED), *case.inputs), UNSORTED)
+    words = case.model.get_parameter("words.weight")  # 11 rows: above the limit of 10
+    assert held.most == bytes_of(case.model) - len(TASKS) * words.nbytes - _blocks_matrices(case)
+
+
+def _blocks_matrices(case: Any) -> int:
+    """Task gradients of the block's matrices, which are above the limit as well."""
+    weights: list[Tensor] = [case.model.block.up.weight]
+    return sum(len(TASKS) * w.nbytes for w in weights)
+
+
+def test_reused_weights_are_weighed_once(held: Held) -> None:
+    """A block called twice is complete after its second use, not after its first."""
+    case = make("called_twice")
+    plain = copy.deepcopy(case.model)
+    aligner = attach(case.model, rule(), check=False, stream_bytes=1)
+    tasks = torch.tensor(UNSORTED)
+    alignment = aligner.backward(case.losses(case.model, tasks, *case.inputs), tasks)
+    assert alignment is not None
+    losses = case.losses(plain, tasks, *case.inputs)
+    gradients = [
+        torch.autograd.grad(losses[tasks == t].sum(), list(plain[0].parameters()), retain_graph=True)  # type: ignore[operator, index]
+        for t in range(len(TASKS))
+    ]
+    stacked = torch.stack([torch.cat([g.flatten() for g in own]) for own in gradients])
+    k = alignment.components.index("0")
+    torch.testing.assert_close(alignment.gram[k], stacked @ stacked.T)
