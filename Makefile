@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 install: $(VENV)/.installed  ## install into .venv
 
 demo: install  ## run the main job on embedded data
-	$(BIN)/python examples/three_tasks.py
+	$(BIN)/gradvac demo
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -87,7 +87,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     rows = []
-    print(f"{'tasks':>5} {'components':>10} {'gradvac ms':>11} {'torchjd ms':>11} {'ratio':>7} waits")
+    print(
+        f"{'tasks':>5} {'components':>10} {'gradvac ms':>11} {'torchjd ms':>11} {'ratio':>7} waits"
+    )
     for num_tasks in args.tasks:
         for num_components in args.components:
             j = torch.randn(num_components, num_tasks, 4 * num_tasks, device=args.device) + 0.3

@@ -29,7 +29,7 @@ MODES = ("joint", "one_backward", "per_task", "pairwise", "torchjd")
 Backward = Callable[[], object]
 
 
-def joint(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:
+def joint(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:  # noqa: ARG001
     source, target, _ = batch
     return lambda: row_losses(model, source, target).sum().backward()
 

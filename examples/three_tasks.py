@@ -45,8 +45,7 @@ def train(rule_name: str, steps: int = 400) -> tuple[list[float], float]:
         optimizer.zero_grad()
         alignment = aligner.backward(losses, tasks)
         optimizer.step()
-        pairs = alignment.similarity[:, *torch.triu_indices(3, 3, 1)]
-        similarity.append(float(pairs.mean()))
+        similarity.append(float(alignment.similarity[:, *torch.triu_indices(3, 3, 1)].mean()))
     inputs, y, _ = make_batch(generator)
     final = (model(inputs)[:, 0] - y).square().view(3, 64).mean(1)
     return final.tolist(), sum(similarity) / len(similarity)

@@ -26,4 +26,7 @@ def index_on(values: Sequence[int] | Tensor, device: torch.device) -> Tensor:
 def _kept(content: bytes, device: torch.device) -> Tensor:
     if not content:
         return torch.zeros(0, dtype=torch.int64, device=device)
-    return torch.frombuffer(bytearray(content), dtype=torch.int64).to(device)
+    values = torch.frombuffer(bytearray(content), dtype=torch.int64)
+    if device.type == "cuda":  # from pinned memory the copy does not make the host wait
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)

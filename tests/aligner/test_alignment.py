@@ -99,32 +99,32 @@ def test_fields_cannot_be_exchanged() -> None:
     assert repr(alignment) == "Alignment(4 tasks, 5 components, device=cpu)"
 
 
-def test_a_scalar_component_is_cancelled_not_blown_up() -> None:
-    """Gradients of one number are parallel or opposite: cosine 1 or -1, nothing in between."""
+class Scaled(nn.Module):
+    """A component of one number, beside an ordinary one."""
 
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.tensor(1.0))
-            self.linear = nn.Linear(4, 1)
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.linear = nn.Linear(4, 1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.scale * self.linear(x)[:, 0]
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.linear(x)[:, 0]
 
-    model = Scaled()
-    for rule in (GradVac(target=0.0), GradVac(target=0.9), GradVac(beta=0.5), GradVac(target=1.0)):
-        aligner = Aligner(model, ["a", "b", "c"], rule, "all_matrix", "per_task")
-        for _ in range(5):
-            model.zero_grad()
-            inputs = torch.randn(6, 4)
-            losses = model(inputs) * torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0, 1e-3])
-            tasks = ["a", "b", "c", "c", "a", "b"]
-            aligner.backward(losses, tasks)
-            model_scale = float(model.scale.grad)
-            model.zero_grad()
-            losses = model(inputs) * torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0, 1e-3])
-            lengths = 0.0
-            for task in ("a", "b", "c"):
-                own = sum(losses[i] for i in range(6) if tasks[i] == task)
-                lengths += abs(float(torch.autograd.grad(own, model.scale, retain_graph=True)[0]))
-            assert abs(model_scale) <= lengths * (1 + 1e-6)
+
+@pytest.mark.parametrize("target", [None, 0.0, 0.5, 0.9, 1.0])
+def test_a_scalar_component_is_cancelled_not_blown_up(target: float | None) -> None:
+    """Gradients of one number have cosine 1 or -1: either left alone, or cancelled to nothing."""
+    torch.manual_seed(0)
+    model, tasks = Scaled(), ["a", "b", "c"]
+    aligner = Aligner(model, tasks, GradVac(beta=0.5, target=target), "all_matrix", "per_task")
+    signs = torch.tensor([1.0, -1.0, 1e-3])
+    conflicts = 0
+    for _ in range(10):
+        inputs = torch.randn(3, 4)
+        losses = model(inputs) * signs
+        own = [torch.autograd.grad(x, model.scale, retain_graph=True)[0].item() for x in losses]
+        aligner.backward(losses, tasks)
+        assert abs(model.scale.grad.item()) <= sum(map(abs, own)) * (1 + 1e-6)
+        conflicts += min(own) < 0 < max(own)
+        model.zero_grad()
+    assert conflicts > 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gradvac import GradVac
 from gradvac.gradients import _ledger
@@ -135,17 +135,13 @@ def test_tables_by_slices(
 
 
 def test_a_table_above_the_limit_is_never_formed(held: Held) -> None:
-    case = make("tied_softmax")
-    aligner = attach(case.model, rule(), check=False, table_bytes=8 * len(TASKS) * D * 10)
-    aligner.backward(case.losses(case.model, torch.tensor(UNSORTED), *case.inputs), UNSORTED)
-    words = case.model.get_parameter("words.weight")  # 11 rows: above the limit of 10
-    assert held.most == bytes_of(case.model) - len(TASKS) * words.nbytes - _blocks_matrices(case)
-
-
-def _blocks_matrices(case: Any) -> int:
-    """Task gradients of the block's matrices, which are above the limit as well."""
-    weights: list[Tensor] = [case.model.block.up.weight]
-    return sum(len(TASKS) * w.nbytes for w in weights)
+    """A tied table of 40 rows, where 20 would be allowed."""
+    words, block, head = nn.Embedding(40, D), Block(), nn.Linear(D, 40, bias=False)
+    head.weight = words.weight
+    model = nn.Sequential(words, block, head).double()
+    aligner = attach(model, rule(), check=False, table_bytes=20 * len(TASKS) * D * 8)
+    aligner.backward(distance(model(torch.randint(0, 40, (B, S)))), UNSORTED)
+    assert held.most == bytes_of(block)
 
 
 def test_reused_weights_are_weighed_once(held: Held) -> None:

@@ -74,7 +74,8 @@ class Algorithm1:
             phi = (mine @ g[j]) / (np.linalg.norm(mine) * np.linalg.norm(g[j]))
             phi = min(max(phi, -1.0), 1.0)
             target = self.target[k, i, j]
-            if phi < target:
+            # A target of 1 is out of reach: what is within 1e-6 of it counts as having met it.
+            if phi < min(target, 1 - 1e-6):
                 goal = min(max(target, -(1 - 1e-6)), 1 - 1e-6)
                 a = np.linalg.norm(mine) * (goal * np.sqrt(1 - phi**2) - phi * np.sqrt(1 - goal**2))
                 a /= np.linalg.norm(g[j]) * np.sqrt(1 - goal**2)

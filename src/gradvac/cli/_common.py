@@ -12,7 +12,7 @@ import typer
 
 import gradvac
 from gradvac.nmt import NmtConfig
-from gradvac.training import CheckpointError, Diverged, config
+from gradvac.training import CheckpointError, DivergedError, config
 
 Parameters = ParamSpec("Parameters")
 
@@ -24,7 +24,7 @@ def tells_mistakes(command: Callable[Parameters, None]) -> Callable[Parameters, 
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         try:
             command(*args, **kwargs)
-        except (ValueError, CheckpointError, Diverged, OSError) as mistake:
+        except (ValueError, CheckpointError, DivergedError, OSError) as mistake:
             print(f"error: {mistake}", file=sys.stderr)
             raise typer.Exit(1) from None
 

@@ -39,9 +39,11 @@ def adapt(module: nn.Module, forward: Forward) -> list[Callable[[], None]]:
 
         table.forward = look  # type: ignore[method-assign]
         try:
-            original(*args, **kwargs)
+            plain = original(*args, **kwargs)
         finally:
             table.forward = attached  # type: ignore[method-assign]
+        if plain.shape != (1, table.embedding_dim, *seen[0].shape):
+            return original(*args, **kwargs)  # another layout, not ours to guess
         values: Tensor = table(seen[0].expand(num_rows, *seen[0].shape))
         return values.permute(0, 3, 1, 2)  # [B, heads, queries, keys]
 

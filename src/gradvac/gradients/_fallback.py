@@ -62,11 +62,14 @@ class _Call:
         self.num_tensors = sum(self._is_tensor)
         # Recurrent modules keep the batch of their states in dimension 1.
         self.is_recurrent = isinstance(site.module, nn.RNNBase)
+        # Positions that lack a batch get it here too, if the module is a table of them.
+        self._expand = site.broadcast() if isinstance(site.module, nn.Embedding) else None
+        self._expanded = False
         self.kept: Graph | None = None
         self.output_leaves: list[Any] = []
         self._output_structure: Any = None
 
-    def run(self, tensors: Sequence[Tensor]) -> Graph:
+    def run(self, tensors: Sequence[Tensor], *, whole: bool = True) -> Graph:
         """Leaves to differentiate by, and what the module returns for them, flattened."""
         fresh = [t.detach().requires_grad_(_is_differentiable(t)) for t in tensors]
         given = iter(fresh)
@@ -75,8 +78,13 @@ class _Call:
             for is_tensor, constant in zip(self._is_tensor, self._constants, strict=True)
         ]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
-        with torch.enable_grad(), self.site.untouched():
+        # A checkpoint around the module must not take what this graph saves for its own.
+        own_saving = torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+        with torch.enable_grad(), self.site.untouched(), own_saving:
             output = self.site.original(*args, **kwargs)
+            if whole and self._expand is not None and isinstance(output, Tensor):
+                given, output = output, self._expand(output, output.dim())
+                self._expanded = output is not given
         found, self._output_structure = pytree.tree_flatten(output)
         return fresh, found
 
@@ -93,7 +101,8 @@ class _Call:
     def sliced_inputs(self, tensors: Sequence[Tensor], length: int) -> list[bool] | None:
         """Which inputs have the batch, to be cut by task; None where that cannot be told."""
         parts = self.site.module.modules()
-        if not tensors or any(getattr(part, "scale_grad_by_freq", False) for part in parts):
+        counts = any(getattr(part, "scale_grad_by_freq", False) for part in parts)
+        if not tensors or counts or self._expanded:
             return None
         if self.is_recurrent:
             return [True] * len(tensors)
@@ -239,7 +248,7 @@ def _by_slices(
             None if g is None else g.index_select(*entries(g, position))
             for position, g in enumerate(grads)
         ]
-        gx, own = call.differentiate(call.run(own_tensors), own_grads, retain=False)
+        gx, own = call.differentiate(call.run(own_tensors, whole=False), own_grads, retain=False)
         for position, (sum_, part, cut) in enumerate(zip(total, gx, sliced, strict=True)):
             if sum_ is not None and part is not None and cut:
                 sum_.index_copy_(*entries(sum_, position), part)
@@ -247,6 +256,10 @@ def _by_slices(
                 sum_ += part
         by_task.append(own)
     return total, by_task
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _is_differentiable(tensor: Tensor) -> bool:

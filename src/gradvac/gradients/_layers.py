@@ -223,22 +223,23 @@ class ConvTasks(torch.autograd.Function):
 
 
 def _linear(site: Site, module: nn.Linear, input: Tensor) -> Tensor:
-    return _apply(LinearTasks, site, site.batched(input), module.weight, module.bias)
+    return _apply(LinearTasks, site, _with_batch(site, input), module.weight, module.bias)
 
 
 def _embedding(site: Site, module: nn.Embedding, input: Tensor) -> Tensor:
-    return _apply(EmbeddingTasks, site, site.batched(input), module.weight, module.padding_idx)
+    tokens = site.broadcast()(input, input.dim() + 1)
+    return _apply(EmbeddingTasks, site, tokens, module.weight, module.padding_idx)
 
 
 def _layer_norm(site: Site, module: nn.LayerNorm, input: Tensor) -> Tensor:
     kind = (tuple(module.normalized_shape), module.eps, False)
-    return _apply(NormTasks, site, site.batched(input), module.weight, module.bias, kind)
+    return _apply(NormTasks, site, _with_batch(site, input), module.weight, module.bias, kind)
 
 
 def _rms_norm(site: Site, module: nn.RMSNorm, input: Tensor) -> Tensor:
     eps = torch.finfo(input.dtype).eps if module.eps is None else module.eps
     kind = (tuple(module.normalized_shape), eps, True)
-    return _apply(NormTasks, site, site.batched(input), module.weight, None, kind)
+    return _apply(NormTasks, site, _with_batch(site, input), module.weight, None, kind)
 
 
 def _group_norm(site: Site, module: nn.GroupNorm, input: Tensor) -> Tensor:
@@ -248,6 +249,10 @@ def _group_norm(site: Site, module: nn.GroupNorm, input: Tensor) -> Tensor:
 
 def _conv(site: Site, module: nn.modules.conv._ConvNd, input: Tensor) -> Tensor:
     return _apply(ConvTasks, site, input, module.weight, module.bias, module)
+
+
+def _with_batch(site: Site, x: Tensor) -> Tensor:
+    return site.broadcast()(x, x.dim()) if x.shape[0] == 1 else x
 
 
 def _apply(function: type[torch.autograd.Function], site: Site, *args: object) -> Tensor:

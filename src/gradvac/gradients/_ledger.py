@@ -72,8 +72,10 @@ class Chunked:
 
     nbytes = 0
 
-    def __init__(self, num_rows: int, row_bytes: int) -> None:
-        self._uses: list[tuple[Contribution, Segments]] = []
+    def __init__(
+        self, contribution: Contribution, segments: Segments, num_rows: int, row_bytes: int
+    ) -> None:
+        self._uses = [(contribution, segments)]
         self._num_rows = num_rows
         self._step = max(1, _CHUNK_BYTES // row_bytes)
 
@@ -81,18 +83,12 @@ class Chunked:
         self._uses.append((contribution, segments))
 
     def gram(self) -> Tensor:
-        total: Tensor | None = None
+        found = []
         for start in range(0, self._num_rows, self._step):
             end = min(start + self._step, self._num_rows)
-            block: Tensor | None = None
-            for use, segments in self._uses:
-                part = use.slice(segments, start, end).flatten(1)
-                block = part if block is None else block + part
-            assert block is not None
-            own = gram(block)
-            total = own if total is None else total + own
-        assert total is not None
-        return total
+            parts = [use.slice(segments, start, end).flatten(1) for use, segments in self._uses]
+            found.append(gram(reduce(torch.add, parts)))
+        return torch.stack(found).sum(0)
 
     def combine(self, weights: Tensor) -> Tensor:
         parts = [use.weighted(segments, weights) for use, segments in self._uses]

@@ -102,13 +102,21 @@ class Site:
             self._ran, self.forward.unchecked, self.forward.checked_alone = True, True, False
         return inside, x.shape[0] if x.dim() else 1
 
-    def batched(self, x: Tensor) -> Tensor:
-        """Give a broadcast input (positions `[1, S]`) the batch its gradient is separated by."""
+    def broadcast(self) -> Callable[[Tensor, int], Tensor]:
+        """How to give what lacks a batch (positions `[1, S]`) the one its gradient is separated by.
+
+        The function takes a tensor, and the dimensions of what it leads to. That is meant to be
+        added to activations of as many; fewer, such as `[B, D]`, would meet the wrong dimension of
+        `[B, S, D]` and stay as they are.
+        """
         inside = current_rows()
-        num_rows = self.forward.num_rows if inside is None else len(inside)
-        if num_rows is None or num_rows == 1 or x.dim() == 0 or x.shape[0] != 1:
-            return x
-        return x.expand(num_rows, *x.shape[1:])
+        num_rows, least = (self.forward.num_rows, 3) if inside is None else (len(inside), 2)
+
+        def expand(x: Tensor, dim: int) -> Tensor:
+            lacks = num_rows is not None and dim >= least and x.shape[0] == 1
+            return x.expand(num_rows or 1, *x.shape[1:]) if lacks else x
+
+        return expand
 
     def cast(self, x: Tensor, *parameters: Tensor | None) -> tuple[Tensor, list[Any]]:
         """Cast as autocast would; parameters once per forward."""

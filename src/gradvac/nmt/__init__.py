@@ -8,7 +8,7 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     cleaning.py     what is dropped, and the report
     vocabulary.py   SentencePiece with a token <2xx> for every target language
     tokens.py       token files, mapped into memory
-    prepare.py      text -> clean text -> vocabulary -> token files; prepared.py opens the result
+    preparation.py  text -> clean text -> vocabulary -> token files; prepared.py opens the result
     batch.py        a batch, padded or packed; stream.py cuts batches that mix tasks
     model.py        the Transformer and its loss; attention.py is its attention
     decode.py       beam search; translator.py is text to text
@@ -22,7 +22,7 @@ from gradvac.nmt.batch import Batch, Ragged, Side, make_batch
 from gradvac.nmt.cleaning import CleaningConfig, Report
 from gradvac.nmt.decode import Hypothesis, search
 from gradvac.nmt.model import SIZES, Size, Transformer
-from gradvac.nmt.prepare import open_or_prepare, prepare
+from gradvac.nmt.preparation import open_or_prepare, prepare
 from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.readers import read_pairs
 from gradvac.nmt.recipe import TranslationRecipe, train_translation

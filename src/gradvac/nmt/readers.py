@@ -174,9 +174,14 @@ def _read_jsonl(path: Path, first: str, second: str) -> Iterator[Line]:
             yield Problem.NOT_UTF8
             continue
         try:
-            yield _from_row(json.loads(line), first, second)
+            pair = _from_row(json.loads(line), first, second)
+            "".join(pair).encode()  # an escape may be half a character
         except json.JSONDecodeError:
             yield Problem.MALFORMED
+        except UnicodeEncodeError:
+            yield Problem.NOT_UTF8
+        else:
+            yield pair
 
 
 def _read_tmx(path: Path, first: str, second: str) -> Iterator[Line]:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from gradvac.nmt.batch import Batch
 from gradvac.nmt.model import Transformer
-from gradvac.nmt.prepare import open_or_prepare
+from gradvac.nmt.preparation import open_or_prepare
 from gradvac.nmt.prepared import VOCABULARY, Prepared
 from gradvac.nmt.score import score_lines
 from gradvac.nmt.settings import DEV, TRAIN, NmtConfig

@@ -49,9 +49,9 @@ class TaskData:
     def __len__(self) -> int:
         return len(self.sources)
 
-    def mean_length(self) -> float:
-        """The mean length of the longer sides, special tokens included."""
-        return float(self.lengths(np.arange(len(self))).max(0).mean())
+    def mean_lengths(self) -> npt.NDArray[np.float64]:
+        """The mean lengths of both sides, special tokens included, `[2]`."""
+        return np.array([self.sources.lengths.mean() + 2, self.targets.lengths.mean() + 1])
 
     def lengths(self, numbers: Numbers) -> Numbers:
         """Tokens of both sides with their special ones, `[2, len(numbers)]`."""
@@ -101,8 +101,8 @@ class Stream:
         self._accumulation, self._seed = accumulation, seed
         self._sampler = sampling.build({task.name: len(task) for task in tasks}, seed=seed)
         shares = self._sampler.probabilities(0)
-        mean = sum(shares[task.name] * task.mean_length() for task in tasks)
-        self._rows_per_chunk = max(1, round(config.chunk * config.tokens / mean))
+        means = sum(shares[task.name] * task.mean_lengths() for task in tasks)
+        self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
         self._orders: dict[tuple[int, int], npt.NDArray[np.uint32]] = {}
         self._drawn = [0] * len(tasks)  # sentences of every task drawn so far
         self._num_before = 0  # batches before this chunk
@@ -170,9 +170,9 @@ class Stream:
         lengths = [task.lengths(own) for task, own in zip(self._tasks, chosen, strict=True)]
         orders = [np.lexsort((own[0], own.sum(0))) for own in lengths]
         chosen = [own[order] for own, order in zip(chosen, orders, strict=True)]
-        costs = [own.max(0)[order] for own, order in zip(lengths, orders, strict=True)]
-        total = sum(int(cost.sum()) for cost in costs)
-        fewest = math.ceil(total / self._config.tokens)
+        costs = [own.sum(0)[order] for own, order in zip(lengths, orders, strict=True)]
+        total = sum(own.sum(1) for own in lengths)
+        fewest = math.ceil(int(np.max(total)) / self._config.tokens)
         for num_batches in range(fewest, 2 * fewest + 1):
             batches = _parts(chosen, costs, num_batches)
             if all(self._fits(batch) for batch in batches):

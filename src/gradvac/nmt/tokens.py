@@ -55,7 +55,7 @@ class TokenFile:
 
 
 class TokenWriter:
-    """Writes a token file; it appears under its name when it is whole.
+    """Writes a token file; it appears under its name when the `with` block ends without error.
 
     Args:
         path: Without `.bin`.
@@ -74,9 +74,15 @@ class TokenWriter:
             self._lengths.append(len(sentence))
             self._file.write(np.asarray(sentence, dtype=self._kind).tobytes())
 
-    def close(self) -> None:
-        """Give the file its name."""
+    def __enter__(self) -> TokenWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._file.close()
+        if kind is None:
+            self._finish()
+
+    def _finish(self) -> None:
         offsets = np.concatenate([[0], np.cumsum(self._lengths, dtype=np.int64)])
         part = Path(f"{self._path}.offsets.part")
         with part.open("wb") as file:

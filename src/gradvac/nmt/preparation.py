@@ -13,6 +13,7 @@ again, `prepare` does only what is not there or no longer holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -208,23 +209,33 @@ class _Preparation:
         done.unlink(missing_ok=True)
         self.say(f"Cutting {split} {pair} into tokens")
         report = Report()
-        writers = [TokenWriter(p, len(vocabulary)) for p in self.paths("tokens", split, pair)]
-        lines = [files.read_lines(path) for path in self.paths("text", split, pair)]
-        threads = self.config.vocabulary.threads
-        while block := list(islice(zip(*lines, strict=True), _LINES_AT_ONCE)):
-            sides = [vocabulary.encode(side, threads=threads) for side in zip(*block, strict=True)]
-            rows = list(zip(*sides, strict=True))
-            fits = [most is None or max(map(len, row)) <= most for row in rows]
-            for texts, is_kept in zip(block, fits, strict=True):
-                if not is_kept:
-                    report.drop("too many tokens", (texts[0], texts[1]))
-            for side, writer in enumerate(writers):
-                writer.write(row[side] for row, is_kept in zip(rows, fits, strict=True) if is_kept)
-        for writer in writers:
-            writer.close()
+        with ExitStack() as stack:
+            writers = [
+                stack.enter_context(TokenWriter(path, len(vocabulary)))
+                for path in self.paths("tokens", split, pair)
+            ]
+            for texts, rows in self.encoded(split, pair, vocabulary):
+                fits = [most is None or max(map(len, row)) <= most for row in rows]
+                for text, is_kept in zip(texts, fits, strict=True):
+                    if not is_kept:
+                        report.drop("too many tokens", text)
+                kept = [row for row, is_kept in zip(rows, fits, strict=True) if is_kept]
+                for side, writer in enumerate(writers):
+                    writer.write(row[side] for row in kept)
         facts = {"key": key, "report": report.to_dict()}
         files.write_json(done, facts)
         return facts
+
+    def encoded(
+        self, split: str, pair: str, vocabulary: Vocabulary
+    ) -> Iterator[tuple[list[tuple[str, str]], list[tuple[list[int], list[int]]]]]:
+        """The text of a pair and its tokens, some thousand lines at a time."""
+        first, second = (files.read_lines(path) for path in self.paths("text", split, pair))
+        lines = zip(first, second, strict=True)
+        threads = self.config.vocabulary.threads
+        while texts := list(islice(lines, _LINES_AT_ONCE)):
+            sides = [vocabulary.encode(side, threads=threads) for side in zip(*texts, strict=True)]
+            yield texts, list(zip(*sides, strict=True))
 
     def report(self, split: str, pair: str, tokens: Facts) -> Report:
         """What became of a pair, from reading to tokens."""

@@ -1,0 +1,208 @@
+"""Whose rows are whose: packed batches, and the ways to name tasks."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import gradvac
+from gradvac import Aligner, GradVac
+
+from .parity import TASKS, UNSORTED, assert_same_gradients, attach, gradients_of, made
+from .zoo import Case
+from .zoo._case import B, Block, D, Model, S, distance
+from .zoo.sequences import CrossAttention
+
+ROWS = torch.tensor(UNSORTED)
+COUNTS = torch.tensor([2, 1, 3, 2, 1, 2])
+TOKENS = ROWS.repeat_interleave(COUNTS)  # 11 tokens of 6 sentences
+
+
+def rule() -> GradVac:
+    return GradVac(beta=0.3)
+
+
+def packed_losses(model: nn.Module, x: Tensor) -> Tensor:
+    """One loss per token."""
+    return distance(model(x))
+
+
+def reference(model: nn.Module, losses: Tensor, tasks: Any) -> dict[str, Tensor]:
+    """What per_task makes of losses, with the model left as it was."""
+    model.zero_grad()
+    Aligner(model, TASKS, rule(), engine="per_task").backward(losses, tasks)
+    found = gradients_of(model)
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["names", "positions", "tensor", "int32", "reused"])
+def test_ways_to_name_tasks(kind: str) -> None:
+    model = Block().double()
+    x = torch.randn(B, S, D, dtype=torch.float64)
+    expected = reference(model, distance(model(x)), ROWS)
+    aligner = attach(model, rule())
+    given: Any = {
+        "names": [TASKS[t] for t in UNSORTED],
+        "positions": UNSORTED,
+        "tensor": ROWS,
+        "int32": ROWS.to(torch.int32),
+        "reused": ROWS.expand(1, -1)[0],
+    }[kind]
+    aligner.backward(distance(model(x)), given)
+    torch.testing.assert_close(gradients_of(model), expected)
+
+
+def test_tasks_given_as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor on a device is not looked at: all tasks count as present, absent ones have norm 0."""
+    model = Block().double()
+    x = torch.randn(B, S, D, dtype=torch.float64)
+    tasks = torch.tensor([2, 1, 1, 2, 2, 1])
+    expected = reference(model, distance(model(x)), tasks)
+    aligner = attach(model, rule())
+    everyone = gradvac.gradients.Batch((1, 0, 2), distance(model(x)), torch.tensor([2, 0, 0, 2, 2, 0]))
+    monkeypatch.setattr("gradvac.aligner.read_losses", lambda *args: everyone)
+    alignment = aligner.backward(everyone.roots()[0], tasks)
+    assert alignment.tasks == tuple(TASKS)
+    assert not alignment.norms[:, 0].any()
+    torch.testing.assert_close(gradients_of(model), expected)
+
+
+def test_packed_rows() -> None:
+    model = Block().double()
+    x = torch.randn(len(TOKENS), D, dtype=torch.float64)
+    expected = reference(model, distance(model(x)), TOKENS)
+    aligner = attach(model, rule())
+    with gradvac.rows(TOKENS):
+        per_token = distance(model(x))
+    sentence = torch.arange(B).repeat_interleave(COUNTS)
+    aligner.backward(torch.zeros(B).double().index_add(0, sentence, per_token), ROWS)
+    torch.testing.assert_close(gradients_of(model), expected)
+
+
+def test_rows_by_name() -> None:
+    model = Block().double()
+    x = torch.randn(len(TOKENS), D, dtype=torch.float64)
+    expected = reference(model, distance(model(x)), TOKENS)
+    aligner = attach(model, rule())
+    with gradvac.rows([TASKS[t] for t in TOKENS]):
+        losses = distance(model(x))
+    aligner.backward({task: losses[TOKENS == t].sum() for t, task in enumerate(TASKS)})
+    torch.testing.assert_close(gradients_of(model), expected)
+
+
+def test_mapping_needs_rows() -> None:
+    model = Block()
+    losses = distance(model(torch.randn(B, D)))
+    aligner = attach(model)
+    losses = distance(model(torch.randn(B, D)))
+    by_task = {task: losses[ROWS == t].sum() for t, task in enumerate(TASKS)}
+    with pytest.raises(ValueError, match=r"mapping does not say.*gradvac\.rows"):
+        aligner.backward(by_task)
+
+
+def test_mapping_without_rows_goes_to_per_task_in_auto() -> None:
+    model = Block().double()
+    x = torch.randn(B, S, D, dtype=torch.float64)
+    expected = reference(model, distance(model(x)), ROWS)
+    aligner = attach(model, rule(), engine="auto")
+    losses = distance(model(x))
+    aligner.backward({task: losses[ROWS == t].sum() for t, task in enumerate(TASKS)})
+    torch.testing.assert_close(gradients_of(model), expected)
+    assert aligner.engine == "one_backward"  # the next batch may well have rows
+
+
+def test_innermost_wins() -> None:
+    """Keys and values follow the source, although they run inside the target's context."""
+    model = Model(lambda m, *a: m.attention(*a), attention=CrossAttention()).double()
+    source = ROWS.repeat_interleave(torch.tensor([1, 2, 1, 3, 1, 1]))
+    x = torch.randn(len(TOKENS), D, dtype=torch.float64)
+    y = torch.randn(len(source), D, dtype=torch.float64)
+    same = TOKENS[:, None] == source
+    expected = reference(model, distance(model(x, y, same, source)), TOKENS)
+    aligner = attach(model, rule())
+    with gradvac.rows(TOKENS):
+        losses = distance(model(x, y, same, source))
+    aligner.backward(losses, TOKENS)
+    torch.testing.assert_close(gradients_of(model), expected)
+
+
+def test_outer_rows_are_back_after_the_inner() -> None:
+    model = nn.Sequential(nn.Linear(D, D), nn.Linear(D, D)).double()
+    x = torch.randn(len(TOKENS), D, dtype=torch.float64)
+    expected = reference(model, distance(model(x)), TOKENS)
+    aligner = attach(model, rule())
+    with gradvac.rows(TOKENS):
+        with gradvac.rows(["c"]), torch.no_grad():
+            model[0](x[:1])
+        losses = distance(model(x))
+    aligner.backward(losses, TOKENS)
+    torch.testing.assert_close(gradients_of(model), expected)
+
+
+def test_rows_of_a_task_without_loss() -> None:
+    model = Block()
+    aligner = attach(model)
+    with gradvac.rows(TOKENS):
+        losses = distance(model(torch.randn(len(TOKENS), D)))
+    with pytest.raises(ValueError, match="rows: names a task that has no loss"):
+        aligner.backward(losses[TOKENS != 0], TOKENS[TOKENS != 0])
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_rows_around_a_checkpoint(use_reentrant: bool) -> None:
+    model = nn.Sequential(nn.Linear(D, D), Block()).double()
+    x = torch.randn(len(TOKENS), D, dtype=torch.float64)
+    expected = reference(model, distance(model(x)), TOKENS)
+    aligner = attach(model, rule())
+    with gradvac.rows(TOKENS):
+        losses = distance(checkpoint(model[1], model[0](x), use_reentrant=use_reentrant))
+    if use_reentrant:
+        with pytest.raises(ValueError, match="use_reentrant=False"):
+            aligner.backward(losses, TOKENS)
+    else:
+        aligner.backward(losses, TOKENS)
+        torch.testing.assert_close(gradients_of(model), expected)
+
+
+def test_rows_without_an_aligner() -> None:
+    model = Block()
+    x = torch.randn(B, D)
+    with gradvac.rows(["no", "such", "task"]):
+        found = model(x)
+    assert torch.equal(found, model(x))
+
+
+def test_frames_folded_into_the_batch() -> None:
+    """Convolutions over [B * frames, C, L]: several entries a row."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        result: Tensor = m.norm(m.second(m.first(x.flatten(0, 1)))).view(len(x), -1)
+        return result
+
+    model = Model(
+        run,
+        first=nn.Conv1d(2, 4, 3),
+        second=nn.Conv1d(4, 4, 3, padding=1, padding_mode="circular"),
+        norm=nn.GroupNorm(2, 4),
+    )
+    case = Case(model.double(), made("nested").losses, (torch.randn(B, 3, 2, 7).double(),))
+    plain = reference(model, case.losses(model, ROWS, *case.inputs), ROWS)
+    aligner = attach(model, rule())
+    aligner.backward(case.losses(model, ROWS, *case.inputs), ROWS)
+    torch.testing.assert_close(gradients_of(model), plain)
+
+
+def test_same_layout_again_and_another_one() -> None:
+    """The layout of the last batch is remembered."""
+    twin, model = Block().double(), Block().double()
+    model.load_state_dict(twin.state_dict())
+    per_task = Aligner(twin, TASKS, rule(), engine="per_task")
+    aligner = attach(model, rule())
+    x = torch.randn(B, S, D, dtype=torch.float64)
+    for tasks in (UNSORTED, UNSORTED, [0, 0, 0, 1, 2, 2], [1, 1, 0, 0, 0, 1], UNSORTED):
+        per_task.backward(distance(twin(x)), tasks)
+        aligner.backward(distance(model(x)), tasks)
+        assert_same_gradients(model, twin, 1e-9)

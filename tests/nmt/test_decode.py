@@ -1,0 +1,165 @@
+"""Beam search against searches that anyone can check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from gradvac.nmt import Ragged, Side, Transformer, make_batch, search
+from gradvac.nmt.decode import length_penalty
+
+BOS, EOS = 1, 2
+NUM_WORDS = 3
+SOURCES = [[5, 4, 3], [3], [4, 4, 5, 3, 5, 4], [5, 5]]
+
+
+@pytest.fixture
+def model(tiny_model: Callable[..., Transformer]) -> Transformer:
+    """A model with strong opinions that does not like to stop."""
+    model = tiny_model(6)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.5 if parameter.dim() > 1 else 1.0)
+        model.embedding.weight[EOS] *= 0.3
+    return model.eval()
+
+
+def side(sources: list[list[int]]) -> Side:
+    tasks = torch.zeros(len(sources), dtype=torch.int64)
+    return Side.make(Ragged.of(sources).enclose(3, EOS), tasks=tasks, packed=False)
+
+
+@torch.no_grad()
+def chances(model: Transformer, source: list[int], words: tuple[int, ...]) -> torch.Tensor:
+    """Log-probabilities of every next token, without any cache, `[len(words) + 1, V]`."""
+    batch = make_batch(
+        Ragged.of([source]).enclose(3, EOS), Ragged.of([list(words)]).enclose(BOS, EOS), [0]
+    )
+    states = model.decode(batch.target, model.encode(batch.source), batch.source)
+    return model.head(states).log_softmax(-1)
+
+
+def log_probability(model: Transformer, source: list[int], words: tuple[int, ...]) -> float:
+    found = chances(model, source, words)
+    return float(found[torch.arange(len(words) + 1), torch.tensor([*words, EOS])].sum())
+
+
+def simple_beam_search(
+    model: Transformer, source: list[int], limit: int, num_beams: int, alpha: float
+) -> tuple[int, ...]:
+    """The same search, a sentence at a time, with plain lists and no cache."""
+    beams: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    ended: list[tuple[float, tuple[int, ...]]] = []
+    for length in range(1, limit + 1):
+        candidates = []
+        for score, words in beams:
+            next_word = chances(model, source, words)[-1]
+            for token in (EOS, 3, 4, 5) if length < limit else (EOS,):
+                candidates.append((score + float(next_word[token]), words, token))
+        candidates.sort(key=lambda c: -c[0])
+        for score, words, token in candidates[:num_beams]:
+            if token == EOS:
+                ended.append((score / length_penalty(length, alpha), words))
+        open_ones = [c for c in candidates[: 2 * num_beams] if c[2] != EOS]
+        beams = [(score, (*words, token)) for score, words, token in open_ones[:num_beams]]
+        if len(ended) >= num_beams:
+            break
+    return max(ended, key=lambda e: e[0])[1]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_a_wide_beam_finds_the_best_of_all(model: Transformer, alpha: float) -> None:
+    limit = 5
+    wide = search(
+        model,
+        side(SOURCES),
+        bos=BOS,
+        eos=EOS,
+        limits=[limit] * 4,
+        num_beams=NUM_WORDS**limit,
+        alpha=alpha,
+        forbidden=[0, BOS],
+    )
+    lengths = set()
+    for source, found in zip(SOURCES, wide, strict=True):
+        everything = {
+            words: log_probability(model, source, words) / length_penalty(len(words) + 1, alpha)
+            for n in range(limit)
+            for words in product((3, 4, 5), repeat=n)
+        }
+        best = max(everything, key=everything.__getitem__)
+        assert found.tokens == best
+        assert found.score == pytest.approx(everything[best], rel=1e-5)
+        lengths.add(len(best))
+    assert alpha < 2 or max(lengths) > 1  # the test would be hollow if nothing were said
+
+
+@pytest.mark.parametrize("num_beams", [1, 2, 3])
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_equals_a_search_without_cache_or_batch(
+    model: Transformer, num_beams: int, alpha: float
+) -> None:
+    limits = [9, 4, 12, 7]
+    found = search(
+        model,
+        side(SOURCES),
+        bos=BOS,
+        eos=EOS,
+        limits=limits,
+        num_beams=num_beams,
+        alpha=alpha,
+        forbidden=[0, BOS],
+    )
+    for source, limit, hypothesis in zip(SOURCES, limits, found, strict=True):
+        assert hypothesis.tokens == simple_beam_search(model, source, limit, num_beams, alpha)
+
+
+def test_one_beam_is_greedy(model: Transformer) -> None:
+    for source in SOURCES:
+        words: tuple[int, ...] = ()
+        while len(words) < 7:
+            allowed = chances(model, source, words)[-1]
+            allowed[[0, BOS]] = -math.inf
+            token = int(allowed.argmax())
+            if token == EOS:
+                break
+            words = (*words, token)
+        (found,) = search(
+            model,
+            side([source]),
+            bos=BOS,
+            eos=EOS,
+            limits=[8],
+            num_beams=1,
+            forbidden=[0, BOS],
+        )
+        assert found.tokens == words
+
+
+def test_forbidden_tokens_and_limits_hold(model: Transformer) -> None:
+    found = search(
+        model,
+        side(SOURCES * 5),
+        bos=BOS,
+        eos=EOS,
+        limits=[1, 2, 3, 4] * 5,
+        num_beams=4,
+        alpha=3.0,
+        forbidden=[0, BOS, 5],
+    )
+    assert all(len(h.tokens) < limit for h, limit in zip(found, [1, 2, 3, 4] * 5, strict=True))
+    assert not {0, BOS, 5, EOS} & {token for h in found for token in h.tokens}
+
+
+def test_search_leaves_no_graph_and_wants_sense(model: Transformer) -> None:
+    options = {"bos": BOS, "eos": EOS, "limits": [3]}
+    with pytest.raises(ValueError, match="num_beams: must be at least 1, got 0"):
+        search(model, side([[3]]), num_beams=0, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="alpha: must not be negative"):
+        search(model, side([[3]]), alpha=-1.0, **options)  # type: ignore[arg-type]
+    assert length_penalty(7, 0.5) == pytest.approx(np.sqrt(2.0))

@@ -1,0 +1,155 @@
+"""Preparing data: complete, accounted for, and only once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gradvac.nmt import DataConfig, NmtConfig, Prepared, open_or_prepare, prepare
+
+Build = Callable[..., NmtConfig]
+
+
+class Log(list[str]):
+    def steps(self, *starts: str) -> list[str]:
+        return [line for line in self if line.startswith(starts or ("Clean", "Learn", "Cut"))]
+
+
+def run(config: DataConfig) -> tuple[Prepared, Log]:
+    log = Log()
+    return prepare(config, say=log.append), log
+
+
+def test_tokens_are_the_clean_text(toy_config: Build) -> None:
+    prepared, _ = run(toy_config().data)
+    assert prepared.sizes["train"]["en-yy"] == 300
+    assert prepared.sizes["test"] == {"en-xx": 60, "en-yy": 60}
+    english, backwards = prepared.text("train", "en-xx")
+    assert [" ".join(reversed(line.split())) for line in english] == backwards
+    tokens = prepared.tokens("train", "en-xx")[1]
+    assert [prepared.vocabulary.decode(tokens[n].tolist()) for n in range(20)] == backwards[:20]
+
+
+def test_a_task_is_a_pair_or_a_pair_turned_round(toy_config: Build) -> None:
+    prepared, _ = run(toy_config().data)
+    assert prepared.task_text("dev", "xx-en") == prepared.text("dev", "en-xx")[::-1]
+    with pytest.raises(ValueError, match="no 'novel'; there are train, dev, test"):
+        prepared.text("novel", "en-xx")
+
+
+def test_a_second_call_does_nothing(toy_config: Build) -> None:
+    config = toy_config().data
+    first, _ = run(config)
+    before = {path: path.stat().st_mtime_ns for path in config.prepared.rglob("*.bin")}
+    second, log = run(config)
+    assert log.steps() == []
+    assert second.signature == first.signature
+    assert {path: path.stat().st_mtime_ns for path in config.prepared.rglob("*.bin")} == before
+
+
+def test_only_what_depends_on_a_change_is_done_again(toy_config: Build) -> None:
+    run(toy_config().data)
+    changed = toy_config(data={"max_tokens": 12}).data
+    _, log = run(changed)
+    assert log.steps() == ["Cutting train en-xx into tokens", "Cutting train en-yy into tokens"]
+    _, log = run(toy_config(data={"limit": {"yy": 200}}).data)
+    assert log.steps("Clean") == ["Cleaning train en-yy"]
+    assert log.steps("Learn")
+
+
+def test_changed_text_is_noticed_and_touched_text_is_not(toy_config: Build, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    for split in ("train", "dev", "test"):
+        lines = [f"{split} line {n}\t{split} ligne {n}" for n in range(60)]
+        (root / f"{split}.en-xx.tsv").write_text("\n".join(lines) + "\n")
+    config = toy_config(data={"root": str(root), "languages": ["xx"], "limit": {}}).data
+    first, _ = run(config)
+    path = root / "train.en-xx.tsv"
+    path.touch()
+    assert run(config)[1].steps() == []
+    path.write_text(path.read_text() + "one more\tune de plus\n")
+    second, log = run(config)
+    assert "Cleaning train en-xx" in log
+    assert first.signature != second.signature
+
+
+def test_an_interrupted_step_is_done_again(
+    toy_config: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = toy_config().data
+    whole, _ = run(config)
+    for file in config.prepared.rglob("*"):
+        if file.is_file():
+            file.unlink()
+
+    def fail(*args: object, **kwargs: object) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradvac.nmt.preparation.learn", fail)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    assert Prepared.open(config) is None
+    monkeypatch.undo()
+    resumed, log = run(config)
+    assert log.steps("Clean") == []
+    assert resumed.signature == whole.signature
+
+
+def test_prepared_data_open_without_the_text_they_came_from(toy_config: Build) -> None:
+    prepared, _ = run(toy_config().data)
+    elsewhere = toy_config(data={"root": "/nowhere", "directions": "any-to-en"}).data
+    log = Log()
+    assert open_or_prepare(elsewhere, say=log.append).signature == prepared.signature
+    assert log == []
+
+
+def test_long_pairs_are_dropped_from_training_alone_and_counted(toy_config: Build) -> None:
+    prepared, _ = run(toy_config(data={"max_tokens": 12}).data)
+    report = prepared.reports()["train en-xx"]
+    assert report.dropped["too many tokens"] > 0
+    assert report.num_read == report.num_kept + report.dropped.total()
+    tokens = prepared.tokens("train", "en-xx")
+    assert len(tokens[0]) == report.num_kept
+    assert max(side.lengths.max() for side in tokens) <= 12
+    assert prepared.sizes["dev"]["en-xx"] == 60
+
+
+def test_training_lines_of_any_pair_that_are_held_out_are_removed(
+    toy_config: Build, tmp_path: Path
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    for code in ("xx", "yy"):
+        train = [f"sentence number {n}\t{code} {n}" for n in range(80)]
+        (root / f"train.en-{code}.tsv").write_text("\n".join(train) + "\n")
+        held = "Sentence, number 5!" if code == "xx" else "another one"
+        (root / f"dev.en-{code}.tsv").write_text(f"{held}\theld out\n")
+    config = toy_config(data={"root": str(root), "test": None, "limit": {}}).data
+    prepared, _ = run(config)
+    # English of the one pair's development set is held out from both.
+    for pair in ("en-xx", "en-yy"):
+        assert prepared.reports()[f"train {pair}"].dropped == {"held out": 1}
+        assert "sentence number 5" not in prepared.text("train", pair)[0]
+
+
+def test_a_small_corpus_gives_a_smaller_vocabulary_and_says_so(toy_config: Build) -> None:
+    vocabulary = {"size": 64_000, "threads": 1}
+    prepared, log = run(toy_config(data={"vocabulary": vocabulary}).data)
+    assert len(prepared.vocabulary) < 1000
+    said = [line for line in log if "was asked for" in line]
+    assert len(said) == 1
+    assert "64,000" in said[0]
+
+
+def test_an_empty_language_is_an_error_with_the_reasons(toy_config: Build, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    for split in ("train", "dev", "test"):
+        text = "same\tsame\n\tempty\n" if split == "train" else "a\tb\n"
+        (root / f"{split}.en-xx.tsv").write_text(text)
+    config = toy_config(data={"root": str(root), "languages": ["xx"], "limit": {}}).data
+    with pytest.raises(ValueError, match="no sentence pair is left of train en-xx; 2 were read"):
+        run(config)

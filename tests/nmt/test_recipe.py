@@ -1,0 +1,141 @@
+"""The recipe in the loop: tasks, levels, validation, exact continuation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradvac.nmt import NmtConfig, TranslationRecipe, open_or_prepare, train_translation
+from gradvac.training import Display, checkpoint
+
+Build = Callable[..., NmtConfig]
+
+
+def build_recipe(config: NmtConfig) -> TranslationRecipe:
+    return TranslationRecipe(config, open_or_prepare(config.data, say=lambda _: None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "tasks"),
+    [
+        ({}, ["en-xx", "en-yy"]),
+        ({"directions": "any-to-en"}, ["xx-en", "yy-en"]),
+        ({"directions": "any-to-any"}, ["en-xx", "en-yy", "xx-en", "yy-en"]),
+        ({"tasks": ["en-yy"]}, ["en-yy"]),
+    ],
+)
+def test_directions_share_one_preparation(
+    toy_config: Build, changes: dict[str, Any], tasks: list[str]
+) -> None:
+    open_or_prepare(toy_config().data, say=lambda _: None)
+    config = toy_config(data=changes)
+    log: list[str] = []
+    recipe = TranslationRecipe(config, open_or_prepare(config.data, say=log.append))
+    assert log == []
+    assert recipe.tasks == tasks
+    batch = next(recipe.batches())
+    vocabulary = recipe.prepared.vocabulary
+    tags = [vocabulary.tag(task.partition("-")[2]) for task in tasks]
+    assert batch.source.tokens[:, 0].tolist() == [tags[task] for task in batch.tasks]
+
+
+def test_resource_levels_come_from_sizes(toy_config: Build) -> None:
+    recipe = build_recipe(toy_config())
+    assert recipe.resource_levels == {"en-xx": "high", "en-yy": "low"}
+
+
+def test_losses_sum_to_the_mean_token_loss(toy_config: Build) -> None:
+    recipe = build_recipe(toy_config())
+    batch = next(recipe.batches())
+    found = recipe.losses(batch)
+    assert found.losses.shape == (len(batch),)
+    logits = recipe.model.head(
+        recipe.model.decode(batch.target, recipe.model.encode(batch.source), batch.source)
+    )
+    mean = torch.nn.functional.cross_entropy(logits, batch.labels)
+    torch.testing.assert_close(found.losses.sum() / batch.num_tokens, mean)
+
+
+def test_validation_by_task(toy_config: Build) -> None:
+    changes = {"validation": {"bleu_sentences": 5}, "batch": {"tokens": 40}}
+    recipe = build_recipe(toy_config(**changes))
+    recipe.model.eval()
+    with torch.no_grad():
+        scores = recipe.validate()
+        sources, targets = recipe.prepared.task_tokens("dev", "en-yy")
+        assert len(sources) == len(targets) == 60
+    assert set(scores) == {
+        f"dev/{what}{task}" for what in ("loss", "bleu") for task in ("", "/en-xx", "/en-yy")
+    }
+    assert scores["dev/loss"] == pytest.approx(
+        (scores["dev/loss/en-xx"] + scores["dev/loss/en-yy"]) / 2
+    )
+    # Other batches, same loss: the budget above was meant to cut them small.
+    large = build_recipe(toy_config(validation={"sentences": 2000}, batch={"tokens": 4000}))
+    large.model.load_state_dict(recipe.model.state_dict())
+    large.model.eval()
+    with torch.no_grad():
+        again = large.validate()
+    assert again["dev/loss/en-yy"] == pytest.approx(scores["dev/loss/en-yy"], rel=1e-5)
+
+
+def test_effective_epochs_are_shown_before_training(
+    toy_config: Build, tmp_path: Path, quiet: Display
+) -> None:
+    train_translation(toy_config(train={"max_steps": 1}), tmp_path / "run", display=quiet)
+    shown: str = quiet.console.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.index("What training will see") < shown.index("step 1")
+    assert "epochs" in shown
+
+
+def weights(run: Path) -> Mapping[str, torch.Tensor]:
+    return checkpoint.weights(run, "last")
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_continued_run_is_the_uninterrupted_one(
+    toy_config: Build, tmp_path: Path, quiet: Display, packed: bool
+) -> None:
+    def config(max_steps: int) -> NmtConfig:
+        return toy_config(
+            train={"max_steps": max_steps, "checkpoint_every": 5, "validate_every": 0},
+            model={"dropout": 0.1},
+            batch={"packed": packed},
+            optimizer={"schedule": "constant", "accumulation": 2},
+            align={"rule": "gradvac", "vaccinated": "low"},
+        )
+
+    train_translation(config(11), tmp_path / "whole", display=quiet)
+    train_translation(config(6), tmp_path / "parts", display=quiet)
+    train_translation(config(11), tmp_path / "parts", display=quiet)
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_another_vocabulary_is_not_put_into_a_run(
+    toy_config: Build, tmp_path: Path, quiet: Display
+) -> None:
+    short = {"max_steps": 1, "validate_every": 0}
+    train_translation(toy_config(train=short), tmp_path / "run", display=quiet)
+    other = {"vocabulary": {"size": 310, "threads": 1}, "prepared": str(tmp_path / "other")}
+    with pytest.raises(ValueError, match="was trained with another vocabulary"):
+        train_translation(toy_config(train=short, data=other), tmp_path / "run", display=quiet)
+
+
+def test_a_language_smaller_than_a_batch_trains(
+    toy_config: Build, tmp_path: Path, quiet: Display
+) -> None:
+    config = toy_config(data={"limit": {"yy": 2}}, train={"max_steps": 3})
+    result = train_translation(config, tmp_path / "run", display=quiet)
+    assert result.step == 3
+
+
+@pytest.mark.parametrize("rule", ["sum", "pcgrad", "mgda", "gradnorm"])
+def test_every_rule_by_config(toy_config: Build, tmp_path: Path, quiet: Display, rule: str) -> None:
+    config = toy_config(align={"rule": rule}, train={"max_steps": 2, "validate_every": 0})
+    assert train_translation(config, tmp_path / "run", display=quiet).skipped_steps == 0

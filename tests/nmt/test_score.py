@@ -1,0 +1,61 @@
+"""Scores: sacreBLEU's numbers, our grouping."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import sacrebleu
+from rich.console import Console
+
+from gradvac.nmt import Score, Scores, score_lines
+from gradvac.nmt.score import bleu_p_value
+
+REFERENCES = ["the old man sees a dog", "two women are singing in the garden", "it rains today"]
+LINES = ["the old man saw a dog", "two women sing in the garden", "it is raining today"]
+
+
+def test_numbers_and_signatures_are_sacrebleus() -> None:
+    score = score_lines(LINES, REFERENCES, "en")
+    assert score.bleu == sacrebleu.corpus_bleu(LINES, [REFERENCES]).score
+    assert score.chrf == sacrebleu.corpus_chrf(LINES, [REFERENCES], word_order=2).score
+    assert "tok:13a" in score.bleu_signature
+    assert "nw:2" in score.chrf_signature
+    assert f"version:{sacrebleu.__version__}" in score.bleu_signature
+
+
+def test_languages_without_blanks_are_cut_otherwise() -> None:
+    score = score_lines(
+        ["\u6211\u559c\u6b22\u8fd9\u672c\u4e66"], ["\u6211\u559c\u6b22\u8fd9\u672c\u4e66"], "zh"
+    )
+    assert score.bleu == pytest.approx(100)
+    assert "tok:zh" in score.bleu_signature
+
+
+def test_every_line_needs_its_reference() -> None:
+    with pytest.raises(ValueError, match="there are 2, but 3 references"):
+        score_lines(LINES[:2], REFERENCES, "en")
+    with pytest.raises(ValueError, match="at least one"):
+        score_lines([], [], "en")
+
+
+def test_bootstrap_tells_a_real_difference_from_none() -> None:
+    references = [f"{line} number {n} of the long list" for n in range(30) for line in REFERENCES]
+    worse = [" ".join(reversed(line.split())) for line in references]
+    assert bleu_p_value(references, worse, references, "en") < 0.01
+    assert bleu_p_value(references, references, references, "en") > 0.5
+
+
+def test_means_by_level_and_table() -> None:
+    def score(bleu: float) -> Score:
+        return Score(bleu, bleu + 10, 5, "b", "c")
+
+    by_task = {"en-fr": score(30.0), "en-cs": score(20.0), "en-hi": score(10.0)}
+    levels = {"en-fr": "high", "en-cs": "high", "en-hi": "low"}
+    scores = Scores("runs/x", "test", "best", by_task, levels, "rule:Sum()")
+    assert scores.means() == {"high": (25.0, 35.0), "low": (10.0, 20.0), "all": (20.0, 30.0)}
+    assert scores.to_dict()["means"]["high"] == {"bleu": 25.0, "chrf": 35.0}
+    console = Console(file=io.StringIO(), width=120)
+    console.print(scores.table())
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(text in shown for text in ("en-hi", "25.0", "30.0", "BLEU b", "chrF++ c"))
