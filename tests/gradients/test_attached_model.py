@@ -1,4 +1,4 @@
-"""An attached model is the model it was: in evaluation, for plain training, for copies and pickles."""
+"""An attached model is the model it was: in evaluation, for plain training, copied or pickled."""
 
 import copy
 import inspect
@@ -14,7 +14,15 @@ from gradvac import GradVac, Sum
 from gradvac.gradients import _fallback, _layers
 from gradvac.gradients._graph import graph_nodes
 
-from .parity import UNSORTED, Twins, assert_same_gradients, attach, gradients_of, made
+from .parity import (
+    UNSORTED,
+    Twins,
+    assert_same_gradients,
+    attach,
+    gradients_of,
+    made,
+    plain_backward,
+)
 from .zoo import ZOO, Case
 from .zoo._case import B, Block, D, HandWrittenNorm, S, distance
 from .zoo.huggingface import gpt2_model, t5_model
@@ -40,8 +48,8 @@ def test_plain_backward(name: str) -> None:
     case = made(name)
     plain, model = copy.deepcopy(case.model), copy.deepcopy(case.model)
     attach(model)
-    losses_of(case, plain).sum().backward()
-    losses_of(case, model).sum().backward()
+    plain_backward(losses_of(case, plain))
+    plain_backward(losses_of(case, model))
     assert_same_gradients(model, plain, 1e-9)
 
 
@@ -50,7 +58,7 @@ def test_sum_is_plain_training(name: str) -> None:
     case = made(name)
     plain, model = copy.deepcopy(case.model), copy.deepcopy(case.model)
     aligner = attach(model, Sum(), check=False)
-    losses_of(case, plain).sum().backward()
+    plain_backward(losses_of(case, plain))
     aligner.backward(losses_of(case, model), ROWS)
     assert_same_gradients(model, plain, 1e-9)
 
@@ -134,7 +142,7 @@ def test_detach_gives_an_earlier_forward_back() -> None:
         calls.append(len(x))
         return original(x)
 
-    model[0].forward = logged  # type: ignore[method-assign]
+    model[0].forward = logged
     aligner = attach(model)
     aligner.backward(distance(model(torch.randn(B, D))), ROWS)
     assert calls  # what another library put there is still called
@@ -158,9 +166,9 @@ def test_deep_copy(name: str, attached: bool) -> None:
     twin.zero_grad()
     losses = losses_of(case, twin)
     assert not is_attached(losses)
-    losses.sum().backward()
+    plain_backward(losses)
     plain = copy.deepcopy(case.model)
-    losses_of(case, plain).sum().backward()
+    plain_backward(losses_of(case, plain))
     assert_same_gradients(twin, plain, 1e-9)
     again = attach(twin, Sum())
     twin.zero_grad()
@@ -187,7 +195,7 @@ def test_pickle(attached: bool, tmp_path: Path) -> None:
 
 
 def test_generation() -> None:
-    model = gpt2_model().eval()
+    model = gpt2_model().train(mode=False)
     prompt = torch.randint(3, 17, (B, 3))
     kwargs: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 2}
     expected = model.generate(prompt, **kwargs)
@@ -200,9 +208,7 @@ def test_generation_between_training_steps() -> None:
     aligner = attach(model)
     source, target = torch.randint(3, 17, (B, S)), torch.randint(3, 17, (B, 4))
     for _ in range(2):
-        aligner.backward(
-            distance(model(input_ids=source, decoder_input_ids=target).logits), ROWS
-        )
+        aligner.backward(distance(model(input_ids=source, decoder_input_ids=target).logits), ROWS)
         tokens = model.generate(source[:2], max_new_tokens=3, do_sample=False)
         assert tokens.shape[0] == 2
 
@@ -223,7 +229,7 @@ def test_second_derivatives_are_refused() -> None:
     x = torch.randn(B, D, requires_grad=True)
     (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
-        slope.square().sum().backward()
+        plain_backward(slope.square())
 
 
 def test_leaves_outside_the_model_get_their_gradient_once() -> None:

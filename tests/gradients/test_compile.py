@@ -52,7 +52,7 @@ def test_compiled_model(backend: str, order: str) -> None:
     tokens = torch.randint(0, V, (B, S))
     if order.startswith("attach"):
         aligner = attach(model, GradVac(beta=0.3))
-        compiled = torch.compile(model, backend=backend)
+        compiled: Any = torch.compile(model, backend=backend)
     else:
         compiled = torch.compile(model, backend=backend)
         compiled(tokens)  # compiled without the aligner
@@ -78,5 +78,5 @@ def test_one_graph_is_refused_by_torch() -> None:
     model = model_of_every_kind()
     attach(model)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="torch.compiler.disable"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.compiler\.disable"):
         compiled(torch.randint(0, V, (B, S)))

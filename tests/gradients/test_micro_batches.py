@@ -63,14 +63,14 @@ def test_accumulation_equals_per_task(name: str, layout: str) -> None:
                 assert nothing is None
                 torch.testing.assert_close(gradients_of(model), before, rtol=0, atol=0)
             inputs = [x[last] for x in case.inputs]
-            results.append(
-                aligner.backward(case.losses(model, tasks[last], *inputs), tasks[last])
-            )
+            results.append(aligner.backward(case.losses(model, tasks[last], *inputs), tasks[last]))
         assert_same_alignment(results[1], results[0], 1e-9)
         assert_same_gradients(twins.model, twins.reference, 1e-9)
 
 
-@pytest.mark.parametrize("options", [{}, {"table_bytes": 1}, {"stream_bytes": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"table_bytes": 1}, {"stream_bytes": 1}], ids=["default", "slices", "streaming"]
+)
 @pytest.mark.parametrize("name", ["tied_softmax", "transformer_encoder", "conv2d", "nested"])
 def test_accumulation_equals_one_large_batch(name: str, options: dict[str, Any]) -> None:
     case = made(name)
@@ -116,7 +116,9 @@ class Half(nn.Module):
         return x.half().float()
 
 
-@pytest.mark.parametrize("options", [{}, {"granularity": "whole_model", "recompute": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"granularity": "whole_model", "recompute": True}], ids=["stored", "recomputed"]
+)
 def test_overflow_skips_the_step(options: dict[str, Any]) -> None:
     model = nn.Sequential(Block(), Half(), nn.Linear(D, 2))
     reference = copy.deepcopy(model)

@@ -139,6 +139,14 @@ def test_frozen_parameters_are_left_alone(model: Trunk) -> None:
     torch.testing.assert_close(found, grads(model), rtol=1e-12, atol=1e-14)
 
 
+def test_a_parameter_unfrozen_later_is_refused_by_name(model: Trunk) -> None:
+    model.french.bias.requires_grad_(False)
+    aligner = Aligner(model, TASKS, Sum(), engine="per_task")
+    model.french.bias.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"french\.bias became trainable after"):
+        aligner.backward({task: loss_of(model, task) for task in TASKS})
+
+
 def test_a_parameter_frozen_later_gets_no_gradient(model: Trunk) -> None:
     aligner = Aligner(model, TASKS, Sum(), engine="per_task")
     model.french.requires_grad_(False)

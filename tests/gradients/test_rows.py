@@ -56,14 +56,15 @@ def test_ways_to_name_tasks(kind: str) -> None:
 
 
 def test_tasks_given_as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor on a device is not looked at: all tasks count as present, absent ones have norm 0."""
+    """A tensor on a device is not looked at: all tasks are present, absent ones have norm 0."""
     model = Block().double()
     x = torch.randn(B, S, D, dtype=torch.float64)
     tasks = torch.tensor([2, 1, 1, 2, 2, 1])
     expected = reference(model, distance(model(x)), tasks)
     aligner = attach(model, rule())
-    everyone = gradvac.gradients.Batch((1, 0, 2), distance(model(x)), torch.tensor([2, 0, 0, 2, 2, 0]))
-    monkeypatch.setattr("gradvac.aligner.read_losses", lambda *args: everyone)
+    index = torch.tensor([2, 0, 0, 2, 2, 0])  # positions in "a", "b", "c"
+    everyone = gradvac.gradients.Batch((1, 0, 2), distance(model(x)), index)
+    monkeypatch.setattr("gradvac.aligner.read_losses", lambda *_: everyone)
     alignment = aligner.backward(everyone.roots()[0], tasks)
     assert alignment.tasks == tuple(TASKS)
     assert not alignment.norms[:, 0].any()
@@ -89,7 +90,7 @@ def test_rows_by_name() -> None:
     aligner = attach(model, rule())
     with gradvac.rows([TASKS[t] for t in TOKENS]):
         losses = distance(model(x))
-    aligner.backward({task: losses[TOKENS == t].sum() for t, task in enumerate(TASKS)})
+    aligner.backward({task: losses[t == TOKENS].sum() for t, task in enumerate(TASKS)})
     torch.testing.assert_close(gradients_of(model), expected)
 
 
@@ -98,7 +99,7 @@ def test_mapping_needs_rows() -> None:
     losses = distance(model(torch.randn(B, D)))
     aligner = attach(model)
     losses = distance(model(torch.randn(B, D)))
-    by_task = {task: losses[ROWS == t].sum() for t, task in enumerate(TASKS)}
+    by_task = {task: losses[t == ROWS].sum() for t, task in enumerate(TASKS)}
     with pytest.raises(ValueError, match=r"mapping does not say.*gradvac\.rows"):
         aligner.backward(by_task)
 
@@ -109,7 +110,7 @@ def test_mapping_without_rows_goes_to_per_task_in_auto() -> None:
     expected = reference(model, distance(model(x)), ROWS)
     aligner = attach(model, rule(), engine="auto")
     losses = distance(model(x))
-    aligner.backward({task: losses[ROWS == t].sum() for t, task in enumerate(TASKS)})
+    aligner.backward({task: losses[t == ROWS].sum() for t, task in enumerate(TASKS)})
     torch.testing.assert_close(gradients_of(model), expected)
     assert aligner.engine == "one_backward"  # the next batch may well have rows
 

@@ -48,18 +48,14 @@ def test_equals_per_task(name: str, granularity: str) -> None:
 def test_equals_per_task_by_encoder_and_decoder(name: str, recompute: bool) -> None:
     for kind, rule in RULES.items():
         first = kind == "moving target"
-        twins = Twins(
-            made(name), rule, granularity="enc_dec", recompute=recompute, check=first
-        )
+        twins = Twins(made(name), rule, granularity="enc_dec", recompute=recompute, check=first)
         for tasks in (UNSORTED, ONE_ABSENT):
             twins.step(tasks)
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_second_backward_instead_of_storing(name: str) -> None:
-    twins = Twins(
-        made(name), RULES["moving target"], granularity="whole_model", recompute=True
-    )
+    twins = Twins(made(name), RULES["moving target"], granularity="whole_model", recompute=True)
     for tasks in (UNSORTED, ONE_ABSENT):
         twins.step(tasks)
 

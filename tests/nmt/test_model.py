@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,7 @@ def test_no_label_sees_itself_or_what_follows(
         changed = batch.target.tokens.flatten().clone()
         changed[label + 1] = tokens
         side = batch.target
-        target = side.__class__(**{**vars(side), "tokens": changed.view(side.tokens.shape)})
+        target = replace(side, tokens=changed.view(side.tokens.shape))
         return model.decode(target, model.encode(batch.source), batch.source)[: label + 1]
 
     with torch.no_grad():

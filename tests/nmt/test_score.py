@@ -52,10 +52,12 @@ def test_means_by_level_and_table() -> None:
 
     by_task = {"en-fr": score(30.0), "en-cs": score(20.0), "en-hi": score(10.0)}
     levels = {"en-fr": "high", "en-cs": "high", "en-hi": "low"}
-    scores = Scores("runs/x", "test", "best", by_task, levels, "rule:Sum()")
+    scores = Scores("runs/x", "test", "best", by_task, levels, 7, "rule:sum")
     assert scores.means() == {"high": (25.0, 35.0), "low": (10.0, 20.0), "all": (20.0, 30.0)}
     assert scores.to_dict()["means"]["high"] == {"bleu": 25.0, "chrf": 35.0}
     console = Console(file=io.StringIO(), width=120)
     console.print(scores.table())
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert all(text in shown for text in ("en-hi", "25.0", "30.0", "BLEU b", "chrF++ c"))
+    assert all(
+        text in shown for text in ("en-hi", "25.0", "30.0", "BLEU b", "chrF++ c", "7 sources")
+    )

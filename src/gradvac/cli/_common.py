@@ -24,6 +24,8 @@ def tells_mistakes(command: Callable[Parameters, None]) -> Callable[Parameters, 
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         try:
             command(*args, **kwargs)
+        except BrokenPipeError:
+            raise  # whoever read our output has seen enough: that is for click to handle
         except (ValueError, CheckpointError, DivergedError, OSError) as mistake:
             print(f"error: {mistake}", file=sys.stderr)
             raise typer.Exit(1) from None

@@ -5,7 +5,8 @@ summed over all tasks. Looking it up once per row instead lets it arrive separat
 it to scores of that shape anyway.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from types import MethodType
 from typing import Any
@@ -19,33 +20,37 @@ from gradvac.gradients._site import Forward
 def adapt(module: nn.Module, forward: Forward) -> list[Callable[[], None]]:
     """Adapt a module if it is of a known kind; returns how to undo it."""
     table = getattr(module, "relative_attention_bias", None)
-    if not isinstance(table, nn.Embedding) or not hasattr(module, "compute_bias"):
+    unbound: Callable[..., Tensor] | None = getattr(type(module), "compute_bias", None)
+    if not isinstance(table, nn.Embedding) or unbound is None:
         return []
-    original: Callable[..., Tensor] = module.compute_bias
 
-    @wraps(type(module).compute_bias)
+    @wraps(unbound)
     def compute_bias(own: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        if own is not module:
-            return type(own).compute_bias(own, *args, **kwargs)  # type: ignore[no-any-return]
-        num_rows = None if forward.inside_fallback else forward.num_rows
+        num_rows = None if own is not module or forward.inside_fallback else forward.num_rows
         if not torch.is_grad_enabled() or num_rows is None or not table.weight.requires_grad:
-            return original(*args, **kwargs)
-        attached = table.forward
+            return unbound(own, *args, **kwargs)
         seen: list[Tensor] = []
 
         def look(buckets: Tensor) -> Tensor:
             seen.append(buckets)
             return table.weight.new_zeros(*buckets.shape, table.embedding_dim)
 
-        table.forward = look  # type: ignore[method-assign]
-        try:
-            plain = original(*args, **kwargs)
-        finally:
-            table.forward = attached  # type: ignore[method-assign]
+        with _instead(table, look):
+            plain = unbound(own, *args, **kwargs)
         if plain.shape != (1, table.embedding_dim, *seen[0].shape):
-            return original(*args, **kwargs)  # another layout, not ours to guess
+            return unbound(own, *args, **kwargs)  # another layout, not ours to guess
         values: Tensor = table(seen[0].expand(num_rows, *seen[0].shape))
         return values.permute(0, 3, 1, 2)  # [B, heads, queries, keys]
 
-    module.compute_bias = MethodType(compute_bias, module)
+    module.__dict__["compute_bias"] = MethodType(compute_bias, module)
     return [lambda: module.__dict__.pop("compute_bias", None)]
+
+
+@contextmanager
+def _instead(module: nn.Module, run: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    attached = module.forward
+    module.forward = run
+    try:
+        yield
+    finally:
+        module.forward = attached

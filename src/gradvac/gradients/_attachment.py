@@ -43,6 +43,9 @@ class Attachment:
         token_key: Callable[[nn.Parameter], object],
     ) -> None:
         refuse_unsupported(model)
+        for module in model.modules():
+            if _attached_to(module) is not None:
+                del module.forward  # copied from an attached model
         self._ledger, self._forward, self._token_key = ledger, forward, token_key
         self._undo: list[Callable[[], None]] = []
         self.fallbacks: list[str] = []  # modules that run task by task
@@ -103,12 +106,12 @@ class Attachment:
             return run(site, *args, **kwargs)
 
         forward.__dict__["attached_to"] = module
-        module.forward = MethodType(forward, module)  # type: ignore[method-assign]
+        module.forward = MethodType(forward, module)
 
         def undo() -> None:
             del module.forward
             if earlier is not None:
-                module.forward = earlier  # type: ignore[method-assign]
+                module.forward = earlier
 
         self._undo.append(undo)
 
@@ -148,13 +151,18 @@ def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
                 yield from child.parameters()
 
 
-@torch.compiler.disable
-def _run_outside_graph(run: Run, site: Site, *args: Any, **kwargs: Any) -> Any:
-    """A compiled model calls its attached layers between its graphs."""
+def _run(run: Run, site: Site, *args: Any, **kwargs: Any) -> Any:
     return run(site, *args, **kwargs)
 
 
+# A compiled model calls its attached layers between its graphs.
+_run_outside_graph = torch.compiler.disable(_run)
 _see_outside_graph = torch.compiler.disable(Forward.see_inputs)
+
+
+def _attached_to(module: nn.Module) -> nn.Module | None:
+    found: nn.Module | None = getattr(module.forward, "attached_to", None)
+    return found
 
 
 def _coupling(name: str, module: nn.Module) -> str:
@@ -169,13 +177,10 @@ def refuse_unsupported(model: nn.Module) -> None:
     """Raise a ValueError that names the first module this engine cannot be right for."""
     for name, module in model.named_modules():
         name = name or "the model"
-        attached_to = getattr(module.forward, "attached_to", None)
-        if attached_to is module:
+        if _attached_to(module) is module:
             raise ValueError(
                 f"engine: {name} is attached to another Aligner; call its detach() first."
             )
-        if attached_to is not None:
-            del module.forward  # copied from an attached model
         if isinstance(module, _BatchNorm) and module.training:
             raise ValueError(_coupling(name, module))
         has_batch_second = isinstance(module, nn.MultiheadAttention | nn.RNNBase)

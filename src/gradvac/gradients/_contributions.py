@@ -166,5 +166,5 @@ class Formed(Contribution):
     def plain(self) -> Tensor:
         return self.gradients.sum(0)
 
-    def task_gradients(self, segments: Segments) -> Tensor:
+    def task_gradients(self, segments: Segments) -> Tensor:  # noqa: ARG002
         return self.gradients

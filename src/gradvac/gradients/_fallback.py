@@ -34,19 +34,30 @@ Graph = tuple[list[Tensor], list[Any]]  # leaves, and the outputs computed from 
 def run_fallback(site: Site, *args: Any, **kwargs: Any) -> Any:
     """Run an attached module as a whole."""
     leaves, structure = pytree.tree_flatten((args, kwargs), is_leaf=_is_packed)
-    opaque = next((leaf for leaf in leaves if _hides_gradients(leaf)), None)
+    opaque = _find_opaque(leaves)
     if opaque is None:
         call = _Call(site, leaves, structure)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        results = _FallbackTasks.apply(call, *tensors, *call.parameters, *site.tokens)  # type: ignore[no-untyped-call]
-        opaque = next((leaf for leaf in call.output_leaves if _hides_gradients(leaf)), None)
+        try:
+            results = _FallbackTasks.apply(call, *tensors, *call.parameters, *site.tokens)
+        except RuntimeError as error:
+            if "in-place operation" not in str(error):
+                raise
+            return _refuse(site, "writes to its input; let it write to a copy", args, kwargs)
+        opaque = _find_opaque(call.output_leaves)
         if opaque is None:
             return call.rebuild(results)
-    site.forward.refuse(
-        f"engine: {site.name} ({type(site.module).__name__}) takes or returns a "
-        f"{type(opaque).__name__}, whose tensors have no row for every row of the batch; use "
-        'tensors (also in tuples, lists and dicts), or engine="per_task".'
+    reason = (
+        f"takes or returns a {opaque}, whose tensors have no row for every row of the batch; use "
+        "tensors (also in tuples, lists and dicts)"
     )
+    return _refuse(site, reason, args, kwargs)
+
+
+def _refuse(site: Site, reason: str, args: Any, kwargs: Any) -> Any:
+    """Run the module as it is: only a backward by task is refused."""
+    kind = type(site.module).__name__
+    site.forward.refuse(f'engine: {site.name} ({kind}) {reason}, or use engine="per_task".')
     return site.original(*args, **kwargs)
 
 
@@ -60,6 +71,7 @@ class _Call:
         self._constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
         self.num_tensors = sum(self._is_tensor)
+        self._needs_gradient = [leaf.requires_grad for leaf in leaves if isinstance(leaf, Tensor)]
         # Recurrent modules keep the batch of their states in dimension 1.
         self.is_recurrent = isinstance(site.module, nn.RNNBase)
         # Positions that lack a batch get it here too, if the module is a table of them.
@@ -71,7 +83,8 @@ class _Call:
 
     def run(self, tensors: Sequence[Tensor], *, whole: bool = True) -> Graph:
         """Leaves to differentiate by, and what the module returns for them, flattened."""
-        fresh = [t.detach().requires_grad_(_is_differentiable(t)) for t in tensors]
+        pairs = zip(tensors, self._needs_gradient, strict=True)
+        fresh = [tensor.detach().requires_grad_(needs) for tensor, needs in pairs]
         given = iter(fresh)
         leaves = [
             next(given) if is_tensor else constant
@@ -83,8 +96,8 @@ class _Call:
         with torch.enable_grad(), self.site.untouched(), own_saving:
             output = self.site.original(*args, **kwargs)
             if whole and self._expand is not None and isinstance(output, Tensor):
-                given, output = output, self._expand(output, output.dim())
-                self._expanded = output is not given
+                plain, output = output, self._expand(output, output.dim())
+                self._expanded = output is not plain
         found, self._output_structure = pytree.tree_flatten(output)
         return fresh, found
 
@@ -119,9 +132,7 @@ class _Call:
                 return None
         return found
 
-    def differentiate(
-        self, graph: Graph, grads: Pieces, *, retain: bool
-    ) -> tuple[list[Tensor | None], Pieces]:
+    def differentiate(self, graph: Graph, grads: Pieces) -> tuple[list[Tensor | None], Pieces]:
         """Gradients of the inputs and of the parameters."""
         inputs, leaves = graph
         outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -131,14 +142,22 @@ class _Call:
         wanted = [t for t in inputs if t.requires_grad]
         if not pairs:
             return [None] * len(inputs), [None] * len(self.parameters)
-        with self.site.untouched():  # a checkpoint inside the module runs its parts again
-            found = torch.autograd.grad(
-                [o for o, _ in pairs],
-                [*wanted, *self.parameters],
-                [g.to(o.dtype) for o, g in pairs],
-                retain_graph=retain,
-                allow_unused=True,
-            )
+        try:
+            with self.site.untouched():  # a checkpoint inside the module runs its parts again
+                found = torch.autograd.grad(
+                    [o for o, _ in pairs],
+                    [*wanted, *self.parameters],
+                    [g.to(o.dtype) for o, g in pairs],
+                    retain_graph=True,  # a weight computed before the forward is in every slice
+                    allow_unused=True,
+                )
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):
+                raise
+            raise ValueError(
+                f"engine: {self.site.name} runs task by task, which its reentrant checkpoints do "
+                "not allow; use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
+            ) from error
         by_input = iter(found[: len(wanted)])
         return [next(by_input) if t.requires_grad else None for t in inputs], found[len(wanted) :]
 
@@ -172,7 +191,7 @@ class _FallbackTasks(torch.autograd.Function):
         no_tokens = (None,) * ctx.num_tokens
         if segments is None:
             graph = call.kept or call.run(tensors)
-            gx, by_parameter = call.differentiate(graph, grads, retain=call.kept is not None)
+            gx, by_parameter = call.differentiate(graph, grads)
             return None, *gx, *by_parameter, *no_tokens
         for position, grad in enumerate(grads):
             if grad is not None:  # every output must have the batch
@@ -204,7 +223,7 @@ def _settle(settlement: Settlement, parameter: nn.Parameter, gradients: Pieces) 
 
 def _by_masks(
     call: _Call, graph: Graph, grads: Pieces, segments: Segments
-) -> tuple[Pieces, list[Pieces]]:
+) -> tuple[list[Tensor | None], list[Pieces]]:
     total: list[Tensor | None] = [None] * call.num_tensors
     by_task: list[Pieces] = []
     for task in range(segments.num_tasks):
@@ -214,7 +233,7 @@ def _by_masks(
                 dim = call.batch_dim(position)
                 mask = segments.spread(segments.tasks, grad.shape[dim]) == task
                 masked[position] = grad * mask.view(-1, *(1,) * (grad.dim() - dim - 1))
-        gx, own = call.differentiate(graph, masked, retain=True)
+        gx, own = call.differentiate(graph, masked)
         total = [
             a if b is None else (b if a is None else a + b) for a, b in zip(total, gx, strict=True)
         ]
@@ -228,8 +247,8 @@ def _by_slices(
     grads: Pieces,
     segments: Segments,
     sliced: Sequence[bool],
-) -> tuple[Pieces, list[Pieces]]:
-    total = [torch.zeros_like(t) if _is_differentiable(t) else None for t in tensors]
+) -> tuple[list[Tensor | None], list[Pieces]]:
+    total = [torch.zeros_like(t) if t.requires_grad else None for t in tensors]
     by_task: list[Pieces] = []
     for task, count in enumerate(segments.counts(segments.num_rows)):
         if not count:
@@ -248,7 +267,7 @@ def _by_slices(
             None if g is None else g.index_select(*entries(g, position))
             for position, g in enumerate(grads)
         ]
-        gx, own = call.differentiate(call.run(own_tensors, whole=False), own_grads, retain=False)
+        gx, own = call.differentiate(call.run(own_tensors, whole=False), own_grads)
         for position, (sum_, part, cut) in enumerate(zip(total, gx, sliced, strict=True)):
             if sum_ is not None and part is not None and cut:
                 sum_.index_copy_(*entries(sum_, position), part)
@@ -270,17 +289,21 @@ def _is_packed(leaf: object) -> bool:
     return isinstance(leaf, PackedSequence)
 
 
-def _hides_gradients(leaf: object) -> bool:
-    """Whether an object that is no tensor has tensors whose rows or graph we cannot see."""
-    if isinstance(leaf, Tensor) or _is_packed(leaf):
-        return _is_packed(leaf)
-    parts = leaf if isinstance(leaf, tuple | list) else getattr(leaf, "__dict__", {}).values()
-    return any(isinstance(part, Tensor) and part.requires_grad for part in parts)
+def _find_opaque(leaves: Sequence[object]) -> str | None:
+    """The type of an object that is no tensor but has some, of rows or with a graph unknown."""
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            continue
+        parts = leaf if isinstance(leaf, tuple | list) else getattr(leaf, "__dict__", {}).values()
+        hides = any(isinstance(part, Tensor) and part.requires_grad for part in parts)
+        if hides or _is_packed(leaf):
+            return type(leaf).__name__
+    return None
 
 
 def _state(module: nn.Module, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """What moves if random numbers are drawn, or parameters or buffers written."""
-    written = [t._version for t in (*module.parameters(), *module.buffers())]
+    """What moves if random numbers are drawn, or inputs, parameters or buffers written."""
+    written = [t._version for t in (*tensors, *module.parameters(), *module.buffers())]
     states = [torch.tensor(written), torch.get_rng_state()]
     if any(t.is_cuda for t in tensors):
         states.append(torch.cuda.get_rng_state())

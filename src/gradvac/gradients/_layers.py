@@ -37,7 +37,7 @@ class LinearTasks(torch.autograd.Function):
         x, (low_weight, low_bias) = site.cast(x, weight, bias)
         ctx.site, ctx.rows, ctx.num_tokens = site, site.rows(x), len(tokens)
         ctx.save_for_backward(x, low_weight)
-        return F.linear(x, low_weight, low_bias)
+        return _no_view(F.linear(x, low_weight, low_bias))
 
     @staticmethod
     @once_differentiable
@@ -62,7 +62,7 @@ class EmbeddingTasks(torch.autograd.Function):
         ctx.site, ctx.rows, ctx.num_tokens = site, site.rows(tokens), len(leaves)
         ctx.padding, ctx.vocabulary = padding, weight.shape[0]
         ctx.save_for_backward(tokens)
-        return F.embedding(tokens, weight)
+        return _no_view(F.embedding(tokens, weight))
 
     @staticmethod
     @once_differentiable
@@ -102,7 +102,7 @@ class NormTasks(torch.autograd.Function):
         ctx.site, ctx.rows, ctx.num_tokens = site, site.rows(x), len(tokens)
         ctx.shape, ctx.is_rms = shape, is_rms
         ctx.save_for_backward(x, mean, scale, weight)
-        return y
+        return _no_view(y)
 
     @staticmethod
     @once_differentiable
@@ -111,8 +111,9 @@ class NormTasks(torch.autograd.Function):
         settle = ctx.site.settling(ctx)
         rest = (None,) * (1 + ctx.num_tokens)
         kernels = triton_kernels() if x.is_cuda and len(ctx.shape) == 1 else None
-        fits = kernels is not None and x.shape[-1] <= kernels.WIDEST and x.dtype != torch.float64
-        if fits and settle.segments is not None:
+        if kernels is not None and (x.shape[-1] > kernels.WIDEST or x.dtype == torch.float64):
+            kernels = None
+        if kernels is not None and settle.segments is not None:
             flat = [t.reshape(-1, t.shape[-1]) for t in (grads[0].to(x.dtype), x, mean, scale)]
             gx, dw, db = kernels.norm_backward(*flat, weight, settle.segments, ctx.is_rms)
             gw = settle(2, lambda: Formed(dw))
@@ -156,7 +157,7 @@ class GroupNormTasks(torch.autograd.Function):
         ctx.site, ctx.rows, ctx.num_tokens = site, site.rows(x), len(tokens)
         ctx.groups = groups
         ctx.save_for_backward(x, mean, scale, weight)
-        return F.group_norm(x, groups, weight, bias, eps)
+        return _no_view(F.group_norm(x, groups, weight, bias, eps))
 
     @staticmethod
     @once_differentiable
@@ -198,7 +199,7 @@ class ConvTasks(torch.autograd.Function):
         where = (module.stride, module.padding, module.dilation)
         ctx.geometry = (*map(list, where), False, [0] * (x.dim() - 2), module.groups)
         ctx.save_for_backward(x, low_weight)
-        return torch.convolution(x, low_weight, low_bias, *ctx.geometry)
+        return _no_view(torch.convolution(x, low_weight, low_bias, *ctx.geometry))
 
     @staticmethod
     @once_differentiable
@@ -220,6 +221,16 @@ class ConvTasks(torch.autograd.Function):
         gw = settle(2, lambda: Sliced(x.shape[0], lambda own: run(own, [False, True, False])[1]))
         gb = settle(3, lambda: RowSum(gy.sum(positions), gy.shape[1:2]))
         return None, gx, gw, gb, None, *(None,) * ctx.num_tokens
+
+
+def _no_view(y: Tensor) -> Tensor:
+    """The same tensor, to be modified in place by whoever comes next (`nn.ReLU(inplace=True)`).
+
+    Many operations return a reshaped view of what they computed, and autograd refuses to have views
+    that come from a Function overwritten.
+    """
+    result: Tensor = torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
+    return result
 
 
 def _linear(site: Site, module: nn.Linear, input: Tensor) -> Tensor:
@@ -256,7 +267,7 @@ def _with_batch(site: Site, x: Tensor) -> Tensor:
 
 
 def _apply(function: type[torch.autograd.Function], site: Site, *args: object) -> Tensor:
-    result: Tensor = function.apply(site, *args, *site.tokens)  # type: ignore[no-untyped-call]
+    result: Tensor = function.apply(site, *args, *site.tokens)
     return result
 
 

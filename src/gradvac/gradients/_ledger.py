@@ -116,10 +116,6 @@ class Ledger:
         self._uses: dict[nn.Parameter, int] = {}
         self.clear()
 
-    def pause(self) -> None:
-        """Keep what was collected, but not the batch it came from."""
-        self.mode, self._resolve, self._segments = Mode.PLAIN, None, {}
-
     def clear(self) -> None:
         """Forget everything about the backward that ran."""
         self.mode = Mode.PLAIN
@@ -134,6 +130,12 @@ class Ledger:
         self.weights: Tensor | None = None  # [K, T], for WEIGHTED
         self.inspect: Inspect | None = None  # look at task gradients instead of folding them
         self.leaked: set[nn.Parameter] = set()
+
+    def pause(self) -> None:
+        """Keep what was collected, but not the batch it came from."""
+        self.mode = Mode.PLAIN
+        self._resolve = None
+        self._segments = {}
 
     @contextmanager
     def afresh(self) -> Iterator[None]:

@@ -185,8 +185,10 @@ class OneBackward:
         self._refuse_leaks()
 
     def _open(self, batch: Batch, present: tuple[int, ...], weigh: Weigh | None) -> None:
-        if self._forward.refusal is not None:
-            raise ValueError(self._forward.refusal)
+        refusal = self._forward.refusal
+        if refusal is not None:
+            self._forward.clear()  # of this forward; the next may be right
+            raise ValueError(refusal)
 
         def resolve(rows: RowTasks | None) -> Segments:
             if rows is not None:

@@ -42,6 +42,7 @@ class PerTask:
         parameters = dict(model.named_parameters())
         self._members = [[parameters[p] for p in own] for own in components.values()]
         self._parameters = [p for own in self._members for p in own]
+        self._model, self._known = model, {id(p) for p in self._parameters}
         self._storage_dtype, self._offload = storage_dtype, offload
         self._rows: dict[int, dict[int, Tensor]] = {}  # task -> parameter (by id) -> gradient
 
@@ -59,6 +60,7 @@ class PerTask:
 
     def accumulate(self, batch: Batch) -> None:
         """Add the task gradients of a micro-batch to the stored ones; `.grad` is left alone."""
+        self._refuse_unfrozen()
         retain = _retain_graph(batch)
         parameters = [p for p in self._parameters if p.requires_grad]  # some may be frozen by now
         for position, task in enumerate(batch.present):
@@ -74,6 +76,14 @@ class PerTask:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     _add(stored, id(parameter), self._store(gradient))
+
+    def _refuse_unfrozen(self) -> None:
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in self._known:
+                raise ValueError(
+                    f"model: {name} became trainable after the Aligner was made; make another "
+                    "Aligner after freezing or unfreezing."
+                )
 
     def discard(self) -> None:
         """Forget what was accumulated."""

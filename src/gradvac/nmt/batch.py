@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 import gradvac
+from gradvac.gradients import RowTasks
 
 Tokens = npt.NDArray[np.integer]
 
@@ -120,7 +122,12 @@ class Side:
 
     def rows(self) -> AbstractContextManager[None]:
         """Tell an attached aligner whose rows the modules that run inside see."""
-        return nullcontext() if self.task_of_token is None else gradvac.rows(self.task_of_token)
+        return nullcontext() if self._row_tasks is None else gradvac.rows(self._row_tasks)
+
+    @cached_property
+    def _row_tasks(self) -> RowTasks | None:
+        """Made once, because all layers ask for the same."""
+        return None if self.task_of_token is None else RowTasks(self.task_of_token)
 
     def pad(self, values: Tensor) -> Tensor:
         """`[N, ...]` -> `[B, S, ...]`."""

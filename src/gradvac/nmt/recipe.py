@@ -17,7 +17,15 @@ from gradvac.nmt.score import score_lines
 from gradvac.nmt.settings import DEV, TRAIN, NmtConfig
 from gradvac.nmt.stream import Numbers, Stream, TaskData, gather_batch
 from gradvac.nmt.translator import Translator
-from gradvac.training import Display, Result, StepLosses, effective_epochs, seed_everything, train
+from gradvac.training import (
+    Display,
+    Result,
+    StepLosses,
+    choose_device,
+    effective_epochs,
+    seed_everything,
+    train,
+)
 
 
 class TranslationRecipe:
@@ -45,7 +53,7 @@ class TranslationRecipe:
     def _is_packed(self) -> bool:
         if self.config.batch.packed != "auto":
             return self.config.batch.packed
-        device = next(self.model.parameters()).device
+        device = choose_device(self.config.train.device)
         return device.type == "cuda" and self.config.train.precision == "bf16"
 
     def batches(self) -> Stream:

@@ -69,6 +69,8 @@ def bleu_p_value(
     It knows nothing of other seeds: a small value does not show that a method is better.
     """
     metric = BLEU(tokenize=_TOKENIZERS.get(target, "13a"), references=[references])
+    if metric.corpus_score(lines, None).score == metric.corpus_score(others, None).score:
+        return 1.0  # sacreBLEU's test is not made for no difference at all
     systems: list[tuple[str, Sequence[str]]] = [("one", list(lines)), ("other", list(others))]
     _, results = PairedTest(systems, {"BLEU": metric}, None, test_type="bs", n_samples=1000)()
     compared = results["BLEU"][1]
@@ -87,6 +89,7 @@ class Scores:
         weights: Which weights were used.
         by_task: Task -> score.
         levels: Task -> resource level.
+        num_cut: Source sentences that were too long, of which only the beginning was translated.
         signature: The run's.
     """
 
@@ -95,6 +98,7 @@ class Scores:
     weights: str
     by_task: Mapping[str, Score]
     levels: Mapping[str, str]
+    num_cut: int
     signature: str
 
     def means(self) -> dict[str, tuple[float, float]]:
@@ -132,6 +136,8 @@ class Scores:
             shown.add_row("average", name, f"{bleu:.1f}", f"{chrf:.1f}", "")
         first = next(iter(self.by_task.values()))
         shown.caption = f"BLEU {first.bleu_signature}\nchrF++ {first.chrf_signature}"
+        if self.num_cut:
+            shown.caption += f"\n{self.num_cut:,} sources were longer than data.max_tokens: cut."
         shown.caption_justify = "left"
         return shown
 
@@ -180,7 +186,15 @@ def score_run(
             prepared.sizes[TRAIN][prepared.pair_of(task)]
         )
     signature = files.read_json(run / "signature.json")
-    scores = Scores(str(run), split, str(weights), by_task, levels, _line(signature))
+    scores = Scores(
+        str(run),
+        split,
+        str(weights),
+        by_task,
+        levels,
+        translator.counts.cut,
+        _line(signature),
+    )
     files.write_json(folder / f"{split}.{weights}.json", scores.to_dict())
     return scores
 

@@ -105,7 +105,7 @@ def save(
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(_failure(run, f"the checkpoint of step {step}", error)) from error
-    for old in _all(run)[:-keep]:
+    for old in kept(run)[:-keep]:
         shutil.rmtree(old.path)
     return Checkpoint(target, step)
 
@@ -120,7 +120,7 @@ def latest(run: Path, *, say: Callable[[str], None] = print) -> Checkpoint | Non
     Raises:
         CheckpointError: There are checkpoints, but all are damaged.
     """
-    found = _all(run)
+    found = kept(run)
     for checkpoint in reversed(found):
         damage = checkpoint.damage()
         if damage is None:
@@ -132,6 +132,12 @@ def latest(run: Path, *, say: Callable[[str], None] = print) -> Checkpoint | Non
             "remove the folder to start again."
         )
     return None
+
+
+def kept(run: Path) -> list[Checkpoint]:
+    """All checkpoints by step, damaged ones too."""
+    paths = sorted((run / "checkpoints").glob("step-*"))
+    return [Checkpoint(path, int(path.name.removeprefix("step-"))) for path in paths]
 
 
 def clean(run: Path) -> None:
@@ -172,7 +178,7 @@ def average(run: Path, num: int, *, say: Callable[[str], None] = print) -> Path:
     The checkpoint of step 0 is no trained model and does not count.
     """
     chosen: list[Checkpoint] = []
-    for checkpoint in reversed([one for one in _all(run) if one.step > 0]):
+    for checkpoint in reversed([one for one in kept(run) if one.step > 0]):
         if len(chosen) == num:
             break
         if (damage := checkpoint.damage()) is None:
@@ -212,7 +218,7 @@ def weights(
     if path is not None and path.is_file():
         return read_weights(path)
     names = [path.stem for path in sorted(run.glob("[!.]*.safetensors"))]
-    there = [*names, *(["last"] if _all(run) else []), *(str(c.step) for c in _all(run))]
+    there = [*names, *(["last"] if kept(run) else []), *(str(c.step) for c in kept(run))]
     raise CheckpointError(
         f"{run}: there are no weights {which!r}; there are: {', '.join(there) or 'none'}."
     )
@@ -250,12 +256,6 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str
     safetensors.torch.save_file(stored, path, metadata=metadata)
 
 
-def _all(run: Path) -> list[Checkpoint]:
-    """All checkpoints by step, damaged ones too."""
-    paths = sorted((run / "checkpoints").glob("step-*"))
-    return [Checkpoint(path, int(path.name.removeprefix("step-"))) for path in paths]
-
-
 def _folder(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"
 
@@ -280,7 +280,7 @@ def _failure(run: Path, what: str, error: Exception) -> str:
         origin = origin.__context__
     reason = str(error) if origin is None or not origin.errno else os.strerror(origin.errno)
     free = shutil.disk_usage(run).free / 2**20
-    found = _all(run)
+    found = kept(run)
     intact = f"The checkpoint of step {found[-1].step} is intact" if found else "None was saved yet"
     return (
         f"{what} could not be written to {run} ({reason}; {free:,.0f} MiB free). "

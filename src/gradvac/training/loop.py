@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from gradvac import Alignment
+from gradvac.analysis import Recorder, heat_map
+from gradvac.analysis.record import RECORD
 from gradvac.training import checkpoint
 from gradvac.training._mistakes import nearest
 from gradvac.training.display import Display
@@ -27,6 +29,7 @@ from gradvac.training.state import RunState
 
 Watch = Callable[[int, Alignment], None]
 Reason = Literal["finished", "early_stop", "interrupted"]
+_DRAW_EVERY = 10  # log entries
 
 
 class DivergedError(RuntimeError):
@@ -91,6 +94,7 @@ def train(
             return loop.run()
         finally:
             loop.state.aligner.detach()
+            loop.close()
 
 
 class _Loop(Generic[BatchT]):
@@ -106,11 +110,13 @@ class _Loop(Generic[BatchT]):
         self.recipe, self.settings, self.log = recipe, settings, log
         self.display, self.signals, self.watch = display, signals, watch
         self.state = RunState(recipe, settings)
+        self.recorder: Recorder | None = None
 
     def run(self) -> Result:
         """Continue where the run stands, until there is a reason to stop."""
         state, train = self.state, self.settings.train
         state.resume(self.log, say=self.display.say)
+        self.open_record()
         self.introduce()
         state.meters.go_on()
         while True:
@@ -122,6 +128,8 @@ class _Loop(Generic[BatchT]):
             if self.is_due(train.checkpoint_every):
                 self.save_if_good()
             alignment = self.step()
+            if self.recorder is not None:
+                self.recorder(state.at.step, alignment)
             if self.watch is not None:
                 self.watch(state.at.step, alignment)
             if self.is_due(train.log_every):
@@ -139,6 +147,17 @@ class _Loop(Generic[BatchT]):
         if train.patience and at.stale >= train.patience:
             return "early_stop"
         return "finished" if at.step >= train.max_steps else None
+
+    def open_record(self) -> None:
+        """Continue the record at the step we stand at; what a killed process added goes."""
+        if self.settings.train.record_every:
+            self.recorder = Recorder(
+                self.log.run / RECORD,
+                every=self.settings.train.record_every,
+                tasks=self.recipe.tasks,
+                rule=self.settings.align.describe_rule(),
+                after=self.state.at.step,
+            )
 
     def introduce(self) -> None:
         self.sign()
@@ -188,9 +207,13 @@ class _Loop(Generic[BatchT]):
             "update_cosine": float(alignment.update_cosine.mean()),
             "update_ratio": float(alignment.update_ratio.mean()),
             "active": _active_share(alignment),
+            "similarity": _mean_similarity(alignment),
         }
         values = {f"train/{name}": value for name, value in values.items()}
         self.log.write(state.at.step, values)
+        if self.is_due(_DRAW_EVERY * train.log_every):
+            pixels = heat_map(alignment.similarity.mean(0).cpu().numpy())
+            self.log.draw(state.at.step, "similarity", pixels)
         left = (train.max_steps - state.at.step) * seconds_per_step
         self.display.show(state.at.step, values, seconds_left=left)
         if state.aligner.engine != self.signed_engine:  # "auto" may change its mind
@@ -235,14 +258,20 @@ class _Loop(Generic[BatchT]):
             self.display.say(f"step {step}  not saved: its loss or gradient was not finite.")
             return
         meters.pause()
-        self.state.save(self.log)
+        self.save()
         meters.go_on()
+
+    def save(self) -> None:
+        """A checkpoint, and before it everything recorded until here."""
+        if self.recorder is not None:
+            self.recorder.flush()
+        self.state.save(self.log)
 
     def finish(self, reason: Reason) -> Result:
         """The last checkpoint, the averaged weights, and a word of goodbye."""
         state, at, train = self.state, self.state.at, self.settings.train
         state.meters.pause()
-        state.save(self.log)
+        self.save()
         if reason != "interrupted" and train.average_last:
             checkpoint.average(self.log.run, train.average_last, say=self.display.say)
         self.display.close()
@@ -256,6 +285,10 @@ class _Loop(Generic[BatchT]):
         self.display.say(said[reason])
         skipped, seconds = state.meters.skipped, state.meters.seconds
         return Result(self.log.run, at.step, reason, at.best_step, at.best_score, skipped, seconds)
+
+    def close(self) -> None:
+        if self.recorder is not None:
+            self.recorder.close()
 
     def sign(self) -> None:
         state = self.state
@@ -274,3 +307,11 @@ def _active_share(alignment: Alignment) -> float:
     num_tasks = len(alignment.tasks)
     num_pairs = len(alignment.components) * num_tasks * (num_tasks - 1)
     return float(alignment.active.sum()) / max(1, num_pairs)
+
+
+def _mean_similarity(alignment: Alignment) -> float:
+    """Over all components and pairs of tasks with a gradient; NaN without any."""
+    known = alignment.norms > 0
+    pairs = known[:, :, None] & known[:, None, :]
+    pairs = pairs & ~torch.eye(len(alignment.tasks), dtype=torch.bool, device=pairs.device)
+    return float(alignment.similarity.where(pairs, 0.0).sum() / pairs.sum())

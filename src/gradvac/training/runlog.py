@@ -4,6 +4,7 @@ RUN/config.toml       all settings, defaults written out
 RUN/signature.json    what the numbers depend on
 RUN/metrics.jsonl     one object per line: {"step": 100, "train/loss": ...}
 RUN/tensorboard/      the same, if installed
+RUN/record.bin        similarities and what the rule did: see gradvac.analysis.record
 RUN/checkpoints/      see checkpoint.py
 RUN/.lock             held by the process that trains
 """
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import numpy as np
+from numpy.typing import NDArray
 
 from gradvac.training import config
 from gradvac.training.config import ConfigError
@@ -106,6 +109,11 @@ class RunLog:
             raise OSError(error.errno, what) from error
         for writer in self._writers:
             writer.write(step, values)
+
+    def draw(self, step: int, name: str, pixels: NDArray[np.uint8]) -> None:
+        """Show a picture, `[height, width, 3]`, where that is possible."""
+        for writer in self._writers:
+            writer.draw(step, name, pixels)
 
     def position(self) -> int:
         """Bytes of `metrics.jsonl`, which are on disk once this returns."""

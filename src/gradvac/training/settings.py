@@ -12,7 +12,16 @@ from gradvac.training.sampling import SamplingConfig
 
 # [train] keys that leave the weights of a given step as they are, and those that only say where
 # training ends; a run may be continued with others. The first do not enter the config hash.
-TECHNICAL = ("log_every", "checkpoint_every", "keep", "device", "threads", "writers", "project")
+TECHNICAL = (
+    "log_every",
+    "record_every",
+    "checkpoint_every",
+    "keep",
+    "device",
+    "threads",
+    "writers",
+    "project",
+)
 EXTENSIBLE = ("max_steps", "validate_every", "patience", "average_last", "max_bad_steps")
 
 
@@ -25,6 +34,8 @@ class TrainConfig(Section):
     Attributes:
         max_steps: Optimiser steps of the whole run.
         log_every: Steps between log entries; the only moments the loop waits for the device.
+        record_every: Steps between entries of `record.bin`, which holds similarities, targets and
+            weights for the report; 0: none. Nothing waits for it.
         validate_every: Steps between validations; 0: never. The last step is always validated.
         checkpoint_every: Steps between checkpoints; the last step is always saved.
         keep: How many checkpoints stay on disk.
@@ -44,6 +55,7 @@ class TrainConfig(Section):
 
     max_steps: PositiveInt = 10_000
     log_every: PositiveInt = 50
+    record_every: NonNegativeInt = 10
     validate_every: NonNegativeInt = 1000
     checkpoint_every: PositiveInt = 1000
     keep: PositiveInt = 3

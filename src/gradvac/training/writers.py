@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gradvac.training.settings import RunConfig
 
 
@@ -15,6 +18,10 @@ class Writer(Protocol):
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record values of an optimiser step."""
+        ...
+
+    def draw(self, step: int, name: str, pixels: NDArray[np.uint8]) -> None:
+        """Show a picture, `[height, width, 3]`."""
         ...
 
     def close(self) -> None:
@@ -34,6 +41,10 @@ class TensorBoard:
         """Record scalars."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
+
+    def draw(self, step: int, name: str, pixels: NDArray[np.uint8]) -> None:
+        """Record a picture."""
+        self._writer.add_image(name, pixels, step, dataformats="HWC")
 
     def close(self) -> None:
         """Flush and close the event file."""
@@ -56,6 +67,10 @@ class Tracker:
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record scalars."""
         self._module.log(dict(values), step=step)
+
+    def draw(self, step: int, name: str, pixels: NDArray[np.uint8]) -> None:
+        """Record a picture."""
+        self._module.log({name: self._module.Image(pixels)}, step=step)
 
     def close(self) -> None:
         """Finish the run."""

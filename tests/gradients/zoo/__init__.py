@@ -9,4 +9,14 @@ architectures at toy size.
 from . import huggingface, layers, sequences, structure
 from ._case import ZOO, Case, distance, make, reference_of
 
-__all__ = ["ZOO", "Case", "distance", "huggingface", "layers", "make", "reference_of", "sequences", "structure"]
+__all__ = [
+    "ZOO",
+    "Case",
+    "distance",
+    "huggingface",
+    "layers",
+    "make",
+    "reference_of",
+    "sequences",
+    "structure",
+]

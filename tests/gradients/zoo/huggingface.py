@@ -7,11 +7,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
 from ._case import B, Case, D, S, case, distance
 
 V = 17
+hf: Any = transformers  # typed in part only
 
 
 def tokens_of(*shape: int) -> Tensor:
@@ -34,7 +35,7 @@ def translation(model: Any, tasks: Tensor, source: Tensor, target: Tensor) -> Te
 
 @case
 def bert() -> Case:
-    config = transformers.BertConfig(
+    config = hf.BertConfig(
         vocab_size=V,
         hidden_size=D,
         num_hidden_layers=2,
@@ -45,16 +46,16 @@ def bert() -> Case:
         attention_probs_dropout_prob=0.0,
         num_labels=3,
     )
-    model = transformers.BertForTokenClassification(config)
+    model = hf.BertForTokenClassification(config)
 
-    def losses(model: nn.Module, tasks: Tensor, tokens: Tensor) -> Tensor:
+    def losses(model: Any, tasks: Tensor, tokens: Tensor) -> Tensor:
         return distance(model(input_ids=tokens).logits)
 
     return Case(model, losses, (tokens_of(B, S),))
 
 
-def t5_model() -> transformers.T5ForConditionalGeneration:
-    config = transformers.T5Config(
+def t5_model() -> Any:
+    config = hf.T5Config(
         vocab_size=V,
         d_model=D,
         d_kv=4,
@@ -66,7 +67,7 @@ def t5_model() -> transformers.T5ForConditionalGeneration:
         dropout_rate=0.0,
         decoder_start_token_id=0,
     )
-    return transformers.T5ForConditionalGeneration(config)
+    return hf.T5ForConditionalGeneration(config)
 
 
 @case
@@ -74,30 +75,41 @@ def t5() -> Case:
     return Case(t5_model(), translation, (tokens_of(B, S), tokens_of(B, 4)), enc_dec=True)
 
 
+SMALL_TRANSLATION: dict[str, Any] = {
+    "vocab_size": V,
+    "d_model": D,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 12,
+    "decoder_ffn_dim": 12,
+    "max_position_embeddings": 16,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+}
+
+
 @case
 def m2m100() -> Case:
-    config = transformers.M2M100Config(
-        vocab_size=V,
-        d_model=D,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=12,
-        decoder_ffn_dim=12,
-        max_position_embeddings=16,
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        encoder_layerdrop=0.0,
-        decoder_layerdrop=0.0,
-    )
-    model = transformers.M2M100ForConditionalGeneration(config)
+    config = hf.M2M100Config(**SMALL_TRANSLATION)
+    model = hf.M2M100ForConditionalGeneration(config)
     return Case(model, translation, (tokens_of(B, S), tokens_of(B, 4)), enc_dec=True)
 
 
-def gpt2_model() -> transformers.GPT2LMHeadModel:
-    config = transformers.GPT2Config(
+@case
+def mbart() -> Case:
+    """Its table of positions returns [1, S, D]."""
+    config = hf.MBartConfig(**SMALL_TRANSLATION)
+    model = hf.MBartForConditionalGeneration(config)
+    return Case(model, translation, (tokens_of(B, S), tokens_of(B, 4)), enc_dec=True)
+
+
+def gpt2_model() -> Any:
+    config = hf.GPT2Config(
         vocab_size=V,
         n_positions=16,
         n_embd=D,
@@ -110,7 +122,7 @@ def gpt2_model() -> transformers.GPT2LMHeadModel:
         bos_token_id=0,
         eos_token_id=1,
     )
-    return transformers.GPT2LMHeadModel(config)
+    return hf.GPT2LMHeadModel(config)
 
 
 @case
@@ -118,8 +130,8 @@ def gpt2() -> Case:
     return Case(gpt2_model(), language_model, (tokens_of(B, S),))
 
 
-def llama_model() -> transformers.LlamaForCausalLM:
-    config = transformers.LlamaConfig(
+def llama_model() -> Any:
+    config = hf.LlamaConfig(
         vocab_size=V,
         hidden_size=D,
         intermediate_size=12,
@@ -132,7 +144,7 @@ def llama_model() -> transformers.LlamaForCausalLM:
         bos_token_id=0,
         eos_token_id=1,
     )
-    return transformers.LlamaForCausalLM(config)
+    return hf.LlamaForCausalLM(config)
 
 
 @case

@@ -152,6 +152,13 @@ def spectral_norm() -> Case:
 
 
 @case
+def weight_computed_by_a_hook() -> Case:
+    """The weight is no parameter but computed from one before the forward."""
+    layer = nn.utils.spectral_norm(nn.Linear(D, D))
+    return Case(nn.Sequential(layer, Block()), output, (torch.randn(B, S, D),))
+
+
+@case
 def bilinear() -> Case:
     model = Model(
         lambda m, x, y: m.join(m.left(x), m.right(y)),

@@ -11,8 +11,21 @@ from torch.utils.checkpoint import checkpoint
 
 from gradvac import rows
 
-from ._case import B, Block, Case, D, HandWrittenNorm, Model, S, V, case, distance
-from ._case import next_token, output, tokens_of
+from ._case import (
+    B,
+    Block,
+    Case,
+    D,
+    HandWrittenNorm,
+    Model,
+    S,
+    V,
+    case,
+    distance,
+    next_token,
+    output,
+    tokens_of,
+)
 
 # -- attention -------------------------------------------------------------------------------
 
@@ -136,7 +149,7 @@ def checkpointed(use_reentrant: bool) -> Case:
         head=nn.Linear(D, V),
     )
     model.head.weight = model.words.weight
-    model.use_reentrant = use_reentrant
+    model.__dict__["use_reentrant"] = use_reentrant
     return Case(model, next_token, (tokens_of(B, S),), plain=plain)
 
 
@@ -223,12 +236,12 @@ def heads_on_the_rows_of_their_task() -> Case:
     """Every head sees the rows of its task alone, and says so."""
 
     def losses(m: Any, tasks: Tensor, x: Tensor) -> Tensor:
-        trunk = m.trunk(x)
+        trunk: Tensor = m.trunk(x)
         total = trunk.new_zeros(len(x))
-        for task in tasks.unique():
+        for task in set(tasks.tolist()):
             own = (tasks == task).nonzero()[:, 0]
             with rows(tasks[own]):
-                total = total.index_copy(0, own, distance(m.heads[int(task)](trunk[own])))
+                total = total.index_copy(0, own, distance(m.heads[task](trunk[own])))
         return total
 
     def refuse(*args: object) -> Tensor:

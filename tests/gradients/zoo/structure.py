@@ -5,10 +5,25 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._case import B, Block, Case, D, HandWrittenNorm, Model, S, V, case, distance, mlp
-from ._case import next_token, output, tokens_of
+from ._case import (
+    B,
+    Block,
+    Case,
+    D,
+    HandWrittenNorm,
+    Model,
+    S,
+    V,
+    case,
+    distance,
+    mlp,
+    next_token,
+    output,
+    tokens_of,
+)
 
 # -- shapes ----------------------------------------------------------------------------------
 
@@ -84,6 +99,31 @@ def called_by_keyword() -> Case:
         head=nn.Linear(D, V),
     )
     return Case(model, next_token, (tokens_of(B, S),))
+
+
+@case
+def written_in_place() -> Case:
+    """What a layer returned is overwritten by the next."""
+
+    def run(m: Any, tokens: Tensor) -> Tensor:
+        x = m.words(tokens)
+        x *= 2.0
+        x += 0.5
+        hidden = F.relu(m.up(x), inplace=True)
+        hidden = F.relu(m.own(m.norm(hidden)), inplace=True)
+        result: Tensor = m.head(hidden)
+        result += x
+        return result
+
+    model = Model(
+        run,
+        words=nn.Embedding(V, D),
+        up=nn.Linear(D, D),
+        norm=nn.LayerNorm(D),
+        own=HandWrittenNorm(),
+        head=nn.Linear(D, D),
+    )
+    return Case(model, output, (tokens_of(B, S),))
 
 
 # -- sharing ---------------------------------------------------------------------------------

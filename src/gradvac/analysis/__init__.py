@@ -1,0 +1,50 @@
+"""Analysis: which tasks help and hurt each other, in which layers, when.
+
+Similarity comes from two places. Training records what its `Alignment` knows anyway, every few
+steps and for free (`Recorder`); but batches differ from task to task and are small. `measure`
+compares gradients on given batches, such as a set that says the same things in all languages, and
+tells how reliable they are. Both give `Similarities`: steps, components, tasks, cosines.
+
+    similarities.py   the data class; `similarity.npz`
+    measure.py        gradients of any PyTorch model -> Similarities
+    recorder.py       Alignment -> `record.bin`, while training
+    record.py         `record.bin` -> Record, with NumPy alone
+    heat_map.py       a matrix as pixels, for TensorBoard
+    run.py            a run folder as report and figures see it
+    statistics/       families, distances, layers, steps, runs (SciPy)
+    views.py          what figures and report have in common
+    figures/          the paper's figures
+    report/           one page to look at
+
+A loop of your own:
+
+    recorder = Recorder("record.bin", every=10)
+    for step, (losses, tasks) in enumerate(...):
+        recorder(step, aligner.backward(losses, tasks))
+"""
+
+from gradvac.analysis.heat_map import heat_map
+from gradvac.analysis.measure import measure
+from gradvac.analysis.record import Record, read_record
+from gradvac.analysis.recorder import Recorder
+from gradvac.analysis.run import Run, load_run
+from gradvac.analysis.similarities import (
+    Similarities,
+    concatenate,
+    load_similarities,
+    save_similarities,
+)
+
+__all__ = [
+    "Record",
+    "Recorder",
+    "Run",
+    "Similarities",
+    "concatenate",
+    "heat_map",
+    "load_run",
+    "load_similarities",
+    "measure",
+    "read_record",
+    "save_similarities",
+]

@@ -1,0 +1,164 @@
+"""The recorder: keeps what a training step's `Alignment` says, without waiting for the device."""
+
+# S records, K components, T tasks
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradvac import Alignment
+from gradvac import gram as geometry
+from gradvac.analysis.record import append_chunk, cut_record
+
+_KEPT = ("gram", "weights", "target", "active")  # all else follows from these
+
+
+@dataclass
+class _Chunk:
+    """Records on their way to the file; their copies may still be on their way to the host."""
+
+    steps: list[int] = field(default_factory=list)
+    present: list[tuple[str, ...]] = field(default_factory=list)
+    copies: list[dict[str, Tensor]] = field(default_factory=list)
+    arrival: torch.cuda.Event | None = None
+
+
+class Recorder:
+    """Appends every n-th step's alignment to a file, a chunk of records at a time.
+
+    Called after every step, `recorder(step, alignment)`: it fits `training.train(watch=...)` and
+    any loop of your own. A record costs four small copies, which the device makes when it comes to
+    them; cosines are computed later, on the host. A killed process loses at most the last chunk.
+
+    Args:
+        path: The file; see `gradvac.analysis.record` for its format.
+        every: Steps between records.
+        tasks: All tasks, in the order to show them; None: in the order they appear.
+        rule: Name of the rule, for whoever reads the record.
+        after: Continue after this step: later records of an earlier process are removed.
+        chunk: Records of a chunk.
+
+    Example:
+        >>> recorder = Recorder("record.bin", every=10)
+        >>> recorder(step, aligner.backward(losses, tasks))
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        every: int = 10,
+        tasks: Sequence[str] = (),
+        rule: str = "",
+        after: int = 0,
+        chunk: int = 20,
+    ) -> None:
+        if every < 1 or chunk < 1:
+            raise ValueError(f"every, chunk: must be at least 1, got {every} and {chunk}.")
+        self._every, self._chunk_size = every, chunk
+        self._tasks, self._rule = tuple(tasks), rule
+        self._components: tuple[str, ...] = ()
+        self._device = torch.device("cpu")
+        self._open, self._waiting = _Chunk(), list[_Chunk]()
+        cut_record(Path(path), after)
+        self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115
+
+    def __call__(self, step: int, alignment: Alignment) -> None:
+        """Keep this step, if it is due."""
+        if step % self._every:
+            return
+        self._components, self._device = alignment.components, alignment.gram.device
+        while self._waiting and _has_arrived(self._waiting[0]):
+            self._write(self._waiting.pop(0))
+        self._open.steps.append(step)
+        self._open.present.append(alignment.tasks)
+        self._open.copies.append({name: _to_host(getattr(alignment, name)) for name in _KEPT})
+        if len(self._open.steps) == self._chunk_size:
+            self._close_chunk()
+
+    def flush(self) -> None:
+        """Force all records to the disk; waits for the device."""
+        if self._open.steps:
+            self._close_chunk()
+        while self._waiting:
+            chunk = self._waiting.pop(0)
+            if chunk.arrival is not None:
+                chunk.arrival.synchronize()
+            self._write(chunk)
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        if not self._file.closed:
+            self.flush()
+            self._file.close()
+
+    def _close_chunk(self) -> None:
+        if self._device.type == "cuda":
+            self._open.arrival = torch.cuda.Event()
+            self._open.arrival.record(torch.cuda.current_stream(self._device))
+        self._waiting.append(self._open)
+        self._open = _Chunk()
+
+    def _write(self, chunk: _Chunk) -> None:
+        seen = (task for present in chunk.present for task in present)
+        self._tasks = tuple(dict.fromkeys([*self._tasks, *seen]))
+        names = {"tasks": self._tasks, "components": self._components, "rule": self._rule}
+        append_chunk(
+            self._file,
+            {name: np.array(value, dtype=np.str_) for name, value in names.items()}
+            | _to_arrays(chunk, self._tasks, len(self._components)),
+        )
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _to_host(values: Tensor) -> Tensor:
+    """A copy in host memory; from CUDA it is under way, into pinned memory."""
+    return values.detach().to("cpu", non_blocking=values.is_cuda, copy=True)
+
+
+def _has_arrived(chunk: _Chunk) -> bool:
+    return chunk.arrival is None or chunk.arrival.query()
+
+
+def _to_arrays(chunk: _Chunk, tasks: tuple[str, ...], num_components: int) -> dict[str, Any]:
+    """The chunk's records over all tasks; absent ones have zero gradients until the last moment."""
+    num_records, num_tasks = len(chunk.steps), len(tasks)
+    triples = (num_records, num_components, num_tasks)
+    gram = torch.zeros(*triples, num_tasks, dtype=torch.float64)
+    weights = torch.zeros(triples, dtype=torch.float64)
+    target = torch.full_like(gram, torch.nan)
+    active = torch.zeros(gram.shape, dtype=torch.bool)
+    is_present = torch.zeros(num_records, 1, num_tasks, dtype=torch.bool)
+    for record, (names, copies) in enumerate(zip(chunk.present, chunk.copies, strict=True)):
+        own = torch.tensor([tasks.index(name) for name in names])
+        for whole, name in ((gram, "gram"), (target, "target"), (active, "active")):
+            whole[record, :, own[:, None], own] = copies[name].to(whole.dtype)
+        weights[record, :, own] = copies["weights"].double()
+        is_present[record, :, own] = True
+    norms = geometry.norms(gram)
+    is_zero = norms == 0
+    unknown = is_zero[..., None] | is_zero[..., None, :]
+    similarity = geometry.cosine(gram).masked_fill(unknown, torch.nan)
+    found = {
+        "similarity": similarity.half(),
+        "target": target.masked_fill(unknown, torch.nan).half(),
+        "active": active,
+        "weights": weights.masked_fill(~is_present, torch.nan).float(),
+        "norms": norms.masked_fill(~is_present, torch.nan).float(),
+        "update_cosine": geometry.update_cosine(gram, weights).float(),
+        "update_ratio": geometry.update_ratio(gram, weights).float(),
+    }
+    arrays = {name: values.numpy() for name, values in found.items()}
+    return {"steps": np.array(chunk.steps, dtype=np.int64), **arrays}

@@ -1,0 +1,208 @@
+"""What the drawings of the page show, ready for JSON."""
+
+# S steps, K components, T tasks, P pairs
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.cluster import hierarchy
+
+from gradvac.analysis import statistics, views
+from gradvac.analysis.record import Record
+from gradvac.analysis.report._packing import pack, rounded
+from gradvac.analysis.run import Run
+from gradvac.analysis.similarities import Similarities, mean_where_known
+
+Values = NDArray[np.float32]
+
+MAX_PACKED = 6_000_000  # characters of packed arrays in a page; plotly itself takes 4.8 million
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something that every pair of tasks has: its similarity, its target, ...
+
+    Attributes:
+        key: Name in the page's controls.
+        values: `[S, K, T, T]`.
+        steps: `[S]`.
+        symmetric: Whether (i, j) is (j, i), so that half of the values will do.
+    """
+
+    key: str
+    values: Values
+    steps: NDArray[np.int64]
+    symmetric: bool = True
+
+    def packed(self, stride: int) -> dict[str, Any]:
+        """Every `stride`-th step and the last, as the page reads it."""
+        kept = np.unique(np.append(np.arange(0, len(self.steps), stride), len(self.steps) - 1))
+        values, num_tasks = self.values[kept], self.values.shape[-1]
+        rows, columns = np.tril_indices(num_tasks, -1 if self.symmetric else num_tasks)
+        pairs = values[:, :, rows, columns]
+        return {
+            "key": self.key,
+            "steps": self.steps[kept].tolist(),
+            "shape": list(pairs.shape),
+            "symmetric": self.symmetric,
+            "limit": _limit(self.values),
+            "packed": pack(pairs),
+        }
+
+
+def payload(runs: Sequence[Run]) -> dict[str, Any]:
+    """Everything the scripts of the page need, for all runs."""
+    stride = 1
+    while True:
+        described = [_describe(run, stride) for run in runs]
+        size = sum(
+            len(quantity["packed"])
+            for run in described
+            for source in run["sources"]
+            for quantity in source["quantities"]
+        )
+        longest = max((len(s.steps) for run in runs for s in views.sources(run).values()), default=0)
+        if size <= MAX_PACKED or stride >= longest:
+            return {"runs": described, "stride": stride}
+        # Halving the steps nearly halves the text.
+        stride *= 2 ** max(1, int(np.log2(size / MAX_PACKED)))
+
+
+def _describe(run: Run, stride: int) -> dict[str, Any]:
+    sources = views.sources(run)
+    main = views.main_source(run)
+    return {
+        "name": run.name,
+        "sources": [_source(name, s, run, stride) for name, s in sources.items()],
+        "layers": [] if main is None else _layers(main),
+        "difference": None if main is None else _difference(main, run),
+        "tree": None if main is None else _tree(main, run),
+        "rule": None if run.record is None else _rule(run.record),
+        "metrics": _metrics(run.metrics),
+    }
+
+
+def _source(name: str, similarities: Similarities, run: Run, stride: int) -> dict[str, Any]:
+    mean = mean_where_known(similarities.values, axis=(0, 1))
+    order, blocks = views.order_by_family(mean, similarities.tasks, run.families)
+    quantities = [Quantity("similarity", similarities.values, similarities.steps)]
+    if similarities.corrected is not None:
+        corrected = similarities.corrected
+        quantities.append(Quantity("corrected for noise", corrected, similarities.steps))
+    if similarities.lines == "training" and run.record is not None:
+        quantities += _rule_quantities(run.record)
+    return {
+        "name": name,
+        "tasks": list(similarities.tasks),
+        "labels": views.labels(similarities.tasks),
+        "families": [run.families.get(task, "") for task in similarities.tasks],
+        "order": order,
+        "blocks": [[block.family, block.start, block.stop] for block in blocks],
+        "components": list(similarities.components),
+        "sides": [statistics.side_of(name) for name in similarities.components],
+        "quantities": [quantity.packed(stride) for quantity in quantities],
+    }
+
+
+def _rule_quantities(record: Record) -> list[Quantity]:
+    """Targets, and how often a pair was active, where the rule has them."""
+    found = []
+    if not np.isnan(record.target).all():
+        found.append(Quantity("target", record.target, record.steps, symmetric=False))
+    if record.active.any():
+        known = np.where(np.isnan(record.similarity), np.nan, record.active)
+        share = mean_where_known(known, axis=0)[None]  # one "step": the whole of training
+        found.append(Quantity("share of steps active", share, record.steps[-1:], symmetric=False))
+    return found
+
+
+def _limit(values: Values) -> float:
+    """Where colours end: nearly all pairs lie within, and outliers do not pale the rest."""
+    others = values[..., ~np.eye(values.shape[-1], dtype=bool)]
+    sizes = np.abs(others[~np.isnan(others)])
+    return round(float(np.quantile(sizes, 0.995)), 3) if sizes.size else 1.0
+
+
+def _layers(main: Similarities) -> list[dict[str, Any]]:
+    return [
+        {"side": side, "layers": [layer for layer, _ in points], "means": rounded([m for _, m in points])}
+        for side, points in statistics.by_layer(main).items()
+        if points
+    ]
+
+
+def _difference(main: Similarities, run: Run) -> dict[str, Any] | None:
+    if views.sides_of(main) != views.SIDES or len(main.tasks) < 2:
+        return None
+    matrix = statistics.encoder_minus_decoder(main)
+    order, blocks = views.order_by_family(
+        mean_where_known(main.values, axis=(0, 1)), main.tasks, run.families
+    )
+    labels = views.labels(main.tasks)
+    return {
+        "labels": [labels[i] for i in order],
+        "tasks": [main.tasks[i] for i in order],
+        "blocks": [[block.family, block.start, block.stop] for block in blocks],
+        "values": rounded(matrix[np.ix_(order, order)]),
+    }
+
+
+def _tree(main: Similarities, run: Run) -> dict[str, Any] | None:
+    if len(main.tasks) < 3:
+        return None
+    drawn = hierarchy.dendrogram(
+        statistics.dendrogram(mean_where_known(main.values, axis=(0, 1))), no_plot=True
+    )
+    labels = views.labels(main.tasks)
+    return {
+        # SciPy puts leaf n at 5 + 10 n.
+        "places": (np.array(drawn["icoord"]) / 10 - 0.5).tolist(),
+        "heights": rounded(drawn["dcoord"]),
+        "labels": [labels[i] for i in drawn["leaves"]],
+        "families": [run.families.get(main.tasks[i], "") for i in drawn["leaves"]],
+    }
+
+
+def _rule(record: Record) -> dict[str, Any]:
+    others = ~np.eye(len(record.tasks), dtype=bool)
+    known = ~np.isnan(record.similarity[..., others])
+    return {
+        "name": record.rule,
+        "steps": record.steps.tolist(),
+        "active": statistics.active_counts(record).tolist(),
+        "conflicts": statistics.conflict_counts(record).tolist(),
+        "pairs": known.sum(axis=(1, 2)).tolist(),
+        "similarity": rounded(_over_pairs(record.similarity)),
+        "target": rounded(_over_pairs(record.target)),
+        "cosine": _band(record.update_cosine),
+        "ratio": _band(record.update_ratio),
+    }
+
+
+def _over_pairs(values: Values) -> Values:
+    """Mean over components and pairs of different tasks, `[S]`."""
+    return mean_where_known(statistics.mean_of_pairs(values), axis=1)
+
+
+def _band(values: Values) -> dict[str, Any]:
+    """Mean, smallest and largest over components, by step."""
+    known = ~np.isnan(values)
+    least = np.where(known, values, np.inf).min(axis=1)
+    most = np.where(known, values, -np.inf).max(axis=1)
+    mean = mean_where_known(values, axis=1)
+    return {"mean": rounded(mean, 6), "least": rounded(least, 6), "most": rounded(most, 6)}
+
+
+def _metrics(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Each logged value over steps."""
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for entry in metrics:
+        for name, value in entry.items():
+            if name != "step" and isinstance(value, int | float):
+                steps, values = found.setdefault(name, ([], []))
+                steps.append(int(entry["step"]))
+                values.append(float(f"{value:.6g}"))
+    return {name: {"steps": steps, "values": values} for name, (steps, values) in found.items()}

@@ -1,0 +1,34 @@
+"""Which settings differ between runs."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradvac.analysis.run import Run
+
+
+def changed_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Settings that are not the same in all runs: name, and the value in each run."""
+    if len(runs) < 2:
+        return []
+    flat = [_flat(_parsed(run.settings)) for run in runs]
+    names = dict.fromkeys(name for one in flat for name in one)
+    rows = [(name, [one.get(name, "") for one in flat]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def _parsed(settings: str) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(settings)
+    except tomllib.TOMLDecodeError:
+        return {}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = str(value)
+    return found

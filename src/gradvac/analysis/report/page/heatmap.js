@@ -1,0 +1,131 @@
+"use strict";
+// The heat maps of similarity, one for each run, under one set of controls.
+
+const $ = (id) => document.getElementById(id);
+
+function unique(values) {
+  return [...new Set(values)];
+}
+
+function fill(select, groups, keep) {
+  const before = keep === undefined ? select.value : keep;
+  select.replaceChildren();
+  for (const [name, options] of groups) {
+    const parent = name ? select.appendChild(Object.assign(document.createElement("optgroup"), { label: name })) : select;
+    for (const value of options) parent.append(new Option(value, value));
+  }
+  const values = [...select.options].map((option) => option.value);
+  if (values.includes(before)) select.value = before;
+}
+
+// What the controls say, for one run: null where the run has nothing of the kind.
+function viewOf(run) {
+  const source = run.sources.find((candidate) => candidate.name === $("source").value);
+  const quantity = source && source.quantities.find((candidate) => candidate.key === $("quantity").value);
+  if (!quantity) return null;
+  const components = chosenComponents(source, $("component").value);
+  return components.length ? { source, quantity, components } : null;
+}
+
+class HeatMaps {
+  constructor(runs, follow) {
+    this.runs = runs;
+    this.follow = follow;
+    this.listeners = [];
+    const sources = runs.flatMap((run) => run.sources);
+    fill($("source"), [["", unique(sources.map((source) => source.name))]]);
+    for (const id of ["source", "quantity", "component", "order", "stretch"]) {
+      $(id).addEventListener("change", () => this.refresh());
+    }
+    $("mean").addEventListener("change", () => this.refresh());
+    $("step").addEventListener("input", () => { $("mean").checked = false; this.refresh(); });
+    $("view").addEventListener("submit", (event) => event.preventDefault());
+    this.refresh();
+    runs.forEach((run, n) => drawings.set(`heat-${n}`, () => this.draw(n)));
+  }
+
+  refresh() {
+    const sources = this.runs.flatMap((run) => run.sources).filter((source) => source.name === $("source").value);
+    fill($("quantity"), [["", unique(sources.flatMap((source) => source.quantities.map((q) => q.key)))]]);
+    const sides = new Set(sources.flatMap((source) => source.sides));
+    const averages = Object.keys(AVERAGES).filter((name) => AVERAGES[name] === null || (sides.has(AVERAGES[name]) && sides.size > 1));
+    const single = unique(sources.flatMap((source) => source.components)).filter((name) => !averages.includes(name));
+    fill($("component"), [["averages", averages], ["components", single]]);
+    const quantities = this.runs.map(viewOf).filter(Boolean).map((view) => view.quantity);
+    const steps = unique(quantities.flatMap((quantity) => quantity.steps)).sort((a, b) => a - b);
+    const moved = this.steps && this.steps.length !== steps.length;
+    this.steps = steps;
+    $("step").max = Math.max(0, steps.length - 1);
+    if (moved || this.first === undefined) $("step").value = $("step").max;
+    this.first = false;
+    $("step").disabled = steps.length < 2;
+    const shown = $("mean").checked ? `${steps.length.toLocaleString("en")} steps` : `step ${this.step().toLocaleString("en")}`;
+    $("step-shown").textContent = shown;
+    $("step").setAttribute("aria-valuetext", shown);
+    this.runs.forEach((run, n) => this.draw(n));
+    this.listeners.forEach((listen) => listen());
+  }
+
+  step() {
+    return this.steps[Number($("step").value)] ?? 0;
+  }
+
+  draw(n) {
+    const view = viewOf(this.runs[n]);
+    $(`heat-note-${n}`).textContent = "";
+    $(`extremes-${n}`).textContent = "";
+    if (!view) {
+      sayInstead(`heat-${n}`, "This run has nothing of the kind; choose another source or component.");
+      return;
+    }
+    const { source, quantity, components } = view, size = source.tasks.length;
+    const position = nearest(quantity.steps, this.step());
+    const steps = $("mean").checked ? range(quantity.steps.length) : [position];
+    const pairs = meanPairs(quantity, components, steps);
+    const byFamily = $("order").value === "family";
+    const order = byFamily ? source.order : range(size);
+    const at = (i, j) => {
+      const value = i === j ? NaN : pairs[pairIndex(quantity, i, j, size)];
+      return Number.isNaN(value) ? null : value;
+    };
+    const values = order.map((i) => order.map((j) => at(i, j)));
+    const sizes = values.flat().filter((value) => value !== null).map(Math.abs);
+    if (!sizes.length) {
+      sayInstead(`heat-${n}`, "Nothing is known here: no two tasks were seen together.");
+      return;
+    }
+    const common = Math.max(...this.runs.map(viewOf).filter(Boolean).map((other) => other.quantity.limit));
+    const limit = ($("stretch").checked ? Math.max(...sizes) : common) || 1;
+    const when = $("mean").checked ? "mean of all steps" : `step ${quantity.steps[position].toLocaleString("en")}`;
+    $(`heat-note-${n}`).textContent = `${quantity.key}, ${$("component").value}, ${when}`;
+    drawMatrix(`heat-${n}`, {
+      values, limit, labels: order.map((i) => source.labels[i]), tasks: order.map((i) => source.tasks[i]),
+      blocks: byFamily ? source.blocks : [], what: quantity.key,
+    });
+    this.listen(n, order, source);
+    this.sayExtremes(n, at, source, quantity.symmetric);
+  }
+
+  listen(n, order, source) {
+    const element = $(`heat-${n}`);
+    element.removeAllListeners("plotly_click");
+    element.on("plotly_click", (event) => {
+      const { x, y } = event.points[0];
+      if (x !== y) this.follow(source.tasks[order[y]], source.tasks[order[x]]);
+    });
+  }
+
+  sayExtremes(n, at, source, symmetric) {
+    const found = [];
+    range(source.tasks.length).forEach((i) => range(symmetric ? i : source.tasks.length).forEach((j) => {
+      if (at(i, j) !== null) found.push([at(i, j), `${source.labels[j]} and ${source.labels[i]}`]);
+    }));
+    found.sort((a, b) => b[0] - a[0]);
+    const few = Math.min(3, Math.floor(found.length / 2));
+    const list = (items) => items.map(([value, name]) => `${name} ${value.toFixed(2)}`).join(", ");
+    const element = $(`extremes-${n}`);
+    if (!few) return;
+    element.append(Object.assign(document.createElement("b"), { textContent: "Highest " }), `${list(found.slice(0, few))}. `,
+      Object.assign(document.createElement("b"), { textContent: "Lowest " }), `${list(found.slice(-few).reverse())}.`);
+  }
+}

@@ -1,0 +1,208 @@
+"""Similarities: cosines between task gradients, with the names and steps they belong to.
+
+`RUN/similarity.npz` holds those measured on an aligned set, for `numpy.load`: `tasks`, `steps`,
+`about` (how they were measured), and for every granularity G `G.components`, and for every kind of
+lines L `G.L.values`, `G.L.reliability`, `G.L.corrected`.
+"""
+
+# S steps, K components, T tasks
+
+import os
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+SIMILARITY = "similarity.npz"
+LINES = ("same", "different", "training")
+_OPTIONAL = ("reliability", "corrected")
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """Cosines of task gradients at some steps of one model.
+
+    Attributes:
+        tasks: Task names.
+        components: Component names.
+        steps: int64 `[S]`, the steps the model was looked at.
+        values: float32 `[S, K, T, T]`, cosines; NaN where a task was absent or had no gradient.
+        reliability: `[S, K, T]`, cosine of a task's gradients on two halves of its batches; None
+            for what was recorded in training.
+        corrected: `[S, K, T, T]`, cos / sqrt(self_i self_j) of half against half: what the cosine
+            would be without sampling noise. NaN where a reliability is not positive; values
+            beyond 1 are noise of the estimate and are kept.
+        lines: "same" or "different" lines of an aligned set, or "training".
+        granularity: How parameters were divided into components.
+    """
+
+    tasks: tuple[str, ...]
+    components: tuple[str, ...]
+    steps: NDArray[np.int64]
+    values: Floats
+    reliability: Floats | None = None
+    corrected: Floats | None = None
+    lines: str = "same"
+    granularity: str = "all_layer"
+
+    def __post_init__(self) -> None:
+        num_steps, num_components, num_tasks = self.shape
+        expected = {
+            "steps": (num_steps,),
+            "values": (num_steps, num_components, num_tasks, num_tasks),
+            "reliability": (num_steps, num_components, num_tasks),
+            "corrected": (num_steps, num_components, num_tasks, num_tasks),
+        }
+        for name, shape in expected.items():
+            array = getattr(self, name)
+            if array is not None and array.shape != shape:
+                raise ValueError(f"{name}: must have shape {shape}, got {array.shape}.")
+        if self.lines not in LINES:
+            raise ValueError(f"lines: must be one of {LINES}, got {self.lines!r}.")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Number of steps, components and tasks."""
+        return len(self.steps), len(self.components), len(self.tasks)
+
+    def select(
+        self,
+        *,
+        tasks: Sequence[str] | None = None,
+        components: Sequence[str] | None = None,
+        steps: Sequence[int] | None = None,
+    ) -> "Similarities":
+        """The part with these names and steps, in the order given; None: all."""
+        t = _positions("tasks", tasks, self.tasks)
+        k = _positions("components", components, self.components)
+        s = _positions("steps", steps, tuple(self.steps.tolist()))
+
+        def pairs(array: Floats | None) -> Floats | None:
+            return None if array is None else array[np.ix_(s, k, t, t)]
+
+        return replace(
+            self,
+            tasks=tuple(self.tasks[i] for i in t),
+            components=tuple(self.components[i] for i in k),
+            steps=self.steps[s],
+            values=self.values[np.ix_(s, k, t, t)],
+            reliability=None if self.reliability is None else self.reliability[np.ix_(s, k, t)],
+            corrected=pairs(self.corrected),
+        )
+
+    def mean_over_steps(self) -> Floats:
+        """Mean of the cosines over the steps where they exist, `[K, T, T]`."""
+        return mean_where_known(self.values, axis=0)
+
+
+def mean_where_known(values: NDArray[np.floating], axis: int | tuple[int, ...]) -> Floats:
+    """Mean over `axis` of what is not NaN; NaN where nothing is known."""
+    known = ~np.isnan(values)
+    count = known.sum(axis=axis)
+    total = np.where(known, values, 0.0).sum(axis=axis, dtype=np.float64)
+    mean = np.divide(total, count, out=np.full(np.shape(total), np.nan), where=count > 0)
+    return np.asarray(mean, dtype=np.float32)
+
+
+def concatenate(parts: Sequence[Similarities]) -> Similarities:
+    """Put steps together, in order; a step that comes again replaces the one before.
+
+    Raises:
+        ValueError: They are of different tasks, components or lines.
+    """
+    first = parts[0]
+    for part in parts[1:]:
+        for name in ("tasks", "components", "lines", "granularity"):
+            if getattr(part, name) != getattr(first, name):
+                raise ValueError(
+                    f"{name}: cannot put together similarities of {getattr(first, name)} and of "
+                    f"{getattr(part, name)}."
+                )
+    steps = np.concatenate([part.steps for part in parts])
+    last = {step: position for position, step in enumerate(steps.tolist())}
+    order = [last[step] for step in sorted(last)]
+
+    def joined(name: str) -> Floats | None:
+        arrays = [getattr(part, name) for part in parts]
+        if any(array is None for array in arrays):
+            return None
+        return np.asarray(np.concatenate(arrays)[order], dtype=np.float32)
+
+    values = joined("values")
+    assert values is not None
+    return replace(
+        first,
+        steps=steps[order],
+        values=values,
+        reliability=joined("reliability"),
+        corrected=joined("corrected"),
+    )
+
+
+def save_similarities(path: Path, measured: Sequence[Similarities], about: str = "") -> None:
+    """Write measured similarities of the same tasks and steps, whole or not at all."""
+    first = measured[0]
+    arrays = {"tasks": np.array(first.tasks), "steps": first.steps, "about": np.array(about)}
+    for one in measured:
+        if one.tasks != first.tasks or not np.array_equal(one.steps, first.steps):
+            raise ValueError("measured: must all be of the same tasks and steps.")
+        arrays[f"{one.granularity}.components"] = np.array(one.components)
+        for name in ("values", *_OPTIONAL):
+            if getattr(one, name) is not None:
+                arrays[f"{one.granularity}.{one.lines}.{name}"] = getattr(one, name)
+    temporary = path.with_name(f".writing-{path.name}")
+    with temporary.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+    os.replace(temporary, path)
+
+
+def load_similarities(path: Path) -> tuple[tuple[Similarities, ...], str]:
+    """Read what `save_similarities` wrote: the similarities, and what they are about."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        tasks, steps = tuple(arrays["tasks"].tolist()), arrays["steps"]
+        found = []
+        for name in arrays:
+            granularity, lines, what = [*name.rsplit(".", 2), "", ""][:3]
+            if what != "values":
+                continue
+            prefix = f"{granularity}.{lines}"
+            optional = {key: arrays.get(f"{prefix}.{key}") for key in _OPTIONAL}
+            components = tuple(arrays[f"{granularity}.components"].tolist())
+            found.append(
+                Similarities(
+                    tasks,
+                    components,
+                    steps,
+                    arrays[name],
+                    lines=lines,
+                    granularity=granularity,
+                    **optional,
+                )
+            )
+        return tuple(found), str(arrays["about"])
+    except (KeyError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path}: holds no similarities, or is damaged ({error}); remove it and measure again."
+        ) from error
+
+
+def _positions(
+    name: str,
+    wanted: Sequence[str] | Sequence[int] | None,
+    known: tuple[str, ...] | tuple[int, ...],
+) -> list[int]:
+    if wanted is None:
+        return list(range(len(known)))
+    where = {value: position for position, value in enumerate(known)}
+    missing = [value for value in wanted if value not in where]
+    if missing:
+        some = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
+        raise ValueError(f"{name}: there is no {missing[0]!r}; there are {some}.")
+    return [where[value] for value in wanted]

@@ -1,0 +1,145 @@
+"""What figures and report show of a run: which similarities, in which order, under which names."""
+
+# S steps, K components, T tasks
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradvac.analysis import statistics
+from gradvac.analysis.run import Run
+from gradvac.analysis.similarities import Similarities
+
+Matrix = NDArray[np.floating]
+
+SIDES = ("encoder", "decoder")
+MODEL = "model"
+TO_ENGLISH, FROM_ENGLISH = "xx-en", "en-xx"
+_PIVOT = "en"
+_WHERE = {
+    "same": "aligned set, same lines",
+    "different": "aligned set, different lines",
+    "training": "batches of training",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """Neighbouring rows of one family: rows `start` to `stop - 1`."""
+
+    family: str
+    start: int
+    stop: int
+
+
+def sources(run: Run) -> dict[str, Similarities]:
+    """All similarities of a run by a readable name; the one to show first comes first.
+
+    What was measured on an aligned set comes before what was recorded in training, for it compares
+    all tasks on the same sentences; the finest division into components comes first.
+    """
+    preference = ("all_layer", "all_matrix", "enc_dec", "whole_model")
+
+    def rank(found: Similarities) -> tuple[bool, int, int]:
+        known = found.granularity in preference
+        granularity = preference.index(found.granularity) if known else len(preference)
+        return found.lines != "same", granularity, -len(found.components)
+
+    named = {}
+    for found in sorted(run.measured, key=rank):
+        granularity = found.granularity.replace("_", " ")
+        named[f"{_WHERE[found.lines]}, {granularity}"] = found
+    if run.record is not None:
+        named[_WHERE["training"]] = run.record.similarities()
+    return named
+
+
+def main_source(run: Run) -> Similarities | None:
+    """The similarities to speak of first; None if a run has none."""
+    return next(iter(sources(run).values()), None)
+
+
+def sides_of(similarities: Similarities) -> tuple[str, ...]:
+    """Encoder and decoder if the components have both, else the model as a whole."""
+    found = {statistics.side_of(name) for name in similarities.components}
+    return SIDES if found.issuperset(SIDES) else (MODEL,)
+
+
+def side_matrix(
+    similarities: Similarities, side: str, tasks: Sequence[str] | None = None
+) -> Matrix:
+    """Mean over steps and over the components of a side, or of the whole "model", `[T, T]`."""
+    chosen = similarities if tasks is None else similarities.select(tasks=tasks)
+    return statistics.mean_matrix(chosen, None if side == MODEL else side)
+
+
+def pair_values(matrix: Matrix) -> Matrix:
+    """The values of a symmetric matrix, each pair once and the diagonal left out."""
+    values: Matrix = matrix[np.tril_indices(len(matrix), -1)]
+    return values[~np.isnan(values)]
+
+
+def direction_of(task: str) -> str:
+    """Whether a task translates into English, out of it, or neither ("")."""
+    source, _, target = task.partition("-")
+    if target == _PIVOT and source != _PIVOT:
+        return TO_ENGLISH
+    return FROM_ENGLISH if source == _PIVOT and target else ""
+
+
+def by_direction(tasks: Sequence[str]) -> dict[str, list[str]]:
+    """Tasks by direction; one entry if there is only one."""
+    found: dict[str, list[str]] = {}
+    for task in tasks:
+        found.setdefault(direction_of(task), []).append(task)
+    return found
+
+
+def labels(tasks: Sequence[str]) -> list[str]:
+    """Short names: the language where all tasks translate in one direction, else the task."""
+    if len(by_direction(tasks)) > 1 or not direction_of(tasks[0]):
+        return list(tasks)
+    return [language_of(task) for task in tasks]
+
+
+def language_of(task: str) -> str:
+    """The language of a task that is not English: "fr" for "en-fr", "fr-en" and "fr"."""
+    source, _, target = task.partition("-")
+    return source if target in ("", _PIVOT) else target
+
+
+def order_by_family(
+    matrix: Matrix, tasks: Sequence[str], families: Mapping[str, str]
+) -> tuple[list[int], list[Block]]:
+    """An order that keeps families together and puts similar ones side by side.
+
+    Families follow the clustering of their mean similarities, tasks within a family that of their
+    own. Tasks of no known family come last.
+    """
+    members: dict[str, list[int]] = {}
+    for position, task in enumerate(tasks):
+        members.setdefault(families.get(task, ""), []).append(position)
+    unknown = members.pop("", [])
+    names = list(members)
+    means = np.array(
+        [[_mean(matrix[np.ix_(members[a], members[b])], a == b) for b in names] for a in names]
+    )
+    order: list[int] = []
+    blocks = []
+    for name in (names[i] for i in _cluster(means)):
+        own = members[name]
+        blocks.append(Block(name, len(order), len(order) + len(own)))
+        order += [own[i] for i in _cluster(matrix[np.ix_(own, own)])]
+    order += [unknown[i] for i in _cluster(matrix[np.ix_(unknown, unknown)])]
+    return order, blocks
+
+
+def _cluster(matrix: Matrix) -> list[int]:
+    return statistics.cluster_order(matrix) if len(matrix) else []
+
+
+def _mean(block: Matrix, own: bool) -> float:
+    values = pair_values(block) if own else block[~np.isnan(block)]
+    return float(values.mean()) if values.size else 0.0

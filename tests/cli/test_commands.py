@@ -1,0 +1,62 @@
+"""The surface of the command line, and the small commands."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from gradvac.cli._common import load_nmt
+
+Gradvac = Callable[..., Result]
+SURFACE = {
+    (): ["nmt", "corpus", "demo"],
+    ("nmt",): ["prepare", "train", "translate", "score"],
+    ("nmt", "prepare"): ["--help"],
+    ("nmt", "train"): ["--run", "--help"],
+    ("nmt", "translate"): ["--to", "--weights", "--device", "--window", "--help"],
+    ("nmt", "score"): ["--set", "--weights", "--device", "--json", "--help"],
+    ("corpus",): ["write"],
+    ("corpus", "write"): ["--families", "--languages", "--seed", "--help"],
+    ("demo",): ["--out", "--help"],
+}
+
+
+@pytest.mark.parametrize("command", SURFACE, ids=" ".join)
+def test_help_names_what_there_is(gradvac: Gradvac, command: tuple[str, ...]) -> None:
+    result = gradvac(*command, "--help")
+    assert result.exit_code == 0
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+    for name in SURFACE[command]:
+        assert re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown), name
+
+
+def test_corpus_write(gradvac: Gradvac, tmp_path: Path) -> None:
+    result = gradvac("corpus", "write", tmp_path / "out", "--languages", "qpl,qsm")
+    assert result.exit_code == 0
+    assert "Linawe" in result.output
+    facts = json.loads((tmp_path / "out" / "languages.json").read_text())
+    assert list(facts["languages"]) == ["qpl", "qsm"]
+    pairs = (tmp_path / "out" / "train.en-qpl.tsv").read_text().splitlines()
+    assert len(pairs) == 1500
+    assert all(line.count("\t") == 1 for line in pairs)
+
+
+def test_corpus_write_refuses_strange_folders_and_languages(
+    gradvac: Gradvac, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.txt").touch()
+    result = gradvac("corpus", "write", tmp_path, "--languages", "qpl")
+    assert result.exit_code == 1
+    assert "not empty" in result.stderr
+    result = gradvac("corpus", "write", tmp_path / "new", "--languages", "klingon")
+    assert result.exit_code == 1
+    assert "klingon" in result.stderr
+
+
+def test_named_configs_are_found() -> None:
+    assert load_nmt("demo", ["train.max_steps=7"]).train.max_steps == 7

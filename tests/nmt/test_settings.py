@@ -1,0 +1,98 @@
+"""The config: what is refused, and every config that is shipped loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradvac.corpora import RESOURCE_LEVELS, languages
+from gradvac.nmt import NmtConfig, Transformer
+from gradvac.nmt.settings import LEVELS
+from gradvac.training import ConfigError, config
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_config_loads(path: Path) -> None:
+    settings = config.load(NmtConfig, path, ["data.root=/elsewhere"])
+    assert settings.data.root == Path("/elsewhere")
+    assert settings.align.unused() == []
+
+
+def test_the_configs_of_the_paper_are_there() -> None:
+    names = {path.stem for path in CONFIGS.glob("*.toml")}
+    assert names == {
+        "demo",
+        "transformer_base",
+        "transformer_big",
+        "wmt4",
+        "massive25",
+        "tatoeba",
+        "bible",
+    }
+    paper = {code for code, real in languages.LANGUAGES.items() if real.resource_level}
+    massive = config.load(NmtConfig, CONFIGS / "massive25.toml")
+    assert set(massive.data.languages) == paper
+    big, base = (config.load(NmtConfig, CONFIGS / f"transformer_{s}.toml") for s in ("big", "base"))
+    assert set(big.data.languages) == set(languages.WMT)
+    assert big.model.dimensions().inner == 8192
+    for settings in (big, base):  # appendix B
+        optimizer = settings.optimizer
+        assert (optimizer.lr, optimizer.warmup_steps, optimizer.schedule) == (
+            1e-3,
+            30_000,
+            "inverse_sqrt",
+        )
+        assert settings.batch.tokens * optimizer.accumulation == pytest.approx(500_000, rel=0.05)
+        assert settings.data.vocabulary.size == 64_000
+    # Base and Big share what was prepared.
+    assert big.data.model_dump(include={"cleaning", "vocabulary"}) == base.data.model_dump(
+        include={"cleaning", "vocabulary"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"languages": []}, "give either languages or pairs"),
+        ({"pairs": ["fr-de"]}, "give either languages or pairs"),
+        ({"languages": [], "pairs": ["fr-fr"]}, "two different codes"),
+        ({"languages": ["xx", "xx"]}, "one is there twice"),
+        ({"languages": ["en"]}, "'en' is the pivot"),
+        ({"languages": ["zh-tw"]}, "'zh-tw' has a hyphen"),
+        ({"tasks": ["xx-en"]}, "tasks: 'xx-en' is none of en-xx, en-yy"),
+        ({"limit": {"zz": 5}}, "limit: 'zz' is none of en, en-xx, en-yy, xx, yy"),
+        ({"extra": {"dev": "x.tsv"}}, "'dev' is taken"),
+        ({"max_tokens": 400}, "batch.tokens = 300 is less than the longest sentence"),
+        ({"resource_levels": {"high": 5, "medium": 6, "low": 1}}, "must fall"),
+    ],
+)
+def test_contradictions_are_refused(
+    toy_config: Callable[..., NmtConfig], data: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        toy_config(data=data)
+
+
+def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text('[data]\nprepared = "p"\nlanguage = ["fr"]\ntrain = "t"\ndev = "d"\n')
+    with pytest.raises(ConfigError, match=r"data\.language: unknown key; did you mean 'languages'"):
+        config.load(NmtConfig, path)
+
+
+def test_levels_are_those_of_the_language_table() -> None:
+    assert LEVELS == RESOURCE_LEVELS
+
+
+def test_a_run_remembers_its_config(toy_config: Callable[..., NmtConfig], tmp_path: Path) -> None:
+    settings = toy_config(model={"width": 32})
+    (tmp_path / "x.toml").write_text(config.dump(settings))
+    assert config.load(NmtConfig, tmp_path / "x.toml") == settings
+    model = settings.model.build(300)
+    assert isinstance(model, Transformer)
+    assert model.embedding.weight.shape == (300, 32)
