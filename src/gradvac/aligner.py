@@ -3,6 +3,7 @@
 # K components, T tasks, B rows
 
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
@@ -124,6 +125,8 @@ class Aligner:
         try:
             self._one_backward = OneBackward(self._model, self.components, self.tasks, **options)
             self._why = "every module is supported"
+            # Whoever lets go of an aligner finds the model as it was, ready for another.
+            weakref.finalize(self, self._one_backward.detach).atexit = False
         except ValueError as reason:
             if self._asked == "one_backward":
                 raise

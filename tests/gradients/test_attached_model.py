@@ -1,6 +1,7 @@
 """An attached model is the model it was: in evaluation, for plain training, copied or pickled."""
 
 import copy
+import gc
 import inspect
 import pickle
 from pathlib import Path
@@ -47,7 +48,7 @@ def is_attached(root: Tensor) -> bool:
 def test_plain_backward(name: str) -> None:
     case = made(name)
     plain, model = copy.deepcopy(case.model), copy.deepcopy(case.model)
-    attach(model)
+    _aligner = attach(model)
     plain_backward(losses_of(case, plain))
     plain_backward(losses_of(case, model))
     assert_same_gradients(model, plain, 1e-9)
@@ -79,7 +80,7 @@ def test_evaluation_is_untouched(name: str) -> None:
 
 def test_evaluation_adds_no_function(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(Block(HandWrittenNorm()), nn.Linear(D, 2))
-    attach(model)
+    _aligner = attach(model)
     x = torch.randn(B, S, D)
     assert {"LinearTasksBackward", "_FallbackTasksBackward"} <= function_names(model(x).sum())
 
@@ -107,7 +108,7 @@ def test_names_and_classes_stay(name: str) -> None:
     model = copy.deepcopy(made(name).model)
     keys, classes = list(model.state_dict()), [type(m) for m in model.modules()]
     signature = inspect.signature(model.forward)
-    attach(model)
+    _aligner = attach(model)
     assert list(model.state_dict()) == keys
     assert [type(m) for m in model.modules()] == classes
     assert inspect.signature(model.forward) == signature
@@ -199,7 +200,7 @@ def test_generation() -> None:
     prompt = torch.randint(3, 17, (B, 3))
     kwargs: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 2}
     expected = model.generate(prompt, **kwargs)
-    attach(model)
+    _aligner = attach(model)
     assert torch.equal(model.generate(prompt, **kwargs), expected)
 
 
@@ -219,13 +220,26 @@ def test_a_model_serves_one_aligner_at_a_time() -> None:
     with pytest.raises(ValueError, match=r"attached to another Aligner; call its detach\(\)"):
         attach(model)
     aligner.detach()
-    attach(model)
+    another = attach(model)
+    with pytest.raises(ValueError, match="this Aligner was detached"):
+        aligner.backward(distance(model(torch.randn(B, D))), ROWS)
+    another.backward(distance(model(torch.randn(B, D))), ROWS)
+
+
+def test_a_forgotten_aligner_leaves_the_model() -> None:
+    model = Block()
+    before = traces(model)
+    aligner = attach(model)
+    aligner.backward(distance(model(torch.randn(B, D))), ROWS)
+    del aligner
+    gc.collect()
+    assert traces(model) == before
 
 
 def test_second_derivatives_are_refused() -> None:
     """A gradient penalty would silently miss a part."""
     model = Block()
-    attach(model)
+    _aligner = attach(model)
     x = torch.randn(B, D, requires_grad=True)
     (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):

@@ -76,7 +76,7 @@ def test_detached_model_compiles_whole() -> None:
 
 def test_one_graph_is_refused_by_torch() -> None:
     model = model_of_every_kind()
-    attach(model)
+    _aligner = attach(model)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.compiler\.disable"):
         compiled(torch.randint(0, V, (B, S)))

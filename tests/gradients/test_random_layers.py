@@ -111,7 +111,7 @@ def test_equals_per_task_with_the_same_draws(factory: Any, recompute: bool) -> N
 def test_plain_backward_with_dropout() -> None:
     model = attention().double()
     plain = copy.deepcopy(model)
-    attach(model)
+    _aligner = attach(model)
     x = torch.randn(B, S, D, dtype=torch.float64)
     for each in (model, plain):
         torch.manual_seed(1)

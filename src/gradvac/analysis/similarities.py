@@ -164,7 +164,7 @@ def save_similarities(path: Path, measured: Sequence[Similarities], about: str =
 def load_similarities(path: Path) -> tuple[tuple[Similarities, ...], str]:
     """Read what `save_similarities` wrote: the similarities, and what they are about."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         tasks, steps = tuple(arrays["tasks"].tolist()), arrays["steps"]
         found = []

@@ -75,6 +75,15 @@ def side_matrix(
     return statistics.mean_matrix(chosen, None if side == MODEL else side)
 
 
+def by_layer(similarities: Similarities) -> dict[str, list[tuple[int, float]]]:
+    """`statistics.by_layer` without what is unknown."""
+    known = {
+        side: [(layer, mean) for layer, mean in points if not np.isnan(mean)]
+        for side, points in statistics.by_layer(similarities).items()
+    }
+    return {side: points for side, points in known.items() if points}
+
+
 def pair_values(matrix: Matrix) -> Matrix:
     """The values of a symmetric matrix, each pair once and the diagonal left out."""
     values: Matrix = matrix[np.tril_indices(len(matrix), -1)]

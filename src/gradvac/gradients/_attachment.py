@@ -66,6 +66,11 @@ class Attachment:
         for parameter in ledger.component_of:
             self._undo.append(parameter.register_hook(self._leak_hook(parameter)).remove)
 
+    @property
+    def holds(self) -> bool:
+        """Whether the model is still attached."""
+        return bool(self._undo)
+
     def detach(self) -> None:
         """Leave the model as it was."""
         for undo in reversed(self._undo):

@@ -38,7 +38,8 @@ def gram(gradients: Tensor) -> Tensor:
     fits = size > _SMALL and gradients.dtype != torch.float64
     if kernels is None or not fits or num_tasks > kernels.MOST_TASKS:
         return gram_reference(gradients)
-    return kernels.gram(gradients)
+    total: Tensor = kernels.gram(gradients)
+    return total
 
 
 def gram_reference(gradients: Tensor) -> Tensor:

@@ -185,6 +185,8 @@ class OneBackward:
         self._refuse_leaks()
 
     def _open(self, batch: Batch, present: tuple[int, ...], weigh: Weigh | None) -> None:
+        if not self._attachment.holds:
+            raise ValueError("engine: this Aligner was detached from its model; make another one.")
         refusal = self._forward.refusal
         if refusal is not None:
             self._forward.clear()  # of this forward; the next may be right
@@ -195,7 +197,7 @@ class OneBackward:
                 return rows.resolve(self._tasks, present, batch.device)
             return self._rows_of_losses(batch, present)
 
-        self.ledger.streaming = not self._accumulated and not self._holds_reentrant(batch)
+        self.ledger.streaming = not self._holds_reentrant(batch)
         self.ledger.open(weigh, len(present), resolve)
 
     def _refuse_leaks(self) -> None:

@@ -22,7 +22,6 @@ from gradvac.training import AlignConfig, Display
 
 DICTIONARY, JOINT, GRADVAC = "dictionary", "joint", "gradvac"
 _SIGNIFICANT = 0.05
-_NUM_SAMPLES = 2  # sentences shown of a language
 
 Lines = Mapping[str, list[str]]  # by task
 
@@ -99,17 +98,17 @@ def _look_up(corpus: corpora.Corpus, sources: Lines) -> dict[str, list[str]]:
 
 def _show_languages(corpus: corpora.Corpus, prepared: Prepared, console: Console) -> None:
     console.print(
-        "English into constructed languages with a known family tree. Two of a branch are siblings;"
+        "English into constructed languages with a known family tree. Two of a branch are siblings:"
         " the small one can learn from the big one."
     )
     shown = Table()
-    for column in ("code", "name", "family", "branch", "script"):
+    for column in ("code", "name", "family", "branch", "script", "level"):
         shown.add_column(column)
-    shown.add_column("training pairs", justify="right")
+    shown.add_column("pairs", justify="right")
     for code, language in corpus.languages.items():
         size = prepared.sizes[TRAIN][f"{corpora.PIVOT}-{code}"]
         facts = (language.name, language.family, language.branch, language.script)
-        shown.add_row(code, *facts, f"{size:,}")
+        shown.add_row(code, *facts, language.resource_level.replace("_", " "), f"{size:,}")
     console.print(shown)
     console.print(f"One vocabulary of {len(prepared.vocabulary):,} pieces for all.")
 
@@ -122,15 +121,12 @@ def _show_samples(
     console: Console,
 ) -> None:
     shown = Table(show_header=False, box=None, padding=(0, 1))
-    for task in sources:
-        name = corpus.languages[_target(task)].name
-        for number in range(_NUM_SAMPLES):
-            shown.add_row("English", sources[task][number])
-            shown.add_row(f"{name}, right", references[task][number])
-            for system, lines in said.items():
-                shown.add_row(f"{name}, {system}", lines[task][number])
-            shown.add_section()
-            shown.add_row()
+    for number, task in enumerate(sources):  # another sentence for every language
+        shown.add_row("English", sources[task][number])
+        shown.add_row(corpus.languages[_target(task)].name, references[task][number])
+        for system, lines in said.items():
+            shown.add_row(f"  {system}", lines[task][number])
+        shown.add_row()
     console.print(shown)
 
 
@@ -138,38 +134,32 @@ def _show_scores(
     corpus: corpora.Corpus, result: DemoResult, num_lines: int, console: Console
 ) -> None:
     shown = Table()
-    shown.add_column("language")
-    shown.add_column("level")
-    for column in (DICTIONARY, JOINT, GRADVAC, "difference"):
+    shown.add_column("BLEU")
+    for column in (DICTIONARY, JOINT, GRADVAC, "change", "p"):
         shown.add_column(column, justify="right")
     shown.add_column("joint or gradvac?")
     for task, p_value in result.p_values.items():
-        language = corpus.languages[_target(task)]
         scores = [result.bleu[name][task] for name in (DICTIONARY, JOINT, GRADVAC)]
-        difference = scores[2] - scores[1]
-        cells = [f"{score:.1f}" for score in scores]
-        level = language.resource_level.replace("_", " ")
-        shown.add_row(
-            language.name, level, *cells, f"{difference:+.1f}", _verdict(difference, p_value)
-        )
+        change = scores[2] - scores[1]
+        cells = [*(f"{score:.1f}" for score in scores), f"{change:+.1f}", f"{p_value:.2f}"]
+        shown.add_row(corpus.languages[_target(task)].name, *cells, _verdict(change, p_value))
     means = {name: sum(own.values()) / len(own) for name, own in result.bleu.items()}
     shown.add_section()
     cells = [f"{mean:.1f}" for mean in means.values()]
-    shown.add_row("average", "", *cells, f"{means[GRADVAC] - means[JOINT]:+.1f}", "")
+    shown.add_row("average", *cells, f"{means[GRADVAC] - means[JOINT]:+.1f}", "", "")
     console.print(shown)
     console.print(
-        f"BLEU (sacreBLEU) on {num_lines} test sentences a language. dictionary: word by word with "
-        "a perfect dictionary and no grammar. The last column is a paired bootstrap over these "
-        f"sentences at p < {_SIGNIFICANT}. One seed each: another seed moves BLEU too, so that no "
-        "difference here shows that one method is better."
+        f"sacreBLEU on {num_lines} test sentences a language; dictionary: word by word, with a "
+        "perfect dictionary and no grammar. p: paired bootstrap over these sentences; from "
+        f"{_SIGNIFICANT} on, a change is within noise. It is one seed each: another seed moves "
+        "BLEU too, so that no change here shows that one method is better."
     )
 
 
-def _verdict(difference: float, p_value: float) -> str:
+def _verdict(change: float, p_value: float) -> str:
     if p_value >= _SIGNIFICANT:
-        return f"within noise (p = {p_value:.2f})"
-    which = GRADVAC if difference > 0 else JOINT
-    return f"{which} on these sentences (p = {p_value:.3f})"
+        return "within noise"
+    return f"{GRADVAC if change > 0 else JOINT}, in this run"
 
 
 def _show_way_on(config: NmtConfig, out: Path, result: DemoResult, console: Console) -> None:

@@ -108,7 +108,7 @@ def open_text(path: Path) -> io.BufferedIOBase:
     return path.open("rb")
 
 
-def read_lines(path: Path) -> Iterator[str | None]:
+def raw_lines(path: Path) -> Iterator[str | None]:
     """Read lines, without their ends; None for a line that is not UTF-8."""
     try:
         with open_text(path) as file:
@@ -131,7 +131,7 @@ def _kind(path: Path) -> str:
 def _read_moses(first: Path, second: Path) -> Iterator[Line]:
     counts = [0, 0]
     end = object()
-    for left, right in zip_longest(read_lines(first), read_lines(second), fillvalue=end):
+    for left, right in zip_longest(raw_lines(first), raw_lines(second), fillvalue=end):
         counts[0] += left is not end
         counts[1] += right is not end
         if counts[0] == counts[1]:
@@ -145,7 +145,7 @@ def _read_moses(first: Path, second: Path) -> Iterator[Line]:
 
 def _read_tsv(path: Path, first: str, second: str) -> Iterator[Line]:
     columns: tuple[int, int] | None = None
-    for line in read_lines(path):
+    for line in raw_lines(path):
         if line is None:
             yield Problem.NOT_UTF8
             continue
@@ -169,7 +169,7 @@ def _read_tsv(path: Path, first: str, second: str) -> Iterator[Line]:
 
 
 def _read_jsonl(path: Path, first: str, second: str) -> Iterator[Line]:
-    for line in read_lines(path):
+    for line in raw_lines(path):
         if line is None:
             yield Problem.NOT_UTF8
             continue

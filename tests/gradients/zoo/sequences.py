@@ -30,8 +30,10 @@ from ._case import (
 # -- attention -------------------------------------------------------------------------------
 
 
-def causal(length: int, like: Tensor) -> Tensor:
-    return nn.Transformer.generate_square_subsequent_mask(length, dtype=like.dtype)
+def nearby(x: Tensor) -> Tensor:
+    """A mask [S, S] that prefers near positions."""
+    position = torch.arange(x.shape[1], dtype=x.dtype)
+    return -(position[:, None] - position).abs()
 
 
 @case
@@ -67,14 +69,14 @@ def encoder_layers() -> nn.TransformerEncoder:
 
 @case
 def transformer_encoder() -> Case:
-    model = Model(lambda m, x: m.layers(x, causal(x.shape[1], x)), layers=encoder_layers())
+    model = Model(lambda m, x: m.layers(x, nearby(x)), layers=encoder_layers())
     return Case(model, output, (torch.randn(B, S, D),))
 
 
 @case
 def transformer_encoder_as_long_as_the_batch() -> Case:
-    """The causal mask [S, S] looks like rows of the batch."""
-    model = Model(lambda m, x: m.layers(x, causal(x.shape[1], x)), layers=encoder_layers())
+    """The mask [S, S] looks like rows of the batch."""
+    model = Model(lambda m, x: m.layers(x, nearby(x)), layers=encoder_layers())
     return Case(model, output, (torch.randn(B, B, D),))
 
 

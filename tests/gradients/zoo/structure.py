@@ -91,6 +91,24 @@ def broadcast_positions() -> Case:
 
 
 @case
+def table_of_positions() -> Case:
+    """A table without fast path that takes [B, S] and returns [1, S, D]."""
+
+    class Positions(nn.Embedding):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(torch.arange(input.shape[1])[None])
+
+    model = Model(
+        lambda m, tokens: m.head(m.block(m.words(tokens) + m.positions(tokens))),
+        words=nn.Embedding(V, D),
+        positions=Positions(S, D),
+        block=Block(),
+        head=nn.Linear(D, V),
+    )
+    return Case(model, next_token, (tokens_of(B, S),))
+
+
+@case
 def called_by_keyword() -> Case:
     model = Model(
         lambda m, tokens: m.head(input=m.norm(input=m.words(input=tokens))),

@@ -6,7 +6,11 @@ computed from the data, says "not significant" where that is so, and goes on to 
 asked: which component, which step, which pair. Several runs are shown side by side under the same
 controls.
 
-    _sentences.py   the summary, from the statistics
+    _sentences.py   the summary of a run, from the statistics
+    _comparison.py  how two runs differ
+    _wording.py     words for numbers
+    _scores.py      the table of BLEU
+    _settings.py    the settings that differ
     _payload.py     what the drawings show, as JSON
     _packing.py     the large arrays, as short text
     page/           template, style and scripts
@@ -23,15 +27,12 @@ import jinja2
 import plotly.offline
 
 from gradvac.analysis import views
+from gradvac.analysis.report._comparison import compare
 from gradvac.analysis.report._payload import payload
 from gradvac.analysis.report._scores import score_table
-from gradvac.analysis.report._sentences import (
-    Sentence,
-    compare,
-    describe_source,
-    summarise,
-)
+from gradvac.analysis.report._sentences import describe_source, summarise
 from gradvac.analysis.report._settings import changed_settings
+from gradvac.analysis.report._wording import Sentence
 from gradvac.analysis.run import Run
 
 _PAGE = Path(__file__).parent / "page"

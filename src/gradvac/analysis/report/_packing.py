@@ -27,7 +27,7 @@ def pack(values: NDArray[np.floating]) -> str:
     # Unsigned: differences wrap around, and the running sum in the browser wraps back.
     moves = np.diff(coded, axis=0, prepend=np.zeros_like(coded[:1]))
     planes = moves.reshape(-1).view(np.uint8).reshape(-1, 2).T  # low bytes, then high bytes
-    return base64.b64encode(gzip.compress(planes.tobytes(), 9, mtime=0)).decode("ascii")
+    return base64.b64encode(gzip.compress(planes.tobytes(), 6, mtime=0)).decode("ascii")
 
 
 def unpack(text: str, shape: tuple[int, int, int]) -> NDArray[np.float64]:
@@ -42,4 +42,5 @@ def rounded(values: Any, digits: int = 4) -> Any:
     """Nested lists of short numbers for JSON; None where a value is not finite."""
     array = np.asarray(values, dtype=np.float64)
     nested = np.round(array, digits).astype(object)
-    return np.where(np.isfinite(array), nested, None).tolist()
+    nested[~np.isfinite(array)] = None
+    return nested.tolist()

@@ -17,6 +17,7 @@ from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import Similarities, mean_where_known
 
 Values = NDArray[np.float32]
+Order = tuple[list[int], list[views.Block]]
 
 MAX_PACKED = 6_000_000  # characters of packed arrays in a page; plotly itself takes 4.8 million
 
@@ -57,37 +58,51 @@ def payload(runs: Sequence[Run]) -> dict[str, Any]:
     """Everything the scripts of the page need, for all runs."""
     stride = 1
     while True:
-        described = [_describe(run, stride) for run in runs]
+        described = [_describe(run, stride, runs) for run in runs]
         size = sum(
             len(quantity["packed"])
             for run in described
             for source in run["sources"]
             for quantity in source["quantities"]
         )
-        longest = max((len(s.steps) for run in runs for s in views.sources(run).values()), default=0)
+        longest = max(
+            (len(s.steps) for run in runs for s in views.sources(run).values()), default=0
+        )
         if size <= MAX_PACKED or stride >= longest:
             return {"runs": described, "stride": stride}
         # Halving the steps nearly halves the text.
         stride *= 2 ** max(1, int(np.log2(size / MAX_PACKED)))
 
 
-def _describe(run: Run, stride: int) -> dict[str, Any]:
+def _describe(run: Run, stride: int, runs: Sequence[Run]) -> dict[str, Any]:
     sources = views.sources(run)
     main = views.main_source(run)
     return {
         "name": run.name,
-        "sources": [_source(name, s, run, stride) for name, s in sources.items()],
+        "sources": [_source(name, s, run, stride, runs) for name, s in sources.items()],
         "layers": [] if main is None else _layers(main),
-        "difference": None if main is None else _difference(main, run),
+        "difference": None if main is None else _difference(main, run, runs),
         "tree": None if main is None else _tree(main, run),
         "rule": None if run.record is None else _rule(run.record),
         "metrics": _metrics(run.metrics),
     }
 
 
-def _source(name: str, similarities: Similarities, run: Run, stride: int) -> dict[str, Any]:
-    mean = mean_where_known(similarities.values, axis=(0, 1))
-    order, blocks = views.order_by_family(mean, similarities.tasks, run.families)
+def _order(similarities: Similarities, run: Run, runs: Sequence[Run]) -> Order:
+    """Families together; the same order in all drawings of the same tasks, so that they compare."""
+    for other in runs:
+        for first in views.sources(other).values():
+            if set(first.tasks) == set(similarities.tasks):
+                shown = first.select(tasks=similarities.tasks)
+                matrix = statistics.mean_matrix(shown)
+                return views.order_by_family(matrix, similarities.tasks, run.families)
+    raise AssertionError("a run is one of the runs")
+
+
+def _source(
+    name: str, similarities: Similarities, run: Run, stride: int, runs: Sequence[Run]
+) -> dict[str, Any]:
+    order, blocks = _order(similarities, run, runs)
     quantities = [Quantity("similarity", similarities.values, similarities.steps)]
     if similarities.corrected is not None:
         corrected = similarities.corrected
@@ -128,19 +143,20 @@ def _limit(values: Values) -> float:
 
 def _layers(main: Similarities) -> list[dict[str, Any]]:
     return [
-        {"side": side, "layers": [layer for layer, _ in points], "means": rounded([m for _, m in points])}
-        for side, points in statistics.by_layer(main).items()
-        if points
+        {
+            "side": side,
+            "layers": [layer for layer, _ in points],
+            "means": rounded([m for _, m in points]),
+        }
+        for side, points in views.by_layer(main).items()
     ]
 
 
-def _difference(main: Similarities, run: Run) -> dict[str, Any] | None:
+def _difference(main: Similarities, run: Run, runs: Sequence[Run]) -> dict[str, Any] | None:
     if views.sides_of(main) != views.SIDES or len(main.tasks) < 2:
         return None
     matrix = statistics.encoder_minus_decoder(main)
-    order, blocks = views.order_by_family(
-        mean_where_known(main.values, axis=(0, 1)), main.tasks, run.families
-    )
+    order, blocks = _order(main, run, runs)
     labels = views.labels(main.tasks)
     return {
         "labels": [labels[i] for i in order],
@@ -153,9 +169,8 @@ def _difference(main: Similarities, run: Run) -> dict[str, Any] | None:
 def _tree(main: Similarities, run: Run) -> dict[str, Any] | None:
     if len(main.tasks) < 3:
         return None
-    drawn = hierarchy.dendrogram(
-        statistics.dendrogram(mean_where_known(main.values, axis=(0, 1))), no_plot=True
-    )
+    linkage = statistics.dendrogram(statistics.mean_matrix(main))
+    drawn = hierarchy.dendrogram(linkage, no_plot=True)
     labels = views.labels(main.tasks)
     return {
         # SciPy puts leaf n at 5 + 10 n.

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradvac.analysis.run import Run
+from gradvac.analysis.scores import bleu_by_task, levels_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def score_table(runs: Sequence[Run]) -> ScoreTable | None:
         return None
     levels: dict[str, str] = {}
     for run in reversed(runs):
-        levels |= (run.scores or {}).get("levels", {})
+        levels |= levels_of(run)
     families: dict[str, str] = {}
     for run in reversed(runs):
         families |= run.families
@@ -58,12 +59,6 @@ def score_table(runs: Sequence[Run]) -> ScoreTable | None:
         rows.append(_row("average", "", level, shown, is_mean=True))
     notes = [_note(run) for run in runs if run.scores]
     return ScoreTable(rows, notes)
-
-
-def bleu_by_task(run: Run) -> dict[str, float]:
-    """BLEU of each scored task; empty if the run was not scored."""
-    by_task = (run.scores or {}).get("by_task", {})
-    return {task: float(score["bleu"]) for task, score in by_task.items()}
 
 
 def _mean(scores: Mapping[str, float], tasks: Sequence[str]) -> float | None:

@@ -2,27 +2,22 @@
 
 # S steps, K components, T tasks
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from math import factorial, prod
 
 import numpy as np
 
 from gradvac.analysis import statistics, views
-from gradvac.analysis.report._scores import bleu_by_task
+from gradvac.analysis.report._wording import SIGNIFICANT, Sentence, count, p_text
 from gradvac.analysis.run import Run
+from gradvac.analysis.scores import bleu_by_task
 from gradvac.analysis.similarities import Similarities, mean_where_known
 from gradvac.analysis.views import Matrix
 
-SIGNIFICANT = 0.05
+_SAME = 1e-5
+_FEWEST_FOR_DISTANCE = 5  # tasks; fewer can be permuted in too few ways
 _SLIGHT = 0.005  # differences that two digits do not show
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """What to say, and about what."""
-
-    about: str
-    text: str
 
 
 def summarise(run: Run) -> list[Sentence]:
@@ -45,55 +40,10 @@ def summarise(run: Run) -> list[Sentence]:
     if scores:
         mean = sum(scores.values()) / len(scores)
         low, high = min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)
-        text = f"BLEU is {mean:.1f} on average over {_count(len(scores), 'task')}"
+        text = f"BLEU is {mean:.1f} on average over {count(len(scores), 'task')}"
         between = f", from {scores[low]:.1f} ({low}) to {scores[high]:.1f} ({high})"
         said.append(Sentence("Scores", text + (between if len(scores) > 1 else "") + "."))
     return said
-
-
-def compare(first: Run, second: Run) -> list[Sentence]:
-    """How a run differs from another, where both have the data."""
-    about = f"{second.name} against {first.name}"
-    said = [Sentence(about, line) for line in _compare_similarities(first, second)]
-    scores = bleu_by_task(first), bleu_by_task(second)
-    both = [task for task in scores[0] if task in scores[1]]
-    if both:
-        gains = np.array([scores[1][task] - scores[0][task] for task in both])
-        said.append(
-            Sentence(
-                about,
-                f"BLEU is {abs(gains.mean()):.1f} {'higher' if gains.mean() >= 0 else 'lower'} in "
-                f"{second.name} on average, and higher in {int((gains > 0).sum())} of "
-                f"{_count(len(both), 'task')}. One run each: another seed alone can move BLEU as "
-                "much, so this does not show that one is better.",
-            )
-        )
-    return said
-
-
-def _compare_similarities(first: Run, second: Run) -> list[str]:
-    a, b = views.main_source(first), views.main_source(second)
-    if a is None or b is None:
-        return []
-    if a.lines != b.lines:
-        return ["Their similarities were measured in different ways and are not compared."]
-    try:
-        found = statistics.compare_runs(a, b)
-    except ValueError:
-        return ["They have fewer than two tasks in common."]
-    low, high = found.interval
-    text = f"{found.second:.2f} against {found.first:.2f}, difference {low:+.2f} to {high:+.2f}"
-    if low <= 0 <= high:
-        lines = [f"Similarity over their {len(found.tasks)} tasks is the same within noise ({text})."]
-    else:
-        more = "more" if found.mean_difference > 0 else "less"
-        lines = [f"Their {len(found.tasks)} tasks are {more} similar in {second.name} ({text})."]
-    if found.pattern is not None:
-        same = "The same pairs are similar in both" if (
-            found.pattern.r > 0 and found.pattern.p_value < SIGNIFICANT
-        ) else "It is not clear that the same pairs are similar in both"
-        lines.append(f"{same} (r = {found.pattern.r:.2f}, {p_text(found.pattern.p_value)}).")
-    return lines
 
 
 def describe_source(similarities: Similarities) -> str:
@@ -104,19 +54,14 @@ def describe_source(similarities: Similarities) -> str:
         "training": "on the batches of training",
     }[similarities.lines]
     steps = similarities.steps
-    when = f"at step {steps[0]:,}" if len(steps) == 1 else (
-        f"at {len(steps):,} steps from {steps[0]:,} to {steps[-1]:,}"
+    when = (
+        f"at step {steps[0]:,}"
+        if len(steps) == 1
+        else (f"at {len(steps):,} steps from {steps[0]:,} to {steps[-1]:,}")
     )
-    num = _count(len(similarities.components), "component")
-    return f"Cosines between the gradients of {len(similarities.tasks)} tasks in {num}, {where}, {when}."
-
-
-def p_text(p_value: float) -> str:
-    """A p-value with a verdict where there is none to be had."""
-    if not np.isfinite(p_value):
-        return "too few for a test"
-    digits = f"{p_value:.4f}" if p_value < 0.01 else f"{p_value:.2f}"
-    return f"p = {digits}" + ("" if p_value < SIGNIFICANT else ", not significant")
+    num = count(len(similarities.components), "component")
+    tasks = count(len(similarities.tasks), "task")
+    return f"Cosines between the gradients of {tasks} in {num}, {where}, {when}."
 
 
 def _families(main: Similarities, run: Run) -> list[str]:
@@ -140,7 +85,7 @@ def _families(main: Similarities, run: Run) -> list[str]:
     shown = ranked if len(ranked) <= 3 else [*ranked[:2], ranked[-1]]
     parts = [
         f"{name} languages share "
-        + ", ".join(f"{v:.2f}{_in(side)}" for side, v in shared[name].items())
+        + ", ".join(f"{v:z.2f}{_in(side)}" for side, v in shared[name].items())
         for name in shown
     ]
     return [*lines, "; ".join(parts) + "."]
@@ -150,13 +95,26 @@ def _contrast(matrix: Matrix, families: Sequence[str], where: str) -> str:
     within, between, difference, p_value = statistics.family_contrast(matrix, families)
     if p_value < SIGNIFICANT:
         return (
-            f"Languages of one family are {difference:.2f} more similar than others{where}: "
-            f"{within:.2f} against {between:.2f} ({p_text(p_value)})."
+            f"Languages of one family are {difference:z.2f} more similar than others{where}: "
+            f"{within:z.2f} against {between:z.2f} ({p_text(p_value)})."
         )
+    least = _least_p_value(families)
+    few = "; with so few tasks it cannot be smaller" if p_value <= least else ""
     return (
-        f"Languages of one family are not clearly more similar than others{where}: {within:.2f} "
-        f"against {between:.2f} ({p_text(p_value)})."
+        f"Languages of one family are not clearly more similar than others{where}: {within:z.2f} "
+        f"against {between:z.2f} ({p_text(p_value)}{few})."
     )
+
+
+def _least_p_value(families: Sequence[str]) -> float:
+    """What the permutation test gives if only the true families are so extreme, roughly.
+
+    Tasks can be put into families of these sizes in n! / (sizes! x families of equal size!) ways.
+    """
+    sizes = Counter(Counter(name for name in families if name).values())
+    same = prod(factorial(size) ** number * factorial(number) for size, number in sizes.items())
+    ways = factorial(sum(size * number for size, number in sizes.items())) // same
+    return 1.1 / ways  # the test draws permutations, so its p-value scatters
 
 
 def _family_means(main: Similarities, families: Sequence[str], name: str) -> dict[str, float]:
@@ -169,15 +127,16 @@ def _distance(main: Similarities, run: Run) -> list[str]:
         return []
     names, distances = run.distances
     known = [task for task in main.tasks if task in names]
-    if len(known) < 4:
+    if len(known) < _FEWEST_FOR_DISTANCE:
         return []
     where = [names.index(task) for task in known]
     matrix = views.side_matrix(main, "model", known)
     r, p_value = statistics.mantel(matrix, distances[np.ix_(where, where)])
-    trend = "falls" if r < 0 else "rises"
+    how = "falls" if r < 0 else "rises"
+    text = f"Similarity {how} with the distance of the languages"
     if not p_value < SIGNIFICANT:
-        return [f"Similarity does not clearly follow the distance of the languages (r = {r:.2f}, {p_text(p_value)})."]
-    return [f"Similarity {trend} with the distance of the languages (r = {r:.2f}, {p_text(p_value)})."]
+        text = "Similarity does not clearly follow the distance of the languages"
+    return [f"{text} (r = {r:z.2f}, {p_text(p_value)})."]
 
 
 def _pairs(main: Similarities) -> list[str]:
@@ -192,16 +151,18 @@ def _pairs(main: Similarities) -> list[str]:
     def name(pair: int) -> str:
         return f"{labels[columns[pair]]} and {labels[rows[pair]]}"
 
-    mean = f"Two tasks share {values[known].mean():.2f} on average"
+    mean = f"Two tasks share {values[known].mean():z.2f} on average"
     if known.sum() == 1:
         return [f"{mean}: there is only one pair, {name(best)}."]
     text = (
-        f"{mean}. Most alike are {name(best)} ({values[best]:.2f}), least alike {name(worst)} "
-        f"({values[worst]:.2f})."
+        f"{mean}. Most alike are {name(best)} ({values[best]:z.2f}), least alike {name(worst)} "
+        f"({values[worst]:z.2f})."
     )
     below = int((values[known] < 0).sum())
-    conflict = "No pair pulls apart on average" if not below else (
-        f"{below} of {int(known.sum())} pairs pull apart on average (below 0)"
+    conflict = (
+        "No pair pulls apart on average"
+        if not below
+        else (f"{below} of {int(known.sum())} pairs pull apart on average (below 0)")
     )
     return [text, f"{conflict}."]
 
@@ -215,7 +176,7 @@ def _directions(main: Similarities) -> list[str]:
     for side in views.sides_of(main):
         into, out = (_mean(main, side, own) for own in pair)
         lines.append(
-            f"Tasks into English share {into:.2f}{_in(side)}, tasks out of English {out:.2f}."
+            f"Tasks into English share {into:z.2f}{_in(side)}, tasks out of English {out:z.2f}."
         )
     return lines
 
@@ -227,23 +188,27 @@ def _sides(main: Similarities) -> list[str]:
     gaps = views.pair_values(statistics.encoder_minus_decoder(main))
     gap = encoder - decoder
     if abs(gap) < _SLIGHT:
-        first = f"Encoder and decoder are equally similar ({encoder:.2f} and {decoder:.2f})."
+        first = (
+            f"Encoder and decoder are about equally similar ({encoder:z.2f} and {decoder:z.2f})."
+        )
     else:
         more, less = ("encoder", "decoder") if gap > 0 else ("decoder", "encoder")
         agree = int((gaps * np.sign(gap) > 0).sum())
         first = (
-            f"The {more} is more similar than the {less} ({max(encoder, decoder):.2f} against "
-            f"{min(encoder, decoder):.2f}; so in {agree} of {_count(len(gaps), 'pair')})."
+            f"The {more} is more similar than the {less} ({max(encoder, decoder):z.2f} against "
+            f"{min(encoder, decoder):z.2f}; so in {agree} of {count(len(gaps), 'pair')})."
         )
     lines = [first]
-    for side, points in statistics.by_layer(main).items():
+    for side, points in views.by_layer(main).items():
         if len(points) < 2:
             continue
         (low, start), (high, end) = points[0], points[-1]
         change = end - start
-        verb = "stays" if abs(change) < _SLIGHT else ("rises" if change > 0 else "falls")
+        verb = (
+            "hardly changes" if abs(change) < 2 * _SLIGHT else ("rises" if change > 0 else "falls")
+        )
         lines.append(
-            f"With depth it {verb} in the {side}: {start:.2f} in layer {low}, {end:.2f} in layer "
+            f"With depth it {verb} in the {side}: {start:z.2f} in layer {low}, {end:z.2f} in layer "
             f"{high}."
         )
     return lines
@@ -260,8 +225,8 @@ def _time(main: Similarities) -> list[str]:
     change = end - start
     verb = "hardly moved" if abs(change) < 2 * _SLIGHT else ("rose" if change > 0 else "fell")
     return [
-        f"Similarity {verb} in training: {start:.2f} up to step {steps[fourth - 1]:,}, "
-        f"{end:.2f} from step {steps[len(steps) - fourth]:,} on."
+        f"Similarity {verb} in training: {start:z.2f} up to step {steps[fourth - 1]:,}, "
+        f"{end:z.2f} from step {steps[len(steps) - fourth]:,} on."
     ]
 
 
@@ -270,8 +235,8 @@ def _noise(main: Similarities) -> list[str]:
         if main.lines != "training":
             return []
         return [
-            "These are raw cosines of training batches; larger batches give larger cosines. "
-            "`gradvac similarity` measures them free of that."
+            "These are raw cosines of training batches, and larger batches give larger cosines. "
+            "Measured on an aligned set (gradvac similarity), they can be corrected for that."
         ]
     reliability = float(mean_where_known(main.reliability, axis=(0, 1, 2)))
     raw, corrected = (
@@ -279,8 +244,8 @@ def _noise(main: Similarities) -> list[str]:
         for values in (main.values, main.corrected)
     )
     return [
-        f"A task agrees with itself on other sentences by {reliability:.2f} (split halves); free "
-        f"of that noise, two tasks share {corrected:.2f} instead of {raw:.2f}."
+        f"A task agrees with itself on other sentences by {reliability:z.2f} (split halves); free "
+        f"of that noise, two tasks share {corrected:z.2f} instead of {raw:z.2f}."
     ]
 
 
@@ -301,6 +266,8 @@ def _rule(run: Run) -> list[str]:
     cosine = float(mean_where_known(record.update_cosine, axis=(0, 1)))
     ratio = float(mean_where_known(record.update_ratio, axis=(0, 1)))
     if np.isfinite(cosine) and np.isfinite(ratio):
+        if cosine > 1 - _SAME and abs(ratio - 1) < _SAME:
+            return [*lines, "The update was the plain sum."]
         small = ": it hardly changed the direction" if cosine > 0.99 else ""
         lines.append(
             f"The update had cosine {cosine:.3f} with the plain sum and {ratio:.2f} times its "
@@ -321,7 +288,3 @@ def _in(side: str) -> str:
 def _rule_name(rule: str) -> str:
     """The name without its settings: "GradVac" for "GradVac(beta=0.01)"."""
     return rule.partition("(")[0] or "The rule"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -38,6 +38,16 @@ function sayInstead(id, text) {
 
 function show(id, traces, layout) {
   const element = document.getElementById(id);
+  const entries = traces.filter((trace) => trace.showlegend !== false && trace.name);
+  if (layout.showlegend !== false && traces[0].type === "scatter" && entries.length) {
+    // The legend stands above the plot, which keeps its height.
+    const longest = Math.max(...entries.map((trace) => trace.name.length));
+    const columns = Math.max(1, Math.floor((layout.width - 60) / (52 + 6.6 * longest)));
+    const above = 10 + 19 * Math.ceil(entries.length / columns);
+    layout.height += above;
+    layout.margin = { ...layout.margin, t: above };
+    element.style.height = `${layout.height}px`;
+  }
   if (element.classList.contains("empty")) {
     element.classList.remove("empty");
     element.textContent = "";
@@ -52,7 +62,7 @@ function axis(more) {
 }
 
 function titled(text, more) {
-  return axis({ title: { text, font: { color: paper().quiet, size: 12 } }, ...more });
+  return axis({ title: { text, standoff: 6, font: { color: paper().quiet, size: 12 } }, ...more });
 }
 
 function baseLayout(id, more) {
@@ -60,11 +70,11 @@ function baseLayout(id, more) {
   return { width: Math.floor(document.getElementById(id).clientWidth), paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", color: ink, size: 12 }, margin: { l: 48, r: 12, t: 10, b: 40 },
     hoverlabel: { bgcolor: hover, bordercolor: rule, font: { color: ink } },
-    legend: { orientation: "h", y: -0.2, yanchor: "top", font: { size: 12 } }, ...more };
+    legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", traceorder: "normal", font: { size: 12 } }, ...more };
 }
 
 function lineLayout(id, xTitle, yTitle, more) {
-  const height = document.getElementById(id).clientHeight || 300;
+  const height = document.getElementById(id).classList.contains("low") ? 230 : 300;
   return baseLayout(id, { height, hovermode: "x", xaxis: titled(xTitle), yaxis: titled(yTitle), ...more });
 }
 
@@ -94,7 +104,7 @@ function drawMatrix(id, view) {
   const letters = Math.max(...view.labels.map((label) => label.length));
   const side = narrow ? 0 : Math.min(180, 16 + 7 * longest), top = narrow ? 10 + 5.8 * longest : 8;
   const left = 14 + 7 * letters, bottom = 14 + 7 * letters;
-  const cells = Math.min(width - left - side - 6, 620), size = view.labels.length;
+  const size = view.labels.length, cells = Math.min(width - left - side - 6, 620, 80 * size);
   const font = { size: Math.max(8, Math.min(13, (cells / size) * 0.85)), color: paper().ink };
   const ticks = { tickmode: "array", tickvals: range(size), ticktext: view.labels, tickfont: font, showgrid: false,
     zeroline: false, ticks: "", constrain: "domain", automargin: false, title: undefined };
@@ -108,8 +118,8 @@ function drawMatrix(id, view) {
   };
   const marks = familyMarks(view.blocks, size, narrow);
   const layout = baseLayout(id, {
-    height: Math.ceil(cells + top + bottom + 52), margin: { l: left, r: width - left - cells, t: top, b: bottom + 52 },
-    xaxis: axis({ ...ticks, range: [-0.5, size - 0.5], tickangle: letters > 3 || narrow ? -90 : 0 }),
+    height: Math.ceil(cells + top + bottom + 30), margin: { l: left, r: width - left - cells, t: top, b: bottom + 30 },
+    xaxis: axis({ ...ticks, range: [-0.5, size - 0.5], tickangle: cells / size < 7 * letters + 5 ? -90 : 0 }),
     yaxis: axis({ ...ticks, range: [size - 0.5, -0.5] }), ...marks,
   });
   return show(id, [trace], layout);

@@ -27,6 +27,20 @@ function viewOf(run) {
   return components.length ? { source, quantity, components } : null;
 }
 
+// Where colours end. They are the same for all runs, and for all steps while one moves through them.
+function limitOf({ quantity, components }) {
+  if ($("fixed").checked) return quantity.limit;
+  const all = range(quantity.steps.length);
+  const size = Math.round(Math.sqrt(quantity.shape[2])), onDiagonal = (p) => !quantity.symmetric && p % (size + 1) === 0;
+  const largest = (steps) => meanPairs(quantity, components, steps)
+    .reduce((most, value, p) => Math.max(most, onDiagonal(p) ? 0 : Math.abs(value) || 0), 0);
+  if ($("mean").checked) return largest(all);
+  const key = components.join();
+  quantity.limits ??= new Map();
+  if (!quantity.limits.has(key)) quantity.limits.set(key, Math.max(...all.map((step) => largest([step]))));
+  return quantity.limits.get(key);
+}
+
 class HeatMaps {
   constructor(runs, follow) {
     this.runs = runs;
@@ -34,7 +48,7 @@ class HeatMaps {
     this.listeners = [];
     const sources = runs.flatMap((run) => run.sources);
     fill($("source"), [["", unique(sources.map((source) => source.name))]]);
-    for (const id of ["source", "quantity", "component", "order", "stretch"]) {
+    for (const id of ["source", "quantity", "component", "order", "fixed"]) {
       $(id).addEventListener("change", () => this.refresh());
     }
     $("mean").addEventListener("change", () => this.refresh());
@@ -94,8 +108,7 @@ class HeatMaps {
       sayInstead(`heat-${n}`, "Nothing is known here: no two tasks were seen together.");
       return;
     }
-    const common = Math.max(...this.runs.map(viewOf).filter(Boolean).map((other) => other.quantity.limit));
-    const limit = ($("stretch").checked ? Math.max(...sizes) : common) || 1;
+    const limit = Math.max(...this.runs.map(viewOf).filter(Boolean).map(limitOf)) || 1;
     const when = $("mean").checked ? "mean of all steps" : `step ${quantity.steps[position].toLocaleString("en")}`;
     $(`heat-note-${n}`).textContent = `${quantity.key}, ${$("component").value}, ${when}`;
     drawMatrix(`heat-${n}`, {
@@ -121,11 +134,10 @@ class HeatMaps {
       if (at(i, j) !== null) found.push([at(i, j), `${source.labels[j]} and ${source.labels[i]}`]);
     }));
     found.sort((a, b) => b[0] - a[0]);
-    const few = Math.min(3, Math.floor(found.length / 2));
-    const list = (items) => items.map(([value, name]) => `${name} ${value.toFixed(2)}`).join(", ");
-    const element = $(`extremes-${n}`);
-    if (!few) return;
-    element.append(Object.assign(document.createElement("b"), { textContent: "Highest " }), `${list(found.slice(0, few))}. `,
-      Object.assign(document.createElement("b"), { textContent: "Lowest " }), `${list(found.slice(-few).reverse())}.`);
+    const few = Math.min(5, Math.floor(found.length / 2));
+    const make = (tag, ...children) => { const made = document.createElement(tag); made.append(...children); return made; };
+    const list = (title, items) => make("div", make("p", title), make("ol", ...items.map(([value, name]) =>
+      make("li", make("span", name), make("span", value.toFixed(2))))));
+    if (few) $(`extremes-${n}`).append(list("Highest", found.slice(0, few)), list("Lowest", found.slice(-few).reverse()));
   }
 }

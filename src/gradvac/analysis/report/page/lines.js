@@ -1,6 +1,8 @@
 "use strict";
 // Everything drawn over steps or layers, the differences of the sides, and the trees.
 
+const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon"];
+
 class Trajectories {
   constructor(runs, heatMaps) {
     this.runs = runs;
@@ -100,7 +102,7 @@ function drawLayers(runs) {
     line: { color: ink(sides.indexOf(side)), dash: DASHES[r % DASHES.length], width: 2 }, marker: { size: 7 },
   })));
   if (!traces.length) return sayInstead("layers-plot", "No component carries the number of a layer.");
-  return show("layers-plot", traces, lineLayout("layers-plot", "layer", "similarity", { xaxis: titled("layer", { dtick: 1 }) }));
+  return show("layers-plot", traces, lineLayout("layers-plot", "layer", "similarity", { xaxis: titled("layer", { dtick: 1, zeroline: false }) }));
 }
 
 function drawSides(run, n) {
@@ -114,30 +116,27 @@ function drawSides(run, n) {
 function drawTree(run, n) {
   if (!run.tree) return sayInstead(`tree-${n}`, "A tree needs three tasks.");
   const { places, heights, labels, families } = run.tree, x = [], y = [];
-  places.forEach((own, p) => { x.push(...heights[p], null); y.push(...own, null); });
+  const joins = heights.flat().filter((height) => height > 0).map((height) => 1 - height);
+  const [low, high] = [Math.min(...joins), Math.max(...joins)], room = (high - low) * 0.2 || 0.05;
+  const leaf = high + room; // a task alone would be at 1, far from where anything happens
+  places.forEach((own, p) => {
+    x.push(...heights[p].map((height) => (height > 0 ? 1 - height : leaf)), null);
+    y.push(...own, null);
+  });
   const names = unique(families.filter(Boolean));
-  const dots = names.map((family) => {
-    const own = range(labels.length).filter((i) => families[i] === family), color = ink(names.indexOf(family));
-    const symbols = ["circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon"];
-    const symbol = symbols[names.indexOf(family) % symbols.length] + (names.indexOf(family) >= 7 ? "-open" : "");
-    return { type: "scatter", mode: "markers", x: own.map(() => 0), y: own, name: family, cliponaxis: false,
-      marker: { color, symbol, size: 10, line: { width: 2, color } }, hoverinfo: "skip" };
+  const dots = names.map((family, f) => {
+    const own = range(labels.length).filter((i) => families[i] === family);
+    const symbol = SYMBOLS[f % SYMBOLS.length] + (f >= SYMBOLS.length ? "-open" : "");
+    return { type: "scatter", mode: "markers", x: own.map(() => leaf), y: own, name: family, cliponaxis: false,
+      marker: { color: ink(f), symbol, size: 9, line: { width: 2, color: ink(f) } }, hoverinfo: "skip" };
   });
   const lines = { type: "scatter", mode: "lines", x, y, line: { color: paper().quiet, width: 1.6 }, hoverinfo: "skip", showlegend: false };
-  const rows = Math.ceil(names.join("   ").length / (document.getElementById(`tree-${n}`).clientWidth / 11)) || 0;
-  const height = Math.max(190, 20 * labels.length + 70 + 22 * rows);
-  return show(`tree-${n}`, [lines, ...dots], baseLayout(`tree-${n}`, {
-    height, margin: { l: 20, r: 12, t: 8, b: 45 + 22 * rows }, showlegend: names.length > 0,
-    legend: { orientation: "h", x: 0, y: 0, yanchor: "top", yref: "paper", font: { size: 12 }, ...legendBelow(height, 45 + 22 * rows) },
-    xaxis: titled("1 - cosine", { rangemode: "tozero", zeroline: false }),
+  return show(`tree-${n}`, [lines, ...dots], lineLayout(`tree-${n}`, "cosine", "", {
+    height: 20 * labels.length + 60, hovermode: false, showlegend: names.length > 0,
+    xaxis: titled("cosine", { range: [leaf, low - room / 2], zeroline: false }),
     yaxis: axis({ tickmode: "array", tickvals: range(labels.length), ticktext: labels, range: [labels.length - 0.5, -0.5],
-      showgrid: false, zeroline: false, tickfont: { size: 12, color: paper().ink } }),
+      showgrid: false, zeroline: false, tickfont: { size: 12, color: paper().ink }, ticks: "outside", ticklen: 10, tickcolor: "rgba(0,0,0,0)" }),
   }));
-}
-
-// A legend 40 pixels under the plot, whatever its height.
-function legendBelow(height, bottom) {
-  return { y: -42 / Math.max(60, height - bottom - 8) };
 }
 
 function drawRule(runs) {
@@ -154,7 +153,7 @@ function drawRule(runs) {
     if (target.some((value) => value !== null)) plots["target-plot"].push(line(run, r, steps, target, "target", { dash: "dot" }));
     for (const [id, band] of [["cosine-plot", cosine], ["ratio-plot", ratio]]) {
       const edge = { type: "scatter", mode: "lines", x: steps, line: { width: 0 }, hoverinfo: "skip", showlegend: false };
-      plots[id].push({ ...edge, y: band.least }, { ...edge, y: band.most, fill: "tonexty", fillcolor: `${ink(r)}30` });
+      plots[id].push({ ...edge, y: band.least }, { ...edge, y: band.most, fill: "tonexty", fillcolor: `${ink(r)}26` });
       plots[id].push(line(run, r, steps, band.mean, runs.length > 1 ? "" : "mean"));
     }
   }

@@ -1,0 +1,101 @@
+"""The paper's figures, for your own runs.
+
+`write_figures` draws what the data of the given runs allow and says in one line what every other
+figure would need. Files are named after the figures of the paper:
+
+    fig01_RUN_encoder...    similarity clustered by family (figures 1, 8, 10 and 11)
+    fig02a_RUN              into English against out of English, in one model
+    fig02b_TASK             BLEU against similarity, over runs
+    fig03                   pairs in conflict, and pairs active, over steps
+    fig04a_RUN              encoder minus decoder
+    fig04b                  by layer
+    fig04c_RUN              chosen pairs over steps
+    fig05                   the method in the plane, drawn by the rules themselves
+    fig06                   BLEU of several runs, by task and resource level
+    fig07                   data sizes
+    fig09_RUN_RUN           two runs side by side, such as two sizes of a model
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from gradvac.analysis.figures import _bars, _heatmaps, _lines
+from gradvac.analysis.figures._method import method
+from gradvac.analysis.figures._style import STYLE, MissingError, save
+from gradvac.analysis.run import Run
+
+FORMATS = ("pdf", "svg", "png")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was drawn, and what was not.
+
+    Attributes:
+        paths: The files.
+        missing: Figure -> what it needs.
+    """
+
+    paths: list[Path]
+    missing: dict[str, str]
+
+
+def write_figures(
+    runs: Sequence[Run],
+    directory: str | Path,
+    formats: Sequence[str] = FORMATS,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    pairs: Sequence[tuple[str, str]] | None = None,
+) -> Figures:
+    """Draw the paper's figures for some runs.
+
+    Args:
+        runs: From `load_run`; the first is what the others are compared with.
+        directory: Where the files go; made if missing.
+        formats: Of "pdf", "svg" and "png".
+        sizes: Task -> number of training pairs.
+        pairs: Pairs of tasks to follow over steps; None: the most similar, a middling and the least
+            similar one.
+    """
+    unknown = [kind for kind in formats if kind not in FORMATS]
+    if unknown or not formats:
+        raise ValueError(f"formats: choose from {', '.join(FORMATS)}, got {list(formats)}.")
+    if not runs:
+        raise ValueError("runs: give at least one.")
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    drawers: dict[str, Callable[[], dict[str, Figure]]] = {
+        "fig01": partial(_heatmaps.similarity_by_family, runs),
+        "fig02a": partial(_heatmaps.directions, runs),
+        "fig02b": partial(_lines.score_against_similarity, runs),
+        "fig03": partial(_lines.active_counts, runs),
+        "fig04a": partial(_heatmaps.sides, runs),
+        "fig04b": partial(_lines.layers, runs),
+        "fig04c": partial(_lines.steps, runs, pairs),
+        "fig05": method,
+        "fig06": partial(_bars.scores_by_level, runs, sizes or {}),
+        "fig07": partial(_bars.data_sizes, runs, sizes or {}),
+        "fig09": partial(_heatmaps.two_runs, runs),
+    }
+    paths: list[Path] = []
+    missing = {}
+    for name, draw in drawers.items():
+        try:
+            with mpl.rc_context(dict(STYLE)):
+                drawn = draw()
+        except MissingError as reason:
+            missing[name] = str(reason)
+            continue
+        for what, figure in drawn.items():
+            stem = f"{name}_{what}" if what else name
+            paths += save(figure, directory / stem, formats)
+    return Figures(paths, missing)
+
+
+__all__ = ["FORMATS", "Figures", "write_figures"]

@@ -1,0 +1,91 @@
+"""Figures by resource level: 6 and 7."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gradvac.analysis.figures._style import INKS, MissingError, new_figure, zero_line
+from gradvac.analysis.run import Run
+from gradvac.analysis.scores import bleu_by_task, levels_of
+from gradvac.analysis.views import labels
+
+_LEVELS = ("high", "medium", "low", "extremely_low")
+
+
+def scores_by_level(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, Figure]:
+    """Figure 6: BLEU of each run minus that of the first, largest languages on the left."""
+    scored = [(run, bleu) for run in runs if (bleu := bleu_by_task(run))]
+    if len(scored) < 2:
+        raise MissingError("needs at least two runs with scores; the first is the baseline.")
+    (first, baseline), *others = scored
+    levels = levels_of(first)
+    tasks = [task for task in baseline if any(task in bleu for _, bleu in others)]
+    if not tasks:
+        raise MissingError("needs a task that two runs were scored on.")
+    tasks.sort(key=lambda task: (-sizes.get(task, 0), _rank(levels.get(task, ""))))
+    figure = new_figure(2.6 + 0.24 * max(len(tasks), 8) + 1.6, 3.2)
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[max(len(tasks), 8), 5])
+    for number, (run, bleu) in enumerate(others):
+        gains = {task: bleu[task] - baseline[task] for task in tasks if task in bleu}
+        width = 0.8 / len(others)
+        shift = (number - (len(others) - 1) / 2) * width
+        look: dict[str, Any] = {"color": INKS[number % len(INKS)], "width": width}
+        places = [tasks.index(task) + shift for task in gains]
+        left.bar(places, list(gains.values()), label=run.name, **look)
+        means = _means(gains, levels)
+        right.bar([n + shift for n in range(len(means))], list(means.values()), **look)
+        right.set_xticks(range(len(means)), [name.replace("_", " ") for name in means], rotation=35)
+        right.set_xlim(-0.6, len(means) - 0.4)
+    upright = max(map(len, labels(tasks))) > 2
+    left.set_xticks(range(len(tasks)), labels(tasks), rotation=90 if upright else 0)
+    left.set_ylabel(f"BLEU minus {first.name}")
+    order = "largest data first" if all(task in sizes for task in tasks) else "by resource level"
+    left.set_title(f"by task, {order}", loc="left")
+    right.set_title("averages", loc="left")
+    for axes in (left, right):
+        axes.grid(axis="x", visible=False)
+        zero_line(axes)
+    left.legend()
+    return {"": figure}
+
+
+def data_sizes(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, Figure]:
+    """Figure 7: training pairs of each task."""
+    known = {task: sizes[task] for run in runs for task in run.tasks if sizes.get(task, 0) > 0}
+    if not known:
+        raise MissingError("needs the number of training pairs of each task.")
+    tasks = sorted(known, key=lambda task: -known[task])
+    families: dict[str, str] = {}
+    for run in runs:
+        families |= run.families
+    figure = new_figure(1.8 + 0.26 * max(len(tasks), 8), 3.0)
+    axes = figure.subplots()
+    _bars(axes, [known[task] for task in tasks], [families.get(task, "") for task in tasks])
+    upright = max(map(len, labels(tasks))) > 2
+    axes.set_xticks(range(len(tasks)), labels(tasks), rotation=90 if upright else 0)
+    axes.set_yscale("log")
+    axes.grid(axis="x", visible=False)
+    axes.set_ylabel("training pairs")
+    return {"": figure}
+
+
+def _bars(axes: Axes, heights: Sequence[int], families: Sequence[str]) -> None:
+    names = list(dict.fromkeys(families))
+    few = len(names) <= len(INKS)  # more families than colours: colours would say nothing
+    for number, name in enumerate(names if few else [""]):
+        own = [i for i, family in enumerate(families) if family == name or not few]
+        axes.bar(own, [heights[i] for i in own], color=INKS[number], label=name)
+    if few and any(names):
+        axes.legend(fontsize=8, ncols=2)
+
+
+def _rank(level: str) -> int:
+    return _LEVELS.index(level) if level in _LEVELS else len(_LEVELS)
+
+
+def _means(gains: Mapping[str, float], levels: Mapping[str, str]) -> dict[str, float]:
+    found = {level: [gains[t] for t in gains if levels.get(t) == level] for level in _LEVELS}
+    found["all"] = list(gains.values())
+    return {name: sum(values) / len(values) for name, values in found.items() if values}

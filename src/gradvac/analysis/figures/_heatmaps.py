@@ -1,0 +1,190 @@
+"""Figures made of heat maps: 1, 2a, 4a, 8, 9, 10 and 11."""
+
+# T tasks
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from gradvac.analysis import statistics, views
+from gradvac.analysis.figures._style import DIVERGING, QUIET, MissingError, new_figure
+from gradvac.analysis.run import Run
+from gradvac.analysis.similarities import Similarities
+from gradvac.analysis.views import Matrix
+
+Order = tuple[list[int], list[views.Block]]
+
+
+def similarity_by_family(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Figures 1, 8, 10 and 11: similarity of each side of the model, clustered by family."""
+    drawn = {}
+    for run, main in _with_similarities(runs):
+        for side in views.sides_of(main):
+            for direction, tasks in views.by_direction(main.tasks).items():
+                if len(tasks) < 2:
+                    continue
+                matrix = views.side_matrix(main, side, tasks)
+                order = _order(main, tasks, run)
+                title = f"{run.name}: cosine of {side} gradients {direction}".rstrip()
+                name = "_".join(part for part in (run.name, side, direction) if part)
+                drawn[name] = _alone(matrix, tasks, order, title)
+    return drawn
+
+
+def directions(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Figure 2a: into English against out of English in one model."""
+    drawn = {}
+    for run, main in _with_similarities(runs):
+        found = views.by_direction(main.tasks)
+        pair = [found.get(name, []) for name in (views.TO_ENGLISH, views.FROM_ENGLISH)]
+        if min(map(len, pair)) < 2:
+            continue
+        panels = {
+            f"{name}, mean {_mean(matrix):z.2f}": (matrix, tasks)
+            for name, tasks in zip((views.TO_ENGLISH, views.FROM_ENGLISH), pair, strict=True)
+            for matrix in [views.side_matrix(main, views.MODEL, tasks)]
+        }
+        drawn[run.name] = _beside(panels, run.families, run.name)
+    if not drawn:
+        raise MissingError("needs a run with tasks both into English and out of it.")
+    return drawn
+
+
+def sides(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Figure 4a: encoder minus decoder."""
+    drawn = {}
+    for run, main in _with_similarities(runs):
+        if views.sides_of(main) == views.SIDES:
+            matrix = statistics.encoder_minus_decoder(main)
+            title = f"{run.name}: similarity in the encoder minus in the decoder"
+            drawn[run.name] = _alone(matrix, main.tasks, _order(main, main.tasks, run), title)
+    if not drawn:
+        raise MissingError("needs components of an encoder and of a decoder.")
+    return drawn
+
+
+def two_runs(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Figure 9: the first run against each other one on the same tasks, in the same colours."""
+    found = _with_similarities(runs)
+    first, main = found[0]
+    drawn = {}
+    for run, other in found[1:]:
+        tasks = [task for task in main.tasks if task in other.tasks]
+        if len(tasks) < 2 or other.lines != main.lines:
+            continue
+        panels = {
+            f"{name}, mean {_mean(matrix):z.2f}": (matrix, tasks)
+            for name, similarities in ((first.name, main), (run.name, other))
+            for matrix in [views.side_matrix(similarities, views.MODEL, tasks)]
+        }
+        drawn[f"{first.name}_{run.name}"] = _beside(panels, first.families | run.families, "")
+    if not drawn:
+        raise MissingError("needs two runs with the same tasks, such as two sizes of a model.")
+    return drawn
+
+
+def _with_similarities(runs: Sequence[Run]) -> list[tuple[Run, Similarities]]:
+    sources = [(run, views.main_source(run)) for run in runs]
+    found = [(run, main) for run, main in sources if main is not None and len(main.tasks) > 1]
+    if not found:
+        raise MissingError("needs similarities of at least two tasks.")
+    return found
+
+
+def _mean(matrix: Matrix) -> float:
+    values = views.pair_values(matrix)
+    return float(values.mean()) if values.size else float("nan")
+
+
+def _limit(*matrices: Matrix) -> float:
+    sizes = np.abs(np.concatenate([views.pair_values(matrix) for matrix in matrices]))
+    return float(sizes.max()) if sizes.size and sizes.max() > 0 else 1.0
+
+
+def _order(main: Similarities, tasks: Sequence[str], run: Run) -> Order:
+    """The same order in all figures of the same tasks, from the whole model."""
+    return views.order_by_family(views.side_matrix(main, views.MODEL, tasks), tasks, run.families)
+
+
+def _alone(matrix: Matrix, tasks: Sequence[str], order: Order, title: str) -> Figure:
+    size = 2.2 + 0.21 * max(len(tasks), 8)
+    figure = new_figure(size + 1.3, size)
+    axes = figure.subplots()
+    image = _draw(axes, matrix, tasks, order, _limit(matrix))
+    axes.set_title(title, loc="left")
+    _colour_bar(figure, image)
+    return figure
+
+
+def _colour_bar(figure: Figure, image: AxesImage) -> None:
+    bar = figure.colorbar(
+        image, ax=figure.axes, orientation="horizontal", fraction=0.03, pad=0.02, aspect=50
+    )
+    bar.locator = MaxNLocator(5)
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)
+
+
+def _beside(
+    panels: Mapping[str, tuple[Matrix, Sequence[str]]], families: Mapping[str, str], title: str
+) -> Figure:
+    """Two heat maps with the same order of languages and the same colours."""
+    (first, tasks), _ = panels.values()
+    order, blocks = views.order_by_family(first, tasks, families)
+    languages = [views.language_of(tasks[i]) for i in order]
+    size = 1.9 + 0.19 * max(len(tasks), 8)
+    figure = new_figure(2 * size + 1.5, size + 0.2)
+    images = []
+    limit = _limit(*(matrix for matrix, _ in panels.values()))
+    for axes, (name, (matrix, own)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        where = {views.language_of(task): position for position, task in enumerate(own)}
+        same = len(own) == len(tasks) and all(language in where for language in languages)
+        arranged = (
+            ([where[language] for language in languages], blocks)
+            if same and len(where) == len(own)
+            else views.order_by_family(matrix, own, families)
+        )
+        images.append(_draw(axes, matrix, own, arranged, limit))
+        axes.set_title(name, loc="left")
+    _colour_bar(figure, images[0])
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+def _draw(
+    axes: Axes,
+    matrix: Matrix,
+    tasks: Sequence[str],
+    arranged: Order,
+    limit: float,
+) -> AxesImage:
+    """A heat map with frames and brackets around families; the diagonal, always 1, is left out."""
+    order, blocks = arranged
+    shown = np.array(matrix, dtype=np.float64)[np.ix_(order, order)]
+    np.fill_diagonal(shown, np.nan)
+    image = axes.imshow(shown, cmap=DIVERGING, vmin=-limit, vmax=limit)
+    labels = [views.labels(tasks)[i] for i in order]
+    upright = max(map(len, labels)) > 2 and len(labels) > 8
+    axes.set_xticks(range(len(labels)), labels, rotation=90 if upright else 0)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.tick_params(length=0, labelsize=8)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    edge = len(labels) - 0.5
+    for block in blocks:
+        low, size = block.start - 0.5, block.stop - block.start
+        axes.add_patch(Rectangle((low, low), size, size, fill=False, linewidth=0.9, clip_on=False))
+        ends = (low + 0.12, low + size - 0.12)
+        gap = 0.012 * len(labels)
+        axes.plot([edge + 2 * gap] * 2, ends, color=QUIET, linewidth=1.2, clip_on=False)
+        middle = low + size / 2
+        axes.text(edge + 4 * gap, middle, block.family, fontsize=8, va="center", ha="left")
+    axes.set_xlim(-0.5, edge)
+    axes.set_ylim(edge, -0.5)
+    return image

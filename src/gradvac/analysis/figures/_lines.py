@@ -1,0 +1,164 @@
+"""Figures made of lines and points: 2b, 3, 4b and 4c."""
+
+# S steps, K components, T tasks
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from gradvac.analysis import statistics, views
+from gradvac.analysis.figures._style import DASHES, INKS, MissingError, new_figure, zero_line
+from gradvac.analysis.run import Run
+from gradvac.analysis.scores import bleu_by_task
+from gradvac.analysis.similarities import Similarities
+
+_FEWEST_FOR_CORRELATION = 4
+
+
+def score_against_similarity(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Figure 2b: BLEU of a task that all runs share against its similarity to their others."""
+    sources = [(run, views.main_source(run), bleu_by_task(run)) for run in runs]
+    full = [(run, main, bleu) for run, main, bleu in sources if main is not None and bleu]
+    if len(full) < 3:
+        raise MissingError("needs at least 3 runs with similarities and scores.")
+    common = [t for t in full[0][2] if all(t in bleu and t in main.tasks for _, main, bleu in full)]
+    if not common:
+        raise MissingError("needs a task that is scored and measured in all runs.")
+    task = common[0]
+    points = [(_similarity_of(task, main), bleu[task]) for _, main, bleu in full]
+    figure = new_figure(4.6, 3.6)
+    axes = figure.subplots()
+    cosines, scores = zip(*points, strict=True)
+    axes.scatter(cosines, scores, color=INKS[0], s=26, zorder=3)
+    for (run, main, _), point in zip(full, points, strict=True):
+        others = [views.language_of(t) for t in main.tasks if t != task]
+        name = others[0] if len(others) == 1 else run.name
+        axes.annotate(name, point, (4, 4), textcoords="offset points", fontsize=8)
+    axes.set_xlabel(f"cosine of {task} with the other tasks of its model")
+    axes.set_ylabel(f"BLEU of {task}")
+    axes.set_title(_correlation(points), loc="left")
+    return {task: figure}
+
+
+def active_counts(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Figure 3: pairs in conflict, where PCGrad acts, and pairs below their target, over steps."""
+    recorded = [(run, run.record) for run in runs if run.record is not None]
+    if not recorded:
+        raise MissingError("needs a run that recorded its training.")
+    figure = new_figure(7.2, 2.9)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for number, (run, record) in enumerate(recorded):
+        own = {"color": INKS[number % len(INKS)], "label": run.name}
+        left.plot(record.steps, statistics.conflict_counts(record), **own)
+        if not np.isnan(record.target).all():
+            right.plot(record.steps, statistics.active_counts(record), **own)
+    left.set_title("PCGrad: below 0", loc="left")
+    right.set_title("active in training: below the target", loc="left")
+    left.set_ylabel("pairs, all components")
+    if not right.lines:
+        right.text(0.5, 0.5, "no run has targets", transform=right.transAxes, ha="center")
+    for axes in (left, right):
+        axes.set_xlabel("step")
+        axes.set_ylim(bottom=0)
+    if len(recorded) > 1:
+        left.legend()
+    return {"": figure}
+
+
+def layers(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Figure 4b: mean similarity by layer."""
+    found = [(run, _by_layer(run)) for run in runs]
+    if not any(lines for _, lines in found):
+        raise MissingError(
+            "needs components that carry the number of a layer (all_layer, all_matrix)."
+        )
+    figure = new_figure(4.6, 3.2)
+    axes = figure.subplots()
+    sides = ("encoder", "decoder", "shared")
+    for number, (run, lines) in enumerate(found):
+        for side, points in lines.items():
+            name = f"{run.name}, {side}" if len(runs) > 1 else side
+            color, dash = INKS[sides.index(side)], DASHES[number % len(DASHES)]
+            axes.plot(*zip(*points, strict=True), dash, marker="o", color=color, label=name)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("layer")
+    axes.set_ylabel("cosine, mean of pairs and steps")
+    zero_line(axes)
+    axes.legend(fontsize=8)
+    return {"": figure}
+
+
+def steps(runs: Sequence[Run], pairs: Sequence[tuple[str, str]] | None) -> dict[str, Figure]:
+    """Figure 4c: similarity of some pairs over steps, in the encoder and in the decoder."""
+    drawn = {}
+    for run in runs:
+        main = views.main_source(run)
+        if main is None or len(main.steps) < 2 or len(main.tasks) < 2:
+            continue
+        chosen = [p for p in pairs or _telling_pairs(main) if set(p) <= set(main.tasks)]
+        if not chosen:
+            continue
+        drawn[run.name] = _steps(run.name, main, chosen)
+    if not drawn:
+        raise MissingError("needs similarities at two steps or more, and pairs that the run has.")
+    return drawn
+
+
+def _steps(name: str, main: Similarities, pairs: Sequence[tuple[str, str]]) -> Figure:
+    sides = views.sides_of(main)
+    figure = new_figure(3.4 * len(sides) + 0.6, 3.1)
+    panels = np.atleast_1d(figure.subplots(1, len(sides), sharey=True))
+    for axes, side in zip(panels, sides, strict=True):
+        inside = [
+            component
+            for component in main.components
+            if side == views.MODEL or statistics.side_of(component) == side
+        ]
+        part = main.select(components=inside)
+        for number, pair in enumerate(pairs):
+            values = statistics.by_step(part, pair)
+            color = INKS[number % len(INKS)]
+            axes.plot(main.steps, values, color=color, label=" and ".join(views.labels(pair)))
+        axes.set_title(f"{name}: {side}", loc="left")
+        axes.set_xlabel("step")
+        zero_line(axes)
+    panels[0].set_ylabel("cosine")
+    panels[0].legend(fontsize=8)
+    return figure
+
+
+def _telling_pairs(main: Similarities) -> list[tuple[str, str]]:
+    """The most similar, a middling and the least similar pair."""
+    matrix = statistics.mean_matrix(main)
+    rows, columns = np.tril_indices(len(matrix), -1)
+    values = matrix[rows, columns]
+    ranked = [int(i) for i in np.argsort(-values) if not np.isnan(values[i])]
+    if not ranked:
+        return []
+    places = dict.fromkeys((ranked[0], ranked[len(ranked) // 2], ranked[-1]))
+    return [(main.tasks[columns[i]], main.tasks[rows[i]]) for i in places]
+
+
+def _by_layer(run: Run) -> dict[str, list[tuple[int, float]]]:
+    main = views.main_source(run)
+    return {} if main is None else views.by_layer(main)
+
+
+def _similarity_of(task: str, main: Similarities) -> float:
+    """Mean similarity of one task with the others."""
+    matrix = statistics.mean_matrix(main)
+    row = np.delete(matrix[main.tasks.index(task)], main.tasks.index(task))
+    return float(row[~np.isnan(row)].mean())
+
+
+def _correlation(points: Sequence[tuple[float, float]]) -> str:
+    if len(points) < _FEWEST_FOR_CORRELATION:
+        return f"{len(points)} runs: too few for a correlation"
+    try:
+        found = statistics.similarity_against_score(points)
+    except ValueError:
+        return "no correlation: a value is the same in all runs"
+    low, high = found.interval
+    return f"Spearman {found.rho:z.2f} [{low:z.2f}, {high:z.2f}], p = {found.p_value:.3f}"

@@ -1,0 +1,39 @@
+"""`gradvac figures`: the paper's figures for one or more runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradvac.analysis.figures import FORMATS, write_figures
+from gradvac.cli._runs import Runs, load_runs, sizes_of
+
+
+def figures(
+    runs: Runs,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where they go.")] = Path("figures"),
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", help="pdf, svg, png; default: all.")
+    ] = None,
+    pairs: Annotated[
+        list[str] | None,
+        typer.Option("--pair", help="Two tasks to follow over steps, as in en-fr,en-es."),
+    ] = None,
+) -> None:
+    """Draw the paper's figures for some runs, and say what the others would need."""
+    loaded = load_runs(runs)
+    chosen = None if pairs is None else [_pair(pair) for pair in pairs]
+    done = write_figures(loaded, out, formats or FORMATS, sizes=sizes_of(loaded), pairs=chosen)
+    for path in done.paths:
+        print(path)
+    for name, reason in done.missing.items():
+        print(f"{name}: not drawn, {reason}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    first, comma, second = text.partition(",")
+    if not comma or not first or not second:
+        raise ValueError(f"--pair: give two tasks as in en-fr,en-es; got {text!r}.")
+    return first.strip(), second.strip()

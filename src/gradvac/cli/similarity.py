@@ -1,0 +1,52 @@
+"""`gradvac similarity`: which tasks have similar gradients, at every checkpoint of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from gradvac.cli._common import require_run
+from gradvac.nmt.similarity import GRANULARITIES, measure_run, summary
+
+
+def similarity(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="section.key=value, as in batch.tokens=8192")
+    ] = None,
+    split: Annotated[str, typer.Option("--set", help="dev, test, or an extra set.")] = "dev",
+    lines: Annotated[int, typer.Option(help="First lines of the set; 0: all.", min=0)] = 1000,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(help="best, last, or a step, instead of all checkpoints; may come again."),
+    ] = None,
+    granularity: Annotated[
+        list[str] | None,
+        typer.Option(help=f"May come again; default: {', '.join(GRANULARITIES)}."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="per_task or one_backward.")] = "per_task",
+    offload: Annotated[
+        bool, typer.Option("--offload", help="Keep task gradients in host memory.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+) -> None:
+    """Measure similarities on an aligned set at every checkpoint; keep them in the run folder."""
+    console = Console(highlight=False)
+    measured = measure_run(
+        require_run(run),
+        split=split,
+        num_lines=lines or None,
+        weights=[int(name) if name.isdigit() else name for name in weights or ()],
+        granularities=granularity or GRANULARITIES,
+        engine=engine,
+        offload=offload,
+        device=device,
+        overrides=overrides or [],
+        console=console,
+    )
+    console.print(summary(measured))
+    steps = ", ".join(map(str, measured[0].steps.tolist()))
+    console.print(f"Steps {steps} are in {run / 'similarity.npz'}.", soft_wrap=True)

@@ -1,0 +1,319 @@
+"""Similarity of tasks along a translation run: its checkpoints on a multi-way aligned set.
+
+Gradients are those of the plain cross-entropy, without dropout and smoothing, in float32. All tasks
+see the same lines: those whose sentence in the common language (English, as a rule) is in the set
+of every pair. Lines of like length are dealt in turn to two halves, which tell how reliable the
+cosines are; `gradvac.analysis.measure` explains what is computed and how much memory it takes.
+"""
+
+# T tasks, N lines
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor
+
+from gradvac.analysis import (
+    Similarities,
+    concatenate,
+    load_similarities,
+    measure,
+    save_similarities,
+)
+from gradvac.analysis.similarities import SIMILARITY
+from gradvac.nmt.model import Transformer
+from gradvac.nmt.prepared import Prepared
+from gradvac.nmt.settings import DEV, NmtConfig
+from gradvac.nmt.stream import Numbers, TaskData, gather_batch
+from gradvac.training import checkpoint, choose_device, config
+
+GRANULARITIES = ("all_layer", "enc_dec", "whole_model")
+_FEWEST_LINES = 10
+
+
+def measure_run(
+    run: str | Path,
+    *,
+    split: str = DEV,
+    num_lines: int | None = 1000,
+    weights: Sequence[str | int] = (),
+    granularities: Sequence[str] = GRANULARITIES,
+    engine: str = "per_task",
+    offload: bool = False,
+    device: str = "auto",
+    overrides: Sequence[str] = (),
+    console: Console | None = None,
+) -> tuple[Similarities, ...]:
+    """Measure the similarity of all tasks at every checkpoint that a run kept.
+
+    Writes RUN/similarity.npz after every checkpoint. Called again, it measures only what is not
+    there yet.
+
+    Args:
+        run: The run folder.
+        split: The aligned set: "dev", "test", or an extra set of the config.
+        num_lines: Only the first so many lines that all tasks have; None: all.
+        weights: Instead of all checkpoints: "best", "last", or steps.
+        granularities: Which parameters share a component; all from the same gradients.
+        engine: "per_task", or "one_backward": all tasks in one batch, fewer and larger steps.
+        offload: Keep task gradients in host memory.
+        device: "auto", "cpu", "cuda", ...
+        overrides: Of the run's config, such as "data.prepared=..." or "batch.tokens=8192".
+        console: Where progress is shown; None: nowhere.
+
+    Raises:
+        ValueError: There is no checkpoint, no aligned set, a single task, or similarities that
+            were measured otherwise.
+    """
+    run = Path(run)
+    settings = config.load(NmtConfig, run / "config.toml", overrides)
+    tasks = settings.data.all_tasks()
+    if len(tasks) < 2:
+        raise ValueError(f"{run}: has the single task {tasks[0]}; similarity is between tasks.")
+    prepared = Prepared.open(settings.data)
+    if prepared is None:
+        raise ValueError(
+            f"data.prepared: {settings.data.prepared} does not hold the data of {run}; run "
+            "`gradvac nmt prepare` with its config.toml, or give data.prepared=..."
+        )
+    console = console or Console(quiet=True)
+    found = _weights(run, weights, say=partial(console.print, markup=False))
+    lines = aligned_lines(prepared, split, tasks, num_lines)
+    data = [_data(prepared, split, task) for task in tasks]
+    about = {
+        "set": split,
+        "lines": len(lines[tasks[0]]),
+        "data": prepared.signature,
+        "tasks": tasks,
+        "granularities": list(granularities),
+    }
+    before = _read_before(run / SIMILARITY, about)
+    measured = set(before[0].steps.tolist()) if before else set()
+    left = [one for one in found if one.step not in measured]
+    model = settings.model.build(len(prepared.vocabulary)).to(choose_device(device)).eval()
+    plan = _Plan(data, [lines[task] for task in tasks], settings.batch.tokens, engine)
+    with _progress(console, len(left) * plan.num_batches) as progress:
+        bar = progress.add_task("", total=len(left) * plan.num_batches)
+        for one in left:
+            progress.update(bar, description=f"step {one.step}")
+            model.load_state_dict(one.read())
+            parts = measure(
+                model,
+                plan.batches(model),
+                granularities,
+                tasks=tasks,
+                step=one.step,
+                engine=engine,
+                offload=offload,
+                tick=lambda: progress.advance(bar),
+            )
+            before = tuple(map(concatenate, zip(before, parts, strict=True))) if before else parts
+            save_similarities(run / SIMILARITY, before, json.dumps(about))
+    return before
+
+
+@dataclass(frozen=True)
+class _Weights:
+    step: int
+    read: Callable[[], dict[str, Tensor]]
+
+
+def _weights(
+    run: Path, names: Sequence[str | int], *, say: Callable[[str], None]
+) -> list[_Weights]:
+    """The weights to look at, by step."""
+    if not names:
+        there = checkpoint.kept(run)
+        damage = {one.step: one.damage() for one in there}
+        for step, what in damage.items():
+            if what is not None:
+                say(f"The checkpoint of step {step} is damaged ({what}) and left out.")
+        intact = [one for one in there if damage[one.step] is None]
+        if not intact:
+            raise ValueError(
+                f"{run}: has no checkpoint to measure; train first, or give --weights best."
+            )
+        return [_Weights(one.step, one.weights) for one in intact]
+    found = {}
+    for name in names:
+        if name == "best":
+            path = run / "best.safetensors"
+            if not path.is_file():
+                raise ValueError(f"{run}: has no best weights; it was never validated.")
+            step = int(checkpoint.read_facts(path)["step"])
+        elif name == "last":
+            newest = checkpoint.latest(run, say=say)
+            if newest is None:
+                raise ValueError(f"{run}: has no checkpoint to measure; train first.")
+            step = newest.step
+        elif isinstance(name, int):
+            step = name
+        else:
+            raise ValueError(
+                f"weights: must be best, last or a step, got {name!r}; averaged weights belong to "
+                "no single step."
+            )
+        found[step] = _Weights(step, partial(checkpoint.weights, run, name))
+    return [found[step] for step in sorted(found)]
+
+
+def aligned_lines(
+    prepared: Prepared, split: str, tasks: Sequence[str], num_lines: int | None = None
+) -> dict[str, Numbers]:
+    """Lines of a set that say the same thing in all tasks.
+
+    Args:
+        prepared: The data.
+        split: Name of the set.
+        tasks: The tasks.
+        num_lines: Only the first so many.
+
+    Returns:
+        Task -> numbers of its lines; the n-th of all tasks belong together.
+    """
+    pairs = list(dict.fromkeys(prepared.pair_of(task) for task in tasks))
+    common = [code for code in pairs[0].split("-") if all(code in p.split("-") for p in pairs)]
+    if common:
+        texts = {p: prepared.text(split, p)[p.split("-").index(common[0])] for p in pairs}
+        places = {p: {text: n for n, text in reversed(list(enumerate(texts[p])))} for p in pairs}
+        shared = [t for t in places[pairs[0]] if all(t in own for own in places.values())]
+        shared.sort(key=places[pairs[0]].__getitem__)
+        numbers = {p: [places[p][text] for text in shared[:num_lines]] for p in pairs}
+    else:
+        sizes = {p: len(prepared.text(split, p)[0]) for p in pairs}
+        size = min(sizes.values()) if len(set(sizes.values())) == 1 else 0
+        numbers = {p: list(range(size))[:num_lines] for p in pairs}
+    fewest = min(_FEWEST_LINES, num_lines or _FEWEST_LINES)
+    if len(numbers[pairs[0]]) < max(2, fewest):
+        raise ValueError(
+            f"set: {split!r} is not aligned over all tasks; only {len(numbers[pairs[0]])} lines "
+            "are in all pairs. Choose another one with --set, such as an extra set "
+            "(data.extra) with the same sentences in every language."
+        )
+    return {task: np.array(numbers[prepared.pair_of(task)], dtype=np.int64) for task in tasks}
+
+
+def _data(prepared: Prepared, split: str, task: str) -> TaskData:
+    sources, targets = prepared.task_tokens(split, task)
+    return TaskData(task, sources, targets, prepared.vocabulary.tag(task.partition("-")[2]))
+
+
+class _Plan:
+    """Batches of the same lines for all tasks, in turn for one half and the other.
+
+    Args:
+        data: The tasks' sentence pairs.
+        lines: Numbers of the aligned lines, for every task, `[T][N]`.
+        tokens: Most tokens of either side of a batch.
+        engine: "one_backward" puts all tasks into one batch.
+    """
+
+    def __init__(
+        self, data: list[TaskData], lines: list[Numbers], tokens: int, engine: str
+    ) -> None:
+        self._data, self._mixed = data, engine == "one_backward"
+        lengths = np.max([d.lengths(own) for d, own in zip(data, lines, strict=True)], axis=(0, 1))
+        order = np.argsort(-lengths, kind="stable")
+        order = order[: len(order) // 2 * 2]  # two halves of one size
+        rows = len(data) if self._mixed else 1
+        self._chosen: list[list[Numbers]] = []  # batch -> task -> lines
+        while len(order):
+            size = 2 * max(1, tokens // (int(lengths[order[0]]) * rows))
+            for half in (0, 1):
+                self._chosen.append([own[order[half:size:2]] for own in lines])
+            order = order[size:]
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of a whole measurement."""
+        return len(self._chosen) * (1 if self._mixed else len(self._data))
+
+    def batches(
+        self, model: Transformer
+    ) -> dict[str, list[Callable[[], Tensor]]] | list[Callable[[], tuple[Tensor, Tensor]]]:
+        """What `measure` takes."""
+        device = next(model.parameters()).device
+
+        def one_task(task: int, chosen: list[Numbers]) -> Tensor:
+            losses: Tensor = model(gather_batch([self._data[task]], [chosen[task]]).to(device))
+            return losses.sum()
+
+        def all_tasks(chosen: list[Numbers]) -> tuple[Tensor, Tensor]:
+            batch = gather_batch(self._data, chosen)
+            return model(batch.to(device)), batch.tasks
+
+        if self._mixed:
+            return [partial(all_tasks, chosen) for chosen in self._chosen]
+        return {
+            data.name: [partial(one_task, task, chosen) for chosen in self._chosen]
+            for task, data in enumerate(self._data)
+        }
+
+
+def _read_before(path: Path, about: dict[str, object]) -> tuple[Similarities, ...]:
+    if not path.is_file():
+        return ()
+    before, how = load_similarities(path)
+    former = json.loads(how or "{}")
+    changed = [key for key in about if former.get(key) != about[key]]
+    if changed:
+        key = changed[0]
+        raise ValueError(
+            f"{path}: was measured with {key} = {former.get(key)}, now it is {about[key]}; move "
+            "it away to measure anew, or ask for the same."
+        )
+    return before
+
+
+def _progress(console: Console, total: int) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("batches"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=console.quiet or not total,
+    )
+
+
+def summary(measured: Sequence[Similarities]) -> Table:
+    """Show mean cosines of the last step, by granularity and component."""
+    shown = Table(title=f"step {measured[0].steps[-1]}, mean over pairs", title_justify="left")
+    shown.add_column("granularity", no_wrap=True)
+    shown.add_column("component", overflow="fold")
+    for column in ("same", "different", "reliable", "corrected"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for same, different in zip(measured[::2], measured[1::2], strict=True):
+        for row, component in enumerate(same.components):
+            shown.add_row(same.granularity, component, *_cells(same, different, row))
+        shown.add_section()
+    shown.caption = (
+        "same, different: lines that tasks are compared on\nreliable: cosine of two halves of one "
+        "task\ncorrected: different, without the noise of small samples"
+    )
+    shown.caption_justify = "left"
+    return shown
+
+
+def _cells(same: Similarities, different: Similarities, row: int) -> Iterator[str]:
+    apart = ~np.eye(len(same.tasks), dtype=bool)
+    assert different.reliability is not None
+    assert different.corrected is not None
+    for values in (
+        same.values[-1, row][apart],
+        different.values[-1, row][apart],
+        different.reliability[-1, row],
+        different.corrected[-1, row][apart],
+    ):
+        known = values[~np.isnan(values)]
+        yield f"{known.mean():.3f}" if len(known) else "-"

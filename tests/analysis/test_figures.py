@@ -1,0 +1,114 @@
+"""The paper's figures: drawn where the data allow, and right."""
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradvac.analysis.figures import write_figures
+from gradvac.analysis.figures._method import altered
+from gradvac.rules import GradVac, PCGrad
+
+from .made_runs import FAMILIES, make_run
+
+EUROPE = ("fr", "es", "cs", "pl", "fi")
+
+
+def stems(paths: list[Path]) -> set[str]:
+    return {path.stem for path in paths}
+
+
+def texts(path: Path) -> list[str]:
+    """All text of an SVG; mathematical text is drawn, not written."""
+    return ["".join(node.itertext()) for node in ET.parse(path).iter() if node.tag.endswith("text")]
+
+
+def test_two_runs_and_all_formats(tmp_path: Path) -> None:
+    runs = [
+        make_run(name, codes=EUROPE, num_layers=2, num_steps=4) for name in ("joint", "gradvac")
+    ]
+    done = write_figures(runs, tmp_path, sizes={f"en-{code}": 1000 for code in EUROPE})
+    assert {path.suffix for path in done.paths} == {".pdf", ".svg", ".png"}
+    assert all(path.stat().st_size > 2000 for path in done.paths)
+    names, sides = ("joint", "gradvac"), ("encoder", "decoder")
+    expected = {"fig03", "fig04b", "fig05", "fig06", "fig07", "fig09_joint_gradvac"}
+    expected |= {f"fig01_{name}_{side}_en-xx" for name in names for side in sides}
+    expected |= {f"{figure}_{name}" for figure in ("fig04a", "fig04c") for name in names}
+    assert stems(done.paths) == expected
+    assert set(done.missing) == {"fig02a", "fig02b"}
+    assert all(reason.startswith("needs") for reason in done.missing.values())
+
+
+def test_the_same_data_give_the_same_file(tmp_path: Path) -> None:
+    run = make_run(codes=("fr", "es", "fi"), num_layers=1, num_steps=2)
+    first, second = (
+        write_figures([run], tmp_path / name, ["svg", "pdf"]).paths for name in ("a", "b")
+    )
+    assert [a.read_bytes() for a in first] == [b.read_bytes() for b in second]
+
+
+def test_all_languages_and_families_are_named(tmp_path: Path) -> None:
+    write_figures([make_run(num_layers=1, num_steps=2)], tmp_path, ["svg"])
+    said = texts(tmp_path / "fig01_gradvac_encoder_en-xx.svg")
+    assert set(FAMILIES) | set(FAMILIES.values()) <= set(said)
+
+
+def test_both_directions(tmp_path: Path) -> None:
+    run = make_run("both", codes=EUROPE, directions=("xx-en", "en-xx"), num_layers=2, num_steps=3)
+    done = write_figures([run], tmp_path, ["svg"])
+    assert {"fig02a_both", "fig01_both_encoder_xx-en"} <= stems(done.paths)
+    into = run.measured[0].select(tasks=[f"{code}-en" for code in EUROPE])
+    matrix = into.values.mean(axis=(0, 1))
+    mean = matrix[np.tril_indices(len(EUROPE), -1)].mean()
+    assert f"xx-en, mean {mean:.2f}" in texts(tmp_path / "fig02a_both.svg")
+
+
+def test_score_against_similarity(tmp_path: Path) -> None:
+    others = ("es", "de", "cs", "fi", "hi")
+    runs = []
+    for n, code in enumerate(others):
+        run = make_run(f"fr-{code}", codes=("fr", code), num_layers=1, num_steps=2, seed=n)
+        values = np.full_like(run.measured[0].values, 0.1 * n)
+        scores = {"by_task": {"en-fr": {"bleu": 20.0 + n}}}
+        similarities = replace(run.measured[0], values=values, reliability=None, corrected=None)
+        runs.append(replace(run, measured=(similarities,), scores=scores))
+    write_figures(runs, tmp_path, ["svg"])
+    said = texts(tmp_path / "fig02b_en-fr.svg")
+    assert set(others) <= set(said)
+    title = next(text for text in said if text.startswith("Spearman"))
+    assert re.match(r"Spearman 1\.00 \[1\.00, 1\.00\], p = 0\.0[0-2]", title)
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    bare = make_run(codes=("fr",), num_layers=1, num_steps=1, recorded=False, bleu=None)
+    done = write_figures([bare], tmp_path, ["png"])
+    assert stems(done.paths) == {"fig05"}
+    assert "layer" in done.missing["fig04b"]
+    assert "at least two tasks" in done.missing["fig01"]
+    assert "recorded" in done.missing["fig03"]
+    assert "scores" in done.missing["fig06"]
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"formats: choose from pdf, svg, png, got \['gif'\]"):
+        write_figures([make_run(codes=EUROPE)], tmp_path, ["gif"])
+    with pytest.raises(ValueError, match="runs: give at least one"):
+        write_figures([], tmp_path)
+
+
+@pytest.mark.parametrize("degrees", [70.0, 120.0])
+def test_the_method_is_drawn_by_the_rules(degrees: float) -> None:
+    angle = np.deg2rad(degrees)
+    first, second = np.array([np.cos(angle), np.sin(angle)]), np.array([1.15, 0.0])
+
+    def cosine(vector: np.ndarray) -> float:
+        return float(vector @ second / np.linalg.norm(vector) / np.linalg.norm(second))
+
+    projected = altered(PCGrad(vaccinated=["i"]), first, second)
+    assert cosine(projected) == pytest.approx(max(0.0, np.cos(angle)), abs=1e-6)
+    vaccinated = altered(GradVac(target=0.7, vaccinated=["i"]), first, second)
+    assert cosine(vaccinated) == pytest.approx(0.7, abs=1e-6)
+    assert vaccinated[1] == pytest.approx(first[1])  # only moved along g_j

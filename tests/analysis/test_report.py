@@ -1,0 +1,190 @@
+"""The report without a browser: its sentences say the numbers, its data come back, it is small."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradvac.analysis.report import compare, summarise, write_report
+from gradvac.analysis.report._packing import pack, unpack
+from gradvac.analysis.run import Run
+from gradvac.analysis.similarities import Similarities
+
+from .made_runs import make_run
+
+COMPONENTS = ("encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1")
+CODES = ("fr", "es", "de", "cs", "pl", "fi", "et")
+
+
+def run_with(values: np.ndarray, tasks: list[str], **changes: object) -> Run:
+    """A run with nothing but these cosines, `[S, K, T, T]`."""
+    run = make_run(codes=CODES, recorded=False, bleu=None)
+    steps = np.arange(1, len(values) + 1) * 100
+    found = Similarities(tuple(tasks), COMPONENTS, steps, values.astype(np.float32))
+    return replace(run, measured=(found,), **changes)
+
+
+def related(within: float, between: float) -> np.ndarray:
+    """`[T, T]` of CODES: relatives share `within`, others `between`."""
+    kin = [0, 0, 0, 1, 1, 2, 2]
+    return np.array([[within if a == b else between for b in kin] for a in kin])
+
+
+def said(run: Run) -> str:
+    return "\n".join(sentence.text for sentence in summarise(run))
+
+
+def test_sentences_say_the_numbers() -> None:
+    encoder, decoder = related(0.31, 0.19), related(0.05, 0.02)
+    values = np.stack([encoder + 0.1, encoder - 0.1, decoder, decoder])[None].repeat(8, axis=0)
+    values = values * np.linspace(1.5, 0.5, 8).reshape(-1, 1, 1, 1)
+    text = said(run_with(values, [f"en-{code}" for code in CODES]))
+    assert re.search(
+        r"Languages of one family are 0\.12 more similar than others in the encoder: 0\.31 against "
+        r"0\.19 \(p = 0\.0(1|0\d\d)\)",  # the true families are one way of 105
+        text,
+    )
+    assert "West Slavic languages share 0.31 in the encoder, 0.05 in the decoder" in text
+    # 5 pairs of relatives and 16 others.
+    assert "Two tasks share 0.12 on average" in text
+    assert "No pair pulls apart on average" in text
+    assert "The encoder is more similar than the decoder (0.22 against 0.03; so in 21 of 21" in text
+    assert "With depth it falls in the encoder: 0.32 in layer 0, 0.12 in layer 1" in text
+    assert "With depth it hardly changes in the decoder: 0.03 in layer 0, 0.03 in layer 1" in text
+    assert "Similarity fell in training: 0.18 up to step 200, 0.07 from step 700 on" in text
+
+
+def test_noise_is_not_significant() -> None:
+    draw = np.random.default_rng(4)
+    values = draw.normal(0, 0.1, (1, 4, 7, 7))
+    values = (values + values.swapaxes(-1, -2)) / 2
+    text = said(run_with(values, [f"en-{code}" for code in CODES]))
+    assert "not clearly more similar than others in the encoder" in text
+    assert "not significant" in text
+    pairs = values.mean(axis=(0, 1))[np.tril_indices(7, -1)]
+    assert f"{(pairs < 0).sum()} of 21 pairs pull apart" in text
+
+
+def test_too_few_tasks_for_a_test() -> None:
+    values = related(0.5, 0.1)[None, None].repeat(4, axis=1)
+    keep = [0, 1, 3, 4]
+    tasks = [f"en-{CODES[i]}" for i in keep]
+    text = said(run_with(values[..., keep, :][..., keep], tasks))
+    assert "p = 0.33, not significant; with so few tasks it cannot be smaller" in text
+
+
+def test_distances() -> None:
+    tasks = [f"en-{code}" for code in CODES]
+    draw = np.random.default_rng(0)
+    distance = draw.uniform(0.2, 1, (7, 7))
+    distance = (distance + distance.T) / 2
+    values = (1 - distance)[None, None].repeat(4, axis=1)
+    text = said(run_with(values, tasks, distances=(tuple(tasks), distance)))
+    assert re.search(
+        r"Similarity falls with the distance of the languages \(r = -1\.00, p = 0\.0", text
+    )
+
+
+def test_directions_and_families_in_each() -> None:
+    tasks = [f"{code}-en" for code in CODES] + [f"en-{code}" for code in CODES]
+    values = np.full((14, 14), 0.3)
+    values[:7, :7], values[7:, 7:] = related(0.9, 0.7), related(0.3, 0.2)
+    families = make_run(codes=CODES, directions=("xx-en", "en-xx")).families
+    text = said(run_with(values[None, None].repeat(4, axis=1), tasks, families=families))
+    assert "0.20 more similar than others in the encoder (xx-en): 0.90 against 0.70" in text
+    assert "0.10 more similar than others in the decoder (en-xx): 0.30 against 0.20" in text
+    assert re.search(
+        r"Tasks into English share 0\.75 in the encoder, tasks out of English 0\.22", text
+    )
+
+
+def test_what_the_rule_did() -> None:
+    run = make_run(codes=CODES, num_layers=2, num_steps=4)
+    assert run.record is not None
+    similarity = run.record.similarity.copy()
+    others = ~np.eye(7, dtype=bool)
+    active = np.zeros_like(run.record.active)
+    active[:, :2] = others
+    similarity[..., others] = 0.1
+    similarity[:2][..., others] = -0.1
+    num = similarity.shape[1]
+    record = replace(
+        run.record,
+        similarity=similarity,
+        active=active,
+        update_cosine=np.full((4, num), 0.975, np.float32),
+        update_ratio=np.full((4, num), 2.68, np.float32),
+    )
+    text = said(replace(run, record=record))
+    assert f"GradVac altered {2 / num:.0%} of all pairs; 50% of all pairs were in conflict" in text
+    assert "cosine 0.975 with the plain sum and 2.68 times its length." in text
+    plain = replace(
+        record, update_cosine=np.ones((4, num)), update_ratio=np.ones((4, num)), rule="Sum()"
+    )
+    assert "The update was the plain sum." in said(replace(run, record=plain))
+
+
+def test_comparison_of_two_runs() -> None:
+    tasks = [f"en-{code}" for code in CODES]
+    low, high = (related(a, b)[None, None].repeat(4, axis=1) for a, b in ((0.3, 0.1), (0.6, 0.4)))
+    bleu = [
+        {"by_task": {task: {"bleu": 20.0 + gain * (n % 2)} for n, task in enumerate(tasks)}}
+        for gain in (0, 1)
+    ]
+    first = run_with(low, tasks, name="joint", scores=bleu[0])
+    second = run_with(high, tasks, name="gradvac", scores=bleu[1])
+    text = "\n".join(sentence.text for sentence in compare(first, second))
+    assert "Their 7 tasks are more similar in gradvac (0.45 against 0.15" in text
+    assert "The same pairs are similar in both (r = 1.00" in text
+    assert "BLEU is 0.4 higher in gradvac on average, and higher in 3 of 7 tasks" in text
+    assert "does not show that one is better" in text
+    same = "\n".join(sentence.text for sentence in compare(first, replace(first, name="again")))
+    assert "the same within noise" in same
+    assert "BLEU is the same in again" in same
+
+
+def test_one_task_and_no_families() -> None:
+    alone = make_run(codes=("fr",), num_layers=1, num_steps=1)
+    assert "only one task" in said(alone)
+    unknown = replace(make_run(codes=CODES, num_layers=1, num_steps=1), families={})
+    assert "families of the tasks are not known" in said(unknown)
+
+
+def test_packing_keeps_three_digits_and_gaps() -> None:
+    draw = np.random.default_rng(0)
+    values = draw.uniform(-1, 1, (5, 3, 11))
+    values[1, :, 4] = np.nan
+    values[2, 0, 0], values[3, 0, 0] = 40.0, -40.0
+    back = unpack(pack(values), values.shape)
+    assert np.array_equal(np.isnan(back), np.isnan(values))
+    assert np.nanmax(np.abs(back - values.clip(-32, 32))) <= 0.0005 + 1e-12
+
+
+def test_a_large_run_stays_small(tmp_path: Path) -> None:
+    run = make_run("large", num_layers=19, num_steps=200)
+    assert run.measured[0].shape == (200, 41, 25)
+    path = write_report([run], tmp_path / "large.html")
+    assert path.stat().st_size < 12e6
+    several = write_report([run, replace(run, name="twin")], tmp_path / "two.html")
+    assert several.stat().st_size < 12e6
+    assert re.search(r"holds every \d+th step and the last", several.read_text(encoding="utf-8"))
+
+
+def test_names_cannot_break_the_page(tmp_path: Path) -> None:
+    run = make_run("<script>alert(1)</script>", codes=("fr", "es", "fi"), num_layers=1)
+    page = write_report([run], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<script>alert(1)" not in page
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert data is not None
+    assert json.loads(data[1])["runs"][0]["name"] == run.name
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="runs: give at least one"):
+        write_report([], tmp_path / "page.html")
+    run = make_run(codes=CODES, num_layers=1, num_steps=1)
+    with pytest.raises(ValueError, match=r"two have the same name \(gradvac, gradvac\)"):
+        write_report([run, run], tmp_path / "page.html")

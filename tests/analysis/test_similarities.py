@@ -1,0 +1,110 @@
+"""The data class, and its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradvac.analysis import Similarities, concatenate, load_similarities, save_similarities
+
+
+def make(steps: list[int], seed: int = 0, **changes: Any) -> Similarities:
+    draw = np.random.default_rng(seed)
+    shape = (len(steps), 2, 3, 3)
+    fields: dict[str, Any] = {
+        "tasks": ("fr", "hi", "tr"),
+        "components": ("encoder.0", "decoder.0"),
+        "steps": np.array(steps),
+        "values": draw.random(shape, dtype=np.float32),
+        "reliability": draw.random(shape[:3], dtype=np.float32),
+        "corrected": draw.random(shape, dtype=np.float32),
+    }
+    return Similarities(**fields | changes)
+
+
+def test_select_by_name_in_the_order_given() -> None:
+    found = make([10, 20, 30])
+    chosen = found.select(tasks=["tr", "fr"], components=["decoder.0"], steps=[30, 10])
+    assert chosen.tasks == ("tr", "fr")
+    assert chosen.values.shape == (2, 1, 2, 2)
+    assert chosen.values[0, 0, 0, 1] == found.values[2, 1, 2, 0]
+    assert chosen.reliability is not None
+    assert found.reliability is not None
+    assert chosen.reliability[1, 0, 1] == found.reliability[0, 1, 0]
+    with pytest.raises(ValueError, match="tasks: there is no 'de'; there are fr, hi, tr"):
+        found.select(tasks=["de"])
+    with pytest.raises(ValueError, match="steps: there is no 15"):
+        found.select(steps=[15])
+
+
+def test_mean_over_steps_leaves_out_what_is_unknown() -> None:
+    found = make([1, 2])
+    found.values[0, 0, 0, 1] = np.nan
+    found.values[:, 1, 2, 2] = np.nan
+    mean = found.mean_over_steps()
+    assert mean[0, 0, 1] == found.values[1, 0, 0, 1]
+    assert np.isnan(mean[1, 2, 2])
+    assert mean[0, 1, 1] == pytest.approx(found.values[:, 0, 1, 1].mean())
+
+
+def test_shapes_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"values: must have shape \(1, 2, 3, 3\)"):
+        make([1], values=np.zeros((1, 2, 3, 2), dtype=np.float32))
+    with pytest.raises(ValueError, match="lines: must be one of"):
+        make([1], lines="other")
+
+
+def test_concatenate_sorts_steps_and_lets_the_later_win() -> None:
+    first, second = make([30, 10]), make([20, 30], seed=1)
+    found = concatenate([first, second])
+    assert found.steps.tolist() == [10, 20, 30]
+    np.testing.assert_array_equal(found.values[2], second.values[1])
+    np.testing.assert_array_equal(found.values[0], first.values[1])
+    with pytest.raises(ValueError, match="tasks: cannot put together"):
+        concatenate([first, make([1], tasks=("fr", "hi", "de"))])
+
+
+def test_file_round_trip_with_numpy_alone(tmp_path: Path) -> None:
+    path = tmp_path / "similarity.npz"
+    given = [
+        make([1, 2]),
+        make([1, 2], seed=1, lines="different", reliability=None, corrected=None),
+        make([1, 2], seed=2, granularity="model.part", components=("a", "b")),
+    ]
+    save_similarities(path, given, "dev")
+    found, about = load_similarities(path)
+    assert about == "dev"
+    assert {(one.granularity, one.lines) for one in found} == {
+        ("all_layer", "same"),
+        ("all_layer", "different"),
+        ("model.part", "same"),
+    }
+    for one, other in zip(given, found, strict=True):
+        assert (one.tasks, one.components) == (other.tasks, other.components)
+        np.testing.assert_array_equal(one.values, other.values)
+        assert (one.corrected is None) == (other.corrected is None)
+    with np.load(path) as file:
+        np.testing.assert_array_equal(file["all_layer.same.values"], given[0].values)
+        assert file["tasks"].tolist() == ["fr", "hi", "tr"]
+    assert [p.name for p in tmp_path.iterdir()] == ["similarity.npz"]
+
+
+def test_truncated_and_foreign_files(tmp_path: Path) -> None:
+    path = tmp_path / "similarity.npz"
+    save_similarities(path, [make([1])])
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"hello", whole[:-8]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="holds no similarities, or is damaged"):
+            load_similarities(path)
+    np.savez(path, other=np.ones(3))
+    with pytest.raises(ValueError, match="holds no similarities"):
+        load_similarities(path)
+
+
+def test_only_like_similarities_share_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="same tasks and steps"):
+        save_similarities(tmp_path / "x.npz", [make([1]), make([2], lines="different")])

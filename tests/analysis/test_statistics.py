@@ -1,0 +1,243 @@
+"""Statistics against values computed by hand or by SciPy."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gradvac.analysis import Record, Similarities, statistics
+
+# Two families, {0, 1} and {2, 3}: within 0.8 and 0.6, between 0.1, 0.2, 0.3, 0.0.
+MATRIX = np.array(
+    [
+        [1.0, 0.8, 0.1, 0.2],
+        [0.8, 1.0, 0.3, 0.0],
+        [0.1, 0.3, 1.0, 0.6],
+        [0.2, 0.0, 0.6, 1.0],
+    ]
+)
+TASKS = ("a", "b", "c", "d")
+
+
+def similarities(values: Any, components: tuple[str, ...], tasks: Any = TASKS) -> Similarities:
+    values = np.asarray(values, dtype=np.float32)
+    return Similarities(tuple(tasks), components, np.arange(len(values)), values)
+
+
+@pytest.mark.parametrize(
+    ("component", "side", "layer"),
+    [
+        ("encoder.layers.3", "encoder", 3),
+        ("decoder.layers.10", "decoder", 10),
+        ("decoder.layers.0.encoder_attn", "decoder", 0),
+        ("embedding", "shared", None),
+        ("encoder.norm", "encoder", None),
+        ("bert.encoder.layer.11.output", "encoder", 11),
+        ("model", "shared", None),
+        ("layers.2", "shared", 2),
+        ("conv2d.x1", "shared", None),
+    ],
+)
+def test_names_of_components(component: str, side: str, layer: int | None) -> None:
+    assert statistics.side_of(component) == side
+    assert statistics.layer_of(component) == layer
+
+
+def test_sides_agree_with_granularity_enc_dec() -> None:
+    """What `enc_dec` calls a side and what the statistics call it are the same."""
+    import torch
+
+    from gradvac.gradients import split
+
+    model = torch.nn.Transformer(8, 2, 1, 1, 8, batch_first=True)
+    for side, members in split(model, "enc_dec").items():
+        assert {statistics.side_of(name) for name in members} == {side}
+
+
+def test_means_by_side_layer_and_step() -> None:
+    components = ("encoder.0", "encoder.1", "decoder.0", "embedding")
+    pair = np.array([[[0.1, 0.3, 0.5, 0.9]], [[0.3, 0.5, np.nan, 0.9]]])  # [S, 1, K]
+    values = np.ones((2, 4, 2, 2))
+    values[:, :, 0, 1] = values[:, :, 1, 0] = pair[:, 0]
+    found = similarities(values, components, ("a", "b"))
+    assert statistics.mean_matrix(found, "encoder")[0, 1] == pytest.approx(0.3)
+    assert statistics.mean_matrix(found)[0, 1] == pytest.approx((0.1 + 0.3 + 0.5 + 1.8 + 0.8) / 7)
+    assert statistics.encoder_minus_decoder(found)[0, 1] == pytest.approx(-0.2)
+    by_layer = statistics.by_layer(found)
+    assert set(by_layer) == {"encoder", "decoder"}
+    assert [n for n, _ in by_layer["encoder"]] == [0, 1]
+    np.testing.assert_allclose([mean for _, mean in by_layer["encoder"]], [0.2, 0.4], atol=1e-6)
+    np.testing.assert_allclose(by_layer["decoder"], [(0, 0.5)], atol=1e-6)
+    expected = [(0.1 + 0.3 + 0.5 + 0.9) / 4, (0.3 + 0.5 + 0.9) / 3]
+    np.testing.assert_allclose(statistics.by_step(found), expected, atol=1e-6)
+    np.testing.assert_allclose(statistics.by_step(found, ("b", "a")), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="side: no component is in 'head'"):
+        statistics.mean_matrix(found, "head")
+
+
+def test_counts_of_a_record() -> None:
+    similarity = np.array([[[[1, -0.1], [-0.1, 1]]], [[[1, np.nan], [np.nan, 1]]]], dtype="f4")
+    active = np.zeros((2, 1, 2, 2), dtype=bool)
+    active[0, 0, 0, 1] = True
+    task, component = np.zeros((2, 1, 2), dtype="f4"), np.zeros((2, 1), dtype="f4")
+    record = Record(
+        ("a", "b"), ("k",), np.array([10, 20]), similarity, similarity, active, task, task,
+        component, component, "gradvac",
+    )  # fmt: skip
+    assert statistics.active_counts(record).tolist() == [1, 0]
+    assert statistics.conflict_counts(record).tolist() == [2, 0]
+    assert record.similarities().lines == "training"
+
+
+def test_cluster_order_and_dendrogram() -> None:
+    shuffled = [2, 0, 3, 1]
+    order = [shuffled[i] for i in statistics.cluster_order(MATRIX[np.ix_(shuffled, shuffled)])]
+    assert {frozenset(order[:2]), frozenset(order[2:])} == {frozenset({0, 1}), frozenset({2, 3})}
+    linkage = statistics.dendrogram(MATRIX)
+    np.testing.assert_allclose(linkage[:, 2], [0.2, 0.4, 1 - 0.15])  # average linkage by hand
+    unknown = MATRIX.copy()
+    unknown[0, 3] = unknown[3, 0] = np.nan
+    assert sorted(statistics.cluster_order(unknown)) == [0, 1, 2, 3]
+    assert statistics.cluster_order(np.ones((1, 1))) == [0]
+    with pytest.raises(ValueError, match="one task has nothing to be clustered with"):
+        statistics.dendrogram(np.ones((1, 1)))
+
+
+def test_family_contrast_by_hand() -> None:
+    """Of the three ways to pair four tasks, the true one is the best: p is near 1/3."""
+    found = statistics.family_contrast(MATRIX, ["x", "x", "y", "y"])
+    assert found.within == pytest.approx(0.7)
+    assert found.between == pytest.approx(0.15)
+    assert found.difference == pytest.approx(0.55)
+    assert found.p_value == pytest.approx(1 / 3, abs=0.02)
+    worst = statistics.family_contrast(MATRIX, ["x", "y", "y", "x"])
+    assert worst.p_value > 0.6
+
+
+def test_family_contrast_against_all_permutations() -> None:
+    draw = np.random.default_rng(3)
+    matrix = draw.normal(size=(6, 6))
+    matrix = (matrix + matrix.T) / 2
+    families = ["x", "x", "x", "y", "y", "z"]
+    labels = np.array(families)
+
+    def contrast(order: tuple[int, ...]) -> float:
+        own = labels[list(order)]
+        pairs = [(i, j) for i in range(6) for j in range(i)]
+        within = [matrix[i, j] for i, j in pairs if own[i] == own[j]]
+        between = [matrix[i, j] for i, j in pairs if own[i] != own[j]]
+        return float(np.mean(within) - np.mean(between))
+
+    every = np.array([contrast(order) for order in permutations(range(6))])
+    exact = (every >= contrast(tuple(range(6))) - 1e-12).mean()
+    found = statistics.family_contrast(matrix, families, num_permutations=4999)
+    assert found.p_value == pytest.approx(exact, abs=0.03)
+
+
+def test_family_contrast_leaves_out_what_is_unknown() -> None:
+    larger = np.full((5, 5), 0.99)
+    larger[:4, :4] = MATRIX
+    found = statistics.family_contrast(larger, ["x", "x", "y", "y", ""])
+    assert found.difference == pytest.approx(0.55)
+    larger = MATRIX.copy()
+    larger[0, 2] = larger[2, 0] = np.nan
+    found = statistics.family_contrast(larger, ["x", "x", "y", "y"])
+    assert found.between == pytest.approx(0.5 / 3)
+    with pytest.raises(ValueError, match="families: a contrast needs two tasks of one family"):
+        statistics.family_contrast(MATRIX, ["x", "y", "z", "w"])
+    with pytest.raises(ValueError, match="families: must name the family of each of 4 tasks"):
+        statistics.family_contrast(MATRIX, ["x"])
+    assert statistics.families_of(["a", "q"], {"a": "x"}) == ["x", ""]
+
+
+def test_mantel_against_scipy() -> None:
+    draw = np.random.default_rng(0)
+    points = draw.normal(size=(9, 2))
+    distances = np.linalg.norm(points[:, None] - points[None], axis=-1)
+    noise = draw.normal(size=(9, 9)) * 0.1
+    matrix = -distances + noise + noise.T
+    above = np.triu_indices(9, k=1)
+    found = statistics.mantel(matrix, distances)
+    assert found.r == pytest.approx(stats.pearsonr(matrix[above], distances[above]).statistic)
+    assert found.r < -0.9
+    assert found.p_value < 0.001
+    ranked = statistics.mantel(matrix, distances, ranks=True, num_permutations=99)
+    assert ranked.r == pytest.approx(stats.spearmanr(matrix[above], distances[above]).statistic)
+    noise = draw.normal(size=(9, 9))
+    unrelated = statistics.mantel(noise + noise.T, distances)
+    assert unrelated.p_value > 0.05
+
+
+def test_mantel_has_the_right_size() -> None:
+    """Of tests on unrelated matrices, about a tenth are below 0.1."""
+    draw = np.random.default_rng(1)
+    p_values = []
+    for seed in range(100):
+        one, two = (m + m.T for m in draw.normal(size=(2, 7, 7)))
+        p_values.append(statistics.mantel(one, two, num_permutations=99, seed=seed).p_value)
+    assert 2 <= sum(p <= 0.1 for p in p_values) <= 22
+
+
+def test_mantel_refuses() -> None:
+    with pytest.raises(ValueError, match=r"distances: must have shape \(4, 4\)"):
+        statistics.mantel(MATRIX, np.zeros((3, 3)))
+    with pytest.raises(ValueError, match="needs 3 tasks, got 2"):
+        statistics.mantel(MATRIX[:2, :2], np.zeros((2, 2)))
+
+
+def test_similarity_against_score_is_spearman_s() -> None:
+    draw = np.random.default_rng(0)
+    first = draw.normal(size=12)
+    second = first + draw.normal(size=12)
+    found = statistics.similarity_against_score(list(zip(first, second, strict=True)))
+    expected = stats.spearmanr(first, second)
+    assert found.rho == pytest.approx(expected.statistic)
+    assert found.p_value == pytest.approx(expected.pvalue, abs=0.01)
+    assert found.interval[0] < found.rho < found.interval[1]
+    bootstrap = stats.bootstrap(
+        (first, second), lambda a, b: stats.spearmanr(a, b).statistic, paired=True,
+        vectorized=False, n_resamples=2000, method="percentile", rng=0,
+    )  # fmt: skip
+    np.testing.assert_allclose(found.interval, bootstrap.confidence_interval, atol=0.06)
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([(0.1, 1.0)] * 3, "at least 4 runs, got 3"),
+        ([(0.1, 1.0), (0.2, np.nan), (0.3, 2.0), (0.4, 3.0)], "hold NaN"),
+        ([(0.1, 1.0), (0.2, 1.0), (0.3, 1.0), (0.4, 1.0)], "all scores are equal"),
+    ],
+)
+def test_similarity_against_score_refuses(points: list[tuple[float, float]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        statistics.similarity_against_score(points)
+
+
+def test_compare_runs() -> None:
+    first = similarities(MATRIX[None, None], ("encoder.0",))
+    other = MATRIX * 0.5
+    second = similarities(other[None, None][..., ::-1, ::-1], ("encoder.0",), TASKS[::-1])
+    found = statistics.compare_runs(first, second, num_samples=499)
+    assert found.tasks == TASKS
+    np.testing.assert_allclose(found.difference, -0.5 * MATRIX, atol=1e-6)
+    assert found.first == pytest.approx(2.0 / 6)
+    assert found.mean_difference == pytest.approx(-1.0 / 6)
+    assert found.interval[0] < found.mean_difference < found.interval[1] <= 0.0
+    assert found.pattern is not None
+    assert found.pattern.r == pytest.approx(1.0)
+
+
+def test_runs_of_both_directions_are_matched() -> None:
+    assert statistics.match_tasks(["en-fr", "en-hi"], ["hi-en", "fr-en", "tr-en"]) == {
+        "en-fr": "fr-en",
+        "en-hi": "hi-en",
+    }
+    both = ["en-fr", "en-hi", "fr-en"]
+    assert statistics.match_tasks(["en-fr", "en-hi"], both) == {"en-fr": "en-fr", "en-hi": "en-hi"}
+    with pytest.raises(ValueError, match="fewer than two tasks are in both; one has a, b"):
+        statistics.match_tasks(["a", "b"], ["c", "d"])

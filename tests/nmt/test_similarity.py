@@ -1,0 +1,164 @@
+"""`measure_run`: every checkpoint of a translation run, on lines that all tasks share."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from gradvac.analysis import load_similarities
+from gradvac.nmt import NmtConfig, Prepared, prepare, train_translation
+from gradvac.nmt.batch import make_batch
+from gradvac.nmt.similarity import aligned_lines, measure_run, summary
+from gradvac.nmt.stream import TaskData
+from gradvac.training import Display, checkpoint
+
+Build = Callable[..., NmtConfig]
+
+
+@pytest.fixture
+def run(toy_config: Build, tmp_path: Path, quiet: Display) -> Path:
+    """Eight steps of dropout and smoothing, with checkpoints of steps 4 and 8."""
+    config = toy_config(
+        train={"checkpoint_every": 4, "keep": 2},
+        model={"size": "tiny", "dropout": 0.3, "label_smoothing": 0.1},
+    )
+    train_translation(config, tmp_path / "run", display=quiet)
+    return tmp_path / "run"
+
+
+def test_every_checkpoint_at_several_granularities(run: Path) -> None:
+    measured = measure_run(run, num_lines=20)
+    assert [(one.granularity, one.lines) for one in measured[:3]] == [
+        ("all_layer", "same"),
+        ("all_layer", "different"),
+        ("enc_dec", "same"),
+    ]
+    assert all(one.steps.tolist() == [4, 8] for one in measured)
+    assert measured[0].tasks == ("en-xx", "en-yy")
+    assert "encoder.layers.0" in measured[0].components
+    assert measured[4].components == ("model",)
+    saved, _ = load_similarities(run / "similarity.npz")
+    np.testing.assert_array_equal(saved[0].values, measured[0].values)
+    cells = io.StringIO()
+    Console(file=cells, width=120).print(summary(measured))
+    assert "decoder.layers.1" in cells.getvalue()
+
+
+def test_against_one_batch_by_plain_autograd(run: Path) -> None:
+    """All lines of a task at once, gradients by `backward`, without dropout and smoothing."""
+    settings, prepared, model = _open(run)
+    model.load_state_dict(checkpoint.weights(run, 8))
+    lines = aligned_lines(prepared, "dev", ["en-xx", "en-yy"], 20)
+    flat = []
+    for task in ("en-xx", "en-yy"):
+        sources, targets = prepared.task_tokens("dev", task)
+        data = TaskData(task, sources, targets, prepared.vocabulary.tag(task[-2:]))
+        model.zero_grad()
+        model(make_batch(*data.gather(lines[task]), [0] * 20)).sum().backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        flat.append(torch.cat([g.flatten() for g in gradients]))
+    expected = float(torch.cosine_similarity(flat[0], flat[1], dim=0))
+    measured = measure_run(run, num_lines=20, weights=["last"], granularities=["whole_model"])
+    assert measured[0].values[0, 0, 0, 1] == pytest.approx(expected, abs=1e-4)
+    assert settings.model.dropout > 0
+
+
+def test_both_engines(run: Path) -> None:
+    slow = measure_run(run, num_lines=20, weights=[8])
+    (run / "similarity.npz").unlink()
+    fast = measure_run(run, num_lines=20, weights=[8], engine="one_backward")
+    assert slow[0].values == pytest.approx(fast[0].values, abs=1e-4)
+
+
+def test_measured_steps_are_skipped(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after the first checkpoint, it goes on with the second."""
+    whole = measure_run(run, num_lines=20)
+    (run / "similarity.npz").unlink()
+    first = measure_run(run, num_lines=20, weights=[4])
+    assert first[0].steps.tolist() == [4]
+    loaded = []
+    load = checkpoint.Checkpoint.weights
+
+    def counted(self: checkpoint.Checkpoint) -> dict[str, torch.Tensor]:
+        loaded.append(self.step)
+        return load(self)
+
+    monkeypatch.setattr(checkpoint.Checkpoint, "weights", counted)
+    rest = measure_run(run, num_lines=20)
+    assert loaded == [8]
+    for one, other in zip(whole, rest, strict=True):
+        np.testing.assert_array_equal(one.values, other.values)
+        np.testing.assert_array_equal(one.corrected, other.corrected)
+
+
+def test_best_weights_have_the_step_they_come_from(run: Path) -> None:
+    assert measure_run(run, num_lines=20, weights=["best"])[0].steps.tolist() == [8]
+
+
+def test_measurements_that_differ_are_not_mixed(run: Path) -> None:
+    measure_run(run, num_lines=20, weights=[4])
+    with pytest.raises(ValueError, match="was measured with lines = 20, now it is 30"):
+        measure_run(run, num_lines=30)
+    with pytest.raises(ValueError, match="was measured with set = dev, now it is test"):
+        measure_run(run, split="test", num_lines=20)
+
+
+def test_lines_are_matched_by_their_english(toy_config: Build, toy_folder: Path) -> None:
+    """One pair lacks a line and has another twice: the others stay aligned."""
+    rows = (toy_folder / "dev.en-yy.tsv").read_text(encoding="utf-8").splitlines()
+    changed = [rows[1], *rows[:10], *rows[11:]]
+    (toy_folder / "uneven.en-yy.tsv").write_text("".join(f"{row}\n" for row in changed))
+    (toy_folder / "uneven.en-xx.tsv").write_bytes((toy_folder / "dev.en-xx.tsv").read_bytes())
+    config = toy_config(data={"extra": {"uneven": "uneven.{pair}.tsv"}})
+    prepared = prepare(config.data, say=lambda _: None)
+    lines = aligned_lines(prepared, "uneven", ["en-xx", "yy-en"])
+    first, second = (
+        [prepared.text("uneven", pair)[0][n] for n in own]
+        for pair, own in zip(("en-xx", "en-yy"), lines.values(), strict=True)
+    )
+    assert first == second
+    assert len(first) == 59
+
+
+def _open(run: Path) -> tuple[NmtConfig, Prepared, torch.nn.Module]:
+    from gradvac.training import config
+
+    settings = config.load(NmtConfig, run / "config.toml")
+    prepared = Prepared.open(settings.data)
+    assert prepared is not None
+    return settings, prepared, settings.model.build(len(prepared.vocabulary)).eval()
+
+
+def test_bad_input(run: Path, toy_config: Build, tmp_path: Path, quiet: Display) -> None:
+    with pytest.raises(ValueError, match="set: there is no 'newstest'"):
+        measure_run(run, split="newstest")
+    with pytest.raises(ValueError, match="weights: must be best, last or a step, got 'averaged'"):
+        measure_run(run, weights=["averaged"])
+    with pytest.raises(checkpoint.CheckpointError, match="there are no weights 5"):
+        measure_run(run, weights=[5])
+    with pytest.raises(ValueError, match=r"data\.prepared: .* does not hold the data"):
+        measure_run(run, overrides=[f"data.prepared={tmp_path / 'nowhere'}"])
+    for path in (run / "checkpoints").glob("step-*"):
+        (path / checkpoint.MODEL).write_bytes(b"")
+    with pytest.raises(ValueError, match="has no checkpoint to measure; train first"):
+        measure_run(run)
+    alone = toy_config(data={"tasks": ["en-xx"]}, align={"rule": "sum"})
+    train_translation(alone, tmp_path / "alone", display=quiet)
+    with pytest.raises(ValueError, match="has the single task en-xx; similarity is between tasks"):
+        measure_run(tmp_path / "alone")
+
+
+def test_sets_that_are_not_aligned(toy_config: Build, toy_folder: Path, tmp_path: Path) -> None:
+    rows = (toy_folder / "test.en-yy.tsv").read_bytes()
+    (toy_folder / "mixed.en-yy.tsv").write_bytes(rows)
+    (toy_folder / "mixed.en-xx.tsv").write_bytes((toy_folder / "dev.en-xx.tsv").read_bytes())
+    config = toy_config(data={"extra": {"mixed": "mixed.{pair}.tsv"}})
+    prepared = prepare(config.data, say=lambda _: None)
+    with pytest.raises(ValueError, match="'mixed' is not aligned over all tasks; only 0 lines"):
+        aligned_lines(prepared, "mixed", ["en-xx", "en-yy"])
