@@ -60,7 +60,7 @@ def test_second_backward_instead_of_storing(name: str) -> None:
         twins.step(tasks)
 
 
-@pytest.mark.parametrize("granularity", ["all_layer", "all_matrix"])
+@pytest.mark.parametrize("granularity", ["whole_model", "all_layer"])
 @pytest.mark.parametrize("name", ZOO)
 def test_in_single_precision(name: str, granularity: str) -> None:
     case = made(name, torch.float32)

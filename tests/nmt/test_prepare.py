@@ -153,3 +153,14 @@ def test_an_empty_language_is_an_error_with_the_reasons(toy_config: Build, tmp_p
     config = toy_config(data={"root": str(root), "languages": ["xx"], "limit": {}}).data
     with pytest.raises(ValueError, match="no sentence pair is left of train en-xx; 2 were read"):
         run(config)
+
+
+def test_training_does_not_replace_what_another_run_may_need(toy_config: Build) -> None:
+    prepared, _ = run(toy_config().data)
+    other = toy_config(data={"limit": {"yy": 200}}).data
+    with pytest.raises(ValueError, match=r"prepared with other settings \(data\.limit\)"):
+        open_or_prepare(other)
+    again = Prepared.open(toy_config().data)
+    assert again is not None
+    assert again.signature == prepared.signature
+    assert prepare(other, say=lambda _: None).sizes["train"]["en-yy"] == 200

@@ -21,16 +21,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 from toy import ToyConfig, ToyRecipe, outcome
 
+from gradvac.analysis import read_record
 from gradvac.training import Display, train
 
 SETTINGS = {
     "train": {
         "max_steps": 4,
         "log_every": 2,
+        "record_every": 1,
         "validate_every": 3,
         "checkpoint_every": 2,
         "keep": 2,
@@ -100,7 +103,10 @@ def fork(run: Path, *, die_at: int = 0, die_after: float | None = None) -> tuple
 
 
 def digest(run: Path) -> str:
-    return hashlib.sha256(repr(sorted(outcome(run).items())).encode()).hexdigest()
+    """Of everything a run ends with, its record of alignments included."""
+    record = {key: np.asarray(value).tobytes() for key, value in vars(read_record(run)).items()}
+    found = outcome(run) | record
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
 
 
 def main(folder: Path) -> None:

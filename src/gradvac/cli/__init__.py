@@ -5,6 +5,9 @@
     gradvac nmt train CONFIG_OR_RUN     train, or continue a run
     gradvac nmt translate RUN --to fr   standard input -> standard output
     gradvac nmt score RUN               BLEU and chrF++
+    gradvac similarity RUN              gradient similarity on an aligned set, at every checkpoint
+    gradvac report RUN...               one page to look at
+    gradvac figures RUN...              the paper's figures
     gradvac corpus write DIR            the constructed languages as text files
 
 CONFIG is a TOML file or the name of one in `configs/nmt`; `section.key=value` after it replaces
@@ -13,7 +16,7 @@ single settings. Mistakes of the user are told in one line, without a traceback,
 
 import typer
 
-from gradvac.cli import corpus, demo, nmt
+from gradvac.cli import corpus, demo, figures, nmt, report, similarity
 from gradvac.cli._common import tells_mistakes
 
 app = typer.Typer(
@@ -26,6 +29,9 @@ app = typer.Typer(
 app.add_typer(nmt.app, name="nmt")
 app.add_typer(corpus.app, name="corpus")
 app.command("demo")(tells_mistakes(demo.demo))
+app.command("similarity")(tells_mistakes(similarity.similarity))
+app.command("report")(tells_mistakes(report.report))
+app.command("figures")(tells_mistakes(figures.figures))
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 from gradvac.cli._common import load_nmt
-from gradvac.nmt.demo import run_demo
+from gradvac.cli.report import write_page
+from gradvac.nmt.demo import GRADVAC, JOINT, run_demo
 
 
 def demo(
@@ -17,6 +18,8 @@ def demo(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="section.key=value, as in train.max_steps=100")
     ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
 ) -> None:
-    """Train joint and GradVac on constructed languages, and compare them."""
+    """Train joint and GradVac on constructed languages, compare them, and report."""
     run_demo(load_nmt("demo", overrides or []), out, console=Console(highlight=False))
+    write_page([out / JOINT, out / GRADVAC], out / "report.html", show=show)

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from gradvac.analysis.figures import FORMATS, write_figures
 from gradvac.cli._runs import Runs, load_runs, sizes_of
 
 
@@ -23,6 +22,9 @@ def figures(
     ] = None,
 ) -> None:
     """Draw the paper's figures for some runs, and say what the others would need."""
+    # Matplotlib is part of the extra `report`; the other commands do without.
+    from gradvac.analysis.figures import FORMATS, write_figures
+
     loaded = load_runs(runs)
     chosen = None if pairs is None else [_pair(pair) for pair in pairs]
     done = write_figures(loaded, out, formats or FORMATS, sizes=sizes_of(loaded), pairs=chosen)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gradvac.analysis.report import write_report
 from gradvac.cli._runs import Runs, load_runs
+
+
+def write_page(runs: Sequence[Path], out: Path, *, show: bool) -> None:
+    """Write the page, say where it is, and open it if asked to."""
+    # Plotly and jinja2 are the extra `report`; the other commands do without.
+    from gradvac.analysis.report import write_report
+
+    path = write_report(load_runs(runs), out)
+    print(f"The report is {path} ({path.stat().st_size / 1e6:.1f} MB).")
+    if show:
+        webbrowser.open(path.resolve().as_uri())
 
 
 def report(
@@ -18,7 +29,4 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Write one offline page that shows what the tasks of a run do to each other."""
-    path = write_report(load_runs(runs), out)
-    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
-    if show:
-        webbrowser.open(path.resolve().as_uri())
+    write_page(runs, out, show=show)

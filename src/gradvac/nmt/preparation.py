@@ -53,8 +53,24 @@ def prepare(config: DataConfig, *, say: Say = print) -> Prepared:
 
 
 def open_or_prepare(config: DataConfig, *, say: Say = print) -> Prepared:
-    """Open prepared data, and prepare them first if that was not done with these settings."""
-    return Prepared.open(config) or prepare(config, say=say)
+    """Open prepared data; prepare them first if the folder holds none.
+
+    Raises:
+        ValueError: It holds what was prepared with other settings. Another run may need that, so
+            that only `prepare` itself replaces it.
+    """
+    prepared = Prepared.open(config)
+    if prepared is not None:
+        return prepared
+    settings = files.read_json(config.prepared / MANIFEST).get("settings", {})
+    changed = [f"data.{key}" for key, new in relevant(config).items() if settings.get(key) != new]
+    if settings:
+        raise ValueError(
+            f"data.prepared: {config.prepared} was prepared with other settings "
+            f"({', '.join(changed)}); choose another folder, or replace it with "
+            "`gradvac nmt prepare`."
+        )
+    return prepare(config, say=say)
 
 
 class _Preparation:

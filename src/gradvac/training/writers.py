@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,8 +44,9 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def draw(self, step: int, name: str, pixels: NDArray[np.uint8]) -> None:
-        """Record a picture."""
-        self._writer.add_image(name, pixels, step, dataformats="HWC")
+        """Record a picture, where Pillow is installed."""
+        with suppress(ModuleNotFoundError):
+            self._writer.add_image(name, pixels, step, dataformats="HWC")
 
     def close(self) -> None:
         """Flush and close the event file."""
@@ -69,8 +71,7 @@ class Tracker:
         self._module.log(dict(values), step=step)
 
     def draw(self, step: int, name: str, pixels: NDArray[np.uint8]) -> None:
-        """Record a picture."""
-        self._module.log({name: self._module.Image(pixels)}, step=step)
+        """Leave it out: curves only."""
 
     def close(self) -> None:
         """Finish the run."""

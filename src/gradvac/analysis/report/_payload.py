@@ -2,6 +2,7 @@
 
 # S steps, K components, T tasks, P pairs
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ Values = NDArray[np.float32]
 Order = tuple[list[int], list[views.Block]]
 
 MAX_PACKED = 6_000_000  # characters of packed arrays in a page; plotly itself takes 4.8 million
+_LEAST_PACKED = 0.3  # characters a cosine takes at the very least: where to begin
+_MOST_POINTS = 1000  # of a logged value
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,10 @@ class Quantity:
 
 def payload(runs: Sequence[Run]) -> dict[str, Any]:
     """Everything the scripts of the page need, for all runs."""
-    stride = 1
+    found = [similarities for run in runs for similarities in views.sources(run).values()]
+    longest = max((len(similarities.steps) for similarities in found), default=0)
+    least = _LEAST_PACKED * sum(similarities.values.size for similarities in found)
+    stride = 2 ** max(0, math.ceil(math.log2(max(least, 1) / MAX_PACKED)))
     while True:
         described = [_describe(run, stride, runs) for run in runs]
         size = sum(
@@ -65,13 +71,9 @@ def payload(runs: Sequence[Run]) -> dict[str, Any]:
             for source in run["sources"]
             for quantity in source["quantities"]
         )
-        longest = max(
-            (len(s.steps) for run in runs for s in views.sources(run).values()), default=0
-        )
         if size <= MAX_PACKED or stride >= longest:
             return {"runs": described, "stride": stride}
-        # Halving the steps nearly halves the text.
-        stride *= 2 ** max(1, int(np.log2(size / MAX_PACKED)))
+        stride *= 2
 
 
 def _describe(run: Run, stride: int, runs: Sequence[Run]) -> dict[str, Any]:
@@ -212,7 +214,7 @@ def _band(values: Values) -> dict[str, Any]:
 
 
 def _metrics(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Each logged value over steps."""
+    """Each logged value over steps; every n-th where there are very many."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for entry in metrics:
         for name, value in entry.items():
@@ -220,4 +222,8 @@ def _metrics(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 steps, values = found.setdefault(name, ([], []))
                 steps.append(int(entry["step"]))
                 values.append(float(f"{value:.6g}"))
-    return {name: {"steps": steps, "values": values} for name, (steps, values) in found.items()}
+    thinned = {}
+    for name, (steps, values) in found.items():
+        every = -(-len(steps) // _MOST_POINTS)
+        thinned[name] = {"steps": steps[::every], "values": values[::every]}
+    return thinned

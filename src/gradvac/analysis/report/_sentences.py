@@ -114,7 +114,7 @@ def _least_p_value(families: Sequence[str]) -> float:
     sizes = Counter(Counter(name for name in families if name).values())
     same = prod(factorial(size) ** number * factorial(number) for size, number in sizes.items())
     ways = factorial(sum(size * number for size, number in sizes.items())) // same
-    return 1.1 / ways  # the test draws permutations, so its p-value scatters
+    return 1.1 / float(ways)  # the test draws permutations, so its p-value scatters
 
 
 def _family_means(main: Similarities, families: Sequence[str], name: str) -> dict[str, float]:

@@ -27,8 +27,9 @@ function watchTheme() {
     drawAll();
   });
   let onScreen = null;
-  addEventListener("beforeprint", () => { onScreen = theme(); setTheme("light"); drawAll(); });
-  addEventListener("afterprint", () => { setTheme(onScreen); drawAll(); });
+  const print = (on) => { document.documentElement.classList.toggle("printing", on); setTheme(on ? "light" : onScreen); drawAll(); };
+  addEventListener("beforeprint", () => { onScreen = theme(); print(true); });
+  addEventListener("afterprint", () => print(false));
 }
 
 function watchWidth() {

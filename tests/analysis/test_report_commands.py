@@ -1,0 +1,93 @@
+"""`gradvac report` and `gradvac figures` on run folders of constructed and real languages."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gradvac import corpora
+from gradvac.analysis.similarities import Similarities, save_similarities
+from gradvac.cli import figures, report
+from gradvac.cli._common import tells_mistakes
+from gradvac.cli._runs import load_runs, sizes_of
+
+COMPONENTS = ("encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1")
+app = typer.Typer()
+app.command("report")(tells_mistakes(report.report))
+app.command("figures")(tells_mistakes(figures.figures))
+
+
+def write_run(folder: Path, tasks: list[str], matrix: np.ndarray, settings: str = "") -> Path:
+    """A run folder with one measurement and a config."""
+    folder.mkdir(parents=True)
+    values = np.broadcast_to(matrix, (2, 4, *matrix.shape)).astype(np.float32)
+    found = Similarities(tuple(tasks), COMPONENTS, np.array([100, 200]), values)
+    save_similarities(folder / "similarity.npz", [found])
+    (folder / "config.toml").write_text(settings, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def constructed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Similarity that falls with the known distance."""
+    known = corpora.default().distances()
+    tasks = [f"en-{code}" for code in known.codes]
+    return write_run(tmp_path_factory.mktemp("runs") / "made", tasks, 0.8 - known.distance)
+
+
+def test_constructed_languages_are_known(constructed: Path) -> None:
+    (run,) = load_runs([constructed])
+    corpus = corpora.default()
+    assert {run.families[f"en-{code}"] for code in corpus.codes} == set(corpus.families)
+    assert run.distances is not None
+    assert np.array_equal(run.distances[1], corpus.distances().distance)
+    assert sizes_of([run])[f"en-{corpus.codes[0]}"] == corpus.languages[corpus.codes[0]].train
+
+
+def test_real_languages_and_prepared_sizes(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    sizes = {"sizes": {"train": {"en-fr": 21_000, "en-xx": 7}}}
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps(sizes), encoding="utf-8")
+    settings = f'[data]\nprepared = "{(tmp_path / "data").as_posix()}"\n'
+    folder = write_run(tmp_path / "run", ["fr-en", "en-cs", "xx-en"], np.eye(3), settings)
+    (run,) = load_runs([folder])
+    expected = {"fr-en": "Western European", "en-cs": "West Slavic", "xx-en": ""}
+    assert run.families == expected
+    assert run.distances is None
+    assert sizes_of([run]) == {"fr-en": 21_000, "xx-en": 7}
+
+
+def test_report(constructed: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(constructed), "-o", str(tmp_path / "page.html")])
+    assert done.exit_code == 0, done.output
+    assert "page.html (" in done.output
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Similarity falls with the distance of the languages (r = -1.00, p = 0.0001)" in page
+    assert "more similar than others in the encoder" in page
+
+
+def test_figures(constructed: Path, tmp_path: Path) -> None:
+    command = ["figures", str(constructed), "-o", str(tmp_path), "--format", "png"]
+    done = CliRunner().invoke(app, [*command, "--pair", "en-qso,en-qsm"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "fig07.png").is_file()
+    assert "fig06: not drawn, needs at least two runs with scores" in done.output
+    wrong = CliRunner().invoke(app, [*command, "--pair", "en-qso"])
+    assert wrong.exit_code == 1
+    assert "--pair: give two tasks" in wrong.output
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    tasks = ["en-fr", "en-es", "en-cs"]
+    folders = [write_run(tmp_path / where / "run", tasks, np.eye(3)) for where in ("a", "b")]
+    assert [run.name for run in load_runs(folders)] == ["a-run", "b-run"]
+
+
+def test_nothing_to_show(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "error:" in done.output
+    assert "Traceback" not in done.output
