@@ -29,7 +29,7 @@ def make_batch(generator: torch.Generator) -> tuple[Tensor, Tensor, list[str]]:
     return inputs, y.t().reshape(-1), [task for task in TASKS for _ in range(64)]
 
 
-def train(rule_name: str, steps: int = 400) -> tuple[list[float], float]:
+def train(rule_name: str, steps: int = 150) -> tuple[list[float], float]:
     """Final loss of every task, and the mean similarity between tasks while training."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
