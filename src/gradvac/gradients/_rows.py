@@ -34,10 +34,6 @@ class RowTasks:
             raise ValueError("rows: names a task that has no loss in this backward.")
         return Segments(index, len(present), device)
 
-    def named(self, tasks: Sequence[str]) -> list[int]:
-        """Positions of the tasks that occur."""
-        return [int(t) for t in positions(self.given, tasks, "rows").unique()]
-
 
 _active: list[RowTasks] = []
 
