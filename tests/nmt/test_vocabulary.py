@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from gradvac.nmt.vocabulary import (
@@ -10,9 +13,8 @@ from gradvac.nmt.vocabulary import (
     PAD,
     Vocabulary,
     VocabularyConfig,
+    draw_lines,
     learn,
-    shares,
-    spread,
 )
 
 LINES = [
@@ -60,16 +62,45 @@ def test_too_small_a_size_says_so() -> None:
         learn([chr(n) + " x" for n in range(200, 400)], ["en"], VocabularyConfig(size=300))
 
 
-def test_spread_draws_evenly() -> None:
-    assert list(spread("abcd", 4, 2)) == ["b", "d"]
-    assert list(spread("abcd", 4, 10)) == list("aabbbccddd")
-    assert len(list(spread(map(str, range(999)), 999, 100))) == 100
+Texts = Callable[..., dict[str, list[Path]]]
 
 
-def test_temperature_lifts_small_languages() -> None:
-    sizes = {"en": 10_000, "fr": 100}
-    flat = shares(sizes, VocabularyConfig(temperature=float("inf")))
-    natural = shares(sizes, VocabularyConfig(temperature=1.0))
-    assert flat == {"en": 5050, "fr": 5050}
-    assert natural == sizes
-    assert sum(shares(sizes, VocabularyConfig(max_lines=200, temperature=1.0)).values()) == 200
+@pytest.fixture
+def texts(tmp_path: Path) -> Texts:
+    """Writes the files of some languages; a string is a file, a letter a line."""
+
+    def write(**languages: list[str]) -> dict[str, list[Path]]:
+        found: dict[str, list[Path]] = {}
+        for code, contents in languages.items():
+            found[code] = [tmp_path / f"{code}{n}" for n in range(len(contents))]
+            for path, lines in zip(found[code], contents, strict=True):
+                path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return found
+
+    return write
+
+
+def drawn(texts: dict[str, list[Path]], **config: float) -> str:
+    return "".join(draw_lines(texts, VocabularyConfig.model_validate(config)))
+
+
+def test_lines_are_drawn_evenly(texts: Texts) -> None:
+    assert drawn(texts(en=["abcd"]), max_lines=2) == "bd"
+    assert drawn(texts(en=["abcd", "efgh"]), max_lines=4) == "bdfh"
+    flat = float("inf")
+    assert drawn(texts(en=["abcdefgh"], fr=["xy"]), temperature=flat) == "bdegh" + "xxyyy"
+
+
+def test_temperature_lifts_small_languages(texts: Texts) -> None:
+    files = texts(en=["abcdefgh" * 2, "ijklmnop"], fr=["xy"])
+    natural = drawn(files, temperature=1.0)
+    assert natural == "abcdefghijklmnop" + "xy"
+    lifted = drawn(files, temperature=5.0)
+    assert len(lifted) == len(natural)
+    assert sum(line in "xy" for line in lifted) > 4
+    assert len(drawn(files, temperature=1.0, max_lines=9)) == 9
+
+
+def test_text_of_several_pairs_counts_once(texts: Texts) -> None:
+    files = texts(en=["abc", "cab", "bcd"], fr=["wxyz"])
+    assert drawn(files, temperature=1.0) == "abcd" + "wxyz"

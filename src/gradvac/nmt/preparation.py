@@ -26,7 +26,7 @@ from gradvac.nmt.prepared import MANIFEST, REPORT, VOCABULARY, Prepared, relevan
 from gradvac.nmt.readers import Line, files_of, read_pairs
 from gradvac.nmt.settings import TRAIN, DataConfig
 from gradvac.nmt.tokens import TokenWriter
-from gradvac.nmt.vocabulary import Vocabulary, learn, shares, spread
+from gradvac.nmt.vocabulary import Vocabulary, draw_lines, learn
 
 Say = Callable[[str], None]
 Facts = dict[str, Any]
@@ -202,17 +202,11 @@ class _Preparation:
 
     def vocabulary_lines(self) -> Iterator[str]:
         """Training text of all languages, in the proportions of the temperature."""
-        sizes = {pair: self.texts[TRAIN, pair]["report"]["kept"] for pair in self.pairs}
-        totals = {
-            code: sum(size for pair, size in sizes.items() if code in pair.split("-"))
-            for code in self.config.all_languages()
-        }
-        wanted = shares(totals, self.config.vocabulary)
-        for pair, size in sizes.items():
+        texts: dict[str, list[Path]] = {code: [] for code in self.config.all_languages()}
+        for pair in self.pairs:
             for path in self.paths("text", TRAIN, pair):
-                code = path.name.rpartition(".")[2]
-                share = max(1, wanted[code] * size // totals[code])
-                yield from spread(files.read_lines(path), size, share)
+                texts[path.name.rpartition(".")[2]].append(path)
+        return draw_lines(texts, self.config.vocabulary)
 
     def cut_into_tokens(self, split: str, pair: str, vocabulary: Vocabulary, digest: str) -> Facts:
         """Cut the text of a pair into tokens, and drop training pairs with too many."""

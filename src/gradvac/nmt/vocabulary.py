@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import sentencepiece
+from numpy.typing import NDArray
 from pydantic import Field
 
+from gradvac.nmt.cleaning import fingerprint
+from gradvac.nmt.files import read_lines
 from gradvac.training import Section, task_probabilities
 
 PAD, BOS, EOS, UNKNOWN = range(4)
@@ -136,15 +141,44 @@ def learn(lines: Iterable[str], languages: Iterable[str], config: VocabularyConf
     return written.getvalue()
 
 
-def spread(lines: Iterable[str], size: int, wanted: int) -> Iterator[str]:
+def draw_lines(texts: Mapping[str, Sequence[Path]], config: VocabularyConfig) -> Iterator[str]:
+    """Draw lines to learn from, in the proportions of the temperature.
+
+    A line counts once however often a language has it: a pivot has the same text in many pairs,
+    which says nothing new, and SentencePiece takes quadratic time for a text that comes again.
+
+    Args:
+        texts: Language -> files of its lines.
+        config: Temperature and number of lines.
+    """
+    is_new = {code: _first_times(paths) for code, paths in texts.items()}
+    sizes = {code: sum(int(new.sum()) for new in own) for code, own in is_new.items()}
+    total = min(sum(sizes.values()), config.max_lines)
+    for code, chance in task_probabilities(sizes, config.temperature).items():
+        lines = (
+            line
+            for path, new in zip(texts[code], is_new[code], strict=True)
+            for line in itertools.compress(read_lines(path), new)
+        )
+        yield from _spread(lines, sizes[code], max(1, round(total * chance)))
+
+
+def _first_times(paths: Sequence[Path]) -> list[NDArray[np.bool_]]:
+    """Tell for every line of every file whether it is the first of its kind."""
+    seen = np.zeros(0, dtype=np.uint64)
+    found = []
+    for path in paths:
+        marks = np.fromiter(map(fingerprint, read_lines(path)), np.uint64)
+        distinct, first = np.unique(marks, return_index=True)
+        new = np.zeros(len(marks), dtype=np.bool_)
+        new[first[~np.isin(distinct, seen)]] = True
+        found.append(new)
+        seen = np.union1d(seen, distinct)
+    return found
+
+
+def _spread(lines: Iterable[str], size: int, wanted: int) -> Iterator[str]:
     """Draw lines evenly from `size` of them, each about `wanted / size` times."""
     for number, line in enumerate(lines):
         for _ in range(wanted * (number + 1) // size - wanted * number // size):
             yield line
-
-
-def shares(sizes: Mapping[str, int], config: VocabularyConfig) -> dict[str, int]:
-    """Decide how many lines of every language to learn from."""
-    total = min(sum(sizes.values()), config.max_lines)
-    chances = task_probabilities(sizes, config.temperature)
-    return {language: max(1, round(total * chance)) for language, chance in chances.items()}
