@@ -2,13 +2,20 @@
 
 # K components, T tasks, P parameters
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from gradvac.rules import Rule, Weighing
+
+needs_quadprog = pytest.mark.skipif(
+    not (importlib.util.find_spec("quadprog") and importlib.util.find_spec("qpsolvers")),
+    reason="UPGrad's solver is not installed (torchjd[quadprog_projector])",
+)
 
 
 def gram_of(gradients: Tensor) -> Tensor:
@@ -46,18 +53,18 @@ def weights_of(rule: Rule, gradients: Tensor, *, losses: Tensor | None = None) -
     return step(bound(rule, len(gradients)), gram_of(gradients), losses=losses).weights[0]
 
 
-def assert_same_state(found: Any, expected: Any) -> None:
-    """Nested dictionaries and lists are equal, bit for bit."""
+def assert_same_state(found: Any, expected: Any, *, rtol: float = 0.0) -> None:
+    """Nested dictionaries and lists are equal, bit for bit or up to rounding."""
     assert type(found) is type(expected)
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for key in expected:
-            assert_same_state(found[key], expected[key])
+            assert_same_state(found[key], expected[key], rtol=rtol)
     elif isinstance(expected, list):
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
-            assert_same_state(one, other)
+            assert_same_state(one, other, rtol=rtol)
     elif isinstance(expected, Tensor):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=rtol, equal_nan=True)
     else:
         assert found == expected

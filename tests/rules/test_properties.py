@@ -11,7 +11,7 @@ from torch import Tensor
 from gradvac import MGDA, FixedTarget, GradNorm, GradVac, PCGrad, Sum, TorchJD
 from gradvac.rules import Rule
 
-from .steps import assert_same_state, bound, gram_of, step, weights_of
+from .steps import assert_same_state, bound, gram_of, needs_quadprog, step, weights_of
 
 torchjd = pytest.importorskip("torchjd.aggregation")
 
@@ -45,7 +45,11 @@ EVERY: dict[str, MakeRule] = OURS | {
 
 
 def each(rules: dict[str, MakeRule]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("make", rules.values(), ids=rules.keys())
+    marks = {"torchjd, upgrad": [needs_quadprog]}
+    return pytest.mark.parametrize(
+        "make",
+        [pytest.param(make, id=name, marks=marks.get(name, [])) for name, make in rules.items()],
+    )
 
 
 def draw(num_tasks: int, size: int = 10, *, seed: int = 0) -> Tensor:

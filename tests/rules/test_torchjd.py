@@ -10,14 +10,10 @@ from torch import Tensor, nn
 
 from gradvac import PCGrad, TorchJD
 
-from .steps import bound, gram_of, step, weights_of
+from .steps import bound, gram_of, needs_quadprog, step, weights_of
 
 torchjd = pytest.importorskip("torchjd.aggregation")
 
-needs_quadprog = pytest.mark.skipif(
-    not (importlib.util.find_spec("quadprog") and importlib.util.find_spec("qpsolvers")),
-    reason="UPGrad's solver is not installed (torchjd[quadprog_projector])",
-)
 needs_cvxpy = pytest.mark.skipif(
     not (importlib.util.find_spec("cvxpy") and importlib.util.find_spec("clarabel")),
     reason="CAGrad's solver is not installed (torchjd[cagrad])",

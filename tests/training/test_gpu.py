@@ -11,7 +11,10 @@ import torch
 
 from gradvac.training import Result, checkpoint
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
