@@ -10,6 +10,7 @@ import pytest
 
 from gradvac.analysis.figures import write_figures
 from gradvac.analysis.figures._method import altered
+from gradvac.analysis.run import KnownDistances
 from gradvac.rules import GradVac, PCGrad
 
 from .made_runs import FAMILIES, make_run
@@ -38,7 +39,7 @@ def test_two_runs_and_all_formats(tmp_path: Path) -> None:
     expected |= {f"fig01_{name}_{side}_en-xx" for name in names for side in sides}
     expected |= {f"{figure}_{name}" for figure in ("fig04a", "fig04c") for name in names}
     assert stems(done.paths) == expected
-    assert set(done.missing) == {"fig02a", "fig02b"}
+    assert set(done.missing) == {"fig02a", "fig02b", "distance"}
     assert all(reason.startswith("needs") for reason in done.missing.values())
 
 
@@ -80,6 +81,19 @@ def test_score_against_similarity(tmp_path: Path) -> None:
     assert set(others) <= set(said)
     title = next(text for text in said if text.startswith("Spearman"))
     assert re.match(r"Spearman 1\.00 \[1\.00, 1\.00\], p = 0\.0[0-2]", title)
+
+
+def test_distance(tmp_path: Path) -> None:
+    run = make_run("both", codes=EUROPE, directions=("xx-en", "en-xx"), num_layers=2, num_steps=2)
+    tasks = run.measured[0].tasks
+    place = np.array([EUROPE.index(task.replace("en", "").strip("-")) for task in tasks])
+    distances = KnownDistances(tasks, np.abs(place[:, None] - place) / 4.0, "steps apart")
+    done = write_figures([replace(run, distances=distances)], tmp_path, ["svg"])
+    assert "distance" not in done.missing
+    said = texts(tmp_path / "distance_both.svg")
+    assert {"both: encoder", "both: decoder", "steps apart"} <= set(said)
+    for way in ("xx-en", "en-xx"):
+        assert sum(text.startswith(f"{way}: r = -0.") for text in said) == 2
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gradvac.analysis.report import compare, summarise, write_report
 from gradvac.analysis.report._packing import pack, unpack
-from gradvac.analysis.run import Run
+from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import Similarities
 
 from .made_runs import make_run
@@ -76,16 +76,44 @@ def test_too_few_tasks_for_a_test() -> None:
     assert "p = 0.33, not significant; with so few tasks it cannot be smaller" in text
 
 
-def test_distances() -> None:
+def far_apart(seed: int = 0) -> np.ndarray:
+    """Distances `[T, T]` of CODES: any."""
+    distance = np.random.default_rng(seed).uniform(0.2, 1, (7, 7))
+    return (distance + distance.T) / 2
+
+
+def test_distances_in_encoder_and_decoder() -> None:
     tasks = [f"en-{code}" for code in CODES]
-    draw = np.random.default_rng(0)
-    distance = draw.uniform(0.2, 1, (7, 7))
-    distance = (distance + distance.T) / 2
-    values = (1 - distance)[None, None].repeat(4, axis=1)
-    text = said(run_with(values, tasks, distances=(tuple(tasks), distance)))
-    assert re.search(
-        r"Similarity falls with the distance of the languages \(r = -1\.00, p = 0\.0", text
-    )
+    distance, other = far_apart(), far_apart(seed=5)
+    values = np.stack([1 - distance, 1 - distance, other, other])[None]
+    known = KnownDistances(tuple(tasks), distance, "genealogical distance")
+    text = said(run_with(values, tasks, distances=known))
+    falls = r"Similarity falls with genealogical distance in the encoder: r = -1\.00 \(p = 0\.0"
+    assert re.search(falls, text)
+    unclear = r"does not clearly follow genealogical distance in the decoder: r = .*not significant"
+    assert re.search(unclear, text)
+
+
+def test_distances_in_each_direction() -> None:
+    tasks = [f"{code}-en" for code in CODES] + [f"en-{code}" for code in CODES]
+    distance = far_apart()
+    values = np.full((14, 14), 0.3)
+    values[:7, :7], values[7:, 7:] = 1 - distance, distance
+    known = KnownDistances(tuple(tasks), np.tile(distance, (2, 2)), "distance")
+    text = said(run_with(values[None, None].repeat(4, axis=1), tasks, distances=known))
+    assert "Similarity falls with distance in the encoder (xx-en): r = -1.00" in text
+    assert "Similarity rises with distance in the decoder (en-xx): r = 1.00" in text
+    assert text.count("with distance") == 4
+
+
+def test_distances_that_tell_nothing() -> None:
+    tasks = [f"en-{code}" for code in CODES]
+    values = (1 - far_apart())[None, None].repeat(4, axis=1)
+    strangers = KnownDistances(tuple(tasks), 1 - np.eye(7), "any distance")
+    few = KnownDistances(tuple(tasks[:4]), far_apart()[:4, :4], "any distance")
+    unknown = KnownDistances(tuple(tasks), np.full((7, 7), np.nan), "any distance")
+    for known in (strangers, few, unknown):
+        assert "any distance" not in said(run_with(values, tasks, distances=known))
 
 
 def test_directions_and_families_in_each() -> None:

@@ -43,7 +43,7 @@ def test_constructed_languages_are_known(constructed: Path) -> None:
     corpus = corpora.default()
     assert {run.families[f"en-{code}"] for code in corpus.codes} == set(corpus.families)
     assert run.distances is not None
-    assert np.array_equal(run.distances[1], corpus.distances().distance)
+    assert np.array_equal(run.distances.values, corpus.distances().distance)
     assert sizes_of([run])[f"en-{corpus.codes[0]}"] == corpus.languages[corpus.codes[0]].train
 
 
@@ -56,7 +56,7 @@ def test_real_languages_and_prepared_sizes(tmp_path: Path) -> None:
     (run,) = load_runs([folder])
     expected = {"fr-en": "Western European", "en-cs": "West Slavic", "xx-en": ""}
     assert run.families == expected
-    assert run.distances is None
+    assert run.distances is None  # two are too few
     assert sizes_of([run]) == {"fr-en": 21_000, "xx-en": 7}
 
 
@@ -65,8 +65,49 @@ def test_report(constructed: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "page.html (" in done.output
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Similarity falls with the distance of the languages (r = -1.00, p = 0.0001)" in page
+    falls = "Similarity falls with distance by construction in the encoder: r = -1.00 (p = 0.0001)"
+    assert falls in page
     assert "more similar than others in the encoder" in page
+
+
+def test_report_of_real_languages_in_both_directions(tmp_path: Path) -> None:
+    codes = ["fr", "es", "de", "cs", "pl", "fi", "et", "tr"]
+    tasks = [f"{code}-en" for code in codes] + [f"en-{code}" for code in codes]
+    known = corpora.genealogical_distances(codes)
+    folder = write_run(tmp_path / "run", tasks, np.tile(0.8 - known, (2, 2)))
+    done = CliRunner().invoke(app, ["report", str(folder), "-o", str(tmp_path / "page.html")])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    for where in ("encoder (xx-en)", "decoder (en-xx)"):
+        assert f"Similarity falls with genealogical distance in the {where}: r = -1.00" in page
+
+
+def test_what_a_user_knows(tmp_path: Path) -> None:
+    tasks = ["parse", "tag", "chunk", "rank", "count"]
+    place = np.arange(5)
+    matrix = 1 - np.abs(place[:, None] - place) / 5
+    folder = write_run(tmp_path / "run", tasks, matrix)
+    rows = ["," + ",".join(tasks)]
+    rows += [
+        f"{task}," + ",".join(map(str, 1 - row)) for task, row in zip(tasks, matrix, strict=True)
+    ]
+    (tmp_path / "far.csv").write_text("\n".join(rows), encoding="utf-8")
+    (tmp_path / "kinds.toml").write_text(
+        'parse = "structure"\ntag = "structure"\nrank = "numbers"\ncount = "numbers"\n',
+        encoding="utf-8",
+    )
+    known = ["--distances", str(tmp_path / "far.csv"), "--families", str(tmp_path / "kinds.toml")]
+    command = ["report", str(folder), "-o", str(tmp_path / "page.html"), *known]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Similarity falls with the distance of far.csv in the encoder: r = -1.00" in page
+    assert "structure tasks share 0.80" in page
+    done = CliRunner().invoke(
+        app, ["figures", str(folder), "-o", str(tmp_path), "--format", "svg", *known]
+    )
+    assert done.exit_code == 0, done.output
+    assert "the distance of far.csv" in (tmp_path / "distance_run.svg").read_text(encoding="utf-8")
 
 
 def test_figures(constructed: Path, tmp_path: Path) -> None:

@@ -1,67 +1,31 @@
 """The report in a real browser: nothing fails, controls work, everything fits."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gradvac.analysis.report import write_report
 
+from .. import browser
 from .made_runs import make_run
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="the browser is driven by selenium")
-from selenium.webdriver.chrome.service import Service  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+pytest.importorskip("selenium", reason="the browser is driven by selenium")
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
 CODES = ("fr", "es", "de", "cs", "pl", "fi", "et")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-)
 SUM = make_run("joint", codes=CODES, num_layers=2, seed=1)
 VAC = make_run("gradvac", codes=CODES, num_layers=2)
 
 
-@dataclass
-class Page:
-    """A page in the browser."""
+class Page(browser.Page):
+    """The report in the browser."""
 
-    driver: Any
-
-    def open(self, path: Path, *, width: int = 1280, dark: bool = False) -> None:
-        self.driver.get("about:blank")
-        self.driver.get_log("browser")
-        self.resize(width)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-        self.driver.get(path.resolve().as_uri())
-        WebDriverWait(self.driver, 60).until(
-            lambda _: self.js("document.documentElement.dataset.ready")
-        )
-
-    def resize(self, width: int) -> None:
-        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    def js(self, expression: str) -> Any:
-        return self.driver.execute_script(f"return {expression}")
-
-    def find(self, selector: str) -> Any:
-        return self.driver.find_element(By.CSS_SELECTOR, selector)
+    ready = "document.documentElement.dataset.ready"
 
     def choose(self, name: str, value: str) -> None:
         Select(self.find(f"#{name}")).select_by_value(value)
@@ -74,25 +38,11 @@ class Page:
         )
         return {tuple(name.split(" and ")): v for name, v in zip(names, values, strict=True)}
 
-    def troubles(self) -> list[str]:
-        return [entry["message"] for entry in self.driver.get_log("browser")]
-
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if browser is None or driver is None:
-        pytest.skip("needs chromium and chromedriver")
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        options = webdriver.ChromeOptions()
-        options.binary_location = browser
-        for flag in (*FLAGS, f"--user-data-dir={profile}"):
-            options.add_argument(flag)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        opened = webdriver.Chrome(options=options, service=Service(driver))
-        yield Page(opened)
-        opened.quit()
+    with browser.start() as driver:
+        yield Page(driver)
 
 
 @pytest.fixture(scope="module")

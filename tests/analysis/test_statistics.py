@@ -182,6 +182,16 @@ def test_mantel_has_the_right_size() -> None:
     assert 2 <= sum(p <= 0.1 for p in p_values) <= 22
 
 
+def test_mantel_where_little_is_known() -> None:
+    matrix, distances = np.full((2, 4, 4), np.nan)
+    for known, first, second in ((matrix, 0.3, 0.1), (distances, 1.0, 2.0)):
+        known[[0, 1], [1, 0]], known[[2, 3], [3, 2]] = first, second
+    # 8 of 24 orders keep the two known pairs or swap them; the others bring unknown ones alone.
+    found = statistics.mantel(matrix, distances, num_permutations=2000)
+    assert found.r == pytest.approx(-1)
+    assert found.p_value == pytest.approx(8 / 24, abs=0.04)
+
+
 def test_mantel_refuses() -> None:
     with pytest.raises(ValueError, match=r"distances: must have shape \(4, 4\)"):
         statistics.mantel(MATRIX, np.zeros((3, 3)))

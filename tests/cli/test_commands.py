@@ -14,7 +14,7 @@ from gradvac.cli._common import load_nmt
 
 Gradvac = Callable[..., Result]
 SURFACE = {
-    (): ["nmt", "corpus", "demo"],
+    (): ["nmt", "corpus", "demo", "report", "figures"],
     ("nmt",): ["prepare", "train", "translate", "score"],
     ("nmt", "prepare"): ["--help"],
     ("nmt", "train"): ["--run", "--help"],
@@ -23,6 +23,8 @@ SURFACE = {
     ("corpus",): ["write"],
     ("corpus", "write"): ["--families", "--languages", "--seed", "--help"],
     ("demo",): ["--out", "--help"],
+    ("report",): ["--out", "--distances", "--families", "--open", "--help"],
+    ("figures",): ["--out", "--format", "--pair", "--distances", "--families", "--help"],
 }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from gradvac.corpora import languages
+from gradvac.corpora import genealogical_distances, languages
 
 
 def test_levels_have_the_sizes_the_paper_gives() -> None:
@@ -46,8 +47,44 @@ def test_all_languages_of_the_real_data_are_there() -> None:
     assert set(data.split()) <= set(languages.LANGUAGES)
 
 
+def test_lineages_and_branches_agree() -> None:
+    for language in languages.LANGUAGES.values():
+        assert language.branch in language.lineage, language.name
+    assert languages.LANGUAGES["zu"].lineage == ("Niger-Congo", "Benue-Congo", "Bantu", "Nguni")
+    # The paper's families are no stocks, but none spans two of them.
+    stocks: dict[str, set[str]] = {}
+    for language in languages.LANGUAGES.values():
+        stocks.setdefault(language.family, set()).add(language.lineage[0])
+    assert all(len(found) == 1 for found in stocks.values())
+
+
+def test_genealogical_distance_by_hand() -> None:
+    # German and English share 3 of 4 steps, German and Danish 2 of 4; Spanish takes 5.
+    found = genealogical_distances(["de", "en", "da", "es", "fi"])
+    assert found[0] == pytest.approx([0, 1 / 4, 1 / 2, 1 - 2 / 9, 1])
+
+
+def test_genealogical_distance_of_the_table() -> None:
+    codes = list(languages.LANGUAGES)
+    found = genealogical_distances(codes)
+    assert np.array_equal(found, found.T)
+    assert (np.diag(found) == 0).all()
+    assert found[~np.eye(len(codes), dtype=bool)].min() > 0
+
+    def apart(one: str, other: str) -> float:
+        return float(found[codes.index(one), codes.index(other)])
+
+    nearer = [("mk", "bg", "hr"), ("hr", "bg", "cs"), ("cs", "hr", "lt"), ("lt", "cs", "de")]
+    nearer += [("es", "pt", "fr"), ("fr", "es", "ro"), ("zu", "xh", "sw"), ("sw", "zu", "yo")]
+    nearer += [("kk", "ky", "tr"), ("id", "ms", "tdx"), ("he", "ar", "ha"), ("ha", "he", "sw")]
+    for one, near, far in nearer:
+        assert apart(one, near) < apart(one, far), (one, near, far)
+
+
 def test_unknown_codes_and_levels_are_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"no language 'frr' in the table; did you mean 'fr'\?"):
         languages.family_of("frr")
+    with pytest.raises(ValueError, match=r"no language 'frr' in the table; did you mean 'fr'\?"):
+        genealogical_distances(["de", "frr"])
     with pytest.raises(ValueError, match=r"resource level 'hig': did you mean 'high'\?"):
         languages.codes_by_level("hig")  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from gradvac.analysis.heat_map import heat_map
 from gradvac.analysis.measure import measure
 from gradvac.analysis.record import Record, read_record
 from gradvac.analysis.recorder import Recorder
-from gradvac.analysis.run import Run, load_run
+from gradvac.analysis.run import KnownDistances, Run, load_run
 from gradvac.analysis.similarities import (
     Similarities,
     concatenate,
@@ -36,6 +36,7 @@ from gradvac.analysis.similarities import (
 )
 
 __all__ = [
+    "KnownDistances",
     "Record",
     "Recorder",
     "Run",

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,19 @@ from numpy.typing import NDArray
 from gradvac.analysis.record import RECORD, Record, read_record
 from gradvac.analysis.similarities import SIMILARITY, Similarities, load_similarities
 
-Distances = tuple[tuple[str, ...], NDArray[np.floating]]
+
+class KnownDistances(NamedTuple):
+    """How far apart tasks are known to be, whatever their gradients say.
+
+    Attributes:
+        tasks: Names of the tasks, in the order of rows and columns.
+        values: `[T, T]`, symmetric; NaN where unknown.
+        name: What is measured, as it stands in a sentence: "genealogical distance".
+    """
+
+    tasks: tuple[str, ...]
+    values: NDArray[np.floating]
+    name: str = "known distance"
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,7 @@ class Run:
         settings: `config.toml` as it stands.
         signature: `signature.json`.
         families: Task -> family, "" where unknown.
-        distances: Task names and their known distances `[T, T]`; None if unknown.
+        distances: Known distances of tasks; None if unknown.
     """
 
     name: str
@@ -43,7 +55,7 @@ class Run:
     settings: str
     signature: dict[str, Any]
     families: dict[str, str]
-    distances: Distances | None
+    distances: KnownDistances | None
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -59,7 +71,7 @@ def load_run(
     path: str | Path,
     *,
     families: Mapping[str, str] | None = None,
-    distances: Distances | None = None,
+    distances: KnownDistances | None = None,
     most_records: int | None = 2000,
 ) -> Run:
     """Read a run folder.
@@ -67,7 +79,7 @@ def load_run(
     Args:
         path: The folder.
         families: Task -> family; tasks not named are of family "".
-        distances: Names and known distances of the tasks.
+        distances: Known distances of tasks, all or some.
         most_records: See `read_record`.
 
     Raises:

@@ -3,13 +3,13 @@
 # S steps, K components, T tasks
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradvac.analysis import statistics
-from gradvac.analysis.run import Run
+from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import Similarities
 
 Matrix = NDArray[np.floating]
@@ -18,6 +18,7 @@ SIDES = ("encoder", "decoder")
 MODEL = "model"
 TO_ENGLISH, FROM_ENGLISH = "xx-en", "en-xx"
 _PIVOT = "en"
+_FEWEST_FOR_DISTANCE = 5  # tasks; fewer can be permuted in too few ways
 _WHERE = {
     "same": "aligned set, same lines",
     "different": "aligned set, different lines",
@@ -32,6 +33,21 @@ class Block:
     family: str
     start: int
     stop: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tasks of one direction in one side of the model: what can be compared among itself.
+
+    Attributes:
+        side: "encoder", "decoder" or "model".
+        direction: "xx-en" or "en-xx"; "" if all tasks go the same way, or neither.
+        tasks: The tasks.
+    """
+
+    side: str
+    direction: str
+    tasks: list[str]
 
 
 def sources(run: Run) -> dict[str, Similarities]:
@@ -103,6 +119,33 @@ def by_direction(tasks: Sequence[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for task in tasks:
         found.setdefault(direction_of(task), []).append(task)
+    return found
+
+
+def parts(similarities: Similarities) -> list[Part]:
+    """Every direction in every side."""
+    directions = by_direction(similarities.tasks)
+    return [
+        Part(side, direction if len(directions) > 1 else "", tasks)
+        for side in sides_of(similarities)
+        for direction, tasks in directions.items()
+    ]
+
+
+def against_distance(
+    similarities: Similarities, known: KnownDistances
+) -> list[tuple[Part, Matrix, Matrix]]:
+    """Similarities and known distances, each `[T, T]`, of every part that has enough of both."""
+    found = []
+    for part in parts(similarities):
+        tasks = [task for task in part.tasks if task in known.tasks]
+        if len(tasks) < _FEWEST_FOR_DISTANCE:
+            continue
+        where = [known.tasks.index(task) for task in tasks]
+        matrix = side_matrix(similarities, part.side, tasks)
+        distances = np.where(np.isnan(matrix), np.nan, known.values[np.ix_(where, where)])
+        if len(set(pair_values(distances))) > 1:  # among strangers alone there is nothing to follow
+            found.append((replace(part, tasks=tasks), matrix, distances))
     return found
 
 

@@ -9,19 +9,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from gradvac import corpora
 from gradvac.analysis import Run, load_run
+from gradvac.cli._known import GENEALOGY, find_distances, find_families, language_of
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders; the first is compared with.")]
+Distances = Annotated[
+    str,
+    typer.Option(
+        help="Known distances of tasks: genealogy, uriel:KIND (as in uriel:featural), or a CSV file"
+    ),
+]
+Families = Annotated[
+    Path | None, typer.Option(help='Families of tasks: a TOML file with lines fr = "Romance".')
+]
 
 
-def load_runs(paths: Sequence[Path]) -> list[Run]:
+def load_runs(
+    paths: Sequence[Path], *, distances: str = GENEALOGY, families: Path | None = None
+) -> list[Run]:
     """Read run folders; runs of the same name are told apart by the folder they are in."""
-    runs = [_with_languages(load_run(path)) for path in paths]
+    runs = [load_run(path) for path in paths]
+    found = find_families([task for run in runs for task in run.tasks], families)
+    known = find_distances(distances, [run.tasks for run in runs])
+    runs = [
+        replace(run, families={task: found[task] for task in run.tasks}, distances=own)
+        for run, own in zip(runs, known, strict=True)
+    ]
     names = [run.name for run in runs]
     return [
         replace(run, name=f"{run.path.resolve().parent.name}-{run.name}")
@@ -40,37 +56,11 @@ def sizes_of(runs: Sequence[Run]) -> dict[str, int]:
         for task in run.tasks:
             turned = "-".join(reversed(task.split("-")))
             size = prepared.get(task, prepared.get(turned))
-            if size is None and _language_of(task) in constructed:
-                size = constructed[_language_of(task)].train
+            if size is None and language_of(task) in constructed:
+                size = constructed[language_of(task)].train
             if size is not None:
                 sizes[task] = size
     return sizes
-
-
-def _with_languages(run: Run) -> Run:
-    """The run with the families and distances of its languages, as far as they are known."""
-    constructed = corpora.default()
-    tables = corpora.languages.LANGUAGES
-    families, near = {}, []
-    for task in run.tasks:
-        code = _language_of(task)
-        if code in constructed.languages:
-            families[task] = constructed.languages[code].family
-            near.append(task)
-        else:
-            families[task] = tables[code].family if code in tables else ""
-    distances: tuple[tuple[str, ...], NDArray[np.floating]] | None = None
-    if len(near) > 1:
-        known = constructed.distances()
-        where = [known.codes.index(_language_of(task)) for task in near]
-        distances = tuple(near), known.distance[np.ix_(where, where)]
-    return replace(run, families=families, distances=distances)
-
-
-def _language_of(task: str) -> str:
-    """The language of a task that is not the pivot: "fr" for "en-fr", "fr-en" and "fr"."""
-    codes = [code for code in task.split("-") if code != corpora.PIVOT]
-    return codes[-1] if codes else task
 
 
 def _prepared_sizes(run: Run) -> dict[str, int]:

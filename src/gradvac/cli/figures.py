@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gradvac.cli._runs import Runs, load_runs, sizes_of
+from gradvac.cli._known import GENEALOGY
+from gradvac.cli._runs import Distances, Families, Runs, load_runs, sizes_of
 
 
 def figures(
@@ -20,12 +21,14 @@ def figures(
         list[str] | None,
         typer.Option("--pair", help="Two tasks to follow over steps, as in en-fr,en-es."),
     ] = None,
+    distances: Distances = GENEALOGY,
+    families: Families = None,
 ) -> None:
     """Draw the paper's figures for some runs, and say what the others would need."""
     # Matplotlib is part of the extra `report`; the other commands do without.
     from gradvac.analysis.figures import FORMATS, write_figures
 
-    loaded = load_runs(runs)
+    loaded = load_runs(runs, distances=distances, families=families)
     chosen = None if pairs is None else [_pair(pair) for pair in pairs]
     done = write_figures(loaded, out, formats or FORMATS, sizes=sizes_of(loaded), pairs=chosen)
     for path in done.paths:

@@ -19,7 +19,8 @@ families; a few lines of TOML make another. Everything follows from a seed, on a
     corpus.distances().distance        # [16, 16]
     corpora.write(corpus, "data/constructed")
 
-`languages` is the table of the paper's real languages.
+`languages` is the table of the paper's real languages. How nearly real languages are related say
+`genealogical_distances` and, with the package `urielplus`, `uriel_distances`.
 """
 
 from gradvac.corpora import languages
@@ -27,16 +28,19 @@ from gradvac.corpora._corpus import Corpus, default, load
 from gradvac.corpora._dictionary import dictionary_translate
 from gradvac.corpora._distance import Distances
 from gradvac.corpora._export import describe, write
+from gradvac.corpora._genealogy import genealogical_distances
 from gradvac.corpora._grammar import Grammar
 from gradvac.corpora._meaning import Clause, Sentence, Thing
 from gradvac.corpora._pivot import PIVOT, Word
 from gradvac.corpora._sounds import SoundChange
 from gradvac.corpora._tree import RESOURCE_LEVELS, SPLITS, Language
+from gradvac.corpora._uriel import URIEL_KINDS, uriel_distances
 
 __all__ = [
     "PIVOT",
     "RESOURCE_LEVELS",
     "SPLITS",
+    "URIEL_KINDS",
     "Clause",
     "Corpus",
     "Distances",
@@ -49,7 +53,9 @@ __all__ = [
     "default",
     "describe",
     "dictionary_translate",
+    "genealogical_distances",
     "languages",
     "load",
+    "uriel_distances",
     "write",
 ]

@@ -3,13 +3,15 @@
 Table 4 lists 25 languages with a family and a level of data size; table 5 lists the 8 of WMT with
 their numbers of sentence pairs. The paper merges Germanic and Romance into "Western European"; we
 put Germanic and Romance languages that it does not have into the same family, so that the family
-contrast means the same everywhere, and keep the finer grouping as `branch`.
+contrast means the same everywhere, and keep the finer grouping as `branch`. How the languages are
+related is `lineage`, which knows nothing of the paper's grouping.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from gradvac.corpora._genealogy import LINEAGES
 from gradvac.corpora._nearest import nearest
 from gradvac.corpora._tree import RESOURCE_LEVELS, ResourceLevel
 
@@ -30,6 +32,11 @@ class RealLanguage(NamedTuple):
     family: str
     branch: str
     resource_level: ResourceLevel | None
+
+    @property
+    def lineage(self) -> tuple[str, ...]:
+        """The groups it belongs to by descent, from its stock down to its nearest relatives."""
+        return LINEAGES[self.code]
 
 
 class WmtLanguage(NamedTuple):

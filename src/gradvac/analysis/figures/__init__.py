@@ -14,6 +14,8 @@ figure would need. Files are named after the figures of the paper:
     fig06                   BLEU of several runs, by task and resource level
     fig07                   data sizes
     fig09_RUN_RUN           two runs side by side, such as two sizes of a model
+
+One more is not in the paper: `distance_RUN`, similarity against the known distance of tasks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -82,6 +84,7 @@ def write_figures(
         "fig06": partial(_bars.scores_by_level, runs, sizes or {}),
         "fig07": partial(_bars.data_sizes, runs, sizes or {}),
         "fig09": partial(_heatmaps.two_runs, runs),
+        "distance": partial(_lines.distance, runs),
     }
     paths: list[Path] = []
     missing = {}

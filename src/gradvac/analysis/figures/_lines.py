@@ -1,4 +1,4 @@
-"""Figures made of lines and points: 2b, 3, 4b and 4c."""
+"""Figures made of lines and points: 2b, 3, 4b, 4c, and similarity against known distance."""
 
 # S steps, K components, T tasks
 
@@ -126,6 +126,44 @@ def _steps(name: str, main: Similarities, pairs: Sequence[tuple[str, str]]) -> F
         zero_line(axes)
     panels[0].set_ylabel("cosine")
     panels[0].legend(fontsize=8)
+    return figure
+
+
+def distance(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Similarity of every pair against its known distance, in the encoder and in the decoder."""
+    drawn = {}
+    for run in runs:
+        main = views.main_source(run)
+        if main is None or run.distances is None:
+            continue
+        known = views.against_distance(main, run.distances)
+        if known:
+            drawn[run.name] = _distance(run.name, run.distances.name, known)
+    if not drawn:
+        raise MissingError("needs five tasks of one direction with different known distances.")
+    return drawn
+
+
+def _distance(
+    name: str, what: str, known: Sequence[tuple[views.Part, views.Matrix, views.Matrix]]
+) -> Figure:
+    sides = list(dict.fromkeys(part.side for part, _, _ in known))
+    figure = new_figure(3.4 * len(sides) + 0.6, 3.1)
+    panels = np.atleast_1d(figure.subplots(1, len(sides), sharey=True))
+    for part, matrix, distances in known:
+        axes = panels[sides.index(part.side)]
+        pairs = np.tril_indices(len(matrix), -1)
+        r, p_value = statistics.mantel(matrix, distances)
+        way = f"{part.direction}: " if part.direction else ""
+        label = f"{way}r = {r:z.2f}, p = {p_value:.4f}"
+        color = INKS[part.direction == views.FROM_ENGLISH]
+        axes.scatter(distances[pairs], matrix[pairs], s=12, alpha=0.6, color=color, label=label)
+        axes.set_title(f"{name}: {part.side}", loc="left")
+        axes.set_xlabel(what)
+        axes.legend(fontsize=8)
+    for axes in panels:
+        zero_line(axes)
+    panels[0].set_ylabel("cosine of a pair")
     return figure
 
 

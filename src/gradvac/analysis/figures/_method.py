@@ -16,11 +16,12 @@ Vector = NDArray[np.float64]
 _TARGET = 0.7  # similarity that GradVac asks for in the drawing
 _CASES = (("negative similarity", 120.0), ("positive similarity", 70.0))
 _LENGTHS = (1.0, 1.15)
+_ALTERED = "g\u2032_i"  # an apostrophe would take a font that browsers do not have, and show 0
 
 
 def method() -> dict[str, Figure]:
     """Figure 5: a negative and a positive similarity, PCGrad on the left, GradVac on the right."""
-    figure = new_figure(6.8, 5.4)
+    figure = new_figure(5.2, 3.8)
     rows = figure.subplots(2, 2, sharex=True, sharey=True)
     for panels, (case, degrees) in zip(rows, _CASES, strict=True):
         angle = np.deg2rad(degrees)
@@ -55,16 +56,16 @@ def _draw(axes: Axes, first: Vector, second: Vector, changed: Vector) -> None:
     _arrow(axes, second, QUIET, "$g_j$", (4, -11))
     _arrow(axes, first, INKS[0], "$g_i$", (-14, 4))
     if idle:
-        axes.text(first[0] + 0.08, first[1] - 0.04, "$g'_i = g_i$: idle", color=INKS[0])
+        axes.text(first[0] + 0.08, first[1] - 0.04, f"${_ALTERED} = g_i$: idle", color=INKS[0])
     else:
         axes.plot(*zip(first, changed, strict=True), ":", color=QUIET, linewidth=1.2)
-        _arrow(axes, changed, INKS[1], "$g'_i$", (4, 4))
+        _arrow(axes, changed, INKS[1], f"${_ALTERED}$", (4, 4))
     _arc(axes, first, 0.3, INKS[0], beyond=True)
     if not idle:
         _arc(axes, changed, 0.46, INKS[1], beyond=False)
     axes.set_aspect("equal")
     axes.set_xlim(-0.75, 1.45)
-    axes.set_ylim(-0.22, 1.3)
+    axes.set_ylim(-0.22, 1.12)
     axes.set_axis_off()
 
 
@@ -81,6 +82,6 @@ def _arc(axes: Axes, vector: Vector, radius: float, color: str, *, beyond: bool)
     angles = np.linspace(0, end, 60)
     axes.plot(radius * np.cos(angles), radius * np.sin(angles), color=color, linewidth=1)
     cosine = np.cos(end)
-    angle = end + 0.3 if beyond else 0.4 * end
-    x, y = (radius + 0.09) * np.cos(angle), (radius + 0.09) * np.sin(angle)
+    angle = end + 0.4 if beyond else 0.4 * end
+    x, y = (radius + 0.14) * np.cos(angle), (radius + 0.14) * np.sin(angle)
     axes.text(x, y, f"{cosine:z.2f}", color=color, fontsize=8, ha="center", va="center")

@@ -16,7 +16,6 @@ from gradvac.analysis.similarities import Similarities, mean_where_known
 from gradvac.analysis.views import Matrix
 
 _SAME = 1e-5
-_FEWEST_FOR_DISTANCE = 5  # tasks; fewer can be permuted in too few ways
 _SLIGHT = 0.005  # differences that two digits do not show
 
 
@@ -74,17 +73,19 @@ def _families(main: Similarities, run: Run) -> list[str]:
     if len(set(families) - {""}) == 1:
         return ["All tasks are of one family, so there is nothing to compare it with."]
     lines = []
-    for side in views.sides_of(main):
-        for direction, tasks in views.by_direction(main.tasks).items():
-            own = [run.families.get(task, "") for task in tasks]
-            if len(set(own) - {""}) > 1 and any(f and own.count(f) > 1 for f in own):
-                where = _in(side) + (f" ({direction})" if len(tasks) < len(main.tasks) else "")
-                lines.append(_contrast(views.side_matrix(main, side, tasks), own, where))
+    noun = "languages" if all(map(views.direction_of, main.tasks)) else "tasks"
+    for part in views.parts(main):
+        own = [run.families.get(task, "") for task in part.tasks]
+        if len(set(own) - {""}) > 1 and any(f and own.count(f) > 1 for f in own):
+            matrix = views.side_matrix(main, part.side, part.tasks)
+            lines.append(
+                f"{noun.capitalize()} of one family are {_contrast(matrix, own, _where(part))}"
+            )
     shared = {name: _family_means(main, families, name) for name in large}
     ranked = sorted(large, key=lambda name: -max(shared[name].values()))
     shown = ranked if len(ranked) <= 3 else [*ranked[:2], ranked[-1]]
     parts = [
-        f"{name} languages share "
+        f"{name} {noun} share "
         + ", ".join(f"{v:z.2f}{_in(side)}" for side, v in shared[name].items())
         for name in shown
     ]
@@ -95,14 +96,14 @@ def _contrast(matrix: Matrix, families: Sequence[str], where: str) -> str:
     within, between, difference, p_value = statistics.family_contrast(matrix, families)
     if p_value < SIGNIFICANT:
         return (
-            f"Languages of one family are {difference:z.2f} more similar than others{where}: "
-            f"{within:z.2f} against {between:z.2f} ({p_text(p_value)})."
+            f"{difference:z.2f} more similar than others{where}: {within:z.2f} against "
+            f"{between:z.2f} ({p_text(p_value)})."
         )
     least = _least_p_value(families)
     few = "; with so few tasks it cannot be smaller" if p_value <= least else ""
     return (
-        f"Languages of one family are not clearly more similar than others{where}: {within:z.2f} "
-        f"against {between:z.2f} ({p_text(p_value)}{few})."
+        f"not clearly more similar than others{where}: {within:z.2f} against {between:z.2f} "
+        f"({p_text(p_value)}{few})."
     )
 
 
@@ -125,18 +126,15 @@ def _family_means(main: Similarities, families: Sequence[str], name: str) -> dic
 def _distance(main: Similarities, run: Run) -> list[str]:
     if run.distances is None:
         return []
-    names, distances = run.distances
-    known = [task for task in main.tasks if task in names]
-    if len(known) < _FEWEST_FOR_DISTANCE:
-        return []
-    where = [names.index(task) for task in known]
-    matrix = views.side_matrix(main, "model", known)
-    r, p_value = statistics.mantel(matrix, distances[np.ix_(where, where)])
-    how = "falls" if r < 0 else "rises"
-    text = f"Similarity {how} with the distance of the languages"
-    if not p_value < SIGNIFICANT:
-        text = "Similarity does not clearly follow the distance of the languages"
-    return [f"{text} (r = {r:z.2f}, {p_text(p_value)})."]
+    lines = []
+    for part, matrix, distances in views.against_distance(main, run.distances):
+        r, p_value = statistics.mantel(matrix, distances)
+        follows = "falls with" if r < 0 else "rises with"
+        if not p_value < SIGNIFICANT:
+            follows = "does not clearly follow"
+        what = f"{run.distances.name}{_where(part)}"
+        lines.append(f"Similarity {follows} {what}: r = {r:z.2f} ({p_text(p_value)}).")
+    return lines
 
 
 def _pairs(main: Similarities) -> list[str]:
@@ -279,6 +277,10 @@ def _rule(run: Run) -> list[str]:
 def _mean(main: Similarities, side: str, tasks: Sequence[str] | None = None) -> float:
     values = views.pair_values(views.side_matrix(main, side, tasks))
     return float(values.mean()) if values.size else float("nan")
+
+
+def _where(part: views.Part) -> str:
+    return _in(part.side) + (f" ({part.direction})" if part.direction else "")
 
 
 def _in(side: str) -> str:

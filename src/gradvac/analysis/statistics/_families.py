@@ -132,6 +132,8 @@ def mantel(
     def correlation(order: NDArray[np.int64]) -> float:
         theirs = other[order[rows], order[columns]]
         known = ~np.isnan(theirs)  # a shuffle brings unknown distances to known pairs
+        if not known.any():
+            return 0.0
         mine = values[known] - values[known].mean()
         theirs = theirs[known] - theirs[known].mean()
         scale = np.sqrt((mine @ mine) * (theirs @ theirs))

@@ -1,0 +1,168 @@
+"""What is known of tasks before any run: families and distances, from tables or from files."""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradvac import corpora
+from gradvac.analysis import KnownDistances
+
+GENEALOGY = "genealogy"
+_URIEL = "uriel:"
+_FEWEST = 3  # tasks; two have one distance, which nothing can follow
+
+
+def language_of(task: str) -> str:
+    """The language of a task that is not the pivot: "fr" for "en-fr", "fr-en" and "fr"."""
+    return _languages_of(task)[-1]
+
+
+def find_families(tasks: Sequence[str], path: Path | None = None) -> dict[str, str]:
+    """Task -> family, "" where unknown; what a file says goes before what the tables say."""
+    tables = corpora.languages.LANGUAGES, corpora.default().languages
+    families = {code: language.family for table in tables for code, language in table.items()}
+    if path is not None:
+        told = _read_families(path)
+        if told.keys().isdisjoint({*tasks, *map(language_of, tasks)}):
+            raise ValueError(f"--families {path}: names none of {_some(tasks)}, nor a language.")
+        families |= told
+    return {task: families.get(task, families.get(language_of(task), "")) for task in tasks}
+
+
+def find_distances(source: str, runs: Sequence[Sequence[str]]) -> list[KnownDistances | None]:
+    """Known distances of the tasks of each run; None for a run of which too little is known.
+
+    Args:
+        source: "genealogy", "uriel:KIND", or a file.
+        runs: The tasks of each run.
+
+    Raises:
+        ValueError: There is no such source, or it was asked for and does not know the tasks.
+    """
+    tasks = [task for run in runs for task in run]
+    tables = _tables(source, list(dict.fromkeys(language_of(task) for task in tasks)))
+    found = []
+    for run in runs:
+        known = [_on_tasks(table, run) for table in tables]
+        # Constructed and real languages have no distance from each other: the more numerous count.
+        best = max(known, key=lambda own: len(own.tasks), default=None)
+        found.append(best if best is not None and len(best.tasks) >= _FEWEST else None)
+    if source != GENEALOGY and not any(found):
+        raise ValueError(
+            f"--distances {source}: knows fewer than {_FEWEST} of {_some(tasks)}, by task or by "
+            "language."
+        )
+    return found
+
+
+def _languages_of(task: str) -> list[str]:
+    return [code for code in task.split("-") if code != corpora.PIVOT] or [task]
+
+
+def _tables(source: str, codes: Sequence[str]) -> list[KnownDistances]:
+    """Distances between languages, or whatever a file names."""
+    if source.startswith(_URIEL):
+        kind = source.removeprefix(_URIEL)
+        values = corpora.uriel_distances(codes, kind)
+        return [KnownDistances(tuple(codes), values, f"URIEL {kind} distance")]
+    if source != GENEALOGY:
+        return [_read_distances(Path(source))]
+    tables = []
+    constructed = corpora.default()
+    if any(code in constructed.languages for code in codes):
+        built = constructed.distances()
+        tables.append(KnownDistances(built.codes, built.distance, "distance by construction"))
+    real = tuple(code for code in codes if code in corpora.languages.LANGUAGES)
+    if real:
+        values = corpora.genealogical_distances(real)
+        tables.append(KnownDistances(real, values, "genealogical distance"))
+    return tables
+
+
+def _on_tasks(table: KnownDistances, tasks: Sequence[str]) -> KnownDistances:
+    """A table of languages as one of tasks, without those of which it knows nothing."""
+    rows = {name: row for row, name in enumerate(table.tasks)}
+    known = ~np.isnan(table.values) & ~np.eye(len(rows), dtype=bool)
+    where = {}
+    for task in tasks:
+        languages = _languages_of(task)
+        name = task if task in rows or len(languages) > 1 else languages[0]
+        if name in rows and known[rows[name]].any():
+            where[task] = rows[name]
+    chosen = list(where.values())
+    return table._replace(tasks=tuple(where), values=table.values[np.ix_(chosen, chosen)])
+
+
+def _read_families(path: Path) -> dict[str, str]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"--families {path}: is not TOML: {error}.") from None
+    for name, family in table.items():
+        if not isinstance(family, str):
+            raise ValueError(
+                f"--families {path}: {name} must be a family in quotes, as in "
+                f'fr = "Romance"; got {family!r}.'
+            )
+    return table
+
+
+def _read_distances(path: Path) -> KnownDistances:
+    """A square table; an empty cell takes the value of its mirror image, or is unknown."""
+    if not path.is_file():
+        raise ValueError(f"--distances {path}: no such file; give genealogy, uriel:KIND or a file.")
+    try:
+        text = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"--distances {path}: is no text; give a CSV or TSV file.") from None
+    mark = next((mark for mark in "\t;" if text and mark in text[0]), ",")
+    lines = [[cell.strip() for cell in line] for line in csv.reader(text, delimiter=mark)]
+    lines = [line for line in lines if any(line)]
+    names = tuple(lines[0][1:]) if lines else ()
+    rows = {line[0]: line[1:] for line in lines[1:]}
+    if not names or len(rows) < len(lines) - 1 or sorted(rows) != sorted(set(names)):
+        raise ValueError(
+            f"--distances {path}: first row and first column must name the same tasks or "
+            f"languages, each once; got {_some(names)} and {_some(list(rows))}."
+        )
+    values = np.array([_numbers(path, name, rows[name], len(names)) for name in names])
+    values = np.where(np.isnan(values), values.T, values)
+    _check(path, names, values)
+    np.fill_diagonal(values, 0.0)
+    return KnownDistances(names, values, f"the distance of {path.name}")
+
+
+def _numbers(path: Path, name: str, cells: Sequence[str], width: int) -> list[float]:
+    if len(cells) != width:
+        raise ValueError(
+            f"--distances {path}: row {name} has {len(cells)} values, the first row names {width}."
+        )
+    try:
+        return [float(cell or "nan") for cell in cells]
+    except ValueError as error:
+        raise ValueError(f"--distances {path}: row {name}: {error}.") from None
+
+
+def _check(path: Path, names: Sequence[str], values: NDArray[np.float64]) -> None:
+    """Refuse what cannot be distances, and name the first pair that shows it."""
+    faults = {
+        "is below 0 or infinite": (values < 0) | np.isinf(values),
+        "is not 0: are these similarities?": np.eye(len(names), dtype=bool) & (values > 0),
+        "differs from its mirror image": ~np.isclose(values, values.T, equal_nan=True),
+    }
+    for fault, where in faults.items():
+        if where.any():
+            row, column = np.argwhere(where)[0]
+            pair = f"{names[row]}, {names[column]}"
+            raise ValueError(f"--distances {path}: {values[row, column]:g} ({pair}) {fault}")
+
+
+def _some(names: Sequence[str]) -> str:
+    names = list(dict.fromkeys(names))
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"
