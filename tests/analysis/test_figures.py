@@ -2,15 +2,19 @@
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
-from gradvac.analysis.figures import write_figures
+from gradvac.analysis.figures import _heatmaps, write_figures
 from gradvac.analysis.figures._method import altered
-from gradvac.analysis.run import KnownDistances
+from gradvac.analysis.figures._style import DIVERGING, SEQUENTIAL
+from gradvac.analysis.run import KnownDistances, Run
 from gradvac.rules import GradVac, PCGrad
 
 from .made_runs import FAMILIES, make_run
@@ -94,6 +98,55 @@ def test_distance(tmp_path: Path) -> None:
     assert {"both: encoder", "both: decoder", "steps apart"} <= set(said)
     for way in ("xx-en", "en-xx"):
         assert sum(text.startswith(f"{way}: r = -0.") for text in said) == 2
+
+
+def uniform(low: float, high: float) -> Run:
+    """A run whose pairs are all between two values."""
+    run = make_run(codes=EUROPE, num_layers=1, num_steps=2, recorded=False, bleu=None)
+    (same, *_), draw = run.measured, np.random.default_rng(0)
+    pairs = np.tril(draw.uniform(low, high, same.values.shape[2:]))
+    values = np.broadcast_to(pairs + np.tril(pairs, -1).T, same.values.shape).astype(np.float32)
+    values[:, 0] *= 0.99  # encoder and decoder differ a little
+    return replace(run, measured=(replace(same, values=values),))
+
+
+def test_colours_show_differences() -> None:
+    """Centred at 0, but not where that would make all pairs look the same."""
+
+    def image(draw: Callable[..., dict[str, Figure]], run: Run) -> AxesImage:
+        return next(iter(draw([run]).values())).axes[0].images[0]
+
+    wide = image(_heatmaps.similarity_by_family, uniform(0.1, 0.5))
+    assert (wide.get_cmap().name, wide.norm.vmin) == (DIVERGING.name, -wide.norm.vmax)
+    mixed = image(_heatmaps.similarity_by_family, uniform(-0.9, 0.1))
+    assert (mixed.get_cmap().name, mixed.norm.vmin) == (DIVERGING.name, -mixed.norm.vmax)
+    close = image(_heatmaps.similarity_by_family, uniform(0.8, 0.9))
+    assert close.get_cmap().name == SEQUENTIAL.name
+    assert 0.79 < close.norm.vmin < close.norm.vmax < 0.9
+    difference = image(_heatmaps.sides, uniform(0.8, 0.9))
+    assert (difference.get_cmap().name, difference.norm.vmin) == (
+        DIVERGING.name,
+        -difference.norm.vmax,
+    )
+
+
+def test_scores_are_compared_where_tasks_are_shared(tmp_path: Path) -> None:
+    runs = [
+        make_run("first", codes=EUROPE),
+        make_run("second", codes=EUROPE, seed=1),
+        make_run("back", codes=EUROPE, directions=("xx-en",)),
+    ]
+    write_figures(runs, tmp_path, ["svg"])
+    said = texts(tmp_path / "fig06.svg")
+    assert "second" in said
+    assert "back" not in said
+
+
+def test_every_figure_is_told_as_it_is_written(tmp_path: Path) -> None:
+    told: list[str] = []
+    run = make_run(codes=EUROPE, num_layers=1, num_steps=2)
+    done = write_figures([run], tmp_path, ["svg"], say=told.append)
+    assert told == [path.stem for path in done.paths]
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

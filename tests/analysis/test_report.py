@@ -51,7 +51,7 @@ def test_sentences_say_the_numbers() -> None:
     # 5 pairs of relatives and 16 others.
     assert "Two tasks share 0.12 on average" in text
     assert "No pair pulls apart on average" in text
-    assert "The encoder is more similar than the decoder (0.22 against 0.03; so in 21 of 21" in text
+    assert "The encoder is more similar than the decoder: 0.22 against 0.03; so in 21 of 21" in text
     assert "With depth it falls in the encoder: 0.32 in layer 0, 0.12 in layer 1" in text
     assert "With depth it hardly changes in the decoder: 0.03 in layer 0, 0.03 in layer 1" in text
     assert "Similarity fell in training: 0.18 up to step 200, 0.07 from step 700 on" in text
@@ -127,6 +127,48 @@ def test_directions_and_families_in_each() -> None:
     assert re.search(
         r"Tasks into English share 0\.75 in the encoder, tasks out of English 0\.22", text
     )
+    shares = "West Slavic languages share {0} in the encoder, {0} in the decoder"
+    assert shares.format("0.90") in text  # not with en-cs, which goes the other way
+    assert shares.format("0.30") in text
+    assert "about equally similar (xx-en): 0.75 and 0.75" in text
+    assert "in the decoder (en-xx): 0.22 in layer 0, 0.22 in layer 1" in text
+
+
+def test_tasks_that_are_no_translations() -> None:
+    values = related(0.4, 0.1)[None, None].repeat(4, axis=1)
+    families = dict(zip("abcdefg", ["x", "x", "x", "y", "y", "z", "z"], strict=True))
+    text = said(run_with(values, list("abcdefg"), families=families))
+    assert "Tasks of one family are 0.30 more similar than others in the encoder" in text
+    assert "x tasks share 0.40 in the encoder, 0.40 in the decoder" in text
+
+
+def test_noise_is_told_from_different_lines() -> None:
+    tasks = [f"en-{code}" for code in CODES]
+    run = run_with(related(0.5, 0.5)[None, None].repeat(4, axis=1), tasks)
+    (same,) = run.measured
+    apart = replace(
+        same,
+        values=same.values * 0.5,
+        reliability=np.full((1, 4, 7), 0.64, np.float32),
+        corrected=same.values * 0.8,
+        lines="different",
+    )
+    coarse = replace(apart, values=same.values * 0.1, granularity="whole_model")
+    text = said(replace(run, measured=(coarse, same, apart)))
+    assert (
+        "A task agrees with itself on other sentences by 0.64 (split halves). Two tasks share 0.50 "
+        "on the same sentences, 0.25 on different ones, and 0.40 there if free of that noise."
+    ) in text
+
+
+def test_few_steps_are_named_alone() -> None:
+    values = (
+        related(0.4, 0.4)[None, None].repeat(4, axis=1)
+        * np.array([1, 2, 3, 4])[:, None, None, None]
+        / 4
+    )
+    text = said(run_with(values, [f"en-{code}" for code in CODES]))
+    assert "Similarity rose in training: 0.10 at step 100, 0.40 at step 400." in text
 
 
 def test_what_the_rule_did() -> None:

@@ -195,6 +195,29 @@ def test_runs_side_by_side(page: Page, two: Path) -> None:
     assert "align.rule" in page.find("#settings table").text
 
 
+def test_colours(page: Page, tmp_path: Path) -> None:
+    close = make_run("close", codes=CODES, num_layers=1, num_steps=2, recorded=False)
+    values = 0.85 + 0.1 * close.measured[0].values
+    close = replace(close, measured=(replace(close.measured[0], values=values),))
+    page.open(write_report([VAC, close], tmp_path / "page.html"))
+    bounds = (
+        "[0, 1].map(n => document.getElementById(`heat-${n}`).data[0]).map(d => [d.zmin, d.zmax])"
+    )
+    first, second = page.js(bounds)
+    assert first == second
+    assert first[0] == -first[1]  # centred at 0
+    page.choose("colours", "own")
+    first, second = page.js(bounds)
+    assert first[0] == -first[1]
+    shown = [value for value in page.heat(1).values() if value is not None]
+    assert second == [min(shown), max(shown)]  # all close together: spread over what there is
+    assert f"colours from {second[0]:.2f} to {second[1]:.2f}" in page.find("#heat-note-1").text
+    page.choose("colours", "all")
+    before = page.js(bounds)
+    page.choose("component", "decoder.norm")
+    assert page.js(bounds) == before
+
+
 def test_little_data(page: Page, tmp_path: Path) -> None:
     alone = make_run("alone", codes=("fr",), num_layers=1, num_steps=1)
     bare = replace(

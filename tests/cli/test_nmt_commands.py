@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from gradvac.analysis.similarities import load_similarities
+
 Gradvac = Callable[..., Result]
 
 
@@ -41,6 +43,27 @@ def test_train_translate_score(gradvac: Gradvac, run: Path) -> None:
     assert set(json.loads(scored.stdout)["by_task"]) == {"en-xx", "en-yy"}
     table = gradvac("nmt", "score", run, "--set", "dev")
     assert "chrF++" in table.stdout
+
+
+def test_similarity_report_figures(gradvac: Gradvac, run: Path, tmp_path: Path) -> None:
+    first = gradvac("similarity", run, "--lines", "12", "--granularity", "enc_dec")
+    assert first.exit_code == 0, first.output
+    assert "step 4, mean over pairs" in first.output
+    assert "Steps 2, 4 are in" in first.output  # step 0 is untrained
+    measured, _ = load_similarities(run / "similarity.npz")
+    assert [(s.granularity, s.lines) for s in measured] == [
+        ("enc_dec", "same"),
+        ("enc_dec", "different"),
+    ]
+    fails(gradvac("similarity", run, "--lines", "14", "--granularity", "enc_dec"), "lines = 12")
+    fails(gradvac("similarity", run, "--set", "extra"), "extra")
+    report = gradvac("report", run, "-o", tmp_path / "page.html")
+    assert report.exit_code == 0, report.output
+    assert "Two tasks share" in report.output
+    drawn = gradvac("figures", run, "-o", tmp_path / "figures", "--format", "svg")
+    assert drawn.exit_code == 0, drawn.output
+    assert f"{tmp_path / 'figures' / 'fig04a_run'}.svg" in drawn.output
+    assert "fig02a: not drawn, needs" in drawn.output
 
 
 def test_train_continues_a_run_folder(gradvac: Gradvac, run: Path) -> None:

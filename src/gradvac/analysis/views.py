@@ -40,7 +40,7 @@ class Part:
     """Tasks of one direction in one side of the model: what can be compared among itself.
 
     Attributes:
-        side: "encoder", "decoder" or "model".
+        side: "encoder", "decoder", "shared" or "model".
         direction: "xx-en" or "en-xx"; "" if all tasks go the same way, or neither.
         tasks: The tasks.
     """
@@ -48,6 +48,11 @@ class Part:
     side: str
     direction: str
     tasks: list[str]
+
+    @property
+    def name(self) -> str:
+        """As in "encoder" or "encoder (en-xx)"."""
+        return self.side + (f" ({self.direction})" if self.direction else "")
 
 
 def sources(run: Run) -> dict[str, Similarities]:
@@ -91,13 +96,15 @@ def side_matrix(
     return statistics.mean_matrix(chosen, None if side == MODEL else side)
 
 
-def by_layer(similarities: Similarities) -> dict[str, list[tuple[int, float]]]:
-    """`statistics.by_layer` without what is unknown."""
-    known = {
-        side: [(layer, mean) for layer, mean in points if not np.isnan(mean)]
-        for side, points in statistics.by_layer(similarities).items()
-    }
-    return {side: points for side, points in known.items() if points}
+def by_layer(similarities: Similarities) -> list[tuple[Part, list[tuple[int, float]]]]:
+    """Mean similarity (layer, mean) of every direction in every side, without what is unknown."""
+    found = []
+    for direction, tasks in directions(similarities.tasks):
+        for side, points in statistics.by_layer(similarities.select(tasks=tasks)).items():
+            known = [(layer, mean) for layer, mean in points if not np.isnan(mean)]
+            if known:
+                found.append((Part(side, direction, tasks), known))
+    return found
 
 
 def pair_values(matrix: Matrix) -> Matrix:
@@ -122,13 +129,18 @@ def by_direction(tasks: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
+def directions(tasks: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Directions with their tasks; a single one needs no name and has ""."""
+    found = by_direction(tasks)
+    return [(name if len(found) > 1 else "", own) for name, own in found.items()]
+
+
 def parts(similarities: Similarities) -> list[Part]:
     """Every direction in every side."""
-    directions = by_direction(similarities.tasks)
     return [
-        Part(side, direction if len(directions) > 1 else "", tasks)
+        Part(side, direction, tasks)
         for side in sides_of(similarities)
-        for direction, tasks in directions.items()
+        for direction, tasks in directions(similarities.tasks)
     ]
 
 
@@ -165,14 +177,32 @@ def language_of(task: str) -> str:
 def order_by_family(
     matrix: Matrix, tasks: Sequence[str], families: Mapping[str, str]
 ) -> tuple[list[int], list[Block]]:
-    """An order that keeps families together and puts similar ones side by side.
+    """An order that keeps directions, and in them families, together, similar ones side by side.
 
     Families follow the clustering of their mean similarities, tasks within a family that of their
     own. Tasks of no known family come last.
     """
+    order: list[int] = []
+    blocks: list[Block] = []
+    for direction, members in directions(tasks):
+        own = [position for position, task in enumerate(tasks) if task in members]
+        inner, found = _order_of_one(
+            matrix[np.ix_(own, own)], [families.get(tasks[i], "") for i in own]
+        )
+        start = len(order)
+        blocks += [
+            Block(f"{block.family} {direction}".strip(), start + block.start, start + block.stop)
+            for block in found
+        ]
+        order += [own[i] for i in inner]
+    return order, blocks
+
+
+def _order_of_one(matrix: Matrix, families: Sequence[str]) -> tuple[list[int], list[Block]]:
+    """`order_by_family` for tasks of one direction."""
     members: dict[str, list[int]] = {}
-    for position, task in enumerate(tasks):
-        members.setdefault(families.get(task, ""), []).append(position)
+    for position, family in enumerate(families):
+        members.setdefault(family, []).append(position)
     unknown = members.pop("", [])
     names = list(members)
     means = np.array(

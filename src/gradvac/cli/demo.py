@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from gradvac.cli._common import load_nmt
+from gradvac.cli._runs import load_runs
 from gradvac.cli.report import write_page
 from gradvac.nmt.demo import GRADVAC, JOINT, run_demo
 
@@ -22,4 +23,4 @@ def demo(
 ) -> None:
     """Train joint and GradVac on constructed languages, compare them, and report."""
     run_demo(load_nmt("demo", overrides or []), out, console=Console(highlight=False))
-    write_page([out / JOINT, out / GRADVAC], out / "report.html", show=show)
+    write_page(load_runs([out / JOINT, out / GRADVAC]), out / "report.html", show=show)

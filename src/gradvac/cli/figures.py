@@ -30,9 +30,16 @@ def figures(
 
     loaded = load_runs(runs, distances=distances, families=families)
     chosen = None if pairs is None else [_pair(pair) for pair in pairs]
-    done = write_figures(loaded, out, formats or FORMATS, sizes=sizes_of(loaded), pairs=chosen)
-    for path in done.paths:
-        print(path)
+    kinds = formats or FORMATS
+    ending = kinds[0] if len(kinds) == 1 else f"{{{','.join(kinds)}}}"  # as a shell expands it
+    done = write_figures(
+        loaded,
+        out,
+        kinds,
+        sizes=sizes_of(loaded),
+        pairs=chosen,
+        say=lambda name: print(f"{out / name}.{ending}", flush=True),
+    )
     for name, reason in done.missing.items():
         print(f"{name}: not drawn, {reason}")
 

@@ -8,24 +8,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from gradvac.analysis import Run
 from gradvac.cli._known import GENEALOGY
 from gradvac.cli._runs import Distances, Families, Runs, load_runs
 
+# Plotly, jinja2 and SciPy are the extra `report`, imported where needed: other commands do without.
 
-def write_page(
-    runs: Sequence[Path],
-    out: Path,
-    *,
-    show: bool,
-    distances: str = GENEALOGY,
-    families: Path | None = None,
-) -> None:
+
+def write_page(runs: Sequence[Run], out: Path, *, show: bool) -> None:
     """Write the page, say where it is, and open it if asked to."""
-    # Plotly and jinja2 are the extra `report`; the other commands do without.
     from gradvac.analysis.report import write_report
 
-    path = write_report(load_runs(runs, distances=distances, families=families), out)
+    path = write_report(runs, out)
     print(f"The report is {path} ({path.stat().st_size / 1e6:.1f} MB).")
     if show:
         webbrowser.open(path.resolve().as_uri())
@@ -38,5 +35,26 @@ def report(
     families: Families = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """Write one offline page that shows what the tasks of a run do to each other."""
-    write_page(runs, out, show=show, distances=distances, families=families)
+    """Say what the tasks of a run do to each other, and write one offline page that shows it."""
+    loaded = load_runs(runs, distances=distances, families=families)
+    _say(loaded)
+    write_page(loaded, out, show=show)
+
+
+def _say(runs: Sequence[Run]) -> None:
+    """Print the sentences that the page begins with."""
+    from gradvac.analysis.report import compare, summarise
+
+    console = Console(highlight=False)
+    told = {run.name: summarise(run) for run in runs}
+    told["side by side"] = [line for run in runs[1:] for line in compare(runs[0], run)]
+    for name, sentences in told.items():
+        if not sentences:
+            continue
+        console.rule(name, align="left")
+        shown = Table.grid(padding=(0, 2))
+        about = ""
+        for sentence in sentences:
+            shown.add_row("" if sentence.about == about else sentence.about, sentence.text)
+            about = sentence.about
+        console.print(shown)

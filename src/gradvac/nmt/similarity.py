@@ -53,7 +53,7 @@ def measure_run(
     overrides: Sequence[str] = (),
     console: Console | None = None,
 ) -> tuple[Similarities, ...]:
-    """Measure the similarity of all tasks at every checkpoint that a run kept.
+    """Measure the similarity of all tasks at every checkpoint that a run kept, but the untrained.
 
     Writes RUN/similarity.npz after every checkpoint. Called again, it measures only what is not
     there yet.
@@ -130,9 +130,9 @@ class _Weights:
 def _weights(
     run: Path, names: Sequence[str | int], *, say: Callable[[str], None]
 ) -> list[_Weights]:
-    """The weights to look at, by step."""
+    """The weights to look at, by step; untrained ones (step 0) only if asked for."""
     if not names:
-        there = checkpoint.kept(run)
+        there = [one for one in checkpoint.kept(run) if one.step > 0]
         damage = {one.step: one.damage() for one in there}
         for step, what in damage.items():
             if what is not None:

@@ -54,6 +54,7 @@ def write_figures(
     *,
     sizes: Mapping[str, int] | None = None,
     pairs: Sequence[tuple[str, str]] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Figures:
     """Draw the paper's figures for some runs.
 
@@ -64,6 +65,7 @@ def write_figures(
         sizes: Task -> number of training pairs.
         pairs: Pairs of tasks to follow over steps; None: the most similar, a middling and the least
             similar one.
+        say: Told the name of every figure as it is written.
     """
     unknown = [kind for kind in formats if kind not in FORMATS]
     if unknown or not formats:
@@ -98,6 +100,7 @@ def write_figures(
         for what, figure in drawn.items():
             stem = f"{name}_{what}" if what else name
             paths += save(figure, directory / stem, formats)
+            say(stem)
     return Figures(paths, missing)
 
 

@@ -19,10 +19,11 @@ def scores_by_level(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, 
     scored = [(run, bleu) for run in runs if (bleu := bleu_by_task(run))]
     if len(scored) < 2:
         raise MissingError("needs at least two runs with scores; the first is the baseline.")
-    (first, baseline), *others = scored
+    (first, baseline), *rest = scored
+    others = [(run, bleu) for run, bleu in rest if not baseline.keys().isdisjoint(bleu)]
     levels = levels_of(first)
     tasks = [task for task in baseline if any(task in bleu for _, bleu in others)]
-    if not tasks:
+    if not others:
         raise MissingError("needs a task that two runs were scored on.")
     tasks.sort(key=lambda task: (-sizes.get(task, 0), _rank(levels.get(task, ""))))
     figure = new_figure(2.6 + 0.24 * max(len(tasks), 8) + 1.6, 3.2)

@@ -3,6 +3,7 @@
 # T tasks
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,12 +13,19 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from gradvac.analysis import statistics, views
-from gradvac.analysis.figures._style import DIVERGING, QUIET, MissingError, new_figure
+from gradvac.analysis.figures._style import (
+    DIVERGING,
+    QUIET,
+    SEQUENTIAL,
+    MissingError,
+    new_figure,
+)
 from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import Similarities
 from gradvac.analysis.views import Matrix
 
 Order = tuple[list[int], list[views.Block]]
+Colours = dict[str, Any]  # of imshow
 
 
 def similarity_by_family(runs: Sequence[Run]) -> dict[str, Figure]:
@@ -32,7 +40,7 @@ def similarity_by_family(runs: Sequence[Run]) -> dict[str, Figure]:
                 order = _order(main, tasks, run)
                 title = f"{run.name}: cosine of {side} gradients {direction}".rstrip()
                 name = "_".join(part for part in (run.name, side, direction) if part)
-                drawn[name] = _alone(matrix, tasks, order, title)
+                drawn[name] = _alone(matrix, tasks, order, title, _colours(matrix))
     return drawn
 
 
@@ -62,7 +70,9 @@ def sides(runs: Sequence[Run]) -> dict[str, Figure]:
         if views.sides_of(main) == views.SIDES:
             matrix = statistics.encoder_minus_decoder(main)
             title = f"{run.name}: similarity in the encoder minus in the decoder"
-            drawn[run.name] = _alone(matrix, main.tasks, _order(main, main.tasks, run), title)
+            order = _order(main, main.tasks, run)
+            limit = np.abs(views.pair_values(matrix)).max(initial=0.0)  # 0 stays in the middle
+            drawn[run.name] = _alone(matrix, main.tasks, order, title, _centred(float(limit)))
     if not drawn:
         raise MissingError("needs components of an encoder and of a decoder.")
     return drawn
@@ -101,9 +111,17 @@ def _mean(matrix: Matrix) -> float:
     return float(values.mean()) if values.size else float("nan")
 
 
-def _limit(*matrices: Matrix) -> float:
-    sizes = np.abs(np.concatenate([views.pair_values(matrix) for matrix in matrices]))
-    return float(sizes.max()) if sizes.size and sizes.max() > 0 else 1.0
+def _colours(*matrices: Matrix) -> Colours:
+    """Centred at 0, unless all pairs are above it and close together: all would look the same."""
+    values = np.concatenate([views.pair_values(matrix) for matrix in matrices])
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
+    if high / 2 < low < high:
+        return {"cmap": SEQUENTIAL, "vmin": low, "vmax": high}
+    return _centred(max(abs(low), abs(high)))
+
+
+def _centred(limit: float) -> Colours:
+    return {"cmap": DIVERGING, "vmin": -(limit or 1.0), "vmax": limit or 1.0}
 
 
 def _order(main: Similarities, tasks: Sequence[str], run: Run) -> Order:
@@ -111,11 +129,13 @@ def _order(main: Similarities, tasks: Sequence[str], run: Run) -> Order:
     return views.order_by_family(views.side_matrix(main, views.MODEL, tasks), tasks, run.families)
 
 
-def _alone(matrix: Matrix, tasks: Sequence[str], order: Order, title: str) -> Figure:
+def _alone(
+    matrix: Matrix, tasks: Sequence[str], order: Order, title: str, colours: Colours
+) -> Figure:
     size = 2.2 + 0.21 * max(len(tasks), 8)
     figure = new_figure(size + 1.3, size)
     axes = figure.subplots()
-    image = _draw(axes, matrix, tasks, order, _limit(matrix))
+    image = _draw(axes, matrix, tasks, order, colours)
     axes.set_title(title, loc="left")
     _colour_bar(figure, image)
     return figure
@@ -140,7 +160,7 @@ def _beside(
     size = 1.9 + 0.19 * max(len(tasks), 8)
     figure = new_figure(2 * size + 1.5, size + 0.2)
     images = []
-    limit = _limit(*(matrix for matrix, _ in panels.values()))
+    colours = _colours(*(matrix for matrix, _ in panels.values()))
     for axes, (name, (matrix, own)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
         where = {views.language_of(task): position for position, task in enumerate(own)}
         same = len(own) == len(tasks) and all(language in where for language in languages)
@@ -149,7 +169,7 @@ def _beside(
             if same and len(where) == len(own)
             else views.order_by_family(matrix, own, families)
         )
-        images.append(_draw(axes, matrix, own, arranged, limit))
+        images.append(_draw(axes, matrix, own, arranged, colours))
         axes.set_title(name, loc="left")
     _colour_bar(figure, images[0])
     if title:
@@ -162,13 +182,13 @@ def _draw(
     matrix: Matrix,
     tasks: Sequence[str],
     arranged: Order,
-    limit: float,
+    colours: Colours,
 ) -> AxesImage:
     """A heat map with frames and brackets around families; the diagonal, always 1, is left out."""
     order, blocks = arranged
     shown = np.array(matrix, dtype=np.float64)[np.ix_(order, order)]
     np.fill_diagonal(shown, np.nan)
-    image = axes.imshow(shown, cmap=DIVERGING, vmin=-limit, vmax=limit)
+    image = axes.imshow(shown, **colours)
     labels = [views.labels(tasks)[i] for i in order]
     upright = max(map(len, labels)) > 2 and len(labels) > 8
     axes.set_xticks(range(len(labels)), labels, rotation=90 if upright else 0)

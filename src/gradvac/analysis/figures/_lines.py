@@ -3,16 +3,21 @@
 # S steps, K components, T tasks
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from gradvac.analysis import statistics, views
 from gradvac.analysis.figures._style import DASHES, INKS, MissingError, new_figure, zero_line
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import bleu_by_task
 from gradvac.analysis.similarities import Similarities
+
+Counts = NDArray[np.int64]
 
 _FEWEST_FOR_CORRELATION = 4
 
@@ -50,10 +55,10 @@ def active_counts(runs: Sequence[Run]) -> dict[str, Figure]:
     figure = new_figure(7.2, 2.9)
     left, right = figure.subplots(1, 2, sharey=True)
     for number, (run, record) in enumerate(recorded):
-        own = {"color": INKS[number % len(INKS)], "label": run.name}
-        left.plot(record.steps, statistics.conflict_counts(record), **own)
+        color = INKS[number % len(INKS)]
+        _smoothed(left, record.steps, statistics.conflict_counts(record), color, run.name)
         if not np.isnan(record.target).all():
-            right.plot(record.steps, statistics.active_counts(record), **own)
+            _smoothed(right, record.steps, statistics.active_counts(record), color, run.name)
     left.set_title("PCGrad: below 0", loc="left")
     right.set_title("active in training: below the target", loc="left")
     left.set_ylabel("pairs, all components")
@@ -63,30 +68,44 @@ def active_counts(runs: Sequence[Run]) -> dict[str, Figure]:
         axes.set_xlabel("step")
         axes.set_ylim(bottom=0)
     if len(recorded) > 1:
-        left.legend()
+        figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     return {"": figure}
+
+
+def _smoothed(axes: Axes, steps: Counts, counts: Counts, color: str, name: str) -> None:
+    """Counts scatter from batch to batch: pale as they are, strong as a running mean."""
+    axes.plot(steps, counts, color=color, alpha=0.25, linewidth=0.7)
+    width = min(len(counts), max(1, len(counts) // 30))
+    known = np.convolve(np.ones(len(counts)), np.ones(width), "same")
+    axes.plot(steps, np.convolve(counts, np.ones(width), "same") / known, color=color, label=name)
 
 
 def layers(runs: Sequence[Run]) -> dict[str, Figure]:
     """Figure 4b: mean similarity by layer."""
-    found = [(run, _by_layer(run)) for run in runs]
+    sources = [(run, views.main_source(run)) for run in runs]
+    found = [(run, [] if main is None else views.by_layer(main)) for run, main in sources]
     if not any(lines for _, lines in found):
         raise MissingError(
             "needs components that carry the number of a layer (all_layer, all_matrix)."
         )
-    figure = new_figure(4.6, 3.2)
+    figure = new_figure(6.2, 3.2)
     axes = figure.subplots()
     sides = ("encoder", "decoder", "shared")
     for number, (run, lines) in enumerate(found):
-        for side, points in lines.items():
-            name = f"{run.name}, {side}" if len(runs) > 1 else side
-            color, dash = INKS[sides.index(side)], DASHES[number % len(DASHES)]
-            axes.plot(*zip(*points, strict=True), dash, marker="o", color=color, label=name)
+        for part, points in lines:
+            name = f"{run.name}, {part.name}" if len(runs) > 1 else part.name
+            look: dict[str, Any] = {
+                "color": INKS[sides.index(part.side)],
+                "linestyle": DASHES[number % len(DASHES)],
+                "marker": "s" if part.direction == views.TO_ENGLISH else "o",
+                "fillstyle": "none" if part.direction == views.TO_ENGLISH else "full",
+            }
+            axes.plot(*zip(*points, strict=True), label=name, **look)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("layer")
     axes.set_ylabel("cosine, mean of pairs and steps")
     zero_line(axes)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside right upper", fontsize=8)
     return {"": figure}
 
 
@@ -108,6 +127,7 @@ def steps(runs: Sequence[Run], pairs: Sequence[tuple[str, str]] | None) -> dict[
 
 def _steps(name: str, main: Similarities, pairs: Sequence[tuple[str, str]]) -> Figure:
     sides = views.sides_of(main)
+    labels = dict(zip(main.tasks, views.labels(main.tasks), strict=True))
     figure = new_figure(3.4 * len(sides) + 0.6, 3.1)
     panels = np.atleast_1d(figure.subplots(1, len(sides), sharey=True))
     for axes, side in zip(panels, sides, strict=True):
@@ -120,7 +140,8 @@ def _steps(name: str, main: Similarities, pairs: Sequence[tuple[str, str]]) -> F
         for number, pair in enumerate(pairs):
             values = statistics.by_step(part, pair)
             color = INKS[number % len(INKS)]
-            axes.plot(main.steps, values, color=color, label=" and ".join(views.labels(pair)))
+            label = " and ".join(labels[task] for task in pair)
+            axes.plot(main.steps, values, color=color, label=label)
         axes.set_title(f"{name}: {side}", loc="left")
         axes.set_xlabel("step")
         zero_line(axes)
@@ -177,11 +198,6 @@ def _telling_pairs(main: Similarities) -> list[tuple[str, str]]:
         return []
     places = dict.fromkeys((ranked[0], ranked[len(ranked) // 2], ranked[-1]))
     return [(main.tasks[columns[i]], main.tasks[rows[i]]) for i in places]
-
-
-def _by_layer(run: Run) -> dict[str, list[tuple[int, float]]]:
-    main = views.main_source(run)
-    return {} if main is None else views.by_layer(main)
 
 
 def _similarity_of(task: str, main: Similarities) -> float:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -27,6 +28,10 @@ DIVERGING = LinearSegmentedColormap.from_list(
         (0.85, "#2166ac"),
         (1.0, "#08306b"),
     ],
+).with_extremes(bad="#ffffff")
+# Its upper half, for values that are all above 0 and close to each other.
+SEQUENTIAL = LinearSegmentedColormap.from_list(
+    "closely similar", DIVERGING(np.linspace(0.5, 1.0, 129))
 ).with_extremes(bad="#ffffff")
 STYLE: Mapping[Any, Any] = {
     "font.size": 9,

@@ -146,11 +146,13 @@ def _limit(values: Values) -> float:
 def _layers(main: Similarities) -> list[dict[str, Any]]:
     return [
         {
-            "side": side,
+            "name": part.name,
+            "side": part.side,
+            "direction": part.direction,
             "layers": [layer for layer, _ in points],
             "means": rounded([m for _, m in points]),
         }
-        for side, points in views.by_layer(main).items()
+        for part, points in views.by_layer(main)
     ]
 
 

@@ -3,7 +3,7 @@
 # S steps, K components, T tasks
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import factorial, prod
 
 import numpy as np
@@ -16,6 +16,7 @@ from gradvac.analysis.similarities import Similarities, mean_where_known
 from gradvac.analysis.views import Matrix
 
 _SAME = 1e-5
+_RULES = {"gradvac": "GradVac", "pcgrad": "PCGrad", "mgda": "MGDA", "gradnorm": "GradNorm"}
 _SLIGHT = 0.005  # differences that two digits do not show
 
 
@@ -31,7 +32,7 @@ def summarise(run: Run) -> list[Sentence]:
         said += [Sentence("Direction", line) for line in _directions(main)]
         said += [Sentence("Encoder and decoder", line) for line in _sides(main)]
         said += [Sentence("Time", line) for line in _time(main)]
-        said += [Sentence("Noise", line) for line in _noise(main)]
+        said += [Sentence("Noise", line) for line in _noise(main, run)]
     elif main is not None:
         said.append(Sentence("Pairs", "There is only one task, so there is nothing to compare."))
     said += [Sentence("Rule", line) for line in _rule(run)]
@@ -64,32 +65,44 @@ def describe_source(similarities: Similarities) -> str:
 
 
 def _families(main: Similarities, run: Run) -> list[str]:
-    families = [run.families.get(task, "") for task in main.tasks]
-    large = [name for name in dict.fromkeys(families) if name and families.count(name) > 1]
-    if not any(families):
+    if not any(run.families.get(task) for task in main.tasks):
         return ["The families of the tasks are not known, so nothing is said about them."]
-    if not large:
-        return ["No family has two tasks here, so nothing can be said about families."]
-    if len(set(families) - {""}) == 1:
-        return ["All tasks are of one family, so there is nothing to compare it with."]
-    lines = []
     noun = "languages" if all(map(views.direction_of, main.tasks)) else "tasks"
-    for part in views.parts(main):
-        own = [run.families.get(task, "") for task in part.tasks]
-        if len(set(own) - {""}) > 1 and any(f and own.count(f) > 1 for f in own):
-            matrix = views.side_matrix(main, part.side, part.tasks)
-            lines.append(
-                f"{noun.capitalize()} of one family are {_contrast(matrix, own, _where(part))}"
-            )
-    shared = {name: _family_means(main, families, name) for name in large}
-    ranked = sorted(large, key=lambda name: -max(shared[name].values()))
+    contrasts, shares = [], []
+    has_relatives = False
+    for direction, tasks in views.directions(main.tasks):
+        own = [run.families.get(task, "") for task in tasks]
+        large = [name for name in dict.fromkeys(own) if name and own.count(name) > 1]
+        has_relatives |= bool(large)
+        if not large or len(set(own) - {""}) == 1:
+            continue
+        for side in views.sides_of(main):
+            where = _where(views.Part(side, direction, tasks))
+            contrast = _contrast(views.side_matrix(main, side, tasks), own, where)
+            contrasts.append(f"{noun.capitalize()} of one family are {contrast}")
+        members = {
+            name: [t for t, f in zip(tasks, own, strict=True) if f == name] for name in large
+        }
+        shares.append(_shares(main, members, noun, f" ({direction})" if direction else ""))
+    if contrasts:
+        return [*contrasts, *shares]
+    if has_relatives:
+        return ["All tasks are of one family, so there is nothing to compare it with."]
+    return ["No family has two tasks here, so nothing can be said about families."]
+
+
+def _shares(main: Similarities, members: Mapping[str, list[str]], noun: str, where: str) -> str:
+    """What the most and the least similar families share."""
+    sides = views.sides_of(main)
+    shared = {name: {s: _mean(main, s, own) for s in sides} for name, own in members.items()}
+    ranked = sorted(shared, key=lambda name: -max(shared[name].values()))
     shown = ranked if len(ranked) <= 3 else [*ranked[:2], ranked[-1]]
     parts = [
         f"{name} {noun} share "
-        + ", ".join(f"{v:z.2f}{_in(side)}" for side, v in shared[name].items())
+        + ", ".join(f"{value:z.2f}{_in(side)}" for side, value in shared[name].items())
         for name in shown
     ]
-    return [*lines, "; ".join(parts) + "."]
+    return "; ".join(parts) + where + "."
 
 
 def _contrast(matrix: Matrix, families: Sequence[str], where: str) -> str:
@@ -116,11 +129,6 @@ def _least_p_value(families: Sequence[str]) -> float:
     same = prod(factorial(size) ** number * factorial(number) for size, number in sizes.items())
     ways = factorial(sum(size * number for size, number in sizes.items())) // same
     return 1.1 / float(ways)  # the test draws permutations, so its p-value scatters
-
-
-def _family_means(main: Similarities, families: Sequence[str], name: str) -> dict[str, float]:
-    own = [task for task, family in zip(main.tasks, families, strict=True) if family == name]
-    return {side: _mean(main, side, own) for side in views.sides_of(main)}
 
 
 def _distance(main: Similarities, run: Run) -> list[str]:
@@ -182,22 +190,13 @@ def _directions(main: Similarities) -> list[str]:
 def _sides(main: Similarities) -> list[str]:
     if views.sides_of(main) != views.SIDES:
         return []
-    encoder, decoder = (_mean(main, side) for side in views.SIDES)
-    gaps = views.pair_values(statistics.encoder_minus_decoder(main))
-    gap = encoder - decoder
-    if abs(gap) < _SLIGHT:
-        first = (
-            f"Encoder and decoder are about equally similar ({encoder:z.2f} and {decoder:z.2f})."
-        )
-    else:
-        more, less = ("encoder", "decoder") if gap > 0 else ("decoder", "encoder")
-        agree = int((gaps * np.sign(gap) > 0).sum())
-        first = (
-            f"The {more} is more similar than the {less} ({max(encoder, decoder):z.2f} against "
-            f"{min(encoder, decoder):z.2f}; so in {agree} of {count(len(gaps), 'pair')})."
-        )
-    lines = [first]
-    for side, points in views.by_layer(main).items():
+    lines = []
+    for direction, tasks in views.directions(main.tasks):
+        if len(tasks) > 1:
+            lines.append(
+                _side_gap(main.select(tasks=tasks), f" ({direction})" if direction else "")
+            )
+    for part, points in views.by_layer(main):
         if len(points) < 2:
             continue
         (low, start), (high, end) = points[0], points[-1]
@@ -206,10 +205,27 @@ def _sides(main: Similarities) -> list[str]:
             "hardly changes" if abs(change) < 2 * _SLIGHT else ("rises" if change > 0 else "falls")
         )
         lines.append(
-            f"With depth it {verb} in the {side}: {start:z.2f} in layer {low}, {end:z.2f} in layer "
-            f"{high}."
+            f"With depth it {verb} in the {part.name}: {start:z.2f} in layer {low}, {end:z.2f} in "
+            f"layer {high}."
         )
     return lines
+
+
+def _side_gap(main: Similarities, where: str) -> str:
+    encoder, decoder = (_mean(main, side) for side in views.SIDES)
+    gaps = views.pair_values(statistics.encoder_minus_decoder(main))
+    gap = encoder - decoder
+    if abs(gap) < _SLIGHT:
+        return (
+            f"Encoder and decoder are about equally similar{where}: {encoder:z.2f} and "
+            f"{decoder:z.2f}."
+        )
+    more, less = ("encoder", "decoder") if gap > 0 else ("decoder", "encoder")
+    agree = int((gaps * np.sign(gap) > 0).sum())
+    return (
+        f"The {more} is more similar than the {less}{where}: {max(encoder, decoder):z.2f} against "
+        f"{min(encoder, decoder):z.2f}; so in {agree} of {count(len(gaps), 'pair')}."
+    )
 
 
 def _time(main: Similarities) -> list[str]:
@@ -217,33 +233,37 @@ def _time(main: Similarities) -> list[str]:
     if len(steps) < 4:
         return []
     fourth = len(steps) // 4
-    parts = slice(0, fourth), slice(len(steps) - fourth, None)
+    parts = slice(0, fourth), slice(len(steps) - fourth, len(steps))
     means = statistics.by_step(main)
     start, end = (float(mean_where_known(means[part], axis=0)) for part in parts)
     change = end - start
     verb = "hardly moved" if abs(change) < 2 * _SLIGHT else ("rose" if change > 0 else "fell")
-    return [
-        f"Similarity {verb} in training: {start:z.2f} up to step {steps[fourth - 1]:,}, "
-        f"{end:z.2f} from step {steps[len(steps) - fourth]:,} on."
-    ]
+    before = f"up to step {steps[fourth - 1]:,}" if fourth > 1 else f"at step {steps[0]:,}"
+    after = f"from step {steps[-fourth]:,} on" if fourth > 1 else f"at step {steps[-1]:,}"
+    return [f"Similarity {verb} in training: {start:z.2f} {before}, {end:z.2f} {after}."]
 
 
-def _noise(main: Similarities) -> list[str]:
-    if main.reliability is None or main.corrected is None:
-        if main.lines != "training":
-            return []
+def _noise(main: Similarities, run: Run) -> list[str]:
+    if main.lines == "training":
         return [
             "These are raw cosines of training batches, and larger batches give larger cosines. "
             "Measured on an aligned set (gradvac similarity), they can be corrected for that."
         ]
-    reliability = float(mean_where_known(main.reliability, axis=(0, 1, 2)))
-    raw, corrected = (
+    other = next(
+        (s for s in run.measured if s.lines == "different" and s.granularity == main.granularity),
+        None,
+    )
+    if other is None or other.reliability is None or other.corrected is None:
+        return []
+    reliability = float(mean_where_known(other.reliability, axis=(0, 1, 2)))
+    same, different, corrected = (
         float(mean_where_known(statistics.mean_of_pairs(values), axis=(0, 1)))
-        for values in (main.values, main.corrected)
+        for values in (main.values, other.values, other.corrected)
     )
     return [
-        f"A task agrees with itself on other sentences by {reliability:z.2f} (split halves); free "
-        f"of that noise, two tasks share {corrected:z.2f} instead of {raw:z.2f}."
+        f"A task agrees with itself on other sentences by {reliability:z.2f} (split halves). Two "
+        f"tasks share {same:z.2f} on the same sentences, {different:z.2f} on different ones, and "
+        f"{corrected:z.2f} there if free of that noise."
     ]
 
 
@@ -288,5 +308,6 @@ def _in(side: str) -> str:
 
 
 def _rule_name(rule: str) -> str:
-    """The name without its settings: "GradVac" for "GradVac(beta=0.01)"."""
-    return rule.partition("(")[0] or "The rule"
+    """The name without its settings: "GradVac" for "gradvac(beta=0.01)"."""
+    name = rule.partition("(")[0]
+    return _RULES.get(name.lower(), name or "The rule")

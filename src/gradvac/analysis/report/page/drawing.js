@@ -97,7 +97,20 @@ function familyMarks(blocks, size, narrow) {
   return { shapes, annotations };
 }
 
-// A square matrix of pairs. `view`: values, labels, tasks, blocks, limit, what.
+// Colours for values between two bounds: centred at 0, unless all values are above it and close to
+// each other. Then the upper half runs over them alone, lest all look the same.
+function coloursOf([low, high]) {
+  const scale = SCALES[theme()];
+  if (isNarrow([low, high])) {
+    return { zmin: low, zmax: high, colorscale: scale.filter(([at]) => at >= 0.5).map(([at, colour]) => [2 * at - 1, colour]) };
+  }
+  const limit = Math.max(Math.abs(low), Math.abs(high)) || 1;
+  return { zmin: -limit, zmax: limit, zmid: 0, colorscale: scale };
+}
+
+const isNarrow = ([low, high]) => low > high / 2 && low < high;
+
+// A square matrix of pairs. `view`: values, labels, tasks, blocks, bounds, what.
 function drawMatrix(id, view) {
   const width = document.getElementById(id).clientWidth, narrow = width < 520;
   const longest = Math.max(0, ...view.blocks.map(([family]) => family.length));
@@ -109,8 +122,8 @@ function drawMatrix(id, view) {
   const ticks = { tickmode: "array", tickvals: range(size), ticktext: view.labels, tickfont: font, showgrid: false,
     zeroline: false, ticks: "", constrain: "domain", automargin: false, title: undefined };
   const trace = {
-    type: "heatmap", z: view.values, x: range(size), y: range(size), zmin: -view.limit, zmax: view.limit, zmid: 0,
-    colorscale: SCALES[theme()], hoverongaps: false, xgap: 0.6, ygap: 0.6,
+    type: "heatmap", z: view.values, x: range(size), y: range(size), ...coloursOf(view.bounds),
+    hoverongaps: false, xgap: 0.6, ygap: 0.6,
     customdata: view.tasks.map((one) => view.tasks.map((other) => `${one} and ${other}`)),
     hovertemplate: `%{customdata}<br>${view.what}: <b>%{z:.3f}</b><extra></extra>`,
     colorbar: { orientation: "h", thickness: 9, len: 1, x: 0.5, xanchor: "center", y: 0, yanchor: "top", ypad: bottom, outlinewidth: 0,

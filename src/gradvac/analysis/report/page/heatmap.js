@@ -27,18 +27,23 @@ function viewOf(run) {
   return components.length ? { source, quantity, components } : null;
 }
 
-// Where colours end. They are the same for all runs, and for all steps while one moves through them.
-function limitOf({ quantity, components }) {
-  if ($("fixed").checked) return quantity.limit;
+// Lowest and highest value; while one moves through the steps, those of all steps.
+function boundsOf({ quantity, components }) {
+  if ($("colours").value === "all") return [-quantity.limit, quantity.limit];
   const all = range(quantity.steps.length);
   const size = Math.round(Math.sqrt(quantity.shape[2])), onDiagonal = (p) => !quantity.symmetric && p % (size + 1) === 0;
-  const largest = (steps) => meanPairs(quantity, components, steps)
-    .reduce((most, value, p) => Math.max(most, onDiagonal(p) ? 0 : Math.abs(value) || 0), 0);
-  if ($("mean").checked) return largest(all);
+  const bounds = (steps) => meanPairs(quantity, components, steps).reduce(
+    ([low, high], value, p) => (onDiagonal(p) || Number.isNaN(value) ? [low, high] : [Math.min(low, value), Math.max(high, value)]),
+    [Infinity, -Infinity]);
+  if ($("mean").checked) return bounds(all);
   const key = components.join();
-  quantity.limits ??= new Map();
-  if (!quantity.limits.has(key)) quantity.limits.set(key, Math.max(...all.map((step) => largest([step]))));
-  return quantity.limits.get(key);
+  quantity.bounds ??= new Map();
+  if (!quantity.bounds.has(key)) quantity.bounds.set(key, hull(all.map((step) => bounds([step]))));
+  return quantity.bounds.get(key);
+}
+
+function hull(bounds) {
+  return [Math.min(...bounds.map(([low]) => low)), Math.max(...bounds.map(([, high]) => high))];
 }
 
 class HeatMaps {
@@ -48,7 +53,7 @@ class HeatMaps {
     this.listeners = [];
     const sources = runs.flatMap((run) => run.sources);
     fill($("source"), [["", unique(sources.map((source) => source.name))]]);
-    for (const id of ["source", "quantity", "component", "order", "fixed"]) {
+    for (const id of ["source", "quantity", "component", "order", "colours"]) {
       $(id).addEventListener("change", () => this.refresh());
     }
     $("mean").addEventListener("change", () => this.refresh());
@@ -108,11 +113,13 @@ class HeatMaps {
       sayInstead(`heat-${n}`, "Nothing is known here: no two tasks were seen together.");
       return;
     }
-    const limit = Math.max(...this.runs.map(viewOf).filter(Boolean).map(limitOf)) || 1;
+    const shown = $("colours").value === "own" ? [view] : this.runs.map(viewOf).filter(Boolean);
+    const bounds = hull(shown.map(boundsOf));
     const when = $("mean").checked ? "mean of all steps" : `step ${quantity.steps[position].toLocaleString("en")}`;
-    $(`heat-note-${n}`).textContent = `${quantity.key}, ${$("component").value}, ${when}`;
+    const stretch = isNarrow(bounds) ? `; colours from ${bounds.map((bound) => bound.toFixed(2)).join(" to ")}` : "";
+    $(`heat-note-${n}`).textContent = `${quantity.key}, ${$("component").value}, ${when}${stretch}`;
     drawMatrix(`heat-${n}`, {
-      values, limit, labels: order.map((i) => source.labels[i]), tasks: order.map((i) => source.tasks[i]),
+      values, bounds, labels: order.map((i) => source.labels[i]), tasks: order.map((i) => source.tasks[i]),
       blocks: byFamily ? source.blocks : [], what: quantity.key,
     });
     this.listen(n, order, source);

@@ -96,10 +96,11 @@ class Trajectories {
 
 function drawLayers(runs) {
   const sides = ["encoder", "decoder", "shared"], traces = [];
-  runs.forEach((run, r) => run.layers.forEach(({ side, layers, means }) => traces.push({
+  runs.forEach((run, r) => run.layers.forEach(({ name, side, direction, layers, means }) => traces.push({
     type: "scatter", mode: "lines+markers", x: layers, y: means, hovertemplate: "%{y:.3f}",
-    name: side + (runs.length > 1 ? ` (${run.name})` : ""),
-    line: { color: ink(sides.indexOf(side)), dash: DASHES[r % DASHES.length], width: 2 }, marker: { size: 7 },
+    name: name + (runs.length > 1 ? `, ${run.name}` : ""),
+    line: { color: ink(sides.indexOf(side)), dash: DASHES[r % DASHES.length], width: 2 },
+    marker: { size: 8, symbol: direction === "xx-en" ? "square-open" : "circle" },
   })));
   if (!traces.length) return sayInstead("layers-plot", "No component carries the number of a layer.");
   return show("layers-plot", traces, lineLayout("layers-plot", "layer", "similarity", { xaxis: titled("layer", { dtick: 1, zeroline: false }) }));
@@ -110,7 +111,7 @@ function drawSides(run, n) {
   const { values, labels, tasks, blocks } = run.difference;
   const others = values.map((row, i) => row.map((value, j) => (i === j ? null : value)));
   const limit = Math.max(...others.flat().filter((value) => value !== null).map(Math.abs)) || 1;
-  return drawMatrix(`sides-${n}`, { values: others, labels, tasks, blocks, limit, what: "encoder minus decoder" });
+  return drawMatrix(`sides-${n}`, { values: others, labels, tasks, blocks, bounds: [-limit, limit], what: "encoder minus decoder" });
 }
 
 function drawTree(run, n) {
