@@ -53,20 +53,27 @@ def scores_by_level(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, 
 
 
 def data_sizes(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, Figure]:
-    """Figure 7: training pairs of each task."""
-    known = {task: sizes[task] for run in runs for task in run.tasks if sizes.get(task, 0) > 0}
+    """Figure 7: training pairs of each task; a pair that goes both ways is one."""
+    known: dict[frozenset[str], str] = {}
+    for task in (task for run in runs for task in run.tasks):
+        if sizes.get(task, 0) > 0:
+            known.setdefault(frozenset(task.split("-")), task)
     if not known:
         raise MissingError("needs the number of training pairs of each task.")
-    tasks = sorted(known, key=lambda task: -known[task])
+    tasks = sorted(known.values(), key=lambda task: -sizes[task])
     families: dict[str, str] = {}
     for run in runs:
         families |= run.families
-    figure = new_figure(1.8 + 0.26 * max(len(tasks), 8), 3.0)
+    figure = new_figure(3.4 + 0.26 * max(len(tasks), 8), 3.0)
     axes = figure.subplots()
-    _bars(axes, [known[task] for task in tasks], [families.get(task, "") for task in tasks])
+    heights = [sizes[task] for task in tasks]
+    _bars(axes, heights, [families.get(task, "") for task in tasks])
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside right upper", fontsize=8)
     upright = max(map(len, labels(tasks))) > 2
     axes.set_xticks(range(len(tasks)), labels(tasks), rotation=90 if upright else 0)
-    axes.set_yscale("log")
+    if heights[0] > 10 * heights[-1]:
+        axes.set_yscale("log")
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("training pairs")
     return {"": figure}
@@ -77,9 +84,8 @@ def _bars(axes: Axes, heights: Sequence[int], families: Sequence[str]) -> None:
     few = len(names) <= len(INKS)  # more families than colours: colours would say nothing
     for number, name in enumerate(names if few else [""]):
         own = [i for i, family in enumerate(families) if family == name or not few]
-        axes.bar(own, [heights[i] for i in own], color=INKS[number], label=name)
-    if few and any(names):
-        axes.legend(fontsize=8, ncols=2)
+        label = name if few else ""
+        axes.bar(own, [heights[i] for i in own], color=INKS[number], label=label or "_")
 
 
 def _rank(level: str) -> int:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which people with any colour vision tell apart.
 INKS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#8c6d00", "#56b4e9", "#5b5b5b")
-DASHES = ("-", "--", ":", "-.")
+DASHES = ("-", "--", ":", "-.", (0, (7, 1, 1, 1, 1, 1)), (0, (2, 1)), (0, (9, 3)))
 QUIET = "#59636e"
 # Orange below 0, white at 0, blue above: told apart by people with any colour vision.
 DIVERGING = LinearSegmentedColormap.from_list(
@@ -44,6 +44,7 @@ STYLE: Mapping[Any, Any] = {
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "legend.frameon": False,
+    "legend.handlelength": 3.0,  # dashes must show
     "lines.linewidth": 1.6,
     "lines.markersize": 4,
     "svg.hashsalt": "gradvac",  # the same data give the same file

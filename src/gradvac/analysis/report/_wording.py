@@ -19,8 +19,8 @@ def p_text(p_value: float) -> str:
     """A p-value, and a verdict where it shows nothing."""
     if not np.isfinite(p_value):
         return "too few for a test"
-    digits = f"{p_value:.4f}" if p_value < 0.01 else f"{p_value:.2f}"
-    return f"p = {digits}" + ("" if p_value < SIGNIFICANT else ", not significant")
+    digits = 4 if p_value < 0.01 else 3 if p_value < 0.1 else 2
+    return f"p = {p_value:.{digits}f}" + ("" if p_value < SIGNIFICANT else ", not significant")
 
 
 def count(number: int, noun: str) -> str:
