@@ -17,7 +17,7 @@ from gradvac.analysis.views import Matrix
 
 _SAME = 1e-5
 _RULES = {"gradvac": "GradVac", "pcgrad": "PCGrad", "mgda": "MGDA", "gradnorm": "GradNorm"}
-_SLIGHT = 0.005  # differences that two digits do not show
+_SLIGHT = 0.01  # changes that two digits hardly show
 
 
 def summarise(run: Run) -> list[Sentence]:
@@ -201,9 +201,7 @@ def _sides(main: Similarities) -> list[str]:
             continue
         (low, start), (high, end) = points[0], points[-1]
         change = end - start
-        verb = (
-            "hardly changes" if abs(change) < 2 * _SLIGHT else ("rises" if change > 0 else "falls")
-        )
+        verb = "hardly changes" if abs(change) < _SLIGHT else ("rises" if change > 0 else "falls")
         lines.append(
             f"With depth it {verb} in the {part.name}: {start:z.2f} in layer {low}, {end:z.2f} in "
             f"layer {high}."
@@ -215,7 +213,7 @@ def _side_gap(main: Similarities, where: str) -> str:
     encoder, decoder = (_mean(main, side) for side in views.SIDES)
     gaps = views.pair_values(statistics.encoder_minus_decoder(main))
     gap = encoder - decoder
-    if abs(gap) < _SLIGHT:
+    if f"{encoder:z.2f}" == f"{decoder:z.2f}":
         return (
             f"Encoder and decoder are about equally similar{where}: {encoder:z.2f} and "
             f"{decoder:z.2f}."
@@ -237,7 +235,7 @@ def _time(main: Similarities) -> list[str]:
     means = statistics.by_step(main)
     start, end = (float(mean_where_known(means[part], axis=0)) for part in parts)
     change = end - start
-    verb = "hardly moved" if abs(change) < 2 * _SLIGHT else ("rose" if change > 0 else "fell")
+    verb = "hardly moved" if abs(change) < _SLIGHT else ("rose" if change > 0 else "fell")
     before = f"up to step {steps[fourth - 1]:,}" if fourth > 1 else f"at step {steps[0]:,}"
     after = f"from step {steps[-fourth]:,} on" if fourth > 1 else f"at step {steps[-1]:,}"
     return [f"Similarity {verb} in training: {start:z.2f} {before}, {end:z.2f} {after}."]
