@@ -156,8 +156,8 @@ def test_noise_is_told_from_different_lines() -> None:
     coarse = replace(apart, values=same.values * 0.1, granularity="whole_model")
     text = said(replace(run, measured=(coarse, same, apart)))
     assert (
-        "A task agrees with itself on other sentences by 0.64 (split halves). Two tasks share 0.50 "
-        "on the same sentences, 0.25 on different ones, and 0.40 there if free of that noise."
+        "A task agrees with itself on other lines by 0.64 (split halves). Two tasks share 0.50 "
+        "on the same lines, 0.25 on different ones, and 0.40 there if free of that noise."
     ) in text
 
 

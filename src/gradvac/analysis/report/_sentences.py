@@ -259,8 +259,8 @@ def _noise(main: Similarities, run: Run) -> list[str]:
         for values in (main.values, other.values, other.corrected)
     )
     return [
-        f"A task agrees with itself on other sentences by {reliability:z.2f} (split halves). Two "
-        f"tasks share {same:z.2f} on the same sentences, {different:z.2f} on different ones, and "
+        f"A task agrees with itself on other lines by {reliability:z.2f} (split halves). Two "
+        f"tasks share {same:z.2f} on the same lines, {different:z.2f} on different ones, and "
         f"{corrected:z.2f} there if free of that noise."
     ]
 

@@ -14,8 +14,8 @@ const SCALES = {
   dark: [[0, "#ffe0a8"], [0.15, "#f5a142"], [0.32, "#b3661a"], [0.44, "#4a3220"], [0.5, "#1c222a"],
     [0.56, "#1f3a55"], [0.68, "#2f75b5"], [0.85, "#6cb6f5"], [1, "#d5ecff"]],
 };
-const PAPER = { light: { ink: "#1c2128", quiet: "#59636e", rule: "#e1e5ea", hover: "#ffffff" },
-  dark: { ink: "#e6eaef", quiet: "#9aa5b1", rule: "#2c343e", hover: "#232b35" } };
+const PAPER = { light: { ink: "#1c2128", quiet: "#59636e", rule: "#e1e5ea", hover: "#ffffff", ground: "#ffffff" },
+  dark: { ink: "#e6eaef", quiet: "#9aa5b1", rule: "#2c343e", hover: "#232b35", ground: "#11161c" } };
 const CONFIG = { displaylogo: false, displayModeBar: false, responsive: false, doubleClick: "reset" };
 
 const theme = () => document.documentElement.dataset.theme;
@@ -80,10 +80,12 @@ function lineLayout(id, xTitle, yTitle, more) {
 
 // Frames around families, and their names: to the right where there is room, else above.
 function familyMarks(blocks, size, narrow) {
-  const { ink, quiet } = paper(), shapes = [], annotations = [];
+  const { ink, quiet, ground } = paper(), shapes = [], annotations = [];
   for (const [family, start, stop] of blocks) {
     const [low, high, middle] = [start - 0.5, stop - 0.5, (start + stop - 1) / 2];
-    shapes.push({ type: "rect", x0: low, x1: high, y0: low, y1: high, line: { color: ink, width: 1.3 } });
+    for (const [color, width] of [[ground, 3.4], [ink, 1.4]]) { // a frame shows on light cells and on dark ones
+      shapes.push({ type: "rect", x0: low, x1: high, y0: low, y1: high, line: { color, width } });
+    }
     const bracket = { type: "line", line: { color: quiet, width: 2 } };
     const name = { text: family, showarrow: false, font: { color: ink, size: narrow ? 10 : 12 } };
     if (narrow) {
@@ -115,7 +117,7 @@ function drawMatrix(id, view) {
   const width = document.getElementById(id).clientWidth, narrow = width < 520;
   const longest = Math.max(0, ...view.blocks.map(([family]) => family.length));
   const letters = Math.max(...view.labels.map((label) => label.length));
-  const side = narrow ? 0 : Math.min(180, 16 + 7 * longest), top = narrow ? 10 + 5.8 * longest : 8;
+  const side = narrow ? 0 : Math.min(180, 16 + 7 * longest), top = narrow ? 14 + 6.6 * longest : 8;
   const left = 14 + 7 * letters, bottom = 14 + 7 * letters;
   const size = view.labels.length, cells = Math.min(width - left - side - 6, 620, 80 * size);
   const font = { size: Math.max(8, Math.min(13, (cells / size) * 0.85)), color: paper().ink };
