@@ -16,11 +16,11 @@ _DECAY, _DECAY_SQUARE, _EPSILON = 0.9, 0.999, 1e-8  # Adam's usual constants
 
 
 class GradNorm(Rule):
-    r"""One learned weight per task, the same in all components.
+    """One learned weight per task, the same in all components.
 
-    In one component, with $G_i = w_i \|g_i\|$ and the relative loss
-    $r_i = (L_i / L_i(0)) / \mathrm{mean}_j (L_j / L_j(0))$, Adam descends
-    $\sum_i |G_i - \bar G r_i^\alpha|$ in w (the goal held constant); then the weights are kept
+    In one component, with G_i = w_i ‖g_i‖ and the relative loss
+    r_i = (L_i / L_i(0)) / mean_j (L_j / L_j(0)), Adam descends
+    Σ |G_i - mean(G) r_i^alpha| in w (the goal held constant); then the weights are kept
     above 0 and renormalised to sum to the number of tasks. A step uses the weights it starts with,
     and teaches about the tasks present in it.
 

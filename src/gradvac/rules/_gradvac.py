@@ -7,17 +7,16 @@ from gradvac.rules._targets import EmaTarget, FixedTarget, Target
 
 
 class GradVac(Pairwise):
-    r"""Alter each task gradient until its similarity to the others reaches their target.
+    """Alter each task gradient until its similarity to the others reaches their target.
 
     For every component, for i vaccinated and present, for the other present tasks j in random
-    order, with $\phi = \cos(g'_i, g_j)$:
+    order, with φ = cos(g'_i, g_j):
 
-    1. if $\phi < \hat\phi_{ij}$, then $g'_i \leftarrow g'_i + a\, g_j$ with Eq. 3 of the paper,
-       $a = \|g'_i\| (\hat\phi_{ij}\sqrt{1-\phi^2} - \phi\sqrt{1-\hat\phi_{ij}^2}) \,/\,
-       (\|g_j\|\sqrt{1-\hat\phi_{ij}^2})$;
-    2. $\hat\phi_{ij} \leftarrow (1-\beta)\hat\phi_{ij} + \beta\phi$ (Eq. 4), active or not.
+    1. if φ < φ̂_ij, then g'_i ← g'_i + a g_j with Eq. 3 of the paper,
+       a = ‖g'_i‖ (φ̂_ij √(1 - φ²) - φ √(1 - φ̂_ij²)) / (‖g_j‖ √(1 - φ̂_ij²));
+    2. φ̂_ij ← (1 - β) φ̂_ij + β φ (Eq. 4), active or not.
 
-    The update is $\sum_i g'_i$.
+    The update is Σ g'_i.
 
     Args:
         beta: Weight of the new similarity in the moving average, in [0, 1].
