@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from gradvac.analysis import Record, Similarities, statistics
+from gradvac.analysis.components import layer_of, side_of
 
 # Two families, {0, 1} and {2, 3}: within 0.8 and 0.6, between 0.1, 0.2, 0.3, 0.0.
 MATRIX = np.array(
@@ -43,8 +44,8 @@ def similarities(values: Any, components: tuple[str, ...], tasks: Any = TASKS) -
     ],
 )
 def test_names_of_components(component: str, side: str, layer: int | None) -> None:
-    assert statistics.side_of(component) == side
-    assert statistics.layer_of(component) == layer
+    assert side_of(component) == side
+    assert layer_of(component) == layer
 
 
 def test_sides_agree_with_granularity_enc_dec() -> None:
@@ -55,7 +56,7 @@ def test_sides_agree_with_granularity_enc_dec() -> None:
 
     model = torch.nn.Transformer(8, 2, 1, 1, 8, batch_first=True)
     for side, members in split(model, "enc_dec").items():
-        assert {statistics.side_of(name) for name in members} == {side}
+        assert {side_of(name) for name in members} == {side}
 
 
 def test_means_by_side_layer_and_step() -> None:

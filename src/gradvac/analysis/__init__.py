@@ -9,7 +9,8 @@ tells how reliable they are. Both give `Similarities`: steps, components, tasks,
     measure.py        gradients of any PyTorch model -> Similarities
     recorder.py       Alignment -> `record.bin`, while training
     record.py         `record.bin` -> Record, with NumPy alone
-    heat_map.py       a matrix as pixels, for TensorBoard
+    components.py     where in a model a component is, by its name
+    heat_maps.py      an Alignment as pixels, for TensorBoard
     run.py            a run folder as report and figures see it
     statistics/       families, distances, layers, steps, runs (SciPy)
     views.py          what figures and report have in common
@@ -23,7 +24,7 @@ A loop of your own:
         recorder(step, aligner.backward(losses, tasks))
 """
 
-from gradvac.analysis.heat_map import heat_map
+from gradvac.analysis.heat_maps import heat_maps
 from gradvac.analysis.measure import measure
 from gradvac.analysis.record import Record, read_record
 from gradvac.analysis.recorder import Recorder
@@ -42,7 +43,7 @@ __all__ = [
     "Run",
     "Similarities",
     "concatenate",
-    "heat_map",
+    "heat_maps",
     "load_run",
     "load_similarities",
     "measure",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradvac.analysis import statistics
+from gradvac.analysis.components import side_of
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import Similarities
 
@@ -84,7 +85,7 @@ def main_source(run: Run) -> Similarities | None:
 
 def sides_of(similarities: Similarities) -> tuple[str, ...]:
     """Encoder and decoder if the components have both, else the model as a whole."""
-    found = {statistics.side_of(name) for name in similarities.components}
+    found = {side_of(name) for name in similarities.components}
     return SIDES if found.issuperset(SIDES) else (MODEL,)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradvac import Alignment
-from gradvac.analysis import Recorder, heat_map
+from gradvac.analysis import Recorder, heat_maps
 from gradvac.analysis.record import RECORD
 from gradvac.training import checkpoint
 from gradvac.training._mistakes import nearest
@@ -212,8 +212,8 @@ class _Loop(Generic[BatchT]):
         values = {f"train/{name}": value for name, value in values.items()}
         self.log.write(state.at.step, values)
         if self.is_due(_DRAW_EVERY * train.log_every):
-            pixels = heat_map(alignment.similarity.mean(0).cpu().numpy())
-            self.log.draw(state.at.step, "similarity", pixels)
+            for name, pixels in heat_maps(alignment, state.aligner.tasks).items():
+                self.log.draw(state.at.step, name, pixels)
         left = (train.max_steps - state.at.step) * seconds_per_step
         self.display.show(state.at.step, values, seconds_left=left)
         if state.aligner.engine != self.signed_engine:  # "auto" may change its mind

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from gradvac.analysis import statistics, views
+from gradvac.analysis.components import side_of
 from gradvac.analysis.figures._style import DASHES, INKS, MissingError, new_figure, zero_line
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import bleu_by_task
@@ -134,7 +135,7 @@ def _steps(name: str, main: Similarities, pairs: Sequence[tuple[str, str]]) -> F
         inside = [
             component
             for component in main.components
-            if side == views.MODEL or statistics.side_of(component) == side
+            if side == views.MODEL or side_of(component) == side
         ]
         part = main.select(components=inside)
         for number, pair in enumerate(pairs):

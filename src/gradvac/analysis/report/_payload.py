@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.cluster import hierarchy
 
 from gradvac.analysis import statistics, views
+from gradvac.analysis.components import side_of
 from gradvac.analysis.record import Record
 from gradvac.analysis.report._packing import pack, rounded
 from gradvac.analysis.run import Run
@@ -119,7 +120,7 @@ def _source(
         "order": order,
         "blocks": [[block.family, block.start, block.stop] for block in blocks],
         "components": list(similarities.components),
-        "sides": [statistics.side_of(name) for name in similarities.components],
+        "sides": [side_of(name) for name in similarities.components],
         "quantities": [quantity.packed(stride) for quantity in quantities],
     }
 

@@ -27,24 +27,16 @@ from gradvac.analysis.statistics._runs import (
     similarity_against_score,
 )
 from gradvac.analysis.statistics._summaries import (
-    DECODER,
-    ENCODER,
-    SHARED,
     active_counts,
     by_layer,
     by_step,
     conflict_counts,
     encoder_minus_decoder,
-    layer_of,
     mean_matrix,
     mean_of_pairs,
-    side_of,
 )
 
 __all__ = [
-    "DECODER",
-    "ENCODER",
-    "SHARED",
     "Correlation",
     "FamilyContrast",
     "RankCorrelation",
@@ -59,11 +51,9 @@ __all__ = [
     "encoder_minus_decoder",
     "families_of",
     "family_contrast",
-    "layer_of",
     "mantel",
     "match_tasks",
     "mean_matrix",
     "mean_of_pairs",
-    "side_of",
     "similarity_against_score",
 ]

@@ -1,0 +1,51 @@
+"""Similarity as pixels: colours by sign, tasks in their places."""
+
+import numpy as np
+import torch
+
+from gradvac import Alignment
+from gradvac.analysis import heat_maps
+
+GREY, WHITE = [160, 160, 160], [250, 250, 250]
+BLUE, ORANGE = [33, 102, 172], [179, 88, 6]
+
+
+def alignment(grams: list[list[list[float]]], tasks: str, components: list[str]) -> Alignment:
+    gram = torch.tensor(grams, dtype=torch.float64)
+    nothing = torch.full_like(gram, torch.nan)
+    return Alignment(
+        tuple(tasks), tuple(components), torch.ones(gram.shape[:2]), nothing, nothing > 0, gram
+    )
+
+
+def cells(pixels: np.ndarray) -> list[list[list[int]]]:
+    """The colour of every cell, which is all of one colour."""
+    size = len(pixels) // 16
+    blocks = pixels.reshape(size, 16, size, 16, 3)
+    assert (blocks == blocks[:, :1, :, :1]).all()
+    return blocks[:, 0, :, 0].tolist()
+
+
+def test_sides_signs_and_absent_tasks() -> None:
+    encoder = [[[4.0, 1.0], [1.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]]]  # cosines 0.5 and 0
+    decoder = [[[1.0, -0.2], [-0.2, 1.0]]]
+    names = ["encoder.0", "encoder.1", "decoder.0"]
+    found = heat_maps(alignment([*encoder, *decoder], "ac", names), list("abc"))
+    assert list(found) == ["similarity/encoder", "similarity/decoder"]
+    top, bottom = cells(found["similarity/encoder"]), cells(found["similarity/decoder"])
+    assert top == [[GREY, GREY, BLUE], [GREY] * 3, [BLUE, GREY, GREY]]
+    assert bottom[0] == [GREY, GREY, ORANGE]
+
+
+def test_a_model_without_sides() -> None:
+    nothing = heat_maps(alignment([[[1.0, 0.0], [0.0, 1.0]]], "ab", ["layers.0"]), ["a", "b"])
+    assert cells(nothing["similarity"]) == [[GREY, WHITE], [WHITE, GREY]]
+    alone = heat_maps(alignment([[[1.0]]], "a", ["layers.0"]), ["a"])
+    assert cells(alone["similarity"]) == [[GREY]]
+
+
+def test_colours_end_at_the_largest_cosine() -> None:
+    gram = [[[1.0, 0.2, 0.1], [0.2, 1.0, 0.0], [0.1, 0.0, 1.0]]]
+    row = cells(heat_maps(alignment(gram, "abc", ["x"]), list("abc"))["similarity"])[0]
+    assert row[1] == BLUE
+    np.testing.assert_allclose(row[2], np.mean([WHITE, BLUE], axis=0), atol=1)
