@@ -129,7 +129,7 @@ def steps(runs: Sequence[Run], pairs: Sequence[tuple[str, str]] | None) -> dict[
 def _steps(name: str, main: Similarities, pairs: Sequence[tuple[str, str]]) -> Figure:
     sides = views.sides_of(main)
     labels = dict(zip(main.tasks, views.labels(main.tasks), strict=True))
-    figure = new_figure(3.4 * len(sides) + 0.6, 3.1)
+    figure = new_figure(3.4 * len(sides) + 2.0, 3.1)
     panels = np.atleast_1d(figure.subplots(1, len(sides), sharey=True))
     for axes, side in zip(panels, sides, strict=True):
         inside = [
@@ -147,7 +147,8 @@ def _steps(name: str, main: Similarities, pairs: Sequence[tuple[str, str]]) -> F
         axes.set_xlabel("step")
         zero_line(axes)
     panels[0].set_ylabel("cosine")
-    panels[0].legend(fontsize=8)
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside right upper", fontsize=8)
     return figure
 
 
@@ -182,7 +183,9 @@ def _distance(
         axes.scatter(distances[pairs], matrix[pairs], s=12, alpha=0.6, color=color, label=label)
         axes.set_title(f"{name}: {part.side}", loc="left")
         axes.set_xlabel(what)
-        axes.legend(fontsize=8)
+        axes.legend(
+            fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.22)
+        )  # below: on no point
     for axes in panels:
         zero_line(axes)
     panels[0].set_ylabel("cosine of a pair")
