@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     tasks = list(FAMILIES)
     aligner = Aligner(model, tasks, GradVac())
-    with Recorder(folder / "record.bin", every=10, rule="gradvac") as recorder:
+    with Recorder(folder / "record.bin", every=10, rule="gradvac", after=0) as recorder:
         for step in range(1, 201):
             rows = losses(model, tasks, 16) / 16
             optimizer.zero_grad()

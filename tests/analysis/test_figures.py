@@ -1,5 +1,6 @@
 """The paper's figures: drawn where the data allow, and right."""
 
+import logging
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -11,7 +12,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from gradvac.analysis.figures import _heatmaps, write_figures
+from gradvac.analysis import statistics
+from gradvac.analysis.components import weighty
+from gradvac.analysis.figures import _heatmaps, _lines, write_figures
 from gradvac.analysis.figures._method import altered
 from gradvac.analysis.figures._style import DIVERGING, SEQUENTIAL
 from gradvac.analysis.run import KnownDistances, Run
@@ -66,7 +69,7 @@ def test_both_directions(tmp_path: Path) -> None:
     done = write_figures([run], tmp_path, ["svg"])
     assert {"fig02a_both", "fig01_both_encoder_xx-en"} <= stems(done.paths)
     into = run.measured[0].select(tasks=[f"{code}-en" for code in EUROPE])
-    matrix = into.values.mean(axis=(0, 1))
+    matrix = into.values[:, weighty(into.components)].mean(axis=(0, 1))
     mean = matrix[np.tril_indices(len(EUROPE), -1)].mean()
     assert f"xx-en, mean {mean:.2f}" in texts(tmp_path / "fig02a_both.svg")
 
@@ -130,6 +133,95 @@ def test_colours_show_differences() -> None:
     )
 
 
+def test_the_palest_stretched_colour_is_not_that_of_0(tmp_path: Path) -> None:
+    assert SEQUENTIAL(0.0) == pytest.approx(DIVERGING(0.56), abs=0.02)
+    assert SEQUENTIAL(1.0) == pytest.approx(DIVERGING(1.0), abs=0.02)
+    for low, high, said in ((0.8, 0.9, 1), (0.1, 0.5, 0)):
+        write_figures([uniform(low, high)], tmp_path, ["svg"])
+        drawn = texts(tmp_path / "fig01_gradvac_encoder_en-xx.svg")
+        assert sum(bool(re.match(r"colours from 0\.(79|80) to 0\.8\d$", t)) for t in drawn) == said
+
+
+ODD = ("_old", "a$^$b", "\u65e5\u672c \u0939\u093f", "$x$", "\\$")
+
+
+def renamed(name: str, *, seed: int = 0) -> Run:
+    """A run whose own name, tasks, families and distance all are odd."""
+    run = make_run(name, codes=EUROPE, num_layers=1, num_steps=2, seed=seed)
+    assert run.record is not None
+    assert run.scores is not None
+    bleu = dict(zip(ODD, run.scores["by_task"].values(), strict=True))
+    place = np.arange(len(ODD))
+    return replace(
+        run,
+        record=replace(run.record, tasks=ODD),
+        measured=tuple(replace(measured, tasks=ODD) for measured in run.measured),
+        scores=run.scores | {"by_task": bleu, "levels": {}},
+        families={task: f"{task} kin" for task in ODD},
+        distances=KnownDistances(ODD, np.abs(place[:, None] - place) / 4.0, "_$d^$"),
+    )
+
+
+def test_names_are_drawn_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No name is set as mathematics, left out, or the cause of a warning."""
+    names = ODD[:3]
+    runs = [renamed(name, seed=n) for n, name in enumerate(names)]
+    sizes = {task: 10**n for n, task in enumerate(ODD)}
+    with caplog.at_level(logging.WARNING):
+        write_figures(runs[2:], tmp_path, ["pdf", "png"], sizes=sizes)
+        done = write_figures(runs, tmp_path, ["svg"], sizes=sizes)
+    assert set(done.missing) == {"fig02a"}
+    assert caplog.records == []
+
+    def said(stem: str) -> set[str]:
+        return set(texts(tmp_path / f"{stem}.svg"))
+
+    families = {f"{task} kin" for task in ODD}
+    assert {"_old: cosine of encoder gradients", *ODD, *families} <= said("fig01__old_encoder")
+    assert {*names, "BLEU of _old"} <= said("fig02b__old")
+    assert set(names) <= said("fig03")
+    sides = ("encoder", "decoder")
+    assert {f"{name}, {side}" for name in names for side in sides} <= said("fig04b")
+    assert "a$^$b: encoder" in said("fig04c_a$^$b")
+    assert {"BLEU minus _old", *names[1:]} <= said("fig06")
+    assert {*ODD, *families, "100", "1,000"} <= said("fig07")
+    assert any(text.startswith("a$^$b, mean") for text in said("fig09__old_a$^$b"))
+    assert {"a$^$b: encoder", "_$d^$"} <= said("distance_a$^$b")
+    assert not any("$" in text for text in said("fig05"))  # the method's own mathematics is drawn
+
+
+def test_active_pairs_are_shares(tmp_path: Path) -> None:
+    """Runs with other numbers of tasks and components compare."""
+    small = make_run("small", codes=EUROPE[:3], num_layers=1, num_steps=4)
+    large = make_run("large", codes=EUROPE, num_layers=3, num_steps=4)
+    assert small.record is not None
+    similarity = small.record.similarity.copy()
+    similarity[:, :, 0, 1] = np.nan
+    similarity[1] = np.nan  # nothing is known of a step
+    active = small.record.active & ~np.isnan(similarity)
+    small = replace(small, record=replace(small.record, similarity=similarity, active=active))
+    left, right = _lines.active_shares([small, large])[""].axes
+    for run, row in ((small, 0), (large, 2)):  # a pale and a strong line of each run
+        assert run.record is not None
+        others = ~np.eye(len(run.tasks), dtype=bool)
+        known = (~np.isnan(run.record.similarity[..., others])).sum(axis=(1, 2))
+        for axes, count in ((left, statistics.conflict_counts), (right, statistics.active_counts)):
+            shown = np.array(axes.lines[row].get_ydata())
+            assert np.isnan(shown).tolist() == (known == 0).tolist()
+            assert shown * known == pytest.approx(
+                np.where(known > 0, count(run.record), np.nan), nan_ok=True
+            )
+    assert left.yaxis.get_major_formatter()(0.25, 0) == "25%"
+
+
+@pytest.mark.parametrize(("num_layers", "ticks"), [(4, [0, 1, 2, 3]), (30, list(range(0, 30, 3)))])
+def test_ticks_are_layers(num_layers: int, ticks: list[int]) -> None:
+    run = make_run(codes=EUROPE[:3], num_layers=num_layers, num_steps=2)
+    (axes,) = _lines.layers([run])[""].axes
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == ticks
+
+
 def test_scores_are_compared_where_tasks_are_shared(tmp_path: Path) -> None:
     runs = [
         make_run("first", codes=EUROPE),
@@ -164,6 +256,8 @@ def test_bad_input(tmp_path: Path) -> None:
         write_figures([make_run(codes=EUROPE)], tmp_path, ["gif"])
     with pytest.raises(ValueError, match="runs: give at least one"):
         write_figures([], tmp_path)
+    with pytest.raises(ValueError, match=r"two have the same name \(gradvac, gradvac\)"):
+        write_figures([make_run(codes=EUROPE)] * 2, tmp_path)
 
 
 @pytest.mark.parametrize("degrees", [70.0, 120.0])

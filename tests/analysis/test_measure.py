@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -240,6 +241,8 @@ def test_halves_that_disagree_have_no_corrected_cosine() -> None:
         (lambda b: {"fr": b["fr"]}, "similarity is between tasks; got 1"),
         (lambda b: b | {"hi": b["hi"][:1]}, "task 'hi' has 1; give at least two"),
         (lambda _: [], "tasks: name the tasks"),
+        (lambda b: b | {"hi": iter(b["hi"])}, "batches of 'hi': must be a list .*list_iterator"),
+        (lambda b: b | {"hi": b["hi"][0]}, "batches of 'hi': must be a list of functions"),
     ],
 )
 def test_bad_batches(
@@ -250,6 +253,31 @@ def test_bad_batches(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         measure(model, change(batches))  # type: ignore[arg-type]
+
+
+def test_names_that_come_twice(
+    model: Model, batches: dict[str, list[Callable[[], Tensor]]]
+) -> None:
+    """Said before any batch is run."""
+
+    def never() -> tuple[Tensor, list[str]]:
+        raise AssertionError("work was done")
+
+    idle: Any = {task: [never, never] for task in TASKS}
+    with pytest.raises(ValueError, match="tasks: 'fr' comes 2 times; name every task once"):
+        measure(model, idle, tasks=["fr", *TASKS])
+    with pytest.raises(ValueError, match="tasks: 'a' comes 2 times"):
+        measure(model, [never, never], tasks=["a", "a", "b"])
+    twins = [lambda name: name, lambda name: name[0]]
+    for granularity in (twins, ["all_layer", "all_layer"], [partial(str), partial(str)]):
+        with pytest.raises(ValueError, match=r"granularity: .* comes 2 times; .*def, not lambda"):
+            measure(model, idle, granularity)
+
+
+def test_batches_of_rows_from_a_generator(model: Model) -> None:
+    rows: Any = (partial(rows_of, model, n) for n in range(4))
+    with pytest.raises(ValueError, match=r"batches: must be a list .* generator; .*list\(\.\.\.\)"):
+        measure(model, rows, tasks=TASKS)
 
 
 def test_bad_arguments(model: Model, batches: dict[str, list[Callable[[], Tensor]]]) -> None:

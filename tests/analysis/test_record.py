@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 import warnings
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from torch import nn
 
 from gradvac import Aligner, Alignment, GradVac, Sum
 from gradvac.analysis import Record, Recorder, read_record
+from gradvac.analysis import record as record_module
 from gradvac.analysis.record import cut_record
 
 TASKS = ("fr", "hi", "tr")
@@ -147,6 +150,40 @@ def test_continuing_after_a_step(tmp_path: Path, after: int) -> None:
         np.testing.assert_array_equal(getattr(whole, name), getattr(parts, name), err_msg=name)
 
 
+def test_a_record_that_is_there_is_continued(tmp_path: Path) -> None:
+    alignments = make_alignments(8)
+    path = tmp_path / "r"
+    write(path, alignments[:5], chunk=2)
+    with Recorder(path, every=1, tasks=TASKS) as recorder:
+        message = re.escape(f"step: got 5, but {path} goes to step 5 already; go on from there")
+        with pytest.raises(ValueError, match=message):
+            recorder(5, alignments[4])
+        for step in (6, 7, 8):
+            recorder(step, alignments[step - 1])
+    write(tmp_path / "whole", alignments)
+    whole, parts = read_record(tmp_path / "whole"), read_record(path)
+    assert parts.steps.tolist() == list(range(1, 9))
+    np.testing.assert_array_equal(whole.similarity, parts.similarity)
+
+
+def test_steps_may_begin_at_zero(tmp_path: Path) -> None:
+    for after in (None, 0):
+        with Recorder(tmp_path / str(after), every=1, after=after) as recorder:
+            recorder(0, make_alignments(1)[0])
+        assert read_record(tmp_path / str(after)).steps.tolist() == [0]
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04 weights", b"x", b"\0" * 100])
+def test_a_recorder_leaves_foreign_files_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "precious.pt"
+    path.write_bytes(content)
+    for after in (None, 0, 7):
+        message = r"precious\.pt: is no record .*; give the recorder another path, or move"
+        with pytest.raises(ValueError, match=message):
+            Recorder(path, after=after)
+        assert path.read_bytes() == content
+
+
 def test_continuing_removes_a_chunk_that_was_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "r"
     write(path, make_alignments(8), chunk=4)
@@ -159,27 +196,17 @@ def test_continuing_removes_a_chunk_that_was_cut_off(tmp_path: Path) -> None:
     assert not (tmp_path / "missing").exists()
 
 
-def damaged(change: Callable[[bytes], bytes], path: Path) -> Path:
-    write(path, make_alignments(8), chunk=4)
-    path.write_bytes(change(path.read_bytes()))
-    return path
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda b: b[:-1],
-        lambda b: b[: len(b) // 2 + 10],
-        lambda b: b[:-1] + b"?",
-        lambda b: b + b"x",
-    ],
-    ids=["one byte", "half a chunk", "wrong byte", "a byte too many"],
-)
-def test_damaged_end_is_passed_over(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
-    path = damaged(change, tmp_path / "r")
-    with pytest.warns(UserWarning, match="the last chunk is cut off and passed over"):
-        steps = read_record(path).steps.tolist()
-    assert steps in ([1, 2, 3, 4], list(range(1, 9)))
+def test_lines_of_the_docs_read_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = re.search(r"    import io.*?\n\n", record_module.__doc__ or "", flags=re.DOTALL)
+    assert lines is not None
+    write(tmp_path / "record.bin", make_alignments(10), chunk=2)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(textwrap.dedent(lines[0]), found)
+    record = read_record(tmp_path)
+    for name in ("steps", "similarity", "active", "weights", "update_ratio"):
+        joined = np.concatenate([chunk[name] for chunk in found["chunks"]])
+        np.testing.assert_array_equal(joined, getattr(record, name))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +214,7 @@ def test_damaged_end_is_passed_over(tmp_path: Path, change: Callable[[bytes], by
     [
         (b"", "holds no record yet"),
         (b"gradvac", "is no record of a training run"),
-        (b"%PDF-1.7 something else altogether", "is no record of a training run"),
+        (b"%PDF-1.7 something else altogether", "is no record .*; remove it, or train again"),
     ],
 )
 def test_empty_and_foreign_files(tmp_path: Path, content: bytes, message: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from gradvac.analysis.report import compare, summarise, write_report
 from gradvac.analysis.report._packing import pack, unpack
+from gradvac.analysis.report._sentences import describe_source
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import Similarities
 
@@ -214,6 +215,87 @@ def test_comparison_of_two_runs() -> None:
     same = "\n".join(sentence.text for sentence in compare(first, replace(first, name="again")))
     assert "the same within noise" in same
     assert "BLEU is the same in again" in same
+
+
+def compared(first: Run, second: Run) -> str:
+    return "\n".join(sentence.text for sentence in compare(first, second))
+
+
+def test_what_was_measured_differently_is_not_compared() -> None:
+    tasks = [f"en-{code}" for code in CODES]
+    values = related(0.3, 0.1)[None, None].repeat(4, axis=1)
+    first = run_with(values, tasks, name="a", about='{"set": "dev", "lines": 1000}')
+    second = run_with(values / 2, tasks, name="b", about='{"set": "dev", "lines": 20}')
+    reason = "not compared: one was measured on 1,000 lines of dev, the other on 20 lines of dev."
+    assert reason in compared(first, second)
+    coarse = replace(second.measured[0], granularity="whole_model")
+    other = replace(second, measured=(coarse,), about=first.about)
+    assert "not compared: one is of all_layer, the other of whole_model." in compared(first, other)
+    recorded = make_run("r", codes=CODES, measured=False, bleu=None)
+    assert "measured on an aligned set, the other in training" in compared(first, recorded)
+    again = make_run("again", codes=CODES, measured=False, bleu=None, seed=1)
+    assert "other batches alone can change them" in compared(recorded, again)
+
+
+def test_only_steps_in_common_are_compared() -> None:
+    tasks = [f"en-{code}" for code in CODES]
+    grown = (
+        related(0.3, 0.1)[None, None].repeat(4, axis=1) * np.array([1, 2, 3])[:, None, None, None]
+    )
+    first, second = run_with(grown[:1], tasks, name="a"), run_with(grown, tasks, name="b")
+    assert "the same within noise (0.15 against 0.15" in compared(first, second)
+
+
+def test_few_or_unknown_tasks_give_no_verdict() -> None:
+    keep = [0, 1, 3]
+    values = related(0.3, 0.1)[keep][:, keep][None, None].repeat(4, axis=1)
+    tasks = [f"en-{CODES[i]}" for i in keep]
+    first, second = run_with(values, tasks, name="a"), run_with(values * 2, tasks, name="b")
+    text = "Their 3 tasks share 0.33 against 0.17; too few to tell it from chance."
+    assert text in compared(first, second)
+    unknown = run_with(np.full_like(values, np.nan), tasks, name="c")
+    assert "not compared: one of them is unknown" in compared(first, unknown)
+    assert "No two tasks were ever seen together" in said(unknown)
+
+
+def test_a_side_that_is_unknown() -> None:
+    values = np.stack([np.full((7, 7), np.nan)] * 2 + [related(0.4, 0.1)] * 2)[None]
+    text = said(run_with(values, [f"en-{code}" for code in CODES]))
+    assert "Too few pairs are known in the encoder to compare families." in text
+    assert "0.30 more similar than others in the decoder" in text
+
+
+def test_depth_tells_a_turn() -> None:
+    layers = [0.4, 0.1, 0.2]
+    components = tuple(f"{side}.layers.{n}" for side in ("encoder", "decoder") for n in range(3))
+    flat = np.stack([np.full((7, 7), value) for value in [*layers, 0.1, 0.2, 0.3]])[None]
+    run = make_run(codes=CODES, recorded=False, bleu=None)
+    tasks = tuple(f"en-{code}" for code in CODES)
+    found = Similarities(tasks, components, np.array([10]), flat.astype(np.float32))
+    text = said(replace(run, measured=(found,)))
+    turn = "falls and rises in the encoder: 0.40 in layer 0, 0.10 in layer 1, 0.20 in layer 2."
+    assert f"With depth it {turn}" in text
+    assert "With depth it rises in the decoder: 0.10 in layer 0, 0.30 in layer 2." in text
+
+
+def test_sides_that_do_not_clearly_differ() -> None:
+    draw = np.random.default_rng(0)
+    values = 0.3 + draw.normal(0, 0.2, (1, 4, 7, 7))
+    values = (values + values.swapaxes(-1, -2)) / 2
+    values[:, :2] += values[:, 2:].mean() - values[:, :2].mean() + 0.02
+    text = said(run_with(values, [f"en-{code}" for code in CODES]))
+    assert "Encoder and decoder do not clearly differ: " in text
+
+
+def test_the_source_is_described() -> None:
+    run = make_run(codes=CODES, num_layers=1, num_steps=2)
+    run = replace(run, about='{"set": "dev", "lines": 1234}')
+    text = describe_source(run.measured[0], run)
+    assert text == (
+        "Cosines between the gradients of 7 tasks in 5 components, on the same lines of an aligned "
+        "set (1,234 lines of dev), at 2 steps from 100 to 200. Means leave out the 2 that are "
+        "normalisations or biases."
+    )
 
 
 def test_one_task_and_no_families() -> None:

@@ -1,6 +1,7 @@
 """`gradvac report` and `gradvac figures` on run folders of constructed and real languages."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -135,3 +136,39 @@ def test_nothing_to_show(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "error:" in done.output
     assert "Traceback" not in done.output
+
+
+def test_names_are_told_apart(tmp_path: Path) -> None:
+    tasks, matrix = ["en-fr", "en-es", "en-fi"], np.full((3, 3), 0.5)
+    paths = [write_run(tmp_path / folder, tasks, matrix) for folder in ("a/x/run", "b/x/run")]
+    assert [run.name for run in load_runs(paths)] == ["a-x-run", "b-x-run"]
+    other = write_run(tmp_path / "other", tasks, matrix)
+    assert [run.name for run in load_runs([paths[0], other])] == ["run", "other"]
+    for command in ("report", "figures"):
+        done = CliRunner().invoke(app, [command, str(other), str(other), "-o", str(tmp_path / "o")])
+        assert done.exit_code == 1
+        assert "other: is given twice" in done.output
+        assert not (tmp_path / "o").exists()
+
+
+def test_names_are_not_read_as_markup(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path / "[bold]a[seed=1]", ["en-fr", "en-es", "en-fi"], np.full((3, 3), 0.5)
+    )
+    done = CliRunner().invoke(app, ["report", str(folder), "-o", str(tmp_path / "page.html")])
+    assert done.exit_code == 0, done.output
+    assert "[bold]a[seed=1] ──" in done.output
+
+
+def test_warnings_are_told_in_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @tells_mistakes
+    def command() -> None:
+        warnings.warn("record.bin: the last chunk is cut off.", stacklevel=2)
+
+    monkeypatch.setattr("sys.warnoptions", [])
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        command()
+    assert capsys.readouterr().err == "warning: record.bin: the last chunk is cut off.\n"

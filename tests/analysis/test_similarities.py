@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,49 @@ def test_truncated_and_foreign_files(tmp_path: Path) -> None:
     np.savez(path, other=np.ones(3))
     with pytest.raises(ValueError, match="holds no similarities"):
         load_similarities(path)
+
+
+def test_random_damage_is_found(tmp_path: Path) -> None:
+    """Any flipped byte and any cut: a clear word, or the same similarities."""
+    path = tmp_path / "similarity.npz"
+    save_similarities(path, [make([1, 2]), make([1, 2], seed=1, lines="different")], "dev")
+    whole, (given, about) = path.read_bytes(), load_similarities(path)
+    draw = random.Random(0)
+    flips = [(draw.randrange(len(whole)), draw.randint(1, 255)) for _ in range(300)]
+    flips += [(at, 1) for at in range(whole.index(b"PK\x01\x02"), len(whole))]  # the directory
+    damaged = [whole[:at] + bytes([whole[at] ^ by]) + whole[at + 1 :] for at, by in flips]
+    damaged += [whole[: draw.randrange(len(whole))] for _ in range(50)]
+    found = 0
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            loaded = load_similarities(path)
+        except ValueError as error:
+            assert str(error).startswith(f"{path}: holds no similarities, or is damaged")  # noqa: PT017
+            found += 1
+            continue
+        assert loaded[1] == about
+        for one, other in zip(given, loaded[0], strict=True):
+            np.testing.assert_equal(vars(one), vars(other))
+    assert found > 200  # the rest hit dates and such
+
+
+def test_an_array_under_that_name(tmp_path: Path) -> None:
+    path = tmp_path / "similarity.npz"
+    with path.open("wb") as file:
+        np.save(file, np.ones(3))
+    with pytest.raises(ValueError, match=r"holds no similarities, .*; remove it and measure again"):
+        load_similarities(path)
+    with pytest.raises(FileNotFoundError):
+        load_similarities(tmp_path / "missing.npz")
+
+
+def test_similarities_of_equal_name_are_refused(tmp_path: Path) -> None:
+    twins = [make([1], granularity="<lambda>"), make([1], seed=1, granularity="<lambda>")]
+    message = "measured: '<lambda>, same lines' comes 2 times; .*names of their own"
+    with pytest.raises(ValueError, match=message):
+        save_similarities(tmp_path / "x.npz", twins)
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_like_similarities_share_a_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from gradvac.analysis import Record, Similarities, statistics
-from gradvac.analysis.components import layer_of, side_of
+from gradvac.analysis.components import layer_of, side_of, weighty
 
 # Two families, {0, 1} and {2, 3}: within 0.8 and 0.6, between 0.1, 0.2, 0.3, 0.0.
 MATRIX = np.array(
@@ -41,6 +41,8 @@ def similarities(values: Any, components: tuple[str, ...], tasks: Any = TASKS) -
         ("model", "shared", None),
         ("layers.2", "shared", 2),
         ("conv2d.x1", "shared", None),
+        ("layer2.1.conv1", "shared", 2),
+        ("mt5.encoder.block.7", "encoder", 7),
     ],
 )
 def test_names_of_components(component: str, side: str, layer: int | None) -> None:
@@ -57,6 +59,21 @@ def test_sides_agree_with_granularity_enc_dec() -> None:
     model = torch.nn.Transformer(8, 2, 1, 1, 8, batch_first=True)
     for side, members in split(model, "enc_dec").items():
         assert {side_of(name) for name in members} == {side}
+
+
+def test_normalisations_do_not_count_as_much_as_layers() -> None:
+    small = ("encoder.norm", "encoder.layers.0.norm1.weight", "h.3.ln_1", "decoder.layers.1.bias")
+    large = ("encoder.layers.0", "embedding", "encoder.layers.0.self_attn.in_proj_weight", "normal")
+    assert weighty([*small, *large]) == [False] * 4 + [True] * 4
+    assert weighty(["encoder.norm", "decoder.layers.0"], "encoder") == [True, False]  # all it has
+    components = ("encoder.layers.0", "encoder.norm", "decoder.layers.0", "decoder.norm")
+    values = np.ones((1, 4, 2, 2))
+    values[0, :, 0, 1] = values[0, :, 1, 0] = [0.3, 0.1, 0.2, 0.9]
+    found = similarities(values, components, ("a", "b"))
+    assert statistics.encoder_minus_decoder(found)[0, 1] == pytest.approx(0.1)
+    assert statistics.mean_matrix(found)[0, 1] == pytest.approx(0.25)
+    assert statistics.by_step(found) == pytest.approx([0.25])
+    assert statistics.by_step(found, ("a", "b")) == pytest.approx([0.25])
 
 
 def test_means_by_side_layer_and_step() -> None:

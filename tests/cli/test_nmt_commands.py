@@ -57,6 +57,18 @@ def test_similarity_report_figures(gradvac: Gradvac, run: Path, tmp_path: Path) 
     ]
     fails(gradvac("similarity", run, "--lines", "14", "--granularity", "enc_dec"), "lines = 12")
     fails(gradvac("similarity", run, "--set", "extra"), "extra")
+    fails(gradvac("similarity", run, "--engine", "foo"), "per_task or one_backward, got 'foo'")
+    fails(gradvac("similarity", run, "--device", "foo"), "device: 'foo' is none")
+    fails(gradvac("similarity", run, "--lines", "1"), "at least 2 lines, got 1")
+    fails(
+        gradvac("similarity", run, "--weights", "3"), "no checkpoint of step 3; there are [0, 2, 4]"
+    )
+    wrong = gradvac("similarity", run, "--granularity", "layers", "--lines", "12")
+    fails(wrong, "granularit")
+    again = gradvac(
+        "similarity", run, "--lines", "12", "--granularity", "enc_dec", "--weights", "2"
+    )
+    assert "step 2, mean over pairs" in again.output
     report = gradvac("report", run, "-o", tmp_path / "page.html")
     assert report.exit_code == 0, report.output
     assert "Two tasks share" in report.output
@@ -64,6 +76,20 @@ def test_similarity_report_figures(gradvac: Gradvac, run: Path, tmp_path: Path) 
     assert drawn.exit_code == 0, drawn.output
     assert f"{tmp_path / 'figures' / 'fig04a_run'}.svg" in drawn.output
     assert "fig02a: not drawn, needs" in drawn.output
+
+
+def test_similarity_of_other_weights_is_not_continued(gradvac: Gradvac, run: Path) -> None:
+    first = gradvac("similarity", run, "--lines", "12")
+    assert first.exit_code == 0, first.output
+    longer = gradvac("nmt", "train", run, "train.max_steps=6")
+    assert longer.exit_code == 0, longer.output
+    more = gradvac("similarity", run, "--lines", "12")
+    assert "Steps 2, 4, 6 are in" in more.output
+    text = (run / "config.toml").read_text().replace("seed = 0", "seed = 7", 1)
+    (run / "config.toml").write_text(text)  # as if trained anew in the same folder
+    fails(
+        gradvac("similarity", run, "--lines", "12"), "was measured with weights = ", "move it away"
+    )
 
 
 def test_train_continues_a_run_folder(gradvac: Gradvac, run: Path) -> None:

@@ -140,7 +140,7 @@ def test_bad_input(run: Path, toy_config: Build, tmp_path: Path, quiet: Display)
         measure_run(run, split="newstest")
     with pytest.raises(ValueError, match="weights: must be best, last or a step, got 'averaged'"):
         measure_run(run, weights=["averaged"])
-    with pytest.raises(checkpoint.CheckpointError, match="there are no weights 5"):
+    with pytest.raises(ValueError, match=r"has no checkpoint of step 5; there are \[4, 8\]"):
         measure_run(run, weights=[5])
     with pytest.raises(ValueError, match=r"data\.prepared: .* does not hold the data"):
         measure_run(run, overrides=[f"data.prepared={tmp_path / 'nowhere'}"])

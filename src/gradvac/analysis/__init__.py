@@ -8,7 +8,7 @@ tells how reliable they are. Both give `Similarities`: steps, components, tasks,
     similarities.py   the data class; `similarity.npz`
     measure.py        gradients of any PyTorch model -> Similarities
     recorder.py       Alignment -> `record.bin`, while training
-    record.py         `record.bin` -> Record, with NumPy alone
+    record.py         `record.bin` -> Record; a format that NumPy alone can read
     components.py     where in a model a component is, by its name
     heat_maps.py      an Alignment as pixels, for TensorBoard
     run.py            a run folder as report and figures see it

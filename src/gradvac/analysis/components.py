@@ -1,8 +1,14 @@
 """Where in a model a component is, read off its name."""
 
 import re
+from collections.abc import Sequence
 
 ENCODER, DECODER, SHARED = "encoder", "decoder", "shared"
+_SMALL = re.compile(
+    r"(?:^|[._])(?:(?:layer|rms|batch|group)?_?norms?\d*|bn\d*|ln(?:_?\d+|_\w+)?|bias)(?:[._]|$)",
+    re.IGNORECASE,
+)
+_LAYER = re.compile(r"(?:^|[._])(?:layer|block|stage)?(\d+)(?=[._]|$)")
 _ENCODER = frozenset({"encoder", "encoders", "enc"})
 _DECODER = frozenset({"decoder", "decoders", "dec"})
 
@@ -23,5 +29,16 @@ def side_of(component: str) -> str:
 
 def layer_of(component: str) -> int | None:
     """The number of the layer, the outermost one named; None for embeddings and the like."""
-    number = re.search(r"(?:^|[._])(\d+)(?=[._]|$)", component)
+    number = _LAYER.search(component)
     return None if number is None else int(number[1])
+
+
+def weighty(components: Sequence[str], side: str | None = None) -> list[bool]:
+    """Which components count in the mean of a side (None: of the model).
+
+    Normalisations and biases of their own do not, where there is anything else: they hold few
+    numbers, behave differently, and would count as much as a whole layer.
+    """
+    inside = [side is None or side_of(name) == side for name in components]
+    large = [own and not _SMALL.search(n) for own, n in zip(inside, components, strict=True)]
+    return large if any(large) else inside

@@ -22,14 +22,15 @@ its device, while products are taken. 25 tasks and 60 M parameters in float32: 1
 
 # K components, T tasks, P parameters, B rows
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Sized
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gradvac import gram as geometry
-from gradvac.analysis.similarities import Similarities
+from gradvac.analysis.similarities import Similarities, check_once
 from gradvac.gradients import (
     Batch,
     Granularity,
@@ -83,6 +84,10 @@ def measure(
     Returns:
         For every granularity, in order: the similarities on the same lines, then those on
         different lines, at one step.
+
+    Raises:
+        ValueError: There are fewer than two tasks or batches of a task, they are not in lists, or a
+            task or the name of a granularity comes twice.
     """
     names = _read_tasks(batches, tasks)
     granularities = _read_granularities(granularity)
@@ -104,8 +109,7 @@ def measure(
     for one, members in zip(granularities, components, strict=True):
         # Inner products are additive over parameters: a component's is the sum of its parameters'.
         found = [torch.stack([grams[p] for p in own]).sum(0) for own in members.values()]
-        name = one if isinstance(one, str) else getattr(one, "__name__", "custom")
-        measured += _compare(torch.stack(found), names, tuple(members), step, name)
+        measured += _compare(torch.stack(found), names, tuple(members), step, _name(one))
     return tuple(measured)
 
 
@@ -247,6 +251,8 @@ def _read_tasks(batches: Batches, tasks: Sequence[str] | None) -> tuple[str, ...
                 f"tasks: are {list(tasks)}, but batches are of {list(batches)}; leave tasks out."
             )
         names = tuple(tasks or batches)
+        for task in names:
+            _check_sized(f"batches of {task!r}", batches[task])
         few = [task for task in names if len(batches[task]) < 2]
         if few:
             raise ValueError(
@@ -257,11 +263,23 @@ def _read_tasks(batches: Batches, tasks: Sequence[str] | None) -> tuple[str, ...
         names = tuple(tasks or ())
         if tasks is None:
             raise ValueError("tasks: name the tasks of the rows.")
+        _check_sized("batches", batches)
         if len(batches) < 2:
             raise ValueError(f"batches: give at least two, got {len(batches)}.")
     if len(names) < 2:
         raise ValueError(f"batches: similarity is between tasks; got {len(names)}, give two.")
+    task, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"tasks: {task!r} comes {count} times; name every task once.")
     return names
+
+
+def _check_sized(name: str, batches: object) -> None:
+    if not isinstance(batches, Sized):
+        raise ValueError(
+            f"{name}: must be a list of functions, got a {type(batches).__name__}; of a generator, "
+            "give list(...)."
+        )
 
 
 def _read_granularities(
@@ -271,4 +289,11 @@ def _read_granularities(
         return (granularity,)
     if not granularity:
         raise ValueError("granularity: is empty; give at least one.")
+    check_once("granularity", [_name(one) for one in granularity])
     return tuple(granularity)
+
+
+def _name(granularity: Granularity) -> str:
+    if isinstance(granularity, str):
+        return granularity
+    return getattr(granularity, "__name__", "custom")

@@ -1,4 +1,4 @@
-"""The record of a training run, `RUN/record.bin`: what `Recorder` writes, read with NumPy alone.
+"""The record of a training run, `RUN/record.bin`: what `Recorder` writes.
 
 The file is a sequence of chunks of some records each, so that it can be appended to and survives
 whoever writes it. A chunk is
@@ -19,7 +19,17 @@ rounds them by at most 0.0005; they are read back as float32.
     weights       float32 [S, K, T]     norms        float32 [S, K, T]   NaN: task absent
     update_cosine float32 [S, K]        update_ratio float32 [S, K]
 
-A chunk that is cut off at the end of the file, as a killed process leaves it, is passed over.
+`read_record` passes over chunks that are damaged, and one that is cut off at the end of the file,
+as a killed process leaves it. The format needs NumPy alone; these lines read a whole file:
+
+    import io, pathlib, numpy
+    data, start, chunks = pathlib.Path("record.bin").read_bytes(), 0, []
+    while start < len(data):
+        end = start + 20 + int.from_bytes(data[start + 8 : start + 16], "little")
+        chunks.append(numpy.load(io.BytesIO(data[start + 20 : end])))
+        start = end
+
+after which `chunks[0]["similarity"]` is an array as above.
 """
 
 # S records, K components, T tasks
@@ -33,7 +43,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +53,7 @@ from gradvac.analysis.similarities import Floats, Similarities
 RECORD = "record.bin"
 _MAGIC = b"gradvac1"
 _HEADER = struct.Struct("<8sQI")
+_BLOCK = 1 << 20  # bytes read at once: a damaged header may claim any length
 _PAIRS = ("similarity", "target", "active")  # [S, K, T, T]
 _TASKS = ("weights", "norms")  # [S, K, T]
 _COMPONENTS = ("update_cosine", "update_ratio")  # [S, K]
@@ -86,7 +97,7 @@ class Record:
 
 
 def read_record(path: str | Path, *, most: int | None = None) -> Record:
-    """Read a record.
+    """Read a record; warns of chunks that are damaged or cut off, and leaves them out.
 
     Args:
         path: The file, or the run folder that holds it.
@@ -94,30 +105,34 @@ def read_record(path: str | Path, *, most: int | None = None) -> Record:
             9 K T^2 bytes each in memory.
 
     Raises:
-        ValueError: The file is empty or something else, or its components changed on the way.
+        ValueError: The file is empty or something else, no chunk is whole, or its components
+            changed on the way.
     """
     path = Path(path)
     path = path / RECORD if path.is_dir() else path
     with path.open("rb") as file:
-        places = list(_places(file))
-        if file.tell() < file.seek(0, os.SEEK_END):
-            what = "the last chunk is cut off" if places else "it is none, or its first is cut off"
-            if not places:
-                raise ValueError(f"{path}: is no record of a training run ({what}).")
-            warnings.warn(f"{path}: {what} and passed over.", stacklevel=2)
-        if not places:
+        chunks = list(_chunks(file))
+        if not chunks:
             raise ValueError(f"{path}: holds no record yet; the first comes with the first chunk.")
-        steps = [_load(file, place)["steps"] for place in places]
+        intact = [chunk for chunk in chunks if chunk.state == "intact"]
+        if not intact:
+            raise ValueError(
+                f"{path}: is no record of a training run, or no chunk of it is whole; remove it, "
+                "or train again."
+            )
+        for loss in _losses(chunks):
+            warnings.warn(f"{path}: {loss}.", stacklevel=2)
+        steps = [_load(file, chunk)["steps"] for chunk in intact]
         total = sum(map(len, steps))
         wanted = np.arange(total)
         if most is not None and total > most:
             wanted = np.unique(np.linspace(0, total - 1, most).round().astype(np.int64))
         parts, first = [], 0
-        for place, own in zip(places, steps, strict=True):
+        for chunk, own in zip(intact, steps, strict=True):
             here = wanted[(wanted >= first) & (wanted < first + len(own))] - first
             first += len(own)
             if len(here):
-                parts.append((_load(file, place), here))
+                parts.append((_load(file, chunk), here))
     return _join(path, parts)
 
 
@@ -130,51 +145,123 @@ def append_chunk(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
             with archive.open(f"{name}.npy", "w") as entry:
                 np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
     content = payload.getvalue()
-    file.write(_HEADER.pack(_MAGIC, len(content), zlib.crc32(content)) + content)
+    left = memoryview(_HEADER.pack(_MAGIC, len(content), zlib.crc32(content)) + content)
+    while left:  # an unbuffered file may take less than all, such as on a disk that gets full
+        left = left[file.write(left) :]
 
 
-def cut_record(path: Path, step: int) -> None:
-    """Remove records after a step, and a chunk that is cut off; for a run that continues there."""
+def cut_record(path: Path, after: int | None) -> int | None:
+    """Make a file ready to be continued: without records after a step (None: with all of them), and
+    without a chunk that is cut off. Damaged chunks stay: there may be good ones behind them.
+
+    Returns:
+        The last step that is left; None: there is none.
+
+    Raises:
+        ValueError: The file is something else.
+    """
     if not path.exists():
-        return
+        return None
     with path.open("r+b") as file:
-        end, rest = 0, None
-        for place in _places(file):
-            arrays = _load(file, place)
-            kept = arrays["steps"] <= step
-            if not kept.all():
-                per_record = ("steps", *_PAIRS, *_TASKS, *_COMPONENTS)
-                rest = {k: arrays[k][kept] if k in per_record else arrays[k] for k in arrays}
+        if not _MAGIC.startswith(file.read(len(_MAGIC))):
+            raise ValueError(
+                f"{path}: is no record of a training run, and is left as it is; give the recorder "
+                "another path, or move the file away."
+            )
+        end, left, rest = 0, list[int](), None
+        for chunk in _chunks(file):
+            if chunk.state == "cut off":
                 break
-            end = place[0] + place[1]
+            if chunk.state == "intact":
+                arrays = _load(file, chunk)
+                kept = arrays["steps"] <= (np.inf if after is None else after)
+                left += arrays["steps"][kept].tolist()
+                if not kept.all():
+                    per_record = ("steps", *_PAIRS, *_TASKS, *_COMPONENTS)
+                    rest = {k: arrays[k][kept] if k in per_record else arrays[k] for k in arrays}
+                    break
+            end = chunk.end
         file.truncate(end)
         file.seek(end)
         if rest is not None and len(rest["steps"]):
             append_chunk(file, rest)
+    return max(left, default=None)
 
 
-def _places(file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """Start and length of every intact chunk's content; leaves the file behind the last one."""
-    end = file.seek(0)
-    while len(header := file.read(_HEADER.size)) == _HEADER.size:
-        magic, length, checksum = _HEADER.unpack(header)
-        if magic != _MAGIC:
-            break
-        content = file.read(length)
-        if len(content) < length or zlib.crc32(content) != checksum:
-            break
-        yield end + _HEADER.size, length
-        end += _HEADER.size + length
-        file.seek(end)
-    file.seek(end)
+class _Chunk(NamedTuple):
+    """Where in the file a chunk is, with its header, and in which state."""
+
+    start: int
+    end: int
+    state: Literal["intact", "damaged", "cut off"]
 
 
-def _load(file: BinaryIO, place: tuple[int, int]) -> "np.lib.npyio.NpzFile":
-    file.seek(place[0])
+def _chunks(file: BinaryIO) -> Iterator[_Chunk]:
+    """All chunks, which together are the whole file."""
+    start, size = 0, file.seek(0, os.SEEK_END)
+    while start < size:
+        chunk = _inspect(file, start, size)
+        yield chunk
+        start = chunk.end
+
+
+def _inspect(file: BinaryIO, start: int, size: int) -> _Chunk:
+    """The chunk that begins here; one that is damaged reaches to the next that begins like one."""
+    file.seek(start)
+    header = file.read(_HEADER.size)
+    if len(header) == _HEADER.size and header.startswith(_MAGIC):
+        _, length, checksum = _HEADER.unpack(header)
+        end = start + _HEADER.size + length
+        ends_early = end > size
+        if not ends_early and _checksum(file, length) == checksum:
+            return _Chunk(start, end, "intact")
+    else:
+        ends_early = len(header) < _HEADER.size and _MAGIC.startswith(header[: len(_MAGIC)])
+    following = _find_magic(file, start + 1)
+    if following is None:
+        return _Chunk(start, size, "cut off" if ends_early else "damaged")
+    return _Chunk(start, following, "damaged")
+
+
+def _checksum(file: BinaryIO, length: int) -> int:
+    checksum = 0
+    while length and (block := file.read(min(length, _BLOCK))):
+        checksum = zlib.crc32(block, checksum)
+        length -= len(block)
+    return checksum
+
+
+def _find_magic(file: BinaryIO, start: int) -> int | None:
+    file.seek(start)
+    block = b""
+    while more := file.read(_BLOCK):
+        block = block[1 - len(_MAGIC) :] + more
+        if (at := block.find(_MAGIC)) >= 0:
+            return file.tell() - len(block) + at
+    return None
+
+
+def _losses(chunks: list[_Chunk]) -> Iterator[str]:
+    """What is missing, in words."""
+    damaged = {n: c.end - c.start for n, c in enumerate(chunks, 1) if c.state == "damaged"}
+    if damaged:
+        are = "chunk {} is" if len(damaged) == 1 else "chunks {} are"
+        where = are.format(", ".join(map(str, damaged)))
+        yield f"{where} damaged and left out ({sum(damaged.values())} bytes)"
+    if chunks[-1].state == "cut off":
+        yield "the last chunk is cut off and passed over"
+
+
+def _load(file: BinaryIO, chunk: _Chunk) -> "np.lib.npyio.NpzFile":
+    file.seek(chunk.start + _HEADER.size)
+    content = file.read(chunk.end - file.tell())
     try:
-        found = np.load(io.BytesIO(file.read(place[1])), allow_pickle=False)
+        found = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{file.name}: holds a chunk that NumPy cannot read ({error}).") from error
+        raise ValueError(
+            f"{file.name}: holds a chunk that NumPy cannot read ({error}); remove it, or train "
+            "again."
+        ) from error
     assert isinstance(found, np.lib.npyio.NpzFile)
     return found
 

@@ -36,13 +36,20 @@ class Recorder:
     any loop of your own. A record costs four small copies, which the device makes when it comes to
     them; cosines are computed later, on the host. A killed process loses at most the last chunk.
 
+    A record that is there is continued. A step that it holds already is refused, as it would count
+    twice: remove the file to begin anew, or say where to continue with `after`.
+
     Args:
         path: The file; see `gradvac.analysis.record` for its format.
         every: Steps between records.
         tasks: All tasks, in the order to show them; None: in the order they appear.
         rule: Name of the rule, for whoever reads the record.
-        after: Continue after this step: later records of an earlier process are removed.
+        after: Continue after this step: later records of an earlier process are removed. None:
+            continue after the last record that is there.
         chunk: Records of a chunk.
+
+    Raises:
+        ValueError: The file is no record of a training run; it is left as it is.
 
     Example:
         >>> recorder = Recorder("record.bin", every=10)
@@ -56,7 +63,7 @@ class Recorder:
         every: int = 10,
         tasks: Sequence[str] = (),
         rule: str = "",
-        after: int = 0,
+        after: int | None = None,
         chunk: int = 20,
     ) -> None:
         if every < 1 or chunk < 1:
@@ -66,11 +73,17 @@ class Recorder:
         self._components: tuple[str, ...] = ()
         self._device = torch.device("cpu")
         self._open, self._waiting = _Chunk(), list[_Chunk]()
-        cut_record(Path(path), after)
+        self._last = cut_record(Path(path), after)
         self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115
 
     def __call__(self, step: int, alignment: Alignment) -> None:
         """Keep this step, if it is due."""
+        if self._last is not None and step <= self._last:
+            raise ValueError(
+                f"step: got {step}, but {self._file.name} goes to step {self._last} already; go on "
+                f"from there, give the recorder after={step - 1} to replace what follows, or "
+                "remove the file."
+            )
         if step % self._every:
             return
         self._components, self._device = alignment.components, alignment.gram.device

@@ -6,7 +6,7 @@ from gradvac.analysis.run import Run
 def bleu_by_task(run: Run) -> dict[str, float]:
     """BLEU of each scored task; empty if the run was not scored."""
     by_task = (run.scores or {}).get("by_task", {})
-    return {task: float(score["bleu"]) for task, score in by_task.items()}
+    return {task: float(score["bleu"]) for task, score in by_task.items() if "bleu" in score}
 
 
 def levels_of(run: Run) -> dict[str, str]:

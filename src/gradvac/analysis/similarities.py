@@ -7,11 +7,13 @@ lines L `G.L.values`, `G.L.reliability`, `G.L.corrected`.
 
 # S steps, K components, T tasks
 
+import io
 import os
-import zipfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,8 +147,14 @@ def concatenate(parts: Sequence[Similarities]) -> Similarities:
 
 
 def save_similarities(path: Path, measured: Sequence[Similarities], about: str = "") -> None:
-    """Write measured similarities of the same tasks and steps, whole or not at all."""
+    """Write measured similarities of the same tasks and steps, whole or not at all.
+
+    Raises:
+        ValueError: They are of different tasks or steps, or two are of the same granularity and
+            lines.
+    """
     first = measured[0]
+    check_once("measured", [f"{one.granularity}, {one.lines} lines" for one in measured])
     arrays = {"tasks": np.array(first.tasks), "steps": first.steps, "about": np.array(about)}
     for one in measured:
         if one.tasks != first.tasks or not np.array_equal(one.steps, first.steps):
@@ -162,10 +170,14 @@ def save_similarities(path: Path, measured: Sequence[Similarities], about: str =
 
 
 def load_similarities(path: Path) -> tuple[tuple[Similarities, ...], str]:
-    """Read what `save_similarities` wrote: the similarities, and what they are about."""
+    """Read what `save_similarities` wrote: the similarities, and what they are about.
+
+    Raises:
+        ValueError: The file is something else, or damaged.
+    """
+    content = path.read_bytes()
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = _read_arrays(content)
         tasks, steps = tuple(arrays["tasks"].tolist()), arrays["steps"]
         found = []
         for name in arrays:
@@ -187,10 +199,28 @@ def load_similarities(path: Path) -> tuple[tuple[Similarities, ...], str]:
                 )
             )
         return tuple(found), str(arrays["about"])
-    except (KeyError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+    except Exception as error:  # what damage makes zipfile, zlib and NumPy raise is not bounded
         raise ValueError(
             f"{path}: holds no similarities, or is damaged ({error}); remove it and measure again."
         ) from error
+
+
+def check_once(name: str, labels: Sequence[str]) -> None:
+    """Refuse similarities that could not be told apart by granularity and lines."""
+    label, count = Counter(labels).most_common(1)[0]
+    if count > 1:
+        raise ValueError(
+            f"{name}: {label!r} comes {count} times; give each granularity once, and functions "
+            "names of their own (def, not lambda)."
+        )
+
+
+def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        # Entries whose place in the archive's directory is damaged are passed over in silence.
+        if len(file.files) != int.from_bytes(content[-12:-10], "little"):
+            raise ValueError("arrays are missing")
+        return {name: file[name] for name in file.files}
 
 
 def _positions(

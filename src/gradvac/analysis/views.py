@@ -2,6 +2,7 @@
 
 # S steps, K components, T tasks
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -81,6 +82,15 @@ def sources(run: Run) -> dict[str, Similarities]:
 def main_source(run: Run) -> Similarities | None:
     """The similarities to speak of first; None if a run has none."""
     return next(iter(sources(run).values()), None)
+
+
+def measured_on(run: Run) -> str:
+    """What the aligned set was, as in "1,000 lines of dev"; "an unnamed set" if that is unknown."""
+    try:
+        about = json.loads(run.about)
+        return f"{about['lines']:,} lines of {about['set']}"
+    except (ValueError, KeyError, TypeError):
+        return "an unnamed set"
 
 
 def sides_of(similarities: Similarities) -> tuple[str, ...]:

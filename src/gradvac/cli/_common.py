@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -23,7 +24,10 @@ def tells_mistakes(command: Callable[Parameters, None]) -> Callable[Parameters, 
     @wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         try:
-            command(*args, **kwargs)
+            with warnings.catch_warnings():
+                if not sys.warnoptions:  # who asks Python for warnings gets Python's
+                    warnings.showwarning = _tell_warning
+                command(*args, **kwargs)
         except BrokenPipeError:
             raise  # whoever read our output has seen enough: that is for click to handle
         except (ValueError, CheckpointError, DivergedError, OSError) as mistake:
@@ -31,6 +35,10 @@ def tells_mistakes(command: Callable[Parameters, None]) -> Callable[Parameters, 
             raise typer.Exit(1) from None
 
     return run
+
+
+def _tell_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def nmt_folders() -> list[Path]:

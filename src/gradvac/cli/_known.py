@@ -100,6 +100,8 @@ def _on_tasks(table: KnownDistances, tasks: Sequence[str]) -> KnownDistances:
 
 
 def _read_families(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        raise ValueError(f"--families {path}: no such file; give a TOML file.")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -122,7 +124,10 @@ def _read_distances(path: Path) -> KnownDistances:
     except UnicodeDecodeError:
         raise ValueError(f"--distances {path}: is no text; give a CSV or TSV file.") from None
     mark = next((mark for mark in "\t;" if text and mark in text[0]), ",")
-    lines = [[cell.strip() for cell in line] for line in csv.reader(text, delimiter=mark)]
+    try:
+        lines = [[cell.strip() for cell in line] for line in csv.reader(text, delimiter=mark)]
+    except csv.Error as error:
+        raise ValueError(f"--distances {path}: is no CSV or TSV file: {error}.") from None
     lines = [line for line in lines if any(line)]
     names = tuple(lines[0][1:]) if lines else ()
     rows = {line[0]: line[1:] for line in lines[1:]}

@@ -30,7 +30,7 @@ Families = Annotated[
 def load_runs(
     paths: Sequence[Path], *, distances: str = GENEALOGY, families: Path | None = None
 ) -> list[Run]:
-    """Read run folders; runs of the same name are told apart by the folder they are in."""
+    """Read run folders; runs of the same name are told apart by the folders around them."""
     runs = [load_run(path) for path in paths]
     found = find_families([task for run in runs for task in run.tasks], families)
     known = find_distances(distances, [run.tasks for run in runs])
@@ -38,13 +38,20 @@ def load_runs(
         replace(run, families={task: found[task] for task in run.tasks}, distances=own)
         for run, own in zip(runs, known, strict=True)
     ]
-    names = [run.name for run in runs]
-    return [
-        replace(run, name=f"{run.path.resolve().parent.name}-{run.name}")
-        if names.count(run.name) > 1
-        else run
-        for run in runs
-    ]
+    return [replace(run, name=name) for run, name in zip(runs, _unique_names(runs), strict=True)]
+
+
+def _unique_names(runs: Sequence[Run]) -> list[str]:
+    """The names of the folders, with as many folders around them as it takes to tell them apart."""
+    paths = [run.path.resolve() for run in runs]
+    twice = [path for path in paths if paths.count(path) > 1]
+    if twice:
+        raise ValueError(f"{twice[0]}: is given twice; give every run once.")
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["-".join(path.parts[-depth:]).lstrip("/-") for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
 
 
 def sizes_of(runs: Sequence[Run]) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gradvac.analysis import Run
 from gradvac.cli._known import GENEALOGY
@@ -51,10 +52,12 @@ def _say(runs: Sequence[Run]) -> None:
     for name, sentences in told.items():
         if not sentences:
             continue
-        console.rule(name, align="left")
+        console.rule(Text(name), align="left")
         shown = Table.grid(padding=(0, 2))
         about = ""
-        for sentence in sentences:
-            shown.add_row("" if sentence.about == about else sentence.about, sentence.text)
+        for sentence in sentences:  # as text: a name may look like markup
+            shown.add_row(
+                Text("" if sentence.about == about else sentence.about), Text(sentence.text)
+            )
             about = sentence.about
         console.print(shown)

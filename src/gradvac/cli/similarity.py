@@ -35,11 +35,12 @@ def similarity(
 ) -> None:
     """Measure similarities on an aligned set at every checkpoint; keep them in the run folder."""
     console = Console(highlight=False)
+    chosen = [int(name) if name.isdigit() else name for name in weights or ()]
     measured = measure_run(
         require_run(run),
         split=split,
         num_lines=lines or None,
-        weights=[int(name) if name.isdigit() else name for name in weights or ()],
+        weights=chosen,
         granularities=granularity or GRANULARITIES,
         engine=engine,
         offload=offload,
@@ -47,6 +48,7 @@ def similarity(
         overrides=overrides or [],
         console=console,
     )
-    console.print(summary(measured))
+    asked = [step for step in chosen if isinstance(step, int)]
+    console.print(summary(measured, max(asked, default=None)))
     steps = ", ".join(map(str, measured[0].steps.tolist()))
-    console.print(f"Steps {steps} are in {run / 'similarity.npz'}.", soft_wrap=True)
+    print(f"Steps {steps} are in {run / 'similarity.npz'}.")

@@ -30,12 +30,15 @@ from gradvac.analysis import (
     save_similarities,
 )
 from gradvac.analysis.similarities import SIMILARITY
+from gradvac.gradients import split as split_model
 from gradvac.nmt.model import Transformer
 from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.settings import DEV, NmtConfig
 from gradvac.nmt.stream import Numbers, TaskData, gather_batch
 from gradvac.training import checkpoint, choose_device, config
+from gradvac.training.signature import weights_hash
 
+ENGINES = ("per_task", "one_backward")
 GRANULARITIES = ("all_layer", "enc_dec", "whole_model")
 _FEWEST_LINES = 10
 
@@ -74,6 +77,10 @@ def measure_run(
         ValueError: There is no checkpoint, no aligned set, a single task, or similarities that
             were measured otherwise.
     """
+    if engine not in ENGINES:
+        raise ValueError(f"engine: must be {' or '.join(ENGINES)}, got {engine!r}.")
+    if num_lines is not None and num_lines < 2:
+        raise ValueError(f"lines: two halves need at least 2 lines, got {num_lines}.")
     run = Path(run)
     settings = config.load(NmtConfig, run / "config.toml", overrides)
     tasks = settings.data.all_tasks()
@@ -85,6 +92,9 @@ def measure_run(
             f"data.prepared: {settings.data.prepared} does not hold the data of {run}; run "
             "`gradvac nmt prepare` with its config.toml, or give data.prepared=..."
         )
+    model = settings.model.build(len(prepared.vocabulary)).to(choose_device(device)).eval()
+    for granularity in granularities:
+        split_model(model, granularity)  # a wrong one is told before any work is done
     console = console or Console(quiet=True)
     found = _weights(run, weights, say=partial(console.print, markup=False))
     lines = aligned_lines(prepared, split, tasks, num_lines)
@@ -95,11 +105,11 @@ def measure_run(
         "data": prepared.signature,
         "tasks": tasks,
         "granularities": list(granularities),
+        "weights": weights_hash(config.load(NmtConfig, run / "config.toml")),
     }
     before = _read_before(run / SIMILARITY, about)
     measured = set(before[0].steps.tolist()) if before else set()
     left = [one for one in found if one.step not in measured]
-    model = settings.model.build(len(prepared.vocabulary)).to(choose_device(device)).eval()
     plan = _Plan(data, [lines[task] for task in tasks], settings.batch.tokens, engine)
     with _progress(console, len(left) * plan.num_batches) as progress:
         bar = progress.add_task("", total=len(left) * plan.num_batches)
@@ -157,6 +167,9 @@ def _weights(
             step = newest.step
         elif isinstance(name, int):
             step = name
+            steps = [one.step for one in checkpoint.kept(run)]
+            if step not in steps:
+                raise ValueError(f"{run}: has no checkpoint of step {step}; there are {steps}.")
         else:
             raise ValueError(
                 f"weights: must be best, last or a step, got {name!r}; averaged weights belong to "
@@ -286,16 +299,18 @@ def _progress(console: Console, total: int) -> Progress:
     )
 
 
-def summary(measured: Sequence[Similarities]) -> Table:
-    """Show mean cosines of the last step, by granularity and component."""
-    shown = Table(title=f"step {measured[0].steps[-1]}, mean over pairs", title_justify="left")
+def summary(measured: Sequence[Similarities], step: int | None = None) -> Table:
+    """Show mean cosines of a step (None: the last), by granularity and component."""
+    steps = measured[0].steps.tolist()
+    place = steps.index(steps[-1] if step is None else step)
+    shown = Table(title=f"step {steps[place]}, mean over pairs", title_justify="left")
     shown.add_column("granularity", no_wrap=True)
     shown.add_column("component", overflow="fold")
     for column in ("same", "different", "reliable", "corrected"):
         shown.add_column(column, justify="right", no_wrap=True)
     for same, different in zip(measured[::2], measured[1::2], strict=True):
         for row, component in enumerate(same.components):
-            shown.add_row(same.granularity, component, *_cells(same, different, row))
+            shown.add_row(same.granularity, component, *_cells(same, different, place, row))
         shown.add_section()
     shown.caption = (
         "same, different: lines that tasks are compared on\nreliable: cosine of two halves of one "
@@ -305,15 +320,15 @@ def summary(measured: Sequence[Similarities]) -> Table:
     return shown
 
 
-def _cells(same: Similarities, different: Similarities, row: int) -> Iterator[str]:
+def _cells(same: Similarities, different: Similarities, place: int, row: int) -> Iterator[str]:
     apart = ~np.eye(len(same.tasks), dtype=bool)
     assert different.reliability is not None
     assert different.corrected is not None
     for values in (
-        same.values[-1, row][apart],
-        different.values[-1, row][apart],
-        different.reliability[-1, row],
-        different.corrected[-1, row][apart],
+        same.values[place, row][apart],
+        different.values[place, row][apart],
+        different.reliability[place, row],
+        different.corrected[place, row][apart],
     ):
         known = values[~np.isnan(values)]
         yield f"{known.mean():.3f}" if len(known) else "-"

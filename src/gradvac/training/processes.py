@@ -16,12 +16,14 @@ def choose_device(name: str = "auto") -> torch.device:
     """The device of that name; "auto": the first GPU, or the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f'device: {name!r} is none; give "auto", "cpu" or "cuda:1".') from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise ValueError(
-            f"train.device: {name!r} was asked for, but {found} GPU(s) were found; "
-            'use "auto" or "cpu".'
+            f'device: {name!r} was asked for, but {found} GPU(s) were found; use "auto" or "cpu".'
         )
     return device
 

@@ -3,14 +3,14 @@
 import hashlib
 import importlib.metadata
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gradvac import Aligner
 from gradvac.training import config
-from gradvac.training.settings import TECHNICAL, RunConfig
+from gradvac.training.settings import EXTENSIBLE, TECHNICAL, RunConfig
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,17 @@ class Signature:
 
 def config_hash(settings: RunConfig) -> str:
     """Hash of all settings but the technical ones, such as the device."""
+    return _hash_without(settings, TECHNICAL)
+
+
+def weights_hash(settings: RunConfig) -> str:
+    """Hash of the settings that the weights of a given step follow from."""
+    return _hash_without(settings, (*TECHNICAL, *EXTENSIBLE))
+
+
+def _hash_without(settings: RunConfig, keys: Sequence[str]) -> str:
     default = type(settings.train)()
-    train = settings.train.model_copy(update={key: getattr(default, key) for key in TECHNICAL})
+    train = settings.train.model_copy(update={key: getattr(default, key) for key in keys})
     return short_hash(config.dump(settings.model_copy(update={"train": train})))
 
 

@@ -6,7 +6,7 @@ figure would need. Files are named after the figures of the paper:
     fig01_RUN_encoder...    similarity clustered by family (figures 1, 8, 10 and 11)
     fig02a_RUN              into English against out of English, in one model
     fig02b_TASK             BLEU against similarity, over runs
-    fig03                   pairs in conflict, and pairs active, over steps
+    fig03                   share of pairs in conflict, and of pairs active, over steps
     fig04a_RUN              encoder minus decoder
     fig04b                  by layer
     fig04c_RUN              chosen pairs over steps
@@ -66,19 +66,25 @@ def write_figures(
         pairs: Pairs of tasks to follow over steps; None: the most similar, a middling and the least
             similar one.
         say: Told the name of every figure as it is written.
+
+    Raises:
+        ValueError: A format is unknown, there is no run, or two have the same name.
     """
     unknown = [kind for kind in formats if kind not in FORMATS]
     if unknown or not formats:
         raise ValueError(f"formats: choose from {', '.join(FORMATS)}, got {list(formats)}.")
     if not runs:
         raise ValueError("runs: give at least one.")
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"runs: two have the same name ({', '.join(names)}); rename one.")
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     drawers: dict[str, Callable[[], dict[str, Figure]]] = {
         "fig01": partial(_heatmaps.similarity_by_family, runs),
         "fig02a": partial(_heatmaps.directions, runs),
         "fig02b": partial(_lines.score_against_similarity, runs),
-        "fig03": partial(_lines.active_counts, runs),
+        "fig03": partial(_lines.active_shares, runs),
         "fig04a": partial(_heatmaps.sides, runs),
         "fig04b": partial(_lines.layers, runs),
         "fig04c": partial(_lines.steps, runs, pairs),

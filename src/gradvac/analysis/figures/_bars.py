@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from gradvac.analysis.figures._style import INKS, MissingError, new_figure, zero_line
+from gradvac.analysis.figures._style import INKS, MissingError, legend, new_figure, zero_line
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import bleu_by_task, levels_of
 from gradvac.analysis.views import labels
@@ -28,13 +30,14 @@ def scores_by_level(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, 
     tasks.sort(key=lambda task: (-sizes.get(task, 0), _rank(levels.get(task, ""))))
     figure = new_figure(2.6 + 0.24 * max(len(tasks), 8) + 1.6, 3.2)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[max(len(tasks), 8), 5])
+    drawn: dict[str, Artist] = {}
     for number, (run, bleu) in enumerate(others):
         gains = {task: bleu[task] - baseline[task] for task in tasks if task in bleu}
         width = 0.8 / len(others)
         shift = (number - (len(others) - 1) / 2) * width
         look: dict[str, Any] = {"color": INKS[number % len(INKS)], "width": width}
         places = [tasks.index(task) + shift for task in gains]
-        left.bar(places, list(gains.values()), label=run.name, **look)
+        drawn[run.name] = left.bar(places, list(gains.values()), **look)[0]
         means = _means(gains, levels)
         right.bar([n + shift for n in range(len(means))], list(means.values()), **look)
         right.set_xticks(range(len(means)), [name.replace("_", " ") for name in means], rotation=35)
@@ -48,7 +51,7 @@ def scores_by_level(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, 
     for axes in (left, right):
         axes.grid(axis="x", visible=False)
         zero_line(axes)
-    left.legend()
+    legend(left, drawn)
     return {"": figure}
 
 
@@ -67,25 +70,30 @@ def data_sizes(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, Figur
     figure = new_figure(3.4 + 0.26 * max(len(tasks), 8), 3.0)
     axes = figure.subplots()
     heights = [sizes[task] for task in tasks]
-    _bars(axes, heights, [families.get(task, "") for task in tasks])
-    if axes.get_legend_handles_labels()[0]:
-        figure.legend(loc="outside right upper", fontsize=8)
+    drawn = _bars(axes, heights, [families.get(task, "") for task in tasks])
+    legend(figure, drawn, loc="outside right upper", fontsize=8)
     upright = max(map(len, labels(tasks))) > 2
     axes.set_xticks(range(len(tasks)), labels(tasks), rotation=90 if upright else 0)
     if heights[0] > 10 * heights[-1]:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("training pairs")
     return {"": figure}
 
 
-def _bars(axes: Axes, heights: Sequence[int], families: Sequence[str]) -> None:
+def _bars(axes: Axes, heights: Sequence[int], families: Sequence[str]) -> dict[str, Artist]:
+    """Draw a bar for each task; the first bar of each family that has a name and a colour."""
     names = list(dict.fromkeys(families))
     few = len(names) <= len(INKS)  # more families than colours: colours would say nothing
+    drawn: dict[str, Artist] = {}
     for number, name in enumerate(names if few else [""]):
         own = [i for i, family in enumerate(families) if family == name or not few]
-        label = name if few else ""
-        axes.bar(own, [heights[i] for i in own], color=INKS[number], label=label or "_")
+        drawn[name] = axes.bar(own, [heights[i] for i in own], color=INKS[number])[0]
+    drawn.pop("", None)
+    return drawn
 
 
 def _rank(level: str) -> int:

@@ -148,6 +148,9 @@ def _colour_bar(figure: Figure, image: AxesImage) -> None:
     bar.locator = MaxNLocator(5)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)
+    if image.get_cmap().name == SEQUENTIAL.name:  # pale is not 0 here
+        low, high = image.get_clim()
+        bar.set_label(f"colours from {low:.2f} to {high:.2f}", fontsize=8)
 
 
 def _beside(

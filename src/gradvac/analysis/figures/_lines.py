@@ -6,14 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from gradvac.analysis import statistics, views
 from gradvac.analysis.components import side_of
-from gradvac.analysis.figures._style import DASHES, INKS, MissingError, new_figure, zero_line
+from gradvac.analysis.figures._style import (
+    DASHES,
+    INKS,
+    MissingError,
+    legend,
+    new_figure,
+    zero_line,
+)
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import bleu_by_task
 from gradvac.analysis.similarities import Similarities
@@ -21,6 +29,7 @@ from gradvac.analysis.similarities import Similarities
 Counts = NDArray[np.int64]
 
 _FEWEST_FOR_CORRELATION = 4
+_MOST_TICKS = 12
 
 
 def score_against_similarity(runs: Sequence[Run]) -> dict[str, Figure]:
@@ -48,37 +57,50 @@ def score_against_similarity(runs: Sequence[Run]) -> dict[str, Figure]:
     return {task: figure}
 
 
-def active_counts(runs: Sequence[Run]) -> dict[str, Figure]:
-    """Figure 3: pairs in conflict, where PCGrad acts, and pairs below their target, over steps."""
+def active_shares(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Figure 3: pairs in conflict, where PCGrad acts, and pairs below their target, over steps.
+
+    The paper counts pairs; shares of all known pairs compare runs with other tasks or components.
+    """
     recorded = [(run, run.record) for run in runs if run.record is not None]
     if not recorded:
         raise MissingError("needs a run that recorded its training.")
     figure = new_figure(7.2, 2.9)
     left, right = figure.subplots(1, 2, sharey=True)
+    drawn: dict[str, Artist] = {}
     for number, (run, record) in enumerate(recorded):
         color = INKS[number % len(INKS)]
-        _smoothed(left, record.steps, statistics.conflict_counts(record), color, run.name)
+        known = statistics.known_counts(record)
+        conflicts = statistics.conflict_counts(record)
+        drawn[run.name] = _smoothed(left, record.steps, conflicts, known, color)
         if not np.isnan(record.target).all():
-            _smoothed(right, record.steps, statistics.active_counts(record), color, run.name)
-    left.set_title("PCGrad: below 0", loc="left")
-    right.set_title("active in training: below the target", loc="left")
-    left.set_ylabel("pairs, all components")
+            _smoothed(right, record.steps, statistics.active_counts(record), known, color)
+    left.set_title("share of pairs below 0 (PCGrad)", loc="left")
+    right.set_title("share below the target (active)", loc="left")
+    left.set_ylabel("of all known pairs")
+    left.yaxis.set_major_formatter(PercentFormatter(1.0))
     if not right.lines:
         right.text(0.5, 0.5, "no run has targets", transform=right.transAxes, ha="center")
     for axes in (left, right):
         axes.set_xlabel("step")
         axes.set_ylim(bottom=0)
     if len(recorded) > 1:
-        figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+        legend(figure, drawn, loc="outside right upper", fontsize=8)
     return {"": figure}
 
 
-def _smoothed(axes: Axes, steps: Counts, counts: Counts, color: str, name: str) -> None:
-    """Counts scatter from batch to batch: pale as they are, strong as a running mean."""
-    axes.plot(steps, counts, color=color, alpha=0.25, linewidth=0.7)
-    width = min(len(counts), max(1, len(counts) // 30))
-    known = np.convolve(np.ones(len(counts)), np.ones(width), "same")
-    axes.plot(steps, np.convolve(counts, np.ones(width), "same") / known, color=color, label=name)
+def _smoothed(axes: Axes, steps: Counts, counts: Counts, known: Counts, color: str) -> Artist:
+    """Shares scatter from batch to batch: pale as they are, strong as a running mean."""
+    near = np.ones(min(len(counts), max(1, len(counts) // 30)))
+    axes.plot(steps, _share(counts, known), color=color, alpha=0.25, linewidth=0.7)
+    mean = _share(np.convolve(counts, near, "same"), np.convolve(known, near, "same"))
+    return axes.plot(steps, mean, color=color)[0]
+
+
+def _share(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
+    share = np.full(len(part), np.nan)
+    np.divide(part, whole, out=share, where=whole > 0)
+    return share
 
 
 def layers(runs: Sequence[Run]) -> dict[str, Figure]:
@@ -92,6 +114,7 @@ def layers(runs: Sequence[Run]) -> dict[str, Figure]:
     figure = new_figure(6.2, 3.2)
     axes = figure.subplots()
     sides = ("encoder", "decoder", "shared")
+    drawn: dict[str, Artist] = {}
     for number, (run, lines) in enumerate(found):
         for part, points in lines:
             name = f"{run.name}, {part.name}" if len(runs) > 1 else part.name
@@ -101,12 +124,14 @@ def layers(runs: Sequence[Run]) -> dict[str, Figure]:
                 "marker": "s" if part.direction == views.TO_ENGLISH else "o",
                 "fillstyle": "none" if part.direction == views.TO_ENGLISH else "full",
             }
-            axes.plot(*zip(*points, strict=True), label=name, **look)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            drawn[name] = axes.plot(*zip(*points, strict=True), **look)[0]
+    numbers = [layer for _, lines in found for _, points in lines for layer, _ in points]
+    first, last = min(numbers), max(numbers)
+    axes.set_xticks(range(first, last + 1, (last - first) // _MOST_TICKS + 1))
     axes.set_xlabel("layer")
     axes.set_ylabel("cosine, mean of pairs and steps")
     zero_line(axes)
-    figure.legend(loc="outside right upper", fontsize=8)
+    legend(figure, drawn, loc="outside right upper", fontsize=8)
     return {"": figure}
 
 
@@ -131,6 +156,7 @@ def _steps(name: str, main: Similarities, pairs: Sequence[tuple[str, str]]) -> F
     labels = dict(zip(main.tasks, views.labels(main.tasks), strict=True))
     figure = new_figure(3.4 * len(sides) + 2.0, 3.1)
     panels = np.atleast_1d(figure.subplots(1, len(sides), sharey=True))
+    drawn: dict[str, Artist] = {}
     for axes, side in zip(panels, sides, strict=True):
         inside = [
             component
@@ -142,13 +168,12 @@ def _steps(name: str, main: Similarities, pairs: Sequence[tuple[str, str]]) -> F
             values = statistics.by_step(part, pair)
             color = INKS[number % len(INKS)]
             label = " and ".join(labels[task] for task in pair)
-            axes.plot(main.steps, values, color=color, label=label)
+            drawn[label] = axes.plot(main.steps, values, color=color)[0]
         axes.set_title(f"{name}: {side}", loc="left")
         axes.set_xlabel("step")
         zero_line(axes)
     panels[0].set_ylabel("cosine")
-    handles = panels[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside right upper", fontsize=8)
+    legend(figure, drawn, loc="outside right upper", fontsize=8)
     return figure
 
 
@@ -173,6 +198,7 @@ def _distance(
     sides = list(dict.fromkeys(part.side for part, _, _ in known))
     figure = new_figure(3.4 * len(sides) + 0.6, 3.1)
     panels = np.atleast_1d(figure.subplots(1, len(sides), sharey=True))
+    drawn: dict[str, dict[str, Artist]] = {side: {} for side in sides}
     for part, matrix, distances in known:
         axes = panels[sides.index(part.side)]
         pairs = np.tril_indices(len(matrix), -1)
@@ -180,13 +206,13 @@ def _distance(
         way = f"{part.direction}: " if part.direction else ""
         label = f"{way}r = {r:z.2f}, p = {p_value:.4f}"
         color = INKS[part.direction == views.FROM_ENGLISH]
-        axes.scatter(distances[pairs], matrix[pairs], s=12, alpha=0.6, color=color, label=label)
+        look: dict[str, Any] = {"s": 12, "alpha": 0.6, "color": color}
+        drawn[part.side][label] = axes.scatter(distances[pairs], matrix[pairs], **look)
         axes.set_title(f"{name}: {part.side}", loc="left")
         axes.set_xlabel(what)
-        axes.legend(
-            fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.22)
-        )  # below: on no point
-    for axes in panels:
+    for axes, side in zip(panels, sides, strict=True):
+        below = (0.5, -0.22)  # on no point
+        legend(axes, drawn[side], fontsize=8, loc="upper center", bbox_to_anchor=below)
         zero_line(axes)
     panels[0].set_ylabel("cosine of a pair")
     return figure

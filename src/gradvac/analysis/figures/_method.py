@@ -56,7 +56,13 @@ def _draw(axes: Axes, first: Vector, second: Vector, changed: Vector) -> None:
     _arrow(axes, second, QUIET, "$g_j$", (4, -11))
     _arrow(axes, first, INKS[0], "$g_i$", (-14, 4))
     if idle:
-        axes.text(first[0] + 0.08, first[1] - 0.04, f"${_ALTERED} = g_i$: idle", color=INKS[0])
+        axes.text(
+            first[0] + 0.08,
+            first[1] - 0.04,
+            f"${_ALTERED} = g_i$: idle",
+            color=INKS[0],
+            parse_math=True,
+        )
     else:
         axes.plot(*zip(first, changed, strict=True), ":", color=QUIET, linewidth=1.2)
         _arrow(axes, changed, INKS[1], f"${_ALTERED}$", (4, 4))
@@ -73,7 +79,8 @@ def _arrow(axes: Axes, vector: Vector, color: str, name: str, offset: tuple[int,
     look = {"arrowstyle": "-|>", "color": color, "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0}
     end = (float(vector[0]), float(vector[1]))
     axes.annotate("", end, (0, 0), arrowprops=look)
-    axes.annotate(name, end, offset, textcoords="offset points", color=color, fontsize=11)
+    text = axes.annotate(name, end, offset, textcoords="offset points", color=color, fontsize=11)
+    text.set_parse_math(True)
 
 
 def _arc(axes: Axes, vector: Vector, radius: float, color: str, *, beyond: bool) -> None:

@@ -1,11 +1,15 @@
 """How figures look, and how they are saved."""
 
-from collections.abc import Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -29,12 +33,31 @@ DIVERGING = LinearSegmentedColormap.from_list(
         (1.0, "#08306b"),
     ],
 ).with_extremes(bad="#ffffff")
-# Its upper half, for values that are all above 0 and close to each other.
+# Its blues, for values that are all above 0 and close to each other; white means 0, or nothing.
 SEQUENTIAL = LinearSegmentedColormap.from_list(
-    "closely similar", DIVERGING(np.linspace(0.5, 1.0, 129))
+    "closely similar", DIVERGING(np.linspace(0.56, 1.0, 129))
 ).with_extremes(bad="#ffffff")
+# For names in scripts that DejaVu Sans, which comes with matplotlib, does not have. Verdana and
+# Arial are for browsers without it, which would take the next font for Latin letters too.
+_FALLBACKS = (
+    "Verdana",
+    "Arial",
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "WenQuanYi Zen Hei",
+    "Hiragino Sans GB",
+    "Microsoft YaHei",
+    "Malgun Gothic",
+    "Noto Sans Devanagari",
+    "Lohit Devanagari",
+    "Nirmala UI",
+    "Arial Unicode MS",
+)
 STYLE: Mapping[Any, Any] = {
+    "font.family": ["DejaVu Sans", *_FALLBACKS, "sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9,
+    "text.parse_math": False,  # a name is shown as it is, whatever signs it has
     "axes.titlesize": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -68,10 +91,34 @@ def save(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
     paths = []
     for kind in formats:
         path = stem.with_name(f"{stem.name}.{kind}")
-        with mpl.rc_context(dict(STYLE)):
+        with mpl.rc_context(dict(STYLE)), _unknown_glyphs_as_boxes():
             figure.savefig(path, dpi=200, metadata=_DATELESS.get(kind))
         paths.append(path)
     return paths
+
+
+@contextmanager
+def _unknown_glyphs_as_boxes() -> Iterator[None]:
+    """No machine has all fonts: a letter that none has is a box, without a warning each time."""
+    fonts = logging.getLogger("matplotlib.font_manager")
+    level = fonts.level
+    fonts.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"Glyph \d+ ", UserWarning)
+            warnings.filterwarnings("ignore", "Matplotlib currently does not support", UserWarning)
+            yield
+    finally:
+        fonts.setLevel(level)
+
+
+def legend(owner: Axes | Figure, entries: Mapping[str, Artist], **look: Any) -> None:
+    """A legend of all entries; matplotlib itself leaves out names that begin with "_"."""
+    if not entries:
+        return
+    made = owner.legend(list(entries.values()), [str(n) for n in range(len(entries))], **look)
+    for text, name in zip(made.get_texts(), entries, strict=True):
+        text.set_text(name)
 
 
 def zero_line(axes: Axes) -> None:

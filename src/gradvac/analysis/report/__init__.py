@@ -64,7 +64,10 @@ def write_report(runs: Sequence[Run], path: str | Path) -> Path:
         title=f"{', '.join(names)}: gradient geometry",
         version=importlib.metadata.version("gradvac"),
         runs=runs,
-        described=["" if source is None else describe_source(source) for source in sources],
+        described=[
+            "" if source is None else describe_source(source, run)
+            for source, run in zip(sources, runs, strict=True)
+        ],
         summaries=[_grouped(summarise(run)) for run in runs],
         comparison=_grouped([line for run in runs[1:] for line in compare(runs[0], run)]),
         has_similarities=any(source is not None for source in sources),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.cluster import hierarchy
 
 from gradvac.analysis import statistics, views
-from gradvac.analysis.components import side_of
+from gradvac.analysis.components import side_of, weighty
 from gradvac.analysis.record import Record
 from gradvac.analysis.report._packing import pack, rounded
 from gradvac.analysis.run import Run
@@ -21,6 +21,7 @@ from gradvac.analysis.similarities import Similarities, mean_where_known
 Values = NDArray[np.float32]
 Order = tuple[list[int], list[views.Block]]
 
+ALL = "all components"
 MAX_PACKED = 6_000_000  # characters of packed arrays in a page; plotly itself takes 4.8 million
 _LEAST_PACKED = 0.3  # characters a cosine takes at the very least: where to begin
 _MOST_POINTS = 1000  # of a logged value
@@ -35,12 +36,14 @@ class Quantity:
         values: `[S, K, T, T]`.
         steps: `[S]`.
         symmetric: Whether (i, j) is (j, i), so that half of the values will do.
+        whole: Whether its one "step" stands for the whole of training.
     """
 
     key: str
     values: Values
     steps: NDArray[np.int64]
     symmetric: bool = True
+    whole: bool = False
 
     def packed(self, stride: int) -> dict[str, Any]:
         """Every `stride`-th step and the last, as the page reads it."""
@@ -53,6 +56,7 @@ class Quantity:
             "steps": self.steps[kept].tolist(),
             "shape": list(pairs.shape),
             "symmetric": self.symmetric,
+            "whole": self.whole,
             "limit": _limit(self.values),
             "packed": pack(pairs),
         }
@@ -107,8 +111,9 @@ def _source(
 ) -> dict[str, Any]:
     order, blocks = _order(similarities, run, runs)
     quantities = [Quantity("similarity", similarities.values, similarities.steps)]
-    if similarities.corrected is not None:
-        corrected = similarities.corrected
+    corrected = similarities.corrected
+    # On the same lines it is an upper bound, often above 1: nothing to show as a cosine.
+    if corrected is not None and similarities.lines == "different":
         quantities.append(Quantity("corrected for noise", corrected, similarities.steps))
     if similarities.lines == "training" and run.record is not None:
         quantities += _rule_quantities(run.record)
@@ -120,8 +125,19 @@ def _source(
         "order": order,
         "blocks": [[block.family, block.start, block.stop] for block in blocks],
         "components": list(similarities.components),
-        "sides": [side_of(name) for name in similarities.components],
+        "averages": _averages(similarities),
         "quantities": [quantity.packed(stride) for quantity in quantities],
+    }
+
+
+def _averages(similarities: Similarities) -> dict[str, list[int]]:
+    """Name of a mean -> positions of the components it is over, as the sentences take them."""
+    sides = {side_of(name) for name in similarities.components}
+    named = [(ALL, None)] + [(s, s) for s in views.SIDES if s in sides and len(sides) > 1]
+    return {
+        name: np.flatnonzero(weighty(similarities.components, side)).tolist()
+        for name, side in named
+        if name not in similarities.components
     }
 
 
@@ -132,8 +148,9 @@ def _rule_quantities(record: Record) -> list[Quantity]:
         found.append(Quantity("target", record.target, record.steps, symmetric=False))
     if record.active.any():
         known = np.where(np.isnan(record.similarity), np.nan, record.active)
-        share = mean_where_known(known, axis=0)[None]  # one "step": the whole of training
-        found.append(Quantity("share of steps active", share, record.steps[-1:], symmetric=False))
+        share = mean_where_known(known, axis=0)[None]
+        last = record.steps[-1:]
+        found.append(Quantity("share of steps active", share, last, symmetric=False, whole=True))
     return found
 
 
@@ -187,14 +204,12 @@ def _tree(main: Similarities, run: Run) -> dict[str, Any] | None:
 
 
 def _rule(record: Record) -> dict[str, Any]:
-    others = ~np.eye(len(record.tasks), dtype=bool)
-    known = ~np.isnan(record.similarity[..., others])
     return {
         "name": record.rule,
         "steps": record.steps.tolist(),
         "active": statistics.active_counts(record).tolist(),
         "conflicts": statistics.conflict_counts(record).tolist(),
-        "pairs": known.sum(axis=(1, 2)).tolist(),
+        "pairs": statistics.known_counts(record).tolist(),
         "similarity": rounded(_over_pairs(record.similarity)),
         "target": rounded(_over_pairs(record.target)),
         "cosine": _band(record.update_cosine),

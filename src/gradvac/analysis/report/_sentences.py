@@ -9,6 +9,7 @@ from math import factorial, prod
 import numpy as np
 
 from gradvac.analysis import statistics, views
+from gradvac.analysis.components import weighty
 from gradvac.analysis.report._wording import SIGNIFICANT, Sentence, count, p_text
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import bleu_by_task
@@ -17,6 +18,7 @@ from gradvac.analysis.views import Matrix
 
 _SAME = 1e-5
 _RULES = {"gradvac": "GradVac", "pcgrad": "PCGrad", "mgda": "MGDA", "gradnorm": "GradNorm"}
+_CLEAR = 2 / 3  # share of pairs that must agree
 _SLIGHT = 0.01  # changes that two digits hardly show
 
 
@@ -24,7 +26,12 @@ def summarise(run: Run) -> list[Sentence]:
     """What a run's data say, most important first."""
     said: list[Sentence] = []
     main = views.main_source(run)
-    if main is not None and len(main.tasks) > 1 and not np.isnan(main.values).all():
+    if main is not None and len(main.tasks) < 2:
+        said.append(Sentence("Pairs", "There is only one task, so there is nothing to compare."))
+    elif main is not None and not views.pair_values(views.side_matrix(main, views.MODEL)).size:
+        text = "No two tasks were ever seen together, so nothing can be compared."
+        said.append(Sentence("Pairs", text))
+    elif main is not None:
         said += [
             Sentence("Families", line) for line in (*_families(main, run), *_distance(main, run))
         ]
@@ -33,8 +40,6 @@ def summarise(run: Run) -> list[Sentence]:
         said += [Sentence("Encoder and decoder", line) for line in _sides(main)]
         said += [Sentence("Time", line) for line in _time(main)]
         said += [Sentence("Noise", line) for line in _noise(main, run)]
-    elif main is not None:
-        said.append(Sentence("Pairs", "There is only one task, so there is nothing to compare."))
     said += [Sentence("Rule", line) for line in _rule(run)]
     scores = bleu_by_task(run)
     if scores:
@@ -46,11 +51,11 @@ def summarise(run: Run) -> list[Sentence]:
     return said
 
 
-def describe_source(similarities: Similarities) -> str:
+def describe_source(similarities: Similarities, run: Run) -> str:
     """What the similarities are, in one sentence."""
     where = {
-        "same": "on the same lines of an aligned set",
-        "different": "on different lines of an aligned set",
+        "same": f"on the same lines of an aligned set ({views.measured_on(run)})",
+        "different": f"on different lines of an aligned set ({views.measured_on(run)})",
         "training": "on the batches of training",
     }[similarities.lines]
     steps = similarities.steps
@@ -61,7 +66,9 @@ def describe_source(similarities: Similarities) -> str:
     )
     num = count(len(similarities.components), "component")
     tasks = count(len(similarities.tasks), "task")
-    return f"Cosines between the gradients of {tasks} in {num}, {where}, {when}."
+    small = len(similarities.components) - sum(weighty(similarities.components))
+    but = f" Means leave out the {small} that are normalisations or biases." if small else ""
+    return f"Cosines between the gradients of {tasks} in {num}, {where}, {when}.{but}"
 
 
 def _families(main: Similarities, run: Run) -> list[str]:
@@ -78,8 +85,12 @@ def _families(main: Similarities, run: Run) -> list[str]:
             continue
         for side in views.sides_of(main):
             where = _where(views.Part(side, direction, tasks))
-            contrast = _contrast(views.side_matrix(main, side, tasks), own, where)
-            contrasts.append(f"{noun.capitalize()} of one family are {contrast}")
+            try:
+                contrast = _contrast(views.side_matrix(main, side, tasks), own, where)
+            except ValueError:  # no pair of relatives, or of others, is known
+                contrasts.append(f"Too few pairs are known{where} to compare families.")
+            else:
+                contrasts.append(f"{noun.capitalize()} of one family are {contrast}")
         members = {
             name: [t for t, f in zip(tasks, own, strict=True) if f == name] for name in large
         }
@@ -108,9 +119,10 @@ def _shares(main: Similarities, members: Mapping[str, list[str]], noun: str, whe
 def _contrast(matrix: Matrix, families: Sequence[str], where: str) -> str:
     within, between, difference, p_value = statistics.family_contrast(matrix, families)
     if p_value < SIGNIFICANT:
+        digits = 2 if abs(difference) >= _SLIGHT else 3
         return (
-            f"{difference:z.2f} more similar than others{where}: {within:z.2f} against "
-            f"{between:z.2f} ({p_text(p_value)})."
+            f"{difference:z.{digits}f} more similar than others{where}: {within:z.{digits}f} "
+            f"against {between:z.{digits}f} ({p_text(p_value)})."
         )
     least = _least_p_value(families)
     few = "; with so few tasks it cannot be smaller" if p_value <= least else ""
@@ -149,8 +161,6 @@ def _pairs(main: Similarities) -> list[str]:
     matrix, labels = views.side_matrix(main, "model"), views.labels(main.tasks)
     rows, columns = np.tril_indices(len(labels), -1)
     values = matrix[rows, columns]
-    if np.isnan(values).all():
-        return ["No two tasks were ever seen together, so nothing can be compared."]
     known = ~np.isnan(values)
     best, worst = int(np.nanargmax(values)), int(np.nanargmin(values))
 
@@ -196,17 +206,25 @@ def _sides(main: Similarities) -> list[str]:
             lines.append(
                 _side_gap(main.select(tasks=tasks), f" ({direction})" if direction else "")
             )
-    for part, points in views.by_layer(main):
-        if len(points) < 2:
-            continue
-        (low, start), (high, end) = points[0], points[-1]
-        change = end - start
-        verb = "hardly changes" if abs(change) < _SLIGHT else ("rises" if change > 0 else "falls")
-        lines.append(
-            f"With depth it {verb} in the {part.name}: {start:z.2f} in layer {low}, {end:z.2f} in "
-            f"layer {high}."
-        )
+    lines += [_depth(part.name, points) for part, points in views.by_layer(main) if len(points) > 1]
     return lines
+
+
+def _depth(where: str, points: Sequence[tuple[int, float]]) -> str:
+    """How similarity goes from the first layer to the last, with the turn it may take."""
+    layers, values = zip(*points, strict=True)
+    first, last = values[0], values[-1]
+    told = [f"{first:z.2f} in layer {layers[0]}", f"{last:z.2f} in layer {layers[-1]}"]
+    if max(values) - min(values) < _SLIGHT:
+        verb = "hardly changes"
+    elif min(values) > min(first, last) - _SLIGHT and max(values) < max(first, last) + _SLIGHT:
+        verb = "rises" if last > first else "falls"
+    else:
+        inner = [max(v - max(first, last), min(first, last) - v) for v in values]
+        turn = int(np.argmax(inner))
+        verb = "rises and falls" if values[turn] > max(first, last) else "falls and rises"
+        told.insert(1, f"{values[turn]:z.2f} in layer {layers[turn]}")
+    return f"With depth it {verb} in the {where}: {', '.join(told)}."
 
 
 def _side_gap(main: Similarities, where: str) -> str:
@@ -220,6 +238,11 @@ def _side_gap(main: Similarities, where: str) -> str:
         )
     more, less = ("encoder", "decoder") if gap > 0 else ("decoder", "encoder")
     agree = int((gaps * np.sign(gap) > 0).sum())
+    if agree < _CLEAR * len(gaps):
+        return (
+            f"Encoder and decoder do not clearly differ{where}: {encoder:z.2f} and {decoder:z.2f}, "
+            f"the {more} higher in {agree} of {count(len(gaps), 'pair')}."
+        )
     return (
         f"The {more} is more similar than the {less}{where}: {max(encoder, decoder):z.2f} against "
         f"{min(encoder, decoder):z.2f}; so in {agree} of {count(len(gaps), 'pair')}."
@@ -253,9 +276,10 @@ def _noise(main: Similarities, run: Run) -> list[str]:
     )
     if other is None or other.reliability is None or other.corrected is None:
         return []
-    reliability = float(mean_where_known(other.reliability, axis=(0, 1, 2)))
+    counts = weighty(main.components)
+    reliability = float(mean_where_known(other.reliability[:, counts], axis=(0, 1, 2)))
     same, different, corrected = (
-        float(mean_where_known(statistics.mean_of_pairs(values), axis=(0, 1)))
+        float(mean_where_known(statistics.mean_of_pairs(values[:, counts]), axis=(0, 1)))
         for values in (main.values, other.values, other.corrected)
     )
     return [
@@ -269,8 +293,7 @@ def _rule(run: Run) -> list[str]:
     record = run.record
     if record is None or len(record.tasks) < 2:
         return []
-    others = ~np.eye(len(record.tasks), dtype=bool)
-    pairs = int((~np.isnan(record.similarity[..., others])).sum())
+    pairs = int(statistics.known_counts(record).sum())
     if not pairs:
         return []
     conflicts = statistics.conflict_counts(record).sum() / pairs

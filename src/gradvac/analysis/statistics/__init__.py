@@ -32,6 +32,7 @@ from gradvac.analysis.statistics._summaries import (
     by_step,
     conflict_counts,
     encoder_minus_decoder,
+    known_counts,
     mean_matrix,
     mean_of_pairs,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "encoder_minus_decoder",
     "families_of",
     "family_contrast",
+    "known_counts",
     "mantel",
     "match_tasks",
     "mean_matrix",

@@ -127,7 +127,6 @@ def mantel(
     values, rows, columns = _pairs(one)
     if ranks:
         values, other = rankdata(values), _ranked(other)
-    values = values - values.mean()
 
     def correlation(order: NDArray[np.int64]) -> float:
         theirs = other[order[rows], order[columns]]

@@ -95,7 +95,8 @@ def compare_runs(
     np.fill_diagonal(unknown, np.nan)  # a task drawn twice is no pair of tasks
     drawn = draw.integers(len(tasks), size=(num_samples, len(tasks)))
     samples = [float(mean_where_known(unknown[np.ix_(d, d)], axis=(0, 1))) for d in drawn]
-    low, high = np.nanquantile(samples, [0.025, 0.975])
+    known = [sample for sample in samples if not np.isnan(sample)]
+    low, high = np.quantile(known, [0.025, 0.975]) if known else (np.nan, np.nan)
     pattern = None
     if len(tasks) > 2:
         pattern = mantel(one, two, num_permutations=num_samples, seed=seed)

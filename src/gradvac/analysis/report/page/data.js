@@ -54,14 +54,9 @@ function nearest(steps, step) {
   return best;
 }
 
-const AVERAGES = { "all components": null, encoder: "encoder", decoder: "decoder" };
-
-// Positions of the components a choice stands for: one by name, or all of a side.
+// Positions of the components a choice stands for: one by name, or those of a mean.
 function chosenComponents(source, choice) {
-  if (!(choice in AVERAGES) || source.components.includes(choice)) {
-    const position = source.components.indexOf(choice);
-    return position < 0 ? [] : [position];
-  }
-  const side = AVERAGES[choice];
-  return range(source.components.length).filter((k) => side === null || source.sides[k] === side);
+  if (choice in source.averages) return source.averages[choice];
+  const position = source.components.indexOf(choice);
+  return position < 0 ? [] : [position];
 }

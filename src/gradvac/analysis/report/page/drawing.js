@@ -14,6 +14,7 @@ const SCALES = {
   dark: [[0, "#ffe0a8"], [0.15, "#f5a142"], [0.32, "#b3661a"], [0.44, "#4a3220"], [0.5, "#1c222a"],
     [0.56, "#1f3a55"], [0.68, "#2f75b5"], [0.85, "#6cb6f5"], [1, "#d5ecff"]],
 };
+const PALE_BLUE = 5; // position in both scales
 const PAPER = { light: { ink: "#1c2128", quiet: "#59636e", rule: "#e1e5ea", hover: "#ffffff", ground: "#ffffff" },
   dark: { ink: "#e6eaef", quiet: "#9aa5b1", rule: "#2c343e", hover: "#232b35", ground: "#11161c" } };
 const CONFIG = { displaylogo: false, displayModeBar: false, responsive: false, doubleClick: "reset" };
@@ -48,6 +49,7 @@ function show(id, traces, layout) {
     layout.margin = { ...layout.margin, t: above };
     element.style.height = `${layout.height}px`;
   }
+  if (element.layout && element.layout.width !== layout.width) Plotly.purge(element); // else the legend stays where it was
   if (element.classList.contains("empty")) {
     element.classList.remove("empty");
     element.textContent = "";
@@ -100,11 +102,13 @@ function familyMarks(blocks, size, narrow) {
 }
 
 // Colours for values between two bounds: centred at 0, unless all values are above it and close to
-// each other. Then the upper half runs over them alone, lest all look the same.
+// each other. Then the blues run over them alone, lest all look the same; the first is a clear one,
+// for the colour of the page means 0, or nothing.
 function coloursOf([low, high]) {
   const scale = SCALES[theme()];
   if (isNarrow([low, high])) {
-    return { zmin: low, zmax: high, colorscale: scale.filter(([at]) => at >= 0.5).map(([at, colour]) => [2 * at - 1, colour]) };
+    const [first] = scale[PALE_BLUE];
+    return { zmin: low, zmax: high, colorscale: scale.slice(PALE_BLUE).map(([at, colour]) => [(at - first) / (1 - first), colour]) };
   }
   const limit = Math.max(Math.abs(low), Math.abs(high)) || 1;
   return { zmin: -limit, zmax: limit, zmid: 0, colorscale: scale };

@@ -46,6 +46,8 @@ function hull(bounds) {
   return [Math.min(...bounds.map(([low]) => low)), Math.max(...bounds.map(([, high]) => high))];
 }
 
+const WHOLE = "whole training"; // what a quantity with one value for all steps is of
+
 class HeatMaps {
   constructor(runs, follow) {
     this.runs = runs;
@@ -66,9 +68,8 @@ class HeatMaps {
   refresh() {
     const sources = this.runs.flatMap((run) => run.sources).filter((source) => source.name === $("source").value);
     fill($("quantity"), [["", unique(sources.flatMap((source) => source.quantities.map((q) => q.key)))]]);
-    const sides = new Set(sources.flatMap((source) => source.sides));
-    const averages = Object.keys(AVERAGES).filter((name) => AVERAGES[name] === null || (sides.has(AVERAGES[name]) && sides.size > 1));
-    const single = unique(sources.flatMap((source) => source.components)).filter((name) => !averages.includes(name));
+    const averages = unique(sources.flatMap((source) => Object.keys(source.averages)));
+    const single = unique(sources.flatMap((source) => source.components));
     fill($("component"), [["averages", averages], ["components", single]]);
     const quantities = this.runs.map(viewOf).filter(Boolean).map((view) => view.quantity);
     const steps = unique(quantities.flatMap((quantity) => quantity.steps)).sort((a, b) => a - b);
@@ -78,7 +79,9 @@ class HeatMaps {
     if (moved || this.first === undefined) $("step").value = $("step").max;
     this.first = false;
     $("step").disabled = steps.length < 2;
-    const shown = $("mean").checked ? `${steps.length.toLocaleString("en")} steps` : `step ${this.step().toLocaleString("en")}`;
+    const many = `${steps.length.toLocaleString("en")} ${steps.length === 1 ? "step" : "steps"}`;
+    const shown = quantities.some((quantity) => quantity.whole) ? WHOLE
+      : $("mean").checked ? many : `step ${this.step().toLocaleString("en")}`;
     $("step-shown").textContent = shown;
     $("step").setAttribute("aria-valuetext", shown);
     this.runs.forEach((run, n) => this.draw(n));
@@ -115,7 +118,7 @@ class HeatMaps {
     }
     const shown = $("colours").value === "own" ? [view] : this.runs.map(viewOf).filter(Boolean);
     const bounds = hull(shown.map(boundsOf));
-    const when = $("mean").checked ? "mean of all steps" : `step ${quantity.steps[position].toLocaleString("en")}`;
+    const when = quantity.whole ? WHOLE : $("mean").checked ? "mean of all steps" : `step ${quantity.steps[position].toLocaleString("en")}`;
     const stretch = isNarrow(bounds) ? `; colours from ${bounds.map((bound) => bound.toFixed(2)).join(" to ")}` : "";
     $(`heat-note-${n}`).textContent = `${quantity.key}, ${$("component").value}, ${when}${stretch}`;
     drawMatrix(`heat-${n}`, {

@@ -67,7 +67,7 @@ class Trajectories {
     const traces = [];
     this.runs.forEach((run, r) => {
       const view = viewOf(run);
-      if (!view) return;
+      if (!view || view.quantity.whole) return;
       const { source, quantity, components } = view, size = source.tasks.length;
       this.pairs.forEach(([one, other], n) => {
         const [i, j] = [source.tasks.indexOf(one), source.tasks.indexOf(other)];
@@ -79,7 +79,9 @@ class Trajectories {
       });
     });
     $("steps-note").textContent = `${$("quantity").value}, ${$("component").value}: as chosen above.`;
-    if (!traces.length) sayInstead("steps-plot", "Choose two different tasks above, or a cell of the heat map.");
+    const stepless = this.runs.map(viewOf).some((view) => view && view.quantity.whole);
+    if (stepless) sayInstead("steps-plot", `One value for the ${WHOLE}: there are no steps to follow. Choose something else to be shown above.`);
+    else if (!traces.length) sayInstead("steps-plot", "Choose two different tasks above, or a cell of the heat map.");
     else show("steps-plot", traces, lineLayout("steps-plot", "step", $("quantity").value));
   }
 
@@ -103,18 +105,36 @@ function drawLayers(runs) {
     marker: { size: 8, symbol: direction === "xx-en" ? "square-open" : "circle" },
   })));
   if (!traces.length) return sayInstead("layers-plot", "No component carries the number of a layer.");
-  return show("layers-plot", traces, lineLayout("layers-plot", "layer", "similarity", { xaxis: titled("layer", { dtick: 1, zeroline: false }) }));
+  const numbers = traces.flatMap(({ x }) => x), first = Math.min(...numbers), last = Math.max(...numbers);
+  const layout = lineLayout("layers-plot", "layer", "similarity");
+  const room = Math.max(1, Math.floor(layout.width / 40)); // ticks that fit
+  const ticks = { tick0: first, dtick: Math.floor((last - first) / room) + 1, range: [first - 0.4, last + 0.4], zeroline: false };
+  return show("layers-plot", traces, { ...layout, xaxis: titled("layer", ticks) });
 }
 
-function drawSides(run, n) {
+// Largest difference of any run: colours mean the same in all maps.
+function sidesLimit(runs) {
+  const apart = ({ values }) => values.flatMap((row, i) => row.filter((value, j) => i !== j && value !== null));
+  return Math.max(0, ...runs.filter((run) => run.difference).flatMap((run) => apart(run.difference)).map(Math.abs)) || 1;
+}
+
+function drawSides(run, n, limit) {
   if (!run.difference) return sayInstead(`sides-${n}`, "This needs components of an encoder and of a decoder.");
   const { values, labels, tasks, blocks } = run.difference;
   const others = values.map((row, i) => row.map((value, j) => (i === j ? null : value)));
-  const limit = Math.max(...others.flat().filter((value) => value !== null).map(Math.abs)) || 1;
   return drawMatrix(`sides-${n}`, { values: others, labels, tasks, blocks, bounds: [-limit, limit], what: "encoder minus decoder" });
 }
 
-function drawTree(run, n) {
+// Family -> its mark in all trees; colours and symbols meet anew in every round.
+function familyDots(runs) {
+  const names = unique(runs.flatMap((run) => (run.tree ? run.tree.families : [])).filter(Boolean));
+  return new Map(names.map((family, f) => {
+    const round = Math.floor(f / SYMBOLS.length);
+    return [family, { ink: f + round, symbol: SYMBOLS[f % SYMBOLS.length] + (round % 2 ? "-open" : "") }];
+  }));
+}
+
+function drawTree(run, n, marks) {
   if (!run.tree) return sayInstead(`tree-${n}`, "A tree needs three tasks.");
   const { places, heights, labels, families } = run.tree, x = [], y = [];
   const joins = heights.flat().filter((height) => height > 0).map((height) => 1 - height);
@@ -124,19 +144,17 @@ function drawTree(run, n) {
     x.push(...heights[p].map((height) => (height > 0 ? 1 - height : leaf)), null);
     y.push(...own, null);
   });
-  const names = unique(families.filter(Boolean));
-  const dots = names.map((family, f) => {
-    const own = range(labels.length).filter((i) => families[i] === family);
-    const symbol = SYMBOLS[f % SYMBOLS.length] + (f >= SYMBOLS.length ? "-open" : "");
+  const dots = [...marks].filter(([family]) => families.includes(family)).map(([family, mark]) => {
+    const own = range(labels.length).filter((i) => families[i] === family), color = ink(mark.ink);
     return { type: "scatter", mode: "markers", x: own.map(() => leaf), y: own, name: family, cliponaxis: false,
-      marker: { color: ink(f), symbol, size: 9, line: { width: 2, color: ink(f) } }, hoverinfo: "skip" };
+      marker: { color, symbol: mark.symbol, size: 9, line: { width: 2, color } }, hoverinfo: "skip" };
   });
   const lines = { type: "scatter", mode: "lines", x, y, line: { color: paper().quiet, width: 1.6 }, hoverinfo: "skip", showlegend: false };
   return show(`tree-${n}`, [lines, ...dots], lineLayout(`tree-${n}`, "cosine", "", {
-    height: 20 * labels.length + 60, hovermode: false, showlegend: names.length > 0,
+    height: 20 * labels.length + 60, hovermode: false, showlegend: dots.length > 0,
     xaxis: titled("cosine", { range: [leaf, low - room / 2], zeroline: false }),
     yaxis: axis({ tickmode: "array", tickvals: range(labels.length), ticktext: labels, range: [labels.length - 0.5, -0.5],
-      showgrid: false, zeroline: false, tickfont: { size: 12, color: paper().ink }, ticks: "outside", ticklen: 10, tickcolor: "rgba(0,0,0,0)" }),
+      showgrid: false, zeroline: false, layer: "below traces", tickfont: { size: 12, color: paper().ink }, ticks: "outside", ticklen: 10, tickcolor: "rgba(0,0,0,0)" }),
   }));
 }
 

@@ -51,8 +51,9 @@ async function start() {
     const heatMaps = new HeatMaps(runs, (one, other) => trajectories.follow(one, other));
     trajectories = new Trajectories(runs, heatMaps);
     keepDrawn("layers-plot", () => drawLayers(runs));
-    runs.forEach((run, n) => keepDrawn(`sides-${n}`, () => drawSides(run, n)));
-    runs.forEach((run, n) => keepDrawn(`tree-${n}`, () => drawTree(run, n)));
+    const limit = sidesLimit(runs), marks = familyDots(runs);
+    runs.forEach((run, n) => keepDrawn(`sides-${n}`, () => drawSides(run, n, limit)));
+    runs.forEach((run, n) => keepDrawn(`tree-${n}`, () => drawTree(run, n, marks)));
   }
   keepDrawn("active-plot", () => drawRule(runs));
   fill($("metric"), [["", metricChoices(runs)]]);
