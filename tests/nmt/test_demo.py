@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gradvac.analysis import load_run
 from gradvac.nmt import NmtConfig
 from gradvac.nmt.demo import run_demo
 from gradvac.training import config
@@ -44,3 +45,8 @@ def test_the_demo_shows_samples_scores_and_honest_verdicts(tmp_path: Path) -> No
         run = config.load(NmtConfig, tmp_path / "out" / name / "config.toml")
         assert run.align.rule == rule
         assert run.data.prepared == tmp_path / "out" / "data"
+        seen = load_run(tmp_path / "out" / name)  # all that the report shows
+        assert seen.scores is not None
+        assert seen.scores["by_task"]["en-qsm"]["bleu"] == result.bleu[name]["en-qsm"]
+        assert seen.measured[0].steps.tolist() == [2]
+        assert seen.record is None  # two steps are fewer than record_every

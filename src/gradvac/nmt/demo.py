@@ -15,9 +15,9 @@ from gradvac.nmt import files
 from gradvac.nmt.preparation import open_or_prepare
 from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.recipe import train_translation
-from gradvac.nmt.score import bleu_p_value, score_lines
+from gradvac.nmt.score import bleu_p_value, score_lines, score_run, translations
 from gradvac.nmt.settings import TEST, TRAIN, NmtConfig
-from gradvac.nmt.translator import Translator
+from gradvac.nmt.similarity import measure_run
 from gradvac.training import AlignConfig, Display
 
 DICTIONARY, JOINT, GRADVAC = "dictionary", "joint", "gradvac"
@@ -43,7 +43,7 @@ class DemoResult:
 
 
 def run_demo(config: NmtConfig, out: Path, *, console: Console, num_lines: int = 200) -> DemoResult:
-    """Prepare, train twice, translate, score, and print everything.
+    """Prepare, train twice, translate, score, compare gradients, and print everything.
 
     Args:
         config: Of the GradVac run; the joint run differs in `align.rule` alone.
@@ -69,15 +69,18 @@ def run_demo(config: NmtConfig, out: Path, *, console: Console, num_lines: int =
     sources = {task: text[task][0][:num_lines] for task in tasks}
     references = {task: text[task][1][:num_lines] for task in tasks}
     said: dict[str, Lines] = {DICTIONARY: _look_up(corpus, sources)}
-    for name in (JOINT, GRADVAC):
-        translator = Translator.from_run(out / name)
-        said[name] = {t: translator.translate(sources[t], _target(t)) for t in tasks}
-    _show_samples(corpus, sources, references, said, console)
-    console.rule("5. Scores", align="left")
-    bleu = {
-        name: {t: score_lines(lines[t], references[t], _target(t)).bleu for t in tasks}
-        for name, lines in said.items()
+    scores = {
+        DICTIONARY: {t: score_lines(said[DICTIONARY][t], references[t], _target(t)) for t in tasks}
     }
+    for name in (JOINT, GRADVAC):
+        scores[name] = dict(score_run(out / name, max_lines=num_lines).by_task)
+        said[name] = {t: translations(out / name, TEST, "best", t) for t in tasks}
+    _show_samples(corpus, sources, references, said, console)
+    console.rule("5. Gradients, on the same sentences for all languages", align="left")
+    for name in (JOINT, GRADVAC):
+        measure_run(out / name, num_lines=num_lines, console=console)
+    console.rule("6. Scores", align="left")
+    bleu = {name: {t: own[t].bleu for t in tasks} for name, own in scores.items()}
     p_values = {
         t: bleu_p_value(said[JOINT][t], said[GRADVAC][t], references[t], _target(t)) for t in tasks
     }

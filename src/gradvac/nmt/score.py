@@ -180,7 +180,7 @@ def score_run(
         target = task.partition("-")[2]
         lines = translator.translate(sources[:max_lines], target)
         text = "".join(f"{line}\n" for line in lines)
-        files.write_bytes(folder / f"{split}.{weights}.{task}.txt", text.encode())
+        files.write_bytes(_translations(run, split, weights, task), text.encode())
         by_task[task] = score_lines(lines, references[:max_lines], target)
         levels[task] = settings.data.resource_levels.of(
             prepared.sizes[TRAIN][prepared.pair_of(task)]
@@ -197,6 +197,15 @@ def score_run(
     )
     files.write_json(folder / f"{split}.{weights}.json", scores.to_dict())
     return scores
+
+
+def translations(run: Path, split: str, weights: str | int, task: str) -> list[str]:
+    """Read the translations that `score_run` kept."""
+    return list(files.read_lines(_translations(run, split, weights, task)))
+
+
+def _translations(run: Path, split: str, weights: str | int, task: str) -> Path:
+    return run / "scores" / f"{split}.{weights}.{task}.txt"
 
 
 def _line(signature: Mapping[str, Any]) -> str:
