@@ -37,10 +37,10 @@ from gradvac.gradients import (
     OneBackward,
     TasksOfRows,
     find_mismatches,
+    gram,
     read_losses,
     split,
 )
-from gradvac.gradients._kernels import gram as inner_products
 
 Loss = Callable[[], Tensor]
 """Runs a batch of one task and returns its scalar loss, summed, not averaged, over its tokens."""
@@ -188,7 +188,7 @@ class _Store:
             for row, gradient in zip(stacked, gradients, strict=True):
                 if gradient is not None:
                     row.copy_(gradient.reshape(-1))
-            found[name] = inner_products(stacked).cpu().double()
+            found[name] = gram(stacked).cpu().double()
         return found
 
 

@@ -12,6 +12,7 @@ from gradvac.gradients._attachment import refuse_unsupported
 from gradvac.gradients._batch import Batch, TasksOfRows, read_losses
 from gradvac.gradients._check import find_mismatches
 from gradvac.gradients._components import Components, Granularity, split
+from gradvac.gradients._kernels import gram
 from gradvac.gradients._one_backward import OneBackward
 from gradvac.gradients._per_task import PerTask, Weigh
 from gradvac.gradients._rows import RowTasks, current_rows, rows
@@ -27,6 +28,7 @@ __all__ = [
     "Weigh",
     "current_rows",
     "find_mismatches",
+    "gram",
     "read_losses",
     "refuse_unsupported",
     "rows",
