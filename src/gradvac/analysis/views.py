@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.analysis import statistics
+from gradvac.analysis import statistics, task_names
 from gradvac.analysis.components import side_of
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import Similarities
@@ -18,8 +18,6 @@ Matrix = NDArray[np.floating]
 
 SIDES = ("encoder", "decoder")
 MODEL = "model"
-TO_ENGLISH, FROM_ENGLISH = "xx-en", "en-xx"
-_PIVOT = "en"
 _FEWEST_FOR_DISTANCE = 5  # tasks; fewer can be permuted in too few ways
 _WHERE = {
     "same": "aligned set, same lines",
@@ -110,7 +108,7 @@ def side_matrix(
 def by_layer(similarities: Similarities) -> list[tuple[Part, list[tuple[int, float]]]]:
     """Mean similarity (layer, mean) of every direction in every side, without what is unknown."""
     found = []
-    for direction, tasks in directions(similarities.tasks):
+    for direction, tasks in task_names.directions(similarities.tasks):
         for side, points in statistics.by_layer(similarities.select(tasks=tasks)).items():
             known = [(layer, mean) for layer, mean in points if not np.isnan(mean)]
             if known:
@@ -124,34 +122,12 @@ def pair_values(matrix: Matrix) -> Matrix:
     return values[~np.isnan(values)]
 
 
-def direction_of(task: str) -> str:
-    """Whether a task translates into English, out of it, or neither ("")."""
-    source, _, target = task.partition("-")
-    if target == _PIVOT and source != _PIVOT:
-        return TO_ENGLISH
-    return FROM_ENGLISH if source == _PIVOT and target else ""
-
-
-def by_direction(tasks: Sequence[str]) -> dict[str, list[str]]:
-    """Tasks by direction; one entry if there is only one."""
-    found: dict[str, list[str]] = {}
-    for task in tasks:
-        found.setdefault(direction_of(task), []).append(task)
-    return found
-
-
-def directions(tasks: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Directions with their tasks; a single one needs no name and has ""."""
-    found = by_direction(tasks)
-    return [(name if len(found) > 1 else "", own) for name, own in found.items()]
-
-
 def parts(similarities: Similarities) -> list[Part]:
     """Every direction in every side."""
     return [
         Part(side, direction, tasks)
         for side in sides_of(similarities)
-        for direction, tasks in directions(similarities.tasks)
+        for direction, tasks in task_names.directions(similarities.tasks)
     ]
 
 
@@ -172,19 +148,6 @@ def against_distance(
     return found
 
 
-def labels(tasks: Sequence[str]) -> list[str]:
-    """Short names: the language where all tasks translate in one direction, else the task."""
-    if len(by_direction(tasks)) > 1 or not direction_of(tasks[0]):
-        return list(tasks)
-    return [language_of(task) for task in tasks]
-
-
-def language_of(task: str) -> str:
-    """The language of a task that is not English: "fr" for "en-fr", "fr-en" and "fr"."""
-    source, _, target = task.partition("-")
-    return source if target in ("", _PIVOT) else target
-
-
 def order_by_family(
     matrix: Matrix, tasks: Sequence[str], families: Mapping[str, str]
 ) -> tuple[list[int], list[Block]]:
@@ -195,7 +158,7 @@ def order_by_family(
     """
     order: list[int] = []
     blocks: list[Block] = []
-    for direction, members in directions(tasks):
+    for direction, members in task_names.directions(tasks):
         own = [position for position, task in enumerate(tasks) if task in members]
         inner, found = _order_of_one(
             matrix[np.ix_(own, own)], [families.get(tasks[i], "") for i in own]

@@ -12,15 +12,11 @@ from numpy.typing import NDArray
 
 from gradvac import corpora
 from gradvac.analysis import KnownDistances
+from gradvac.analysis.task_names import language_of
 
 GENEALOGY = "genealogy"
 _URIEL = "uriel:"
 _FEWEST = 3  # tasks; two have one distance, which nothing can follow
-
-
-def language_of(task: str) -> str:
-    """The language of a task that is not the pivot: "fr" for "en-fr", "fr-en" and "fr"."""
-    return _languages_of(task)[-1]
 
 
 def find_families(tasks: Sequence[str], path: Path | None = None) -> dict[str, str]:

@@ -13,7 +13,8 @@ import typer
 
 from gradvac import corpora
 from gradvac.analysis import Run, load_run
-from gradvac.cli._known import GENEALOGY, find_distances, find_families, language_of
+from gradvac.analysis.task_names import language_of
+from gradvac.cli._known import GENEALOGY, find_distances, find_families
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders; the first is compared with.")]
 Distances = Annotated[

@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from gradvac.analysis.figures._style import INKS, MissingError, legend, new_figure, zero_line
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import bleu_by_task, levels_of
-from gradvac.analysis.views import labels
+from gradvac.analysis.task_names import labels
 
 _LEVELS = ("high", "medium", "low", "extremely_low")
 

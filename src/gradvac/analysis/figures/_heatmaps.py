@@ -12,7 +12,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from gradvac.analysis import statistics, views
+from gradvac.analysis import statistics, task_names, views
 from gradvac.analysis.figures._style import (
     DIVERGING,
     QUIET,
@@ -33,7 +33,7 @@ def similarity_by_family(runs: Sequence[Run]) -> dict[str, Figure]:
     drawn = {}
     for run, main in _with_similarities(runs):
         for side in views.sides_of(main):
-            for direction, tasks in views.by_direction(main.tasks).items():
+            for direction, tasks in task_names.by_direction(main.tasks).items():
                 if len(tasks) < 2:
                     continue
                 matrix = views.side_matrix(main, side, tasks)
@@ -48,13 +48,15 @@ def directions(runs: Sequence[Run]) -> dict[str, Figure]:
     """Figure 2a: into English against out of English in one model."""
     drawn = {}
     for run, main in _with_similarities(runs):
-        found = views.by_direction(main.tasks)
-        pair = [found.get(name, []) for name in (views.TO_ENGLISH, views.FROM_ENGLISH)]
+        found = task_names.by_direction(main.tasks)
+        pair = [found.get(name, []) for name in (task_names.TO_ENGLISH, task_names.FROM_ENGLISH)]
         if min(map(len, pair)) < 2:
             continue
         panels = {
             f"{name}, mean {_mean(matrix):z.2f}": (matrix, tasks)
-            for name, tasks in zip((views.TO_ENGLISH, views.FROM_ENGLISH), pair, strict=True)
+            for name, tasks in zip(
+                (task_names.TO_ENGLISH, task_names.FROM_ENGLISH), pair, strict=True
+            )
             for matrix in [views.side_matrix(main, views.MODEL, tasks)]
         }
         drawn[run.name] = _beside(panels, run.families, run.name)
@@ -159,13 +161,13 @@ def _beside(
     """Two heat maps with the same order of languages and the same colours."""
     (first, tasks), _ = panels.values()
     order, blocks = views.order_by_family(first, tasks, families)
-    languages = [views.language_of(tasks[i]) for i in order]
+    languages = [task_names.language_of(tasks[i]) for i in order]
     size = 1.9 + 0.19 * max(len(tasks), 8)
     figure = new_figure(2 * size + 1.5, size + 0.2)
     images = []
     colours = _colours(*(matrix for matrix, _ in panels.values()))
     for axes, (name, (matrix, own)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        where = {views.language_of(task): position for position, task in enumerate(own)}
+        where = {task_names.language_of(task): position for position, task in enumerate(own)}
         same = len(own) == len(tasks) and all(language in where for language in languages)
         arranged = (
             ([where[language] for language in languages], blocks)
@@ -192,7 +194,7 @@ def _draw(
     shown = np.array(matrix, dtype=np.float64)[np.ix_(order, order)]
     np.fill_diagonal(shown, np.nan)
     image = axes.imshow(shown, **colours)
-    labels = [views.labels(tasks)[i] for i in order]
+    labels = [task_names.labels(tasks)[i] for i in order]
     upright = max(map(len, labels)) > 2 and len(labels) > 8
     axes.set_xticks(range(len(labels)), labels, rotation=90 if upright else 0)
     axes.set_yticks(range(len(labels)), labels)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from gradvac.analysis import statistics, views
+from gradvac.analysis import statistics, task_names, views
 from gradvac.analysis.components import side_of
 from gradvac.analysis.figures._style import (
     DASHES,
@@ -48,7 +48,7 @@ def score_against_similarity(runs: Sequence[Run]) -> dict[str, Figure]:
     cosines, scores = zip(*points, strict=True)
     axes.scatter(cosines, scores, color=INKS[0], s=26, zorder=3)
     for (run, main, _), point in zip(full, points, strict=True):
-        others = [views.language_of(t) for t in main.tasks if t != task]
+        others = [task_names.language_of(t) for t in main.tasks if t != task]
         name = others[0] if len(others) == 1 else run.name
         axes.annotate(name, point, (4, 4), textcoords="offset points", fontsize=8)
     axes.set_xlabel(f"cosine of {task} with the other tasks of its model")
@@ -121,8 +121,8 @@ def layers(runs: Sequence[Run]) -> dict[str, Figure]:
             look: dict[str, Any] = {
                 "color": INKS[sides.index(part.side)],
                 "linestyle": DASHES[number % len(DASHES)],
-                "marker": "s" if part.direction == views.TO_ENGLISH else "o",
-                "fillstyle": "none" if part.direction == views.TO_ENGLISH else "full",
+                "marker": "s" if part.direction == task_names.TO_ENGLISH else "o",
+                "fillstyle": "none" if part.direction == task_names.TO_ENGLISH else "full",
             }
             drawn[name] = axes.plot(*zip(*points, strict=True), **look)[0]
     numbers = [layer for _, lines in found for _, points in lines for layer, _ in points]
@@ -153,7 +153,7 @@ def steps(runs: Sequence[Run], pairs: Sequence[tuple[str, str]] | None) -> dict[
 
 def _steps(name: str, main: Similarities, pairs: Sequence[tuple[str, str]]) -> Figure:
     sides = views.sides_of(main)
-    labels = dict(zip(main.tasks, views.labels(main.tasks), strict=True))
+    labels = dict(zip(main.tasks, task_names.labels(main.tasks), strict=True))
     figure = new_figure(3.4 * len(sides) + 2.0, 3.1)
     panels = np.atleast_1d(figure.subplots(1, len(sides), sharey=True))
     drawn: dict[str, Artist] = {}
@@ -205,7 +205,7 @@ def _distance(
         r, p_value = statistics.mantel(matrix, distances)
         way = f"{part.direction}: " if part.direction else ""
         label = f"{way}r = {r:z.2f}, p = {p_value:.4f}"
-        color = INKS[part.direction == views.FROM_ENGLISH]
+        color = INKS[part.direction == task_names.FROM_ENGLISH]
         look: dict[str, Any] = {"s": 12, "alpha": 0.6, "color": color}
         drawn[part.side][label] = axes.scatter(distances[pairs], matrix[pairs], **look)
         axes.set_title(f"{name}: {part.side}", loc="left")

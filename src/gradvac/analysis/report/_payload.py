@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster import hierarchy
 
-from gradvac.analysis import statistics, views
+from gradvac.analysis import statistics, task_names, views
 from gradvac.analysis.components import side_of, weighty
 from gradvac.analysis.record import Record
 from gradvac.analysis.report._packing import pack, rounded
@@ -120,7 +120,7 @@ def _source(
     return {
         "name": name,
         "tasks": list(similarities.tasks),
-        "labels": views.labels(similarities.tasks),
+        "labels": task_names.labels(similarities.tasks),
         "families": [run.families.get(task, "") for task in similarities.tasks],
         "order": order,
         "blocks": [[block.family, block.start, block.stop] for block in blocks],
@@ -179,7 +179,7 @@ def _difference(main: Similarities, run: Run, runs: Sequence[Run]) -> dict[str, 
         return None
     matrix = statistics.encoder_minus_decoder(main)
     order, blocks = _order(main, run, runs)
-    labels = views.labels(main.tasks)
+    labels = task_names.labels(main.tasks)
     return {
         "labels": [labels[i] for i in order],
         "tasks": [main.tasks[i] for i in order],
@@ -193,7 +193,7 @@ def _tree(main: Similarities, run: Run) -> dict[str, Any] | None:
         return None
     linkage = statistics.dendrogram(statistics.mean_matrix(main))
     drawn = hierarchy.dendrogram(linkage, no_plot=True)
-    labels = views.labels(main.tasks)
+    labels = task_names.labels(main.tasks)
     return {
         # SciPy puts leaf n at 5 + 10 n.
         "places": (np.array(drawn["icoord"]) / 10 - 0.5).tolist(),

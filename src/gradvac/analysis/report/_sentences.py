@@ -8,7 +8,7 @@ from math import factorial, prod
 
 import numpy as np
 
-from gradvac.analysis import statistics, views
+from gradvac.analysis import statistics, task_names, views
 from gradvac.analysis.components import weighty
 from gradvac.analysis.report._wording import SIGNIFICANT, Sentence, count, p_text
 from gradvac.analysis.run import Run
@@ -74,10 +74,10 @@ def describe_source(similarities: Similarities, run: Run) -> str:
 def _families(main: Similarities, run: Run) -> list[str]:
     if not any(run.families.get(task) for task in main.tasks):
         return ["The families of the tasks are not known, so nothing is said about them."]
-    noun = "languages" if all(map(views.direction_of, main.tasks)) else "tasks"
+    noun = "languages" if all(map(task_names.direction_of, main.tasks)) else "tasks"
     contrasts, shares = [], []
     has_relatives = False
-    for direction, tasks in views.directions(main.tasks):
+    for direction, tasks in task_names.directions(main.tasks):
         own = [run.families.get(task, "") for task in tasks]
         large = [name for name in dict.fromkeys(own) if name and own.count(name) > 1]
         has_relatives |= bool(large)
@@ -94,7 +94,7 @@ def _families(main: Similarities, run: Run) -> list[str]:
         members = {
             name: [t for t, f in zip(tasks, own, strict=True) if f == name] for name in large
         }
-        shares.append(_shares(main, members, noun, f" ({direction})" if direction else ""))
+        shares.append(_shares(main, members, noun, _way(direction)))
     if contrasts:
         return [*contrasts, *shares]
     if has_relatives:
@@ -158,7 +158,7 @@ def _distance(main: Similarities, run: Run) -> list[str]:
 
 
 def _pairs(main: Similarities) -> list[str]:
-    matrix, labels = views.side_matrix(main, "model"), views.labels(main.tasks)
+    matrix, labels = views.side_matrix(main, "model"), task_names.labels(main.tasks)
     rows, columns = np.tril_indices(len(labels), -1)
     values = matrix[rows, columns]
     known = ~np.isnan(values)
@@ -184,8 +184,8 @@ def _pairs(main: Similarities) -> list[str]:
 
 
 def _directions(main: Similarities) -> list[str]:
-    tasks = views.by_direction(main.tasks)
-    pair = [tasks.get(name, []) for name in (views.TO_ENGLISH, views.FROM_ENGLISH)]
+    tasks = task_names.by_direction(main.tasks)
+    pair = [tasks.get(name, []) for name in (task_names.TO_ENGLISH, task_names.FROM_ENGLISH)]
     if min(map(len, pair)) < 2:
         return []
     lines = []
@@ -201,11 +201,9 @@ def _sides(main: Similarities) -> list[str]:
     if views.sides_of(main) != views.SIDES:
         return []
     lines = []
-    for direction, tasks in views.directions(main.tasks):
+    for direction, tasks in task_names.directions(main.tasks):
         if len(tasks) > 1:
-            lines.append(
-                _side_gap(main.select(tasks=tasks), f" ({direction})" if direction else "")
-            )
+            lines.append(_side_gap(main.select(tasks=tasks), _way(direction)))
     lines += [_depth(part.name, points) for part, points in views.by_layer(main) if len(points) > 1]
     return lines
 
@@ -321,7 +319,11 @@ def _mean(main: Similarities, side: str, tasks: Sequence[str] | None = None) -> 
 
 
 def _where(part: views.Part) -> str:
-    return _in(part.side) + (f" ({part.direction})" if part.direction else "")
+    return _in(part.side) + _way(part.direction)
+
+
+def _way(direction: str) -> str:
+    return f" ({direction})" if direction else ""
 
 
 def _in(side: str) -> str:
