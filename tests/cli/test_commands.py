@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from gradvac.cli._common import load_nmt
 
 Gradvac = Callable[..., Result]
 SURFACE = {
-    (): ["nmt", "corpus", "demo", "report", "figures"],
+    (): ["nmt", "corpus", "demo", "similarity", "report", "figures"],
     ("nmt",): ["prepare", "train", "translate", "score"],
     ("nmt", "prepare"): ["--help"],
     ("nmt", "train"): ["--run", "--help"],
@@ -23,6 +24,15 @@ SURFACE = {
     ("corpus",): ["write"],
     ("corpus", "write"): ["--families", "--languages", "--seed", "--help"],
     ("demo",): ["--out", "--help"],
+    ("similarity",): [
+        "--set",
+        "--lines",
+        "--weights",
+        "--granularity",
+        "--engine",
+        "--offload",
+        "--device",
+    ],  # fmt: skip
     ("report",): ["--out", "--distances", "--families", "--open", "--help"],
     ("figures",): ["--out", "--format", "--pair", "--distances", "--families", "--help"],
 }
@@ -62,3 +72,18 @@ def test_corpus_write_refuses_strange_folders_and_languages(
 
 def test_named_configs_are_found() -> None:
     assert load_nmt("demo", ["train.max_steps=7"]).train.max_steps == 7
+
+
+@pytest.mark.parametrize(
+    "command", [("report", "run"), ("figures", "run"), ("demo", "--out", "run")]
+)
+def test_a_missing_extra_is_told_at_once(
+    gradvac: Gradvac, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "plotly" else find(n))
+    monkeypatch.chdir(tmp_path)
+    done = gradvac(*command)
+    assert done.exit_code == 1
+    assert 'needs plotly; pip install "gradvac[nmt,report]"' in done.stderr
+    assert not (tmp_path / "run").exists()  # nothing was begun

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from gradvac.nmt import NmtConfig
 from gradvac.training import CheckpointError, DivergedError, config
 
 Parameters = ParamSpec("Parameters")
+_REPORT = ("scipy", "matplotlib", "plotly", "jinja2")
 
 
 def tells_mistakes(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
@@ -39,6 +41,15 @@ def tells_mistakes(command: Callable[Parameters, None]) -> Callable[Parameters, 
 
 def _tell_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"warning: {message}", file=sys.stderr)
+
+
+def require_report() -> None:
+    """Refuse to begin what would fail at its end: report and figures are an extra."""
+    missing = [name for name in _REPORT if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f'this command needs {", ".join(missing)}; pip install "gradvac[nmt,report]".'
+        )
 
 
 def nmt_folders() -> list[Path]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gradvac.cli._common import require_report
 from gradvac.cli._known import GENEALOGY
 from gradvac.cli._runs import Distances, Families, Runs, load_runs, sizes_of
 
@@ -25,6 +26,7 @@ def figures(
     families: Families = None,
 ) -> None:
     """Draw the paper's figures for some runs, and say what the others would need."""
+    require_report()
     # Matplotlib is part of the extra `report`; the other commands do without.
     from gradvac.analysis.figures import FORMATS, write_figures
 

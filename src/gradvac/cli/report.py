@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradvac.analysis import Run
+from gradvac.cli._common import require_report
 from gradvac.cli._known import GENEALOGY
 from gradvac.cli._runs import Distances, Families, Runs, load_runs
 
@@ -37,6 +38,7 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Say what the tasks of a run do to each other, and write one offline page that shows it."""
+    require_report()
     loaded = load_runs(runs, distances=distances, families=families)
     _say(loaded)
     write_page(loaded, out, show=show)
