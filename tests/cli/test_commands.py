@@ -32,7 +32,7 @@ SURFACE = {
         "--engine",
         "--offload",
         "--device",
-    ],  # fmt: skip
+    ],
     ("report",): ["--out", "--distances", "--families", "--open", "--help"],
     ("figures",): ["--out", "--format", "--pair", "--distances", "--families", "--help"],
 }
