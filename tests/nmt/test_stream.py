@@ -94,14 +94,6 @@ def test_every_sentence_comes_once_a_pass(stream: Callable[..., Stream]) -> None
         assert max(counts.values()) - min(counts.values()) <= 1 + 140 // size
 
 
-def test_passes_differ(stream: Callable[..., Stream]) -> None:
-    one = stream()
-    one._take(1, 80 - one._drawn[1] % 80)
-    takes = [one._take(1, 80).tolist() for _ in range(2)]
-    assert sorted(takes[0]) == sorted(takes[1]) == list(range(80))
-    assert takes[0] != takes[1]
-
-
 def test_shares_follow_the_temperature(stream: Callable[..., Stream]) -> None:
     for temperature, share in ((1.0, 80 / 683), (float("inf"), 1 / 3)):
         rows = Counter[int]()

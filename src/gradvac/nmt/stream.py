@@ -25,7 +25,7 @@ from gradvac.nmt.batch import Batch, Ragged, make_batch
 from gradvac.nmt.settings import BatchConfig
 from gradvac.nmt.tokens import TokenFile
 from gradvac.nmt.vocabulary import BOS, EOS
-from gradvac.training import SamplingConfig
+from gradvac.training import Passes, SamplingConfig
 
 Numbers = npt.NDArray[np.int64]
 
@@ -103,8 +103,7 @@ class Stream:
         shares = self._sampler.probabilities(0)
         means = sum(shares[task.name] * task.mean_lengths() for task in tasks)
         self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
-        self._orders: dict[tuple[int, int], npt.NDArray[np.uint32]] = {}
-        self._drawn = [0] * len(tasks)  # sentences of every task drawn so far
+        self._passes = Passes([len(task) for task in tasks], seed=seed)
         self._num_before = 0  # batches before this chunk
         self._open_chunk()
 
@@ -132,38 +131,23 @@ class Stream:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue there."""
         self._sampler.load_state_dict(state["sampler"])
-        self._drawn, self._num_before = list(state["drawn"]), int(state["num_before"])
+        self._passes.load_state_dict(state)
+        self._num_before = int(state["num_before"])
         self._open_chunk()
         self._next = int(state["next"])
 
     def _open_chunk(self) -> None:
         self._start = {
             "sampler": self._sampler.state_dict(),
-            "drawn": list(self._drawn),
+            **self._passes.state_dict(),
             "num_before": self._num_before,
         }
         step = self._num_before // self._accumulation
         owners = self._sampler.draw(self._rows_per_chunk, step=step)
-        chosen = [self._take(t, int((owners == t).sum())) for t in range(len(self._tasks))]
+        chosen = [self._passes.take(t, int((owners == t).sum())) for t in range(len(self._tasks))]
         batches = self._cut(chosen)
         order = np.random.default_rng([self._seed, self._num_before]).permutation(len(batches))
         self._open, self._next = [batches[number] for number in order], 0
-
-    def _take(self, task: int, num: int) -> Numbers:
-        """The next sentences of a task, in the random order of each pass."""
-        size, first = len(self._tasks[task]), self._drawn[task]
-        self._drawn[task] += num
-        pieces = []
-        while num:
-            turn, start = divmod(first, size)
-            if (task, turn) not in self._orders:
-                self._orders = {key: o for key, o in self._orders.items() if key[0] != task}
-                generator = np.random.default_rng([self._seed, task, turn])
-                self._orders[task, turn] = generator.permutation(np.arange(size, dtype=np.uint32))
-            piece = self._orders[task, turn][start : start + num]
-            pieces.append(piece.astype(np.int64))
-            first, num = first + len(piece), num - len(piece)
-        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
 
     def _cut(self, chosen: list[Numbers]) -> list[list[Numbers]]:
         """Cut the drawn sentences into batches, as few as the token budget allows."""

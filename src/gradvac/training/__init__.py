@@ -9,6 +9,7 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     settings.py     [train] and what all recipes configure: RunConfig
     align.py        [align]: rule, granularity, engine -> Aligner
     sampling.py     [sampling]: tasks drawn by temperature; effective epochs
+    passes.py       every task's rows, in a new random order on every pass
     optimizer.py    [optimizer]: Adam, learning rate, clipping; steps that skip themselves
     recipe.py       the protocol between a recipe and the loop
     loop.py         train(recipe, config, run)
@@ -36,6 +37,7 @@ from gradvac.training.config import ConfigError, Section
 from gradvac.training.display import Display
 from gradvac.training.loop import DivergedError, Result, train
 from gradvac.training.optimizer import OptimizerConfig
+from gradvac.training.passes import Passes
 from gradvac.training.processes import choose_device, seed_everything
 from gradvac.training.recipe import Batch, BatchStream, Recipe, StepLosses
 from gradvac.training.runlog import RunLog, read_metrics
@@ -59,6 +61,7 @@ __all__ = [
     "Display",
     "DivergedError",
     "OptimizerConfig",
+    "Passes",
     "Recipe",
     "Result",
     "RunConfig",
