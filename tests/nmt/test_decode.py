@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradvac.nmt import Ragged, Side, Transformer, make_batch, search
-from gradvac.nmt.decode import length_penalty
+from gradvac.nmt import Decoder, Ragged, Search, Transformer, make_batch, search
+from gradvac.nmt.slots import largest, length_penalty
 
 BOS, EOS = 1, 2
 NUM_WORDS = 3
@@ -29,9 +29,8 @@ def model(tiny_model: Callable[..., Transformer]) -> Transformer:
     return model.eval()
 
 
-def side(sources: list[list[int]]) -> Side:
-    tasks = torch.zeros(len(sources), dtype=torch.int64)
-    return Side.make(Ragged.of(sources).enclose(3, EOS), tasks=tasks, packed=False)
+def ragged(sources: list[list[int]]) -> Ragged:
+    return Ragged.of(sources).enclose(3, EOS)
 
 
 @torch.no_grad()
@@ -59,7 +58,8 @@ def simple_beam_search(
         candidates = []
         for score, words in beams:
             next_word = chances(model, source, words)[-1]
-            for token in (EOS, 3, 4, 5) if length < limit else (EOS,):
+            words_left = range(3, len(next_word)) if length < limit else ()
+            for token in (EOS, *words_left):
                 candidates.append((score + float(next_word[token]), words, token))
         candidates.sort(key=lambda c: -c[0])
         for score, words, token in candidates[:num_beams]:
@@ -77,7 +77,7 @@ def test_a_wide_beam_finds_the_best_of_all(model: Transformer, alpha: float) -> 
     limit = 5
     wide = search(
         model,
-        side(SOURCES),
+        ragged(SOURCES),
         bos=BOS,
         eos=EOS,
         limits=[limit] * 4,
@@ -107,7 +107,7 @@ def test_equals_a_search_without_cache_or_batch(
     limits = [9, 4, 12, 7]
     found = search(
         model,
-        side(SOURCES),
+        ragged(SOURCES),
         bos=BOS,
         eos=EOS,
         limits=limits,
@@ -117,6 +117,46 @@ def test_equals_a_search_without_cache_or_batch(
     )
     for source, limit, hypothesis in zip(SOURCES, limits, found, strict=True):
         assert hypothesis.tokens == simple_beam_search(model, source, limit, num_beams, alpha)
+
+
+@pytest.fixture
+def talkative(tiny_model: Callable[..., Transformer]) -> Transformer:
+    """A model with so many words that the largest chances are sought by chunks."""
+    model = tiny_model(2200, seed=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0 if parameter.dim() > 1 else 1.0)
+    return model.eval()
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_sentences_do_not_notice_each_other(talkative: Transformer, num_beams: int) -> None:
+    """One slot, some that are refilled, or one each: the tokens are those of a search alone."""
+    draw = np.random.default_rng(0)
+    sources = [draw.integers(3, 2200, length).tolist() for length in draw.integers(1, 30, 14)]
+    limits = [int(limit) for limit in draw.integers(1, 13, 14)]
+    expected = []
+    for source, limit in zip(sources, limits, strict=True):
+        words = simple_beam_search(talkative, source, limit, num_beams, 0.6)
+        score = log_probability(talkative, source, words) / length_penalty(len(words) + 1, 0.6)
+        expected.append((words, pytest.approx(score, rel=1e-6)))
+    assert len({len(words) for words, _ in expected}) > 4
+    search_for = Search(BOS, EOS, num_beams, 0.6, (0, BOS))
+    for memory, look_every in [(1, 1), (400_000, 3), (None, 1), (None, 5)]:
+        decoder = Decoder(talkative, search_for, memory=memory, look_every=look_every)
+        assert decoder.decode(ragged(sources), limits) == expected
+        # What one call leaves in the slots must not reach the next.
+        assert decoder.decode(ragged(sources[::-1]), limits[::-1]) == expected[::-1]
+
+
+@pytest.mark.parametrize("length", [5, 64, 2048, 2200])
+@pytest.mark.parametrize("num", [1, 2, 8])
+def test_the_largest_are_found_by_chunks_too(length: int, num: int) -> None:
+    torch.manual_seed(length)
+    values = torch.randn(3, 2, length)
+    num = min(num, length)
+    found, where = largest(values, num)
+    torch.testing.assert_close((found, where), tuple(values.topk(num)))
 
 
 def test_one_beam_is_greedy(model: Transformer) -> None:
@@ -131,7 +171,7 @@ def test_one_beam_is_greedy(model: Transformer) -> None:
             words = (*words, token)
         (found,) = search(
             model,
-            side([source]),
+            ragged([source]),
             bos=BOS,
             eos=EOS,
             limits=[8],
@@ -144,7 +184,7 @@ def test_one_beam_is_greedy(model: Transformer) -> None:
 def test_forbidden_tokens_and_limits_hold(model: Transformer) -> None:
     found = search(
         model,
-        side(SOURCES * 5),
+        ragged(SOURCES * 5),
         bos=BOS,
         eos=EOS,
         limits=[1, 2, 3, 4] * 5,
@@ -159,7 +199,7 @@ def test_forbidden_tokens_and_limits_hold(model: Transformer) -> None:
 def test_search_leaves_no_graph_and_wants_sense(model: Transformer) -> None:
     options = {"bos": BOS, "eos": EOS, "limits": [3]}
     with pytest.raises(ValueError, match="num_beams: must be at least 1, got 0"):
-        search(model, side([[3]]), num_beams=0, **options)  # type: ignore[arg-type]
+        search(model, ragged([[3]]), num_beams=0, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="alpha: must not be negative"):
-        search(model, side([[3]]), alpha=-1.0, **options)  # type: ignore[arg-type]
+        search(model, ragged([[3]]), alpha=-1.0, **options)  # type: ignore[arg-type]
     assert length_penalty(7, 0.5) == pytest.approx(np.sqrt(2.0))

@@ -11,7 +11,7 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     preparation.py  text -> clean text -> vocabulary -> token files; prepared.py opens the result
     batch.py        a batch, padded or packed; stream.py cuts batches that mix tasks
     model.py        the Transformer and its loss; attention.py is its attention
-    decode.py       beam search; translator.py is text to text
+    decode.py       beam search; slots.py is its state; translator.py is text to text
     score.py        BLEU and chrF++
     settings.py     the config of a run
     recipe.py       what the training loop needs to know
@@ -20,7 +20,7 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
 
 from gradvac.nmt.batch import Batch, Ragged, Side, make_batch
 from gradvac.nmt.cleaning import CleaningConfig, Report
-from gradvac.nmt.decode import Hypothesis, search
+from gradvac.nmt.decode import Decoder, Hypothesis, Search, search
 from gradvac.nmt.model import SIZES, Size, Transformer
 from gradvac.nmt.preparation import open_or_prepare, prepare
 from gradvac.nmt.prepared import Prepared
@@ -38,6 +38,7 @@ __all__ = [
     "Batch",
     "CleaningConfig",
     "DataConfig",
+    "Decoder",
     "Hypothesis",
     "NmtConfig",
     "Prepared",
@@ -45,6 +46,7 @@ __all__ = [
     "Report",
     "Score",
     "Scores",
+    "Search",
     "Side",
     "Size",
     "Stream",

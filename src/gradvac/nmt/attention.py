@@ -1,12 +1,14 @@
 """Attention within sentence pairs: whole sentences at once, or token by token with a cache."""
 
-# B sentences, S tokens of the longest, N tokens of all, K beams, D width, H heads
+# B sentences, S tokens of the longest, N tokens of all, D width, H heads
+# token by token: R slots for sentences, K beams, L steps
 # [*, D] stands for [B, S, D] of padded and [N, D] of packed batches
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,38 +28,63 @@ class Linear(Layer, nn.Linear):
     """`nn.Linear` with its type said."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class LayerCache:
-    """What a decoder layer keeps while it translates token by token."""
+    """What a decoder layer keeps while it translates token by token: allocated once."""
 
-    source_keys: Tensor  # [B, H, S, D / H]
+    source_keys: Tensor  # [R, H, S, D / H]
     source_values: Tensor
-    keys: Tensor  # [B * K, H, tokens so far, D / H]
+    keys: Tensor  # [R, H, L * K, D / H]: place t * K + k is what beam k read at its step t
     values: Tensor
 
+    @classmethod
+    def zeros(cls, size: CacheSize, like: Tensor) -> LayerCache:
+        """Allocate; zeros, because what a mask hides must still be finite."""
+        source = (size.num_slots, size.heads, size.source_length, size.head_width)
+        target = (*source[:2], size.target_length * size.num_beams, size.head_width)
+        return cls(*(like.new_zeros(shape) for shape in (source, source, target, target)))
 
-@dataclass
-class Cache:
-    """What the decoder keeps while it translates token by token."""
+    def part(self, num_slots: int, source_length: int, num_places: int) -> LayerCache:
+        """The beginning of every dimension, without a copy."""
+        source, target = slice(0, source_length), slice(0, num_places)
+        return LayerCache(
+            self.source_keys[:num_slots, :, source],
+            self.source_values[:num_slots, :, source],
+            self.keys[:num_slots, :, target],
+            self.values[:num_slots, :, target],
+        )
 
-    layers: list[LayerCache]
-    mask: Tensor | None  # [B, 1, 1, S]
-    length: int = 0
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All four."""
+        return self.source_keys, self.source_values, self.keys, self.values
 
-    def select(self, sentences: Tensor | None, rows: Tensor) -> None:
-        """Go on with some beams.
 
-        Args:
-            sentences: Which sentences stay, in order; None for all.
-            rows: Which of the B * K rows the beams of those sentences continue.
-        """
-        for layer in self.layers:
-            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
-            if sentences is not None:
-                layer.source_keys = layer.source_keys[sentences]
-                layer.source_values = layer.source_values[sentences]
-        if sentences is not None and self.mask is not None:
-            self.mask = self.mask[sentences]
+class CacheSize(NamedTuple):
+    """The dimensions of a cache."""
+
+    num_slots: int  # R
+    num_beams: int  # K
+    source_length: int  # S
+    target_length: int  # L
+    heads: int
+    head_width: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What all layers must know of a step of translating token by token.
+
+    Attributes:
+        rows: 0 ... R - 1.
+        steps: Which step every slot is at, `[R]`.
+        readable: Which keys a beam sees: its own and those of its ancestors, `[R, 1, K, L * K]`.
+        source: Which source tokens are real, `[R, 1, 1, S]`.
+    """
+
+    rows: Tensor
+    steps: Tensor
+    readable: Tensor
+    source: Tensor
 
 
 class SelfAttention(Layer):
@@ -77,13 +104,19 @@ class SelfAttention(Layer):
         """`[*, D]` -> `[*, D]`."""
         return self.write(attend(*self._project(x), side, side, causal=causal))
 
-    def step(self, x: Tensor, cache: LayerCache) -> Tensor:
-        """Let the newest token of every beam, `[B, K, D]`, see itself and all before it."""
-        query, key, value = (part.flatten(0, 1).unsqueeze(2) for part in self._project(x))
-        cache.keys = torch.cat([cache.keys, key], 2)
-        cache.values = torch.cat([cache.values, value], 2)
-        seen = F.scaled_dot_product_attention(query, cache.keys, cache.values)
-        return self.write(seen.reshape(x.shape))
+    def step(self, x: Tensor, cache: LayerCache, now: Moment) -> Tensor:
+        """Let the newest token of every beam, `[R, K, D]`, see itself and all before it.
+
+        Beams of a slot share their keys, and each is shown those of its ancestors: no key is ever
+        moved when a beam continues another.
+        """
+        query, key, value = (part.transpose(1, 2) for part in self._project(x))  # [R, H, K, D / H]
+        for kept, new in ((cache.keys, key), (cache.values, value)):
+            kept.unflatten(2, (-1, x.shape[1]))[now.rows, :, now.steps] = new
+        seen = F.scaled_dot_product_attention(
+            query, cache.keys, cache.values, attn_mask=now.readable
+        )
+        return self.write(seen.transpose(1, 2).flatten(-2))
 
 
 class CrossAttention(Layer):
@@ -107,11 +140,11 @@ class CrossAttention(Layer):
             key, value = self.read(memory)
         return self.write(attend(query, key, value, target, source, causal=False))
 
-    def step(self, x: Tensor, cache: LayerCache, mask: Tensor | None) -> Tensor:
-        """Let the beams of a sentence, `[B, K, D]`, be its queries: its source is kept once."""
+    def step(self, x: Tensor, cache: LayerCache, now: Moment) -> Tensor:
+        """Let the beams of a slot, `[R, K, D]`, be its queries: its source is kept once."""
         query = split_heads(self.query(x), 1, self.heads)[0].transpose(1, 2)
         seen = F.scaled_dot_product_attention(
-            query, cache.source_keys, cache.source_values, attn_mask=mask
+            query, cache.source_keys, cache.source_values, attn_mask=now.source
         )
         return self.write(seen.transpose(1, 2).flatten(-2))
 

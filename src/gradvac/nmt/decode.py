@@ -1,45 +1,37 @@
 """Beam search: the best translation the model can be found to say.
 
-All sentences of a batch go forward together, one token a step, with cached keys and values.
-Sentences that are done leave the batch. One beam is greedy search.
+Sentences go forward together, one token a step, each in a slot of its own (`slots.py`). A slot
+whose sentence is done gets the next one; when none is left, the open ones move together. How many
+slots there are follows from memory. On a GPU steps are recorded as CUDA graphs, and the host looks
+only every few steps who is done.
 """
-
-# B sentences still searched, K beams, V vocabulary, L tokens of the longest translation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradvac.nmt.batch import Side
+from gradvac.nmt.batch import Ragged, Side, Tokens
 from gradvac.nmt.model import Transformer
+from gradvac.nmt.slots import Extent, Hypothesis, Search, Slots, length_penalty
+
+__all__ = ["Decoder", "Hypothesis", "Search", "length_penalty", "search"]
+
+_CPU_MEMORY = 1 << 28
+_CPU_ROWS = 256  # beams of all slots: a processor gains nothing from more
+_GPU_SHARE = 0.4  # of the free memory
+_ENCODED_TOKENS = {"cpu": 4096}
+_STEPS_PER_LOOK = {"cpu": 1}
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    """A translation.
-
-    Attributes:
-        tokens: Without `</s>`.
-        score: Log-probability, `</s>` included, divided by the length penalty.
-    """
-
-    tokens: tuple[int, ...]
-    score: float
-
-
-def length_penalty(length: int | Tensor, alpha: float) -> float | Tensor:
-    """((5 + length) / 6)^alpha (Wu et al., 2016): larger alpha favours longer translations."""
-    return ((5.0 + length) / 6.0) ** alpha
-
-
-@torch.no_grad()
 def search(
     model: Transformer,
-    source: Side,
+    sources: Ragged,
     *,
     bos: int,
     eos: int,
@@ -48,126 +40,279 @@ def search(
     alpha: float = 0.6,
     forbidden: Sequence[int] = (),
 ) -> list[Hypothesis]:
-    """Translate a batch.
-
-    A sentence is done when as many translations as beams have ended, or when nothing that is still
-    open can become better than the best that has.
+    """Translate sentences; `Decoder` has the same with more to choose.
 
     Args:
         model: In eval mode.
-        source: Padded sources on the model's device.
+        sources: With everything the encoder reads.
         bos: Token a translation starts with.
         eos: Token it ends with.
         limits: Most tokens of each translation, `</s>` included; at the limit it must end.
-        num_beams: K.
+        num_beams: 1 is greedy search.
         alpha: Exponent of the length penalty, at least 0.
         forbidden: Tokens that are never said (padding, language tokens).
 
     Returns:
         The best translation of every sentence, in order.
     """
-    if num_beams < 1:
-        raise ValueError(f"num_beams: must be at least 1, got {num_beams}.")
-    if alpha < 0:
-        raise ValueError(f"alpha: must not be negative, got {alpha}.")
-    beams = _Beams(source, num_beams, alpha, bos, eos, limits)
-    cache = model.begin(source, num_beams)
-    blocked = torch.tensor(list(forbidden), dtype=torch.int64, device=source.tokens.device)
-    while len(beams):
-        logits = model.step(beams.newest, cache)
-        chances = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        cache.select(*beams.advance(chances.index_fill(-1, blocked, -torch.inf)))
-    return beams.results()
+    return Decoder(model, Search(bos, eos, num_beams, alpha, tuple(forbidden))).decode(
+        sources, limits
+    )
 
 
-_PER_SENTENCE = (
-    "newest", "_scores", "_history", "_num_ended", "_best", "_said", "_limits", "_numbers",
-)  # fmt: skip
+class Decoder:
+    """Translates sentences in numbers, as many at a time as memory holds.
 
+    A sentence is done when as many translations as beams have ended, or when nothing that is still
+    open can become better than the best that has.
 
-class _Beams:
-    """Open translations, and the best ended one of every sentence."""
+    Args:
+        model: In eval mode, on its device.
+        search: How to search.
+        memory: Bytes for what is kept of the open sentences; None: some of what is free.
+        look_every: Steps between two looks at who is done; None: 1 on a CPU, 8 on a GPU.
+        graphs: Whether steps are recorded as CUDA graphs on a GPU.
+    """
 
     def __init__(
-        self, source: Side, num_beams: int, alpha: float, bos: int, eos: int, limits: Sequence[int]
+        self,
+        model: Transformer,
+        search: Search,
+        *,
+        memory: int | None = None,
+        look_every: int | None = None,
+        graphs: bool = True,
     ) -> None:
-        device, size = source.tokens.device, source.num_sentences
-        self._alpha, self._eos, self._length = alpha, eos, 0
-        self._limits = torch.tensor(list(limits), device=device)
-        self._numbers = torch.arange(size, device=device)  # of the open sentences in the batch
-        self.newest = torch.full((size, num_beams), bos, device=device)  # [B, K]
-        # All beams start alike, so only the first may be continued at first.
-        self._scores = torch.full((size, num_beams), -torch.inf, device=device)
-        self._scores[:, 0] = 0.0
-        self._history = self.newest.new_empty(size, num_beams, 0)
-        self._num_ended = torch.zeros(size, dtype=torch.int64, device=device)
-        self._best = torch.full((size,), -torch.inf, device=device)
-        self._results: list[Hypothesis | None] = [None] * size
-        self._said = self.newest.new_full((size, int(self._limits.max())), eos)  # [B, L]
+        if search.num_beams < 1:
+            raise ValueError(f"num_beams: must be at least 1, got {search.num_beams}.")
+        if search.alpha < 0:
+            raise ValueError(f"alpha: must not be negative, got {search.alpha}.")
+        self._model, self._search, self._device = model, search, model.embedding.weight.device
+        self._memory = _free_memory(self._device) if memory is None else memory
+        self.look_every = look_every or _STEPS_PER_LOOK.get(self._device.type, 8)
+        self._slots: Slots | None = None
+        self._graphs = _Graphs() if graphs and self._device.type == "cuda" else None
 
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def results(self) -> list[Hypothesis]:
-        """Return the best translations once nothing is open."""
-        return [found for found in self._results if found is not None]
-
-    def advance(self, chances: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Continue every beam by one token.
+    @torch.no_grad()
+    def decode(self, sources: Ragged, limits: Sequence[int]) -> list[Hypothesis]:
+        """Find the best translation of every sentence, in order.
 
         Args:
-            chances: Log-probabilities of the next token, `[B, K, V]`.
-
-        Returns:
-            Sentences that stay open (None: all), and the row each of their beams continues.
+            sources: With everything the encoder reads.
+            limits: Most tokens of each translation, `</s>` included; at the limit it must end.
         """
-        num_beams, vocabulary = chances.shape[1:]
-        self._length += 1
-        at_limit = self._limits <= self._length
-        if bool(at_limit.any()):
-            others = torch.arange(vocabulary, device=chances.device) != self._eos
-            chances = chances.masked_fill(at_limit[:, None, None] & others, -torch.inf)
-        totals = (self._scores.to(chances.dtype)[:, :, None] + chances).flatten(1)
-        # Each beam can end in one way only: twice as many hold enough that go on.
-        scores, where = totals.topk(min(2 * num_beams, totals.shape[1]))
-        beam, token = where // vocabulary, where % vocabulary
-        ends = token == self._eos
-        self._end(scores[:, :num_beams], beam, ends[:, :num_beams])
-        self._scores, order = scores.masked_fill(ends, -torch.inf).topk(num_beams)
-        beam, self.newest = beam.gather(1, order), token.gather(1, order)
-        rows = torch.arange(len(self), device=beam.device)[:, None]
-        self._history = torch.cat([self._history[rows, beam], self.newest[:, :, None]], 2)
-        return self._leave(rows * num_beams + beam)
+        sentences = np.split(sources.tokens, np.cumsum(sources.lengths)[:-1])
+        results: dict[int, Hypothesis] = {}
+        with torch.autocast(self._device.type, enabled=False), _masked_attention(self._device):
+            for group in self._groups(sources.lengths, limits):
+                slots = self._make_slots(group, sources.lengths, limits)
+                results |= _Pass(self, slots, sentences, limits).run(group)
+        return [results[number] for number in range(len(sentences))]
 
-    def _end(self, scores: Tensor, beam: Tensor, ends: Tensor) -> None:
-        """Keep the best translation that ends now, if it is better than those before."""
-        ends = ends & scores.isfinite()
-        self._num_ended += ends.sum(1)
-        normal = scores.masked_fill(~ends, -torch.inf) / length_penalty(self._length, self._alpha)
-        best, rank = normal.max(1)
-        better = best > self._best
-        self._best = torch.where(better, best.to(self._best.dtype), self._best)
-        rows = torch.arange(len(self), device=beam.device)
-        history = self._history[rows, beam[rows, rank]]  # [B, length - 1]
-        ended = torch.full_like(self._said, self._eos)
-        ended[:, : self._length - 1] = history
-        self._said = torch.where(better[:, None], ended, self._said)
+    def _groups(self, lengths: Tokens, limits: Sequence[int]) -> Iterator[list[int]]:
+        """Sentences longest first; if they do not all fit, then those of like length together."""
+        order = sorted(range(len(limits)), key=lambda n: (-limits[n], -lengths[n]))
+        while order:
+            size = len(order)
+            if self._most_slots(order, lengths, limits) < size:
+                size = sum(2 * limits[n] > limits[order[0]] for n in order)
+            yield order[:size]
+            order = order[size:]
 
-    def _leave(self, rows: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Let sentences go that are done."""
-        hope = self._scores[:, 0] / length_penalty(self._limits, self._alpha)
-        done = (self._num_ended >= self._scores.shape[1]) | (self._best >= hope)
-        done |= self._limits <= self._length
-        leaving = done.tolist()
-        if not any(leaving):
-            return None, rows.flatten()
-        for row, is_done in enumerate(leaving):
-            if is_done:
-                said = self._said[row].tolist()
-                tokens = said[: said.index(self._eos)] if self._eos in said else said
-                number = int(self._numbers[row])
-                self._results[number] = Hypothesis(tuple(tokens), float(self._best[row]))
-        stay = (~done).nonzero().squeeze(1)
-        for name in _PER_SENTENCE:
-            setattr(self, name, getattr(self, name)[stay])
-        return stay, rows[stay].flatten()
+    def _most_slots(self, group: list[int], lengths: Tokens, limits: Sequence[int]) -> int:
+        """How many sentences as long as the longest of a group fit into memory."""
+        model, num_beams = self._model, self._search.num_beams
+        size, weight = model.size, model.embedding.weight
+        source, target = self._lengths(group, lengths, limits)
+        places = source + num_beams * target
+        kept = 2 * size.decoder_layers * size.width * places * weight.itemsize
+        # Logits, their logarithms, and a copy of either while the largest are sought.
+        chances = num_beams * len(weight) * (weight.itemsize + 12)
+        most = max(1, self._memory // (kept + chances))
+        if self._device.type == "cpu":
+            most = min(most, max(1, _CPU_ROWS // num_beams))
+        return int(most)
+
+    def _lengths(
+        self, group: list[int], lengths: Tokens, limits: Sequence[int]
+    ) -> tuple[int, int]:
+        longest = int(max(lengths[n] for n in group))
+        # A sentence that is done goes on until the next look, and counts one step more.
+        steps = max(limits[n] for n in group) + self.look_every + 1
+        return round_up(longest, 16), round_up(steps, 32)
+
+    def _make_slots(self, group: list[int], lengths: Tokens, limits: Sequence[int]) -> Slots:
+        """Slots for a group: those of the group before, if they are of the same extent."""
+        most = self._most_slots(group, lengths, limits)
+        num_slots = self.room(len(group)) if len(group) <= most else most
+        extent = Extent(num_slots, *self._lengths(group, lengths, limits))
+        if self._slots is None or self._slots.extent != extent:
+            if self._graphs is not None:
+                self._graphs.clear()
+            self._slots = None  # before the next are allocated
+            self._slots = Slots(self._model, self._search, extent)
+        return self._slots
+
+    def room(self, num: int) -> int:
+        """Slots to step for so many open sentences: on a GPU few different numbers, for graphs."""
+        if self._device.type == "cpu":
+            return num
+        power = 1 << (num - 1).bit_length()
+        return 3 * power // 4 if num <= 3 * power // 4 else power
+
+    def advance(self, slots: Slots, extent: Extent, num_steps: int) -> None:
+        """Take some steps."""
+        for _ in range(num_steps):
+            if self._graphs is None:
+                slots.advance(extent)
+            else:
+                self._graphs.advance(slots, extent)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._device
+
+
+class _Pass:
+    """One group of sentences on its way through the slots."""
+
+    def __init__(
+        self, decoder: Decoder, slots: Slots, sentences: list[Tokens], limits: Sequence[int]
+    ) -> None:
+        self._decoder, self._slots = decoder, slots
+        self._sentences, self._limits = sentences, limits
+        self._size = slots.extent.num_slots  # slots in use
+        self._owners = [-1] * self._size  # the sentence in every slot; -1: none
+        self._ages = [0] * self._size  # steps it has taken
+        self._results: dict[int, Hypothesis] = {}
+
+    def run(self, group: list[int]) -> dict[int, Hypothesis]:
+        """Translate the sentences of a group: number -> translation."""
+        waiting = group[::-1]
+        while len(self._results) < len(group):
+            free = self._owners.count(-1)
+            if waiting and free >= max(1, self._size // 8):
+                self._fill(waiting)
+            elif not waiting and self._decoder.room(self._size - free) <= 3 * self._size // 4:
+                self._move_together()
+            self._advance()
+            self._collect()
+        return self._results
+
+    def _fill(self, waiting: list[int]) -> None:
+        most = _ENCODED_TOKENS.get(self._decoder.device.type, 65_536)
+        places = [place for place, owner in enumerate(self._owners) if owner < 0]
+        while places and waiting:
+            size = max(1, most // len(self._sentences[waiting[-1]]))
+            size = min(size, len(places), len(waiting))
+            numbers = [waiting.pop() for _ in range(size)]
+            own, places = places[:size], places[size:]
+            ragged = Ragged.of([self._sentences[n] for n in numbers])
+            side = Side.make(ragged, tasks=torch.zeros(size, dtype=torch.int64), packed=False)
+            limits = [self._limits[n] for n in numbers]
+            self._slots.fill(own, side.to(self._decoder.device), limits)
+            for place, number in zip(own, numbers, strict=True):
+                self._owners[place], self._ages[place] = number, 0
+
+    def _move_together(self) -> None:
+        places = [place for place, owner in enumerate(self._owners) if owner >= 0]
+        self._slots.keep(places)
+        self._size = self._decoder.room(len(places))
+        free = self._size - len(places)
+        self._owners = [self._owners[place] for place in places] + [-1] * free
+        self._ages = [self._ages[place] for place in places] + [0] * free
+
+    def _advance(self) -> None:
+        """Some steps, as far as anyone needs."""
+        taken = [
+            (self._ages[place], self._limits[owner], len(self._sentences[owner]))
+            for place, owner in enumerate(self._owners)
+            if owner >= 0
+        ]
+        ages, limits, lengths = zip(*taken, strict=True)
+        most = max(limit - age for age, limit in zip(ages, limits, strict=True))
+        num_steps = min(self._decoder.look_every, most)
+        unit = 8 if self._decoder.device.type == "cpu" else 32
+        # A slot that is done stays one step beyond its last.
+        target = round_up(max(ages) + num_steps + 1, unit)
+        source, target = round_up(max(lengths), 16), min(target, self._slots.extent.target)
+        self._decoder.advance(self._slots, Extent(self._size, source, target), num_steps)
+        self._ages = [age + num_steps for age in self._ages]
+
+    def _collect(self) -> None:
+        done = self._slots.done[: self._size].tolist()
+        places = [n for n, owner in enumerate(self._owners) if owner >= 0 and done[n]]
+        if places:
+            for place, found in zip(places, self._slots.results(places), strict=True):
+                self._results[self._owners[place]] = found
+                self._owners[place] = -1
+
+
+class _Graphs:
+    """Steps recorded as CUDA graphs, one for every extent."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[Extent, torch.cuda.CUDAGraph | None] = {}
+        self._stream = torch.cuda.Stream()
+        self._pool = torch.cuda.graph_pool_handle()
+        self._works = True
+
+    def clear(self) -> None:
+        """Forget everything recorded."""
+        self._graphs.clear()
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def advance(self, slots: Slots, extent: Extent) -> None:
+        """Take a step; the second time an extent comes, record it, and from then on replay."""
+        if extent not in self._graphs or not self._works:
+            self._graphs[extent] = None
+            slots.advance(extent)
+            return
+        graph = self._graphs[extent]
+        if graph is None:
+            graph = self._record(slots, extent)
+        if graph is None:
+            slots.advance(extent)
+        else:
+            graph.replay()
+
+    def _record(self, slots: Slots, extent: Extent) -> torch.cuda.CUDAGraph | None:
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    slots.advance(extent)
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:
+            self._works = False
+            warnings.warn(
+                f"translation runs without CUDA graphs, which is slower: {error}", stacklevel=2
+            )
+            return None
+        torch.cuda.current_stream().wait_stream(self._stream)
+        self._graphs[extent] = graph
+        return graph
+
+
+def round_up(number: int, unit: int) -> int:
+    """The next multiple of a unit."""
+    return -(-number // unit) * unit
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cpu":
+        return _CPU_MEMORY
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(_GPU_SHARE * (free + unused))
+
+
+def _masked_attention(device: torch.device) -> AbstractContextManager[None]:
+    """On a GPU, the kernel that takes masks of any shape; others plan anew for every shape."""
+    if device.type == "cpu":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

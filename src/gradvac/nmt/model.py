@@ -8,7 +8,8 @@ Every parameter is used through the module that owns it, so that its gradient ca
 task; the softmax is a linear layer whose weight is the embedding's.
 """
 
-# B sentences, S tokens of the longest, N tokens of all, K beams, D width, H heads, V vocabulary
+# B sentences, S tokens of the longest, N tokens of all, D width, H heads, V vocabulary
+# token by token: R slots for sentences, K beams, L steps
 # [*, D] stands for [B, S, D] of padded and [N, D] of packed batches
 
 from __future__ import annotations
@@ -25,15 +26,19 @@ from torch.utils.checkpoint import checkpoint
 
 import gradvac
 from gradvac.nmt.attention import (
-    Cache,
+    CacheSize,
     CrossAttention,
     Layer,
     LayerCache,
     Linear,
+    Moment,
     SelfAttention,
     linear,
 )
 from gradvac.nmt.batch import Batch, Side
+
+
+Cache = list[LayerCache]
 
 
 class Size(NamedTuple):
@@ -147,21 +152,35 @@ class Transformer(Layer):
     def _steps(self) -> list[DecoderLayer]:
         return [layer for layer in self.decoder.layers if isinstance(layer, DecoderLayer)]
 
-    def begin(self, source: Side, num_beams: int) -> Cache:
-        """Read padded sources, to translate them token by token with `step`."""
-        memory = self.encode(source)
-        return Cache([layer.begin(memory, num_beams) for layer in self._steps()], source.mask)
+    def make_cache(self, num_slots: int, num_beams: int, *, source: int, target: int) -> Cache:
+        """Allocate what translating token by token needs.
 
-    def step(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """Read one token of every beam, `[B, K]`, and return the logits of the next, `[B, K, V]`.
-
-        Changes `cache`.
+        Args:
+            num_slots: Sentences translated at a time.
+            num_beams: Of each sentence.
+            source: Tokens of the longest source.
+            target: Most steps.
         """
-        now = torch.full_like(tokens[:1, :1], cache.length)
-        x = self._embed(tokens, now, cache.length + 1)
-        for layer, own in zip(self._steps(), cache.layers, strict=True):
-            x = layer.step(x, own, cache.mask)
-        cache.length += 1
+        self.positions.reach(max(source, target))
+        width = self.size.width // self.size.heads
+        size = CacheSize(num_slots, num_beams, source, target, self.size.heads, width)
+        return [LayerCache.zeros(size, self.embedding.weight) for _ in self._steps()]
+
+    def read_source(self, source: Side) -> list[tuple[Tensor, Tensor]]:
+        """Compute every layer's keys and values of padded sources, `[B, H, S, D / H]`."""
+        memory = self.encode(source)
+        read = [layer.cross_attention.read(memory) for layer in self._steps()]
+        return [(keys.transpose(1, 2), values.transpose(1, 2)) for keys, values in read]
+
+    def step(self, tokens: Tensor, cache: Cache, now: Moment) -> Tensor:
+        """Read one token of every beam, `[R, K]`, and return the logits of the next, `[R, K, V]`.
+
+        Writes keys and values of the token into `cache`.
+        """
+        x = self.embedding(tokens) * math.sqrt(self.size.width)
+        x = x + self.positions.table[now.steps][:, None].to(x.dtype)
+        for layer, own in zip(self._steps(), cache, strict=True):
+            x = layer.step(x, own, now)
         return self.head(self.decoder.norm(x))
 
 
@@ -182,9 +201,13 @@ class Positions(Layer):
 
     def forward(self, positions: Tensor, longest: int) -> Tensor:
         """Look up positions below `longest`."""
+        self.reach(longest)
+        return self.table[positions]
+
+    def reach(self, longest: int) -> None:
+        """Grow the table to positions below `longest`."""
         if longest > len(self.table):
             self.table = self._make(2 * longest).to(self.table)
-        return self.table[positions]
 
 
 class Stack(Layer):
@@ -233,16 +256,10 @@ class DecoderLayer(EncoderLayer):
         x = self.after_cross_attention(x, lambda y: self.cross_attention(y, target, memory, source))
         return self.after_network(x, self.network)
 
-    def begin(self, memory: Tensor, num_beams: int) -> LayerCache:
-        """Keep keys and values of the source, and of no target token yet."""
-        keys, values = (part.transpose(1, 2) for part in self.cross_attention.read(memory))
-        none = keys.new_empty(len(memory) * num_beams, keys.shape[1], 0, keys.shape[3])
-        return LayerCache(keys, values, none, none)
-
-    def step(self, x: Tensor, cache: LayerCache, mask: Tensor | None) -> Tensor:
-        """Process the newest token of every beam, `[B, K, D]`."""
-        x = self.after_attention(x, lambda y: self.attention.step(y, cache))
-        x = self.after_cross_attention(x, lambda y: self.cross_attention.step(y, cache, mask))
+    def step(self, x: Tensor, cache: LayerCache, now: Moment) -> Tensor:
+        """Process the newest token of every beam, `[R, K, D]`."""
+        x = self.after_attention(x, lambda y: self.attention.step(y, cache, now))
+        x = self.after_cross_attention(x, lambda y: self.cross_attention.step(y, cache, now))
         return self.after_network(x, self.network)
 
 

@@ -77,7 +77,8 @@ class TranslationRecipe:
         scores = {f"dev/loss/{data.name}": self._dev_loss(data) for data in self._dev}
         scores["dev/loss"] = float(np.mean(list(scores.values())))
         if self.config.validation.bleu_sentences:
-            bleu = {f"dev/bleu/{task}": self._dev_bleu(task) for task in self.tasks}
+            translator = self._translator()
+            bleu = {f"dev/bleu/{task}": self._dev_bleu(task, translator) for task in self.tasks}
             scores |= bleu | {"dev/bleu": float(np.mean(list(bleu.values())))}
         return scores
 
@@ -103,17 +104,20 @@ class TranslationRecipe:
             numbers = numbers[size:]
         return batches
 
-    def _dev_bleu(self, task: str) -> float:
-        target, most = task.partition("-")[2], self.config.validation.bleu_sentences
-        sources, references = self.prepared.task_text(DEV, task)
-        translator = Translator(
+    def _translator(self) -> Translator:
+        """Greedy search with the weights of this moment."""
+        return Translator(
             self.model,
             self.prepared.vocabulary,
             self.config.decoding.model_copy(update={"beams": 1}),
-            targets=[target],
+            targets=[task.partition("-")[2] for task in self.tasks],
             max_tokens=self.config.data.max_tokens,
             precision=self.config.train.precision,
         )
+
+    def _dev_bleu(self, task: str, translator: Translator) -> float:
+        target, most = task.partition("-")[2], self.config.validation.bleu_sentences
+        sources, references = self.prepared.task_text(DEV, task)
         lines = translator.translate(sources[:most], target)
         return score_lines(lines, references[:most], target).bleu
 

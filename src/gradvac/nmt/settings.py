@@ -6,7 +6,7 @@ The other sections are those of every run: [train], [optimizer], [sampling], [al
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -220,14 +220,23 @@ class DecodingConfig(Section):
         length_penalty: Exponent of ((5 + length) / 6); larger favours longer translations.
         max_ratio: A translation has at most `max_ratio * source + max_extra` tokens.
         max_extra: See there.
-        tokens: Most source tokens of a batch, padding and beams included.
+        memory: GiB for what is kept of the sentences that are translated at a time; unset: a part
+            of what is free.
     """
 
     beams: int = Field(default=4, ge=1)
     length_penalty: float = Field(default=0.6, ge=0)
     max_ratio: float = Field(default=2.0, gt=0)
     max_extra: int = Field(default=10, ge=1)
-    tokens: int = Field(default=16_384, ge=1)
+    memory: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_tokens(cls, given: Any) -> Any:
+        """Runs of version 0.1.0 say how many tokens a batch has, which changed no translation."""
+        if isinstance(given, dict):
+            given = {key: value for key, value in given.items() if key != "tokens"}
+        return given
 
 
 class NmtConfig(RunConfig):

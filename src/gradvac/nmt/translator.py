@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from gradvac.nmt.batch import Ragged, Side
-from gradvac.nmt.decode import search
+from gradvac.nmt.batch import Ragged
+from gradvac.nmt.decode import Decoder, Search
 from gradvac.nmt.model import Transformer
 from gradvac.nmt.prepared import VOCABULARY
 from gradvac.nmt.settings import DecodingConfig, NmtConfig
@@ -43,7 +44,7 @@ class Translator:
         settings: How to search.
         targets: Languages it was trained to translate into.
         max_tokens: Longer lines are cut, and counted.
-        precision: "bf16" searches under autocast.
+        precision: "bf16" searches with a copy of the weights in bf16, on a GPU.
 
     Example:
         >>> translator = Translator.from_run("runs/demo")
@@ -118,9 +119,10 @@ class Translator:
         self.counts.cut += sum(len(own) > self._max_tokens for own in pieces)
         pieces = [own[: self._max_tokens] for own in pieces]
         translations = [""] * len(lines)
-        for rows in self._batches([len(own) for own in pieces]):
-            source = Ragged.of([pieces[row] for row in rows]).enclose(tag, EOS)
-            for row, text in zip(rows, self._search(source), strict=True):
+        rows = [row for row, own in enumerate(pieces) if own]
+        if rows:
+            sources = Ragged.of([pieces[row] for row in rows]).enclose(tag, EOS)
+            for row, text in zip(rows, self._search(sources), strict=True):
                 translations[row] = text
         return translations
 
@@ -130,32 +132,24 @@ class Translator:
         while block := list(islice(waiting, window)):
             yield from self.translate(block, target)
 
-    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Cut non-empty lines, longest first, into batches."""
-        order = sorted((n for n, length in enumerate(lengths) if length), key=lengths.__getitem__)
-        order.reverse()
-        while order:
-            longest = lengths[order[0]] + 2
-            size = max(1, self._settings.tokens // (longest * self._settings.beams))
-            yield order[:size]
-            order = order[size:]
+    @cached_property
+    def _decoder(self) -> Decoder:
+        """Made when it is needed; on a GPU it has a copy of the weights in bf16."""
+        settings, model = self._settings, self._model
+        if self._precision == "bf16" and model.embedding.weight.device.type != "cpu":
+            model = copy.deepcopy(model).bfloat16()
+        search = Search(
+            BOS,
+            EOS,
+            settings.beams,
+            settings.length_penalty,
+            tuple(self._vocabulary.unspeakable),
+        )
+        memory = None if settings.memory is None else int(settings.memory * (1 << 30))
+        return Decoder(model, search, memory=memory)
 
-    def _search(self, source: Ragged) -> list[str]:
-        device = next(self._model.parameters()).device
-        tasks = torch.zeros(len(source.lengths), dtype=torch.int64)
-        side = Side.make(source, tasks=tasks, packed=False).to(device)
+    def _search(self, sources: Ragged) -> list[str]:
         settings = self._settings
-        limits = np.ceil((source.lengths - 2) * settings.max_ratio) + settings.max_extra
-        is_bf16 = self._precision == "bf16" and device.type != "cpu"
-        with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
-            found = search(
-                self._model,
-                side,
-                bos=BOS,
-                eos=EOS,
-                limits=limits.astype(int).tolist(),
-                num_beams=settings.beams,
-                alpha=settings.length_penalty,
-                forbidden=self._vocabulary.unspeakable,
-            )
+        limits = np.ceil((sources.lengths - 2) * settings.max_ratio) + settings.max_extra
+        found = self._decoder.decode(sources, limits.astype(int).tolist())
         return [self._vocabulary.decode(hypothesis.tokens) for hypothesis in found]
