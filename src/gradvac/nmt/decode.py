@@ -133,9 +133,7 @@ class Decoder:
             most = min(most, max(1, _CPU_ROWS // num_beams))
         return int(most)
 
-    def _lengths(
-        self, group: list[int], lengths: Tokens, limits: Sequence[int]
-    ) -> tuple[int, int]:
+    def _lengths(self, group: list[int], lengths: Tokens, limits: Sequence[int]) -> tuple[int, int]:
         longest = int(max(lengths[n] for n in group))
         # A sentence that is done goes on until the next look, and counts one step more.
         steps = max(limits[n] for n in group) + self.look_every + 1

@@ -37,7 +37,6 @@ from gradvac.nmt.attention import (
 )
 from gradvac.nmt.batch import Batch, Side
 
-
 Cache = list[LayerCache]
 
 
