@@ -155,3 +155,120 @@ def test_one_plain_file_is_not_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "train.txt").touch()
     with pytest.raises(ValueError, match=r"\{lang\} in the name"):
         read("train.txt", tmp_path)
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20, 2000])
+def test_a_truncated_zst_is_an_error_and_not_a_short_corpus(tmp_path: Path, cut: int) -> None:
+    text = b"".join(b"a dog %d\tun chien %d\n" % (n, n) for n in range(3000))
+    whole = zstandard.ZstdCompressor().compress(text)
+    (tmp_path / "t.tsv.zst").write_bytes(whole[:-cut])
+    with pytest.raises(ValueError, match=r"t\.tsv\.zst cannot be read to its end: it is cut off"):
+        read("t.tsv.zst", tmp_path)
+
+
+def test_zst_files_put_together_are_read_to_the_last(tmp_path: Path) -> None:
+    parts = [zstandard.ZstdCompressor().compress(line) for line in (b"a dog\tun chien\n",) * 3]
+    (tmp_path / "t.tsv.zst").write_bytes(b"".join(parts))
+    assert read("t.tsv.zst", tmp_path) == [PAIRS[0]] * 3
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_an_archive_of_no_bytes_was_cut_off(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"t.tsv.{suffix}").touch()
+    with pytest.raises(ValueError, match="it is empty"):
+        read(f"t.tsv.{suffix}", tmp_path)
+
+
+def test_a_damaged_archive_is_told_and_not_a_traceback(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(b"a dog\tun chien\n" * 1000))
+    packed[30] ^= 255
+    (tmp_path / "t.tsv.gz").write_bytes(packed)
+    (tmp_path / "t.tmx.gz").write_bytes(packed)
+    for name in ("t.tsv.gz", "t.tmx.gz"):
+        with pytest.raises(ValueError, match="cannot be read to its end"):
+            read(name, tmp_path)
+
+
+@pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_other_encodings_are_refused_with_the_way_out(tmp_path: Path, code: str) -> None:
+    (tmp_path / "t.tsv").write_bytes("a dog\tun chien\n".encode(code) * 20)
+    with pytest.raises(ValueError, match="iconv"):
+        read("t.tsv", tmp_path)
+
+
+def test_columns_are_what_the_config_says(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("un chien\ta dog\ndeux chiens\ttwo dogs\n")
+    (tmp_path / "h.tsv").write_text("fr\ten\nun chien\ta dog\ndeux chiens\ttwo dogs\n")
+    (tmp_path / "k.tsv").write_text("1\tun chien\ta dog\n2\tdeux chiens\ttwo dogs\n")
+    for name, columns in (
+        ("t.tsv", ["fr", "en"]),
+        ("t.tsv", ["{xx}", "en"]),
+        ("h.tsv", ["fr", "en"]),
+        ("h.tsv", []),
+        ("k.tsv", ["key", "fr", "en"]),
+    ):
+        found = list(read_pairs(name, "en", "fr", root=tmp_path, columns=columns))
+        assert found == PAIRS, (name, columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "text", "message"),
+    [
+        (["de", "en"], "x\ty\n", "has no 'en' or no 'fr'"),
+        (["fr", "en"], "en\tfr\nx\ty\n", r"begins with 2 cells: 'en', 'fr'"),
+        (["fr", "en"], "1\tx\ty\n", "begins with 3 cells"),
+        ([], "en\ten\tfr\nx\ty\tz\n", "names 'en' twice"),
+        ([], "en\tde\nx\ty\n", "looks like a header"),
+        ([], "EN\tFR\nx\ty\n", "looks like a header"),
+        ([], "English\tFrench\nx\ty\n", "looks like a header"),
+        ([], "source\ttarget\nx\ty\n", "looks like a header"),
+    ],
+)
+def test_columns_that_contradict_each_other_are_refused(
+    tmp_path: Path, columns: list[str], text: str, message: str
+) -> None:
+    (tmp_path / "t.tsv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        list(read_pairs("t.tsv", "en", "fr", root=tmp_path, columns=columns))
+
+
+def test_a_row_with_other_cells_is_malformed(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("a dog\tun chien\na\tdog\tun chien\n")
+    (tmp_path / "h.tsv").write_text("en\tfr\na dog\tun chien\na\tb\tc\nen\tfr\n")
+    malformed = Problem.MALFORMED
+    assert read("t.tsv", tmp_path) == [PAIRS[0], malformed]
+    # A header in the middle: two files put together.
+    assert read("h.tsv", tmp_path) == [PAIRS[0], malformed, malformed]
+
+
+def test_two_nameless_columns_cannot_be_several_pairs(tmp_path: Path) -> None:
+    (tmp_path / "all.tsv").write_text("a dog\tun chien\n")
+    with pytest.raises(ValueError, match=r'data\.columns = \["en", "fr"\]'):
+        list(read_pairs("all.tsv", "en", "fr", root=tmp_path, is_shared=True))
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.tmx"])
+def test_other_keys_are_told_instead_of_an_empty_corpus(tmp_path: Path, name: str) -> None:
+    rows = [json.dumps({"en": "a dog", "french": "un chien"})] * 100
+    tmx = TMX.replace("FR", "fra").replace('"fr"', '"fra"')
+    (tmp_path / name).write_text(tmx if name == "t.tmx" else "\n".join(rows) + "\n")
+    with pytest.raises(ValueError, match=r"is called 'fr'; there is .*'(french|fra)'"):
+        read(name, tmp_path)
+
+
+def test_odd_json_is_malformed(tmp_path: Path) -> None:
+    good = json.dumps({"en": "a dog", "fr": "un chien"})
+    odd = [
+        '{"en": "a", "en": "b", "fr": "c"}',
+        "[" * 100_000,
+        '{"en": ' + "1" * 5000 + "}",
+        '{"en": "a\\u0000b", "fr": "c"}',
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join([good, *odd]) + "\n")
+    assert read("t.jsonl", tmp_path) == [PAIRS[0], *[Problem.MALFORMED] * len(odd)]
+
+
+@pytest.mark.parametrize("source", ["t.{language}.tsv", "t.{}.tsv", "t.{lang.__class__}.tsv"])
+def test_unknown_placeholders_are_refused(tmp_path: Path, source: str) -> None:
+    with pytest.raises(ValueError, match=r"is none of \{pair\}, \{xx\} and \{lang\}"):
+        read(source, tmp_path)

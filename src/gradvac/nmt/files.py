@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 def hash_of(value: Any) -> str:
@@ -27,7 +27,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read an object; an empty one if the file is missing or damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -51,17 +51,9 @@ def read_lines(path: Path) -> Iterator[str]:
             yield line[:-1]
 
 
-def write_columns(paths: Sequence[Path], rows: Iterable[Sequence[str]]) -> str:
-    """Write every column of the rows to a file of its own, and return a hash of them all."""
-    parts = [path.with_name(f"{path.name}.part") for path in paths]
-    digest = hashlib.blake2b(digest_size=16)
-    with ExitStack() as stack:
-        files = [stack.enter_context(part.open("wb")) for part in parts]
-        for row in rows:
-            for file, text in zip(files, row, strict=True):
-                line = text.encode() + b"\n"
-                digest.update(line)
-                file.write(line)
-    for part, path in zip(parts, paths, strict=True):
-        os.replace(part, path)
-    return digest.hexdigest()
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file:
+        yield file
+    os.replace(part, path)

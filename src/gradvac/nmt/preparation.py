@@ -4,15 +4,19 @@
     PREPARED/tokens/SPLIT.PAIR.LANG.*   token files
     PREPARED/vocabulary.model           SentencePiece
     PREPARED/report.json                what was dropped and why
-    PREPARED/manifest.json              what it was made from; written last
+    PREPARED/manifest.json              what it was made from; written last, removed first
 
-Every step leaves a small JSON file after its results, with a hash of what they depend on. Called
-again, `prepare` does only what is not there or no longer holds.
+Every step leaves a small JSON file after its results, with a hash of what they depend on and a seal
+on each (see `sealed.py`). Called again, `prepare` compares everything with its seal, and does what
+is not there, damaged, or no longer holds. Before the first change the manifest goes: whoever is
+killed half-way leaves a folder that is not taken for a prepared one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -20,10 +24,11 @@ from typing import Any
 
 import filelock
 
-from gradvac.nmt import files
+from gradvac.nmt import files, guess
 from gradvac.nmt.cleaning import Report, clean, fingerprint, keep_readable, letters
-from gradvac.nmt.prepared import MANIFEST, REPORT, VOCABULARY, Prepared, relevant
-from gradvac.nmt.readers import Line, files_of, read_pairs
+from gradvac.nmt.prepared import MANIFEST, REPORT, VOCABULARY, Prepared, read_manifest, relevant
+from gradvac.nmt.readers import Line, Problem, files_of, read_pairs
+from gradvac.nmt.sealed import Seal, is_intact, read_facts, sealing, stamp, write_facts
 from gradvac.nmt.settings import TRAIN, DataConfig
 from gradvac.nmt.tokens import TokenWriter
 from gradvac.nmt.vocabulary import Vocabulary, draw_lines, learn
@@ -45,6 +50,11 @@ def prepare(config: DataConfig, *, say: Say = print) -> Prepared:
     """
     for name in ("text", "tokens"):
         (config.prepared / name).mkdir(parents=True, exist_ok=True)
+        if (config.prepared / name).is_symlink():
+            raise ValueError(
+                f"data.prepared: {config.prepared / name} is a link, and what is written there "
+                "would be somewhere else; remove it, or choose another folder."
+            )
     with filelock.FileLock(config.prepared / ".lock"):
         _Preparation(config, say).run()
     prepared = Prepared.open(config)
@@ -61,8 +71,10 @@ def open_or_prepare(config: DataConfig, *, say: Say = print) -> Prepared:
     """
     prepared = Prepared.open(config)
     if prepared is not None:
+        for warning in prepared.doubts:
+            say(warning)
         return prepared
-    settings = files.read_json(config.prepared / MANIFEST).get("settings", {})
+    settings = read_manifest(config.prepared).get("settings", {})
     changed = [f"data.{key}" for key, new in relevant(config).items() if settings.get(key) != new]
     if settings:
         raise ValueError(
@@ -78,6 +90,7 @@ class _Preparation:
         self.config, self.say, self.folder = config, say, config.prepared
         self.pairs, self.sources = config.all_pairs(), config.sources()
         self.texts: dict[tuple[str, str], Facts] = {}  # (split, pair) -> facts
+        self.seals: dict[str, Seal] = {}  # of all files
         self._marks: dict[str, set[int]] | None = None
 
     def run(self) -> None:
@@ -89,40 +102,87 @@ class _Preparation:
         tokens = {key: self.cut_into_tokens(*key, vocabulary, digest) for key in self.texts}
         reports = {key: self.report(*key, tokens[key]) for key in self.texts}
         names = [(split, pair) for split in self.sources for pair in self.pairs]
-        files.write_json(
-            self.folder / REPORT, {" ".join(key): reports[key].to_dict() for key in names}
+        self.write_manifest(
+            {" ".join(key): reports[key].to_dict() for key in names},
+            sizes={
+                split: {pair: reports[split, pair].num_kept for pair in self.pairs}
+                for split in self.sources
+            },
+            signature=files.hash_of([tokens[key]["key"] for key in sorted(tokens)]),
+            doubts=[self.texts[key]["doubt"] for key in names if self.texts[key]["doubt"]],
         )
-        sizes = {
-            split: {pair: reports[split, pair].num_kept for pair in self.pairs}
-            for split in self.sources
+
+    def write_manifest(self, reports: Facts, **facts: Any) -> None:
+        """Say that all is there; nothing is written where nothing changed."""
+        path = self.folder / REPORT
+        if files.hash_of(files.read_json(path)) != files.hash_of(reports):
+            self.begin_change()
+            files.write_json(path, reports)
+        self.seals[REPORT] = {"size": path.stat().st_size, "hash": files.hash_file(path)}
+        seals = {
+            name: {**seal, "stamp": stamp(self.folder / name)}
+            for name, seal in sorted(self.seals.items())
         }
-        signature = files.hash_of([tokens[key]["key"] for key in sorted(tokens)])
-        manifest = {"settings": relevant(self.config), "sizes": sizes, "signature": signature}
-        files.write_json(self.folder / MANIFEST, manifest)
+        manifest = {"settings": relevant(self.config), **facts, "files": seals}
+        if read_facts(self.folder / MANIFEST) != manifest:
+            write_facts(self.folder / MANIFEST, manifest)
+
+    def begin_change(self) -> None:
+        """From here on the folder is none that was prepared, until the manifest is written."""
+        (self.folder / MANIFEST).unlink(missing_ok=True)
+
+    def holds(self, facts: Facts, key: str) -> bool:
+        """Whether the files of a step are those it would write again; remembers their seals."""
+        seals = facts.get("files", {})
+        if facts.get("key") != key or not all(
+            is_intact(self.folder / name, seal) for name, seal in seals.items()
+        ):
+            return False
+        self.seals |= seals
+        return True
 
     def clean_text(self, split: str, pair: str) -> Facts:
         """Clean the text of a pair."""
         done = self.folder / "text" / f"{split}.{pair}.json"
-        before, sources = files.read_json(done), self.sources[split]
-        hashes = self.hash_files(sources, pair, before.get("files", {}))
+        before, sources = read_facts(done), self.sources[split]
+        hashes = self.hash_files(sources, pair, before.get("sources", {}))
         depends: list[Any] = [sources, [file["hash"] for file in hashes.values()]]
+        if self.config.columns:
+            depends.append(self.config.columns)
         if split == TRAIN:
             held_out = [text["digest"] for (s, _), text in self.texts.items() if s != TRAIN]
             depends += [self.config.cleaning.model_dump(), self.limit(pair), held_out]
         key = files.hash_of(depends)
         # What comes from no file of ours has no hash: it is read again, and compared afterwards.
-        if hashes and before.get("key") == key:
-            return before
+        if hashes and self.holds(before, key):
+            return self.doubting(before)
+        self.begin_change()
         done.unlink(missing_ok=True)
         self.say(f"Cleaning {split} {pair}")
-        report = Report()
-        digest = files.write_columns(
-            self.paths("text", split, pair), self.kept(split, pair, report)
-        )
+        report, sample = Report(), list[tuple[str, str]]()
+        paths = self.paths("text", split, pair)
+        digest, seals = _write_columns(paths, _sampled(self.kept(split, pair, report), sample))
         _refuse_empty(report, split, pair)
-        facts = {"key": key, "digest": digest, "files": hashes, "report": report.to_dict()}
-        files.write_json(done, facts)
+        doubt = guess.doubt(*pair.split("-"), sample)
+        facts = {
+            "key": key,
+            "digest": digest,
+            "sources": hashes,
+            "report": report.to_dict(),
+            "doubt": doubt and f"warning: {split} {pair}: {doubt}",
+            "files": self.named(seals),
+        }
+        self.seals |= facts["files"]
+        write_facts(done, facts)
+        return self.doubting(facts)
+
+    def doubting(self, facts: Facts) -> Facts:
+        if facts["doubt"]:
+            self.say(facts["doubt"])
         return facts
+
+    def named(self, seals: dict[Path, Seal]) -> dict[str, Seal]:
+        return {path.relative_to(self.folder).as_posix(): seal for path, seal in seals.items()}
 
     def kept(self, split: str, pair: str, report: Report) -> Iterator[tuple[str, str]]:
         """Read a pair, and pass on what is kept."""
@@ -130,7 +190,15 @@ class _Preparation:
 
         def lines() -> Iterator[Line]:
             for source in self.sources[split]:
-                yield from read_pairs(source, first, second, root=self.config.root)
+                pairs = read_pairs(
+                    source,
+                    first,
+                    second,
+                    root=self.config.root,
+                    columns=self.config.columns,
+                    is_shared=len(self.pairs) > 1,
+                )
+                yield from _mostly_readable(pairs, f"{source!r} for {pair}")
 
         if split != TRAIN:
             return keep_readable(lines(), report)
@@ -161,11 +229,10 @@ class _Preparation:
             if not paths:
                 return {}
             for path in paths:
-                status = path.stat()
-                stamp = [status.st_size, status.st_mtime_ns]
-                is_known = known.get(str(path), {}).get("stamp") == stamp
+                mark = stamp(path)
+                is_known = known.get(str(path), {}).get("stamp") == mark
                 found = known[str(path)]["hash"] if is_known else files.hash_file(path)
-                hashes[str(path)] = {"stamp": stamp, "hash": found}
+                hashes[str(path)] = {"stamp": mark, "hash": found}
         return hashes
 
     def held_out_marks(self) -> dict[str, set[int]]:
@@ -185,20 +252,23 @@ class _Preparation:
         languages = self.config.all_languages()
         digests = [self.texts[TRAIN, pair]["digest"] for pair in self.pairs]
         key = files.hash_of([config.model_dump(), languages, digests])
-        facts = files.read_json(done)
-        if facts.get("key") != key or not path.is_file():
+        facts = read_facts(done)
+        if not self.holds(facts, key):
+            self.begin_change()
             done.unlink(missing_ok=True)
             self.say(f"Learning a vocabulary of {config.size:,} pieces")
-            files.write_bytes(path, learn(self.vocabulary_lines(), languages, config))
-            facts = {"key": key, "digest": files.hash_file(path)}
-            files.write_json(done, facts)
+            with sealing(path) as file:
+                file.write(learn(self.vocabulary_lines(), languages, config))
+            facts = {"key": key, "files": self.named({path: file.seal(path)})}
+            self.seals |= facts["files"]
+            write_facts(done, facts)
         vocabulary = Vocabulary.load(path)
         if len(vocabulary) < config.size:
             self.say(
                 f"data.vocabulary.size = {config.size:,} was asked for, but the text gives only "
                 f"{len(vocabulary):,} pieces; continuing with those."
             )
-        return vocabulary, facts["digest"]
+        return vocabulary, self.seals[VOCABULARY]["hash"]
 
     def vocabulary_lines(self) -> Iterator[str]:
         """Training text of all languages, in the proportions of the temperature."""
@@ -213,9 +283,10 @@ class _Preparation:
         done = self.folder / "tokens" / f"{split}.{pair}.json"
         most = self.config.max_tokens if split == TRAIN else None
         key = files.hash_of([self.texts[split, pair]["digest"], digest, most])
-        before = files.read_json(done)
-        if before.get("key") == key:
+        before = read_facts(done)
+        if self.holds(before, key):
             return before
+        self.begin_change()
         done.unlink(missing_ok=True)
         self.say(f"Cutting {split} {pair} into tokens")
         report = Report()
@@ -232,8 +303,10 @@ class _Preparation:
                 kept = [row for row, is_kept in zip(rows, fits, strict=True) if is_kept]
                 for side, writer in enumerate(writers):
                     writer.write(row[side] for row in kept)
-        facts = {"key": key, "report": report.to_dict()}
-        files.write_json(done, facts)
+        seals = {path: seal for writer in writers for path, seal in writer.seals.items()}
+        facts = {"key": key, "report": report.to_dict(), "files": self.named(seals)}
+        self.seals |= facts["files"]
+        write_facts(done, facts)
         return facts
 
     def encoded(
@@ -264,3 +337,47 @@ def _refuse_empty(report: Report, split: str, pair: str) -> None:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.dropped.most_common())
     why = f"{report.num_read:,} were read, and dropped: {reasons}" if reasons else "none was read"
     raise ValueError(f"data: no sentence pair is left of {split} {pair}; {why}.")
+
+
+def _mostly_readable(lines: Iterator[Line], where: str) -> Iterator[Line]:
+    """Refuse a source that is not what it was taken for, however much others give."""
+    problems: Counter[str] = Counter()
+    num_read = 0
+    for line in lines:
+        num_read += 1
+        if isinstance(line, Problem):
+            problems[line.value] += 1
+        yield line
+    if not num_read:
+        raise ValueError(f"data: {where} is empty; leave it out if there is nothing to read.")
+    if 2 * problems.total() > num_read:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in problems.most_common())
+        raise ValueError(
+            f"data: {where} is not what it should be: {reasons}, of {num_read:,} rows in all. "
+            "`gradvac.nmt.readers` says what each kind of file looks like."
+        )
+
+
+def _sampled(
+    pairs: Iterable[tuple[str, str]], sample: list[tuple[str, str]]
+) -> Iterator[tuple[str, str]]:
+    for pair in pairs:
+        if len(sample) < guess.LINES:
+            sample.append(pair)
+        yield pair
+
+
+def _write_columns(
+    paths: Sequence[Path], rows: Iterable[Sequence[str]]
+) -> tuple[str, dict[Path, Seal]]:
+    """Write every column of the rows to a file of its own; a hash of them all, and the seals."""
+    digest = hashlib.blake2b(digest_size=16)
+    with ExitStack() as stack:
+        columns = [stack.enter_context(sealing(path)) for path in paths]
+        for row in rows:
+            for column, text in zip(columns, row, strict=True):
+                line = text.encode() + b"\n"
+                digest.update(line)
+                column.write(line)
+    seals = {path: column.seal(path) for path, column in zip(paths, columns, strict=True)}
+    return digest.hexdigest(), seals

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from gradvac.nmt.cleaning import Report
+from gradvac.nmt.sealed import SealedFolder, read_facts
 from gradvac.nmt.settings import TRAIN, DataConfig
-from gradvac.nmt.tokens import TokenFile
+from gradvac.nmt.tokens import SUFFIXES, TokenFile
 from gradvac.nmt.vocabulary import Vocabulary
 
 MANIFEST, REPORT, VOCABULARY = "manifest.json", "report.json", "vocabulary.model"
 # These choose among what was prepared, or say where things are; they do not change it.
 _IRRELEVANT = {"prepared", "root", "directions", "tasks", "resource_levels"}
+_REMEDY = "run `gradvac nmt prepare` again, which mends it"
 
 
 @dataclass(frozen=True)
@@ -26,32 +28,44 @@ class Prepared:
         vocabulary: The shared vocabulary.
         sizes: Split -> pair -> number of sentence pairs.
         signature: Hash of all text and of the vocabulary.
+        doubts: Warnings about languages that look like others.
+        files: Its files, each compared with what was written before it is used.
     """
 
     folder: Path
     vocabulary: Vocabulary
     sizes: dict[str, dict[str, int]]
     signature: str
+    doubts: list[str]
+    files: SealedFolder
 
     @classmethod
     def open(cls, config: DataConfig) -> Prepared | None:
-        """Open what was prepared with these settings; None if there is no such thing."""
-        try:
-            text = (config.prepared / MANIFEST).read_text(encoding="utf-8")
-            manifest = json.loads(text)
-        except (FileNotFoundError, json.JSONDecodeError):
+        """Open what was prepared with these settings; None if there is no such thing.
+
+        Raises:
+            ValueError: The manifest or the vocabulary is damaged.
+        """
+        manifest = read_manifest(config.prepared)
+        if not manifest or manifest["settings"] != relevant(config):
             return None
-        if manifest["settings"] != relevant(config):
-            return None
-        vocabulary = Vocabulary.load(config.prepared / VOCABULARY)
-        return cls(config.prepared, vocabulary, manifest["sizes"], manifest["signature"])
+        files = SealedFolder(config.prepared, manifest["files"], remedy=_REMEDY)
+        return cls(
+            config.prepared,
+            Vocabulary.load(files[VOCABULARY]),
+            manifest["sizes"],
+            manifest["signature"],
+            manifest["doubts"],
+            files,
+        )
 
     def tokens(self, split: str, pair: str) -> tuple[TokenFile, TokenFile]:
         """Map the token files of a pair, in the order of its name."""
         size = len(self.vocabulary)
         first, second = (
-            TokenFile(self.folder / "tokens" / f"{split}.{pair}.{code}", size)
-            for code in pair.split("-")
+            TokenFile(self.folder / name, size)
+            for name in (f"tokens/{split}.{pair}.{code}" for code in pair.split("-"))
+            if all(self.files[f"{name}{suffix}"] for suffix in SUFFIXES)
         )
         return first, second
 
@@ -59,7 +73,7 @@ class Prepared:
         """Read the clean text of a pair, in the order of its name."""
         if split not in self.sizes:
             raise ValueError(f"set: there is no {split!r}; there are {', '.join(self.sizes)}.")
-        paths = (self.folder / "text" / f"{split}.{pair}.{code}" for code in pair.split("-"))
+        paths = (self.files[f"text/{split}.{pair}.{code}"] for code in pair.split("-"))
         first, second = (path.read_text(encoding="utf-8").split("\n")[:-1] for path in paths)
         return first, second
 
@@ -81,10 +95,23 @@ class Prepared:
 
     def reports(self) -> dict[str, Report]:
         """Read what was dropped: "train en-fr" -> report."""
-        saved = json.loads((self.folder / REPORT).read_text(encoding="utf-8"))
+        saved = json.loads(self.files[REPORT].read_text(encoding="utf-8"))
         return {name: Report.from_dict(report) for name, report in saved.items()}
 
 
 def relevant(config: DataConfig) -> dict[str, Any]:
     """Return the settings that prepared data depend on, as JSON would give them back."""
     return config.model_dump(mode="json", exclude=_IRRELEVANT)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read what a folder was prepared from; empty if it is not prepared, or half-way.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    path = folder / MANIFEST
+    manifest = read_facts(path)
+    if path.exists() and not manifest.keys() >= {"settings", "sizes", "signature", "files"}:
+        raise ValueError(f"data.prepared: {path} is damaged, or of an older version; {_REMEDY}.")
+    return manifest

@@ -3,48 +3,48 @@
 A *source* is a file name with placeholders, or one of two schemes:
 
     train.{lang}.gz             two files, line i of one translates line i of the other (Moses)
-    train.{pair}.tsv            columns (first language, second language), no header
-    all.tsv.zst                 columns named in a header line; empty cells are gaps
+    train.{pair}.tsv            two columns in the order of the pair's name, or of `data.columns`
+    all.tsv.zst                 columns named in a header line, or in `data.columns`; empty cells
+                                are gaps
     news.jsonl                  {"en": ..., "fr": ...}, also under "translation"
     memory.tmx.gz               translation memory
     hf:NAME:CONFIG:SPLIT        a Hugging Face dataset, if `datasets` is installed
     constructed:SPLIT           the constructed languages; constructed:FILE.toml:SPLIT for your own
 
 `{pair}` stands for "en-fr", `{xx}` for its second language, `{lang}` for either. `.gz` and `.zst`
-are unpacked while reading.
+are unpacked while reading. Text is UTF-8. A file that is cut off, names its languages otherwise or
+does not name them at all is refused; a row that cannot be read is counted.
 """
 
 from __future__ import annotations
 
-import gzip
 import importlib
-import io
 import json
-from collections.abc import Iterator
-from enum import StrEnum
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import zstandard
-
 from gradvac import corpora
-
-
-class Problem(StrEnum):
-    """Why a pair could not be read."""
-
-    NOT_UTF8 = "not UTF-8"
-    MALFORMED = "malformed"
-
+from gradvac.nmt.columns import read_tsv
+from gradvac.nmt.lines import UNREADABLE, Problem, open_text, raw_lines
 
 Line = tuple[str, str] | Problem
 _LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
-def read_pairs(source: str, first: str, second: str, *, root: Path) -> Iterator[Line]:
+def read_pairs(
+    source: str,
+    first: str,
+    second: str,
+    *,
+    root: Path,
+    columns: Sequence[str] = (),
+    is_shared: bool = False,
+) -> Iterator[Line]:
     """Read the sentence pairs of two languages.
 
     Args:
@@ -52,6 +52,9 @@ def read_pairs(source: str, first: str, second: str, *, root: Path) -> Iterator[
         first: Code of the language on the left.
         second: Code of the language on the right.
         root: What file names are relative to.
+        columns: `data.columns`.
+        is_shared: Whether other pairs are read from the same source. Two columns without a name
+            cannot be all of them.
 
     Yields:
         (first, second), with every stretch of white space made one blank, or what was wrong.
@@ -67,7 +70,11 @@ def read_pairs(source: str, first: str, second: str, *, root: Path) -> Iterator[
     paths = files_of(source, first, second, root=root)
     if len(paths) == 2:
         return _read_moses(*paths)
-    reader = _READERS[_kind(paths[0])]
+    if _kind(paths[0]) == ".tsv":
+        is_named = not is_shared or _PLACEHOLDER.search(source) is not None
+        rows = read_tsv(paths[0], first, second, columns=columns, is_named=is_named)
+        return (row if isinstance(row, Problem) else _pair(*row) for row in rows)
+    reader = {".jsonl": _read_jsonl, ".json": _read_jsonl, ".tmx": _read_tmx}[_kind(paths[0])]
     return reader(paths[0], first, second)
 
 
@@ -79,9 +86,7 @@ def files_of(source: str, first: str, second: str, *, root: Path) -> list[Path]:
     if scheme == "constructed":
         file = rest.rpartition(":")[0]
         return [root / file] if file else []
-    names = [
-        source.format(pair=f"{first}-{second}", xx=second, lang=code) for code in (first, second)
-    ]
+    names = [fill(source, first, second, code) for code in (first, second)]
     paths = [root / name for name in dict.fromkeys(names)]
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
@@ -89,7 +94,7 @@ def files_of(source: str, first: str, second: str, *, root: Path) -> list[Path]:
             f"data: no file {missing[0]} for {first}-{second}; it comes from {source!r} under "
             f"data.root = {str(root)!r}."
         )
-    if len(paths) == 1 and _kind(paths[0]) not in _READERS:
+    if len(paths) == 1 and _kind(paths[0]) not in _KINDS:
         raise ValueError(
             f"data: {paths[0]} is one file, but neither .tsv, .jsonl nor .tmx; plain text needs "
             f"one file a language, with {{lang}} in the name: {source!r}."
@@ -97,30 +102,19 @@ def files_of(source: str, first: str, second: str, *, root: Path) -> list[Path]:
     return paths
 
 
-def open_text(path: Path) -> io.BufferedIOBase:
-    """Open a file for reading bytes, unpacking `.gz` and `.zst`."""
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    if path.suffix == ".zst":
-        return io.BufferedReader(
-            zstandard.ZstdDecompressor().stream_reader(path.open("rb"), closefd=True)
+def fill(source: str, first: str, second: str, code: str) -> str:
+    """Put codes in the place of `{pair}`, `{xx}` and `{lang}`."""
+    values = {"pair": f"{first}-{second}", "xx": second, "lang": code}
+    unknown = [name for name in _PLACEHOLDER.findall(source) if name not in values]
+    if unknown:
+        raise ValueError(
+            f"data: {{{unknown[0]}}} in {source!r} is none of {{pair}}, {{xx}} and {{lang}}."
         )
-    return path.open("rb")
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], source)
 
 
-def raw_lines(path: Path) -> Iterator[str | None]:
-    """Read lines, without their ends; None for a line that is not UTF-8."""
-    try:
-        with open_text(path) as file:
-            for number, raw in enumerate(file):
-                try:
-                    text = raw.decode("utf-8-sig" if number == 0 else "utf-8")
-                except UnicodeDecodeError:
-                    yield None
-                else:
-                    yield text.rstrip("\r\n")
-    except (OSError, EOFError, zstandard.ZstdError) as error:
-        raise ValueError(f"data: {path} cannot be read to its end: {error}.") from error
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_KINDS = (".tsv", ".jsonl", ".json", ".tmx")
 
 
 def _kind(path: Path) -> str:
@@ -135,7 +129,8 @@ def _read_moses(first: Path, second: Path) -> Iterator[Line]:
         counts[0] += left is not end
         counts[1] += right is not end
         if counts[0] == counts[1]:
-            yield _pair(left, right)
+            problems = [side for side in (left, right) if isinstance(side, Problem)]
+            yield problems[0] if problems else _pair(str(left), str(right))
     if counts[0] != counts[1]:
         raise ValueError(
             f"data: {first} has {counts[0]:,} lines, but {second} has {counts[1]:,}; line i of one "
@@ -143,58 +138,43 @@ def _read_moses(first: Path, second: Path) -> Iterator[Line]:
         )
 
 
-def _read_tsv(path: Path, first: str, second: str) -> Iterator[Line]:
-    columns: tuple[int, int] | None = None
-    for line in raw_lines(path):
-        if line is None:
-            yield Problem.NOT_UTF8
-            continue
-        cells = line.split("\t")
-        if columns is None:
-            columns = (0, 1)
-            if first in cells and second in cells:
-                columns = (cells.index(first), cells.index(second))
-                continue
-            if len(cells) != 2:
-                raise ValueError(
-                    f"data: {path} starts with {len(cells)} column(s) and no header that names "
-                    f"{first!r} and {second!r}; give it such a header, or two columns."
-                )
-        if len(cells) == 1 and line:
-            yield Problem.MALFORMED
-        else:
-            # Editors strip tabs at the end of a line: what is missing there is a gap.
-            left, right = (cells[column] if column < len(cells) else "" for column in columns)
-            yield _pair(left, right)
-
-
 def _read_jsonl(path: Path, first: str, second: str) -> Iterator[Line]:
-    for line in raw_lines(path):
-        if line is None:
-            yield Problem.NOT_UTF8
-            continue
-        try:
-            pair = _from_row(json.loads(line), first, second)
-            "".join(pair).encode()  # an escape may be half a character
-        except json.JSONDecodeError:
-            yield Problem.MALFORMED
-        except UnicodeEncodeError:
-            yield Problem.NOT_UTF8
-        else:
-            yield pair
+    def rows() -> Iterator[Any]:
+        for line in raw_lines(path):
+            try:
+                yield (
+                    line
+                    if isinstance(line, Problem)
+                    else json.loads(line, object_pairs_hook=_unique)
+                )
+            except (ValueError, RecursionError):
+                yield Problem.MALFORMED
+
+    return _from_rows(str(path), rows(), first, second)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key is there twice")
+    return dict(pairs)
 
 
 def _read_tmx(path: Path, first: str, second: str) -> Iterator[Line]:
-    try:
-        with open_text(path) as file:
-            for _, unit in ElementTree.iterparse(file):
-                if _name(unit) == "tu":
-                    # The first variant of a language counts.
-                    texts = dict(reversed(list(_variants(unit))))
-                    yield _from_row(texts, first, second)
-                    unit.clear()
-    except ElementTree.ParseError as error:
-        raise ValueError(f"data: {path} is not valid TMX: {error}.") from error
+    def units() -> Iterator[dict[str, str]]:
+        try:
+            with open_text(path) as file:
+                for _, unit in ElementTree.iterparse(file):
+                    if _name(unit) == "tu":
+                        # The first variant of a language counts.
+                        yield dict(reversed(list(_variants(unit))))
+                        unit.clear()
+        # Expat's words for an encoding that it does not know are errors of these kinds too.
+        except (ElementTree.ParseError, ValueError, LookupError) as error:
+            raise ValueError(f"data: {path} is not valid TMX: {error}.") from error
+        except UNREADABLE as error:
+            raise ValueError(f"data: {path} cannot be read to its end: {error}.") from error
+
+    return _from_rows(str(path), units(), first, second)
 
 
 def _variants(unit: ElementTree.Element) -> Iterator[tuple[str, str]]:
@@ -220,20 +200,25 @@ def _read_hf(rest: str, first: str, second: str, root: Path) -> Iterator[Line]:
         raise ValueError(
             f"data: hf:{rest} needs the package `datasets`; pip install datasets."
         ) from None
-    parts = rest.format(pair=f"{first}-{second}", xx=second, lang=first).split(":")
+    parts = fill(rest, first, second, first).split(":")
     if len(parts) != 3:
         raise ValueError(f"data: hf:{rest} must be hf:NAME:CONFIG:SPLIT (CONFIG may be empty).")
     name, config, split = parts
     if (root / name).is_dir():
-        rows = datasets.load_from_disk(str(root / name))[split]
+        splits = datasets.load_from_disk(str(root / name))
+        if split not in splits:
+            raise ValueError(f"data: hf:{rest}: there is no split {split!r}, but {list(splits)}.")
+        rows = splits[split]
     else:
         rows = datasets.load_dataset(name, config or None, split=split)
-    return (_from_row(row, first, second) for row in rows)
+    return _from_rows(f"hf:{rest}", rows, first, second)
 
 
 def _read_constructed(rest: str, first: str, second: str, root: Path) -> Iterator[Line]:
     file, _, split = rest.rpartition(":")
     corpus = _corpus(root / file if file else None)
+    if split not in ("train", "dev", "test"):
+        raise ValueError(f"data: constructed:{rest} must end in train, dev or test.")
     if corpora.PIVOT not in (first, second):
         raise ValueError(
             f"data: the constructed languages are paired with {corpora.PIVOT!r}; "
@@ -250,27 +235,44 @@ def _corpus(path: Path | None) -> corpora.Corpus:
     return corpora.default() if path is None else corpora.load(path)
 
 
-def _from_row(row: Any, first: str, second: str) -> Line:
-    """Take a pair from a mapping, or from the mapping under "translation"."""
-    if isinstance(row, dict) and isinstance(row.get("translation"), dict):
-        row = row["translation"]
-    if not isinstance(row, dict):
-        return Problem.MALFORMED
-    found = [row.get(code) or "" for code in (first, second)]
-    if not all(isinstance(text, str) for text in found):
-        return Problem.MALFORMED
-    return _pair(*found)
+def _from_rows(where: str, rows: Iterable[Any], first: str, second: str) -> Iterator[Line]:
+    """Take pairs from mappings, or from the mappings under "translation".
+
+    Raises:
+        ValueError: Not a single one knows one of the languages.
+    """
+    keys: dict[str, None] = {}
+    has_rows = False
+    for row in rows:
+        if isinstance(row, Problem):
+            yield row
+            continue
+        if isinstance(row, dict) and isinstance(row.get("translation"), dict):
+            row = row["translation"]
+        if not isinstance(row, dict):
+            yield Problem.MALFORMED
+            continue
+        has_rows = True
+        if len(keys) < _MOST_KEYS or first not in keys or second not in keys:
+            keys.update(dict.fromkeys(row))
+        texts = [row.get(code) or "" for code in (first, second)]  # what is missing is a gap
+        yield _pair(*texts) if all(isinstance(t, str) for t in texts) else Problem.MALFORMED
+    for code in (first, second):
+        if has_rows and code not in keys:
+            there = ", ".join(repr(str(key)) for key in list(keys)[:_MOST_KEYS])
+            raise ValueError(
+                f"data: nothing in {where} is called {code!r}; there is {there}. Rename it there, "
+                "or use these codes in data.languages."
+            )
 
 
-def _pair(left: Any, right: Any) -> Line:
-    if left is None or right is None:
+_MOST_KEYS = 20
+
+
+def _pair(left: str, right: str) -> Line:
+    texts = " ".join(left.split()), " ".join(right.split())
+    try:
+        "".join(texts).encode()  # an escape may be half a character
+    except UnicodeEncodeError:
         return Problem.NOT_UTF8
-    return " ".join(left.split()), " ".join(right.split())
-
-
-_READERS = {
-    ".tsv": _read_tsv,
-    ".jsonl": _read_jsonl,
-    ".json": _read_jsonl,
-    ".tmx": _read_tmx,
-}
+    return Problem.MALFORMED if "\0" in left + right else texts

@@ -5,6 +5,7 @@ The other sections are those of every run: [train], [optimizer], [sampling], [al
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +13,13 @@ from pydantic import Field, model_validator
 
 from gradvac.nmt.cleaning import CleaningConfig
 from gradvac.nmt.model import SIZES, Size, Transformer
+from gradvac.nmt.readers import fill
 from gradvac.nmt.vocabulary import VocabularyConfig
 from gradvac.training import RunConfig, Section
 
 TRAIN, DEV, TEST = "train", "dev", "test"
+# They become names of files and of pieces, so that nothing else may be in them.
+_CODE, _SET = re.compile(r"\w{1,32}", re.ASCII), re.compile(r"\w[\w-]{0,63}", re.ASCII)
 LEVELS = ("high", "medium", "low", "extremely_low")
 
 
@@ -54,6 +58,9 @@ class DataConfig(Section):
         pivot: The language that all others are paired with.
         languages: The others.
         pairs: Instead of `languages`: pairs such as "fr-de", pivot or not.
+        columns: What the columns of TSV files hold, by code, as in ["de", "en"]; "{xx}" stands for
+            the second language of a pair, any other name for a column to pass over. Empty: a header
+            says so, or else the two columns are in the order of the pair's name.
         train: Sources of training pairs; `gradvac.nmt.readers` explains them.
         dev: Source of the pairs that choose the checkpoint.
         test: Source of the pairs to score on; may be left out.
@@ -72,6 +79,7 @@ class DataConfig(Section):
     pivot: str = "en"
     languages: list[str] = Field(default_factory=list)
     pairs: list[str] = Field(default_factory=list)
+    columns: list[str] = Field(default_factory=list)
     train: str | list[str]
     dev: str
     test: str | None = None
@@ -91,10 +99,16 @@ class DataConfig(Section):
         for pair in self.pairs:
             if len(set(pair.split("-"))) != 2 or pair.count("-") != 1:
                 raise ValueError(f"pairs: {pair!r} must be two different codes, as in 'fr-de'")
-        bad = [code for code in (self.pivot, *self.languages) if "-" in code or not code]
+        codes = (self.pivot, *self.languages, *(c for p in self.pairs for c in p.split("-")))
+        bad = [code for code in codes if not _CODE.fullmatch(code)]
         if bad or self.pivot in self.languages:
-            what = f"{bad[0]!r} has a hyphen" if bad else f"{self.pivot!r} is the pivot"
-            raise ValueError(f"languages: {what}; write codes such as 'fr' or 'zh_tw'")
+            what = (
+                "has a hyphen" if bad and "-" in bad[0] else "is no code" if bad else "is the pivot"
+            )
+            raise ValueError(
+                f"languages: {(bad or [self.pivot])[0]!r} {what}; write codes such as 'fr' or "
+                "'zh_tw': letters, digits and _"
+            )
         names = self.all_pairs()
         if len(set(names)) != len(names):
             raise ValueError("languages or pairs: one is there twice")
@@ -107,6 +121,16 @@ class DataConfig(Section):
         reserved = {TRAIN, DEV, TEST} & set(self.extra)
         if reserved:
             raise ValueError(f"extra: {min(reserved)!r} is taken; choose another name")
+        bad = [name for name in self.extra if not _SET.fullmatch(name)]
+        if bad:
+            raise ValueError(
+                f"extra: {bad[0]!r} becomes part of file names; use letters, digits, - and _"
+            )
+        twice = [name for name in self.columns if self.columns.count(name) > 1]
+        if twice or len(self.columns) == 1:
+            raise ValueError(f"columns: {self.columns} must name two languages, each once")
+        for source in (source for own in self.sources().values() for source in own):
+            fill(source, "en", "xx", "en")  # a wrong placeholder is told now
         return self
 
     def all_pairs(self) -> list[str]:

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gradvac.nmt.batch import Ragged, Tokens
+from gradvac.nmt.sealed import Seal, sealing
+
+OFFSETS = ".offsets.npy"
+SUFFIXES = (".bin", OFFSETS)
 
 
 class TokenFile:
@@ -25,19 +31,19 @@ class TokenFile:
     """
 
     def __init__(self, path: Path, vocabulary_size: int) -> None:
-        self._offsets: npt.NDArray[np.int64] = np.load(f"{path}.offsets.npy", mmap_mode="r")
+        self._offsets = _read_offsets(Path(f"{path}{OFFSETS}"))
         kind = _kind(vocabulary_size)
         expected, found = int(self._offsets[-1]) * kind.itemsize, os.path.getsize(f"{path}.bin")
-        if expected != found:
+        self.lengths: npt.NDArray[np.int64] = np.diff(self._offsets)
+        if expected != found or self._offsets[0] != 0 or (self.lengths < 0).any():
             raise ValueError(
-                f"data: {path}.bin has {found:,} bytes instead of {expected:,}; run "
-                "`gradvac nmt prepare` again."
+                f"data: {path}.bin has {found:,} bytes instead of {expected:,}, or its sentences "
+                "begin at other places; run `gradvac nmt prepare` again."
             )
         # An empty file cannot be mapped.
         self._tokens: Tokens = (
             np.memmap(f"{path}.bin", dtype=kind, mode="r") if found else np.empty(0, dtype=kind)
         )
-        self.lengths: npt.NDArray[np.int64] = np.diff(self._offsets)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -64,31 +70,45 @@ class TokenWriter:
 
     def __init__(self, path: Path, vocabulary_size: int) -> None:
         self._path, self._kind = path, _kind(vocabulary_size)
-        self._part = Path(f"{path}.bin.part")
-        self._file = self._part.open("wb")
+        self._places = [Path(f"{path}{suffix}") for suffix in SUFFIXES]
         self._lengths: list[int] = []
+        self.seals: dict[Path, Seal] = {}  # of the two files, once they are there
 
     def write(self, sentences: Iterable[Sequence[int]]) -> None:
         """Append sentences."""
         for sentence in sentences:
             self._lengths.append(len(sentence))
-            self._file.write(np.asarray(sentence, dtype=self._kind).tobytes())
+            self._files[0].write(np.asarray(sentence, dtype=self._kind).tobytes())
 
     def __enter__(self) -> TokenWriter:
+        with ExitStack() as stack:
+            self._files = [stack.enter_context(sealing(path)) for path in self._places]
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._file.close()
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         if kind is None:
-            self._finish()
+            offsets = np.concatenate([[0], np.cumsum(self._lengths, dtype=np.int64)])
+            np.lib.format.write_array(self._files[1], offsets.astype(np.int64))
+        self._stack.__exit__(kind, *rest)
+        self.seals = {
+            path: file.seal(path)
+            for path, file in zip(self._places, self._files, strict=True)
+            if kind is None
+        }
 
-    def _finish(self) -> None:
-        offsets = np.concatenate([[0], np.cumsum(self._lengths, dtype=np.int64)])
-        part = Path(f"{self._path}.offsets.part")
-        with part.open("wb") as file:
-            np.save(file, offsets.astype(np.int64))
-        os.replace(part, f"{self._path}.offsets.npy")
-        os.replace(self._part, f"{self._path}.bin")
+
+def _read_offsets(path: Path) -> npt.NDArray[np.int64]:
+    try:
+        offsets: npt.NDArray[np.int64] = np.load(path, mmap_mode="r")
+    # What NumPy says about a damaged header depends on which part of it is.
+    except (OSError, EOFError, ValueError, TypeError, SyntaxError, MemoryError) as error:
+        raise ValueError(
+            f"data: {path} cannot be read ({error}); run `gradvac nmt prepare` again."
+        ) from error
+    if getattr(offsets, "dtype", None) != np.int64 or offsets.ndim != 1 or not len(offsets):
+        raise ValueError(f"data: {path} holds no offsets; run `gradvac nmt prepare` again.")
+    return offsets
 
 
 def _kind(vocabulary_size: int) -> np.dtype[np.unsignedinteger]:

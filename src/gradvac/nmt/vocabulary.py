@@ -53,6 +53,12 @@ class Vocabulary:
 
     def __init__(self, model: bytes) -> None:
         self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+        special = [getattr(self._pieces, f"{name}_id")() for name in ("pad", "bos", "eos", "unk")]
+        if special != [PAD, BOS, EOS, UNKNOWN]:
+            raise ValueError(
+                f"vocabulary: padding, begin, end and unknown must be tokens 0 to 3, got {special}; "
+                "this is a SentencePiece model of something else."
+            )
         size = self._pieces.get_piece_size()
         pieces = [self._pieces.id_to_piece(number) for number in range(size)]
         self._tags = {
@@ -69,7 +75,12 @@ class Vocabulary:
             raise ValueError(
                 f"vocabulary: there is no file {path}; run `gradvac nmt prepare` first."
             )
-        return cls(path.read_bytes())
+        try:
+            return cls(path.read_bytes())
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"vocabulary: {path} is no SentencePiece model, or is damaged ({error})."
+            ) from error
 
     def __len__(self) -> int:
         return int(self._pieces.get_piece_size())

@@ -1,0 +1,91 @@
+"""Tables: which column holds which language, told by a header, by `data.columns`, or by the name
+of the file. Where they contradict each other, or a row has another form, nothing is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gradvac.corpora.languages import LANGUAGES
+from gradvac.nmt.lines import Problem, raw_lines
+
+# Names that people give to columns, and that are no sentences.
+_HEADINGS = {"source", "target", "src", "tgt", "trg", "text", "sentence", "translation", "id"}
+_HEADINGS |= {language.name.casefold() for language in LANGUAGES.values()}
+
+
+def read_tsv(
+    path: Path, first: str, second: str, *, columns: Sequence[str], is_named: bool
+) -> Iterator[tuple[str, str] | Problem]:
+    """Read two columns of a table.
+
+    Args:
+        path: The file.
+        first: Code of the language on the left.
+        second: Code of the language on the right.
+        columns: What the columns hold, by code; `{xx}` is the second language. Empty: a header
+            says so, or else the two columns are in the order of the pair's name.
+        is_named: Whether it is clear which pair the file holds.
+    """
+    names = [second if name == "{xx}" else name for name in columns]
+    header: list[str] | None = None
+    for line in raw_lines(path):
+        if isinstance(line, Problem):
+            yield line
+            continue
+        cells = line.split("\t")
+        if header is None:
+            header = _header(path, cells, names, first, second, is_named=is_named)
+            if header == cells:
+                continue
+        if len(cells) > len(header) or (len(cells) == 1 and line) or cells == header:
+            # As many cells as columns, or the text may be of another one. A header in the middle
+            # is what is left where two files were put together.
+            yield Problem.MALFORMED
+            continue
+        # Editors strip tabs at the end of a line: what is missing there is a gap.
+        cells += [""] * (len(header) - len(cells))
+        yield cells[header.index(first)], cells[header.index(second)]
+
+
+def _header(
+    path: Path, cells: list[str], names: list[str], first: str, second: str, *, is_named: bool
+) -> list[str]:
+    """What every column holds, from the first row."""
+    found = [code for code in (first, second) if code in cells]
+    twice = [code for code in found if cells.count(code) > 1]
+    if twice:
+        raise ValueError(f"data: the header of {path} names {twice[0]!r} twice; rename a column.")
+    if names:
+        if first not in names or second not in names:
+            raise ValueError(
+                f"data.columns: {names} has no {first!r} or no {second!r}, which {path} is read "
+                "for; write {xx} for the language that is not the pivot."
+            )
+        if cells != names and (len(found) == 2 or len(cells) != len(names)):
+            raise ValueError(
+                f"data.columns: {names} was given, but {path} begins with {len(cells)} cells: "
+                f"{_shown(cells)}."
+            )
+        expected = names
+    elif len(found) == 2:
+        return cells
+    elif len(cells) == 2 and is_named:
+        expected = [first, second]
+    else:
+        raise ValueError(
+            f"data: {path} starts with {len(cells)} column(s) and no header that names {first!r} "
+            f"and {second!r}; give it such a header, or say what the columns hold, as in "
+            f'data.columns = ["{first}", "{second}"].'
+        )
+    codes = {first.casefold(), second.casefold()} | _HEADINGS
+    if cells != names and any(cell.strip().casefold() in codes for cell in cells):
+        raise ValueError(
+            f"data: {path} begins with {_shown(cells)}, which looks like a header, but not like "
+            f"one that names {first!r} and {second!r}; write those, or remove the line."
+        )
+    return expected
+
+
+def _shown(cells: list[str]) -> str:
+    return ", ".join(repr(cell[:20]) for cell in cells[:5])

@@ -1,0 +1,58 @@
+"""A guess at the language of some lines, to warn of text that is not what its name says.
+
+A guess never changes anything. It is made by the line, so that a few borrowed sentences do not
+decide, and only a clear majority is told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import py3langid
+
+LINES = 200  # to guess from
+_FEWEST_LINES = 10
+_CLEAR, _FEW = 0.6, 0.1  # shares of lines
+_ALSO = {"no": "nb", "iw": "he", "in": "id", "tl": "fil"}  # other codes of the same language
+
+
+def doubt(first: str, second: str, pairs: Sequence[tuple[str, str]]) -> str | None:
+    """Say what is odd about the languages of some pairs; None: nothing.
+
+    Args:
+        first: Code of the language on the left, as named.
+        second: Code of the language on the right.
+        pairs: Lines to look at.
+    """
+    if len(pairs) < _FEWEST_LINES:
+        return None
+    names = [_label(first), _label(second)]
+    shares = [_shares(column) for column in zip(*pairs, strict=True)]
+    for here, there in ((0, 1), (1, 0)):
+        if shares[here][names[there]] >= _CLEAR and shares[there][names[there]] < _FEW:
+            return (
+                f"what is called {(first, second)[here]!r} looks like {(first, second)[there]!r}: "
+                "the two languages may be the wrong way round. data.columns, or a header, says "
+                "which column is which."
+            )
+    for code, name, own in zip((first, second), names, shares, strict=True):
+        guess, share = max(own.items(), key=lambda item: item[1])
+        if name in _known() and own[name] < _FEW and share >= _CLEAR:
+            return f"what is called {code!r} looks like {guess!r} in {share:.0%} of the lines."
+    return None
+
+
+def _shares(lines: Sequence[str]) -> Counter[str]:
+    """Language -> share of the lines that look like it."""
+    counts = Counter(py3langid.classify(line)[0] for line in lines)
+    return Counter({code: count / len(lines) for code, count in counts.items()})  # type: ignore[misc]
+
+
+def _known() -> set[str]:
+    return {label for label, _ in py3langid.rank("")}
+
+
+def _label(code: str) -> str:
+    base = code.partition("_")[0].lower()
+    return _ALSO.get(base, base)
