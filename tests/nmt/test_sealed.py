@@ -189,5 +189,5 @@ def test_odd_names_are_refused(toy_config: Build, code: str) -> None:
         {"pivot": code},
         {"extra": {code: "dev.{pair}.tsv"}},
     ):
-        with pytest.raises(ValueError, match="languages|pairs|extra"):
+        with pytest.raises(ValueError, match=r"languages|pairs|extra"):
             toy_config(data=changes)

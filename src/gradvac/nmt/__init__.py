@@ -4,11 +4,14 @@ One Transformer learns all directions; the target language is the first token of
 is a direction such as "en-fr". `prepare` turns text files into token files, `train_translation`
 trains, `Translator` translates, `score_run` scores with sacreBLEU.
 
-    readers.py      sentence pairs from text, TSV, JSONL, TMX, Hugging Face, constructed languages
+    readers.py      sentence pairs from text, TSV, JSONL, TMX, Hugging Face, constructed languages;
+                    lines.py unpacks and reads lines, columns.py knows which column is which
+    guess.py        a guess at the language of a text, to warn of columns turned round
     cleaning.py     what is dropped, and the report
     vocabulary.py   SentencePiece with a token <2xx> for every target language
     tokens.py       token files, mapped into memory
-    preparation.py  text -> clean text -> vocabulary -> token files; prepared.py opens the result
+    preparation.py  text -> clean text -> vocabulary -> token files; prepared.py opens the result,
+                    sealed.py knows whether a file is as it was written
     batch.py        a batch, padded or packed; stream.py cuts batches that mix tasks
     model.py        the Transformer and its loss; attention.py is its attention
     decode.py       beam search; slots.py is its state; translator.py is text to text

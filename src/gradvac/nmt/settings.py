@@ -102,12 +102,11 @@ class DataConfig(Section):
         codes = (self.pivot, *self.languages, *(c for p in self.pairs for c in p.split("-")))
         bad = [code for code in codes if not _CODE.fullmatch(code)]
         if bad or self.pivot in self.languages:
-            what = (
-                "has a hyphen" if bad and "-" in bad[0] else "is no code" if bad else "is the pivot"
-            )
+            name, what = (bad or [self.pivot])[0], "is no code" if bad else "is the pivot"
+            what = "has a hyphen" if "-" in name else what
             raise ValueError(
-                f"languages: {(bad or [self.pivot])[0]!r} {what}; write codes such as 'fr' or "
-                "'zh_tw': letters, digits and _"
+                f"languages: {name!r} {what}; write codes such as 'fr' or 'zh_tw': letters, digits "
+                "and _"
             )
         names = self.all_pairs()
         if len(set(names)) != len(names):

@@ -56,8 +56,8 @@ class Vocabulary:
         special = [getattr(self._pieces, f"{name}_id")() for name in ("pad", "bos", "eos", "unk")]
         if special != [PAD, BOS, EOS, UNKNOWN]:
             raise ValueError(
-                f"vocabulary: padding, begin, end and unknown must be tokens 0 to 3, got {special}; "
-                "this is a SentencePiece model of something else."
+                f"vocabulary: padding, begin, end and unknown must be tokens 0 to 3, got {special};"
+                " this is a SentencePiece model of something else."
             )
         size = self._pieces.get_piece_size()
         pieces = [self._pieces.id_to_piece(number) for number in range(size)]
