@@ -7,7 +7,7 @@ decide, and only a clear majority is told.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import py3langid
 
@@ -41,6 +41,16 @@ def doubt(first: str, second: str, pairs: Sequence[tuple[str, str]]) -> str | No
         if name in _known() and own[name] < _FEW and share >= _CLEAR:
             return f"what is called {code!r} looks like {guess!r} in {share:.0%} of the lines."
     return None
+
+
+def sampled(
+    pairs: Iterable[tuple[str, str]], sample: list[tuple[str, str]]
+) -> Iterator[tuple[str, str]]:
+    """Pass pairs on, and keep the first of them to guess from."""
+    for pair in pairs:
+        if len(sample) < LINES:
+            sample.append(pair)
+        yield pair
 
 
 def _shares(lines: Sequence[str]) -> Counter[str]:

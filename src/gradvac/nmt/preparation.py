@@ -14,9 +14,7 @@ killed half-way leaves a folder that is not taken for a prepared one.
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -27,8 +25,16 @@ import filelock
 from gradvac.nmt import files, guess
 from gradvac.nmt.cleaning import Report, clean, fingerprint, keep_readable, letters
 from gradvac.nmt.prepared import MANIFEST, REPORT, VOCABULARY, Prepared, read_manifest, relevant
-from gradvac.nmt.readers import Line, Problem, files_of, read_pairs
-from gradvac.nmt.sealed import Seal, is_intact, read_facts, sealing, stamp, write_facts
+from gradvac.nmt.readers import Line, files_of, mostly_readable, read_pairs
+from gradvac.nmt.sealed import (
+    Seal,
+    is_intact,
+    read_facts,
+    sealing,
+    stamp,
+    write_columns,
+    write_facts,
+)
 from gradvac.nmt.settings import TRAIN, DataConfig
 from gradvac.nmt.tokens import TokenWriter
 from gradvac.nmt.vocabulary import Vocabulary, draw_lines, learn
@@ -161,7 +167,7 @@ class _Preparation:
         self.say(f"Cleaning {split} {pair}")
         report, sample = Report(), list[tuple[str, str]]()
         paths = self.paths("text", split, pair)
-        digest, seals = _write_columns(paths, _sampled(self.kept(split, pair, report), sample))
+        digest, seals = write_columns(paths, guess.sampled(self.kept(split, pair, report), sample))
         _refuse_empty(report, split, pair)
         doubt = guess.doubt(*pair.split("-"), sample)
         facts = {
@@ -198,7 +204,7 @@ class _Preparation:
                     columns=self.config.columns,
                     is_shared=len(self.pairs) > 1,
                 )
-                yield from _mostly_readable(pairs, f"{source!r} for {pair}")
+                yield from mostly_readable(pairs, f"{source!r} for {pair}")
 
         if split != TRAIN:
             return keep_readable(lines(), report)
@@ -337,47 +343,3 @@ def _refuse_empty(report: Report, split: str, pair: str) -> None:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.dropped.most_common())
     why = f"{report.num_read:,} were read, and dropped: {reasons}" if reasons else "none was read"
     raise ValueError(f"data: no sentence pair is left of {split} {pair}; {why}.")
-
-
-def _mostly_readable(lines: Iterator[Line], where: str) -> Iterator[Line]:
-    """Refuse a source that is not what it was taken for, however much others give."""
-    problems: Counter[str] = Counter()
-    num_read = 0
-    for line in lines:
-        num_read += 1
-        if isinstance(line, Problem):
-            problems[line.value] += 1
-        yield line
-    if not num_read:
-        raise ValueError(f"data: {where} is empty; leave it out if there is nothing to read.")
-    if 2 * problems.total() > num_read:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in problems.most_common())
-        raise ValueError(
-            f"data: {where} is not what it should be: {reasons}, of {num_read:,} rows in all. "
-            "`gradvac.nmt.readers` says what each kind of file looks like."
-        )
-
-
-def _sampled(
-    pairs: Iterable[tuple[str, str]], sample: list[tuple[str, str]]
-) -> Iterator[tuple[str, str]]:
-    for pair in pairs:
-        if len(sample) < guess.LINES:
-            sample.append(pair)
-        yield pair
-
-
-def _write_columns(
-    paths: Sequence[Path], rows: Iterable[Sequence[str]]
-) -> tuple[str, dict[Path, Seal]]:
-    """Write every column of the rows to a file of its own; a hash of them all, and the seals."""
-    digest = hashlib.blake2b(digest_size=16)
-    with ExitStack() as stack:
-        columns = [stack.enter_context(sealing(path)) for path in paths]
-        for row in rows:
-            for column, text in zip(columns, row, strict=True):
-                line = text.encode() + b"\n"
-                digest.update(line)
-                column.write(line)
-    seals = {path: column.seal(path) for path, column in zip(paths, columns, strict=True)}
-    return digest.hexdigest(), seals

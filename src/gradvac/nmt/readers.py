@@ -21,6 +21,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import zip_longest
@@ -76,6 +77,25 @@ def read_pairs(
         return (row if isinstance(row, Problem) else _pair(*row) for row in rows)
     reader = {".jsonl": _read_jsonl, ".json": _read_jsonl, ".tmx": _read_tmx}[_kind(paths[0])]
     return reader(paths[0], first, second)
+
+
+def mostly_readable(lines: Iterator[Line], where: str) -> Iterator[Line]:
+    """Refuse a source that is not what it was taken for, however much others give."""
+    problems: Counter[str] = Counter()
+    num_read = 0
+    for line in lines:
+        num_read += 1
+        if isinstance(line, Problem):
+            problems[line.value] += 1
+        yield line
+    if not num_read:
+        raise ValueError(f"data: {where} is empty; leave it out if there is nothing to read.")
+    if 2 * problems.total() > num_read:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in problems.most_common())
+        raise ValueError(
+            f"data: {where} is not what it should be: {reasons}, of {num_read:,} rows in all. "
+            "`gradvac.nmt.readers` says what each kind of file looks like."
+        )
 
 
 def files_of(source: str, first: str, second: str, *, root: Path) -> list[Path]:

@@ -12,8 +12,8 @@ whatever touches a file later is noticed. A disk that changes bits on its own is
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -46,6 +46,22 @@ def sealing(path: Path) -> Iterator[SealedFile]:
     """A file to write that takes the place of `path` when the block ends without an error."""
     with files.replacing(path) as file:
         yield SealedFile(file)
+
+
+def write_columns(
+    paths: Sequence[Path], rows: Iterable[Sequence[str]]
+) -> tuple[str, dict[Path, Seal]]:
+    """Write every column of the rows to a file of its own; a hash of them all, and the seals."""
+    digest = hashlib.blake2b(digest_size=16)
+    with ExitStack() as stack:
+        columns = [stack.enter_context(sealing(path)) for path in paths]
+        for row in rows:
+            for column, text in zip(columns, row, strict=True):
+                line = text.encode() + b"\n"
+                digest.update(line)
+                column.write(line)
+    seals = {path: column.seal(path) for path, column in zip(paths, columns, strict=True)}
+    return digest.hexdigest(), seals
 
 
 def stamp(path: Path) -> list[int]:
