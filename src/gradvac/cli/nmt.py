@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from gradvac.cli._common import load_nmt, require_run, tells_mistakes
-from gradvac.nmt import Translator, cleaning, score_run, train_translation
+from gradvac.nmt import Translator, cleaning, export_run, score_run, train_translation
 from gradvac.nmt import prepare as prepare_data
 from gradvac.training import Display
 
@@ -132,6 +132,24 @@ def score(
         print(json.dumps(scores.to_dict(), ensure_ascii=False, indent=1))
     else:
         Console(highlight=False).print(scores.table())
+
+
+@app.command()
+@tells_mistakes
+def export(
+    run: Run,
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    to: Annotated[str, typer.Option(help="huggingface or ctranslate2.")] = "huggingface",
+    weights: Weights = "best",
+    quantization: Annotated[
+        str | None, typer.Option(help="ctranslate2: int8, float16, ...; default: none.")
+    ] = None,
+) -> None:
+    """Write the model as Hugging Face or CTranslate2 read it; a source starts with <2xx>."""
+    made = export_run(
+        require_run(run), folder, to=to, weights=_weights(weights), quantization=quantization
+    )
+    print(f"{made} is ready; write sources as `<2xx> text`, xx being the target language.")
 
 
 def _weights(name: str) -> str | int:

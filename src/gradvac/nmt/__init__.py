@@ -16,6 +16,7 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     model.py        the Transformer and its loss; attention.py is its attention
     decode.py       beam search; slots.py is its state; translator.py is text to text
     score.py        BLEU and chrF++
+    export.py       the model for Hugging Face and CTranslate2
     settings.py     the config of a run
     recipe.py       what the training loop needs to know
     demo.py         everything above, in a few minutes
@@ -24,6 +25,7 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
 from gradvac.nmt.batch import Batch, Ragged, Side, make_batch
 from gradvac.nmt.cleaning import CleaningConfig, Report
 from gradvac.nmt.decode import Decoder, Hypothesis, Search, search
+from gradvac.nmt.export import export_run
 from gradvac.nmt.model import SIZES, Size, Transformer
 from gradvac.nmt.preparation import open_or_prepare, prepare
 from gradvac.nmt.prepared import Prepared
@@ -61,6 +63,7 @@ __all__ = [
     "Translator",
     "Vocabulary",
     "VocabularyConfig",
+    "export_run",
     "make_batch",
     "open_or_prepare",
     "prepare",

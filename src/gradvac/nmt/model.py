@@ -190,9 +190,10 @@ class Positions(Layer):
         super().__init__()
         self.width = width
         self.table: Tensor
-        self.register_buffer("table", self._make(length), persistent=False)
+        self.register_buffer("table", self.make(length), persistent=False)
 
-    def _make(self, length: int) -> Tensor:
+    def make(self, length: int) -> Tensor:
+        """Compute the table of so many positions, `[length, D]`."""
         half = self.width // 2
         rates = torch.exp(torch.arange(half) * (-math.log(10_000) / max(half - 1, 1)))
         angles = torch.arange(length)[:, None] * rates
@@ -206,7 +207,7 @@ class Positions(Layer):
     def reach(self, longest: int) -> None:
         """Grow the table to positions below `longest`."""
         if longest > len(self.table):
-            self.table = self._make(2 * longest).to(self.table)
+            self.table = self.make(2 * longest).to(self.table)
 
 
 class Stack(Layer):

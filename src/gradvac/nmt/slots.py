@@ -228,12 +228,13 @@ def largest(values: Tensor, num: int) -> tuple[Tensor, Tensor]:
     few entries are looked at once.
     """
     if num == 1:
-        found = values.max(-1, keepdim=True)
-        return found.values, found.indices
+        best = values.max(-1, keepdim=True)
+        return best.values, best.indices
     length = values.shape[-1]
     num_chunks = length // _CHUNK
     if num_chunks < 4 * num:
-        return tuple(values.topk(num))
+        top = values.topk(num)
+        return top.values, top.indices
     cut = num_chunks * _CHUNK
     chunks = values[..., :cut].unflatten(-1, (num_chunks, _CHUNK))
     which = chunks.amax(-1).topk(num).indices
@@ -246,5 +247,5 @@ def largest(values: Tensor, num: int) -> tuple[Tensor, Tensor]:
         ],
         -1,
     )
-    found = inside.topk(num)
-    return found.values, places.gather(-1, found.indices)
+    top = inside.topk(num)
+    return top.values, places.gather(-1, top.indices)

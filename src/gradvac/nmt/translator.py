@@ -61,9 +61,9 @@ class Translator:
         max_tokens: int,
         precision: str = "fp32",
     ) -> None:
-        self._model, self._vocabulary, self._settings = model, vocabulary, settings
+        self.model, self.vocabulary, self.settings = model, vocabulary, settings
         self.targets = tuple(dict.fromkeys(targets))
-        self._max_tokens, self._precision = max_tokens, precision
+        self.max_tokens, self._precision = max_tokens, precision
         self.counts = Counts()
 
     @classmethod
@@ -112,12 +112,12 @@ class Translator:
                 f"target language: {target!r} is unknown; this model translates into "
                 f"{', '.join(self.targets)}."
             )
-        tag = self._vocabulary.tag(target)
-        pieces = self._vocabulary.encode(lines)
+        tag = self.vocabulary.tag(target)
+        pieces = self.vocabulary.encode(lines)
         self.counts.lines += len(lines)
         self.counts.empty += sum(not own for own in pieces)
-        self.counts.cut += sum(len(own) > self._max_tokens for own in pieces)
-        pieces = [own[: self._max_tokens] for own in pieces]
+        self.counts.cut += sum(len(own) > self.max_tokens for own in pieces)
+        pieces = [own[: self.max_tokens] for own in pieces]
         translations = [""] * len(lines)
         rows = [row for row, own in enumerate(pieces) if own]
         if rows:
@@ -135,7 +135,7 @@ class Translator:
     @cached_property
     def _decoder(self) -> Decoder:
         """Made when it is needed; on a GPU it has a copy of the weights in bf16."""
-        settings, model = self._settings, self._model
+        settings, model = self.settings, self.model
         if self._precision == "bf16" and model.embedding.weight.device.type != "cpu":
             model = copy.deepcopy(model).bfloat16()
         search = Search(
@@ -143,13 +143,13 @@ class Translator:
             EOS,
             settings.beams,
             settings.length_penalty,
-            tuple(self._vocabulary.unspeakable),
+            tuple(self.vocabulary.unspeakable),
         )
         memory = None if settings.memory is None else int(settings.memory * (1 << 30))
         return Decoder(model, search, memory=memory)
 
     def _search(self, sources: Ragged) -> list[str]:
-        settings = self._settings
+        settings = self.settings
         limits = np.ceil((sources.lengths - 2) * settings.max_ratio) + settings.max_extra
         found = self._decoder.decode(sources, limits.astype(int).tolist())
-        return [self._vocabulary.decode(hypothesis.tokens) for hypothesis in found]
+        return [self.vocabulary.decode(hypothesis.tokens) for hypothesis in found]

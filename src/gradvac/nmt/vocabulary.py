@@ -59,11 +59,9 @@ class Vocabulary:
                 f"vocabulary: padding, begin, end and unknown must be tokens 0 to 3, got {special};"
                 " this is a SentencePiece model of something else."
             )
-        size = self._pieces.get_piece_size()
-        pieces = [self._pieces.id_to_piece(number) for number in range(size)]
         self._tags = {
             piece[2:-1]: number
-            for number, piece in enumerate(pieces)
+            for number, piece in enumerate(self.pieces())
             if piece.startswith("<2") and piece.endswith(">")
         }
 
@@ -84,6 +82,10 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return int(self._pieces.get_piece_size())
+
+    def pieces(self) -> list[str]:
+        """List all pieces, by number."""
+        return [self._pieces.id_to_piece(number) for number in range(len(self))]
 
     @property
     def languages(self) -> tuple[str, ...]:

@@ -1,0 +1,200 @@
+"""Translations a second: ours, and Hugging Face's `generate` with the same weights.
+
+    python benchmarks/decode.py --run RUN --source test.en --reference test.de --to de
+    python benchmarks/decode.py --train 1500 --prepared data/bible --to de      (trains first)
+
+The run is exported as a Pegasus model. Both translate the same lines, sorted by length; `generate`
+in batches of several sizes, of which the best counts. On a GPU both have weights in bf16. Equality
+is looked at twice: in float32 without length penalty, where both searches are the same, and as
+timed, where both are scored by BLEU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradvac.nmt import NmtConfig, Translator, score_lines, train_translation
+from gradvac.nmt.export import make_pegasus
+from gradvac.nmt.vocabulary import EOS
+from gradvac.training import config
+
+CONFIGS = Path(__file__).parents[1] / "configs" / "nmt"
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """Do something, and say how long it took."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    result = work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return result, time.perf_counter() - start
+
+
+def generate(
+    model: Any,
+    translator: Translator,
+    lines: list[str],
+    to: str,
+    *,
+    batch: int,
+    beams: int,
+    p: float,
+) -> list[str]:
+    """Translate with Hugging Face, longest lines first."""
+    vocabulary, most = translator.vocabulary, translator.max_tokens
+    sources = [[vocabulary.tag(to), *own[:most], EOS] for own in vocabulary.encode(lines)]
+    order = sorted(range(len(sources)), key=lambda n: -len(sources[n]))
+    said = [""] * len(sources)
+    for start in range(0, len(order), batch):
+        own = order[start : start + batch]
+        longest = len(sources[own[0]])
+        ids = torch.zeros(len(own), longest, dtype=torch.int64)
+        for row, number in enumerate(own):
+            ids[row, : len(sources[number])] = torch.tensor(sources[number])
+        ids = ids.to(model.device)
+        with torch.inference_mode():
+            found = model.generate(
+                input_ids=ids,
+                attention_mask=(ids != 0).long(),
+                num_beams=beams,
+                length_penalty=p,
+                early_stopping=beams > 1,
+                max_new_tokens=2 * (longest - 2) + 10,
+                max_length=None,
+                suppress_tokens=vocabulary.unspeakable,
+                do_sample=False,
+            )
+        for number, tokens in zip(own, found.tolist(), strict=True):
+            kept = tokens[1:]
+            said[number] = vocabulary.decode(kept[: kept.index(EOS)] if EOS in kept else kept)
+    return said
+
+
+def train_run(arguments: argparse.Namespace, folder: Path) -> tuple[Path, list[str], list[str]]:
+    """A model that has learned enough to end its sentences; test lines and their references."""
+    overrides = [
+        f"data.prepared={arguments.prepared}",
+        f"data.root={arguments.root}",
+        f"model.size={arguments.size}",
+        f"train.max_steps={arguments.train}",
+        f"optimizer.warmup_steps={max(1, arguments.train // 5)}",
+        "train.validate_every=0",
+        "train.writers=[]",
+        *arguments.override,
+    ]
+    settings = config.load(NmtConfig, CONFIGS / "bible.toml", overrides)
+    _, seconds = timed(lambda: train_translation(settings, folder))
+    print(f"trained {arguments.train} steps in {seconds:.0f} s", flush=True)
+    text = settings.data.prepared / "text"
+    pair = f"{settings.data.pivot}-{arguments.to}"
+    names = (f"test.{pair}.{code}" for code in pair.split("-"))
+    sources, references = ((text / name).read_text().splitlines() for name in names)
+    return folder, sources, references
+
+
+def same(ours: list[str], theirs: list[str]) -> float:
+    return sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
+
+
+def compare(
+    run: Path,
+    weights: str,
+    beams: int,
+    sources: list[str],
+    references: list[str],
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    """Time both with some beams."""
+    to, chosen = arguments.to, [f"decoding.beams={beams}"]
+    plain = [*chosen, "decoding.length_penalty=0.0", "train.precision=fp32"]
+    exact = Translator.from_run(run, weights=weights, overrides=plain)
+    pegasus = make_pegasus(exact.model, longest=1024, decoding=exact.settings)
+    few = sources[: arguments.equal_lines]
+    theirs = generate(pegasus, exact, few, to, batch=64, beams=beams, p=0.0)
+    equal = same(exact.translate(few, to), theirs)
+    translator = Translator.from_run(run, weights=weights, overrides=chosen)
+    work = partial(translator.translate, sources, to)
+    _, first = timed(work)
+    ours, our_seconds = min((timed(work) for _ in range(3)), key=itemgetter(1))
+    if torch.cuda.is_available():
+        pegasus = pegasus.bfloat16()
+    theirs_with = partial(
+        generate, pegasus, exact, sources, to, beams=beams, p=translator.settings.length_penalty
+    )
+    theirs_with(batch=arguments.batches[0])  # warm
+    found = {batch: timed(partial(theirs_with, batch=batch)) for batch in arguments.batches}
+    for batch, (_, seconds) in found.items():
+        print(f"generate, beam {beams}, batch {batch}: {len(sources) / seconds:.0f}/s", flush=True)
+    batch = min(found, key=lambda b: found[b][1])
+    theirs, seconds = found[batch]
+    return {
+        "beams": beams,
+        "lines": len(sources),
+        "ours, lines/s": len(sources) / our_seconds,
+        "ours, first call": len(sources) / first,
+        "generate, lines/s": len(sources) / seconds,
+        "its best batch": batch,
+        "ratio": seconds / our_seconds,
+        "equal text in float32 without penalty": equal,
+        "equal text as timed": same(ours, theirs),
+        "BLEU of ours": score_lines(ours, references, to).bleu,
+        "BLEU of generate": score_lines(theirs, references, to).bleu,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", type=Path, help="a run folder")
+    parser.add_argument("--source", type=Path)
+    parser.add_argument("--reference", type=Path)
+    parser.add_argument("--train", type=int, default=0, help="steps to train on the verses first")
+    parser.add_argument("--prepared", default="data/bible")
+    parser.add_argument("--root", default=".")
+    parser.add_argument("--size", default="small")
+    parser.add_argument("--override", nargs="*", default=[])
+    parser.add_argument("--to", default="de")
+    parser.add_argument("--beams", type=int, nargs="+", default=[4, 1])
+    parser.add_argument("--batches", type=int, nargs="+", default=[64, 128, 256, 512, 1215])
+    parser.add_argument("--lines", type=int, default=1215)
+    parser.add_argument("--equal-lines", type=int, default=500)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.train:
+            run, sources, references = train_run(arguments, Path(folder) / "run")
+            weights = "last"
+        else:
+            run, weights = arguments.run, "best"
+            sources, references = (
+                path.read_text(encoding="utf-8").splitlines()
+                for path in (arguments.source, arguments.reference)
+            )
+        most = arguments.lines
+        sources, references = sources[:most], references[:most]
+        rows = []
+        for beams in arguments.beams:
+            rows.append(compare(run, weights, beams, sources, references, arguments))
+            for name, value in rows[-1].items():
+                print(
+                    f"  {name}: {value:.4g}" if isinstance(value, float) else f"  {name}: {value}"
+                )
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    print(f"{device}, torch {torch.__version__}")
+    if arguments.out:
+        arguments.out.write_text(json.dumps({"device": device, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
