@@ -43,6 +43,12 @@ def test_train_translate_score(gradvac: Gradvac, run: Path) -> None:
     assert set(json.loads(scored.stdout)["by_task"]) == {"en-xx", "en-yy"}
     table = gradvac("nmt", "score", run, "--set", "dev")
     assert "chrF++" in table.stdout
+    exported = gradvac("nmt", "export", run, run / "hf")
+    assert exported.exit_code == 0, exported.output
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in (run / "hf").iterdir()
+    }
+    fails(gradvac("nmt", "export", run, run / "hf"), "is there and not empty")
 
 
 def test_similarity_report_figures(gradvac: Gradvac, run: Path, tmp_path: Path) -> None:

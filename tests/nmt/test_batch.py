@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from gradvac.nmt import Batch, Ragged, make_batch
+import gradvac
+from gradvac.nmt import Batch, Ragged, Transformer, make_batch
+from gradvac.nmt.batch import Frame
 
 SOURCES = Ragged.of([[9, 4], [9, 5, 6, 7]]).enclose(np.array([30, 31]), 2)
 TARGETS = Ragged.of([[8, 8, 8], []]).enclose(1, 2)
@@ -50,3 +54,55 @@ def test_pad_and_pack_are_inverse(random_batch: Callable[..., Batch], equal: boo
 def test_mixed_up_tasks_are_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="lie together"):
         make_batch(SOURCES, TARGETS, [1, 0])
+
+
+def framed(frame: Frame, seed: int = 3) -> tuple[Batch, Batch]:
+    """A packed batch, and the same one filled up."""
+    draw = np.random.default_rng(seed)
+    tasks = [0] * 5 + [1] * 3 + [2] * 4
+    sources = Ragged.of([draw.integers(4, 50, n) for n in draw.integers(1, 8, 12)]).enclose(3, 2)
+    targets = Ragged.of([draw.integers(4, 50, n) for n in draw.integers(1, 7, 12)]).enclose(1, 2)
+    plain = make_batch(sources, targets, tasks, packed=True)
+    return plain, make_batch(sources, targets, tasks, packed=True, frame=frame)
+
+
+@pytest.mark.parametrize("rule", [gradvac.Sum(), gradvac.GradVac()])
+def test_rows_that_do_not_count_change_nothing(
+    tiny_model: Callable[..., Transformer], rule: Any
+) -> None:
+    frame = Frame(source=120, target=96, rows=24, longest=11)
+    results = []
+    for batch in framed(frame):
+        model = tiny_model()
+        names = ["a", "b", "c"]
+        aligner = gradvac.Aligner(model, names, copy.deepcopy(rule), engine="one_backward")
+        losses = model(batch)
+        alignment = aligner.backward(losses / batch.num_tokens, batch.tasks)
+        assert alignment is not None
+        grads = {name: p.grad for name, p in model.named_parameters()}
+        results.append((losses.detach(), batch.num_tokens, alignment.similarity, grads))
+    (losses, num_tokens, similarity, grads), (filled, num_filled, also, more) = results
+    assert (num_tokens, len(filled)) == (num_filled, frame.rows)
+    torch.testing.assert_close(filled[: len(losses)], losses)
+    assert filled[len(losses) :].tolist() == [0.0] * (frame.rows - len(losses))
+    torch.testing.assert_close(also, similarity)
+    torch.testing.assert_close(more, grads)
+
+
+def test_framed_batches_have_one_size() -> None:
+    frame = Frame(source=130, target=80, rows=30, longest=40)
+    plain, batch = framed(frame)
+    assert (len(batch.source.tokens), len(batch.target.tokens)) == (130, 80)
+    assert (len(batch.labels), len(batch), batch.source.longest) == (80, 30, 40)
+    lengths = batch.source.ends.diff()
+    assert lengths.max() <= 40
+    read = batch.target.ends.diff()
+    assert lengths[read > 0].min() >= 1  # nobody reads a source of nothing
+    assert not frame.holds(129, 10, 3)
+    into, other = batch.copy(), framed(frame, seed=4)[1]
+    into.copy_(other)
+    assert torch.equal(into.source.tokens, other.source.tokens)
+    assert torch.equal(into.target.task_of_token, other.target.task_of_token)
+    assert torch.equal(into.labels, other.labels)
+    assert not torch.equal(batch.labels, other.labels)
+    assert len(plain) == 12

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,8 @@ import gradvac
 from gradvac.gradients import RowTasks
 
 Tokens = npt.NDArray[np.integer]
+Change = Callable[[Tensor], Tensor]
+_PADDING = 0
 
 
 class Ragged(NamedTuple):
@@ -50,6 +52,44 @@ class Ragged(NamedTuple):
         return cls(np.concatenate(tokens), np.concatenate(lengths))
 
 
+class Frame(NamedTuple):
+    """One size for all batches of a run: what is left over is filled with rows that do not count.
+
+    Attributes:
+        source: Source tokens.
+        target: Target tokens.
+        rows: Sentence pairs, those that do not count included; the last ones may be empty.
+        longest: Tokens of the longest sentence there can be.
+    """
+
+    source: int
+    target: int
+    rows: int
+    longest: int
+
+    @property
+    def num_fillers(self) -> int:
+        """The most rows that do not count and have tokens."""
+        return -(-max(self.source, self.target) // self.longest)
+
+    def holds(self, source: int, target: int, rows: int) -> bool:
+        """Whether so many tokens and rows fit, with a source token for each row that is added."""
+        room = self.num_fillers
+        return source + room <= self.source and target <= self.target and rows + room <= self.rows
+
+    def fill(self, sources: Ragged, targets: Ragged) -> tuple[Ragged, Ragged]:
+        """Add rows of padding, as few as hold it, and then empty ones."""
+        sides = ((sources, self.source), (targets, self.target))
+        left = [size - len(side.tokens) for side, size in sides]
+        num = max(1, *(-(-tokens // self.longest) for tokens in left))
+        filled = []
+        for (side, _), tokens in zip(sides, left, strict=True):
+            lengths = np.zeros(self.rows - len(side.lengths), dtype=side.lengths.dtype)
+            lengths[:num] = tokens // num + (np.arange(num) < tokens % num)
+            filled.append(Ragged.join([side, Ragged(np.full(tokens, _PADDING), lengths)]))
+        return filled[0], filled[1]
+
+
 @dataclass(frozen=True)
 class Side:
     """The source or the target sentences of a batch.
@@ -57,68 +97,82 @@ class Side:
     Attributes:
         tokens: Padded `[B, S]` or packed `[N]`, int64.
         positions: Position of every token in its sentence: `[S]` or `[N]`.
-        slots: Where the real tokens lie in the flattened padded form, `[N]`; None if the
-            sentences are equally long, so that nothing is padding.
-        mask: Which tokens of the padded form are real, `[B, 1, 1, S]`; None as above.
         ends: Ends of the packed sentences, int32 `[B + 1]`, starting with 0.
-        task_of_token: Task position of every packed token, on the host; None in padded form,
-            where rows are sentences.
+        task_of_token: Task position of every packed token; None in padded form, where rows are
+            sentences.
         num_sentences: B.
         num_tokens: N.
         longest: S.
+        equal: Whether all sentences are equally long, so that nothing is padding.
     """
 
     tokens: Tensor
     positions: Tensor
-    slots: Tensor | None
-    mask: Tensor | None
     ends: Tensor
     task_of_token: Tensor | None
     num_sentences: int
     num_tokens: int
     longest: int
+    equal: bool
 
     @classmethod
-    def make(cls, sentences: Ragged, *, tasks: Tensor, packed: bool) -> Side:
+    def make(
+        cls, sentences: Ragged, *, tasks: Tensor, packed: bool, longest: int | None = None
+    ) -> Side:
         """Lay out sentences.
 
         Args:
             sentences: What to lay out.
             tasks: Task position of every sentence, `[B]`.
             packed: Keep them one after the other instead of padding with token 0.
+            longest: S, if it shall be more than the longest sentence has.
         """
         tokens, lengths = sentences
         ends = np.concatenate([[0], np.cumsum(lengths)])
-        longest = int(lengths.max())
-        positions = np.arange(len(tokens)) - np.repeat(ends[:-1], lengths)
-        slots = mask = None
-        if int(lengths.min()) < longest:
-            slots = torch.from_numpy(np.repeat(np.arange(len(lengths)) * longest, lengths))
-            slots = slots + torch.from_numpy(positions)
-            mask = torch.from_numpy(np.arange(longest) < lengths[:, None])[:, None, None]
-        flat = torch.from_numpy(tokens.astype(np.int64))
+        longest = longest or int(lengths.max())
         if packed:
-            where = torch.from_numpy(positions)
+            flat = tokens.astype(np.int64)
+            where = np.arange(len(tokens)) - np.repeat(ends[:-1], lengths)
             owners: Tensor | None = tasks.repeat_interleave(torch.from_numpy(lengths))
         else:
-            flat = _pad(flat, slots, len(lengths), longest)
-            where, owners = torch.arange(longest), None
+            flat = np.full((len(lengths), longest), _PADDING, dtype=np.int64)
+            flat[np.arange(longest) < lengths[:, None]] = tokens
+            where, owners = np.arange(longest), None
         return cls(
-            flat,
-            where,
-            slots,
-            mask,
+            torch.from_numpy(flat),
+            torch.from_numpy(where),
             torch.from_numpy(ends.astype(np.int32)),
             owners,
             len(lengths),
             len(tokens),
             longest,
+            int(lengths.min()) == longest,
         )
 
     @property
     def packed(self) -> bool:
         """Whether dimension 0 counts tokens."""
         return self.task_of_token is not None
+
+    @cached_property
+    def slots(self) -> Tensor | None:
+        """Where the real tokens lie in the flattened padded form, `[N]`; None if everywhere."""
+        if self.equal:
+            return None
+        starts = self.ends[:-1].long()
+        # From a token's place among all to its place in its sentence, and to that sentence's row.
+        moves = torch.arange(self.num_sentences, device=starts.device) * self.longest - starts
+        lengths = self.ends.diff().long()
+        moves = moves.repeat_interleave(lengths, output_size=self.num_tokens)
+        return moves + torch.arange(self.num_tokens, device=starts.device)
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """Which tokens of the padded form are real, `[B, 1, 1, S]`; None if all are."""
+        if self.equal:
+            return None
+        places = torch.arange(self.longest, device=self.ends.device)
+        return (places < self.ends.diff()[:, None])[:, None, None]
 
     def rows(self) -> AbstractContextManager[None]:
         """Tell an attached aligner whose rows the modules that run inside see."""
@@ -131,36 +185,50 @@ class Side:
 
     def pad(self, values: Tensor) -> Tensor:
         """`[N, ...]` -> `[B, S, ...]`."""
-        return _pad(values, self.slots, self.num_sentences, self.longest)
+        shape = (self.num_sentences, self.longest, *values.shape[1:])
+        if self.slots is None:
+            return values.view(shape)
+        blank = values.new_zeros(self.num_sentences * self.longest, *values.shape[1:])
+        return blank.index_copy(0, self.slots, values).view(shape)
 
     def pack(self, values: Tensor) -> Tensor:
         """`[B, S, ...]` -> `[N, ...]`, without the padding."""
         flat = values.flatten(0, 1)
         return flat if self.slots is None else flat.index_select(0, self.slots)
 
-    def to(self, device: torch.device) -> Side:
-        """Move what the device needs; the tasks of tokens stay on the host."""
+    def map(self, change: Change, *, tasks: bool) -> Side:
+        """Change all tensors; the tasks of tokens only if asked to."""
+        owners = self.task_of_token
         return replace(
             self,
-            tokens=_move(self.tokens, device),
-            positions=_move(self.positions, device),
-            slots=None if self.slots is None else _move(self.slots, device),
-            mask=None if self.mask is None else _move(self.mask, device),
-            ends=_move(self.ends, device),
+            tokens=change(self.tokens),
+            positions=change(self.positions),
+            ends=change(self.ends),
+            task_of_token=change(owners) if tasks and owners is not None else owners,
         )
+
+    def to(self, device: torch.device) -> Side:
+        """Move to a device; the tasks of tokens stay on the host."""
+        return self.map(partial(_move, device=device), tasks=False)
 
 
 @dataclass(frozen=True)
 class Batch:
     """Sentence pairs of several tasks, those of a task next to each other.
 
+    Tasks stay on the host, where an aligner can look at them without waiting, unless the batch is
+    framed: then nothing that differs from batch to batch may stay there.
+
     Attributes:
         source: `<2xx> x_1 ... x_n </s>`.
         target: What the decoder reads: `<s> y_1 ... y_m`.
         labels: What it must say, `y_1 ... y_m </s>`, always packed `[N]`.
         sentence_of_label: The sentence of every label, `[N]`.
-        task_of_label: Its task position, `[N]`, on the host.
-        tasks: Task position of every sentence, `[B]`, on the host, ascending.
+        task_of_label: Its task position, `[N]`.
+        tasks: Task position of every sentence, `[B]`, ascending.
+        num_tokens: Target tokens that count, `</s>` included: what losses are averaged over.
+        counts: Which sentences count, `[B]`; None: all do.
+        frame: The size that all batches of the run have; None: this one is of its own.
     """
 
     source: Side
@@ -169,28 +237,55 @@ class Batch:
     sentence_of_label: Tensor
     task_of_label: Tensor
     tasks: Tensor
-
-    @property
-    def num_tokens(self) -> int:
-        """Target tokens, `</s>` included: what losses are averaged over."""
-        return len(self.labels)
+    num_tokens: int
+    counts: Tensor | None = None
+    frame: Frame | None = None
 
     def __len__(self) -> int:
         return len(self.tasks)
 
-    def to(self, device: torch.device) -> Batch:
-        """Move to a device."""
+    def _map(self, change: Change) -> Batch:
+        framed = self.frame is not None
         return replace(
             self,
-            source=self.source.to(device),
-            target=self.target.to(device),
-            labels=_move(self.labels, device),
-            sentence_of_label=_move(self.sentence_of_label, device),
+            source=self.source.map(change, tasks=framed),
+            target=self.target.map(change, tasks=framed),
+            labels=change(self.labels),
+            sentence_of_label=change(self.sentence_of_label),
+            task_of_label=change(self.task_of_label) if framed else self.task_of_label,
+            tasks=change(self.tasks) if framed else self.tasks,
+            counts=None if self.counts is None else change(self.counts),
         )
+
+    def to(self, device: torch.device) -> Batch:
+        """Move to a device."""
+        return self._map(partial(_move, device=device))
+
+    def pin(self) -> Batch:
+        """Move to memory from which a copy to a device does not make the host wait."""
+        return self._map(Tensor.pin_memory)
+
+    def copy(self) -> Batch:
+        """Copy all tensors."""
+        return self._map(Tensor.clone)
+
+    def copy_(self, other: Batch) -> None:
+        """Take over another batch of the same frame, in place; a copy need not be waited for."""
+        assert self.frame is not None
+        assert self.frame == other.frame
+        theirs: list[Tensor] = []
+        other._map(lambda tensor: _noted(theirs, tensor))
+        waiting = iter(theirs)
+        self._map(lambda tensor: tensor.copy_(next(waiting), non_blocking=True))
 
 
 def make_batch(
-    sources: Ragged, targets: Ragged, tasks: Sequence[int] | Tokens, *, packed: bool = False
+    sources: Ragged,
+    targets: Ragged,
+    tasks: Sequence[int] | Tokens,
+    *,
+    packed: bool = False,
+    frame: Frame | None = None,
 ) -> Batch:
     """Make a batch of pairs whose tasks ascend.
 
@@ -199,35 +294,45 @@ def make_batch(
         targets: `<s> y_1 ... y_m </s>`.
         tasks: Task position of every pair.
         packed: One sentence after the other instead of padding.
+        frame: Fill a packed batch up to this size, with rows of the last task that do not count.
     """
     owners = torch.from_numpy(np.asarray(tasks, dtype=np.int64))
     assert bool((owners[1:] >= owners[:-1]).all()), "pairs of a task must lie together"
     lengths = targets.lengths - 1
     ends = np.cumsum(targets.lengths)
-    read, said = (np.ones(len(targets.tokens), dtype=bool) for _ in range(2))
-    read[ends - 1] = False  # the decoder does not read </s>
+    inside, said = (np.ones(len(targets.tokens), dtype=bool) for _ in range(2))
+    inside[ends - 1] = False  # the decoder does not read </s>
     said[ends - targets.lengths] = False  # and does not say <s>
-    labels = torch.from_numpy(targets.tokens[said].astype(np.int64))
-    sentence = torch.arange(len(owners)).repeat_interleave(torch.from_numpy(lengths))
+    labels, read = targets.tokens[said].astype(np.int64), Ragged(targets.tokens[inside], lengths)
+    num_tokens, counts, longest = len(labels), None, None
+    if frame is not None:
+        assert packed, "a frame is for packed batches"
+        counts = torch.arange(frame.rows) < len(owners)
+        sources, read = frame.fill(sources, read)
+        labels = np.concatenate([labels, np.full(frame.target - len(labels), _PADDING)])
+        owners = torch.cat([owners, owners[-1:].expand(frame.rows - len(owners))])
+        longest = frame.longest
+    sentence = torch.arange(len(owners)).repeat_interleave(torch.from_numpy(read.lengths))
     return Batch(
-        Side.make(sources, tasks=owners, packed=packed),
-        Side.make(Ragged(targets.tokens[read], lengths), tasks=owners, packed=packed),
-        labels,
+        Side.make(sources, tasks=owners, packed=packed, longest=longest),
+        Side.make(read, tasks=owners, packed=packed, longest=longest),
+        torch.from_numpy(labels),
         sentence,
         owners[sentence],
         owners,
+        num_tokens,
+        counts,
+        frame,
     )
 
 
-def _pad(values: Tensor, slots: Tensor | None, num_sentences: int, longest: int) -> Tensor:
-    shape = (num_sentences, longest, *values.shape[1:])
-    if slots is None:
-        return values.view(shape)
-    blank = values.new_zeros(num_sentences * longest, *values.shape[1:])
-    return blank.index_copy(0, slots, values).view(shape)
-
-
 def _move(values: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cpu":
+    if values.device == device or device.type == "cpu":
         return values
-    return values.pin_memory().to(device, non_blocking=True)
+    pinned = values if values.is_cuda or values.is_pinned() else values.pin_memory()
+    return pinned.to(device, non_blocking=True)
+
+
+def _noted(into: list[Tensor], tensor: Tensor) -> Tensor:
+    into.append(tensor)
+    return tensor

@@ -107,7 +107,8 @@ class Transformer(Layer):
         memory = self.encode(batch.source)
         states = self.decode(batch.target, memory, batch.source)
         losses = self.label_losses(states, batch.labels, batch.task_of_label)
-        return losses.new_zeros(len(batch)).index_add(0, batch.sentence_of_label, losses)
+        sums = losses.new_zeros(len(batch)).index_add(0, batch.sentence_of_label, losses)
+        return sums if batch.counts is None else sums.where(batch.counts, 0.0)
 
     def encode(self, source: Side) -> Tensor:
         """Compute the states of the source tokens, `[*, D]`."""
@@ -133,7 +134,7 @@ class Transformer(Layer):
         Args:
             states: The state before every label, `[N, D]`.
             labels: `[N]`.
-            tasks: Task positions of the labels, `[N]`, on the host.
+            tasks: Task positions of the labels, `[N]`.
         """
         size = self.labels_per_chunk
         if len(labels) <= size:

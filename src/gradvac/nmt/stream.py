@@ -21,13 +21,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradvac.nmt.batch import Batch, Ragged, make_batch
+from gradvac.nmt.batch import Batch, Frame, Ragged, make_batch
 from gradvac.nmt.settings import BatchConfig
 from gradvac.nmt.tokens import TokenFile
 from gradvac.nmt.vocabulary import BOS, EOS
 from gradvac.training import Passes, SamplingConfig
 
 Numbers = npt.NDArray[np.int64]
+_TOKEN_UNIT = 64  # what matrix products like
+_SPARE = 1.05  # the ratio of the sides differs from batch to batch
+_TOKENS_OF_A_ROW = 8  # batches of shorter sentences than this are not filled
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,11 @@ class TaskData:
 
 
 def gather_batch(
-    tasks: Sequence[TaskData], chosen: Sequence[Numbers], *, packed: bool = False
+    tasks: Sequence[TaskData],
+    chosen: Sequence[Numbers],
+    *,
+    packed: bool = False,
+    frame: Frame | None = None,
 ) -> Batch:
     """Make a batch of the chosen sentence pairs of every task."""
     present = [
@@ -72,7 +79,8 @@ def gather_batch(
     ]
     sources, targets = zip(*(task.gather(own) for _, task, own in present), strict=True)
     owners = np.repeat([t for t, _, _ in present], [len(own) for _, _, own in present])
-    return make_batch(Ragged.join(sources), Ragged.join(targets), owners, packed=packed)
+    pairs = (Ragged.join(sources), Ragged.join(targets))
+    return make_batch(*pairs, owners, packed=packed, frame=frame)
 
 
 class Stream:
@@ -83,6 +91,8 @@ class Stream:
         sampling: Temperature and its schedule; a new temperature holds from the next chunk on.
         config: Tokens of a batch, batches of a chunk.
         packed: Whether batches are packed.
+        longest: All packed batches get one size (a `Frame`), for sentences up to so many tokens;
+            None: each is as large as it comes.
         accumulation: Batches of an optimiser step, by which the schedule counts.
         seed: Of everything drawn.
     """
@@ -94,6 +104,7 @@ class Stream:
         config: BatchConfig,
         *,
         packed: bool = False,
+        longest: int | None = None,
         accumulation: int = 1,
         seed: int = 0,
     ) -> None:
@@ -102,6 +113,7 @@ class Stream:
         self._sampler = sampling.build({task.name: len(task) for task in tasks}, seed=seed)
         shares = self._sampler.probabilities(0)
         means = sum(shares[task.name] * task.mean_lengths() for task in tasks)
+        self.frame = None if longest is None else _frame(config.tokens, means, longest)
         self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
         self._passes = Passes([len(task) for task in tasks], seed=seed)
         self._num_before = 0  # batches before this chunk
@@ -117,7 +129,7 @@ class Stream:
             self._open_chunk()
         chosen = self._open[self._next]
         self._next += 1
-        return gather_batch(self._tasks, chosen, packed=self._packed)
+        return gather_batch(self._tasks, chosen, packed=self._packed, frame=self.frame)
 
     @property
     def rows_per_batch(self) -> float:
@@ -167,6 +179,9 @@ class Stream:
         lengths = np.concatenate(
             [task.lengths(own) for task, own in zip(self._tasks, batch, strict=True)], axis=1
         )
+        if self.frame is not None:
+            # The decoder does not read </s>, which `lengths` does not count either.
+            return self.frame.holds(*(int(side) for side in lengths.sum(1)), lengths.shape[1])
         size = lengths.sum(1) if self._packed else lengths.max(1) * lengths.shape[1]
         return int(size.max()) <= self._config.tokens
 
@@ -180,6 +195,16 @@ class Stream:
         halves = [[own[s::2] for s, own in zip(starts, batch, strict=True)]]
         halves.append([own[1 - s :: 2] for s, own in zip(starts, batch, strict=True)])
         return [piece for half in halves for piece in self._halve(half)]
+
+
+def _frame(tokens: int, means: npt.NDArray[np.float64], longest: int) -> Frame:
+    """The size of all batches: the longer side has `tokens`, the other what goes with them."""
+    room = longest + -(-tokens // longest)  # one sentence always fits
+    sides = [
+        max(room, min(tokens, _TOKEN_UNIT * math.ceil(_SPARE * share * tokens / _TOKEN_UNIT)))
+        for share in means / np.max(means)
+    ]
+    return Frame(*sides, rows=max(room, tokens // _TOKENS_OF_A_ROW), longest=longest)
 
 
 def _parts(chosen: list[Numbers], costs: list[Numbers], num: int) -> list[list[Numbers]]:
