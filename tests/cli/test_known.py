@@ -110,7 +110,8 @@ def test_no_such_distances(tmp_path: Path) -> None:
 def test_families_of_a_file_go_before_the_tables(tmp_path: Path) -> None:
     text = 'fr = "Romance"\nen-es = "Iberian"\n"tag:de" = "tagging"\nxx = "unused"\n'
     path = written(tmp_path / "families.toml", text)
-    found = find_families(["en-fr", "fr-en", "en-es", "es-en", "tag:de", "en-qso", "rank"], path)
+    tasks = ["en-fr", "fr-en", "en-es", "es-en", "tag:de", "en-qso", "rank"]
+    (found,) = find_families([tasks], path)
     assert found == {
         "en-fr": "Romance",
         "fr-en": "Romance",
@@ -133,4 +134,4 @@ def test_families_of_a_file_go_before_the_tables(tmp_path: Path) -> None:
 def test_bad_files_of_families(text: str, message: str, tmp_path: Path) -> None:
     path = written(tmp_path / "families.toml", text)
     with pytest.raises(ValueError, match=f"^--families .*families.toml: {message}"):
-        find_families(["en-fr", "en-es"], path)
+        find_families([["en-fr", "en-es"]], path)

@@ -10,7 +10,6 @@ tells how reliable they are. Both give `Similarities`: steps, components, tasks,
     recorder.py       Alignment -> `record.bin`, while training
     record.py         `record.bin` -> Record; a format that NumPy alone can read
     components.py     where in a model a component is, by its name
-    task_names.py     which way a translation task goes, by its name
     heat_maps.py      an Alignment as pixels, for TensorBoard
     run.py            a run folder as report and figures see it
     statistics/       families, distances, layers, steps, runs (SciPy)

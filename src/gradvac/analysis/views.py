@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.analysis import statistics, task_names
+from gradvac import tasks as task_names
+from gradvac.analysis import statistics
 from gradvac.analysis.components import side_of
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import Similarities

@@ -12,23 +12,31 @@ from numpy.typing import NDArray
 
 from gradvac import corpora
 from gradvac.analysis import KnownDistances
-from gradvac.analysis.task_names import language_of
+from gradvac.tasks import find_direction, other_languages, pivot_of
 
 GENEALOGY = "genealogy"
 _URIEL = "uriel:"
 _FEWEST = 3  # tasks; two have one distance, which nothing can follow
 
 
-def find_families(tasks: Sequence[str], path: Path | None = None) -> dict[str, str]:
-    """Task -> family, "" where unknown; what a file says goes before what the tables say."""
+def find_families(runs: Sequence[Sequence[str]], path: Path | None = None) -> list[dict[str, str]]:
+    """Task -> family for the tasks of each run, "" where unknown.
+
+    What a file says takes precedence over what the tables say.
+    """
     tables = corpora.languages.LANGUAGES, corpora.default().languages
     families = {code: language.family for table in tables for code, language in table.items()}
     if path is not None:
         told = _read_families(path)
-        if told.keys().isdisjoint({*tasks, *map(language_of, tasks)}):
+        names = {name for tasks in runs for name in (*tasks, *other_languages(tasks))}
+        if told.keys().isdisjoint(names):
+            tasks = [task for run in runs for task in run]
             raise ValueError(f"--families {path}: names none of {_some(tasks)}, nor a language.")
         families |= told
-    return {task: families.get(task, families.get(language_of(task), "")) for task in tasks}
+    return [
+        {task: families.get(task, families.get(language, "")) for task, language in named}
+        for named in map(_with_languages, runs)
+    ]
 
 
 def find_distances(source: str, runs: Sequence[Sequence[str]]) -> list[KnownDistances | None]:
@@ -42,7 +50,8 @@ def find_distances(source: str, runs: Sequence[Sequence[str]]) -> list[KnownDist
         ValueError: There is no such source, or it was asked for and does not know the tasks.
     """
     tasks = [task for run in runs for task in run]
-    tables = _tables(source, list(dict.fromkeys(language_of(task) for task in tasks)))
+    codes = dict.fromkeys(code for run in runs for code in other_languages(run))
+    tables = _tables(source, list(codes))
     found = []
     for run in runs:
         known = [_on_tasks(table, run) for table in tables]
@@ -57,8 +66,9 @@ def find_distances(source: str, runs: Sequence[Sequence[str]]) -> list[KnownDist
     return found
 
 
-def _languages_of(task: str) -> list[str]:
-    return [code for code in task.split("-") if code != corpora.PIVOT] or [task]
+def _with_languages(tasks: Sequence[str]) -> list[tuple[str, str]]:
+    """Each task with its language that is not the pivot."""
+    return list(zip(tasks, other_languages(tasks), strict=True))
 
 
 def _tables(source: str, codes: Sequence[str]) -> list[KnownDistances]:
@@ -86,13 +96,18 @@ def _on_tasks(table: KnownDistances, tasks: Sequence[str]) -> KnownDistances:
     rows = {name: row for row, name in enumerate(table.tasks)}
     known = ~np.isnan(table.values) & ~np.eye(len(rows), dtype=bool)
     where = {}
-    for task in tasks:
-        languages = _languages_of(task)
-        name = task if task in rows or len(languages) > 1 else languages[0]
+    for task, language in _with_languages(tasks):
+        name = task if task in rows or _is_of_two_others(task, tasks) else language
         if name in rows and known[rows[name]].any():
             where[task] = rows[name]
     chosen = list(where.values())
     return table._replace(tasks=tuple(where), values=table.values[np.ix_(chosen, chosen)])
+
+
+def _is_of_two_others(task: str, tasks: Sequence[str]) -> bool:
+    """Whether a task is between two languages, neither of them the pivot."""
+    direction = find_direction(task)
+    return direction is not None and pivot_of(tasks) not in direction
 
 
 def _read_families(path: Path) -> dict[str, str]:

@@ -13,8 +13,8 @@ import typer
 
 from gradvac import corpora
 from gradvac.analysis import Run, load_run
-from gradvac.analysis.task_names import language_of
 from gradvac.cli._known import GENEALOGY, find_distances, find_families
+from gradvac.tasks import other_languages, turned
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders; the first is compared with.")]
 Distances = Annotated[
@@ -33,12 +33,9 @@ def load_runs(
 ) -> list[Run]:
     """Read run folders; runs of the same name are told apart by the folders around them."""
     runs = [load_run(path) for path in paths]
-    found = find_families([task for run in runs for task in run.tasks], families)
-    known = find_distances(distances, [run.tasks for run in runs])
-    runs = [
-        replace(run, families={task: found[task] for task in run.tasks}, distances=own)
-        for run, own in zip(runs, known, strict=True)
-    ]
+    tasks = [run.tasks for run in runs]
+    known = zip(runs, find_families(tasks, families), find_distances(distances, tasks), strict=True)
+    runs = [replace(run, families=f, distances=d) for run, f, d in known]
     return [replace(run, name=name) for run, name in zip(runs, _unique_names(runs), strict=True)]
 
 
@@ -61,11 +58,10 @@ def sizes_of(runs: Sequence[Run]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for run in reversed(runs):
         prepared = _prepared_sizes(run)
-        for task in run.tasks:
-            turned = "-".join(reversed(task.split("-")))
-            size = prepared.get(task, prepared.get(turned))
-            if size is None and language_of(task) in constructed:
-                size = constructed[language_of(task)].train
+        for task, language in zip(run.tasks, other_languages(run.tasks), strict=True):
+            size = prepared.get(task, prepared.get(turned(task)))
+            if size is None and language in constructed:
+                size = constructed[language].train
             if size is not None:
                 sizes[task] = size
     return sizes

@@ -18,6 +18,7 @@ from gradvac.nmt.recipe import train_translation
 from gradvac.nmt.score import bleu_p_value, score_lines, score_run, translations
 from gradvac.nmt.settings import TEST, TRAIN, NmtConfig
 from gradvac.nmt.similarity import measure_run
+from gradvac.tasks import Direction, parse
 from gradvac.training import AlignConfig, Display
 
 DICTIONARY, JOINT, GRADVAC = "dictionary", "joint", "gradvac"
@@ -92,7 +93,7 @@ def run_demo(config: NmtConfig, out: Path, *, console: Console, num_lines: int =
 
 
 def _target(task: str) -> str:
-    return task.partition("-")[2]
+    return parse(task).target
 
 
 def _look_up(corpus: corpora.Corpus, sources: Lines) -> dict[str, list[str]]:
@@ -109,7 +110,7 @@ def _show_languages(corpus: corpora.Corpus, prepared: Prepared, console: Console
         shown.add_column(column)
     shown.add_column("pairs", justify="right")
     for code, language in corpus.languages.items():
-        size = prepared.sizes[TRAIN][f"{corpora.PIVOT}-{code}"]
+        size = prepared.sizes[TRAIN][Direction(corpora.PIVOT, code).name]
         facts = (language.name, language.family, language.branch, language.script)
         shown.add_row(code, *facts, language.resource_level.replace("_", " "), f"{size:,}")
     console.print(shown)

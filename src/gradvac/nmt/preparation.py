@@ -38,6 +38,7 @@ from gradvac.nmt.sealed import (
 from gradvac.nmt.settings import TRAIN, DataConfig
 from gradvac.nmt.tokens import TokenWriter
 from gradvac.nmt.vocabulary import Vocabulary, draw_lines, learn
+from gradvac.tasks import parse
 
 Say = Callable[[str], None]
 Facts = dict[str, Any]
@@ -169,7 +170,7 @@ class _Preparation:
         paths = self.paths("text", split, pair)
         digest, seals = write_columns(paths, guess.sampled(self.kept(split, pair, report), sample))
         _refuse_empty(report, split, pair)
-        doubt = guess.doubt(*pair.split("-"), sample)
+        doubt = guess.doubt(*parse(pair), sample)
         facts = {
             "key": key,
             "digest": digest,
@@ -192,7 +193,7 @@ class _Preparation:
 
     def kept(self, split: str, pair: str, report: Report) -> Iterator[tuple[str, str]]:
         """Read a pair, and pass on what is kept."""
-        first, second = pair.split("-")
+        first, second = parse(pair)
 
         def lines() -> Iterator[Line]:
             for source in self.sources[split]:
@@ -220,15 +221,15 @@ class _Preparation:
     def limit(self, pair: str) -> int | None:
         """The most training pairs: the pair's own limit, or the lower one of its languages."""
         limits = self.config.limit
-        found = [limits[code] for code in pair.split("-") if code in limits]
+        found = [limits[code] for code in parse(pair) if code in limits]
         return limits.get(pair, min(found, default=None))
 
     def paths(self, what: str, split: str, pair: str) -> list[Path]:
-        return [self.folder / what / f"{split}.{pair}.{code}" for code in pair.split("-")]
+        return [self.folder / what / f"{split}.{pair}.{code}" for code in parse(pair)]
 
     def hash_files(self, sources: Iterable[str], pair: str, known: Facts) -> Facts:
         """Hash the files of a pair, unless size and time say that they are as before."""
-        first, second = pair.split("-")
+        first, second = parse(pair)
         hashes: Facts = {}
         for source in sources:
             paths = files_of(source, first, second, root=self.config.root)

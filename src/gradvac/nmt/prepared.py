@@ -12,6 +12,7 @@ from gradvac.nmt.sealed import SealedFolder, read_facts
 from gradvac.nmt.settings import TRAIN, DataConfig
 from gradvac.nmt.tokens import SUFFIXES, TokenFile
 from gradvac.nmt.vocabulary import Vocabulary
+from gradvac.tasks import parse, turned
 
 MANIFEST, REPORT, VOCABULARY = "manifest.json", "report.json", "vocabulary.model"
 # These choose among what was prepared, or say where things are; they do not change it.
@@ -64,7 +65,7 @@ class Prepared:
         size = len(self.vocabulary)
         first, second = (
             TokenFile(self.folder / name, size)
-            for name in (f"tokens/{split}.{pair}.{code}" for code in pair.split("-"))
+            for name in (f"tokens/{split}.{pair}.{code}" for code in parse(pair))
             if all(self.files[f"{name}{suffix}"] for suffix in SUFFIXES)
         )
         return first, second
@@ -73,13 +74,13 @@ class Prepared:
         """Read the clean text of a pair, in the order of its name."""
         if split not in self.sizes:
             raise ValueError(f"set: there is no {split!r}; there are {', '.join(self.sizes)}.")
-        paths = (self.files[f"text/{split}.{pair}.{code}"] for code in pair.split("-"))
+        paths = (self.files[f"text/{split}.{pair}.{code}"] for code in parse(pair))
         first, second = (path.read_text(encoding="utf-8").split("\n")[:-1] for path in paths)
         return first, second
 
     def pair_of(self, task: str) -> str:
         """Return the pair a task belongs to: itself, or turned round."""
-        return task if task in self.sizes[TRAIN] else "-".join(reversed(task.split("-")))
+        return task if task in self.sizes[TRAIN] else turned(task)
 
     def task_text(self, split: str, task: str) -> tuple[list[str], list[str]]:
         """Read the clean text of a task: sources and targets."""

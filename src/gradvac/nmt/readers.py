@@ -32,6 +32,7 @@ from xml.etree import ElementTree
 from gradvac import corpora
 from gradvac.nmt.columns import read_tsv
 from gradvac.nmt.lines import UNREADABLE, Problem, open_text, raw_lines
+from gradvac.tasks import Direction
 
 Line = tuple[str, str] | Problem
 _LANG = "{http://www.w3.org/XML/1998/namespace}lang"
@@ -124,7 +125,7 @@ def files_of(source: str, first: str, second: str, *, root: Path) -> list[Path]:
 
 def fill(source: str, first: str, second: str, code: str) -> str:
     """Put codes in the place of `{pair}`, `{xx}` and `{lang}`."""
-    values = {"pair": f"{first}-{second}", "xx": second, "lang": code}
+    values = {"pair": Direction(first, second).name, "xx": second, "lang": code}
     unknown = [name for name in _PLACEHOLDER.findall(source) if name not in values]
     if unknown:
         raise ValueError(

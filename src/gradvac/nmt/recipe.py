@@ -17,6 +17,7 @@ from gradvac.nmt.score import score_lines
 from gradvac.nmt.settings import DEV, TRAIN, NmtConfig
 from gradvac.nmt.stream import Numbers, Stream, TaskData, gather_batch
 from gradvac.nmt.translator import Translator
+from gradvac.tasks import parse
 from gradvac.training import (
     Display,
     Result,
@@ -47,7 +48,7 @@ class TranslationRecipe:
 
     def _data(self, split: str, task: str) -> TaskData:
         sources, targets = self.prepared.task_tokens(split, task)
-        tag = self.prepared.vocabulary.tag(task.partition("-")[2])
+        tag = self.prepared.vocabulary.tag(parse(task).target)
         return TaskData(task, sources, targets, tag)
 
     def _is_packed(self) -> bool:
@@ -110,13 +111,13 @@ class TranslationRecipe:
             self.model,
             self.prepared.vocabulary,
             self.config.decoding.model_copy(update={"beams": 1}),
-            targets=[task.partition("-")[2] for task in self.tasks],
+            targets=[parse(task).target for task in self.tasks],
             max_tokens=self.config.data.max_tokens,
             precision=self.config.train.precision,
         )
 
     def _dev_bleu(self, task: str, translator: Translator) -> float:
-        target, most = task.partition("-")[2], self.config.validation.bleu_sentences
+        target, most = parse(task).target, self.config.validation.bleu_sentences
         sources, references = self.prepared.task_text(DEV, task)
         lines = translator.translate(sources[:most], target)
         return score_lines(lines, references[:most], target).bleu

@@ -17,6 +17,7 @@ from gradvac.nmt import files
 from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.settings import LEVELS, TRAIN, NmtConfig
 from gradvac.nmt.translator import Translator
+from gradvac.tasks import parse
 from gradvac.training import config
 
 # Scripts without blanks between words, whose n-grams are counted otherwise.
@@ -177,7 +178,7 @@ def score_run(
     by_task, levels = {}, {}
     for task in settings.data.all_tasks():
         sources, references = prepared.task_text(split, task)
-        target = task.partition("-")[2]
+        target = parse(task).target
         lines = translator.translate(sources[:max_lines], target)
         text = "".join(f"{line}\n" for line in lines)
         files.write_bytes(_translations(run, split, weights, task), text.encode())

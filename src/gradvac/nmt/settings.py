@@ -15,6 +15,7 @@ from gradvac.nmt.cleaning import CleaningConfig
 from gradvac.nmt.model import SIZES, Size, Transformer
 from gradvac.nmt.readers import fill
 from gradvac.nmt.vocabulary import VocabularyConfig
+from gradvac.tasks import DEFAULT_PIVOT, Direction, parse, turned
 from gradvac.training import RunConfig, Section
 
 TRAIN, DEV, TEST = "train", "dev", "test"
@@ -76,7 +77,7 @@ class DataConfig(Section):
 
     prepared: Path
     root: Path = Path(".")
-    pivot: str = "en"
+    pivot: str = DEFAULT_PIVOT
     languages: list[str] = Field(default_factory=list)
     pairs: list[str] = Field(default_factory=list)
     columns: list[str] = Field(default_factory=list)
@@ -97,9 +98,11 @@ class DataConfig(Section):
         if bool(self.languages) == bool(self.pairs):
             raise ValueError("give either languages or pairs")
         for pair in self.pairs:
-            if len(set(pair.split("-"))) != 2 or pair.count("-") != 1:
-                raise ValueError(f"pairs: {pair!r} must be two different codes, as in 'fr-de'")
-        codes = (self.pivot, *self.languages, *(c for p in self.pairs for c in p.split("-")))
+            try:
+                parse(pair)
+            except ValueError as error:
+                raise ValueError(f"pairs: {error}") from None
+        codes = (self.pivot, *self.languages, *(c for p in self.pairs for c in parse(p)))
         bad = [code for code in codes if not _CODE.fullmatch(code)]
         if bad or self.pivot in self.languages:
             name, what = (bad or [self.pivot])[0], "is no code" if bad else "is the pivot"
@@ -111,7 +114,7 @@ class DataConfig(Section):
         names = self.all_pairs()
         if len(set(names)) != len(names):
             raise ValueError("languages or pairs: one is there twice")
-        known = {*names, *(code for pair in names for code in pair.split("-"))}
+        known = {*names, *(code for pair in names for code in parse(pair))}
         for what, given in (("tasks", self.tasks), ("limit", list(self.limit))):
             choices = self._all_tasks() if what == "tasks" else sorted(known)
             unknown = [name for name in given if name not in choices]
@@ -134,11 +137,11 @@ class DataConfig(Section):
 
     def all_pairs(self) -> list[str]:
         """List all language pairs, as in "en-fr"."""
-        return self.pairs or [f"{self.pivot}-{code}" for code in self.languages]
+        return self.pairs or [Direction(self.pivot, code).name for code in self.languages]
 
     def all_languages(self) -> list[str]:
         """List the codes of all languages, pivot included."""
-        return list(dict.fromkeys(code for pair in self.all_pairs() for code in pair.split("-")))
+        return list(dict.fromkeys(code for pair in self.all_pairs() for code in parse(pair)))
 
     def all_tasks(self) -> list[str]:
         """List the tasks to train: directions, as in "en-fr" or "fr-en"."""
@@ -146,7 +149,7 @@ class DataConfig(Section):
 
     def _all_tasks(self) -> list[str]:
         there = self.all_pairs()
-        back = ["-".join(reversed(pair.split("-"))) for pair in there]
+        back = [turned(pair) for pair in there]
         return {"en-to-any": there, "any-to-en": back, "any-to-any": [*there, *back]}[
             self.directions
         ]

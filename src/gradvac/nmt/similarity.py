@@ -35,6 +35,7 @@ from gradvac.nmt.model import Transformer
 from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.settings import DEV, NmtConfig
 from gradvac.nmt.stream import Numbers, TaskData, gather_batch
+from gradvac.tasks import parse
 from gradvac.training import checkpoint, choose_device, config
 from gradvac.training.signature import weights_hash
 
@@ -194,9 +195,9 @@ def aligned_lines(
         Task -> numbers of its lines; the n-th of all tasks belong together.
     """
     pairs = list(dict.fromkeys(prepared.pair_of(task) for task in tasks))
-    common = [code for code in pairs[0].split("-") if all(code in p.split("-") for p in pairs)]
+    common = [code for code in parse(pairs[0]) if all(code in parse(p) for p in pairs)]
     if common:
-        texts = {p: prepared.text(split, p)[p.split("-").index(common[0])] for p in pairs}
+        texts = {p: prepared.text(split, p)[parse(p).index(common[0])] for p in pairs}
         places = {p: {text: n for n, text in reversed(list(enumerate(texts[p])))} for p in pairs}
         shared = [t for t in places[pairs[0]] if all(t in own for own in places.values())]
         shared.sort(key=places[pairs[0]].__getitem__)
@@ -217,7 +218,7 @@ def aligned_lines(
 
 def _data(prepared: Prepared, split: str, task: str) -> TaskData:
     sources, targets = prepared.task_tokens(split, task)
-    return TaskData(task, sources, targets, prepared.vocabulary.tag(task.partition("-")[2]))
+    return TaskData(task, sources, targets, prepared.vocabulary.tag(parse(task).target))
 
 
 class _Plan:

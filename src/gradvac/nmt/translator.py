@@ -17,6 +17,7 @@ from gradvac.nmt.model import Transformer
 from gradvac.nmt.prepared import VOCABULARY
 from gradvac.nmt.settings import DecodingConfig, NmtConfig
 from gradvac.nmt.vocabulary import BOS, EOS, Vocabulary
+from gradvac.tasks import parse
 from gradvac.training import checkpoint, choose_device, config
 
 
@@ -92,7 +93,7 @@ class Translator:
             model.to(choose_device(device)).eval(),
             vocabulary,
             settings.decoding,
-            targets=[task.partition("-")[2] for task in settings.data.all_tasks()],
+            targets=[parse(task).target for task in settings.data.all_tasks()],
             max_tokens=settings.data.max_tokens,
             precision=settings.train.precision,
         )

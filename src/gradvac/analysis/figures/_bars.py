@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from gradvac.analysis.figures._style import INKS, MissingError, legend, new_figure, zero_line
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import bleu_by_task, levels_of
-from gradvac.analysis.task_names import labels
+from gradvac.tasks import labels, languages_of
 
 _LEVELS = ("high", "medium", "low", "extremely_low")
 
@@ -60,7 +60,7 @@ def data_sizes(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, Figur
     known: dict[frozenset[str], str] = {}
     for task in (task for run in runs for task in run.tasks):
         if sizes.get(task, 0) > 0:
-            known.setdefault(frozenset(task.split("-")), task)
+            known.setdefault(frozenset(languages_of(task)), task)
     if not known:
         raise MissingError("needs the number of training pairs of each task.")
     tasks = sorted(known.values(), key=lambda task: -sizes[task])

@@ -12,7 +12,8 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from gradvac.analysis import statistics, task_names, views
+from gradvac import tasks as task_names
+from gradvac.analysis import statistics, views
 from gradvac.analysis.figures._style import (
     DIVERGING,
     QUIET,
@@ -45,23 +46,22 @@ def similarity_by_family(runs: Sequence[Run]) -> dict[str, Figure]:
 
 
 def directions(runs: Sequence[Run]) -> dict[str, Figure]:
-    """Figure 2a: into English against out of English in one model."""
+    """Figure 2a: into the pivot (English) against out of it in one model."""
     drawn = {}
     for run, main in _with_similarities(runs):
-        found = task_names.by_direction(main.tasks)
-        pair = [found.get(name, []) for name in (task_names.TO_ENGLISH, task_names.FROM_ENGLISH)]
-        if min(map(len, pair)) < 2:
+        found = task_names.both_ways(main.tasks)
+        if found is None:
             continue
+        pivot, *pair = found
+        names = task_names.into(pivot), task_names.out_of(pivot)
         panels = {
             f"{name}, mean {_mean(matrix):z.2f}": (matrix, tasks)
-            for name, tasks in zip(
-                (task_names.TO_ENGLISH, task_names.FROM_ENGLISH), pair, strict=True
-            )
+            for name, tasks in zip(names, pair, strict=True)
             for matrix in [views.side_matrix(main, views.MODEL, tasks)]
         }
         drawn[run.name] = _beside(panels, run.families, run.name)
     if not drawn:
-        raise MissingError("needs a run with tasks both into English and out of it.")
+        raise MissingError("needs a run with tasks both into one language and out of it.")
     return drawn
 
 
@@ -161,13 +161,13 @@ def _beside(
     """Two heat maps with the same order of languages and the same colours."""
     (first, tasks), _ = panels.values()
     order, blocks = views.order_by_family(first, tasks, families)
-    languages = [task_names.language_of(tasks[i]) for i in order]
+    languages = [task_names.other_languages(tasks)[i] for i in order]
     size = 1.9 + 0.19 * max(len(tasks), 8)
     figure = new_figure(2 * size + 1.5, size + 0.2)
     images = []
     colours = _colours(*(matrix for matrix, _ in panels.values()))
     for axes, (name, (matrix, own)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        where = {task_names.language_of(task): position for position, task in enumerate(own)}
+        where = {language: row for row, language in enumerate(task_names.other_languages(own))}
         same = len(own) == len(tasks) and all(language in where for language in languages)
         arranged = (
             ([where[language] for language in languages], blocks)

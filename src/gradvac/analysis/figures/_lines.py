@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from gradvac.analysis import statistics, task_names, views
+from gradvac import tasks as task_names
+from gradvac.analysis import statistics, views
 from gradvac.analysis.components import side_of
 from gradvac.analysis.figures._style import (
     DASHES,
@@ -48,7 +49,8 @@ def score_against_similarity(runs: Sequence[Run]) -> dict[str, Figure]:
     cosines, scores = zip(*points, strict=True)
     axes.scatter(cosines, scores, color=INKS[0], s=26, zorder=3)
     for (run, main, _), point in zip(full, points, strict=True):
-        others = [task_names.language_of(t) for t in main.tasks if t != task]
+        languages = zip(main.tasks, task_names.other_languages(main.tasks), strict=True)
+        others = [language for other, language in languages if other != task]
         name = others[0] if len(others) == 1 else run.name
         axes.annotate(name, point, (4, 4), textcoords="offset points", fontsize=8)
     axes.set_xlabel(f"cosine of {task} with the other tasks of its model")
@@ -121,8 +123,8 @@ def layers(runs: Sequence[Run]) -> dict[str, Figure]:
             look: dict[str, Any] = {
                 "color": INKS[sides.index(part.side)],
                 "linestyle": DASHES[number % len(DASHES)],
-                "marker": "s" if part.direction == task_names.TO_ENGLISH else "o",
-                "fillstyle": "none" if part.direction == task_names.TO_ENGLISH else "full",
+                "marker": "s" if task_names.is_into_pivot(part.direction) else "o",
+                "fillstyle": "none" if task_names.is_into_pivot(part.direction) else "full",
             }
             drawn[name] = axes.plot(*zip(*points, strict=True), **look)[0]
     numbers = [layer for _, lines in found for _, points in lines for layer, _ in points]
@@ -205,7 +207,8 @@ def _distance(
         r, p_value = statistics.mantel(matrix, distances)
         way = f"{part.direction}: " if part.direction else ""
         label = f"{way}r = {r:z.2f}, p = {p_value:.4f}"
-        color = INKS[part.direction == task_names.FROM_ENGLISH]
+        is_outward = bool(part.direction) and not task_names.is_into_pivot(part.direction)
+        color = INKS[is_outward]
         look: dict[str, Any] = {"s": 12, "alpha": 0.6, "color": color}
         drawn[part.side][label] = axes.scatter(distances[pairs], matrix[pairs], **look)
         axes.set_title(f"{name}: {part.side}", loc="left")

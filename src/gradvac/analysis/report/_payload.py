@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster import hierarchy
 
-from gradvac.analysis import statistics, task_names, views
+from gradvac import tasks as task_names
+from gradvac.analysis import statistics, views
 from gradvac.analysis.components import side_of, weighty
 from gradvac.analysis.record import Record
 from gradvac.analysis.report._packing import pack, rounded

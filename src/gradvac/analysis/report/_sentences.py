@@ -8,7 +8,8 @@ from math import factorial, prod
 
 import numpy as np
 
-from gradvac.analysis import statistics, task_names, views
+from gradvac import tasks as task_names
+from gradvac.analysis import statistics, views
 from gradvac.analysis.components import weighty
 from gradvac.analysis.report._wording import SIGNIFICANT, Sentence, count, p_text
 from gradvac.analysis.run import Run
@@ -74,7 +75,7 @@ def describe_source(similarities: Similarities, run: Run) -> str:
 def _families(main: Similarities, run: Run) -> list[str]:
     if not any(run.families.get(task) for task in main.tasks):
         return ["The families of the tasks are not known, so nothing is said about them."]
-    noun = "languages" if all(map(task_names.direction_of, main.tasks)) else "tasks"
+    noun = "languages" if task_names.are_directions(main.tasks) else "tasks"
     contrasts, shares = [], []
     has_relatives = False
     for direction, tasks in task_names.directions(main.tasks):
@@ -184,15 +185,17 @@ def _pairs(main: Similarities) -> list[str]:
 
 
 def _directions(main: Similarities) -> list[str]:
-    tasks = task_names.by_direction(main.tasks)
-    pair = [tasks.get(name, []) for name in (task_names.TO_ENGLISH, task_names.FROM_ENGLISH)]
-    if min(map(len, pair)) < 2:
+    found = task_names.both_ways(main.tasks)
+    if found is None:
         return []
+    pivot, *pair = found
+    language = "English" if pivot == task_names.DEFAULT_PIVOT else pivot
     lines = []
     for side in views.sides_of(main):
-        into, out = (_mean(main, side, own) for own in pair)
+        into, out = (_mean(main, side, tasks) for tasks in pair)
         lines.append(
-            f"Tasks into English share {into:z.2f}{_in(side)}, tasks out of English {out:z.2f}."
+            f"Tasks into {language} share {into:z.2f}{_in(side)}, tasks out of {language} "
+            f"{out:z.2f}."
         )
     return lines
 

@@ -12,6 +12,7 @@ from scipy.stats import rankdata, spearmanr
 from gradvac.analysis.similarities import Floats, Similarities, mean_where_known
 from gradvac.analysis.statistics._families import Correlation, mantel
 from gradvac.analysis.statistics._summaries import mean_matrix, mean_of_pairs
+from gradvac.tasks import turned
 
 
 class RankCorrelation(NamedTuple):
@@ -115,8 +116,7 @@ def match_tasks(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
     """Tasks of one run -> those of another: by name, or else turned round ("en-fr": "fr-en")."""
     found = {task: task for task in first if task in second}
     if len(found) < 2:
-        turned = {task: "-".join(reversed(task.split("-"))) for task in first}
-        found = {task: other for task, other in turned.items() if other in second}
+        found = {task: turned(task) for task in first if turned(task) in second}
     if len(found) < 2:
         raise ValueError(
             f"runs: fewer than two tasks are in both; one has {', '.join(first)}; the other "
