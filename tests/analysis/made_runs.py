@@ -9,6 +9,7 @@ import numpy as np
 from gradvac.analysis.record import Record
 from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import Similarities
+from gradvac.runs import TaskScores
 
 FAMILIES = {
     "fr": "Western European", "es": "Western European", "de": "Western European",
@@ -81,7 +82,7 @@ def make_run(
         record=record,
         measured=found if measured else (),
         metrics=_metrics(tasks, num_steps, draw),
-        scores=None if bleu is None else _scores(name, tasks, bleu, draw),
+        scores=None if bleu is None else _scores(tasks, bleu, draw),
         settings=f'[align]\nrule = "{name}"\n\n[train]\nseed = {seed}\nmax_steps = 1200\n',
         signature={"rule": name, "tasks": str(len(tasks)), "config": "ab12cd34"},
         families={task: FAMILIES[task.replace("en", "").strip("-")] for task in tasks},
@@ -127,15 +128,8 @@ def _metrics(tasks: list[str], num_steps: int, draw: np.random.Generator) -> lis
     return [*entries, {"step": 10 * num_steps, "train/loss": None}]
 
 
-def _scores(name: str, tasks: list[str], bleu: float, draw: np.random.Generator) -> dict:
-    by_task = {
-        task: {
-            "bleu": bleu + 10 * (n % 3) / 3 + draw.normal(0, 0.5),
-            "chrf": 40.0,
-            "num_lines": 1000,
-            "bleu_signature": "nrefs:1|case:mixed|tok:13a",
-        }
-        for n, task in enumerate(tasks)
-    }
+def _scores(tasks: list[str], bleu: float, draw: np.random.Generator) -> TaskScores:
+    by_task = {task: bleu + 10 * (n % 3) / 3 + draw.normal(0, 0.5) for n, task in enumerate(tasks)}
     levels = {task: LEVELS[3 * n // len(tasks)] for n, task in enumerate(tasks)}
-    return {"run": name, "split": "test", "weights": "best", "by_task": by_task, "levels": levels}
+    note = "test set, best weights; BLEU nrefs:1|case:mixed|tok:13a"
+    return TaskScores("BLEU", by_task, levels, note)

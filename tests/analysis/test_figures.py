@@ -19,6 +19,7 @@ from gradvac.analysis.figures._method import altered
 from gradvac.analysis.figures._style import DIVERGING, SEQUENTIAL
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.rules import GradVac, PCGrad
+from gradvac.runs import TaskScores
 
 from .made_runs import FAMILIES, make_run
 
@@ -80,7 +81,7 @@ def test_score_against_similarity(tmp_path: Path) -> None:
     for n, code in enumerate(others):
         run = make_run(f"fr-{code}", codes=("fr", code), num_layers=1, num_steps=2, seed=n)
         values = np.full_like(run.measured[0].values, 0.1 * n)
-        scores = {"by_task": {"en-fr": {"bleu": 20.0 + n}}}
+        scores = TaskScores("BLEU", {"en-fr": 20.0 + n})
         similarities = replace(run.measured[0], values=values, reliability=None, corrected=None)
         runs.append(replace(run, measured=(similarities,), scores=scores))
     write_figures(runs, tmp_path, ["svg"])
@@ -150,13 +151,13 @@ def renamed(name: str, *, seed: int = 0) -> Run:
     run = make_run(name, codes=EUROPE, num_layers=1, num_steps=2, seed=seed)
     assert run.record is not None
     assert run.scores is not None
-    bleu = dict(zip(ODD, run.scores["by_task"].values(), strict=True))
+    bleu = dict(zip(ODD, run.scores.by_task.values(), strict=True))
     place = np.arange(len(ODD))
     return replace(
         run,
         record=replace(run.record, tasks=ODD),
         measured=tuple(replace(measured, tasks=ODD) for measured in run.measured),
-        scores=run.scores | {"by_task": bleu, "levels": {}},
+        scores=replace(run.scores, by_task=bleu, levels={}),
         families={task: f"{task} kin" for task in ODD},
         distances=KnownDistances(ODD, np.abs(place[:, None] - place) / 4.0, "_$d^$"),
     )

@@ -13,6 +13,7 @@ from gradvac.analysis.report._packing import pack, unpack
 from gradvac.analysis.report._sentences import describe_source
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import Similarities
+from gradvac.runs import TaskScores
 
 from .made_runs import make_run
 
@@ -202,7 +203,7 @@ def test_comparison_of_two_runs() -> None:
     tasks = [f"en-{code}" for code in CODES]
     low, high = (related(a, b)[None, None].repeat(4, axis=1) for a, b in ((0.3, 0.1), (0.6, 0.4)))
     bleu = [
-        {"by_task": {task: {"bleu": 20.0 + gain * (n % 2)} for n, task in enumerate(tasks)}}
+        TaskScores("BLEU", {task: 20.0 + gain * (n % 2) for n, task in enumerate(tasks)})
         for gain in (0, 1)
     ]
     first = run_with(low, tasks, name="joint", scores=bleu[0])

@@ -12,6 +12,7 @@ import torch
 
 from gradvac import Aligner, Sum
 from gradvac.analysis import Recorder, Similarities, load_run, save_similarities
+from gradvac.runs import TaskScores, write_scores
 
 
 def record(path: Path, tasks: list[str], num: int = 3) -> None:
@@ -33,8 +34,8 @@ def test_everything_there_is(tmp_path: Path) -> None:
     (tmp_path / "signature.json").write_text('{"rule": "sum"}')
     (tmp_path / "scores").mkdir()
     for name in ("dev.best", "test.last", "test.best"):
-        scores = {"split": name, "by_task": {"en-fr": {"bleu": 1.0}}}
-        (tmp_path / "scores" / f"{name}.json").write_text(json.dumps(scores))
+        scores = TaskScores("F1", {"en-fr": 1.0}, note=name)
+        write_scores(tmp_path / "scores" / f"{name}.json", [scores])
     run = load_run(tmp_path, families={"en-fr": "Romance"}, most_records=2)
     assert run.name == tmp_path.name
     assert run.record is not None
@@ -43,7 +44,7 @@ def test_everything_there_is(tmp_path: Path) -> None:
     assert run.about == '{"set": "dev"}'
     assert run.metrics == [{"step": 1, "train/loss": 2.5}]
     assert run.scores is not None
-    assert run.scores["split"] == "test.best"
+    assert run.scores == TaskScores("F1", {"en-fr": 1.0}, note="test.best")
     assert run.settings == "[train]\n"
     assert run.signature == {"rule": "sum"}
     assert run.families == {"en-fr": "Romance", "en-hi": ""}
@@ -100,8 +101,8 @@ def test_a_name_that_is_still_being_written(tmp_path: Path) -> None:
         ("metrics.jsonl", b'{"step": NaN}\n', r"l, line 1: is damaged \(has no step"),
         ("metrics.jsonl", b"[1, 2]\n", r"l, line 1: is damaged \(must be an object"),
         ("metrics.jsonl", b'{"step": 1, "\xff": 2}\n', r"l, line 1: is damaged \('utf-8"),
-        ("scores/test.best.json", b"", r"test\.best\.json: is damaged .*; remove it, or score"),
-        ("scores/test.best.json", b"[]", r"best\.json: is damaged \(must be an object"),
+        ("scores/test.best.json", b"", r"test\.best\.json: holds no .*; score again, or remove"),
+        ("scores/test.best.json", b"[]", r"best\.json: holds no scores by task"),
         ("signature.json", b'{"rule": ', r"signature\.json: is damaged .*; remove it"),
         ("config.toml", b"name = '\xff'", r"config\.toml: is damaged .*; save it as UTF-8"),
     ],

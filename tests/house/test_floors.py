@@ -14,6 +14,7 @@ FLOORS = {
     "gradients": 1,
     "alignment": 1,
     "aligner": 2,
+    "runs": 2,
     "corpora": 3,
     "analysis": 3,
     "training": 4,

@@ -47,6 +47,6 @@ def test_the_demo_shows_samples_scores_and_honest_verdicts(tmp_path: Path) -> No
         assert run.data.prepared == tmp_path / "out" / "data"
         seen = load_run(tmp_path / "out" / name)  # all that the report shows
         assert seen.scores is not None
-        assert seen.scores["by_task"]["en-qsm"]["bleu"] == result.bleu[name]["en-qsm"]
+        assert seen.scores.by_task["en-qsm"] == result.bleu[name]["en-qsm"]
         assert seen.measured[0].steps.tolist() == [2]
         assert seen.record is None  # two steps are fewer than record_every

@@ -10,7 +10,7 @@ import pytest
 
 from gradvac.corpora import RESOURCE_LEVELS, languages
 from gradvac.nmt import NmtConfig, Transformer
-from gradvac.nmt.settings import LEVELS
+from gradvac.runs import scores
 from gradvac.training import ConfigError, config
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"
@@ -87,7 +87,7 @@ def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
 
 
 def test_levels_are_those_of_the_language_table() -> None:
-    assert LEVELS == RESOURCE_LEVELS
+    assert scores.RESOURCE_LEVELS == RESOURCE_LEVELS
 
 
 def test_a_run_remembers_its_config(toy_config: Callable[..., NmtConfig], tmp_path: Path) -> None:

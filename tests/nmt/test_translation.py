@@ -9,6 +9,7 @@ import pytest
 import sacrebleu
 
 from gradvac.nmt import Translator, score_run
+from gradvac.runs import RunFolder, read_scores
 
 
 def text(run: Path, name: str) -> list[str]:
@@ -36,7 +37,11 @@ def test_scores_are_sacrebleus_own_and_kept(toy_run: Path) -> None:
         assert score.chrf == sacrebleu.corpus_chrf(lines, [references], word_order=2).score
         assert score.num_lines == 40
     saved = json.loads((toy_run / "scores" / "dev.best.json").read_text())
-    assert saved["by_task"]["en-xx"]["bleu"] == scores.by_task["en-xx"].bleu
+    assert saved["details"]["by_task"]["en-xx"]["bleu"] == scores.by_task["en-xx"].bleu
+    bleu, chrf = read_scores(RunFolder(toy_run).scores_of("dev", "best"))
+    assert (bleu.metric, chrf.metric) == ("BLEU", "chrF++")
+    assert bleu.by_task == {task: score.bleu for task, score in scores.by_task.items()}
+    assert "dev set, best weights; BLEU nrefs:1" in bleu.note
     assert saved["signature"].startswith("rule:gradvac|")
     assert set(saved["means"]) == {"high", "all"}
 

@@ -49,8 +49,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradvac.analysis.similarities import Floats, Similarities
+from gradvac.runs import RunFolder
 
-RECORD = "record.bin"
 _MAGIC = b"gradvac1"
 _HEADER = struct.Struct("<8sQI")
 _BLOCK = 1 << 20  # bytes read at once: a damaged header may claim any length
@@ -109,7 +109,7 @@ def read_record(path: str | Path, *, most: int | None = None) -> Record:
             changed on the way.
     """
     path = Path(path)
-    path = path / RECORD if path.is_dir() else path
+    path = RunFolder(path).record if path.is_dir() else path
     with path.open("rb") as file:
         chunks = list(_chunks(file))
         if not chunks:

@@ -1,20 +1,17 @@
 """A run folder as reports and figures see it: plain files, whatever recipe wrote them."""
 
-import json
-import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.analysis.record import RECORD, Record, read_record
-from gradvac.analysis.similarities import SIMILARITY, Similarities, load_similarities
-
-T = TypeVar("T")
+from gradvac.analysis.record import Record, read_record
+from gradvac.analysis.similarities import Similarities, load_similarities
+from gradvac.runs import RunFolder, TaskScores
 
 
 class KnownDistances(NamedTuple):
@@ -43,8 +40,7 @@ class Run:
             granularity and kind of lines; empty if nothing was.
         metrics: Entries of `metrics.jsonl`, such as {"step": 100, "train/loss": 2.3}; None for
             numbers that are not finite.
-        scores: `scores/SET.WEIGHTS.json`, of the test set and best weights if they are there; see
-            `by_task` in it. None without scores.
+        scores: Of the test set and best weights if they are there; None without scores.
         settings: `config.toml` as it stands.
         signature: `signature.json`.
         families: Task -> family, "" where unknown.
@@ -57,7 +53,7 @@ class Run:
     record: Record | None
     measured: tuple[Similarities, ...]
     metrics: list[dict[str, Any]]
-    scores: dict[str, Any] | None
+    scores: TaskScores | None
     settings: str
     signature: dict[str, Any]
     families: dict[str, str]
@@ -71,7 +67,7 @@ class Run:
             return self.measured[0].tasks
         if self.record is not None:
             return self.record.tasks
-        return tuple(self.scores["by_task"]) if self.scores else ()
+        return tuple(self.scores.by_task) if self.scores else ()
 
 
 def load_run(
@@ -98,81 +94,34 @@ def load_run(
         raise ValueError(f"{path}: is no folder; give the folder of a run.")
     measured: tuple[Similarities, ...] = ()
     about = ""
-    if (path / SIMILARITY).is_file():
-        measured, about = load_similarities(path / SIMILARITY)
+    folder = RunFolder(path)
+    if folder.similarity.is_file():
+        measured, about = load_similarities(folder.similarity)
     record = None
-    if (path / RECORD).is_file() and (path / RECORD).stat().st_size:
+    if folder.record.is_file() and folder.record.stat().st_size:
         try:
-            record = read_record(path / RECORD, most=most_records)
+            record = read_record(folder.record, most=most_records)
         except ValueError as error:
             if not measured:
                 raise
-            warnings.warn(f"{error} Going on with {SIMILARITY} alone.", stacklevel=2)
+            warnings.warn(f"{error} Going on with {folder.similarity.name} alone.", stacklevel=2)
     if record is None and not measured:
         raise ValueError(
-            f"{path}: has neither {RECORD} nor {SIMILARITY}; train with train.record_every above "
-            "0, or run `gradvac similarity` on a run with checkpoints."
+            f"{path}: has neither {folder.record.name} nor {folder.similarity.name}; train with "
+            "train.record_every above 0, or run `gradvac similarity` on a run with checkpoints."
         )
     run = Run(
         name=path.resolve().name,
         path=path,
         record=record,
         measured=measured,
-        metrics=_read_metrics(path / "metrics.jsonl"),
-        scores=_read_scores(path / "scores"),
-        settings=_read(path / "config.toml", bytes.decode, "save it as UTF-8") or "",
-        signature=_read(path / "signature.json", _parse, "remove it") or {},
+        metrics=folder.read_metrics(),
+        scores=next(iter(folder.read_scores()), None),
+        settings=folder.read_settings(),
+        signature=folder.read_signature(),
         families=dict(families or {}),
         distances=distances,
         about=about,
     )
     run.families.update({task: "" for task in run.tasks if task not in run.families})
     return run
-
-
-def _read(path: Path, parse: Callable[[bytes], T], remedy: str) -> T | None:
-    return _parse_at(str(path), path.read_bytes(), parse, remedy) if path.is_file() else None
-
-
-def _parse_at(where: str, content: bytes, parse: Callable[[bytes], T], remedy: str) -> T:
-    """What `parse` makes of some content; its error says where it was and what to do."""
-    try:
-        return parse(content)
-    except ValueError as error:
-        raise ValueError(f"{where}: is damaged ({error}); {remedy}.") from error
-
-
-def _parse(content: bytes, number: Callable[[str], float | None] = float) -> dict[str, Any]:
-    """A JSON object."""
-    found = json.loads(content, parse_float=number, parse_constant=number)
-    if not isinstance(found, dict):
-        raise ValueError(f"must be an object, got {str(found)[:40]}")
-    return found
-
-
-def _parse_entry(content: bytes) -> dict[str, Any]:
-    """An entry of metrics; loops of others also write NaN, which other readers of JSON refuse."""
-    entry = _parse(content, lambda text: value if math.isfinite(value := float(text)) else None)
-    if not isinstance(entry.get("step"), int | float):
-        raise ValueError(f"has no step: {str(entry)[:40]}")
-    return entry
-
-
-def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All entries; a line that is still being written is left out."""
-    if not path.is_file():
-        return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [
-        _parse_at(f"{path}, line {number}", line, _parse_entry, "mend or remove this line")
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
-
-
-def _read_scores(folder: Path) -> dict[str, Any] | None:
-    found = {path.name: path for path in sorted(folder.glob("*.json"))}
-    if not found:
-        return None
-    first = min(found, key=lambda n: (n != "test.best.json", not n.startswith("test."), n))
-    return _read(found[first], _parse, "remove it, or score again")

@@ -1,14 +1,18 @@
-"""Scores of a run, by task."""
+"""Scores of several runs, side by side."""
+
+from collections.abc import Sequence
 
 from gradvac.analysis.run import Run
+from gradvac.runs import TaskScores
 
 
-def bleu_by_task(run: Run) -> dict[str, float]:
-    """BLEU of each scored task; empty if the run was not scored."""
-    by_task = (run.scores or {}).get("by_task", {})
-    return {task: float(score["bleu"]) for task, score in by_task.items() if "bleu" in score}
+def by_one_metric(runs: Sequence[Run]) -> list[TaskScores | None]:
+    """The scores of each run, by the metric of the first that was scored.
 
-
-def levels_of(run: Run) -> dict[str, str]:
-    """Resource level of each scored task, as far as it is known."""
-    return dict((run.scores or {}).get("levels", {}))
+    None for a run that was not scored, or by another metric: such numbers do not compare.
+    """
+    metric = next((run.scores.metric for run in runs if run.scores is not None), None)
+    return [
+        run.scores if run.scores is not None and run.scores.metric == metric else None
+        for run in runs
+    ]

@@ -8,7 +8,6 @@ lines L `G.L.values`, `G.L.reliability`, `G.L.corrected`.
 # S steps, K components, T tasks
 
 import io
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradvac.runs.files import replacing
+
 Floats = NDArray[np.float32]
 
-SIMILARITY = "similarity.npz"
 LINES = ("same", "different", "training")
 _OPTIONAL = ("reliability", "corrected")
 
@@ -163,10 +163,8 @@ def save_similarities(path: Path, measured: Sequence[Similarities], about: str =
         for name in ("values", *_OPTIONAL):
             if getattr(one, name) is not None:
                 arrays[f"{one.granularity}.{one.lines}.{name}"] = getattr(one, name)
-    temporary = path.with_name(f".writing-{path.name}")
-    with temporary.open("wb") as file:
+    with replacing(path) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
-    os.replace(temporary, path)
 
 
 def load_similarities(path: Path) -> tuple[tuple[Similarities, ...], str]:

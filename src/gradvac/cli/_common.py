@@ -14,6 +14,7 @@ import typer
 
 import gradvac
 from gradvac.nmt import NmtConfig
+from gradvac.runs import RunFolder
 from gradvac.training import CheckpointError, DivergedError, config
 
 Parameters = ParamSpec("Parameters")
@@ -62,15 +63,19 @@ def nmt_folders() -> list[Path]:
 def load_nmt(source: str, overrides: list[str]) -> NmtConfig:
     """Read a config from a file, by name, or from a run folder."""
     path = Path(source)
-    if (path / "config.toml").is_file():
-        return config.load(NmtConfig, path / "config.toml", overrides)
+    folder = RunFolder(path)
+    if folder.is_run():
+        return config.load(NmtConfig, folder.config, overrides)
     if path.is_dir():
-        raise ValueError(f"{path} is a folder without config.toml; give a config or a run folder.")
+        raise ValueError(
+            f"{path} is a folder without {folder.config.name}; give a config or a run folder."
+        )
     return config.load(NmtConfig, source, overrides, folders=nmt_folders())
 
 
 def require_run(run: Path) -> Path:
     """Refuse what is not a run folder."""
-    if not (run / "config.toml").is_file():
-        raise ValueError(f"{run} is not a run folder: it has no config.toml.")
+    folder = RunFolder(run)
+    if not folder.is_run():
+        raise ValueError(f"{run} is not a run folder: it has no {folder.config.name}.")
     return run

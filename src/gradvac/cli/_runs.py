@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from gradvac import corpora
 from gradvac.analysis import Run, load_run
 from gradvac.cli._known import GENEALOGY, find_distances, find_families
+from gradvac.runs import RunFolder, prepared_sizes
 from gradvac.tasks import other_languages, turned
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders; the first is compared with.")]
@@ -57,7 +56,7 @@ def sizes_of(runs: Sequence[Run]) -> dict[str, int]:
     constructed = corpora.default().languages
     sizes: dict[str, int] = {}
     for run in reversed(runs):
-        prepared = _prepared_sizes(run)
+        prepared = prepared_sizes(RunFolder(run.path))
         for task, language in zip(run.tasks, other_languages(run.tasks), strict=True):
             size = prepared.get(task, prepared.get(turned(task)))
             if size is None and language in constructed:
@@ -65,14 +64,3 @@ def sizes_of(runs: Sequence[Run]) -> dict[str, int]:
             if size is not None:
                 sizes[task] = size
     return sizes
-
-
-def _prepared_sizes(run: Run) -> dict[str, int]:
-    """Sizes that the preparation of the data wrote down; empty if its folder is not there."""
-    try:
-        prepared = Path(tomllib.loads(run.settings)["data"]["prepared"])
-        manifest: dict[str, Any] = json.loads((prepared / "manifest.json").read_bytes())
-        found: dict[str, int] = manifest["sizes"]["train"]
-    except (KeyError, TypeError, OSError, ValueError):
-        return {}
-    return found

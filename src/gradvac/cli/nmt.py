@@ -14,6 +14,7 @@ from rich.console import Console
 from gradvac.cli._common import load_nmt, require_run, tells_mistakes
 from gradvac.nmt import Translator, cleaning, export_run, score_run, train_translation
 from gradvac.nmt import prepare as prepare_data
+from gradvac.runs import RunFolder
 from gradvac.training import Display
 
 app = typer.Typer(help="Multilingual translation.", no_args_is_help=True)
@@ -55,7 +56,7 @@ def train(
 ) -> None:
     """Train, or continue a run that was interrupted."""
     settings = load_nmt(config, overrides or [])
-    is_run = (Path(config) / "config.toml").is_file()
+    is_run = RunFolder(Path(config)).is_run()
     folder = run or (Path(config) if is_run else Path("runs") / Path(config).stem)
     result = train_translation(settings, folder, display=Display())
     if result.reason == "interrupted":

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from gradvac.cli._common import require_run
 from gradvac.nmt.similarity import GRANULARITIES, measure_run, summary
+from gradvac.runs import RunFolder
 
 
 def similarity(
@@ -51,4 +52,4 @@ def similarity(
     asked = [step for step in chosen if isinstance(step, int)]
     console.print(summary(measured, max(asked, default=None)))
     steps = ", ".join(map(str, measured[0].steps.tolist()))
-    print(f"Steps {steps} are in {run / 'similarity.npz'}.")
+    print(f"Steps {steps} are in {RunFolder(run).similarity}.")

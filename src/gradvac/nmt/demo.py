@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from gradvac import corpora
-from gradvac.nmt import files
 from gradvac.nmt.preparation import open_or_prepare
 from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.recipe import train_translation
 from gradvac.nmt.score import bleu_p_value, score_lines, score_run, translations
 from gradvac.nmt.settings import TEST, TRAIN, NmtConfig
 from gradvac.nmt.similarity import measure_run
+from gradvac.runs.files import write_json
 from gradvac.tasks import Direction, parse
 from gradvac.training import AlignConfig, Display
 
@@ -87,7 +87,7 @@ def run_demo(config: NmtConfig, out: Path, *, console: Console, num_lines: int =
     }
     result = DemoResult(bleu, p_values, seconds | {"all": time.perf_counter() - begin})
     _show_scores(corpus, result, num_lines, console)
-    files.write_json(out / "demo.json", asdict(result))
+    write_json(out / "demo.json", asdict(result))
     _show_way_on(config, out, result, console)
     return result
 

@@ -20,9 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import filelock
-
-from gradvac.nmt import files, guess
+from gradvac.nmt import guess
 from gradvac.nmt.cleaning import Report, clean, fingerprint, keep_readable, letters
 from gradvac.nmt.prepared import MANIFEST, REPORT, VOCABULARY, Prepared, read_manifest, relevant
 from gradvac.nmt.readers import Line, files_of, mostly_readable, read_pairs
@@ -30,6 +28,7 @@ from gradvac.nmt.sealed import (
     Seal,
     is_intact,
     read_facts,
+    read_lines,
     sealing,
     stamp,
     write_columns,
@@ -38,6 +37,7 @@ from gradvac.nmt.sealed import (
 from gradvac.nmt.settings import TRAIN, DataConfig
 from gradvac.nmt.tokens import TokenWriter
 from gradvac.nmt.vocabulary import Vocabulary, draw_lines, learn
+from gradvac.runs import files
 from gradvac.tasks import parse
 
 Say = Callable[[str], None]
@@ -62,7 +62,9 @@ def prepare(config: DataConfig, *, say: Say = print) -> Prepared:
                 f"data.prepared: {config.prepared / name} is a link, and what is written there "
                 "would be somewhere else; remove it, or choose another folder."
             )
-    with filelock.FileLock(config.prepared / ".lock"):
+    with files.FolderLock(config.prepared, busy=None):
+        for folder in (config.prepared, config.prepared / "text", config.prepared / "tokens"):
+            files.remove_leftovers(folder)
         _Preparation(config, say).run()
     prepared = Prepared.open(config)
     assert prepared is not None
@@ -248,7 +250,7 @@ class _Preparation:
             self._marks = {code: set() for code in self.config.all_languages()}
             for split, pair in self.texts:
                 for path in self.paths("text", split, pair) if split != TRAIN else ():
-                    marks = {fingerprint(letters(line)) for line in files.read_lines(path)}
+                    marks = {fingerprint(letters(line)) for line in read_lines(path)}
                     self._marks[path.name.rpartition(".")[2]] |= marks
         return self._marks
 
@@ -320,7 +322,7 @@ class _Preparation:
         self, split: str, pair: str, vocabulary: Vocabulary
     ) -> Iterator[tuple[list[tuple[str, str]], list[tuple[list[int], list[int]]]]]:
         """The text of a pair and its tokens, some thousand lines at a time."""
-        first, second = (files.read_lines(path) for path in self.paths("text", split, pair))
+        first, second = (read_lines(path) for path in self.paths("text", split, pair))
         lines = zip(first, second, strict=True)
         threads = self.config.vocabulary.threads
         while texts := list(islice(lines, _LINES_AT_ONCE)):

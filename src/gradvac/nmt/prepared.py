@@ -12,9 +12,10 @@ from gradvac.nmt.sealed import SealedFolder, read_facts
 from gradvac.nmt.settings import TRAIN, DataConfig
 from gradvac.nmt.tokens import SUFFIXES, TokenFile
 from gradvac.nmt.vocabulary import Vocabulary
+from gradvac.runs import PREPARED_MANIFEST
 from gradvac.tasks import parse, turned
 
-MANIFEST, REPORT, VOCABULARY = "manifest.json", "report.json", "vocabulary.model"
+MANIFEST, REPORT, VOCABULARY = PREPARED_MANIFEST, "report.json", "vocabulary.model"
 # These choose among what was prepared, or say where things are; they do not change it.
 _IRRELEVANT = {"prepared", "root", "directions", "tasks", "resource_levels"}
 _REMEDY = "run `gradvac nmt prepare` again, which mends it"

@@ -17,6 +17,7 @@ from gradvac.nmt.score import score_lines
 from gradvac.nmt.settings import DEV, TRAIN, NmtConfig
 from gradvac.nmt.stream import Numbers, Stream, TaskData, gather_batch
 from gradvac.nmt.translator import Translator
+from gradvac.runs import RunFolder
 from gradvac.tasks import parse
 from gradvac.training import (
     Display,
@@ -169,7 +170,7 @@ def train_translation(
 
 def _keep_vocabulary(prepared: Prepared, run: Path) -> None:
     """A run can translate wherever its folder is moved."""
-    model, kept = (prepared.folder / VOCABULARY).read_bytes(), run / VOCABULARY
+    model, kept = (prepared.folder / VOCABULARY).read_bytes(), RunFolder(run).vocabulary
     if kept.exists() and kept.read_bytes() != model:
         raise ValueError(
             f"run: {run} was trained with another vocabulary than {prepared.folder}; choose a new "

@@ -7,16 +7,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
-from gradvac.nmt import files
 from gradvac.nmt.prepared import Prepared
-from gradvac.nmt.settings import LEVELS, TRAIN, NmtConfig
+from gradvac.nmt.sealed import read_lines
+from gradvac.nmt.settings import TRAIN, NmtConfig
 from gradvac.nmt.translator import Translator
+from gradvac.runs import RunFolder, TaskScores, write_scores
+from gradvac.runs.files import read_json, write_text
 from gradvac.tasks import parse
 from gradvac.training import config
 
@@ -104,18 +105,22 @@ class Scores:
 
     def means(self) -> dict[str, tuple[float, float]]:
         """Average BLEU and chrF++ over the tasks of each resource level, and over "all"."""
-        groups = {
-            level: [task for task in self.by_task if self.levels[task] == level] for level in LEVELS
-        }
-        groups["all"] = list(self.by_task)
-        return {
-            name: (
-                float(np.mean([self.by_task[task].bleu for task in tasks])),
-                float(np.mean([self.by_task[task].chrf for task in tasks])),
-            )
-            for name, tasks in groups.items()
-            if tasks
-        }
+        bleu, chrf = (scores.by_level() for scores in self.by_metric())
+        return {name: (bleu[name], chrf[name]) for name in bleu}
+
+    def by_metric(self) -> tuple[TaskScores, TaskScores]:
+        """BLEU, which reports show, and chrF++."""
+        how = f"{self.split} set, {self.weights} weights"
+        scored = self.by_task.values()
+        bleu = {task: score.bleu for task, score in self.by_task.items()}
+        chrf = {task: score.chrf for task, score in self.by_task.items()}
+        # Languages without blanks have another tokenizer, and so another signature.
+        bleu_signatures = " and ".join(dict.fromkeys(score.bleu_signature for score in scored))
+        chrf_signatures = " and ".join(dict.fromkeys(score.chrf_signature for score in scored))
+        return (
+            TaskScores("BLEU", bleu, self.levels, f"{how}; BLEU {bleu_signatures}"),
+            TaskScores("chrF++", chrf, self.levels, f"{how}; chrF++ {chrf_signatures}"),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
@@ -165,7 +170,8 @@ def score_run(
         max_lines: Only so many lines of each task.
     """
     run = Path(run)
-    settings = config.load(NmtConfig, run / "config.toml", overrides)
+    folder = RunFolder(run)
+    settings = config.load(NmtConfig, folder.config, overrides)
     prepared = Prepared.open(settings.data)
     if prepared is None:
         raise ValueError(
@@ -173,20 +179,19 @@ def score_run(
             "`gradvac nmt prepare` with its config.toml, or give data.prepared=..."
         )
     translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
-    folder = run / "scores"
-    folder.mkdir(exist_ok=True)
+    folder.scores.mkdir(exist_ok=True)
     by_task, levels = {}, {}
     for task in settings.data.all_tasks():
         sources, references = prepared.task_text(split, task)
         target = parse(task).target
         lines = translator.translate(sources[:max_lines], target)
         text = "".join(f"{line}\n" for line in lines)
-        files.write_bytes(_translations(run, split, weights, task), text.encode())
+        write_text(folder.outputs_of(split, weights, task), text)
         by_task[task] = score_lines(lines, references[:max_lines], target)
         levels[task] = settings.data.resource_levels.of(
             prepared.sizes[TRAIN][prepared.pair_of(task)]
         )
-    signature = files.read_json(run / "signature.json")
+    signature = read_json(folder.signature)
     scores = Scores(
         str(run),
         split,
@@ -196,17 +201,13 @@ def score_run(
         translator.counts.cut,
         _line(signature),
     )
-    files.write_json(folder / f"{split}.{weights}.json", scores.to_dict())
+    write_scores(folder.scores_of(split, weights), scores.by_metric(), scores.to_dict())
     return scores
 
 
 def translations(run: Path, split: str, weights: str | int, task: str) -> list[str]:
     """Read the translations that `score_run` kept."""
-    return list(files.read_lines(_translations(run, split, weights, task)))
-
-
-def _translations(run: Path, split: str, weights: str | int, task: str) -> Path:
-    return run / "scores" / f"{split}.{weights}.{task}.txt"
+    return list(read_lines(RunFolder(run).outputs_of(split, weights, task)))
 
 
 def _line(signature: Mapping[str, Any]) -> str:

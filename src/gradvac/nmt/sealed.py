@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gradvac.nmt import files
+from gradvac.runs import files
 
 Seal = dict[str, Any]
 _CHECK = "check"
@@ -62,6 +62,13 @@ def write_columns(
                 column.write(line)
     seals = {path: column.seal(path) for path, column in zip(paths, columns, strict=True)}
     return digest.hexdigest(), seals
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Read what `write_columns` wrote."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            yield line[:-1]
 
 
 def stamp(path: Path) -> list[int]:

@@ -15,13 +15,13 @@ from gradvac.nmt.cleaning import CleaningConfig
 from gradvac.nmt.model import SIZES, Size, Transformer
 from gradvac.nmt.readers import fill
 from gradvac.nmt.vocabulary import VocabularyConfig
+from gradvac.runs.scores import RESOURCE_LEVELS
 from gradvac.tasks import DEFAULT_PIVOT, Direction, parse, turned
 from gradvac.training import RunConfig, Section
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 # They become names of files and of pieces, so that nothing else may be in them.
 _CODE, _SET = re.compile(r"\w{1,32}", re.ASCII), re.compile(r"\w[\w-]{0,63}", re.ASCII)
-LEVELS = ("high", "medium", "low", "extremely_low")
 
 
 class ResourceLevels(Section):
@@ -46,7 +46,9 @@ class ResourceLevels(Section):
         """Return the level of a number of training pairs."""
         thresholds = (self.high, self.medium, self.low, 0)
         return next(
-            level for level, least in zip(LEVELS, thresholds, strict=True) if num_pairs >= least
+            level
+            for level, least in zip(RESOURCE_LEVELS, thresholds, strict=True)
+            if num_pairs >= least
         )
 
 

@@ -29,12 +29,12 @@ from gradvac.analysis import (
     measure,
     save_similarities,
 )
-from gradvac.analysis.similarities import SIMILARITY
 from gradvac.gradients import split as split_model
 from gradvac.nmt.model import Transformer
 from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.settings import DEV, NmtConfig
 from gradvac.nmt.stream import Numbers, TaskData, gather_batch
+from gradvac.runs import RunFolder
 from gradvac.tasks import parse
 from gradvac.training import checkpoint, choose_device, config
 from gradvac.training.signature import weights_hash
@@ -83,7 +83,8 @@ def measure_run(
     if num_lines is not None and num_lines < 2:
         raise ValueError(f"lines: two halves need at least 2 lines, got {num_lines}.")
     run = Path(run)
-    settings = config.load(NmtConfig, run / "config.toml", overrides)
+    folder = RunFolder(run)
+    settings = config.load(NmtConfig, folder.config, overrides)
     tasks = settings.data.all_tasks()
     if len(tasks) < 2:
         raise ValueError(f"{run}: has the single task {tasks[0]}; similarity is between tasks.")
@@ -106,9 +107,9 @@ def measure_run(
         "data": prepared.signature,
         "tasks": tasks,
         "granularities": list(granularities),
-        "weights": weights_hash(config.load(NmtConfig, run / "config.toml")),
+        "weights": weights_hash(config.load(NmtConfig, folder.config)),
     }
-    before = _read_before(run / SIMILARITY, about)
+    before = _read_before(folder.similarity, about)
     measured = set(before[0].steps.tolist()) if before else set()
     left = [one for one in found if one.step not in measured]
     plan = _Plan(data, [lines[task] for task in tasks], settings.batch.tokens, engine)
@@ -128,7 +129,7 @@ def measure_run(
                 tick=lambda: progress.advance(bar),
             )
             before = tuple(map(concatenate, zip(before, parts, strict=True))) if before else parts
-            save_similarities(run / SIMILARITY, before, json.dumps(about))
+            save_similarities(folder.similarity, before, json.dumps(about))
     return before
 
 
@@ -157,7 +158,7 @@ def _weights(
     found = {}
     for name in names:
         if name == "best":
-            path = run / "best.safetensors"
+            path = RunFolder(run).weights(name)
             if not path.is_file():
                 raise ValueError(f"{run}: has no best weights; it was never validated.")
             step = int(checkpoint.read_facts(path)["step"])

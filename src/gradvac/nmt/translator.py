@@ -14,9 +14,9 @@ import numpy as np
 from gradvac.nmt.batch import Ragged
 from gradvac.nmt.decode import Decoder, Search
 from gradvac.nmt.model import Transformer
-from gradvac.nmt.prepared import VOCABULARY
 from gradvac.nmt.settings import DecodingConfig, NmtConfig
 from gradvac.nmt.vocabulary import BOS, EOS, Vocabulary
+from gradvac.runs import RunFolder
 from gradvac.tasks import parse
 from gradvac.training import checkpoint, choose_device, config
 
@@ -85,8 +85,8 @@ class Translator:
             overrides: Of its config, such as "decoding.beams=8".
         """
         run = Path(run)
-        settings = config.load(NmtConfig, run / "config.toml", overrides)
-        vocabulary = Vocabulary.load(run / VOCABULARY)
+        settings = config.load(NmtConfig, RunFolder(run).config, overrides)
+        vocabulary = Vocabulary.load(RunFolder(run).vocabulary)
         model = settings.model.build(len(vocabulary))
         model.load_state_dict(checkpoint.weights(run, weights))
         return cls(

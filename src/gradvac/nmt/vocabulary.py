@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from gradvac.nmt.cleaning import fingerprint
-from gradvac.nmt.files import read_lines
+from gradvac.nmt.sealed import read_lines
 from gradvac.training import Section, task_probabilities
 
 PAD, BOS, EOS, UNKNOWN = range(4)

@@ -10,12 +10,10 @@ anywhere in between leaves the previous one intact. `latest` verifies the hashes
 the checkpoint before if the last one is damaged.
 """
 
-import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +23,17 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from gradvac.runs import RunFolder
+from gradvac.runs.files import (
+    TEMPORARY,
+    hash_file,
+    remove_leftovers,
+    replacing_path,
+    sync,
+    write_json,
+)
+
 MODEL, STATE, MANIFEST = "model.safetensors", "state.pt", "manifest.json"
-_TEMPORARY = ".writing-"
 _ALIAS = "same as "  # in safetensors metadata: tied weights are stored once
 _PLAIN = (Tensor, bool, int, float, str, type(None))
 
@@ -56,7 +63,7 @@ class Checkpoint:
         try:
             manifest = json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))
             for name, expected in manifest["files"].items():
-                if _hash(self.path / name) != expected:
+                if hash_file(self.path / name, "sha256") != expected:
                     return f"{name} is not what was written"
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return f"{type(error).__name__}: {error}"
@@ -85,23 +92,20 @@ def save(
             checkpoints before are as they were.
     """
     _check_plain(state, "state")
-    folder = run / "checkpoints"
-    target, temporary = _folder(run, step), folder / f"{_TEMPORARY}{step:08d}"
+    folder = RunFolder(run).checkpoints
+    target, temporary = RunFolder(run).checkpoint(step), folder / f"{TEMPORARY}{step:08d}"
     try:
         temporary.mkdir(parents=True)
         _write_weights(temporary / MODEL, weights, {"step": str(step)})
         with (temporary / STATE).open("wb") as file:  # a path would hide why writing fails
             torch.save(state, file)
-        hashes = {name: _hash(temporary / name) for name in (MODEL, STATE)}
-        manifest = json.dumps({"step": step, "files": hashes}, indent=2)
-        (temporary / MANIFEST).write_text(manifest + "\n", encoding="utf-8")
-        for name in (MODEL, STATE, MANIFEST):
-            _sync(temporary / name)
-        _sync(temporary)
+        sync(temporary / STATE)
+        hashes = {name: hash_file(temporary / name, "sha256") for name in (MODEL, STATE)}
+        write_json(temporary / MANIFEST, {"step": step, "files": hashes})
         if target.exists():  # damaged, or it would have been continued from
             shutil.rmtree(target)
         os.rename(temporary, target)
-        _sync(folder)
+        sync(folder)
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(_failure(run, f"the checkpoint of step {step}", error)) from error
@@ -128,24 +132,22 @@ def latest(run: Path, *, say: Callable[[str], None] = print) -> Checkpoint | Non
         say(f"{checkpoint.path} is damaged ({damage}); trying the one before.")
     if found:
         raise CheckpointError(
-            f"{run / 'checkpoints'}: all {len(found)} checkpoints are damaged; restore one, or "
-            "remove the folder to start again."
+            f"{RunFolder(run).checkpoints}: all {len(found)} checkpoints are damaged; restore one, "
+            "or remove the folder to start again."
         )
     return None
 
 
 def kept(run: Path) -> list[Checkpoint]:
     """All checkpoints by step, damaged ones too."""
-    paths = sorted((run / "checkpoints").glob("step-*"))
-    return [Checkpoint(path, int(path.name.removeprefix("step-"))) for path in paths]
+    return [Checkpoint(path, step) for step, path in RunFolder(run).kept_checkpoints()]
 
 
 def clean(run: Path) -> None:
     """Remove what a killed process left half-written; only for the process that owns the run."""
-    for path in (run / "checkpoints").glob(f"{_TEMPORARY}*"):
+    for path in RunFolder(run).checkpoints.glob(f"{TEMPORARY}*"):
         shutil.rmtree(path)
-    for path in run.glob(f"{_TEMPORARY}*"):
-        path.unlink()
+    remove_leftovers(run)
 
 
 def save_weights(
@@ -159,15 +161,10 @@ def save_weights(
         weights: The model's `state_dict`.
         facts: Kept in the file's metadata, such as the step and the score.
     """
-    target, temporary = run / f"{name}.safetensors", run / f"{_TEMPORARY}{name}.safetensors"
+    target = RunFolder(run).weights(name)
     try:
-        _write_weights(temporary, weights, {key: str(value) for key, value in facts.items()})
-        _sync(temporary)
-        os.replace(temporary, target)
-        _sync(run)
+        _write_weights(target, weights, {key: str(value) for key, value in facts.items()})
     except Exception as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise CheckpointError(_failure(run, target.name, error)) from error
     return target
 
@@ -186,7 +183,7 @@ def average(run: Path, num: int, *, say: Callable[[str], None] = print) -> Path:
         else:
             say(f"{checkpoint.path} is damaged ({damage}) and does not enter the average.")
     if not chosen:
-        raise CheckpointError(f"{run / 'checkpoints'}: no intact checkpoint to average.")
+        raise CheckpointError(f"{RunFolder(run).checkpoints}: no intact checkpoint to average.")
     last = chosen[0].weights()
     total = {n: w.double() for n, w in last.items() if w.is_floating_point()}
     for checkpoint in chosen[1:]:
@@ -212,12 +209,12 @@ def weights(
         newest = latest(run, say=say)
         path = None if newest is None else newest.path / MODEL
     elif isinstance(which, int):
-        path = _folder(run, which) / MODEL
+        path = RunFolder(run).checkpoint(which) / MODEL
     else:
-        path = run / f"{which}.safetensors"
+        path = RunFolder(run).weights(which)
     if path is not None and path.is_file():
         return read_weights(path)
-    names = [path.stem for path in sorted(run.glob("[!.]*.safetensors"))]
+    names = [path.stem for path in RunFolder(run).kept_weights()]
     there = [*names, *(["last"] if kept(run) else []), *(str(c.step) for c in kept(run))]
     raise CheckpointError(
         f"{run}: there are no weights {which!r}; there are: {', '.join(there) or 'none'}."
@@ -253,25 +250,8 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str
         value = value.detach().cpu().contiguous()
         whole = value.untyped_storage().nbytes() == value.nbytes
         stored[name] = value if whole else value.clone()  # a view of something larger
-    safetensors.torch.save_file(stored, path, metadata=metadata)
-
-
-def _folder(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:08d}"
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Force a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with replacing_path(path) as temporary:
+        safetensors.torch.save_file(stored, temporary, metadata=metadata)
 
 
 def _failure(run: Path, what: str, error: Exception) -> str:

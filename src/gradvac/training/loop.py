@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gradvac import Alignment
 from gradvac.analysis import Recorder, heat_maps
-from gradvac.analysis.record import RECORD
 from gradvac.training import checkpoint
 from gradvac.training._mistakes import nearest
 from gradvac.training.display import Display
@@ -152,7 +151,7 @@ class _Loop(Generic[BatchT]):
         """Continue the record at the step we stand at; what a killed process added goes."""
         if self.settings.train.record_every:
             self.recorder = Recorder(
-                self.log.run / RECORD,
+                self.log.folder.record,
                 every=self.settings.train.record_every,
                 tasks=self.recipe.tasks,
                 rule=self.settings.align.describe_rule(),

@@ -1,12 +1,6 @@
-"""The run folder: who owns it, what it is, and what happened.
+"""The log of a run: who owns its folder, what it is, and what happened.
 
-RUN/config.toml       all settings, defaults written out
-RUN/signature.json    what the numbers depend on
-RUN/metrics.jsonl     one object per line: {"step": 100, "train/loss": ...}
-RUN/tensorboard/      the same, if installed
-RUN/record.bin        similarities and what the rule did: see gradvac.analysis.record
-RUN/checkpoints/      see checkpoint.py
-RUN/.lock             held by the process that trains
+`gradvac.runs.folder` lists the files.
 """
 
 import json
@@ -16,17 +10,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 from numpy.typing import NDArray
 
+from gradvac.runs import RunFolder
+from gradvac.runs.files import write_json, write_text
 from gradvac.training import config
 from gradvac.training.config import ConfigError
 from gradvac.training.settings import EXTENSIBLE, TECHNICAL, RunConfig
 from gradvac.training.signature import Signature
 from gradvac.training.writers import Writer, open_writers
-
-CONFIG, SIGNATURE, METRICS = "config.toml", "signature.json", "metrics.jsonl"
 
 
 class RunLog:
@@ -45,17 +38,13 @@ class RunLog:
         self, run: Path, settings: RunConfig, *, say: Callable[[str], None] = print
     ) -> None:
         self.run, self._settings, self._say = run, settings, say
+        self.folder = RunFolder(run)
         self._writers: list[Writer] = []
-        run.mkdir(parents=True, exist_ok=True)
-        # flock and its like: the system releases it, however the process ends.
-        self._lock = filelock.FileLock(run / ".lock")
-        try:
-            self._lock.acquire(timeout=0)
-        except filelock.Timeout:
-            raise ValueError(
-                f"run: another process is training in {run}; wait for it, or choose another folder."
-            ) from None
-        self._metrics = (run / METRICS).open("ab", buffering=0)
+        self._lock = self.folder.lock(
+            f"run: another process is training in {run}; wait for it, or choose another folder."
+        )
+        self._lock.acquire()
+        self._metrics = self.folder.metrics.open("ab", buffering=0)
 
     def check_settings(self) -> None:
         """Refuse to continue a run as another experiment.
@@ -63,7 +52,7 @@ class RunLog:
         Raises:
             ConfigError: A setting differs that may not change within a run; one line each.
         """
-        former = config.load(type(self._settings), self.run / CONFIG)
+        former = config.load(type(self._settings), self.folder.config)
         changed = config.differences(former, self._settings)
         allowed = {f"train.{key}" for key in (*TECHNICAL, *EXTENSIBLE)}
         refused = [key for key in changed if key not in allowed]
@@ -85,16 +74,17 @@ class RunLog:
             metrics_bytes: `position()` as it was then.
         """
         if self.position() < metrics_bytes:
-            self._say(f"{METRICS} is shorter than it was; entries before step {step} are missing.")
+            name = self.folder.metrics.name
+            self._say(f"{name} is shorter than it was; entries before step {step} are missing.")
         else:
-            os.truncate(self.run / METRICS, metrics_bytes)
-        _write(self.run / CONFIG, config.dump(self._settings))
+            os.truncate(self.folder.metrics, metrics_bytes)
+        write_text(self.folder.config, config.dump(self._settings))
         self._writers = open_writers(self.run, self._settings, step=step, say=self._say)
 
     def sign(self, signature: Signature) -> None:
         """Write the signature."""
         fields = signature.to_dict() | {"signature": str(signature)}
-        _write(self.run / SIGNATURE, json.dumps(fields, indent=2) + "\n")
+        write_json(self.folder.signature, fields)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append one record; at once visible to readers."""
@@ -105,7 +95,7 @@ class RunLog:
             while line:  # a nearly full disk takes a part, then nothing
                 line = line[self._metrics.write(line) :]
         except OSError as error:
-            what = f"{os.strerror(error.errno or 0)}: {self.run / METRICS}; checkpoints are intact"
+            what = f"{os.strerror(error.errno or 0)}: {self.folder.metrics}; checkpoints are intact"
             raise OSError(error.errno, what) from error
         for writer in self._writers:
             writer.write(step, values)
@@ -138,12 +128,4 @@ class RunLog:
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """All records of a run; a line that is still being written is left out."""
-    lines = (run / METRICS).read_bytes().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a small file at once."""
-    temporary = path.with_name(f".writing-{path.name}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    return RunFolder(run).read_metrics()

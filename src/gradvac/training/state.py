@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Generic
 
+from gradvac.runs import RunFolder
 from gradvac.training import checkpoint
 from gradvac.training.meters import Meters
 from gradvac.training.processes import (
@@ -109,7 +110,7 @@ class RunState(Generic[BatchT]):
 
 def _refuse_weights(run: Path) -> None:
     """A run that begins would replace weights that are all that is left of another."""
-    found = [path.name for path in sorted(run.glob("[!.]*.safetensors"))]
+    found = [path.name for path in RunFolder(run).kept_weights()]
     if found:
         raise ValueError(
             f"run: {run} holds {found[0]}, but no checkpoint to continue from; choose another "

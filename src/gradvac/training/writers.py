@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gradvac.runs import RunFolder
 from gradvac.training.settings import RunConfig
 
 
@@ -36,7 +37,7 @@ class TensorBoard:
     def __init__(self, run: Path, *, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+        self._writer: Any = SummaryWriter(str(RunFolder(run).tensorboard), purge_step=step + 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record scalars."""

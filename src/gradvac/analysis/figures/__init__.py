@@ -5,13 +5,13 @@ figure would need. Files are named after the figures of the paper:
 
     fig01_RUN_encoder...    similarity clustered by family (figures 1, 8, 10 and 11)
     fig02a_RUN              into English against out of English, in one model
-    fig02b_TASK             BLEU against similarity, over runs
+    fig02b_TASK             score against similarity, over runs
     fig03                   share of pairs in conflict, and of pairs active, over steps
     fig04a_RUN              encoder minus decoder
     fig04b                  by layer
     fig04c_RUN              chosen pairs over steps
     fig05                   the method in the plane, drawn by the rules themselves
-    fig06                   BLEU of several runs, by task and resource level
+    fig06                   scores of several runs, by task and resource level
     fig07                   data sizes
     fig09_RUN_RUN           two runs side by side, such as two sizes of a model
 

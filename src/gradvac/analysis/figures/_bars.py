@@ -1,6 +1,7 @@
 """Figures by resource level: 6 and 7."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -10,41 +11,46 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from gradvac.analysis.figures._style import INKS, MissingError, legend, new_figure, zero_line
 from gradvac.analysis.run import Run
-from gradvac.analysis.scores import bleu_by_task, levels_of
+from gradvac.analysis.scores import by_one_metric
+from gradvac.runs.scores import level_rank
 from gradvac.tasks import labels, languages_of
-
-_LEVELS = ("high", "medium", "low", "extremely_low")
 
 
 def scores_by_level(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, Figure]:
-    """Figure 6: BLEU of each run minus that of the first, largest languages on the left."""
-    scored = [(run, bleu) for run in runs if (bleu := bleu_by_task(run))]
+    """Figure 6: the score of each run minus that of the first, largest languages on the left."""
+    scored = [
+        (run, scores) for run, scores in zip(runs, by_one_metric(runs), strict=True) if scores
+    ]
     if len(scored) < 2:
         raise MissingError("needs at least two runs with scores; the first is the baseline.")
-    (first, baseline), *rest = scored
-    others = [(run, bleu) for run, bleu in rest if not baseline.keys().isdisjoint(bleu)]
-    levels = levels_of(first)
-    tasks = [task for task in baseline if any(task in bleu for _, bleu in others)]
+    (first, base), *rest = scored
+    baseline, levels = base.by_task, base.levels
+    others = [
+        (run, scores.by_task)
+        for run, scores in rest
+        if not baseline.keys().isdisjoint(scores.by_task)
+    ]
+    tasks = [task for task in baseline if any(task in values for _, values in others)]
     if not others:
         raise MissingError("needs a task that two runs were scored on.")
-    tasks.sort(key=lambda task: (-sizes.get(task, 0), _rank(levels.get(task, ""))))
+    tasks.sort(key=lambda task: (-sizes.get(task, 0), level_rank(levels.get(task, ""))))
     figure = new_figure(2.6 + 0.24 * max(len(tasks), 8) + 1.6, 3.2)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[max(len(tasks), 8), 5])
     drawn: dict[str, Artist] = {}
-    for number, (run, bleu) in enumerate(others):
-        gains = {task: bleu[task] - baseline[task] for task in tasks if task in bleu}
+    for number, (run, values) in enumerate(others):
+        gains = {task: values[task] - baseline[task] for task in tasks if task in values}
         width = 0.8 / len(others)
         shift = (number - (len(others) - 1) / 2) * width
         look: dict[str, Any] = {"color": INKS[number % len(INKS)], "width": width}
         places = [tasks.index(task) + shift for task in gains]
         drawn[run.name] = left.bar(places, list(gains.values()), **look)[0]
-        means = _means(gains, levels)
+        means = replace(base, by_task=gains).by_level()
         right.bar([n + shift for n in range(len(means))], list(means.values()), **look)
         right.set_xticks(range(len(means)), [name.replace("_", " ") for name in means], rotation=35)
         right.set_xlim(-0.6, len(means) - 0.4)
     upright = max(map(len, labels(tasks))) > 2
     left.set_xticks(range(len(tasks)), labels(tasks), rotation=90 if upright else 0)
-    left.set_ylabel(f"BLEU minus {first.name}")
+    left.set_ylabel(f"{base.metric} minus {first.name}")
     order = "largest data first" if all(task in sizes for task in tasks) else "by resource level"
     left.set_title(f"by task, {order}", loc="left")
     right.set_title("averages", loc="left")
@@ -94,13 +100,3 @@ def _bars(axes: Axes, heights: Sequence[int], families: Sequence[str]) -> dict[s
         drawn[name] = axes.bar(own, [heights[i] for i in own], color=INKS[number])[0]
     drawn.pop("", None)
     return drawn
-
-
-def _rank(level: str) -> int:
-    return _LEVELS.index(level) if level in _LEVELS else len(_LEVELS)
-
-
-def _means(gains: Mapping[str, float], levels: Mapping[str, str]) -> dict[str, float]:
-    found = {level: [gains[t] for t in gains if levels.get(t) == level] for level in _LEVELS}
-    found["all"] = list(gains.values())
-    return {name: sum(values) / len(values) for name, values in found.items() if values}

@@ -24,7 +24,7 @@ from gradvac.analysis.figures._style import (
     zero_line,
 )
 from gradvac.analysis.run import Run
-from gradvac.analysis.scores import bleu_by_task
+from gradvac.analysis.scores import by_one_metric
 from gradvac.analysis.similarities import Similarities
 
 Counts = NDArray[np.int64]
@@ -34,27 +34,31 @@ _MOST_TICKS = 12
 
 
 def score_against_similarity(runs: Sequence[Run]) -> dict[str, Figure]:
-    """Figure 2b: BLEU of a task that all runs share against its similarity to their others."""
-    sources = [(run, views.main_source(run), bleu_by_task(run)) for run in runs]
-    full = [(run, main, bleu) for run, main, bleu in sources if main is not None and bleu]
+    """Figure 2b: score of a task that all runs share against its similarity to their others."""
+    sources = zip(runs, map(views.main_source, runs), by_one_metric(runs), strict=True)
+    full = [(run, main, scores) for run, main, scores in sources if main is not None and scores]
     if len(full) < 3:
         raise MissingError("needs at least 3 runs with similarities and scores.")
-    common = [t for t in full[0][2] if all(t in bleu and t in main.tasks for _, main, bleu in full)]
+    common = [
+        task
+        for task in full[0][2].by_task
+        if all(task in scores.by_task and task in main.tasks for _, main, scores in full)
+    ]
     if not common:
         raise MissingError("needs a task that is scored and measured in all runs.")
     task = common[0]
-    points = [(_similarity_of(task, main), bleu[task]) for _, main, bleu in full]
+    points = [(_similarity_of(task, main), scores.by_task[task]) for _, main, scores in full]
     figure = new_figure(4.6, 3.6)
     axes = figure.subplots()
-    cosines, scores = zip(*points, strict=True)
-    axes.scatter(cosines, scores, color=INKS[0], s=26, zorder=3)
+    cosines, values = zip(*points, strict=True)
+    axes.scatter(cosines, values, color=INKS[0], s=26, zorder=3)
     for (run, main, _), point in zip(full, points, strict=True):
         languages = zip(main.tasks, task_names.other_languages(main.tasks), strict=True)
         others = [language for other, language in languages if other != task]
         name = others[0] if len(others) == 1 else run.name
         axes.annotate(name, point, (4, 4), textcoords="offset points", fontsize=8)
     axes.set_xlabel(f"cosine of {task} with the other tasks of its model")
-    axes.set_ylabel(f"BLEU of {task}")
+    axes.set_ylabel(f"{full[0][2].metric} of {task}")
     axes.set_title(_correlation(points), loc="left")
     return {task: figure}
 

@@ -9,7 +9,7 @@ controls.
     _sentences.py   the summary of a run, from the statistics
     _comparison.py  how two runs differ
     _wording.py     words for numbers
-    _scores.py      the table of BLEU
+    _scores.py      the table of scores
     _settings.py    the settings that differ
     _payload.py     what the drawings show, as JSON
     _packing.py     the large arrays, as short text

@@ -5,7 +5,7 @@ import numpy as np
 from gradvac.analysis import statistics, views
 from gradvac.analysis.report._wording import SIGNIFICANT, Sentence, count, p_text
 from gradvac.analysis.run import Run
-from gradvac.analysis.scores import bleu_by_task
+from gradvac.analysis.scores import by_one_metric
 from gradvac.analysis.similarities import Similarities
 
 _FEWEST_FOR_INTERVAL = 5  # tasks; intervals from resampling fewer are too short
@@ -15,23 +15,29 @@ def compare(first: Run, second: Run) -> list[Sentence]:
     """How a run differs from another, where both have the data."""
     about = f"{second.name} against {first.name}"
     said = [Sentence(about, line) for line in _compare_similarities(first, second)]
-    scores = bleu_by_task(first), bleu_by_task(second)
-    both = [task for task in scores[0] if task in scores[1]]
-    if both:
-        gains = np.array([scores[1][task] - scores[0][task] for task in both])
-        gain = float(gains.mean())
-        how = (
-            "the same"
-            if abs(gain) < 0.05
-            else f"{abs(gain):.1f} {'higher' if gain > 0 else 'lower'}"
-        )
-        text = (
-            f"BLEU is {how} in {second.name} on average, and higher in {int((gains > 0).sum())} of "
-            f"{count(len(both), 'task')}. One run each: another seed alone can move BLEU as much, "
-            "so this does not show that one is better."
-        )
-        said.append(Sentence(about, text))
+    said += [Sentence(about, line) for line in _compare_scores(first, second)]
     return said
+
+
+def _compare_scores(first: Run, second: Run) -> list[str]:
+    one, other = by_one_metric([first, second])
+    if one is None or other is None:
+        return []
+    both = [task for task in one.by_task if task in other.by_task]
+    if not both:
+        return []
+    gains = np.array([other.by_task[task] - one.by_task[task] for task in both])
+    gain, metric = float(gains.mean()), one.metric
+    how = (
+        "the same"
+        if abs(gain) < 0.5 * 10**-one.digits
+        else f"{one.show(abs(gain))} {'higher' if gain > 0 else 'lower'}"
+    )
+    return [
+        f"{metric} is {how} in {second.name} on average, and higher in {int((gains > 0).sum())} of "
+        f"{count(len(both), 'task')}. One run each: another seed alone can move {metric} as much, "
+        "so this does not show that one is better."
+    ]
 
 
 def _compare_similarities(first: Run, second: Run) -> list[str]:

@@ -1,10 +1,12 @@
-"""The table of BLEU scores."""
+"""The table of scores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradvac.analysis.run import Run
-from gradvac.analysis.scores import bleu_by_task, levels_of
+from gradvac.analysis.scores import by_one_metric
+from gradvac.runs import TaskScores
+from gradvac.runs.scores import ALL
 
 
 @dataclass(frozen=True)
@@ -15,50 +17,57 @@ class Row:
         task: The task, or "average" and of what.
         family: Its family.
         level: Its resource level.
-        bleu: Of each run; None where it was not scored.
-        differences: To the first run; None for the first.
+        scores: Of each run; "" where it was not scored.
+        differences: To the first run; "" for the first.
+        verdicts: "up" where a run is better than the first, "down" where it is worse.
         is_mean: Whether this is an average.
     """
 
     task: str
     family: str
     level: str
-    bleu: list[float | None]
-    differences: list[float | None]
+    scores: list[str]
+    differences: list[str]
+    verdicts: list[str]
     is_mean: bool = False
 
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """All rows, and how each run was scored."""
+    """All rows, by which metric, and how each run was scored."""
 
+    metric: str
     rows: list[Row]
     notes: list[str]
 
 
 def score_table(runs: Sequence[Run]) -> ScoreTable | None:
-    """BLEU by task and by resource level; None if no run was scored."""
-    by_run = [bleu_by_task(run) for run in runs]
-    tasks = list(dict.fromkeys(task for scores in by_run for task in scores))
+    """Scores by task and by resource level; None if no run was scored."""
+    by_run = by_one_metric(runs)
+    scored = [scores for scores in by_run if scores is not None]
+    tasks = list(dict.fromkeys(task for scores in scored for task in scores.by_task))
     if not tasks:
         return None
     levels: dict[str, str] = {}
-    for run in reversed(runs):
-        levels |= levels_of(run)
+    for scores in reversed(scored):
+        levels |= scores.levels
     families: dict[str, str] = {}
     for run in reversed(runs):
         families |= run.families
+    values = [{} if scores is None else scores.by_task for scores in by_run]
+    how = scored[0]
     rows = [
-        _row(t, families.get(t, ""), levels.get(t, ""), [s.get(t) for s in by_run]) for t in tasks
+        _row(t, families.get(t, ""), levels.get(t, ""), [v.get(t) for v in values], how)
+        for t in tasks
     ]
-    found = list(dict.fromkeys(levels[task] for task in tasks if task in levels))
-    groups = {level: [t for t in tasks if levels.get(t) == level] for level in found}
+    named = list(dict.fromkeys(levels[task] for task in tasks if task in levels))
+    groups = {level: [t for t in tasks if levels.get(t) == level] for level in named}
     means = groups if len(groups) > 1 else {}
-    for level, own in {**means, "all": tasks}.items():
-        shown = [_mean(scores, own) for scores in by_run]
-        rows.append(_row("average", "", level, shown, is_mean=True))
-    notes = [_note(run) for run in runs if run.scores]
-    return ScoreTable(rows, notes)
+    for level, members in {**means, ALL: tasks}.items():
+        shown = [_mean(one, members) for one in values]
+        rows.append(_row("average", "", level, shown, how, is_mean=True))
+    notes = [_note(run, how) for run in runs if run.scores]
+    return ScoreTable(how.metric, rows, notes)
 
 
 def _mean(scores: Mapping[str, float], tasks: Sequence[str]) -> float | None:
@@ -69,16 +78,32 @@ def _mean(scores: Mapping[str, float], tasks: Sequence[str]) -> float | None:
 
 
 def _row(
-    task: str, family: str, level: str, bleu: list[float | None], *, is_mean: bool = False
+    task: str,
+    family: str,
+    level: str,
+    values: list[float | None],
+    how: TaskScores,
+    *,
+    is_mean: bool = False,
 ) -> Row:
-    first = bleu[0]
-    differences = [None if b is None or first is None else b - first for b in bleu[1:]]
-    return Row(task, family, level.replace("_", " "), bleu, [None, *differences], is_mean)
+    first = values[0]
+    gains = [None if v is None or first is None else v - first for v in values[1:]]
+    shown = ["" if value is None else how.show(value) for value in values]
+    differences = ["" if gain is None else f"{gain:+z.{how.digits}f}" for gain in gains]
+    verdicts = [_verdict(gain, how) for gain in gains]
+    level = level.replace("_", " ")
+    return Row(task, family, level, shown, ["", *differences], ["", *verdicts], is_mean)
 
 
-def _note(run: Run) -> str:
-    scores = run.scores or {}
-    first: Mapping[str, object] = next(iter(scores.get("by_task", {}).values()), {})
-    parts = [f"{run.name}: {scores.get('split', '?')} set, {scores.get('weights', '?')} weights"]
-    signature = first.get("bleu_signature")
-    return ", ".join(parts) + (f"; BLEU {signature}" if signature else "")
+def _verdict(gain: float | None, how: TaskScores) -> str:
+    """Better or worse, if the digits that are shown differ at all."""
+    if gain is None or abs(gain) < 0.5 * 10**-how.digits:
+        return ""
+    return "up" if (gain > 0) == how.higher_is_better else "down"
+
+
+def _note(run: Run, how: TaskScores) -> str:
+    assert run.scores is not None
+    if run.scores.metric != how.metric:
+        return f"{run.name}: {run.scores.metric}, which does not compare with {how.metric}"
+    return f"{run.name}: {run.scores.note}" if run.scores.note else run.name

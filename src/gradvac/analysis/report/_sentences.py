@@ -13,9 +13,10 @@ from gradvac.analysis import statistics, views
 from gradvac.analysis.components import weighty
 from gradvac.analysis.report._wording import SIGNIFICANT, Sentence, count, p_text
 from gradvac.analysis.run import Run
-from gradvac.analysis.scores import bleu_by_task
 from gradvac.analysis.similarities import Similarities, mean_where_known
 from gradvac.analysis.views import Matrix
+from gradvac.runs import TaskScores
+from gradvac.runs.scores import ALL
 
 _SAME = 1e-5
 _RULES = {"gradvac": "GradVac", "pcgrad": "PCGrad", "mgda": "MGDA", "gradnorm": "GradNorm"}
@@ -42,14 +43,18 @@ def summarise(run: Run) -> list[Sentence]:
         said += [Sentence("Time", line) for line in _time(main)]
         said += [Sentence("Noise", line) for line in _noise(main, run)]
     said += [Sentence("Rule", line) for line in _rule(run)]
-    scores = bleu_by_task(run)
-    if scores:
-        mean = sum(scores.values()) / len(scores)
-        low, high = min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)
-        text = f"BLEU is {mean:.1f} on average over {count(len(scores), 'task')}"
-        between = f", from {scores[low]:.1f} ({low}) to {scores[high]:.1f} ({high})"
-        said.append(Sentence("Scores", text + (between if len(scores) > 1 else "") + "."))
+    if run.scores is not None and run.scores.by_task:
+        said.append(Sentence("Scores", _scores(run.scores)))
     return said
+
+
+def _scores(scores: TaskScores) -> str:
+    values = scores.by_task
+    low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+    mean = scores.show(scores.by_level()[ALL])
+    text = f"{scores.metric} is {mean} on average over {count(len(values), 'task')}"
+    between = f", from {scores.show(values[low])} ({low}) to {scores.show(values[high])} ({high})"
+    return text + (between if len(values) > 1 else "") + "."
 
 
 def describe_source(similarities: Similarities, run: Run) -> str:
