@@ -1,0 +1,207 @@
+"""The files of a run folder.
+
+    RUN/config.toml                     all settings, defaults written out
+    RUN/signature.json                  what the numbers depend on
+    RUN/metrics.jsonl                   one object per line: {"step": 100, "train/loss": ...}
+    RUN/tensorboard/                    the same, if TensorBoard is installed
+    RUN/record.bin                      similarities and what the rule did: gradvac.analysis.record
+    RUN/similarity.npz                  similarities on an aligned set
+    RUN/checkpoints/step-00001000/      gradvac.training.checkpoint
+    RUN/best.safetensors                weights to use; also averaged.safetensors
+    RUN/vocabulary.model                of a translation run
+    RUN/scores/SET.WEIGHTS.json         scores of a set with those weights
+    RUN/scores/SET.WEIGHTS.TASK.txt     the outputs that were scored
+    RUN/.lock                           held by the process that writes here
+
+A file that is read by hand or was damaged gives an error that says where, what and what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gradvac.runs.files import FolderLock
+from gradvac.runs.scores import TaskScores, read_scores
+
+PREPARED_MANIFEST = "manifest.json"  # of a folder of prepared data
+_STEP = "step-"
+_WEIGHTS = ".safetensors"
+_PREFERRED = "test.best.json"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run.
+
+    Attributes:
+        path: Where it is.
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """All settings; a folder without is no run."""
+        return self.path / "config.toml"
+
+    @property
+    def signature(self) -> Path:
+        """What the numbers depend on."""
+        return self.path / "signature.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The log."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The log for TensorBoard."""
+        return self.path / "tensorboard"
+
+    @property
+    def record(self) -> Path:
+        """What training recorded of its alignments."""
+        return self.path / "record.bin"
+
+    @property
+    def similarity(self) -> Path:
+        """What was measured on an aligned set."""
+        return self.path / "similarity.npz"
+
+    @property
+    def vocabulary(self) -> Path:
+        """The SentencePiece model of a translation run."""
+        return self.path / "vocabulary.model"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def scores(self) -> Path:
+        """The folder of scores."""
+        return self.path / "scores"
+
+    def checkpoint(self, step: int) -> Path:
+        """The folder of the checkpoint of a step."""
+        return self.checkpoints / f"{_STEP}{step:08d}"
+
+    def kept_checkpoints(self) -> list[tuple[int, Path]]:
+        """Steps and folders of all checkpoints, damaged ones too, by step."""
+        found = ((path.name.removeprefix(_STEP), path) for path in self.checkpoints.glob("step-*"))
+        return sorted((int(step), path) for step, path in found if step.isdecimal())
+
+    def weights(self, name: str) -> Path:
+        """Weights to use: "best" or "averaged"."""
+        return self.path / f"{name}{_WEIGHTS}"
+
+    def kept_weights(self) -> list[Path]:
+        """All weights to use, by name."""
+        return sorted(self.path.glob(f"[!.]*{_WEIGHTS}"))
+
+    def scores_of(self, split: str, weights: str | int) -> Path:
+        """Scores of a set."""
+        return self.scores / f"{split}.{weights}.json"
+
+    def outputs_of(self, split: str, weights: str | int, task: str) -> Path:
+        """The outputs of a set that were scored, one line each."""
+        return self.scores / f"{split}.{weights}.{task}.txt"
+
+    def is_run(self) -> bool:
+        """Whether there is a run."""
+        return self.config.is_file()
+
+    def lock(self, busy: str | None = None) -> FolderLock:
+        """The right to write here; `busy` is told if another process has it."""
+        default = f"run: another process is at work in {self.path}; wait for it to end."
+        return FolderLock(self.path, busy=busy or default)
+
+    def read_settings(self) -> str:
+        """`config.toml` as it stands; empty if there is none."""
+        return _read(self.config, bytes.decode, "save it as UTF-8") or ""
+
+    def read_signature(self) -> dict[str, Any]:
+        """`signature.json`; empty if there is none."""
+        return _read(self.signature, _parse_object, "remove it") or {}
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All entries of `metrics.jsonl`; a line that is still being written is left out.
+
+        Numbers that are not finite are None.
+        """
+        if not self.metrics.is_file():
+            return []
+        lines = self.metrics.read_bytes().split(b"\n")[:-1]
+        return [
+            _parse_at(f"{self.metrics}, line {number}", line, _parse_entry, _MEND_LINE)
+            for number, line in enumerate(lines, start=1)
+            if line.strip()
+        ]
+
+    def read_scores(self) -> tuple[TaskScores, ...]:
+        """Scores of the test set and best weights if they are there, else of another set.
+
+        One entry for every metric, the one to show first; empty without scores.
+        """
+        names = {path.name: path for path in sorted(self.scores.glob("*.json"))}
+        if not names:
+            return ()
+        first = min(names, key=lambda n: (n != _PREFERRED, not n.startswith("test."), n))
+        return read_scores(names[first])
+
+
+def prepared_sizes(run: RunFolder, split: str = "train") -> dict[str, int]:
+    """Pair -> number of sentence pairs that the preparation of a run's data wrote down.
+
+    Empty if the folder of prepared data is not there any more, or of another kind.
+    """
+    try:
+        prepared = Path(tomllib.loads(run.read_settings())["data"]["prepared"])
+        manifest = json.loads((prepared / PREPARED_MANIFEST).read_bytes())
+        return {pair: int(size) for pair, size in manifest["sizes"][split].items()}
+    except (AttributeError, KeyError, TypeError, OSError, ValueError):
+        return {}
+
+
+_MEND_LINE = "mend or remove this line"
+
+
+def _read(path: Path, parse: Callable[[bytes], T], remedy: str) -> T | None:
+    return _parse_at(str(path), path.read_bytes(), parse, remedy) if path.is_file() else None
+
+
+def _parse_at(place: str, content: bytes, parse: Callable[[bytes], T], remedy: str) -> T:
+    """What `parse` makes of some content; its error says where it was and what to do."""
+    try:
+        return parse(content)
+    except ValueError as error:
+        raise ValueError(f"{place}: is damaged ({error}); {remedy}.") from error
+
+
+def _parse_object(
+    content: bytes, number: Callable[[str], float | None] = float
+) -> dict[str, Any]:
+    value = json.loads(content, parse_float=number, parse_constant=number)
+    if not isinstance(value, dict):
+        raise ValueError(f"must be an object, got {str(value)[:40]}")
+    return value
+
+
+def _parse_entry(content: bytes) -> dict[str, Any]:
+    """An entry of metrics; loops of others also write NaN, which other readers of JSON refuse."""
+    entry = _parse_object(
+        content, lambda text: value if math.isfinite(value := float(text)) else None
+    )
+    if not isinstance(entry.get("step"), int | float):
+        raise ValueError(f"has no step: {str(entry)[:40]}")
+    return entry
