@@ -1,0 +1,96 @@
+"""Batches prepared ahead, in a thread of their own, while the step before them runs."""
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Generic
+
+from gradvac.training.recipe import BatchCo, BatchStream
+
+Prepare = Callable[[Any], Any]
+_LOOK_EVERY = 0.2  # seconds after which a thread that waits looks whether anyone still listens
+
+
+class Ahead(Generic[BatchCo]):
+    """A stream whose next batches are ready when they are asked for.
+
+    It hands out the batches of `stream` in their order, and its state is that of `stream` after the
+    last batch handed out, whatever was prepared since: a run resumes exactly as without it. The
+    stream must draw from generators of its own alone, as any `BatchStream` shall.
+
+    Args:
+        stream: Where batches come from; nobody else may use it from now on.
+        depth: Most batches that wait.
+        prepare: Done to every batch in the thread, such as pinning its memory.
+    """
+
+    def __init__(
+        self, stream: BatchStream[BatchCo], *, depth: int = 4, prepare: Prepare | None = None
+    ) -> None:
+        self._stream, self._depth, self._prepare = stream, depth, prepare
+        self._state = stream.state_dict()
+        self._worker: _Worker | None = None
+
+    def __iter__(self) -> "Ahead[BatchCo]":
+        return self
+
+    def __next__(self) -> BatchCo:
+        """The next batch; waits for it if it is not ready."""
+        if self._worker is None:
+            self._worker = _Worker(self._stream, self._depth, self._prepare)
+            # The thread does not know us: when nobody holds this stream any more, it ends.
+            weakref.finalize(self, self._worker.stop)
+        found, self._state = self._worker.take()
+        batch: BatchCo = found
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands."""
+        return self._state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from there."""
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker.join()
+            self._worker = None
+        self._stream.load_state_dict(state)
+        self._state = self._stream.state_dict()
+
+
+class _Worker:
+    def __init__(self, stream: BatchStream[Any], depth: int, prepare: Prepare | None) -> None:
+        self._ready: queue.Queue[tuple[Any, dict[str, Any] | None]] = queue.Queue(depth)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=self._work, args=(stream, prepare), name="batches ahead", daemon=True
+        )
+        self._thread.start()
+
+    def take(self) -> tuple[Any, dict[str, Any]]:
+        batch, state = self._ready.get()
+        if state is None:
+            raise batch
+        return batch, state
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _work(self, stream: BatchStream[Any], prepare: Prepare | None) -> None:
+        try:
+            while not self._stopped.is_set():
+                batch = next(stream)
+                self._put(prepare(batch) if prepare else batch, stream.state_dict())
+        except BaseException as error:  # the loop shall see it, where it would have seen it
+            self._put(error, None)
+
+    def _put(self, batch: Any, state: dict[str, Any] | None) -> None:
+        while not self._stopped.is_set():
+            try:
+                return self._ready.put((batch, state), timeout=_LOOK_EVERY)
+            except queue.Full:
+                continue
