@@ -96,15 +96,15 @@ def weights(run: Path) -> Mapping[str, torch.Tensor]:
     return checkpoint.weights(run, "last")
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("batch", [{"packed": True}, {"packed": False}, {"fixed": True}])
 def test_a_continued_run_is_the_uninterrupted_one(
-    toy_config: Build, tmp_path: Path, quiet: Display, packed: bool
+    toy_config: Build, tmp_path: Path, quiet: Display, batch: dict[str, bool]
 ) -> None:
     def config(max_steps: int) -> NmtConfig:
         return toy_config(
             train={"max_steps": max_steps, "checkpoint_every": 5, "validate_every": 0},
             model={"dropout": 0.1},
-            batch={"packed": packed},
+            batch=batch,
             optimizer={"schedule": "constant", "accumulation": 2},
             align={"rule": "gradvac", "vaccinated": "low"},
         )
@@ -135,7 +135,32 @@ def test_a_language_smaller_than_a_batch_trains(
     assert result.step == 3
 
 
-@pytest.mark.parametrize("rule", ["sum", "pcgrad", "mgda", "gradnorm"])
+def test_fixed_batches_are_full_and_lose_no_sentence(toy_config: Build) -> None:
+    recipe = build_recipe(toy_config(batch={"fixed": True, "tokens": 300, "chunk": 6}))
+    batches = recipe.batches()
+    seen, filled = 0, []
+    for _ in range(60):
+        batch = next(batches)
+        assert batch.frame is not None
+        assert batch.counts is not None
+        assert len(batch.source.tokens) == batch.frame.source <= 300
+        assert len(batch.labels) == batch.frame.target <= 300
+        num = int(batch.counts.sum())
+        assert batch.num_tokens == int(batch.target.ends[num])
+        # Every sentence that counts starts with its language and ends with </s>.
+        ends, starts = batch.source.ends[1 : num + 1].long(), batch.source.ends[:num].long()
+        assert set(batch.source.tokens[ends - 1].tolist()) == {2}
+        assert set(batch.source.tokens[starts].tolist()) <= {
+            recipe.prepared.vocabulary.tag(code) for code in ("xx", "yy")
+        }
+        seen += num
+        filled.append(batch.num_tokens / batch.frame.target)
+    plain = build_recipe(toy_config(batch={"packed": True, "tokens": 300, "chunk": 6})).batches()
+    assert seen > 0.6 * sum(len(next(plain)) for _ in range(60))
+    assert sum(filled) / len(filled) > 0.6  # of 300 tokens; sentences of 20 do not fit gaplessly
+
+
+@pytest.mark.parametrize("rule", ["sum", "pcgrad", "mgda", "gradnorm", "none"])
 def test_every_rule_by_config(toy_config: Build, tmp_path: Path, quiet: Display, rule: str) -> None:
     config = toy_config(align={"rule": rule}, train={"max_steps": 2, "validate_every": 0})
     assert train_translation(config, tmp_path / "run", display=quiet).skipped_steps == 0

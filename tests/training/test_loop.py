@@ -212,6 +212,30 @@ def test_plain_sum_equals_a_loop_written_by_hand(
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
 
 
+def test_no_rule_is_joint_training_without_task_gradients(
+    tmp_path: Path, settings: Settings, run_toy: RunToy
+) -> None:
+    for rule in ("none", "sum"):
+        run_toy(settings(align={"rule": rule}), tmp_path / rule)
+    plain, joint = (checkpoint.weights(tmp_path / rule, "last") for rule in ("none", "sum"))
+    for name, value in joint.items():
+        torch.testing.assert_close(plain[name], value, rtol=1e-4, atol=1e-6)
+    assert not (tmp_path / "none" / "record.bin").exists()
+    records = [r for r in read_metrics(tmp_path / "none") if "train/loss" in r]
+    assert records
+    assert "train/similarity" not in records[0]
+    assert json.loads((tmp_path / "none" / "signature.json").read_text())["engine"] == "none"
+
+
+def test_a_graph_that_cannot_be_is_refused(
+    tmp_path: Path, settings: Settings, run_toy: RunToy
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"train\.graph = true needs a GPU and batches of one size"
+    ):
+        run_toy(settings(train={"graph": True, "device": "cpu"}), tmp_path)
+
+
 def test_training_lowers_the_loss(tmp_path: Path, settings: Settings, run_toy: RunToy) -> None:
     config = settings(
         train={"max_steps": 100, "validate_every": 5, "checkpoint_every": 100},

@@ -15,7 +15,9 @@ from gradvac.training import RunConfig, Signature
 def sign(data: str = "data", **sections: Any) -> Signature:
     settings = RunConfig.model_validate(sections)
     aligner = settings.align.build(nn.Linear(2, 1), ["fr", "hi"])
-    return Signature.of(settings, aligner, data=data, device=torch.device("cpu"))
+    return Signature.of(
+        settings, aligner, tasks=aligner.tasks, data=data, device=torch.device("cpu")
+    )
 
 
 def test_line_names_what_counts() -> None:

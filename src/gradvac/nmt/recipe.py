@@ -20,6 +20,7 @@ from gradvac.nmt.translator import Translator
 from gradvac.runs import RunFolder
 from gradvac.tasks import parse
 from gradvac.training import (
+    Ahead,
     Display,
     Result,
     StepLosses,
@@ -55,16 +56,30 @@ class TranslationRecipe:
     def _is_packed(self) -> bool:
         if self.config.batch.packed != "auto":
             return self.config.batch.packed
+        if self.config.batch.fixed is True:
+            return True
         device = choose_device(self.config.train.device)
         return device.type == "cuda" and self.config.train.precision == "bf16"
 
-    def batches(self) -> Stream:
-        """Open the training data at their beginning."""
+    def _is_fixed(self) -> bool:
+        config = self.config
+        if config.batch.fixed == "auto":
+            on_gpu = choose_device(config.train.device).type == "cuda"
+            return self._is_packed() and on_gpu and config.train.graph is not False
+        return config.batch.fixed
+
+    def batches(self) -> Ahead[Batch]:
+        """Open the training data at their beginning; the next batches are prepared ahead."""
+        on_gpu = choose_device(self.config.train.device).type == "cuda"
+        return Ahead(self._stream(), prepare=Batch.pin if on_gpu else None)
+
+    def _stream(self) -> Stream:
         return Stream(
             [self._data(TRAIN, task) for task in self.tasks],
             self.config.sampling,
             self.config.batch,
             packed=self._is_packed(),
+            longest=self.config.data.max_tokens + 2 if self._is_fixed() else None,
             accumulation=self.config.optimizer.accumulation,
             seed=self.config.train.seed,
         )
@@ -130,7 +145,7 @@ class TranslationRecipe:
     def epochs(self) -> Table:
         """Show how often training will see the data of every task."""
         config = self.config
-        stream = self.batches()
+        stream = self._stream()
         rows = effective_epochs(
             self._sizes,
             config.sampling,

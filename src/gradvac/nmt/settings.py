@@ -219,13 +219,23 @@ class BatchConfig(Section):
         tokens: Most tokens of either side, padding included.
         packed: One sentence after the other without padding: "auto" on a GPU with bf16, where
             attention knows the form.
+        fixed: Fill packed batches up to one size, with sentences that do not count, so that a step
+            can be recorded (`train.graph`): "auto" where batches are packed by themselves, unless
+            `train.graph = false`.
         chunk: Batches are cut from the sorted sentences of this many, so that a batch holds
             sentences of like length and every batch has all tasks.
     """
 
     tokens: int = Field(default=4096, ge=1)
     packed: bool | Literal["auto"] = "auto"
+    fixed: bool | Literal["auto"] = "auto"
     chunk: int = Field(default=24, ge=1)
+
+    @model_validator(mode="after")
+    def _fixed_is_packed(self) -> BatchConfig:
+        if self.fixed is True and self.packed is False:
+            raise ValueError("fixed = true is for packed batches, but packed is false")
+        return self
 
 
 class ValidationConfig(Section):

@@ -13,6 +13,8 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     optimizer.py    [optimizer]: Adam, learning rate, clipping; steps that skip themselves
     recipe.py       the protocol between a recipe and the loop
     loop.py         train(recipe, config, run)
+    step.py         one optimiser step, eager or as a CUDA graph
+    ahead.py        batches prepared ahead in a thread
     state.py        what a run consists of between two steps: saved and restored as one
     checkpoint.py   atomic checkpoints, best and averaged weights
     runlog.py       the run folder: lock, config, metrics
@@ -31,6 +33,7 @@ A recipe's config extends `RunConfig` with sections of its own:
 """
 
 from gradvac.training import checkpoint, config
+from gradvac.training.ahead import Ahead
 from gradvac.training.align import AlignConfig
 from gradvac.training.checkpoint import CheckpointError
 from gradvac.training.config import ConfigError, Section
@@ -53,6 +56,7 @@ from gradvac.training.settings import RunConfig, TrainConfig
 from gradvac.training.signature import Signature
 
 __all__ = [
+    "Ahead",
     "AlignConfig",
     "Batch",
     "BatchStream",

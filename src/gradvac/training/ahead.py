@@ -91,6 +91,7 @@ class _Worker:
     def _put(self, batch: Any, state: dict[str, Any] | None) -> None:
         while not self._stopped.is_set():
             try:
-                return self._ready.put((batch, state), timeout=_LOOK_EVERY)
+                self._ready.put((batch, state), timeout=_LOOK_EVERY)
             except queue.Full:
                 continue
+            return

@@ -17,6 +17,7 @@ _USED_BY = {
     "mgda": ("normalize",),
     "gradnorm": ("alpha", "weight_lr", "component"),
     "sum": ("weights",),
+    "none": (),
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -25,7 +26,8 @@ class AlignConfig(Section):
     """How task gradients are combined; the rules' own documentation explains their settings.
 
     Attributes:
-        rule: "gradvac", "pcgrad", "mgda", "gradnorm", or "sum" for joint training.
+        rule: "gradvac", "pcgrad", "mgda", "gradnorm"; "sum" for joint training whose task gradients
+            are recorded, "none" for joint training without them: plain autograd.
         beta: gradvac: weight of the new similarity in the moving average.
         target: gradvac: a fixed target instead of the moving average.
         vaccinated: gradvac, pcgrad: "all", a resource level such as "low", or a list of tasks and
@@ -47,7 +49,7 @@ class AlignConfig(Section):
         seed: Of the random order; unset: `train.seed`.
     """
 
-    rule: Literal["gradvac", "pcgrad", "mgda", "gradnorm", "sum"] = "gradvac"
+    rule: Literal["gradvac", "pcgrad", "mgda", "gradnorm", "sum", "none"] = "gradvac"
     beta: Annotated[float, Field(ge=0, le=1)] = 1e-2
     target: Annotated[float, Field(ge=-1, le=1)] | None = None
     vaccinated: str | list[str] = "all"
@@ -104,8 +106,8 @@ class AlignConfig(Section):
         resource_levels: Mapping[str, str] | None = None,
         *,
         seed: int = 0,
-    ) -> Aligner:
-        """The aligner these settings describe.
+    ) -> Aligner | None:
+        """The aligner these settings describe; None for rule "none".
 
         Args:
             model: The model, on its device.
@@ -113,6 +115,8 @@ class AlignConfig(Section):
             resource_levels: Task -> level, for `vaccinated` and `weights`.
             seed: Used where the section has none.
         """
+        if self.rule == "none":
+            return None
         levels = dict(resource_levels or {})
         return Aligner(
             model,

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Generic, Literal
 
 import torch
-from torch import Tensor
 
 from gradvac import Alignment
 from gradvac.analysis import Recorder, heat_maps
 from gradvac.training import checkpoint
 from gradvac.training._mistakes import nearest
 from gradvac.training.display import Display
-from gradvac.training.optimizer import clip, step_unless
+from gradvac.training.optimizer import set_lr
 from gradvac.training.processes import StopSignals, untouched_random_state
 from gradvac.training.recipe import BatchT, Recipe
 from gradvac.training.runlog import RunLog
 from gradvac.training.settings import RunConfig
 from gradvac.training.signature import Signature
 from gradvac.training.state import RunState
+from gradvac.training.step import GraphStep, Step, StepResult, autocast
 
 Watch = Callable[[int, Alignment], None]
 Reason = Literal["finished", "early_stop", "interrupted"]
@@ -92,7 +92,6 @@ def train(
         try:
             return loop.run()
         finally:
-            loop.state.aligner.detach()
             loop.close()
 
 
@@ -110,6 +109,7 @@ class _Loop(Generic[BatchT]):
         self.display, self.signals, self.watch = display, signals, watch
         self.state = RunState(recipe, settings)
         self.recorder: Recorder | None = None
+        self.take_step: Callable[[list[BatchT]], StepResult] | None = None
 
     def run(self) -> Result:
         """Continue where the run stands, until there is a reason to stop."""
@@ -127,9 +127,9 @@ class _Loop(Generic[BatchT]):
             if self.is_due(train.checkpoint_every):
                 self.save_if_good()
             alignment = self.step()
-            if self.recorder is not None:
+            if self.recorder is not None and alignment is not None:
                 self.recorder(state.at.step, alignment)
-            if self.watch is not None:
+            if self.watch is not None and alignment is not None:
                 self.watch(state.at.step, alignment)
             if self.is_due(train.log_every):
                 self.write_log(alignment)
@@ -149,7 +149,7 @@ class _Loop(Generic[BatchT]):
 
     def open_record(self) -> None:
         """Continue the record at the step we stand at; what a killed process added goes."""
-        if self.settings.train.record_every:
+        if self.settings.train.record_every and self.state.aligner is not None:
             self.recorder = Recorder(
                 self.log.folder.record,
                 every=self.settings.train.record_every,
@@ -160,62 +160,62 @@ class _Loop(Generic[BatchT]):
 
     def introduce(self) -> None:
         self.sign()
-        self.display.say(repr(self.state.aligner))
+        aligner = self.state.aligner
+        self.display.say(repr(aligner or "Plain joint training, no task gradients (rule none)."))
         align = self.settings.align
         for key in align.unused():
             self.display.say(f"align.{key} has no effect with rule {align.describe_rule()}.")
         self.display.open(self.state.at.step, self.settings.train.max_steps)
 
-    def step(self) -> Alignment:
+    def step(self) -> Alignment | None:
         """One optimiser step, which skips itself, on the device, if it is not finite."""
         state, settings = self.state, self.settings.optimizer
-        lr = settings.lr_at(state.at.step, max_steps=self.settings.train.max_steps)
-        for group in state.optimizer.param_groups:
-            group["lr"] = lr
+        set_lr(
+            state.optimizer, settings.lr_at(state.at.step, max_steps=self.settings.train.max_steps)
+        )
         batches = [next(state.batches) for _ in range(settings.accumulation)]
+        if self.take_step is None:
+            self.take_step = self.choose_step(batches[0])
+        found = self.take_step(batches)
+        self.norm = found.norm
         num_tokens = max(1, sum(batch.num_tokens for batch in batches))
-        sums: dict[str, Tensor | float] = {}
-        alignment = None
-        for position, batch in enumerate(batches, start=1):
-            with self.autocast():
-                found = self.recipe.losses(batch)
-            alignment = state.aligner.backward(
-                found.losses / num_tokens, found.tasks, accumulate=position < len(batches)
-            )
-            for name, value in {"loss": found.losses.detach().sum(), **found.shown}.items():
-                sums[name] = sums.get(name, 0.0) + value
-        assert alignment is not None
-        self.norm = clip(state.model, settings.clip_norm)
-        bad = ~(self.norm.isfinite() & torch.as_tensor(sums["loss"]).isfinite())
-        step_unless(state.optimizer, bad)
-        state.optimizer.zero_grad()
-        state.meters.add(sums, num_tokens, bad)
+        state.meters.add(found.sums, num_tokens, found.bad)
         state.at.step += 1
         self.display.advance(state.at.step)
-        return alignment
+        return found.alignment
 
-    def write_log(self, alignment: Alignment) -> None:
+    def choose_step(self, batch: BatchT) -> Callable[[list[BatchT]], StepResult]:
+        """A step as it is written; or recorded, if batches have one size."""
+        step, wanted = Step(self.recipe, self.settings, self.state), self.settings.train.graph
+        on_gpu, framed = self.state.device.type == "cuda", getattr(batch, "frame", None) is not None
+        if wanted is True and not (on_gpu and framed):
+            raise ValueError(
+                "train.graph = true needs a GPU and batches of one size (batch.fixed = true); "
+                f'this run has device {self.state.device.type!r}. Use "auto".'
+            )
+        if wanted is not False and on_gpu and framed:
+            return GraphStep(step, self.state.device, say=self.display.say)
+        return step
+
+    def write_log(self, alignment: Alignment | None) -> None:
         """The moment to wait for the device, and to notice that steps were skipped."""
         state, train = self.state, self.settings.train
         bad_in_a_row = state.meters.bad_in_a_row
         means, seconds_per_step = state.meters.read()
         values = means | {
-            "lr": state.optimizer.param_groups[0]["lr"],
+            "lr": float(state.optimizer.param_groups[0]["lr"]),
             "gradient_norm": float(self.norm),
             "skipped_steps": state.meters.skipped,
-            "update_cosine": float(alignment.update_cosine.mean()),
-            "update_ratio": float(alignment.update_ratio.mean()),
-            "active": _active_share(alignment),
-            "similarity": _mean_similarity(alignment),
+            **({} if alignment is None else _shown(alignment)),
         }
         values = {f"train/{name}": value for name, value in values.items()}
         self.log.write(state.at.step, values)
-        if self.is_due(_DRAW_EVERY * train.log_every):
-            for name, pixels in heat_maps(alignment, state.aligner.tasks).items():
+        if alignment is not None and self.is_due(_DRAW_EVERY * train.log_every):
+            for name, pixels in heat_maps(alignment, self.recipe.tasks).items():
                 self.log.draw(state.at.step, name, pixels)
         left = (train.max_steps - state.at.step) * seconds_per_step
         self.display.show(state.at.step, values, seconds_left=left)
-        if state.aligner.engine != self.signed_engine:  # "auto" may change its mind
+        if self.engine() != self.signed_engine:  # "auto" may change its mind
             self.sign()
         if bad_in_a_row >= train.max_bad_steps:
             raise DivergedError(
@@ -230,7 +230,7 @@ class _Loop(Generic[BatchT]):
         state, at, train = self.state, self.state.at, self.settings.train
         state.meters.pause()
         state.model.eval()
-        with untouched_random_state(), torch.no_grad(), self.autocast():
+        with untouched_random_state(), torch.no_grad(), autocast(self.settings, state.device):
             scores = dict(self.recipe.validate())
         state.model.train()
         if train.metric not in scores:
@@ -286,19 +286,36 @@ class _Loop(Generic[BatchT]):
         return Result(self.log.run, at.step, reason, at.best_step, at.best_score, skipped, seconds)
 
     def close(self) -> None:
+        if self.state.aligner is not None:
+            self.state.aligner.detach()
         if self.recorder is not None:
             self.recorder.close()
 
     def sign(self) -> None:
         state = self.state
-        self.signed_engine = state.aligner.engine
+        self.signed_engine = self.engine()
         self.log.sign(
-            Signature.of(self.settings, state.aligner, data=state.data, device=state.device)
+            Signature.of(
+                self.settings,
+                state.aligner,
+                tasks=self.recipe.tasks,
+                data=state.data,
+                device=state.device,
+            )
         )
 
-    def autocast(self) -> torch.autocast:
-        on = self.settings.train.precision == "bf16"
-        return torch.autocast(self.state.device.type, torch.bfloat16, enabled=on)
+    def engine(self) -> str | None:
+        return None if self.state.aligner is None else self.state.aligner.engine
+
+
+def _shown(alignment: Alignment) -> dict[str, float]:
+    """What the log says of an alignment; waits for the device."""
+    return {
+        "update_cosine": float(alignment.update_cosine.mean()),
+        "update_ratio": float(alignment.update_ratio.mean()),
+        "active": _active_share(alignment),
+        "similarity": _mean_similarity(alignment),
+    }
 
 
 def _active_share(alignment: Alignment) -> float:

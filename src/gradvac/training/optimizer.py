@@ -54,13 +54,36 @@ class OptimizerConfig(Section):
             {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
         ]
         # fused: the one implementation that takes `found_inf` and so can skip without a wait.
-        return torch.optim.AdamW(
+        optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,
             fused=True,
         )
+        settle(optimizer)
+        return optimizer
+
+
+def settle(optimizer: torch.optim.Optimizer) -> None:
+    """Make an optimiser fit its device, also one whose state was saved on another.
+
+    On a GPU the learning rate is a tensor there, because a recorded step reads it from its place.
+    """
+    for group in optimizer.param_groups:
+        device = group["params"][0].device
+        group["capturable"] = device.type == "cuda"
+        lr = float(group["lr"])
+        group["lr"] = torch.tensor(lr, device=device) if device.type == "cuda" else lr
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of the next step."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 def clip(model: nn.Module, max_norm: float) -> Tensor:

@@ -17,6 +17,7 @@ TECHNICAL = (
     "record_every",
     "checkpoint_every",
     "keep",
+    "graph",
     "device",
     "threads",
     "writers",
@@ -47,6 +48,8 @@ class TrainConfig(Section):
             Such steps are skipped.
         seed: Of everything random that has no seed of its own.
         precision: "bf16" runs forward passes under autocast; parameters stay in float32.
+        graph: Record a step as a CUDA graph and replay it: "auto" on a GPU if all batches have one
+            size (`batch.fixed`). If recording fails, training says so and goes on without.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1".
         threads: CPU threads; 0: torch's choice.
         writers: Where metrics go besides `metrics.jsonl`.
@@ -66,6 +69,7 @@ class TrainConfig(Section):
     max_bad_steps: PositiveInt = 20
     seed: NonNegativeInt = 0
     precision: Literal["fp32", "bf16"] = "fp32"
+    graph: bool | Literal["auto"] = "auto"
     device: str = "auto"
     threads: NonNegativeInt = 0
     writers: list[WriterName] = Field(default_factory=lambda: list[WriterName](["tensorboard"]))

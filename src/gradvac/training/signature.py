@@ -25,13 +25,20 @@ class Signature:
 
     @classmethod
     def of(
-        cls, settings: RunConfig, aligner: Aligner, *, data: str, device: torch.device
+        cls,
+        settings: RunConfig,
+        aligner: Aligner | None,
+        *,
+        tasks: Sequence[str],
+        data: str,
+        device: torch.device,
     ) -> "Signature":
         """The signature of a run.
 
         Args:
             settings: All settings.
-            aligner: Knows the engine that is in use.
+            aligner: Knows the engine that is in use; None for rule "none".
+            tasks: Task names.
             data: The recipe's `data_signature()`.
             device: Where it runs.
         """
@@ -39,8 +46,8 @@ class Signature:
             {
                 "rule": settings.align.describe_rule(),
                 "granularity": settings.align.granularity,
-                "engine": aligner.engine,
-                "tasks": str(len(aligner.tasks)),
+                "engine": "none" if aligner is None else aligner.engine,
+                "tasks": str(len(tasks)),
                 "seed": str(settings.train.seed),
                 "precision": settings.train.precision,
                 "config": config_hash(settings),

@@ -8,6 +8,7 @@ from typing import Generic
 from gradvac.runs import RunFolder
 from gradvac.training import checkpoint
 from gradvac.training.meters import Meters
+from gradvac.training.optimizer import settle
 from gradvac.training.processes import (
     choose_device,
     random_state,
@@ -62,7 +63,7 @@ class RunState(Generic[BatchT]):
             return
         state = {
             "optimizer": self.optimizer.state_dict(),
-            "aligner": self.aligner.state_dict(),
+            "aligner": None if self.aligner is None else self.aligner.state_dict(),
             "batches": self.batches.state_dict(),
             "meters": self.meters.state_dict(),
             "position": asdict(self.at),
@@ -98,7 +99,9 @@ class RunState(Generic[BatchT]):
             raise ValueError(f"run: {log.run} was trained on other data; choose another folder.")
         self.model.load_state_dict(last.weights())
         self.optimizer.load_state_dict(state["optimizer"])
-        self.aligner.load_state_dict(state["aligner"])
+        settle(self.optimizer)
+        if self.aligner is not None:
+            self.aligner.load_state_dict(state["aligner"])
         self.batches.load_state_dict(state["batches"])
         self.meters.load_state_dict(state["meters"])
         self.at = Position(**state["position"])

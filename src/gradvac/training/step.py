@@ -54,7 +54,7 @@ class Step(Generic[BatchT]):
     def __call__(self, batches: Sequence[BatchT]) -> StepResult:
         """Take a step, which skips itself, on the device, if it is not finite."""
         num_tokens = max(1, sum(batch.num_tokens for batch in batches))
-        return self.take(batches, torch.tensor(float(num_tokens)))
+        return self.take(batches, torch.tensor(float(num_tokens), dtype=torch.float64))
 
     def take(self, batches: Sequence[BatchT], num_tokens: Tensor) -> StepResult:
         """Take a step whose number of tokens is a tensor."""
@@ -97,7 +97,7 @@ class GraphStep(Generic[BatchT]):
         self._step, self._device, self._say = step, device, say
         self._stream = torch.cuda.Stream(device)
         self._inputs: list[Any] | None = None
-        self._num_tokens = torch.ones((), device=device)
+        self._num_tokens = torch.ones((), dtype=torch.float64, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._recorded: StepResult | None = None
         self._num_calls, self.works = 0, True
@@ -143,7 +143,9 @@ class GraphStep(Generic[BatchT]):
                 recorded = self._step.take(inputs, self._num_tokens)
             loose = [name for name, value in recorded.sums.items() if not torch.is_tensor(value)]
             if loose:
-                raise RuntimeError(f"{loose[0]!r} is a number of the host, which would never change")
+                raise RuntimeError(
+                    f"{loose[0]!r} is a number of the host, which would never change"
+                )
         except (RuntimeError, ValueError) as error:
             self.works = False
             message = f"train.graph: steps are not recorded as a CUDA graph, but slower: {error}"

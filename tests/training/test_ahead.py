@@ -1,0 +1,74 @@
+"""Batches prepared ahead are the same batches, and a stream of them stands where it seems to."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from gradvac.training import Ahead
+
+
+@dataclass(frozen=True)
+class Number:
+    """A batch that is its number."""
+
+    value: int
+    num_tokens: int = 1
+
+
+class Numbers:
+    """A stream that counts, and breaks where it is told to."""
+
+    def __init__(self, breaks_at: int | None = None) -> None:
+        self.next, self.breaks_at = 0, breaks_at
+
+    def __next__(self) -> Number:
+        if self.next == self.breaks_at:
+            raise ValueError("data: damaged")
+        self.next += 1
+        return Number(self.next - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.next = state["next"]
+
+
+def test_state_is_that_of_the_last_batch_handed_out() -> None:
+    inner = Numbers()
+    stream = Ahead(inner, depth=3)
+    assert stream.state_dict() == {"next": 0}
+    assert [next(stream).value for _ in range(5)] == [0, 1, 2, 3, 4]
+    while inner.next < 8:  # the thread runs ahead, as far as it may
+        time.sleep(0.01)
+    assert stream.state_dict() == {"next": 5}
+    other = Ahead(Numbers())
+    next(other)
+    other.load_state_dict(stream.state_dict())
+    assert [next(other).value for _ in range(3)] == [5, 6, 7]
+    assert other.state_dict() == {"next": 8}
+
+
+def test_what_breaks_the_stream_reaches_the_loop_in_its_turn() -> None:
+    stream = Ahead(Numbers(breaks_at=2), prepare=lambda batch: Number(10 * batch.value))
+    assert [next(stream).value for _ in range(2)] == [0, 10]
+    with pytest.raises(ValueError, match="data: damaged"):
+        next(stream)
+
+
+def test_the_thread_ends_with_its_stream() -> None:
+    before = set(threading.enumerate())
+    stream = Ahead(Numbers())
+    next(stream)
+    (thread,) = set(threading.enumerate()) - before
+    del stream
+    gc.collect()
+    thread.join(timeout=5)
+    assert not thread.is_alive()
