@@ -30,7 +30,7 @@ from gradvac.training import Passes, SamplingConfig
 Numbers = npt.NDArray[np.int64]
 _TOKEN_UNIT = 64  # what matrix products like
 _SPARE = 1.05  # the ratio of the sides differs from batch to batch
-_TOKENS_OF_A_ROW = 8  # batches of shorter sentences than this are not filled
+_ROWS = 3.0  # times as many as a batch of mean sentences has; a batch of shorter ones is not full
 
 
 @dataclass(frozen=True)
@@ -199,12 +199,13 @@ class Stream:
 
 def _frame(tokens: int, means: npt.NDArray[np.float64], longest: int) -> Frame:
     """The size of all batches: the longer side has `tokens`, the other what goes with them."""
-    room = longest + -(-tokens // longest)  # one sentence always fits
+    room = longest + -(-tokens // longest)  # one sentence fits, and the rows that do not count
     sides = [
         max(room, min(tokens, _TOKEN_UNIT * math.ceil(_SPARE * share * tokens / _TOKEN_UNIT)))
         for share in means / np.max(means)
     ]
-    return Frame(*sides, rows=max(room, tokens // _TOKENS_OF_A_ROW), longest=longest)
+    rows = math.ceil(_ROWS * tokens / np.max(means)) + -(-tokens // longest)
+    return Frame(*sides, rows=rows, longest=longest)
 
 
 def _parts(chosen: list[Numbers], costs: list[Numbers], num: int) -> list[list[Numbers]]:

@@ -188,9 +188,7 @@ def _parse_at(place: str, content: bytes, parse: Callable[[bytes], T], remedy: s
         raise ValueError(f"{place}: is damaged ({error}); {remedy}.") from error
 
 
-def _parse_object(
-    content: bytes, number: Callable[[str], float | None] = float
-) -> dict[str, Any]:
+def _parse_object(content: bytes, number: Callable[[str], float | None] = float) -> dict[str, Any]:
     value = json.loads(content, parse_float=number, parse_constant=number)
     if not isinstance(value, dict):
         raise ValueError(f"must be an object, got {str(value)[:40]}")
