@@ -70,9 +70,8 @@ def make_run(
     draw = np.random.default_rng(seed)
     values = cosines(tasks, components, num_steps, seed=seed, family=family)
     reliability = draw.uniform(0.3, 0.6, values.shape[:3]).astype(np.float32)
-    scale = np.sqrt(reliability[..., :, None] * reliability[..., None, :])
     found = (
-        Similarities(tuple(tasks), components, steps, values, reliability, values / scale),
+        Similarities(tuple(tasks), components, steps, values, reliability),
         Similarities(tuple(tasks), components, steps, values * 0.7, lines="different"),
     )
     record = _record(tasks, components, steps, values * 0.4, draw) if recorded else None

@@ -88,3 +88,32 @@ def test_unknown_codes_and_levels_are_answered_with_the_nearest() -> None:
         genealogical_distances(["de", "frr"])
     with pytest.raises(ValueError, match=r"resource level 'hig': did you mean 'high'\?"):
         languages.codes_by_level("hig")  # type: ignore[arg-type]
+
+
+NTREX = (
+    "afr amh arb aze-Latn bak bel bem ben bod bos bul cat ces ckb-Arab cym dan deu div dzo ell "
+    "eng-GB est eus ewe fao fas fij fil fin fra fra-CA fuc gle glg guj hau heb hin hmn hrv hun hye "
+    "ibo ind isl ita jpn kan kat kaz khm kin kir kmr kor lao lav lit ltz mal mar mey mkd mlg mlt "
+    "mon mri msa mya nde nep nld nno nob nso nya orm pan pol por por-BR prs pus ron rus shi sin "
+    "slk slv smo sna-Latn snd-Arab som spa spa-MX sqi srp-Cyrl srp-Latn ssw swa swe tah tam tat "
+    "tel tgk-Cyrl tha tir ton tsn tuk tur uig ukr urd uzb ven vie wol xho yor yue zho-CN zho-TW zul"
+)
+XTREME = (
+    "af ar bg bn de el en es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr ms my nl pt ru sw "
+    "ta te th tl tr ur vi yo zh"
+)
+
+
+def test_the_languages_of_ntrex_and_xtreme_are_there() -> None:
+    assert len(set(XTREME.split())) == 40
+    assert [code for code in (NTREX + " " + XTREME).split() if languages.find(code) is None] == []
+    found = {languages.find(code) for code in NTREX.split()}
+    assert len(found) >= 110
+
+
+def test_languages_by_their_codes() -> None:
+    for codes, name in (("sr srp srp_Cyrl srp-Latn", "Serbian"), ("zh zho cmn zho-TW", "Chinese")):
+        assert {languages.find(code).name for code in codes.split()} == {name}  # type: ignore[union-attr]
+    assert languages.find("qqq") is None
+    assert languages.find("") is None
+    assert languages.family_of("deu") == "Western European"

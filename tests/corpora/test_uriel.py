@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gradvac.corpora import URIEL_KINDS, languages, uriel_distances
-from gradvac.corpora._uriel import _LONG_CODES
+from gradvac.corpora._uriel import LONG_CODES
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("urielplus") is None, reason="urielplus is not installed"
@@ -35,8 +35,8 @@ def test_unknown_kinds_are_answered_with_the_nearest() -> None:
 
 
 def test_every_short_code_has_a_long_one() -> None:
-    assert {code for code in languages.LANGUAGES if len(code) == 2} <= set(_LONG_CODES)
-    assert len(set(_LONG_CODES.values())) == len(_LONG_CODES) == 183
+    assert {code for code in languages.LANGUAGES if len(code) == 2} <= set(LONG_CODES)
+    assert len(set(LONG_CODES.values())) == len(LONG_CODES) == 183
 
 
 @installed
@@ -89,5 +89,5 @@ def test_where_enough_is_known_the_package_says_the_same(package: Any) -> None:
     for kind in URIEL_KINDS:
         ours = uriel_distances(CODES, kind)
         for one, other in ((0, 2), (2, 7), (7, 11)):  # de es, es sw, sw ha
-            pair = [_LONG_CODES[CODES[place]] for place in (one, other)]
+            pair = [LONG_CODES[CODES[place]] for place in (one, other)]
             assert ours[one, other] == pytest.approx(package.new_distance(kind, pair), abs=6e-4)

@@ -10,10 +10,9 @@ batches are cut into two halves A and B (those with even and odd numbers), and t
 told. The *reliability* of a task is the cosine of its own halves, r_i = cos(A_i, B_i). On the
 *same* lines, the cosine of whole gradients is cos(A_i + B_i, A_j + B_j). On *different* lines it is
 the mean of cos(A_i, B_j) and cos(B_i, A_j): whatever lines have in common (in an aligned set, their
-content) does not count. The *corrected* cosine divides by the square root of both reliabilities:
-what the cosine would be with endless data. On the same lines, the reliability of a whole is that of
-two halves together, 2 r / (1 + r) (Spearman and Brown); as tasks share the noise of shared lines,
-the corrected cosine is an upper bound there.
+content) does not count. Both halves' cosines and lengths are kept, so that
+`statistics.corrected` can tell what the cosine would be with endless data, with an interval, and
+`statistics.measured_pushes` who pushes whom.
 
 Memory: the gradients of all tasks' halves, 2 T P numbers (in `storage_dtype`; on the host with
 `offload=True`), beside the model and one batch; and those of the largest parameter once more, on
@@ -24,6 +23,7 @@ its device, while products are taken. 25 tasks and 60 M parameters in float32: 1
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
+from functools import partial
 
 import numpy as np
 import torch
@@ -218,23 +218,18 @@ def _compare(
     num = len(tasks)
     whole = grams.unflatten(1, (2, num)).unflatten(3, (2, num)).sum((1, 3))  # [K, T, T]
     across = _cosine(grams)[:, :num, num:]  # [i, j]: cos(A_i, B_j)
-    different = (across + across.mT) / 2
-    same = _cosine(whole)
     reliability = across.diagonal(dim1=1, dim2=2)  # [K, T]
-    positive = reliability.where(reliability > 0, torch.nan)
-    of_whole = 2 * positive / (1 + positive)
-    corrected_same = same / (of_whole[:, :, None] * of_whole[:, None, :]).sqrt()
-    corrected_same.diagonal(dim1=1, dim2=2)[~positive.isnan()] = 1.0
-    corrected_different = different / (positive[:, :, None] * positive[:, None, :]).sqrt()
-
-    def made(values: Tensor, corrected: Tensor, lines: str) -> Similarities:
-        plain, own, without_noise = (
-            one.float().numpy()[None] for one in (values, reliability, corrected)
-        )
-        steps = np.array([step], dtype=np.int64)
-        return Similarities(tasks, components, steps, plain, own, without_noise, lines, granularity)
-
-    return made(same, corrected_same, "same"), made(different, corrected_different, "different")
+    half_norms = geometry.norms(grams).unflatten(1, (2, num))  # [K, 2, T]
+    same, different, own, crossed, norms = (
+        one.float().numpy()[None]
+        for one in (_cosine(whole), (across + across.mT) / 2, reliability, across, half_norms)
+    )
+    steps = np.array([step], dtype=np.int64)
+    made = partial(Similarities, tasks, components, steps, granularity=granularity)
+    return (
+        made(same, own, lines="same"),
+        made(different, own, crossed, norms, lines="different"),
+    )
 
 
 def _cosine(grams: Tensor) -> Tensor:

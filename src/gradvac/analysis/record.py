@@ -11,7 +11,7 @@ whoever writes it. A chunk is
 with the arrays below (S records, K components, T tasks). Cosines and targets are float16, which
 rounds them by at most 0.0005; they are read back as float32.
 
-    steps         int64   [S]
+    steps         int64   [S]           vaccinated   str     [V]         (not in all records)
     tasks         str     [T]           components   str     [K]         rule   str
     similarity    float16 [S, K, T, T]  NaN: task absent, or without gradient in the component
     target        float16 [S, K, T, T]  NaN: also for rules without targets
@@ -75,6 +75,7 @@ class Record:
         update_cosine: `[S, K]`, cos(update, plain sum).
         update_ratio: `[S, K]`, ||update|| / ||plain sum||.
         rule: The rule that decided.
+        vaccinated: The tasks whose gradients the rule may alter; None if the record does not say.
     """
 
     tasks: tuple[str, ...]
@@ -88,6 +89,21 @@ class Record:
     update_cosine: Floats
     update_ratio: Floats
     rule: str
+    vaccinated: tuple[str, ...] | None = None
+
+    def eligible(self) -> NDArray[np.int64]:
+        """Positions of the tasks whose gradients the rule may alter; all, if it alters none.
+
+        A record that does not say shows it: their pairs were active, or their targets moved.
+        """
+        if self.vaccinated is not None:
+            chosen = [i for i, task in enumerate(self.tasks) if task in self.vaccinated]
+            return np.array(chosen, dtype=np.int64)
+        known = ~np.isnan(self.target)
+        highest = np.where(known, self.target, -np.inf).max(axis=0, initial=-np.inf)
+        lowest = np.where(known, self.target, np.inf).min(axis=0, initial=np.inf)
+        shown = (self.active.any(axis=0) | (highest > lowest)).any(axis=(0, 2))  # [T]
+        return np.flatnonzero(shown) if shown.any() else np.arange(len(self.tasks))
 
     def similarities(self) -> Similarities:
         """The cosines alone."""
@@ -294,4 +310,10 @@ def _join(path: Path, parts: list[tuple["np.lib.npyio.NpzFile", NDArray[np.int64
         return whole.astype(np.float32) if whole.dtype.kind == "f" else whole
 
     arrays = {name: joined(name) for name in ("steps", *_PAIRS, *_TASKS, *_COMPONENTS)}
-    return Record(tasks, components.pop(), rule=rules.pop(), **arrays)
+    vaccinated = None
+    if all("vaccinated" in part for part, _ in parts):
+        said = (part["vaccinated"].tolist() for part, _ in parts)
+        vaccinated = tuple(dict.fromkeys(task for own in said for task in own))
+    return Record(
+        tasks, components.pop(), rule=rules.pop(), vaccinated=vaccinated, **arrays
+    )

@@ -44,6 +44,8 @@ class Recorder:
         every: Steps between records.
         tasks: All tasks, in the order to show them; None: in the order they appear.
         rule: Name of the rule, for whoever reads the record.
+        vaccinated: Tasks whose gradients the rule may alter, what shares of pairs are counted of;
+            None: not known, to be read off what it did.
         after: Continue after this step: later records of an earlier process are removed. None:
             continue after the last record that is there.
         chunk: Records of a chunk.
@@ -63,13 +65,14 @@ class Recorder:
         every: int = 10,
         tasks: Sequence[str] = (),
         rule: str = "",
+        vaccinated: Sequence[str] | None = None,
         after: int | None = None,
         chunk: int = 20,
     ) -> None:
         if every < 1 or chunk < 1:
             raise ValueError(f"every, chunk: must be at least 1, got {every} and {chunk}.")
         self._every, self._chunk_size = every, chunk
-        self._tasks, self._rule = tuple(tasks), rule
+        self._tasks, self._rule, self._vaccinated = tuple(tasks), rule, vaccinated
         self._components: tuple[str, ...] = ()
         self._device = torch.device("cpu")
         self._open, self._waiting = _Chunk(), list[_Chunk]()
@@ -122,7 +125,13 @@ class Recorder:
     def _write(self, chunk: _Chunk) -> None:
         seen = (task for present in chunk.present for task in present)
         self._tasks = tuple(dict.fromkeys([*self._tasks, *seen]))
-        names = {"tasks": self._tasks, "components": self._components, "rule": self._rule}
+        names: dict[str, Any] = {
+            "tasks": self._tasks,
+            "components": self._components,
+            "rule": self._rule,
+        }
+        if self._vaccinated is not None:
+            names["vaccinated"] = list(self._vaccinated)
         append_chunk(
             self._file,
             {name: np.array(value, dtype=np.str_) for name, value in names.items()}

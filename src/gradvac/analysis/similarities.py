@@ -2,7 +2,7 @@
 
 `RUN/similarity.npz` holds those measured on an aligned set, for `numpy.load`: `tasks`, `steps`,
 `about` (how they were measured), and for every granularity G `G.components`, and for every kind of
-lines L `G.L.values`, `G.L.reliability`, `G.L.corrected`.
+lines L `G.L.values`, `G.L.reliability`, and for different lines `G.L.across`, `G.L.half_norms`.
 """
 
 # S steps, K components, T tasks
@@ -22,7 +22,7 @@ from gradvac.runs.files import replacing
 Floats = NDArray[np.float32]
 
 LINES = ("same", "different", "training")
-_OPTIONAL = ("reliability", "corrected")
+_OPTIONAL = ("reliability", "across", "half_norms")
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,10 @@ class Similarities:
         values: float32 `[S, K, T, T]`, cosines; NaN where a task was absent or had no gradient.
         reliability: `[S, K, T]`, cosine of a task's gradients on two halves of its batches; None
             for what was recorded in training.
-        corrected: `[S, K, T, T]`, cos / sqrt(self_i self_j) of half against half: what the cosine
-            would be without sampling noise. NaN where a reliability is not positive; values
-            beyond 1 are noise of the estimate and are kept.
+        across: `[S, K, T, T]`, cosine of the first half of task i and the second of task j: on the
+            diagonal the reliability, elsewhere two measurements of one thing. What the cosines
+            would be without noise (`statistics.corrected`), and who pushes whom, follow from it.
+        half_norms: `[S, K, 2, T]`, lengths of the gradients of both halves.
         lines: "same" or "different" lines of an aligned set, or "training".
         granularity: How parameters were divided into components.
     """
@@ -48,7 +49,8 @@ class Similarities:
     steps: NDArray[np.int64]
     values: Floats
     reliability: Floats | None = None
-    corrected: Floats | None = None
+    across: Floats | None = None
+    half_norms: Floats | None = None
     lines: str = "same"
     granularity: str = "all_layer"
 
@@ -58,7 +60,8 @@ class Similarities:
             "steps": (num_steps,),
             "values": (num_steps, num_components, num_tasks, num_tasks),
             "reliability": (num_steps, num_components, num_tasks),
-            "corrected": (num_steps, num_components, num_tasks, num_tasks),
+            "across": (num_steps, num_components, num_tasks, num_tasks),
+            "half_norms": (num_steps, num_components, 2, num_tasks),
         }
         for name, shape in expected.items():
             array = getattr(self, name)
@@ -84,17 +87,20 @@ class Similarities:
         k = _positions("components", components, self.components)
         s = _positions("steps", steps, tuple(self.steps.tolist()))
 
-        def pairs(array: Floats | None) -> Floats | None:
-            return None if array is None else array[np.ix_(s, k, t, t)]
+        def part(array: Floats | None, *last: Any) -> Floats | None:
+            return None if array is None else array[np.ix_(s, k, *last)]
 
+        values = part(self.values, t, t)
+        assert values is not None
         return replace(
             self,
             tasks=tuple(self.tasks[i] for i in t),
             components=tuple(self.components[i] for i in k),
             steps=self.steps[s],
-            values=self.values[np.ix_(s, k, t, t)],
-            reliability=None if self.reliability is None else self.reliability[np.ix_(s, k, t)],
-            corrected=pairs(self.corrected),
+            values=values,
+            reliability=part(self.reliability, t),
+            across=part(self.across, t, t),
+            half_norms=part(self.half_norms, [0, 1], t),
         )
 
     def mean_over_steps(self) -> Floats:
@@ -142,7 +148,8 @@ def concatenate(parts: Sequence[Similarities]) -> Similarities:
         steps=steps[order],
         values=values,
         reliability=joined("reliability"),
-        corrected=joined("corrected"),
+        across=joined("across"),
+        half_norms=joined("half_norms"),
     )
 
 

@@ -132,11 +132,28 @@ def parts(similarities: Similarities) -> list[Part]:
     ]
 
 
+def two_halves(run: Run) -> Similarities | None:
+    """Similarities on different lines with both halves, of the finest division; None without."""
+    found = [s for s in sources(run).values() if s.lines == "different"]
+    return next((s for s in found if s.across is not None), None)
+
+
+def pushes(run: Run) -> statistics.Pushes | None:
+    """Who pushes whom: unbiased on the aligned set, else as recorded; None if neither is there."""
+    halves = two_halves(run)
+    measured = None if halves is None else statistics.measured_pushes(halves)
+    if measured is not None or run.record is None or len(run.record.tasks) < 2:
+        return measured
+    return statistics.recorded_pushes(run.record)
+
+
 def against_distance(
-    similarities: Similarities, known: KnownDistances
+    similarities: Similarities, known: KnownDistances | None
 ) -> list[tuple[Part, Matrix, Matrix]]:
     """Similarities and known distances, each `[T, T]`, of every part that has enough of both."""
-    found = []
+    found: list[tuple[Part, Matrix, Matrix]] = []
+    if known is None:
+        return found
     for part in parts(similarities):
         tasks = [task for task in part.tasks if task in known.tasks]
         if len(tasks) < _FEWEST_FOR_DISTANCE:

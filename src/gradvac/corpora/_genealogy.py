@@ -14,65 +14,109 @@ from gradvac.corpora._nearest import nearest
 _TREE = """
 Indo-European
   Germanic
-    West Germanic: en de
-    North Germanic: da
+    West Germanic: en de nl af lb
+    North Germanic: da sv no nb nn is fo
   Romance
     Western Romance
       Gallo-Romance: fr
-      Ibero-Romance: es pt
+      Ibero-Romance: es pt gl
+      Occitano-Romance: ca
     Italo-Dalmatian: it
     Eastern Romance: ro
+  Celtic
+    Brythonic: cy
+    Goidelic: ga
+  Greek: el
+  Albanian: sq
+  Armenian: hy
   Balto-Slavic
     Baltic: lv lt
     Slavic
-      West Slavic: pl cs
-      South Slavic: hr
+      West Slavic: pl cs sk
+      South Slavic: hr bs sr sl
         Eastern South Slavic: mk bg
       East Slavic: uk be ru
   Indo-Iranian
     Indo-Aryan
-      Western Hindi: hi bgc
+      Western Hindi: hi bgc ur
       Marathi-Konkani: mr
       Gujarati: gu
       Eastern Pahari: ne
       Western Pahari: bfz
+      Bengali-Assamese: bn
+      Greater Punjabi: pa
+      Sindhi: sd
+      Insular Indo-Aryan: si dv
+    Iranian
+      Western Iranian: fa prs tg ku kmr ckb
+      Eastern Iranian: ps
 Uralic
   Finnic: et fi
   Ugric: hu
 Turkic
   Common Turkic
-    Kipchak: kk ky
-    Oghuz: tr
+    Kipchak: kk ky tt ba
+    Oghuz: tr az tk
+    Karluk: ug uz
+Mongolic: mn
 Niger-Congo
   Benue-Congo
     Yoruboid: yo
+    Igboid: ig
     Bantu
       Sabaki: sw
       Shona: sn
-      Nguni: zu xh nd
+      Nguni: zu xh nd ss
+      Sotho-Tswana: nso tn
+      Great Lakes: rw
+      Nyasa: ny
+      Sabi: bem
+      Venda: ve
+  Gbe: ee
+  Atlantic
+    Wolof: wo
+    Fula: fuc
 Austronesian
   Malayo-Polynesian
     Malayic
       Malay: id ms
     Barito
-      Malagasy: tdx
+      Malagasy: tdx mg
     Javanese: jv
     Philippine: tl
+    Oceanic
+      Fijian: fj
+      Polynesian: mi sm ty to
 Afro-Asiatic
   Semitic
     Central Semitic
       Canaanite: he
-      Arabic: ar
+      Arabic: ar mt mey
+    Ethiopian Semitic: am ti
+  Cushitic
+    Lowland East Cushitic: om so
+  Berber: shi
   Chadic
     West Chadic: ha
 Dravidian
-  South Dravidian: ta
+  South Dravidian: ta kn ml
   South-Central Dravidian: te
 Austroasiatic
   Vietic: vi
+  Khmeric: km
 Sino-Tibetan
   Lolo-Burmese
     Burmish: my
+  Sinitic: zh yue
+  Tibetic: bo dz
+Kra-Dai
+  Tai: th lo
+Hmong-Mien
+  Hmongic: hmn
+Japonic: ja
+Koreanic: ko
+Kartvelian: ka
+Basque: eu
 """
 
 

@@ -47,7 +47,7 @@ ta:tam te:tel tg:tgk th:tha ti:tir tk:tuk tl:tgl tn:tsn to:ton tr:tur ts:tso tt:
 ug:uig uk:ukr ur:urd uz:uzb ve:ven vi:vie vo:vol wa:wln wo:wol xh:xho yi:yid yo:yor za:zha zh:zho
 zu:zul
 """
-_LONG_CODES = dict(pair.split(":") for pair in _ISO_639.split())
+LONG_CODES = dict(pair.split(":") for pair in _ISO_639.split())
 
 
 def uriel_distances(codes: Sequence[str], kind: str) -> NDArray[np.float64]:
@@ -73,7 +73,7 @@ def uriel_distances(codes: Sequence[str], kind: str) -> NDArray[np.float64]:
         data = file["data"].max(axis=2)  # over sources; -1 is unknown
     values = np.full((len(codes), int(chosen.sum())), -1.0)  # [L, features]
     for place, code in enumerate(codes):
-        row = rows.get(_LONG_CODES.get(code, code))
+        row = rows.get(LONG_CODES.get(code, code))
         if row is not None:
             values[place] = data[row, chosen]
     return _angles(values)

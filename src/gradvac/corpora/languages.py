@@ -1,4 +1,4 @@
-"""The real languages: the paper's tables 4 and 5, and the others in our real data.
+"""The real languages: the paper's tables 4 and 5, and those of NTREX, XTREME and our real data.
 
 Table 4 lists 25 languages with a family and a level of data size; table 5 lists the 8 of WMT with
 their numbers of sentence pairs. The paper merges Germanic and Romance into "Western European"; we
@@ -9,11 +9,13 @@ related is `lineage`, which knows nothing of the paper's grouping.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from gradvac.corpora._genealogy import LINEAGES
 from gradvac.corpora._nearest import nearest
 from gradvac.corpora._tree import RESOURCE_LEVELS, ResourceLevel
+from gradvac.corpora._uriel import LONG_CODES
 
 
 class RealLanguage(NamedTuple):
@@ -108,9 +110,93 @@ _LANGUAGES = (
     RealLanguage("te", "Telugu", "Dravidian", "Dravidian", None),
     RealLanguage("vi", "Vietnamese", "Austroasiatic", "Vietic", None),
     RealLanguage("my", "Burmese", "Sino-Tibetan", "Burmish", None),
+    # The other languages of NTREX and of XTREME.
+    RealLanguage("af", "Afrikaans", "Western European", "Germanic", None),
+    RealLanguage("nl", "Dutch", "Western European", "Germanic", None),
+    RealLanguage("lb", "Luxembourgish", "Western European", "Germanic", None),
+    RealLanguage("sv", "Swedish", "Western European", "Germanic", None),
+    RealLanguage("no", "Norwegian", "Western European", "Germanic", None),
+    RealLanguage("nb", "Norwegian Bokmål", "Western European", "Germanic", None),
+    RealLanguage("nn", "Norwegian Nynorsk", "Western European", "Germanic", None),
+    RealLanguage("is", "Icelandic", "Western European", "Germanic", None),
+    RealLanguage("fo", "Faroese", "Western European", "Germanic", None),
+    RealLanguage("ca", "Catalan", "Western European", "Romance", None),
+    RealLanguage("gl", "Galician", "Western European", "Romance", None),
+    RealLanguage("cy", "Welsh", "Celtic", "Celtic", None),
+    RealLanguage("ga", "Irish", "Celtic", "Celtic", None),
+    RealLanguage("el", "Greek", "Greek", "Greek", None),
+    RealLanguage("sq", "Albanian", "Albanian", "Albanian", None),
+    RealLanguage("hy", "Armenian", "Armenian", "Armenian", None),
+    RealLanguage("sk", "Slovak", "West Slavic", "West Slavic", None),
+    RealLanguage("sl", "Slovenian", "South Slavic", "South Slavic", None),
+    RealLanguage("bs", "Bosnian", "South Slavic", "South Slavic", None),
+    RealLanguage("sr", "Serbian", "South Slavic", "South Slavic", None),
+    RealLanguage("bn", "Bengali", "Indo-Iranian", "Indo-Aryan", None),
+    RealLanguage("pa", "Punjabi", "Indo-Iranian", "Indo-Aryan", None),
+    RealLanguage("sd", "Sindhi", "Indo-Iranian", "Indo-Aryan", None),
+    RealLanguage("ur", "Urdu", "Indo-Iranian", "Indo-Aryan", None),
+    RealLanguage("si", "Sinhala", "Indo-Iranian", "Indo-Aryan", None),
+    RealLanguage("dv", "Dhivehi", "Indo-Iranian", "Indo-Aryan", None),
+    RealLanguage("fa", "Persian", "Indo-Iranian", "Iranian", None),
+    RealLanguage("prs", "Dari", "Indo-Iranian", "Iranian", None),
+    RealLanguage("tg", "Tajik", "Indo-Iranian", "Iranian", None),
+    RealLanguage("ps", "Pashto", "Indo-Iranian", "Iranian", None),
+    RealLanguage("ku", "Kurdish", "Indo-Iranian", "Iranian", None),
+    RealLanguage("kmr", "Northern Kurdish", "Indo-Iranian", "Iranian", None),
+    RealLanguage("ckb", "Central Kurdish", "Indo-Iranian", "Iranian", None),
+    RealLanguage("az", "Azerbaijani", "Turkic", "Oghuz", None),
+    RealLanguage("tk", "Turkmen", "Turkic", "Oghuz", None),
+    RealLanguage("tt", "Tatar", "Turkic", "Kipchak", None),
+    RealLanguage("ba", "Bashkir", "Turkic", "Kipchak", None),
+    RealLanguage("ug", "Uyghur", "Turkic", "Karluk", None),
+    RealLanguage("uz", "Uzbek", "Turkic", "Karluk", None),
+    RealLanguage("mn", "Mongolian", "Mongolic", "Mongolic", None),
+    RealLanguage("ig", "Igbo", "Benue-Congo", "Igboid", None),
+    RealLanguage("rw", "Kinyarwanda", "Benue-Congo", "Bantu", None),
+    RealLanguage("ny", "Chichewa", "Benue-Congo", "Bantu", None),
+    RealLanguage("bem", "Bemba", "Benue-Congo", "Bantu", None),
+    RealLanguage("nso", "Northern Sotho", "Benue-Congo", "Bantu", None),
+    RealLanguage("tn", "Tswana", "Benue-Congo", "Bantu", None),
+    RealLanguage("ve", "Venda", "Benue-Congo", "Bantu", None),
+    RealLanguage("ss", "Swati", "Benue-Congo", "Nguni", None),
+    RealLanguage("ee", "Ewe", "Gbe", "Gbe", None),
+    RealLanguage("wo", "Wolof", "Atlantic", "Atlantic", None),
+    RealLanguage("fuc", "Pulaar", "Atlantic", "Atlantic", None),
+    RealLanguage("mg", "Malagasy", "Malayo-Polynesian", "Malagasy", None),
+    RealLanguage("fj", "Fijian", "Malayo-Polynesian", "Oceanic", None),
+    RealLanguage("mi", "Maori", "Malayo-Polynesian", "Oceanic", None),
+    RealLanguage("sm", "Samoan", "Malayo-Polynesian", "Oceanic", None),
+    RealLanguage("ty", "Tahitian", "Malayo-Polynesian", "Oceanic", None),
+    RealLanguage("to", "Tongan", "Malayo-Polynesian", "Oceanic", None),
+    RealLanguage("mt", "Maltese", "Semitic", "Semitic", None),
+    RealLanguage("mey", "Hassaniyya Arabic", "Semitic", "Semitic", None),
+    RealLanguage("am", "Amharic", "Semitic", "Semitic", None),
+    RealLanguage("ti", "Tigrinya", "Semitic", "Semitic", None),
+    RealLanguage("om", "Oromo", "Cushitic", "Cushitic", None),
+    RealLanguage("so", "Somali", "Cushitic", "Cushitic", None),
+    RealLanguage("shi", "Tashelhit", "Berber", "Berber", None),
+    RealLanguage("kn", "Kannada", "Dravidian", "Dravidian", None),
+    RealLanguage("ml", "Malayalam", "Dravidian", "Dravidian", None),
+    RealLanguage("km", "Khmer", "Austroasiatic", "Khmeric", None),
+    RealLanguage("zh", "Chinese", "Sino-Tibetan", "Sinitic", None),
+    RealLanguage("yue", "Cantonese", "Sino-Tibetan", "Sinitic", None),
+    RealLanguage("bo", "Tibetan", "Sino-Tibetan", "Tibetic", None),
+    RealLanguage("dz", "Dzongkha", "Sino-Tibetan", "Tibetic", None),
+    RealLanguage("th", "Thai", "Kra-Dai", "Tai", None),
+    RealLanguage("lo", "Lao", "Kra-Dai", "Tai", None),
+    RealLanguage("hmn", "Hmong", "Hmong-Mien", "Hmongic", None),
+    RealLanguage("ja", "Japanese", "Japonic", "Japonic", None),
+    RealLanguage("ko", "Korean", "Koreanic", "Koreanic", None),
+    RealLanguage("ka", "Georgian", "Kartvelian", "Kartvelian", None),
+    RealLanguage("eu", "Basque", "Basque", "Basque", None),
 )
 
 LANGUAGES: dict[str, RealLanguage] = {language.code: language for language in _LANGUAGES}
+# Codes of 639-3 for one variety of a language that the table has as a whole.
+_VARIETIES = {"arb": "ar", "fil": "tl", "cmn": "zh", "npi": "ne", "swh": "sw", "zsm": "ms"}
+_VARIETIES |= {"lvs": "lv", "ekk": "et", "pes": "fa", "azj": "az", "uzn": "uz", "khk": "mn"}
+_VARIETIES |= {"plt": "mg", "gaz": "om", "als": "sq", "pbt": "ps", "mww": "hmn"}
+_SHORT_CODES = {long: short for short, long in LONG_CODES.items()} | _VARIETIES
 
 WMT: dict[str, WmtLanguage] = {
     language.code: language
@@ -127,18 +213,29 @@ WMT: dict[str, WmtLanguage] = {
 }
 
 
+def find(code: str) -> RealLanguage | None:
+    """Return a real language by any code that data files use for it; None if it is not here.
+
+    Args:
+        code: ISO 639-1 or 639-3, with or without a script or a region: "fr", "fra", "srp_Cyrl".
+    """
+    short = re.split(r"[_-]", code.lower(), maxsplit=1)[0]
+    return LANGUAGES.get(code) or LANGUAGES.get(short) or LANGUAGES.get(_SHORT_CODES.get(short, ""))
+
+
 def family_of(code: str) -> str:
     """Return the family of a real language.
 
     Args:
-        code: Code of the language, such as "fr".
+        code: Code of the language, as `find` takes it.
 
     Raises:
-        ValueError: The code is not in the table.
+        ValueError: The language is not in the table.
     """
-    if code not in LANGUAGES:
+    language = find(code)
+    if language is None:
         raise ValueError(f"no language {code!r} in the table; {nearest(code, LANGUAGES)}")
-    return LANGUAGES[code].family
+    return language.family
 
 
 def codes_by_level(level: ResourceLevel) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from gradvac.analysis import views
 from gradvac.analysis.report._comparison import compare
 from gradvac.analysis.report._payload import payload
 from gradvac.analysis.report._scores import score_table
-from gradvac.analysis.report._sentences import describe_source, summarise
+from gradvac.analysis.report._sentences import describe_source, headline, summarise
 from gradvac.analysis.report._settings import changed_settings
 from gradvac.analysis.report._wording import Sentence
 from gradvac.analysis.run import Run
@@ -108,4 +108,4 @@ def _script_json(value: object) -> str:
     return text.replace("<", "\\u003c")
 
 
-__all__ = ["Sentence", "compare", "summarise", "write_report"]
+__all__ = ["Sentence", "compare", "headline", "summarise", "write_report"]

@@ -3,18 +3,16 @@
 import numpy as np
 
 from gradvac.analysis import statistics, views
-from gradvac.analysis.report._wording import SIGNIFICANT, Sentence, count, p_text
+from gradvac.analysis.report._wording import Sentence, count, is_clear, p_text, range_text
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import by_one_metric
 from gradvac.analysis.similarities import Similarities
-
-_FEWEST_FOR_INTERVAL = 5  # tasks; intervals from resampling fewer are too short
 
 
 def compare(first: Run, second: Run) -> list[Sentence]:
     """How a run differs from another, where both have the data."""
     about = f"{second.name} against {first.name}"
-    said = [Sentence(about, line) for line in _compare_similarities(first, second)]
+    said = _compare_similarities(about, first, second)
     said += [Sentence(about, line) for line in _compare_scores(first, second)]
     return said
 
@@ -40,33 +38,36 @@ def _compare_scores(first: Run, second: Run) -> list[str]:
     ]
 
 
-def _compare_similarities(first: Run, second: Run) -> list[str]:
+def _compare_similarities(about: str, first: Run, second: Run) -> list[Sentence]:
     a, b = views.main_source(first), views.main_source(second)
     if a is None or b is None:
         return []
     reason = _why_not(first, second, a, b)
     if reason:
-        return [f"Their similarities are not compared: {reason}."]
+        return [Sentence(about, f"Their similarities are not compared: {reason}.")]
     common = sorted(set(a.steps.tolist()) & set(b.steps.tolist()))
     if common:
         a, b = a.select(steps=common), b.select(steps=common)
     try:
         found = statistics.compare_runs(a, b)
     except ValueError:
-        return ["They have fewer than two tasks in common."]
-    if not np.isfinite(found.mean_difference):
-        return ["Their similarities are not compared: one of them is unknown."]
-    lines = [_verdict(found, second.name)]
+        return [Sentence(about, "They have fewer than two tasks in common.")]
+    if np.isnan(found.change.difference.mean):
+        return [Sentence(about, "Their similarities are not compared: one of them is unknown.")]
+    said = [_verdict(about, found, second.name)]
     if a.lines == "training":
-        lines.append("These are raw cosines of training; other batches alone can change them.")
+        text = "These are raw cosines of training; other batches alone can change them."
+        said.append(Sentence(about, text))
     if found.pattern is not None:
-        same = (
-            "The same pairs are similar in both"
-            if (found.pattern.r > 0 and found.pattern.p_value < SIGNIFICANT)
-            else "It is not clear that the same pairs are similar in both"
+        test = f"r = {found.pattern.r:z.2f}, {p_text(found.pattern.p_value)}"
+        clear = found.pattern.r > 0 and is_clear(found.pattern.p_value)
+        text = (
+            f"The same pairs are similar in both ({test})."
+            if clear
+            else f"Whether the same pairs are similar in both cannot be told ({test})."
         )
-        lines.append(f"{same} (r = {found.pattern.r:z.2f}, {p_text(found.pattern.p_value)}).")
-    return lines
+        said.append(Sentence(about, text, claims=clear))
+    return said
 
 
 def _why_not(first: Run, second: Run, a: Similarities, b: Similarities) -> str:
@@ -86,13 +87,13 @@ def _why_not(first: Run, second: Run, a: Similarities, b: Similarities) -> str:
     return ""
 
 
-def _verdict(found: statistics.RunComparison, second: str) -> str:
-    low, high = found.interval
-    means = f"{found.second:z.2f} against {found.first:z.2f}"
-    if len(found.tasks) < _FEWEST_FOR_INTERVAL:
-        return f"Their {len(found.tasks)} tasks share {means}; too few to tell it from chance."
-    text = f"{means}, difference {low:+.3f} to {high:+.3f} over tasks, one seed each"
-    if low <= 0 <= high:
-        return f"Similarity over their {len(found.tasks)} tasks is the same within noise ({text})."
-    more = "more" if found.mean_difference > 0 else "less"
-    return f"Their {len(found.tasks)} tasks are {more} similar in {second} ({text})."
+def _verdict(about: str, found: statistics.RunComparison, second: str) -> Sentence:
+    change = found.change
+    num = len(found.tasks)
+    text = f"{change.second:z.2f} against {change.first:z.2f}"
+    text += f", {range_text(change.difference)}, one seed each"
+    if not is_clear(change.difference.p_value):
+        text = f"Similarity over their {num} tasks, not told from chance: {text}."
+        return Sentence(about, text)
+    more = "more" if change.difference.mean > 0 else "less"
+    return Sentence(about, f"Their {num} tasks are {more} similar in {second} ({text}).", claims=True)

@@ -3,7 +3,8 @@
 # T tasks
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from math import factorial, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -12,11 +13,23 @@ from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 from scipy.stats import rankdata
 
-from gradvac.analysis.statistics._summaries import Matrix
+from gradvac.analysis.statistics._chance import (
+    Matrix,
+    count_labelings,
+    shuffled_labels,
+    shuffled_orders,
+)
+
+_AT_ONCE = 2048  # shuffles
 
 
-def dendrogram(matrix: Matrix) -> NDArray[np.float64]:
-    """SciPy's linkage of the tasks: average linkage on 1 - cosine, leaves in the best order."""
+def dendrogram(matrix: Matrix, *, ordered: bool = True) -> NDArray[np.float64]:
+    """SciPy's linkage of the tasks: average linkage on 1 - cosine, leaves in the best order.
+
+    Args:
+        matrix: `[T, T]`.
+        ordered: Whether the order of leaves matters; to find the best takes most of the time.
+    """
     if len(matrix) < 2:
         raise ValueError("matrix: one task has nothing to be clustered with; give at least two.")
     distances = 1.0 - np.asarray(_symmetric(matrix), dtype=np.float64)
@@ -24,7 +37,7 @@ def dendrogram(matrix: Matrix) -> NDArray[np.float64]:
     distances[unknown] = np.max(distances[~unknown], initial=1.0)
     np.fill_diagonal(distances, 0.0)
     condensed = squareform(distances.clip(min=0.0), checks=False)
-    found = hierarchy.linkage(condensed, method="average", optimal_ordering=True)
+    found = hierarchy.linkage(condensed, method="average", optimal_ordering=ordered)
     return np.asarray(found, dtype=np.float64)
 
 
@@ -42,18 +55,24 @@ def families_of(tasks: Sequence[str], families: Mapping[str, str]) -> list[str]:
 
 
 class FamilyContrast(NamedTuple):
-    """Are relatives more similar? Mean cosines, and a one-sided permutation p-value."""
+    """Are relatives more similar, or less? Mean cosines, and a two-sided permutation p-value.
+
+    `least_p_value` is the smallest p-value that so many tasks of such families could give.
+    """
 
     within: float
     between: float
     difference: float
     p_value: float
+    least_p_value: float
 
 
 def family_contrast(
     matrix: Matrix, families: Sequence[str], *, num_permutations: int = 9999, seed: int = 0
 ) -> FamilyContrast:
     """Mean similarity within families minus between them, against shuffled families.
+
+    Where all ways to give the families to the tasks can be counted, they are.
 
     Args:
         matrix: `[T, T]`.
@@ -75,20 +94,24 @@ def family_contrast(
             "families: a contrast needs two tasks of one family and two of different families; "
             f"got {dict(Counter(families))}."
         )
+
+    def contrasts(shuffled: NDArray[np.int64]) -> NDArray[np.float64]:
+        same = shuffled[:, rows] == shuffled[:, columns]  # [N, pairs]
+        num, inside = same.sum(axis=1), same @ values
+        found = np.full(len(shuffled), np.nan)
+        usable = (num > 0) & (num < len(values))  # unknown pairs may leave one of the two empty
+        rest = (values.sum() - inside[usable]) / (len(values) - num[usable])
+        found[usable] = inside[usable] / num[usable] - rest
+        return found
+
+    shuffles = shuffled_labels(labels, num_permutations=num_permutations, seed=seed)
+    chance = np.concatenate([contrasts(part) for part in _chunks(shuffles.orders)])
+    chance = np.where(np.isnan(chance), np.inf, np.abs(chance))  # to be cautious
     within, between = float(values[same].mean()), float(values[~same].mean())
-    total, size = values.sum(), len(values)
-
-    def contrast(order: NDArray[np.int64]) -> float:
-        same = labels[order][rows] == labels[order][columns]
-        num = int(same.sum())
-        if num in (0, size):  # unknown pairs may leave a shuffle without one of the two
-            return -np.inf
-        inside = values[same].sum()
-        return float(inside / num - (total - inside) / (size - num))
-
-    as_extreme = _count(contrast, within - between, len(known), num_permutations, seed)
-    p_value = (1 + as_extreme) / (1 + num_permutations)
-    return FamilyContrast(within, between, within - between, p_value)
+    p_value = shuffles.p_value(chance, abs(within - between))
+    alike = prod(map(factorial, Counter(Counter(labels.tolist()).values()).values()))
+    least = max(alike / count_labelings(labels.tolist()), 1 / (1 + num_permutations))
+    return FamilyContrast(within, between, within - between, p_value, least)
 
 
 class Correlation(NamedTuple):
@@ -128,20 +151,28 @@ def mantel(
     if ranks:
         values, other = rankdata(values), _ranked(other)
 
-    def correlation(order: NDArray[np.int64]) -> float:
-        theirs = other[order[rows], order[columns]]
+    def correlations(orders: NDArray[np.int64]) -> NDArray[np.float64]:
+        theirs = other[orders[:, rows], orders[:, columns]]  # [N, pairs]
         known = ~np.isnan(theirs)  # a shuffle brings unknown distances to known pairs
-        if not known.any():
-            return 0.0
-        mine = values[known] - values[known].mean()
-        theirs = theirs[known] - theirs[known].mean()
-        scale = np.sqrt((mine @ mine) * (theirs @ theirs))
-        return float(mine @ theirs / scale) if scale > 0 else 0.0
+        num = known.sum(axis=1, keepdims=True).clip(min=1)
+        mine = np.where(known, values, 0.0)
+        theirs = np.where(known, theirs, 0.0)
+        mine = np.where(known, mine - mine.sum(axis=1, keepdims=True) / num, 0.0)
+        theirs = np.where(known, theirs - theirs.sum(axis=1, keepdims=True) / num, 0.0)
+        scale = np.sqrt((mine**2).sum(axis=1) * (theirs**2).sum(axis=1))
+        found = np.zeros(len(orders))
+        np.divide((mine * theirs).sum(axis=1), scale, out=found, where=scale > 1e-15)
+        return found
 
-    num_tasks = len(matrix)
-    r = correlation(np.arange(num_tasks))
-    as_extreme = _count(lambda o: abs(correlation(o)), abs(r), num_tasks, num_permutations, seed)
-    return Correlation(r, (1 + as_extreme) / (1 + num_permutations))
+    shuffles = shuffled_orders(len(matrix), num_permutations=num_permutations, seed=seed)
+    chance = np.concatenate([correlations(part) for part in _chunks(shuffles.orders)])
+    r = float(correlations(np.arange(len(matrix))[None])[0])
+    return Correlation(r, shuffles.p_value(np.abs(chance), abs(r)))
+
+
+def _chunks(orders: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Some at a time: all pairs of all shuffles would take much memory."""
+    return np.array_split(orders, -(-len(orders) // _AT_ONCE))
 
 
 def _symmetric(matrix: ArrayLike) -> NDArray[np.float64]:
@@ -159,19 +190,6 @@ def _pairs(
     known = ~np.isnan(matrix[rows, columns])
     rows, columns = rows[known], columns[known]
     return matrix[rows, columns], rows, columns
-
-
-def _count(
-    statistic: Callable[[NDArray[np.int64]], float],
-    observed: float,
-    num_tasks: int,
-    num_permutations: int,
-    seed: int,
-) -> int:
-    """Permutations of the tasks whose statistic is at least the observed one."""
-    draw = np.random.default_rng(seed)
-    limit = observed - 1e-12  # rounding must not turn ties into less
-    return sum(statistic(draw.permutation(num_tasks)) >= limit for _ in range(num_permutations))
 
 
 def _ranked(matrix: NDArray[np.float64]) -> NDArray[np.float64]:

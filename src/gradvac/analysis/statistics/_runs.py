@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata, spearmanr
 
-from gradvac.analysis.similarities import Floats, Similarities, mean_where_known
+from gradvac.analysis.similarities import Floats, Similarities
+from gradvac.analysis.statistics._chance import shuffled_orders
+from gradvac.analysis.statistics._differences import Change, paired
 from gradvac.analysis.statistics._families import Correlation, mantel
-from gradvac.analysis.statistics._summaries import mean_matrix, mean_of_pairs
+from gradvac.analysis.statistics._summaries import mean_matrix
 from gradvac.tasks import turned
 
 
@@ -46,26 +48,23 @@ def similarity_against_score(
     samples = _row_correlations(rankdata(drawn[..., 0], axis=1), rankdata(drawn[..., 1], axis=1))
     low, high = np.nanquantile(samples, [0.025, 0.975])
     first, second = rankdata(values[:, 0]), rankdata(values[:, 1])
-    shuffled = draw.permuted(np.tile(second, (num_samples, 1)), axis=1)
+    shuffles = shuffled_orders(len(values), num_permutations=num_samples, seed=seed)
+    shuffled = second[shuffles.orders]
     chance = _row_correlations(np.broadcast_to(first, shuffled.shape), shuffled)
-    as_extreme = int((np.abs(chance) >= abs(rho) - 1e-12).sum())
-    p_value = (1 + as_extreme) / (1 + num_samples)
+    p_value = shuffles.p_value(np.abs(chance), abs(rho))
     return RankCorrelation(rho, (float(low), float(high)), p_value)
 
 
 class RunComparison(NamedTuple):
     """Two runs on the same tasks.
 
-    `difference` is second minus first, `[T, T]`; `mean_difference` is over pairs, with a 95 %
-    interval from resampling tasks; `pattern` says whether the same pairs are similar in both.
+    `difference` is second minus first, `[T, T]`; `change` tests it over tasks; `pattern` says
+    whether the same pairs are similar in both.
     """
 
     tasks: tuple[str, ...]
-    first: float
-    second: float
     difference: Floats
-    mean_difference: float
-    interval: tuple[float, float]
+    change: Change
     pattern: Correlation | None
 
 
@@ -74,7 +73,7 @@ def compare_runs(
     second: Similarities,
     *,
     side: str | None = None,
-    num_samples: int = 9999,
+    num_permutations: int = 9999,
     seed: int = 0,
 ) -> RunComparison:
     """Compare the similarities of two runs: batch size, model size, direction.
@@ -83,33 +82,17 @@ def compare_runs(
         first: One run.
         second: Another. Tasks are matched by name; "fr-en" matches "en-fr" where no name does.
         side: Only the components of "encoder", "decoder" or "shared".
-        num_samples: Bootstrap samples, and permutations of the pattern's test.
-        seed: Of both.
+        num_permutations: Of the pattern's test.
+        seed: Of the same.
     """
     matches = match_tasks(first.tasks, second.tasks)
     tasks = tuple(matches)
     one = mean_matrix(first.select(tasks=tasks), side)
     two = mean_matrix(second.select(tasks=list(matches.values())), side)
-    difference = two - one
-    draw = np.random.default_rng(seed)
-    unknown = difference.copy()
-    np.fill_diagonal(unknown, np.nan)  # a task drawn twice is no pair of tasks
-    drawn = draw.integers(len(tasks), size=(num_samples, len(tasks)))
-    samples = [float(mean_where_known(unknown[np.ix_(d, d)], axis=(0, 1))) for d in drawn]
-    known = [sample for sample in samples if not np.isnan(sample)]
-    low, high = np.quantile(known, [0.025, 0.975]) if known else (np.nan, np.nan)
     pattern = None
     if len(tasks) > 2:
-        pattern = mantel(one, two, num_permutations=num_samples, seed=seed)
-    return RunComparison(
-        tasks,
-        first=float(mean_of_pairs(one)),
-        second=float(mean_of_pairs(two)),
-        difference=difference,
-        mean_difference=float(mean_of_pairs(difference)),
-        interval=(float(low), float(high)),
-        pattern=pattern,
-    )
+        pattern = mantel(one, two, num_permutations=num_permutations, seed=seed)
+    return RunComparison(tasks, two - one, paired(one, two), pattern)
 
 
 def match_tasks(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:

@@ -5,8 +5,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.analysis.components import DECODER, ENCODER, layer_of, side_of, weighty
-from gradvac.analysis.record import Record
+from gradvac.analysis.components import layer_of, side_of, weighty
 from gradvac.analysis.similarities import Floats, Similarities, mean_where_known
 
 Matrix = NDArray[np.floating]
@@ -32,22 +31,25 @@ def mean_of_pairs(values: Matrix) -> Floats:
     return mean_where_known(values[..., apart], axis=-1)
 
 
-def encoder_minus_decoder(similarities: Similarities) -> Floats:
-    """How much more similar tasks are in the encoder than in the decoder, `[T, T]`."""
-    return mean_matrix(similarities, ENCODER) - mean_matrix(similarities, DECODER)
-
-
 def by_layer(similarities: Similarities) -> dict[str, list[tuple[int, float]]]:
     """Side -> (layer, mean similarity of all pairs and steps), from the first layer to the last."""
-    means = mean_of_pairs(similarities.mean_over_steps())
-    found: dict[str, dict[int, list[float]]] = {}
+    return {
+        side: [(layer, float(mean_of_pairs(matrix))) for layer, matrix in own]
+        for side, own in layer_matrices(similarities).items()
+    }
+
+
+def layer_matrices(similarities: Similarities) -> dict[str, list[tuple[int, Floats]]]:
+    """Side -> (layer, mean similarity of every pair over steps `[T, T]`), from the first layer."""
+    means = similarities.mean_over_steps()
+    found: dict[str, dict[int, list[Floats]]] = {}
     chosen = weighty(similarities.components)
-    for name, mean, counts in zip(similarities.components, means.tolist(), chosen, strict=True):
+    for name, mean, counts in zip(similarities.components, means, chosen, strict=True):
         layer = layer_of(name)
         if layer is not None and counts:
             found.setdefault(side_of(name), {}).setdefault(layer, []).append(mean)
     return {
-        side: [(n, float(mean_where_known(np.array(own[n]), axis=0))) for n in sorted(own)]
+        side: [(layer, mean_where_known(np.stack(own[layer]), axis=0)) for layer in sorted(own)]
         for side, own in found.items()
     }
 
@@ -59,19 +61,3 @@ def by_step(similarities: Similarities, pair: tuple[str, str] | None = None) -> 
         return mean_where_known(mean_of_pairs(similarities.values[:, chosen]), axis=1)
     values = similarities.select(tasks=pair).values
     return mean_where_known(values[:, chosen, 0, -1], axis=1)
-
-
-def active_counts(record: Record) -> NDArray[np.int64]:
-    """Pairs the rule altered at every step, over all components, `[S]`; (i, j) is not (j, i)."""
-    return np.asarray(record.active.sum(axis=(1, 2, 3)), dtype=np.int64)
-
-
-def conflict_counts(record: Record) -> NDArray[np.int64]:
-    """Pairs with negative similarity, `[S]`, counted like `active_counts`."""
-    return np.asarray((record.similarity < 0).sum(axis=(1, 2, 3)), dtype=np.int64)
-
-
-def known_counts(record: Record) -> NDArray[np.int64]:
-    """Pairs whose similarity is known, `[S]`, counted like `active_counts`."""
-    others = ~np.eye(len(record.tasks), dtype=bool)
-    return np.asarray((~np.isnan(record.similarity[..., others])).sum(axis=(1, 2)), dtype=np.int64)

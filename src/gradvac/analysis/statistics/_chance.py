@@ -1,0 +1,144 @@
+"""What chance alone would give: permutations, jackknife over tasks, several tests at once."""
+
+# T tasks, N permutations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from itertools import combinations, permutations
+from math import factorial, prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import t as student
+
+from gradvac.analysis.similarities import mean_where_known
+
+Matrix = NDArray[np.floating]
+
+MOST_COUNTED = 20_000  # permutations that are gone through one by one; more are drawn
+_FEWEST_TASKS = 3  # two tasks are one pair: nothing to see chance by
+
+
+class OverTasks(NamedTuple):
+    """A mean over pairs of tasks, and what it says beyond these tasks.
+
+    Attributes:
+        mean: Over all known pairs.
+        interval: 95 %, by leaving out one task after the other; NaN with fewer than 3 tasks.
+        p_value: Two-sided, of a mean of 0; NaN with fewer than 3 tasks.
+    """
+
+    mean: float
+    interval: tuple[float, float]
+    p_value: float
+
+
+def mean_over_tasks(matrix: Matrix) -> OverTasks:
+    """The mean of a symmetric matrix over pairs, tested over *tasks* (jackknife, Student's t).
+
+    Pairs that share a task are not independent: ten pairs of five tasks are five observations, not
+    ten. The test is cautious where pairs do not depend on their tasks at all.
+
+    Args:
+        matrix: `[T, T]`, such as differences; NaN where unknown, and the diagonal does not count.
+    """
+    values = np.array(matrix, dtype=np.float64)
+    np.fill_diagonal(values, np.nan)
+    values = values[np.ix_(*[~np.isnan(values).all(axis=1)] * 2)]
+    num = len(values)
+    mean = float(mean_where_known(values, axis=(0, 1)))
+    without = [_mean_without(values, task) for task in range(num)]
+    if num < _FEWEST_TASKS or np.isnan(without).any():
+        return OverTasks(mean, (np.nan, np.nan), np.nan)
+    error = np.sqrt((num - 1) / num * np.sum((without - np.mean(without)) ** 2))
+    reach = float(student.ppf(0.975, num - 1)) * error
+    if error <= 1e-9 * abs(mean):  # all pairs alike, to rounding
+        p_value = 1.0 if mean == 0 else 0.0
+    else:
+        p_value = float(2 * student.sf(abs(mean) / error, num - 1))
+    return OverTasks(mean, (mean - reach, mean + reach), p_value)
+
+
+def _mean_without(values: Matrix, task: int) -> float:
+    rest = np.delete(np.delete(values, task, axis=0), task, axis=1)
+    known = rest[~np.isnan(rest)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values of tests that stand side by side, after Holm: one false alarm in 20 for all.
+
+    NaN (no test) stays NaN and does not count.
+    """
+    adjusted = [float("nan")] * len(p_values)
+    tested = sorted((p, n) for n, p in enumerate(p_values) if not np.isnan(p))
+    least = 0.0
+    for rank, (p, n) in enumerate(tested):
+        least = max(least, min(1.0, p * (len(tested) - rank)))
+        adjusted[n] = least
+    return adjusted
+
+
+class Shuffles(NamedTuple):
+    """Ways to shuffle: `[N, T]`, and whether they are all there are (the true one among them)."""
+
+    orders: NDArray[np.int64]
+    all_of_them: bool
+
+    def p_value(self, chance: ArrayLike, observed: float) -> float:
+        """Share of shuffles with a statistic as large as the observed one; never 0."""
+        values = np.asarray(chance, dtype=np.float64)
+        as_extreme = int((values >= observed - 1e-12).sum())  # rounding must not break ties
+        if self.all_of_them:
+            return as_extreme / len(values)
+        return (1 + as_extreme) / (1 + len(values))
+
+
+def shuffled_orders(num: int, *, num_permutations: int, seed: int) -> Shuffles:
+    """Orders of so many tasks: all, if they can be counted, else drawn ones."""
+    if factorial(num) <= MOST_COUNTED:
+        return Shuffles(_all_orders(num), True)
+    draw = np.random.default_rng(seed)
+    tiled = np.tile(np.arange(num), (num_permutations, 1))
+    return Shuffles(draw.permuted(tiled, axis=1), False)
+
+
+@cache
+def _all_orders(num: int) -> NDArray[np.int64]:
+    found = np.array(list(permutations(range(num))), dtype=np.int64)
+    found.flags.writeable = False
+    return found
+
+
+def shuffled_labels(
+    labels: NDArray[np.int64], *, num_permutations: int, seed: int
+) -> Shuffles:
+    """Ways to give labels to tasks: all different ones, if they can be counted, else drawn ones."""
+    if count_labelings(labels.tolist()) <= MOST_COUNTED:
+        found = np.array(_labelings(labels), dtype=np.int64)
+        return Shuffles(found, True)
+    draw = np.random.default_rng(seed)
+    return Shuffles(draw.permuted(np.tile(labels, (num_permutations, 1)), axis=1), False)
+
+
+def count_labelings(labels: Sequence[object]) -> int:
+    """In how many ways so many labels of each kind can be given: n! / (sizes!)."""
+    sizes = Counter(labels).values()
+    return factorial(len(labels)) // prod(map(factorial, sizes))
+
+
+def _labelings(labels: NDArray[np.int64]) -> list[list[int]]:
+    """Kind after kind takes its places among those that are left."""
+    found: list[tuple[list[int], tuple[int, ...]]] = [([-1] * len(labels), tuple(range(len(labels))))]
+    for label, size in Counter(labels.tolist()).items():
+        following = []
+        for given, free in found:
+            for taken in combinations(free, size):
+                own = list(given)
+                for place in taken:
+                    own[place] = label
+                following.append((own, tuple(place for place in free if place not in taken)))
+        found = following
+    return [given for given, _ in found]

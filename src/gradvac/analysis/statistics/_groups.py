@@ -1,0 +1,122 @@
+"""Groups of tasks that could train together: branches of the tree that come back.
+
+Any data give a tree, noise too. So two things are asked first and last. Do the same pairs stand out
+in two independent halves of the data (of every task's lines, where they were measured so; else of
+the components)? If not, there are no groups. And does a branch come back when components are drawn
+anew (Felsenstein's bootstrap)? Only those that come back nine times of ten are told.
+"""
+
+# S steps, K components, T tasks
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradvac.analysis.components import weighty
+from gradvac.analysis.similarities import Similarities, mean_where_known
+from gradvac.analysis.statistics._families import Correlation, dendrogram, mantel
+
+Matrix = NDArray[np.floating]
+
+SUPPORT = 0.9
+_FEWEST_TASKS, _FEWEST_COMPONENTS = 4, 4
+_SIGNIFICANT = 0.05
+
+
+class Group(NamedTuple):
+    """Tasks that belong together, and the share of samples in which they do."""
+
+    tasks: tuple[str, ...]
+    support: float
+
+
+class Groups(NamedTuple):
+    """Groups of tasks, the most distinct first; none if they are not stable.
+
+    Attributes:
+        found: The groups.
+        agreement: Whether the same pairs stand out in two halves of the data.
+        why_none: What is missing, in words; "" if there are groups.
+    """
+
+    found: tuple[Group, ...]
+    agreement: Correlation | None
+    why_none: str
+
+
+def stable_groups(
+    similarities: Similarities, *, num_samples: int = 200, seed: int = 0
+) -> Groups:
+    """Suggest groups of tasks, or say why there are none.
+
+    Args:
+        similarities: Of at least 4 tasks and 4 components.
+        num_samples: Bootstrap samples of the components.
+        seed: Of the sampling.
+    """
+    values = similarities.values[:, weighty(similarities.components)]
+    layers = mean_where_known(values, axis=0)  # [K, T, T]
+    if len(similarities.tasks) < _FEWEST_TASKS or len(layers) < _FEWEST_COMPONENTS:
+        few = f"{_FEWEST_TASKS} tasks and {_FEWEST_COMPONENTS} components"
+        return Groups((), None, f"groups need at least {few}")
+    first, second = (_apart_from_tasks(half) for half in _halves(similarities, layers))
+    agreement = mantel(first, second, seed=seed)
+    if not (agreement.r > 0 and agreement.p_value < _SIGNIFICANT):
+        return Groups((), agreement, "other pairs stand out in one half of the data than in the other")
+    draw = np.random.default_rng(seed)
+    drawn = draw.integers(len(layers), size=(num_samples, len(layers)))
+    samples = [_branches(mean_where_known(layers[own], axis=0)) for own in drawn]
+    lengths = _branches(mean_where_known(layers, axis=0))
+    found: list[tuple[frozenset[int], float]] = []
+    for branch in sorted(lengths, key=lengths.__getitem__, reverse=True):  # the most distinct first
+        support = sum(branch in sample for sample in samples) / num_samples
+        if support >= SUPPORT and all(branch.isdisjoint(other) for other, _ in found):
+            found.append((branch, support))
+    told = tuple(
+        Group(tuple(similarities.tasks[i] for i in sorted(branch)), support)
+        for branch, support in found
+    )
+    return Groups(told, agreement, "" if told else "no branch of the tree comes back reliably")
+
+
+def _halves(similarities: Similarities, layers: Matrix) -> tuple[Matrix, Matrix]:
+    """Two measurements of every pair that share no noise, each `[T, T]`."""
+    if similarities.across is None:
+        one, two = (mean_where_known(layers[start::2], axis=0) for start in (0, 1))
+        return one, two
+    chosen = weighty(similarities.components)
+    across = mean_where_known(similarities.across[:, chosen], axis=(0, 1))
+    upper, lower = np.triu(across, 1), np.tril(across, -1)
+    return upper + upper.T, lower + lower.T
+
+
+def _apart_from_tasks(matrix: Matrix) -> Matrix:
+    """What is left of a pair once both tasks' own means are gone: one odd task is no group."""
+    values = np.array(matrix, dtype=np.float64)
+    np.fill_diagonal(values, np.nan)
+    num = len(values)
+    rows, columns = np.nonzero(~np.isnan(values))
+    design = np.zeros((len(rows), num))
+    design[np.arange(len(rows)), rows] += 1
+    design[np.arange(len(rows)), columns] += 1
+    own, *_ = np.linalg.lstsq(design, values[rows, columns], rcond=None)
+    left: Matrix = values - own[:, None] - own[None]
+    return left
+
+
+def _branches(matrix: Matrix) -> dict[frozenset[int], float]:
+    """Tasks below every join of the tree -> by how much they are closer than with any other.
+
+    Joins of nearly all tasks do not count: all but one is no group.
+    """
+    num, tree = len(matrix), dendrogram(matrix, ordered=False)
+    below = {n: frozenset([n]) for n in range(num)}
+    heights: dict[frozenset[int], float] = {}
+    lengths: dict[frozenset[int], float] = {}
+    for join, (one, other, height, _) in enumerate(tree, start=num):
+        parts = below[int(one)], below[int(other)]
+        lengths.update({part: height - heights[part] for part in parts if part in heights})
+        below[join] = parts[0] | parts[1]
+        heights[below[join]] = float(height)
+    return {branch: length for branch, length in lengths.items() if len(branch) <= num - 2}

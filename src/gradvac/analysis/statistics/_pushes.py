@@ -1,0 +1,139 @@
+"""Who pushes whom: what a step does to every task's loss, and which task did it.
+
+A step of plain SGD moves the parameters by -lr u, where u = sum_j w_j g_j is the update. To first
+order, the loss of task i falls by lr g_i . u = lr sum_j w_j g_i . g_j, so that every task j has its
+share: w_j cos_ij ||g_i|| ||g_j|| in every component, and components add up. Negative: j pushes the
+loss of i up. Adam scales every parameter by its own history, so that its steps differ from this.
+
+From a record of training, g_i comes from the same batch as the update, and a task's own share
+counts the noise of its batch as progress. From two halves of an aligned set (`measure`), g_i comes
+from one half and the update from the other, so that the shares are unbiased.
+"""
+
+# S steps, K components, T tasks
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t as student
+
+from gradvac.analysis.record import Record
+from gradvac.analysis.similarities import Similarities, mean_where_known
+
+Matrix = NDArray[np.floating]
+
+_MOST_BLOCKS = 10  # neighbouring steps are alike, so that means over long stretches are compared
+
+
+class Pushes(NamedTuple):
+    """Predicted fall of every task's loss, per unit of learning rate.
+
+    Attributes:
+        tasks: Names of rows and columns.
+        values: `[T, T]`: [i, j] is the fall of task i's loss by task j, in a mean step.
+        p_values: `[T, T]`, two-sided, that there is no fall or rise; NaN where it cannot be told.
+        totals: `[T]`: the fall of task i's loss by all together.
+        total_p_values: `[T]`.
+        unbiased: Whether a task's own share is free of its batch's noise.
+    """
+
+    tasks: tuple[str, ...]
+    values: Matrix
+    p_values: Matrix
+    totals: Matrix
+    total_p_values: Matrix
+    unbiased: bool
+
+    @property
+    def shares(self) -> Matrix:
+        """Part of every task in a task's predicted progress, `[T, T]`; NaN without progress."""
+        positive = np.where(self.totals > 0, self.totals, np.nan)
+        found: Matrix = self.values / positive[:, None]
+        return found
+
+
+def recorded_products(record: Record) -> Matrix:
+    """Predicted fall by step, component and pair, `[S, K, T, T]`: w_j cos_ij ||g_i|| ||g_j||.
+
+    NaN in the rows of a task that was absent; an absent task pushes nobody.
+    """
+    cosines = np.array(record.similarity, dtype=np.float64)
+    diagonal = np.arange(len(record.tasks))
+    cosines[..., diagonal, diagonal] = 1.0
+    norms = np.asarray(record.norms, dtype=np.float64)
+    # A component without gradient of a task has no cosines, and adds nothing.
+    lengths = norms[..., :, None] * np.nan_to_num(norms)[..., None, :]
+    pushed = np.nan_to_num(record.weights)[..., None, :] * lengths * np.nan_to_num(cosines)
+    found: Matrix = np.where(np.isnan(norms)[..., None], np.nan, pushed)
+    return found
+
+
+def recorded_pushes(record: Record) -> Pushes:
+    """Who pushed whom in training, in the mean over the recorded steps."""
+    by_step = recorded_products(record).sum(axis=1)  # [S, T, T], NaN where a task was absent
+    values, p_values = _over_blocks(by_step)
+    totals, total_p_values = _over_blocks(by_step.sum(axis=2))
+    return Pushes(record.tasks, values, p_values, totals, total_p_values, unbiased=False)
+
+
+def _over_blocks(values: Matrix) -> tuple[Matrix, Matrix]:
+    """Means over steps `[S, ...]`, and p-values of a mean of 0 by the means of stretches."""
+    mean = _mean(values)
+    num = min(_MOST_BLOCKS, len(values) // 2)
+    if num < 3:
+        return mean, np.full_like(mean, np.nan)
+    blocks = np.stack([_mean(part) for part in np.array_split(values, num)])
+    spread = blocks.std(axis=0, ddof=1) / np.sqrt(num)
+    return mean, _p_values(blocks.mean(axis=0), spread, num - 1)
+
+
+def measured_pushes(similarities: Similarities, weights: Matrix | None = None) -> Pushes | None:
+    """Who would push whom in a step on the aligned set; None without both halves.
+
+    Args:
+        similarities: Of different lines, with `across` and `half_norms`.
+        weights: `[T]`, of the tasks in the update; None: the plain sum.
+    """
+    if similarities.across is None or similarities.half_norms is None:
+        return None
+    weights = np.ones(len(similarities.tasks)) if weights is None else np.asarray(weights)
+    first, second = (similarities.half_norms[:, :, half] for half in (0, 1))  # [S, K, T]
+    across = np.nan_to_num(similarities.across.astype(np.float64))
+    products = (across * first[..., :, None] * second[..., None, :]).sum(axis=1)  # [S, T, T]
+    lengths = (first**2).sum(axis=1, dtype=np.float64) + (second**2).sum(axis=1, dtype=np.float64)
+    lengths = np.sqrt(lengths.mean(axis=0) / 2)  # [T]
+    both = products.mean(axis=0)  # the same lines at every step: one measurement
+    values = (both + both.T) / 2 * weights
+    totals = values.sum(axis=1)
+    # Two measurements of one thing tell the noise; it is taken to be alike once lengths are 1.
+    scale = np.where(lengths > 0, lengths, np.nan)
+    scale = scale[:, None] * scale[None]
+    apart = ~np.eye(len(both), dtype=bool)
+    twice = ((both - both.T) / scale)[apart]
+    twice = twice[~np.isnan(twice)]
+    if not len(twice):
+        return None
+    noise = np.sqrt((twice**2).mean() / 4) * scale * np.abs(weights)
+    noise[~apart] *= np.sqrt(2)  # measured once
+    num = len(twice) // 2
+    # Cautiously, as if the noise of all of a task's pairs had the same sign.
+    total_noise = np.nansum(noise, axis=1)
+    return Pushes(
+        similarities.tasks,
+        values,
+        _p_values(values, noise, num),
+        totals,
+        _p_values(totals, total_noise, num),
+        unbiased=True,
+    )
+
+
+def _mean(values: Matrix) -> Matrix:
+    return np.asarray(mean_where_known(values, axis=0), dtype=np.float64)
+
+
+def _p_values(mean: Matrix, spread: Matrix, freedom: int) -> Matrix:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Matrix = 2 * student.sf(np.abs(mean) / spread, freedom)
+    return found
