@@ -70,9 +70,14 @@ def make_run(
     draw = np.random.default_rng(seed)
     values = cosines(tasks, components, num_steps, seed=seed, family=family)
     reliability = draw.uniform(0.3, 0.6, values.shape[:3]).astype(np.float32)
+    across = values * 0.7 + draw.normal(0, 0.01, values.shape).astype(np.float32)
+    across[..., range(len(tasks)), range(len(tasks))] = reliability
+    apart = (across + across.swapaxes(-1, -2)) / 2
+    norms = draw.uniform(1, 2, (*values.shape[:2], 2, len(tasks))).astype(np.float32)
+    named = tuple(tasks), components, steps
     found = (
-        Similarities(tuple(tasks), components, steps, values, reliability),
-        Similarities(tuple(tasks), components, steps, values * 0.7, lines="different"),
+        Similarities(*named, values, reliability),
+        Similarities(*named, apart, reliability, across, norms, lines="different"),
     )
     record = _record(tasks, components, steps, values * 0.4, draw) if recorded else None
     return Run(

@@ -82,7 +82,7 @@ def test_score_against_similarity(tmp_path: Path) -> None:
         run = make_run(f"fr-{code}", codes=("fr", code), num_layers=1, num_steps=2, seed=n)
         values = np.full_like(run.measured[0].values, 0.1 * n)
         scores = TaskScores("BLEU", {"en-fr": 20.0 + n})
-        similarities = replace(run.measured[0], values=values, reliability=None, corrected=None)
+        similarities = replace(run.measured[0], values=values, reliability=None)
         runs.append(replace(run, measured=(similarities,), scores=scores))
     write_figures(runs, tmp_path, ["svg"])
     said = texts(tmp_path / "fig02b_en-fr.svg")
@@ -204,14 +204,12 @@ def test_active_pairs_are_shares(tmp_path: Path) -> None:
     left, right = _lines.active_shares([small, large])[""].axes
     for run, row in ((small, 0), (large, 2)):  # a pale and a strong line of each run
         assert run.record is not None
-        others = ~np.eye(len(run.tasks), dtype=bool)
-        known = (~np.isnan(run.record.similarity[..., others])).sum(axis=(1, 2))
-        for axes, count in ((left, statistics.conflict_counts), (right, statistics.active_counts)):
+        counts = statistics.rule_counts(run.record)
+        known = counts.eligible
+        for axes, count in ((left, counts.conflicts), (right, counts.active)):
             shown = np.array(axes.lines[row].get_ydata())
             assert np.isnan(shown).tolist() == (known == 0).tolist()
-            assert shown * known == pytest.approx(
-                np.where(known > 0, count(run.record), np.nan), nan_ok=True
-            )
+            assert shown * known == pytest.approx(np.where(known > 0, count, np.nan), nan_ok=True)
     assert left.yaxis.get_major_formatter()(0.25, 0) == "25%"
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradvac.analysis import Similarities, measure
+from gradvac.analysis import Similarities, measure, statistics
 
 TASKS = ("fr", "hi", "tr")
 
@@ -183,14 +183,20 @@ def test_reliability_and_corrected_cosine_with_exact_noise() -> None:
             noises[t, n, 2 + 2 * t + n] = 1.0
     same, different = measure_signal_and_noise(signals, noises)
     assert same.reliability is not None
-    assert same.corrected is not None
-    assert different.corrected is not None
     np.testing.assert_allclose(same.reliability[0, 0], [0.5, 0.5], atol=1e-6)
     assert same.values[0, 0, 0, 1] == pytest.approx(0.5 * 2 / 3, abs=1e-6)
     assert different.values[0, 0, 0, 1] == pytest.approx(0.5 * 0.5, abs=1e-6)
+    assert different.half_norms is not None
+    np.testing.assert_allclose(different.half_norms[0, 0], 2**0.5, atol=1e-6)
+    found = statistics.corrected(different)
+    assert found is not None
     expected = [[1.0, 0.5], [0.5, 1.0]]  # the signals' own cosines
-    np.testing.assert_allclose(same.corrected[0, 0], expected, atol=1e-6)
-    np.testing.assert_allclose(different.corrected[0, 0], expected, atol=1e-6)
+    np.testing.assert_allclose(found.values, expected, atol=1e-6)
+    assert found.mean == pytest.approx(0.5, abs=1e-6)
+    assert found.mean_reach == pytest.approx(0, abs=1e-6)  # both measurements are the same
+    pushes = statistics.measured_pushes(different)
+    assert pushes is not None
+    np.testing.assert_allclose(pushes.values, expected, atol=1e-6)  # free of the noise's length
 
 
 def test_corrected_cosine_does_not_depend_on_the_amount_of_data() -> None:
@@ -207,8 +213,10 @@ def test_corrected_cosine_does_not_depend_on_the_amount_of_data() -> None:
         same, different = measure_signal_and_noise(signals, noises)
         raw.append(same.values[0, 0, 0, 1])
         for one in (same, different):
-            assert one.corrected is not None
-            corrected.append(one.corrected[0, 0, 0, 1])
+            assert one.reliability is not None
+            reliable = one.reliability[0, 0].prod() ** 0.5
+            reliable = 2 * reliable / (1 + reliable) if one is same else reliable
+            corrected.append(one.values[0, 0, 0, 1] / reliable)
     assert raw[0] < 0.1 < 0.3 < raw[2]
     truth = float(torch.cosine_similarity(signals[0], signals[1], dim=0))
     np.testing.assert_allclose(corrected, truth, atol=0.12)
@@ -227,12 +235,12 @@ def test_shared_noise_counts_on_the_same_lines_only() -> None:
 def test_halves_that_disagree_have_no_corrected_cosine() -> None:
     signals = torch.tensor([[1.0, 0.0], [0.2, 0.1]], dtype=torch.float64)
     noises = torch.tensor([[[0.0, 0.0]] * 2, [[-1.0, 0.0], [1.0, 0.0]]], dtype=torch.float64)
-    same, _ = measure_signal_and_noise(signals, noises)
-    assert same.reliability is not None
-    assert same.corrected is not None
-    assert same.reliability[0, 0, 1] < 0
-    assert np.isnan(same.corrected[0, 0, :, 1]).all()
-    assert same.corrected[0, 0, 0, 0] == 1.0
+    _, different = measure_signal_and_noise(signals, noises)
+    found = statistics.corrected(different)
+    assert found is not None
+    assert found.reliability[1] < 0
+    assert np.isnan(found.values[0, 1])
+    assert np.isnan(found.mean)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_without_structure_claims_are_rare(num: int, settings: dict) -> None:
         found.update(claims(run))
         if not seed % 2:
             other = structure.make(draw, name="other", **settings)
-            found.update({kind: 2 for kind in claims_of_two(run, other)})
+            found.update(dict.fromkeys(claims_of_two(run, other), 2))
     # A twentieth, and what chance adds to it in so many sets.
     assert max(found.values(), default=0) <= binom.ppf(0.995, num, 0.05), found
 
@@ -125,7 +125,8 @@ def test_predicted_harm_is_claimed_rarely_without_any() -> None:
         measured = statistics.measured_pushes(structure.halves_of(tuple("abcde"), a, b)[1])
         batches = true + draw.normal(size=true.shape) / structure.SIZE**0.5
         record = structure.record_of(tuple("abcde"), batches)
-        for name, pushes in (("measured", measured), ("record", statistics.recorded_pushes(record))):
+        recorded = statistics.recorded_pushes(record)
+        for name, pushes in (("measured", measured), ("recorded", recorded)):
             assert pushes is not None
             apart = ~np.eye(5, dtype=bool)
             alarms[name] += min(statistics.holm(pushes.p_values[apart].tolist())) < 0.05

@@ -66,10 +66,10 @@ def test_report(constructed: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "page.html (" in done.output
     said = " ".join(done.output.split())  # as the page says it, in the width of a terminal
-    assert "Families Languages of one family are 0." in said
+    assert "Relatives Languages of one family are 0." in said
     assert "Similarity falls with distance by construction in the encoder: r = -1.00" in said
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    falls = "Similarity falls with distance by construction in the encoder: r = -1.00 (p = 0.0001)"
+    falls = "Similarity falls with distance by construction in the encoder: r = -1.00 (p = 0.0002)"
     assert falls in page
     assert "more similar than others in the encoder" in page
 

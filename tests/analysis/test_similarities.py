@@ -21,7 +21,8 @@ def make(steps: list[int], seed: int = 0, **changes: Any) -> Similarities:
         "steps": np.array(steps),
         "values": draw.random(shape, dtype=np.float32),
         "reliability": draw.random(shape[:3], dtype=np.float32),
-        "corrected": draw.random(shape, dtype=np.float32),
+        "across": draw.random(shape, dtype=np.float32),
+        "half_norms": draw.random((*shape[:2], 2, 3), dtype=np.float32),
     }
     return Similarities(**fields | changes)
 
@@ -35,6 +36,12 @@ def test_select_by_name_in_the_order_given() -> None:
     assert chosen.reliability is not None
     assert found.reliability is not None
     assert chosen.reliability[1, 0, 1] == found.reliability[0, 1, 0]
+    assert chosen.across is not None
+    assert found.across is not None
+    assert chosen.across[0, 0, 1, 0] == found.across[2, 1, 0, 2]
+    assert chosen.half_norms is not None
+    assert found.half_norms is not None
+    assert chosen.half_norms[1, 0, 1].tolist() == found.half_norms[0, 1, 1, [2, 0]].tolist()
     with pytest.raises(ValueError, match="tasks: there is no 'de'; there are fr, hi, tr"):
         found.select(tasks=["de"])
     with pytest.raises(ValueError, match="steps: there is no 15"):
@@ -72,7 +79,7 @@ def test_file_round_trip_with_numpy_alone(tmp_path: Path) -> None:
     path = tmp_path / "similarity.npz"
     given = [
         make([1, 2]),
-        make([1, 2], seed=1, lines="different", reliability=None, corrected=None),
+        make([1, 2], seed=1, lines="different", reliability=None, across=None),
         make([1, 2], seed=2, granularity="model.part", components=("a", "b")),
     ]
     save_similarities(path, given, "dev")
@@ -86,7 +93,10 @@ def test_file_round_trip_with_numpy_alone(tmp_path: Path) -> None:
     for one, other in zip(given, found, strict=True):
         assert (one.tasks, one.components) == (other.tasks, other.components)
         np.testing.assert_array_equal(one.values, other.values)
-        assert (one.corrected is None) == (other.corrected is None)
+        for name in ("reliability", "across", "half_norms"):
+            kept, back = getattr(one, name), getattr(other, name)
+            assert (kept is None) == (back is None)
+            assert kept is None or np.array_equal(kept, back)
     with np.load(path) as file:
         np.testing.assert_array_equal(file["all_layer.same.values"], given[0].values)
         assert file["tasks"].tolist() == ["fr", "hi", "tr"]

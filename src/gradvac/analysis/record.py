@@ -314,6 +314,4 @@ def _join(path: Path, parts: list[tuple["np.lib.npyio.NpzFile", NDArray[np.int64
     if all("vaccinated" in part for part, _ in parts):
         said = (part["vaccinated"].tolist() for part, _ in parts)
         vaccinated = tuple(dict.fromkeys(task for own in said for task in own))
-    return Record(
-        tasks, components.pop(), rule=rules.pop(), vaccinated=vaccinated, **arrays
-    )
+    return Record(tasks, components.pop(), rule=rules.pop(), vaccinated=vaccinated, **arrays)

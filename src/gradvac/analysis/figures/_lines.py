@@ -66,7 +66,8 @@ def score_against_similarity(runs: Sequence[Run]) -> dict[str, Figure]:
 def active_shares(runs: Sequence[Run]) -> dict[str, Figure]:
     """Figure 3: pairs in conflict, where PCGrad acts, and pairs below their target, over steps.
 
-    The paper counts pairs; shares of all known pairs compare runs with other tasks or components.
+    The paper counts pairs. Shares compare runs with other tasks or components; they are of the
+    pairs that the rule could alter (those of vaccinated tasks), in layers.
     """
     recorded = [(run, run.record) for run in runs if run.record is not None]
     if not recorded:
@@ -76,14 +77,13 @@ def active_shares(runs: Sequence[Run]) -> dict[str, Figure]:
     drawn: dict[str, Artist] = {}
     for number, (run, record) in enumerate(recorded):
         color = INKS[number % len(INKS)]
-        known = statistics.known_counts(record)
-        conflicts = statistics.conflict_counts(record)
-        drawn[run.name] = _smoothed(left, record.steps, conflicts, known, color)
+        counts = statistics.rule_counts(record)
+        drawn[run.name] = _smoothed(left, record.steps, counts.conflicts, counts.eligible, color)
         if not np.isnan(record.target).all():
-            _smoothed(right, record.steps, statistics.active_counts(record), known, color)
+            _smoothed(right, record.steps, counts.active, counts.eligible, color)
     left.set_title("share of pairs below 0 (PCGrad)", loc="left")
     right.set_title("share below the target (active)", loc="left")
-    left.set_ylabel("of all known pairs")
+    left.set_ylabel("of the pairs it could alter")
     left.yaxis.set_major_formatter(PercentFormatter(1.0))
     if not right.lines:
         right.text(0.5, 0.5, "no run has targets", transform=right.transAxes, ha="center")

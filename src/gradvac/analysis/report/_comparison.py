@@ -96,4 +96,6 @@ def _verdict(about: str, found: statistics.RunComparison, second: str) -> Senten
         text = f"Similarity over their {num} tasks, not told from chance: {text}."
         return Sentence(about, text)
     more = "more" if change.difference.mean > 0 else "less"
-    return Sentence(about, f"Their {num} tasks are {more} similar in {second} ({text}).", claims=True)
+    return Sentence(
+        about, f"Their {num} tasks are {more} similar in {second} ({text}).", claims=True
+    )

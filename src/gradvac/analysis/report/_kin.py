@@ -77,7 +77,9 @@ def say_families(main: Similarities, run: Run) -> list[Sentence]:
     for direction, tasks in task_names.directions(main.tasks):
         own = [run.families.get(task, "") for task in tasks]
         large = [name for name in dict.fromkeys(own) if name and own.count(name) > 1]
-        members = {name: [t for t, f in zip(tasks, own, strict=True) if f == name] for name in large}
+        members = {
+            name: [t for t, f in zip(tasks, own, strict=True) if f == name] for name in large
+        }
         if members:
             said.append(Sentence(FAMILIES, _shares(main, members, noun, way(direction))))
     unknown = [task for task in main.tasks if not run.families.get(task)]

@@ -112,10 +112,6 @@ def _source(
 ) -> dict[str, Any]:
     order, blocks = _order(similarities, run, runs)
     quantities = [Quantity("similarity", similarities.values, similarities.steps)]
-    corrected = similarities.corrected
-    # On the same lines it is an upper bound, often above 1: nothing to show as a cosine.
-    if corrected is not None and similarities.lines == "different":
-        quantities.append(Quantity("corrected for noise", corrected, similarities.steps))
     if similarities.lines == "training" and run.record is not None:
         quantities += _rule_quantities(run.record)
     return {
@@ -205,12 +201,13 @@ def _tree(main: Similarities, run: Run) -> dict[str, Any] | None:
 
 
 def _rule(record: Record) -> dict[str, Any]:
+    counts = statistics.rule_counts(record)
     return {
         "name": record.rule,
         "steps": record.steps.tolist(),
-        "active": statistics.active_counts(record).tolist(),
-        "conflicts": statistics.conflict_counts(record).tolist(),
-        "pairs": statistics.known_counts(record).tolist(),
+        "active": counts.active.tolist(),
+        "conflicts": counts.conflicts.tolist(),
+        "pairs": counts.eligible.tolist(),
         "similarity": rounded(_over_pairs(record.similarity)),
         "target": rounded(_over_pairs(record.target)),
         "cosine": _band(record.update_cosine),

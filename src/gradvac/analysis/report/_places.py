@@ -77,8 +77,8 @@ def say_directions(main: Similarities) -> list[Sentence]:
         changes,
         DIRECTION,
         lambda side, change: (
-            f"Tasks into {pivot} are {'more' if change.difference.mean > 0 else 'less'} similar than "
-            f"tasks out of it{inside(side)}"
+            f"Tasks into {pivot} are {'more' if change.difference.mean > 0 else 'less'} similar "
+            f"than tasks out of it{inside(side)}"
         ),
         f"Tasks into {pivot} against tasks out of it",
         inside,
@@ -119,8 +119,8 @@ def _compared(
             high, low = max(change.second, change.first), min(change.second, change.first)
             more = " more " in claim(key, change) and about == SIDES
             means = f"{high:z.2f} against {low:z.2f}" if more else means
-            text = f"{claim(key, change)}: {means} ({range_text(change.difference)}, {p_text(p_value)})."
-            said.append(Sentence(about, text, claims=True))
+            test = f"{range_text(change.difference)}, {p_text(p_value)}"
+            said.append(Sentence(about, f"{claim(key, change)}: {means} ({test}).", claims=True))
         else:
             rest.append(f"{means}{suffix(key)} ({range_text(change.difference)})")
     if rest:
@@ -145,7 +145,8 @@ def say_depth(main: Similarities) -> list[Sentence]:
     said, rest = [], []
     for n, ((name, means), test) in enumerate(zip(profiles, tests, strict=True)):
         slope, bend = adjusted[n], adjusted[len(tests) + n]
-        text = f"{means[0][1]:z.2f} in layer {means[0][0]}, {means[-1][1]:z.2f} in layer {means[-1][0]}"
+        (first, start), (last, end) = means[0], means[-1]
+        text = f"{start:z.2f} in layer {first}, {end:z.2f} in layer {last}"
         if is_clear(bend) and not (is_clear(slope) and slope <= bend):
             assert test.bend is not None
             inner = np.mean([mean for _, mean in means[1:-1]])

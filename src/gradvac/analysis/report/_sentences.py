@@ -1,7 +1,7 @@
 """The summary of a run in plain sentences, each computed from its data.
 
-A sentence makes a claim only if a test says so (`Sentence.claims`); else it gives the numbers alone.
-Tests of one kind that stand side by side are corrected for their number.
+A sentence makes a claim only if a test says so (`Sentence.claims`); else it gives the numbers
+alone. Tests of one kind that stand side by side are corrected for their number.
 """
 
 from gradvac.analysis import statistics, views

@@ -112,9 +112,7 @@ def _all_orders(num: int) -> NDArray[np.int64]:
     return found
 
 
-def shuffled_labels(
-    labels: NDArray[np.int64], *, num_permutations: int, seed: int
-) -> Shuffles:
+def shuffled_labels(labels: NDArray[np.int64], *, num_permutations: int, seed: int) -> Shuffles:
     """Ways to give labels to tasks: all different ones, if they can be counted, else drawn ones."""
     if count_labelings(labels.tolist()) <= MOST_COUNTED:
         found = np.array(_labelings(labels), dtype=np.int64)
@@ -131,7 +129,8 @@ def count_labelings(labels: Sequence[object]) -> int:
 
 def _labelings(labels: NDArray[np.int64]) -> list[list[int]]:
     """Kind after kind takes its places among those that are left."""
-    found: list[tuple[list[int], tuple[int, ...]]] = [([-1] * len(labels), tuple(range(len(labels))))]
+    num = len(labels)
+    found: list[tuple[list[int], tuple[int, ...]]] = [([-1] * num, tuple(range(num)))]
     for label, size in Counter(labels.tolist()).items():
         following = []
         for given, free in found:

@@ -31,9 +31,7 @@ def paired(first: Matrix, second: Matrix) -> Change:
     """Compare two matrices `[T, T]` pair by pair; only pairs that both know count."""
     both = ~np.isnan(first) & ~np.isnan(second)
     one, two = (np.where(both, values, np.nan) for values in (first, second))
-    return Change(
-        float(mean_of_pairs(one)), float(mean_of_pairs(two)), mean_over_tasks(two - one)
-    )
+    return Change(float(mean_of_pairs(one)), float(mean_of_pairs(two)), mean_over_tasks(two - one))
 
 
 class Depth(NamedTuple):

@@ -45,9 +45,7 @@ class Groups(NamedTuple):
     why_none: str
 
 
-def stable_groups(
-    similarities: Similarities, *, num_samples: int = 200, seed: int = 0
-) -> Groups:
+def stable_groups(similarities: Similarities, *, num_samples: int = 200, seed: int = 0) -> Groups:
     """Suggest groups of tasks, or say why there are none.
 
     Args:
@@ -63,7 +61,8 @@ def stable_groups(
     first, second = (_apart_from_tasks(half) for half in _halves(similarities, layers))
     agreement = mantel(first, second, seed=seed)
     if not (agreement.r > 0 and agreement.p_value < _SIGNIFICANT):
-        return Groups((), agreement, "other pairs stand out in one half of the data than in the other")
+        why = "other pairs stand out in one half of the data than in the other"
+        return Groups((), agreement, why)
     draw = np.random.default_rng(seed)
     drawn = draw.integers(len(layers), size=(num_samples, len(layers)))
     samples = [_branches(mean_where_known(layers[own], axis=0)) for own in drawn]

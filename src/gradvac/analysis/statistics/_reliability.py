@@ -82,4 +82,5 @@ def correct(across: Matrix) -> Corrected:
     told = known.sum() == (apart & ~np.isnan(raw)).sum()  # else the least reliable would be missing
     mean = float(raw[known].sum() / scale[known].sum()) if told and known.any() else np.nan
     mean_reach = float(np.sqrt((reach[known] ** 2).mean())) if known.any() else np.nan
-    return Corrected(values, reach, reliability, mean if mean_reach <= enough else np.nan, mean_reach)
+    told_mean = mean if mean_reach <= enough else np.nan
+    return Corrected(values, reach, reliability, told_mean, mean_reach)
