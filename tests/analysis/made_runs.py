@@ -5,11 +5,11 @@
 from pathlib import Path
 
 import numpy as np
-from gradvac.runs import TaskScores
 
 from gradvac.analysis.record import Record
 from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import Similarities
+from gradvac.runs import TaskScores
 
 FAMILIES = {
     "fr": "Western European", "es": "Western European", "de": "Western European",

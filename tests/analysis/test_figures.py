@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gradvac.runs import TaskScores
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
@@ -20,6 +19,7 @@ from gradvac.analysis.figures._method import altered
 from gradvac.analysis.figures._style import DIVERGING, SEQUENTIAL
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.rules import GradVac, PCGrad
+from gradvac.runs import TaskScores
 
 from .made_runs import FAMILIES, make_run
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gradvac.runs import TaskScores
 
 from gradvac.analysis.report import compare, summarise, write_report
 from gradvac.analysis.report._packing import pack, unpack
 from gradvac.analysis.report._sentences import describe_source
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import Similarities
+from gradvac.runs import TaskScores
 
 from .made_runs import make_run
 

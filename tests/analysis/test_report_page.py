@@ -116,21 +116,6 @@ def test_heat_map_shows_what_is_chosen(page: Page, one: Path) -> None:
     assert page.troubles() == []
 
 
-def test_corrected_on_different_lines_only(page: Page, tmp_path: Path) -> None:
-    """On the same lines it is an upper bound, above 1 as often as not."""
-    same, different = VAC.measured
-    corrected = different.values * 1.2
-    told = replace(different, reliability=same.reliability, corrected=corrected)
-    page.open(write_report([replace(VAC, measured=(same, told))], tmp_path / "page.html"))
-    offered = "[...document.getElementById('quantity').options].map(o => o.value)"
-    assert page.js(offered) == ["similarity"]
-    page.choose("source", "aligned set, different lines, all layer")
-    assert page.js(offered) == ["similarity", "corrected for noise"]
-    page.choose("quantity", "corrected for noise")
-    pair = ("en-fr", "en-fi")
-    assert page.heat()[pair] == pytest.approx(expected(corrected[:, COUNT], *pair), abs=6e-4)
-
-
 def test_one_value_for_the_whole_training(page: Page, one: Path) -> None:
     page.open(one)
     page.choose("source", "batches of training")
@@ -325,9 +310,7 @@ def test_little_data(page: Page, tmp_path: Path) -> None:
 def test_unknown_pairs_are_blank(page: Page, tmp_path: Path) -> None:
     values = VAC.measured[0].values.copy()
     values[..., 0, :] = values[..., :, 0] = np.nan
-    hole = replace(
-        VAC, measured=(replace(VAC.measured[0], values=values, corrected=None, reliability=None),)
-    )
+    hole = replace(VAC, measured=(replace(VAC.measured[0], values=values, reliability=None),))
     page.open(write_report([hole], tmp_path / "hole.html"))
     assert page.heat()["en-fr", "en-fi"] is None
     assert page.heat()["en-es", "en-fi"] is not None

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gradvac.runs import TaskScores, write_scores
 
 from gradvac import Aligner, Sum
 from gradvac.analysis import Recorder, Similarities, load_run, save_similarities
+from gradvac.runs import TaskScores, write_scores
 
 
 def record(path: Path, tasks: list[str], num: int = 3) -> None:

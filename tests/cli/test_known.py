@@ -135,3 +135,13 @@ def test_bad_files_of_families(text: str, message: str, tmp_path: Path) -> None:
     path = written(tmp_path / "families.toml", text)
     with pytest.raises(ValueError, match=f"^--families .*families.toml: {message}"):
         find_families([["en-fr", "en-es"]], path)
+
+
+def test_languages_by_long_codes() -> None:
+    tasks = ["eng-fra", "eng-deu", "eng-swe", "eng-zho_Hans", "eng-qqq"]
+    (families,) = find_families([tasks])
+    assert list(families.values()) == ["Western European"] * 3 + ["Sino-Tibetan", ""]
+    (known,) = find_distances("genealogy", [tasks])
+    assert known is not None
+    assert known.tasks == tuple(tasks[:4])
+    assert known.values[1, 2] < known.values[0, 1] < known.values[0, 3]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gradvac.runs import scores
 
 from gradvac.corpora import RESOURCE_LEVELS, languages
 from gradvac.nmt import NmtConfig, Transformer
+from gradvac.runs import scores
 from gradvac.training import ConfigError, config
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"

@@ -94,7 +94,7 @@ def test_measured_steps_are_skipped(run: Path, monkeypatch: pytest.MonkeyPatch) 
     assert loaded == [8]
     for one, other in zip(whole, rest, strict=True):
         np.testing.assert_array_equal(one.values, other.values)
-        np.testing.assert_array_equal(one.corrected, other.corrected)
+        np.testing.assert_array_equal(one.across, other.across)
 
 
 def test_best_weights_have_the_step_they_come_from(run: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import sacrebleu
-from gradvac.runs import RunFolder, read_scores
 
 from gradvac.nmt import Translator, score_run
+from gradvac.runs import RunFolder, read_scores
 
 
 def text(run: Path, name: str) -> list[str]:

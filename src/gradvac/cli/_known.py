@@ -24,8 +24,11 @@ def find_families(runs: Sequence[Sequence[str]], path: Path | None = None) -> li
 
     What a file says takes precedence over what the tables say.
     """
-    tables = corpora.languages.LANGUAGES, corpora.default().languages
-    families = {code: language.family for table in tables for code, language in table.items()}
+    families = {code: built.family for code, built in corpora.default().languages.items()}
+    for code in (code for tasks in runs for code in other_languages(tasks)):
+        real = corpora.languages.find(code)
+        if real is not None:
+            families.setdefault(code, real.family)
     if path is not None:
         told = _read_families(path)
         names = {name for tasks in runs for name in (*tasks, *other_languages(tasks))}
@@ -84,10 +87,11 @@ def _tables(source: str, codes: Sequence[str]) -> list[KnownDistances]:
     if any(code in constructed.languages for code in codes):
         built = constructed.distances()
         tables.append(KnownDistances(built.codes, built.distance, "distance by construction"))
-    real = tuple(code for code in codes if code in corpora.languages.LANGUAGES)
+    found = {code: corpora.languages.find(code) for code in codes}
+    real = {code: language.code for code, language in found.items() if language is not None}
     if real:
-        values = corpora.genealogical_distances(real)
-        tables.append(KnownDistances(real, values, "genealogical distance"))
+        values = corpora.genealogical_distances(list(real.values()))
+        tables.append(KnownDistances(tuple(real), values, "genealogical distance"))
     return tables
 
 

@@ -308,7 +308,7 @@ def summary(measured: Sequence[Similarities], step: int | None = None) -> Table:
     shown = Table(title=f"step {steps[place]}, mean over pairs", title_justify="left")
     shown.add_column("granularity", no_wrap=True)
     shown.add_column("component", overflow="fold")
-    for column in ("same", "different", "reliable", "corrected"):
+    for column in ("same", "different", "reliable"):
         shown.add_column(column, justify="right", no_wrap=True)
     for same, different in zip(measured[::2], measured[1::2], strict=True):
         for row, component in enumerate(same.components):
@@ -316,7 +316,7 @@ def summary(measured: Sequence[Similarities], step: int | None = None) -> Table:
         shown.add_section()
     shown.caption = (
         "same, different: lines that tasks are compared on\nreliable: cosine of two halves of one "
-        "task\ncorrected: different, without the noise of small samples"
+        "task; what noise does to the others: gradvac report"
     )
     shown.caption_justify = "left"
     return shown
@@ -325,12 +325,10 @@ def summary(measured: Sequence[Similarities], step: int | None = None) -> Table:
 def _cells(same: Similarities, different: Similarities, place: int, row: int) -> Iterator[str]:
     apart = ~np.eye(len(same.tasks), dtype=bool)
     assert different.reliability is not None
-    assert different.corrected is not None
     for values in (
         same.values[place, row][apart],
         different.values[place, row][apart],
         different.reliability[place, row],
-        different.corrected[place, row][apart],
     ):
         known = values[~np.isnan(values)]
         yield f"{known.mean():.3f}" if len(known) else "-"

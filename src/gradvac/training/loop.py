@@ -150,11 +150,13 @@ class _Loop(Generic[BatchT]):
     def open_record(self) -> None:
         """Continue the record at the step we stand at; what a killed process added goes."""
         if self.settings.train.record_every and self.state.aligner is not None:
+            chosen = getattr(self.state.aligner.rule, "vaccinated", None)  # None: all
             self.recorder = Recorder(
                 self.log.folder.record,
                 every=self.settings.train.record_every,
                 tasks=self.recipe.tasks,
                 rule=self.settings.align.describe_rule(),
+                vaccinated=self.recipe.tasks if chosen is None else chosen,
                 after=self.state.at.step,
             )
 

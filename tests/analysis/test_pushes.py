@@ -1,0 +1,114 @@
+"""Who pushes whom, against what real steps do to real losses."""
+
+# T tasks
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gradvac import Aligner, GradVac
+from gradvac.analysis import Recorder, read_record, statistics
+
+from . import structure
+
+TASKS = ["fr", "hi", "tr"]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)
+    ).double()
+
+
+def batches() -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+    draw = torch.Generator().manual_seed(1)
+    inputs = torch.randn(24, 6, generator=draw, dtype=torch.float64)
+    wanted = torch.randn(24, 1, generator=draw, dtype=torch.float64)
+    wanted[8:16] = -wanted[:8]  # hi wants the opposite of fr, on the same inputs
+    inputs[8:16] = inputs[:8]
+    return inputs, wanted, [task for task in TASKS for _ in range(8)]
+
+
+def losses_of(model: nn.Module) -> torch.Tensor:
+    """Loss of every task, `[T]`."""
+    inputs, wanted, _ = batches()
+    return (model(inputs) - wanted).square().reshape(3, 8).sum(1) / 8
+
+
+def test_predicted_changes_are_those_of_a_small_step(tmp_path: Path) -> None:
+    """Every cell: a step along w_j g_j alone changes the loss of i by -lr times the prediction."""
+    model = network()
+    inputs, wanted, tasks = batches()
+    rule = GradVac(target=0.6, order="fixed")
+    aligner = Aligner(model, TASKS, rule, engine="per_task")
+    with Recorder(tmp_path / "record.bin", every=1) as recorder:
+        rows = (model(inputs) - wanted).square()[:, 0] / 8
+        recorder(1, aligner.backward(rows, tasks))
+    pushes = statistics.recorded_pushes(read_record(tmp_path))
+    assert pushes.tasks == tuple(TASKS)
+    assert pushes.values[0, 1] < 0  # opposites
+    before, rate = losses_of(model).detach(), 1e-5
+
+    def fall(gradients: list[torch.Tensor]) -> np.ndarray:
+        moved = network()
+        with torch.no_grad():
+            for parameter, gradient in zip(moved.parameters(), gradients, strict=True):
+                parameter -= rate * gradient
+        return ((before - losses_of(moved)) / rate).detach().numpy()
+
+    whole = fall([p.grad for p in model.parameters() if p.grad is not None])
+    scale = np.abs(pushes.values).max()
+    np.testing.assert_allclose(pushes.totals, whole, atol=2e-3 * scale)
+    # Cell by cell: the plain sum has weights 1, so that each task's step is its own gradient.
+    plain = statistics.recorded_pushes(_plain(tmp_path / "plain.bin"))
+    for j in range(3):
+        alone = torch.autograd.grad(losses_of(model)[j], list(model.parameters()))
+        np.testing.assert_allclose(plain.values[:, j], fall(list(alone)), atol=2e-3 * scale)
+
+
+def _plain(path: Path):
+    from gradvac import Sum
+
+    model = network()
+    inputs, wanted, tasks = batches()
+    aligner = Aligner(model, TASKS, Sum(), engine="per_task")
+    with Recorder(path, every=1) as recorder:
+        recorder(1, aligner.backward((model(inputs) - wanted).square()[:, 0] / 8, tasks))
+    return read_record(path)
+
+
+def test_absent_tasks_push_nobody() -> None:
+    draw = np.random.default_rng(0)
+    record = structure.record_of(("a", "b", "c"), structure.gradients(draw, num_tasks=3))
+    record.norms[4:, :, 2] = np.nan
+    record.weights[4:, :, 2] = np.nan
+    record.similarity[4:, :, 2] = record.similarity[4:, :, :, 2] = np.nan
+    products = statistics.recorded_products(record)
+    assert np.isnan(products[4:, :, 2]).all()
+    assert (products[4:, :, 0, 2] == 0).all()
+    pushes = statistics.recorded_pushes(record)
+    assert pushes.values[0, 2] == pytest.approx(products[:4, :, 0, 2].sum() / 8, rel=1e-5)
+    assert pushes.values[2, 0] == pytest.approx(products[:4, :, 2, 0].sum() / 4, rel=1e-5)
+    np.testing.assert_allclose(pushes.shares.sum(axis=1), 1, atol=1e-5)
+
+
+def test_halves_are_unbiased_where_one_batch_is_not() -> None:
+    """Equal tasks share their progress equally; a batch that counts itself says otherwise."""
+    own_halves, own_batch = [], []
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        true = np.ones((1, len(structure.COMPONENTS), 4, structure.SIZE)) / structure.SIZE**0.5
+        a, b = (structure.noisy(draw, true, 0.3) for _ in range(2))
+        measured = statistics.measured_pushes(structure.halves_of(tuple("abcd"), a, b)[1])
+        assert measured is not None
+        assert measured.unbiased
+        own_halves.append(measured.shares.diagonal().mean())
+        recorded = statistics.recorded_pushes(structure.record_of(tuple("abcd"), a))
+        assert not recorded.unbiased
+        own_batch.append(recorded.shares.diagonal().mean())
+    assert np.mean(own_halves) == pytest.approx(0.25, abs=0.01)
+    assert np.mean(own_batch) > 0.4
