@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradvac import Aligner, GradVac
-from gradvac.analysis import Recorder, read_record, statistics
+from gradvac.analysis import Record, Recorder, read_record, statistics
 
 from . import structure
 
@@ -70,7 +70,7 @@ def test_predicted_changes_are_those_of_a_small_step(tmp_path: Path) -> None:
         np.testing.assert_allclose(plain.values[:, j], fall(list(alone)), atol=2e-3 * scale)
 
 
-def _plain(path: Path):
+def _plain(path: Path) -> Record:
     from gradvac import Sum
 
     model = network()
