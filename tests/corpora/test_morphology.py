@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gradvac import corpora
 from gradvac.corpora import Clause, Corpus, Grammar, Sentence, SoundChange, Thing
 from gradvac.corpora._concepts import RELATIONS
 from gradvac.corpora._inflection import Inflection
@@ -225,3 +226,14 @@ def test_affixes_have_names_of_their_own() -> None:
     """A person and a gender of the same name would share an affix."""
     for group in _SEPARATE + _FUSED:
         assert len(set(group)) == len(group)
+
+
+def test_every_word_has_a_part_of_speech() -> None:
+    corpus = corpora.default().select(["qso", "qpp"]).resize({"qso": 50, "qpp": 50})
+    for code in corpus.codes:
+        for split in ("train", "dev"):
+            spoken = corpus.spoken(code, split)
+            lines = [line for _, line in corpus.pairs(code, split)]
+            assert [" ".join(word.form for word in words) for words in spoken] == lines
+            parts = {corpora.part_of_speech(word.concept) for words in spoken for word in words}
+            assert {"NOUN", "VERB", "ADJ", "PROPN", "ADP"} <= parts

@@ -31,6 +31,7 @@ from gradvac.corpora._export import describe, write
 from gradvac.corpora._genealogy import genealogical_distances
 from gradvac.corpora._grammar import Grammar
 from gradvac.corpora._meaning import Clause, Sentence, Thing
+from gradvac.corpora._parts_of_speech import part_of_speech
 from gradvac.corpora._pivot import PIVOT, Word
 from gradvac.corpora._sounds import SoundChange
 from gradvac.corpora._tree import RESOURCE_LEVELS, SPLITS, Language
@@ -56,6 +57,7 @@ __all__ = [
     "genealogical_distances",
     "languages",
     "load",
+    "part_of_speech",
     "uriel_distances",
     "write",
 ]

@@ -116,6 +116,20 @@ class Corpus:
         """Return the lines of an aligned split by code, English first: line i is one meaning."""
         return {code: self._lines(split, code) for code in (PIVOT, *self.languages)}
 
+    def spoken(self, code: str, split: Split | Literal["train"]) -> list[list[Word]]:
+        """Return the sentences of a language as words, each with the concept it stands for.
+
+        Args:
+            code: Code of the language.
+            split: As in `pairs`; sentence i is the language's side of pair i.
+        """
+        language = self.languages[self._known(code)]
+        if split == "train":
+            said: Sequence[Sentence] = self._generator.training_meanings(code, language.train)
+        else:
+            said = self.meanings(split)
+        return [self._generator.say(meaning, code) for meaning in said]
+
     def words(self, meaning: Sentence, code: str) -> list[Word]:
         """Put a meaning into words, each with the concept it stands for.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import NamedTuple
 
 from gradvac.corpora import _pivot
 from gradvac.corpora._draw import Draw
@@ -27,6 +28,12 @@ _POOL_SHARE = 1 / 3
 def text(words: Iterable[Word]) -> str:
     """Write words as a line of text."""
     return " ".join(word.form for word in words)
+
+
+class _Line(NamedTuple):
+    meaning: Sentence
+    english: str
+    text: str
 
 
 class Generator:
@@ -50,8 +57,8 @@ class Generator:
         self._lexicons: dict[str, Lexicon] = {}
         self._speakers: dict[str, Speaker] = {}
         self._aligned: dict[tuple[Split, str], tuple[str, ...]] = {}
-        self._training: dict[str, list[tuple[str, str]]] = {}
-        self._readers: dict[str, Iterator[tuple[str, str]]] = {}
+        self._training: dict[str, list[_Line]] = {}
+        self._readers: dict[str, Iterator[_Line]] = {}
 
     def _unseen(self, stream: Iterable[Sentence]) -> Iterator[tuple[Sentence, str]]:
         """Pass on the meanings whose English no split has had before."""
@@ -86,12 +93,19 @@ class Generator:
 
     def training(self, code: str, num_pairs: int) -> list[tuple[str, str]]:
         """Return the first training pairs of a language."""
-        pairs = self._training.setdefault(code, [])
-        reader = self._readers.setdefault(code, self._read(code))
-        pairs.extend(islice(reader, max(num_pairs - len(pairs), 0)))
-        return pairs[:num_pairs]
+        return [(line.english, line.text) for line in self._training_lines(code, num_pairs)]
 
-    def _read(self, code: str) -> Iterator[tuple[str, str]]:
+    def training_meanings(self, code: str, num_pairs: int) -> list[Sentence]:
+        """Return what the first training pairs of a language say."""
+        return [line.meaning for line in self._training_lines(code, num_pairs)]
+
+    def _training_lines(self, code: str, num_lines: int) -> list[_Line]:
+        lines = self._training.setdefault(code, [])
+        reader = self._readers.setdefault(code, self._read(code))
+        lines.extend(islice(reader, max(num_lines - len(lines), 0)))
+        return lines[:num_lines]
+
+    def _read(self, code: str) -> Iterator[_Line]:
         """Read down the pool, taking a share of it, for ever."""
         # A language may say two meanings alike; what it says in a held-out line is left out too.
         held_out = {line for split in SPLITS for line in self.aligned(split, code)}
@@ -104,5 +118,5 @@ class Generator:
                 meaning, english = self._pool[position]
                 line = text(self.say(meaning, code))
                 if line not in held_out:
-                    yield english, line
+                    yield _Line(meaning, english, line)
             position += 1

@@ -1,0 +1,60 @@
+"""Tagging: the paper's second system, parts of speech and named entities in many languages.
+
+One encoder of Hugging Face learns all languages; a task is a language. `prepare` checks and encodes
+tagged files, `train_tagging` fine-tunes, `Tagger` tags, `score_run` scores as conlleval and XTREME
+do. Without a hub, `pretrain` makes a small multilingual encoder first.
+
+    readers.py      sentences from CoNLL-U, WikiAnn, CoNLL, Hugging Face, constructed languages
+    labels.py       the label set that all languages share
+    spans.py        tags -> spans, as conlleval reads them; repair of broken tags
+    metrics.py      F1 and accuracy
+    encoder.py      tokenizer and model of an encoder
+    encoding.py     words -> windows of sub-words, a label on the first sub-word of each
+    preparation.py  files -> checked sentences -> windows
+    batch.py        batches and the stream that mixes languages
+    settings.py     the config of a run
+    recipe.py       what the training loop needs to know
+    tagger.py       words -> tags
+    score.py        the scores of a run
+    similarity.py   gradient similarity between languages at every checkpoint
+    text.py         plain text, for pretraining
+    tokenizer.py    WordPiece or Unigram of one's own
+    masking.py      blocks of text, and what is hidden in them
+    pretraining.py  the recipe of masked language modelling
+"""
+
+from gradvac.tagging.encoding import Windows, WordEncoder
+from gradvac.tagging.metrics import TagScore, score_tags
+from gradvac.tagging.preparation import Prepared, open_or_prepare, prepare
+from gradvac.tagging.pretraining import PretrainConfig, PretrainRecipe, pretrain
+from gradvac.tagging.readers import Sentence, read_sentences
+from gradvac.tagging.recipe import TaggingRecipe, train_tagging
+from gradvac.tagging.score import Scores, score_run
+from gradvac.tagging.settings import TaggingConfig
+from gradvac.tagging.spans import Span, repair, spans, strict_spans
+from gradvac.tagging.tagger import Tagger
+
+__all__ = [
+    "Prepared",
+    "PretrainConfig",
+    "PretrainRecipe",
+    "Scores",
+    "Sentence",
+    "Span",
+    "TagScore",
+    "Tagger",
+    "TaggingConfig",
+    "TaggingRecipe",
+    "Windows",
+    "WordEncoder",
+    "open_or_prepare",
+    "prepare",
+    "pretrain",
+    "read_sentences",
+    "repair",
+    "score_run",
+    "score_tags",
+    "spans",
+    "strict_spans",
+    "train_tagging",
+]

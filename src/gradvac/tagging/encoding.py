@@ -1,0 +1,189 @@
+"""Words -> sub-words: windows that fit the model, with the place of every word in them.
+
+A word's label sits on its first sub-word, and its prediction is read there. A sentence with more
+sub-words than the model takes is cut between words into several windows; every word is in exactly
+one. Words that the tokenizer makes nothing of (a lone mark of writing direction) are given the
+unknown token, and words longer than a whole window keep its first sub-words; both are counted.
+"""
+
+# W windows, N sub-words, M words
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
+_AT_ONCE = 2000  # sentences
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a set of sentences, one after the other.
+
+    Attributes:
+        tokens: Sub-words with the special ones around each window, `[N]`.
+        starts: First sub-word of every window, and the end, `[W + 1]`.
+        places: Of every word, its first sub-word's place in its window, `[M]`.
+        words: First word of every window, and the end, `[W + 1]`.
+        sentences: The sentence of every window, `[W]`.
+        labels: Of every word; -100 where there is none, `[M]`.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    starts: Numbers
+    places: npt.NDArray[np.int32]
+    words: Numbers
+    sentences: Numbers
+    labels: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.sentences)
+
+    @property
+    def lengths(self) -> Numbers:
+        """Sub-words of every window."""
+        return np.diff(self.starts)
+
+    def save(self, file: BinaryIO) -> None:
+        """Write all arrays."""
+        np.savez(file, **{one.name: getattr(self, one.name) for one in fields(self)})
+
+    @classmethod
+    def load(cls, path: Path) -> Windows:
+        """Read what `save` wrote."""
+        with np.load(path) as arrays:
+            return cls(**{one.name: arrays[one.name] for one in fields(cls)})
+
+
+@dataclass
+class WordEncoder:
+    """Cuts sentences into windows of sub-words.
+
+    Args:
+        tokenizer: A fast tokenizer of Hugging Face.
+        max_tokens: Most sub-words of a window, special ones included.
+
+    Attributes:
+        counts: What happened to sentences and words -> how often.
+    """
+
+    tokenizer: Any
+    max_tokens: int
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        before, after = _special_tokens(self.tokenizer)
+        self._before, self._after = before, after
+        self._room = self.max_tokens - len(before) - len(after)
+        if self._room < 1:
+            raise ValueError(
+                f"model.max_tokens: {self.max_tokens} leaves no room beside the "
+                f"{len(before) + len(after)} special tokens; give more."
+            )
+        if self.tokenizer.unk_token_id is None and self.tokenizer.pad_token_id is None:
+            raise ValueError("model.encoder: its tokenizer has no padding token; set one.")
+
+    def encode(
+        self, sentences: Sequence[Sequence[str]], labels: Sequence[Sequence[int]] | None = None
+    ) -> Windows:
+        """Encode sentences of words.
+
+        Args:
+            sentences: Words; a sentence without any has no window.
+            labels: The number of every word's label; None for text without.
+        """
+        made = _Builder(self._before, self._after)
+        for first in range(0, len(sentences), _AT_ONCE):
+            block = sentences[first : first + _AT_ONCE]
+            for number, pieces in enumerate(self._pieces(block), start=first):
+                windows = self._cut(pieces)
+                self.counts["sentences cut into windows"] += len(windows) > 1
+                for window in windows:
+                    made.add(number, window)
+        flat = [label for own in labels for label in own] if labels is not None else None
+        return made.windows(flat)
+
+    def _pieces(self, block: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        """The sub-words of every word."""
+        full = [list(words) for words in block if words]
+        if not full:
+            return [[] for _ in block]
+        found = self.tokenizer(
+            full, is_split_into_words=True, add_special_tokens=False, return_attention_mask=False
+        )
+        encoded = iter(range(len(full)))
+        return [self._by_word(found, next(encoded), len(words)) if words else [] for words in block]
+
+    def _by_word(self, found: Any, row: int, num_words: int) -> list[list[int]]:
+        pieces: list[list[int]] = [[] for _ in range(num_words)]
+        for token, word in zip(found["input_ids"][row], found.word_ids(row), strict=True):
+            pieces[word].append(token)
+        for place, own in enumerate(pieces):
+            if not own:
+                self.counts["words without sub-words"] += 1
+                unknown = self.tokenizer.unk_token_id
+                pieces[place] = [self.tokenizer.pad_token_id if unknown is None else unknown]
+            elif len(own) > self._room:
+                self.counts["words longer than a window"] += 1
+                pieces[place] = own[: self._room]
+        return pieces
+
+    def _cut(self, pieces: list[list[int]]) -> list[list[list[int]]]:
+        """Cut a sentence between words, where the next one no longer fits."""
+        windows: list[list[list[int]]] = []
+        used = 0
+        for own in pieces:
+            if not windows or used + len(own) > self._room:
+                windows.append([])
+                used = 0
+            windows[-1].append(own)
+            used += len(own)
+        return windows
+
+
+class _Builder:
+    def __init__(self, before: list[int], after: list[int]) -> None:
+        self._before, self._after = before, after
+        self._tokens: list[int] = []
+        self._places: list[int] = []
+        self._starts, self._words, self._sentences = [0], [0], list[int]()
+
+    def add(self, sentence: int, window: list[list[int]]) -> None:
+        place = len(self._before)
+        self._tokens += self._before
+        for own in window:
+            self._places.append(place)
+            self._tokens += own
+            place += len(own)
+        self._tokens += self._after
+        self._starts.append(len(self._tokens))
+        self._words.append(len(self._places))
+        self._sentences.append(sentence)
+
+    def windows(self, labels: list[int] | None) -> Windows:
+        given = [-100] * len(self._places) if labels is None else labels
+        assert len(given) == len(self._places), "every word is in exactly one window"
+        return Windows(
+            np.array(self._tokens, dtype=np.int32),
+            np.array(self._starts, dtype=np.int64),
+            np.array(self._places, dtype=np.int32),
+            np.array(self._words, dtype=np.int64),
+            np.array(self._sentences, dtype=np.int64),
+            np.array(given, dtype=np.int32),
+        )
+
+
+def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and after a sentence."""
+    found = tokenizer([["a"]], is_split_into_words=True)
+    words, tokens = found.word_ids(0), found["input_ids"][0]
+    inside = [place for place, word in enumerate(words) if word is not None]
+    assert inside, "the tokenizer makes nothing of the letter a"
+    return tokens[: inside[0]], tokens[inside[-1] + 1 :]

@@ -1,0 +1,172 @@
+"""Masked language modelling: blocks of text, what is hidden in them, and the stream of batches."""
+
+# T tasks, B rows, S sub-words of a block, M hidden ones
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gradvac.training import Passes, SamplingConfig
+
+Blocks = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class MaskedBatch:
+    """Blocks with hidden sub-words.
+
+    Attributes:
+        tokens: `[B, S]`.
+        places: Of the hidden ones, as many in every row, `[B, M]`.
+        hidden: What was there, `[B, M]`.
+        languages: The language of every row.
+        num_tokens: Hidden sub-words.
+    """
+
+    tokens: Tensor
+    places: Tensor
+    hidden: Tensor
+    languages: list[int]
+    num_tokens: int
+
+    def to(self, device: torch.device) -> MaskedBatch:
+        """The same on a device."""
+        moved = (
+            one.to(device, non_blocking=True) for one in (self.tokens, self.places, self.hidden)
+        )
+        return MaskedBatch(*moved, self.languages, self.num_tokens)
+
+
+def cut_blocks(tokenizer: Any, lines: Sequence[str], size: int) -> Blocks:
+    """Put lines one after the other, each with an end mark, and cut them into blocks.
+
+    Every block begins with the tokenizer's first special token. The last one is filled up with the
+    beginning of the text, so that no line is lost; a block may cut a line in two.
+
+    Returns:
+        `[blocks, size]`.
+    """
+    end, begin = tokenizer.sep_token_id, tokenizer.cls_token_id
+    flat: list[int] = []
+    for first in range(0, len(lines), 10_000):
+        found = tokenizer(
+            list(lines[first : first + 10_000]),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        for tokens in found["input_ids"]:
+            flat += [*tokens, end]
+    text = np.array(flat, dtype=np.int32)
+    num_blocks = max(1, -(-len(text) // (size - 1)))
+    text = np.resize(text, num_blocks * (size - 1)).reshape(num_blocks, size - 1)
+    return np.concatenate([np.full((num_blocks, 1), begin, dtype=np.int32), text], axis=1)
+
+
+def hide(
+    blocks: Blocks,
+    languages: list[int],
+    *,
+    share: float,
+    mask: int,
+    vocabulary: int,
+    generator: np.random.Generator,
+) -> MaskedBatch:
+    """Hide a share of every block: 80 % masked, 10 % replaced at random, 10 % left as they are.
+
+    Args:
+        blocks: `[B, S]`; their first place is never hidden.
+        languages: Of every row.
+        share: How much.
+        mask: The mask token.
+        vocabulary: Tokens there are.
+        generator: Draws everything.
+    """
+    rows, size = blocks.shape
+    num_hidden = max(1, round(share * (size - 1)))
+    places = 1 + np.argsort(generator.random((rows, size - 1)), axis=1)[:, :num_hidden]
+    hidden = np.take_along_axis(blocks, places, axis=1)
+    chance = generator.random(places.shape)
+    random_tokens = generator.integers(0, vocabulary, places.shape)
+    shown = np.where(chance < 0.8, mask, np.where(chance < 0.9, random_tokens, hidden))
+    tokens = blocks.astype(np.int64)
+    np.put_along_axis(tokens, places, shown, axis=1)
+    return MaskedBatch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(places),
+        torch.from_numpy(hidden.astype(np.int64)),
+        languages,
+        int(places.size),
+    )
+
+
+class MaskedStream:
+    """An endless stream of batches that can be stopped and continued exactly.
+
+    Args:
+        blocks: Language -> its blocks.
+        sampling: How languages are drawn.
+        rows: Rows of a batch.
+        share: How much is hidden.
+        mask: The mask token.
+        vocabulary: Tokens there are.
+        accumulation: Batches of an optimiser step.
+        seed: Of everything drawn.
+    """
+
+    def __init__(
+        self,
+        blocks: Mapping[str, Blocks],
+        sampling: SamplingConfig,
+        *,
+        rows: int,
+        share: float,
+        mask: int,
+        vocabulary: int,
+        accumulation: int,
+        seed: int,
+    ) -> None:
+        self._blocks = list(blocks.values())
+        sizes = {lang: len(own) for lang, own in blocks.items()}
+        self._sampler = sampling.build(sizes, seed=seed)
+        self._passes = Passes(list(sizes.values()), seed=seed)
+        self._rows, self._share, self._mask, self._vocabulary = rows, share, mask, vocabulary
+        self._accumulation, self._seed, self._num_batches = accumulation, seed, 0
+
+    def __next__(self) -> MaskedBatch:
+        """Draw languages, their next blocks, and what is hidden in them."""
+        drawn = self._sampler.draw(self._rows, step=self._num_batches // self._accumulation)
+        generator = np.random.default_rng([self._seed, 1, self._num_batches])
+        self._num_batches += 1
+        counts = np.bincount(drawn, minlength=len(self._blocks)).tolist()
+        chosen = [own[self._passes.take(n, counts[n])] for n, own in enumerate(self._blocks)]
+        languages = [n for n, count in enumerate(counts) for _ in range(count)]
+        return hide(
+            np.concatenate(chosen),
+            languages,
+            share=self._share,
+            mask=self._mask,
+            vocabulary=self._vocabulary,
+            generator=generator,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say where the stream stands."""
+        return {
+            "sampler": self._sampler.state_dict(),
+            **self._passes.state_dict(),
+            "num_batches": self._num_batches,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue there."""
+        self._sampler.load_state_dict(state["sampler"])
+        self._passes.load_state_dict(state)
+        self._num_batches = int(state["num_batches"])

@@ -1,0 +1,292 @@
+"""`pretrain`: a small multilingual encoder by masked language modelling, in Hugging Face's format.
+
+It is a recipe like the others: the same loop, log, checkpoints and exact resume. At the end
+RUN/encoder/ holds what `AutoModel` and `AutoTokenizer` load.
+"""
+
+# B rows, S sub-words, M hidden ones, D width, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field, PositiveInt, model_validator
+from rich.table import Table
+from torch import Tensor
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+from gradvac.runs.files import FolderLock, hash_of, read_json, replacing, write_json
+from gradvac.tagging.encoder import quiet_transformers
+from gradvac.tagging.masking import Blocks, MaskedBatch, MaskedStream, cut_blocks, hide
+from gradvac.tagging.tagger import ENCODER
+from gradvac.tagging.text import read_text
+from gradvac.tagging.tokenizer import TokenizerConfig, train_tokenizer
+from gradvac.training import (
+    Display,
+    Result,
+    RunConfig,
+    Section,
+    StepLosses,
+    checkpoint,
+    seed_everything,
+    train,
+)
+
+ALL_TEXT = "text"  # the one task, unless every language is one
+_TOKENIZER, _MANIFEST = "tokenizer", "manifest.json"
+
+
+class TextConfig(Section):
+    """[text]: what the encoder reads.
+
+    Attributes:
+        prepared: Folder for tokenizer and blocks.
+        root: What sources are relative to.
+        languages: Codes, in the place of `{lang}`.
+        sources: `gradvac.tagging.text` explains them.
+        dev_share: Share of every language's blocks that is kept for validation.
+        by_language: Every language is a task; else all text is one, and nothing is aligned.
+    """
+
+    prepared: Path
+    root: Path = Path(".")
+    languages: list[str] = Field(min_length=1)
+    sources: list[str] = Field(min_length=1)
+    dev_share: float = Field(default=0.01, gt=0, lt=1)
+    by_language: bool = False
+
+
+class EncoderConfig(Section):
+    """[encoder]: BERT's architecture in a size of one's own.
+
+    Attributes:
+        layers: How many.
+        width: Of the hidden states.
+        heads: Of attention; `width` is a multiple of it.
+        inner: Width inside the feed-forward layers.
+        max_tokens: Places it knows; fine-tuning can use no more.
+        dropout: Everywhere.
+    """
+
+    layers: PositiveInt = 6
+    width: PositiveInt = 384
+    heads: PositiveInt = 6
+    inner: PositiveInt = 1536
+    max_tokens: int = Field(default=256, ge=8)
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> EncoderConfig:
+        if self.width % self.heads:
+            raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
+        return self
+
+
+class BlockConfig(Section):
+    """[batch]: blocks of a micro-batch.
+
+    Attributes:
+        rows: How many.
+        tokens: Sub-words of a block.
+        hidden: Share of them that is hidden.
+    """
+
+    rows: PositiveInt = 256
+    tokens: int = Field(default=128, ge=8)
+    hidden: float = Field(default=0.15, gt=0, lt=1)
+
+
+class PretrainConfig(RunConfig):
+    """A pretraining run."""
+
+    text: TextConfig
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    encoder: EncoderConfig = EncoderConfig()
+    batch: BlockConfig = BlockConfig()
+
+    @model_validator(mode="after")
+    def _block_fits(self) -> PretrainConfig:
+        if self.batch.tokens > self.encoder.max_tokens:
+            raise ValueError(
+                f"batch.tokens = {self.batch.tokens} is more than encoder.max_tokens = "
+                f"{self.encoder.max_tokens}"
+            )
+        return self
+
+
+class TextData:
+    """Tokenizer and blocks of a pretraining run, made once and kept."""
+
+    def __init__(self, config: PretrainConfig, *, say: Any) -> None:
+        self._folder = config.text.prepared
+        with FolderLock(self._folder, busy=None):
+            texts, self.counts = read_text(
+                config.text.sources, config.text.languages, config.text.root
+            )
+            relevant = config.text.model_dump(
+                mode="json", exclude={"prepared", "root", "by_language", "dev_share"}
+            )
+            settings = [relevant, config.tokenizer.model_dump(), config.batch.tokens]
+            self.signature = hash_of([settings, config.encoder.max_tokens, texts])
+            if read_json(self._folder / _MANIFEST).get("signature") != self.signature:
+                self._make(config, texts, say)
+        self.tokenizer = AutoTokenizer.from_pretrained(self._folder / _TOKENIZER)
+
+    def _make(self, config: PretrainConfig, texts: Mapping[str, list[str]], say: Any) -> None:
+        (self._folder / _MANIFEST).unlink(missing_ok=True)
+        say(f"Learning a tokenizer from {sum(map(len, texts.values())):,} lines")
+        tokenizer = train_tokenizer(
+            texts,
+            config.tokenizer,
+            max_tokens=config.encoder.max_tokens,
+            seed=config.train.seed,
+        )
+        tokenizer.save_pretrained(self._folder / _TOKENIZER)
+        for lang, lines in texts.items():
+            say(f"Cutting {lang} into blocks")
+            with replacing(self._folder / f"{lang}.npy") as file:
+                np.save(file, cut_blocks(tokenizer, lines, config.batch.tokens))
+        write_json(self._folder / _MANIFEST, {"signature": self.signature, "lines": self.counts})
+
+    def blocks(self, lang: str) -> Blocks:
+        """All blocks of a language, `[blocks, S]`."""
+        found: Blocks = np.load(self._folder / f"{lang}.npy", mmap_mode="r")
+        return found
+
+
+class PretrainRecipe:
+    """One encoder, many languages, nothing but text.
+
+    Args:
+        config: The run's settings.
+        data: Its text.
+    """
+
+    def __init__(self, config: PretrainConfig, data: TextData) -> None:
+        self.config, self.data, self.tokenizer = config, data, data.tokenizer
+        self.tasks = config.text.languages if config.text.by_language else [ALL_TEXT]
+        self.resource_levels: dict[str, str] = {}
+        self.model = self._build()
+        self._train: dict[str, Blocks] = {}
+        self._dev: dict[str, Blocks] = {}
+        for lang in config.text.languages:
+            blocks = data.blocks(lang)
+            num_dev = max(1, round(config.text.dev_share * len(blocks)))
+            if num_dev >= len(blocks):
+                raise ValueError(
+                    f"text: {lang} fills {len(blocks)} block(s) of {config.batch.tokens} tokens, "
+                    "too few to train and validate on; give more text or a smaller batch.tokens."
+                )
+            self._dev[lang], self._train[lang] = blocks[:num_dev], blocks[num_dev:]
+
+    def _build(self) -> BertForMaskedLM:
+        size = self.config.encoder
+        return BertForMaskedLM(
+            BertConfig(
+                vocab_size=len(self.tokenizer),
+                hidden_size=size.width,
+                num_hidden_layers=size.layers,
+                num_attention_heads=size.heads,
+                intermediate_size=size.inner,
+                max_position_embeddings=size.max_tokens,
+                hidden_dropout_prob=size.dropout,
+                attention_probs_dropout_prob=size.dropout,
+                pad_token_id=self.tokenizer.pad_token_id,
+                type_vocab_size=1,
+            )
+        )
+
+    def batches(self) -> MaskedStream:
+        """Open the text at its beginning."""
+        config = self.config
+        return MaskedStream(
+            self._train,
+            config.sampling,
+            rows=config.batch.rows,
+            share=config.batch.hidden,
+            mask=self.tokenizer.mask_token_id,
+            vocabulary=len(self.tokenizer),
+            accumulation=config.optimizer.accumulation,
+            seed=config.train.seed,
+        )
+
+    def losses(self, batch: MaskedBatch) -> StepLosses:
+        """Compute the loss of every row, summed over what is hidden in it."""
+        by_language = self.config.text.by_language
+        tasks = batch.languages if by_language else [0] * len(batch.languages)
+        device = next(self.model.parameters()).device
+        return StepLosses(self._row_losses(batch.to(device)), tasks)
+
+    def _row_losses(self, batch: MaskedBatch) -> Tensor:
+        states = self.model.bert(input_ids=batch.tokens).last_hidden_state  # [B, S, D]
+        width = states.shape[-1]
+        # The vocabulary is only asked about what is hidden.
+        places = batch.places[:, :, None].expand(-1, -1, width)
+        logits = self.model.cls(states.gather(1, places))  # [B, M, V]
+        losses = F.cross_entropy(logits.float().transpose(1, 2), batch.hidden, reduction="none")
+        return losses.sum(1)
+
+    def validate(self) -> Mapping[str, float]:
+        """Compute the loss per hidden sub-word of every language, the same ones every time."""
+        scores: dict[str, float] = {}
+        device = next(self.model.parameters()).device
+        rows = self.config.batch.rows
+        for number, (lang, blocks) in enumerate(self._dev.items()):
+            total = torch.zeros((), dtype=torch.float64, device=device)
+            num_hidden = 0
+            for first in range(0, len(blocks), rows):
+                batch = hide(
+                    np.asarray(blocks[first : first + rows]),
+                    [number] * len(blocks[first : first + rows]),
+                    share=self.config.batch.hidden,
+                    mask=self.tokenizer.mask_token_id,
+                    vocabulary=len(self.tokenizer),
+                    generator=np.random.default_rng([0, number, first]),
+                )
+                total += self._row_losses(batch.to(device)).double().sum()
+                num_hidden += batch.num_tokens
+            scores[f"dev/loss/{lang}"] = float(total) / num_hidden
+        return scores | {"dev/loss": float(np.mean(list(scores.values())))}
+
+    def data_signature(self) -> str:
+        """Return the hash of text and tokenizer settings."""
+        return self.data.signature
+
+    def table(self) -> Table:
+        """Show what there is to read."""
+        shown = Table(title="What the encoder reads", title_justify="left")
+        shown.add_column("language")
+        for column in ("lines", "blocks", "sources"):
+            shown.add_column(column, justify="right")
+        for lang, counts in self.data.counts.items():
+            blocks = len(self._train[lang]) + len(self._dev[lang])
+            shown.add_row(lang, f"{sum(counts.values()):,}", f"{blocks:,}", str(len(counts)))
+        return shown
+
+
+def pretrain(config: PretrainConfig, run: str | Path, *, display: Display | None = None) -> Result:
+    """Learn a tokenizer, pretrain an encoder, and save both in RUN/encoder.
+
+    Args:
+        config: The run's settings.
+        run: The run folder; a run that stopped is continued.
+        display: Where progress and messages go.
+    """
+    display = display or Display()
+    data = TextData(config, say=display.say)
+    seed_everything(config.train.seed)
+    recipe = PretrainRecipe(config, data)
+    display.console.print(recipe.table())
+    result = train(recipe, config, run, display=display)
+    if result.reason != "interrupted":
+        recipe.model.load_state_dict(checkpoint.weights(Path(run), "last"))
+        with quiet_transformers():
+            recipe.model.cpu().save_pretrained(Path(run) / ENCODER)
+            recipe.tokenizer.save_pretrained(Path(run) / ENCODER)
+        display.say(f"The encoder is in {Path(run) / ENCODER}.")
+    return result

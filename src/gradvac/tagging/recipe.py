@@ -1,0 +1,163 @@
+"""The tagging recipe: what the one training loop needs to know about tagging."""
+
+# B rows, S sub-words, L labels
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.table import Table
+from torch import Tensor, nn
+
+from gradvac.tagging.batch import NO_LABEL, TagBatch, TagStream, by_length, make_batch
+from gradvac.tagging.encoder import load_model, load_tokenizer
+from gradvac.tagging.encoding import Windows
+from gradvac.tagging.metrics import score_tags
+from gradvac.tagging.preparation import Prepared, open_or_prepare
+from gradvac.tagging.settings import DEV, TRAIN, TaggingConfig
+from gradvac.tagging.tagger import ENCODER, pad_token, predict_windows
+from gradvac.training import (
+    Display,
+    Result,
+    StepLosses,
+    effective_epochs,
+    seed_everything,
+    train,
+)
+
+
+def row_losses(model: nn.Module, batch: TagBatch) -> Tensor:
+    """The loss of every row, summed over its words, `[B]`."""
+    logits = model(input_ids=batch.tokens, attention_mask=batch.mask.long()).logits  # [B, S, L]
+    losses = F.cross_entropy(
+        logits.float().transpose(1, 2), batch.labels, ignore_index=NO_LABEL, reduction="none"
+    )
+    return losses.sum(1)
+
+
+class TaggingRecipe:
+    """Many languages, one tagger.
+
+    Args:
+        config: The run's settings.
+        prepared: Its data.
+    """
+
+    def __init__(self, config: TaggingConfig, prepared: Prepared) -> None:
+        self.config, self.prepared = config, prepared
+        self.tasks = config.data.languages
+        self.labels = config.data.all_labels()
+        self.tokenizer = load_tokenizer(config.model.encoder)
+        self.model = load_model(config.model.encoder, self.labels, dropout=config.model.dropout)
+        self.resource_levels = config.data.resource_levels
+        self._dev = {task: prepared.windows(DEV, task) for task in self.tasks}
+        self._gold = {
+            task: [one.tags for one in prepared.sentences(DEV, task)] for task in self.tasks
+        }
+        self._pad = pad_token(self.tokenizer)
+
+    def batches(self) -> TagStream:
+        """Open the training data at their beginning."""
+        return TagStream(
+            {task: self.prepared.windows(TRAIN, task) for task in self.tasks},
+            self.config.sampling,
+            rows=self.config.batch.rows,
+            pad=self._pad,
+            accumulation=self.config.optimizer.accumulation,
+            seed=self.config.train.seed,
+        )
+
+    def losses(self, batch: TagBatch) -> StepLosses:
+        """Compute the loss of every row, summed over its words."""
+        device = next(self.model.parameters()).device
+        return StepLosses(row_losses(self.model, batch.to(device)), batch.tasks)
+
+    def validate(self) -> Mapping[str, float]:
+        """Score every language's dev set: loss per word, F1 and accuracy, and their means."""
+        scores: dict[str, float] = {}
+        for task, windows in self._dev.items():
+            scores[f"dev/loss/{task}"] = self._dev_loss(windows)
+            predicted = predict_windows(
+                self.model,
+                windows,
+                len(self._gold[task]),
+                labels=self.labels,
+                pad=self._pad,
+                rows=self.config.batch.score_rows,
+            )
+            score = score_tags(self._gold[task], predicted, self.config.data.kind)
+            scores[f"dev/f1/{task}"] = score.f1
+            scores[f"dev/accuracy/{task}"] = score.accuracy
+        for name in ("loss", "f1", "accuracy"):
+            own = [scores[f"dev/{name}/{task}"] for task in self.tasks]
+            scores[f"dev/{name}"] = float(np.mean(own))
+        return scores
+
+    def _dev_loss(self, windows: Windows) -> float:
+        device = next(self.model.parameters()).device
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        num_words = 0
+        for numbers in by_length(windows, self.config.batch.score_rows):
+            batch = make_batch([windows], [numbers], pad=self._pad).to(device)
+            total += row_losses(self.model, batch).double().sum()
+            num_words += batch.num_tokens
+        return float(total) / max(1, num_words)
+
+    def data_signature(self) -> str:
+        """Return the hash of the prepared data."""
+        return self.prepared.signature
+
+    def epochs(self) -> Table:
+        """Show how often training will see the data of every language."""
+        config = self.config
+        sizes = self.prepared.sizes[TRAIN]
+        rows = effective_epochs(
+            sizes,
+            config.sampling,
+            num_steps=config.train.max_steps,
+            rows_per_step=config.batch.rows * config.optimizer.accumulation,
+        )
+        title = f"What training will see in {config.train.max_steps:,} steps"
+        shown = Table(title=title, title_justify="left")
+        shown.add_column("language")
+        for column in ("sentences", "words", "windows", "share", "drawn", "epochs"):
+            shown.add_column(column, justify="right")
+        for row in rows:
+            known = self.prepared.report[f"{TRAIN} {row.task}"]
+            counts = (f"{known['sentences']:,}", f"{known['words']:,}", f"{row.size:,}")
+            rest = (f"{row.probability:.1%}", f"{row.num_drawn:,.0f}", f"{row.epochs:.1f}")
+            shown.add_row(row.task, *counts, *rest)
+        return shown
+
+
+def train_tagging(
+    config: TaggingConfig, run: str | Path, *, display: Display | None = None
+) -> Result:
+    """Prepare the data if need be, and train into a run folder, or continue the run there.
+
+    Args:
+        config: The run's settings; `batch.epochs` sets the number of steps.
+        run: The run folder; it gets the encoder's config and tokenizer.
+        display: Where progress and messages go.
+    """
+    display = display or Display()
+    prepared = open_or_prepare(config, say=display.say)
+    config = config.with_steps(sum(prepared.sizes[TRAIN].values()))
+    seed_everything(config.train.seed)
+    recipe = TaggingRecipe(config, prepared)
+    display.console.print(recipe.epochs())
+    _keep_encoder(recipe, Path(run))
+    return train(recipe, config, run, display=display)
+
+
+def _keep_encoder(recipe: TaggingRecipe, run: Path) -> None:
+    """A run can tag wherever its folder is moved."""
+    folder = run / ENCODER
+    if (folder / "config.json").is_file():  # a run that goes on; `train` refuses another one
+        return
+    recipe.tokenizer.save_pretrained(folder)
+    recipe.model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]

@@ -1,0 +1,166 @@
+"""Scores of a tagging run: F1 and accuracy by language, and their averages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from gradvac.runs import RunFolder, TaskScores, write_scores
+from gradvac.runs.files import write_text
+from gradvac.tagging.metrics import Kind, TagScore, score_tags
+from gradvac.tagging.preparation import Prepared
+from gradvac.tagging.settings import TaggingConfig
+from gradvac.tagging.tagger import Tagger
+from gradvac.training import config
+
+F1_OF = {
+    "ner": "F1 of entities as conlleval counts them",
+    "pos": "F1 as XTREME counts it: over runs of equal tags",
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of a run on one set.
+
+    Attributes:
+        run: The run folder.
+        kind: "ner" or "pos".
+        split: Name of the set.
+        weights: Which weights were used.
+        by_task: Language -> score.
+        levels: Language -> resource level, as far as it is known.
+        unknown: Language -> words whose label the model cannot give, counted as wrong.
+        signature: The run's.
+    """
+
+    run: str
+    kind: Kind
+    split: str
+    weights: str
+    by_task: dict[str, TagScore]
+    levels: dict[str, str]
+    unknown: dict[str, int]
+    signature: str
+
+    def by_metric(self) -> tuple[TaskScores, ...]:
+        """F1, which reports show, and accuracy; for entities strict F1 too."""
+        how = f"{self.split} set, {self.weights} weights"
+        notes = {"f1": F1_OF[self.kind], "accuracy": "words with the right tag, in percent"}
+        names = {"f1": "F1", "accuracy": "accuracy"}
+        if self.kind == "ner":
+            names["strict_f1"] = "strict F1"
+            notes["strict_f1"] = "predictions that break IOB2 are no entities"
+        return tuple(
+            TaskScores(
+                name,
+                {task: getattr(score, key) for task, score in self.by_task.items()},
+                self.levels,
+                f"{how}; {notes[key]}",
+            )
+            for key, name in names.items()
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        return asdict(self) | {"means": {one.metric: one.by_level() for one in self.by_metric()}}
+
+    def table(self) -> Table:
+        """The scores as a table."""
+        shown = Table(title=f"{self.run}: {self.split}, {self.weights} weights")
+        shown.title_justify = "left"
+        shown.add_column("language")
+        metrics = self.by_metric()
+        for column in (*(one.metric for one in metrics), "sentences", "words"):
+            shown.add_column(column, justify="right")
+        for task, score in self.by_task.items():
+            values = (one.show(one.by_task[task]) for one in metrics)
+            shown.add_row(task, *values, f"{score.num_sentences:,}", f"{score.num_words:,}")
+        shown.add_section()
+        means = [one.by_level() for one in metrics]
+        for level in means[0]:
+            name = "average" if level == "all" else f"average, {level}"
+            shown.add_row(name, *(f"{own[level]:.1f}" for own in means), "", "")
+        shown.caption = "\n".join([F1_OF[self.kind], *self._remarks()])
+        shown.caption_justify = "left"
+        return shown
+
+    def _remarks(self) -> list[str]:
+        broken = sum(score.num_broken for score in self.by_task.values())
+        unknown = {task: count for task, count in self.unknown.items() if count}
+        remarks = []
+        if broken:
+            remarks.append(f"{broken:,} predicted tags break IOB2; strict F1 gives them no entity.")
+        if unknown:
+            shown = ", ".join(f"{task} {count:,}" for task, count in unknown.items())
+            remarks.append(f"Words with a label unknown in training, counted as wrong: {shown}.")
+        return remarks
+
+
+def score_run(
+    run: str | Path,
+    *,
+    split: str = "test",
+    weights: str | int = "best",
+    device: str = "auto",
+    overrides: Sequence[str] = (),
+    console: Console | None = None,
+) -> Scores:
+    """Tag a set with a run's model, score it, and keep both in the run folder.
+
+    Writes RUN/scores/SET.WEIGHTS.json and, with word, tag and predicted tag in three columns,
+    RUN/scores/SET.WEIGHTS.LANG.txt: what conlleval reads.
+
+    Args:
+        run: The run folder.
+        split: "test" or "dev".
+        weights: "best", "last", "averaged", or a step.
+        device: "auto", "cpu", "cuda", ...
+        overrides: Of the run's config, such as "data.prepared=...".
+        console: Where progress is shown; None: nowhere.
+    """
+    run = Path(run)
+    folder = RunFolder(run)
+    settings = config.load(TaggingConfig, folder.config, overrides)
+    prepared = Prepared.open(settings)
+    if prepared is None:
+        raise ValueError(
+            f"data.prepared: {settings.data.prepared} does not hold the data of {run}; run "
+            "`gradvac tagging prepare` with its config.toml, or give data.prepared=..."
+        )
+    tagger = Tagger.from_run(run, weights=weights, device=device, overrides=overrides)
+    folder.scores.mkdir(exist_ok=True)
+    by_task: dict[str, TagScore] = {}
+    labels = set(settings.data.all_labels())
+    unknown: dict[str, int] = {}
+    console = console or Console(quiet=True)
+    for task in track(settings.data.languages, "Tagging", console=console, transient=True):
+        sentences = prepared.sentences(split, task)
+        gold = [one.tags for one in sentences]
+        predicted = tagger.tag([one.words for one in sentences])
+        by_task[task] = score_tags(gold, predicted, settings.data.kind)
+        unknown[task] = sum(tag not in labels for tags in gold for tag in tags)
+        rows = (
+            zip(one.words, one.tags, guess, strict=True)
+            for one, guess in zip(sentences, predicted, strict=True)
+        )
+        text = "\n".join("".join("\t".join(row) + "\n" for row in own) for own in rows)
+        write_text(folder.outputs_of(split, weights, task), text)
+    scores = Scores(
+        str(run),
+        settings.data.kind,
+        split,
+        str(weights),
+        by_task,
+        dict(settings.data.resource_levels),
+        unknown,
+        str(folder.read_signature().get("signature", "")),
+    )
+    write_scores(folder.scores_of(split, weights), scores.by_metric(), scores.to_dict())
+    return scores

@@ -1,0 +1,120 @@
+"""The config of a tagging run: [data], [model], [batch].
+
+The other sections are those of every run: [train], [optimizer], [sampling], [align].
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+
+from gradvac.tagging.labels import check_labels, default_labels
+from gradvac.tagging.metrics import Kind
+from gradvac.tagging.readers import Format
+from gradvac.training import RunConfig, Section
+
+TRAIN, DEV, TEST = "train", "dev", "test"
+MULTILINGUAL_BERT = "google-bert/bert-base-multilingual-cased"
+
+
+class DataConfig(Section):
+    """[data]: tagged sentences, one task per language.
+
+    Attributes:
+        kind: "ner" (entities in IOB2, scored by span F1) or "pos" (parts of speech).
+        prepared: Folder for what `gradvac tagging prepare` makes.
+        root: What the sources below are relative to.
+        languages: Codes, which stand in the place of `{lang}`; they are the names of the tasks.
+        train: Source of training sentences; `gradvac.tagging.readers` explains sources.
+        dev: Source of the sentences that choose the weights.
+        test: Source of the sentences to score on; may be left out.
+        format: How files are written; "auto": by their names.
+        labels: All labels; empty: the 17 universal parts of speech, or O and B-/I- of PER, LOC and
+            ORG.
+        rename: Tag, or type of entity -> its name in `labels`; "O" takes a type out.
+        limit: Language -> most training sentences, the first ones.
+        resource_levels: Language -> level such as "low", for `align.vaccinated`.
+    """
+
+    kind: Kind
+    prepared: Path
+    root: Path = Path(".")
+    languages: list[str]
+    train: str
+    dev: str
+    test: str | None = None
+    format: Format = "auto"
+    labels: list[str] = Field(default_factory=list)
+    rename: dict[str, str] = Field(default_factory=dict)
+    limit: dict[str, PositiveInt] = Field(default_factory=dict)
+    resource_levels: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        if not self.languages or len(set(self.languages)) != len(self.languages):
+            raise ValueError("languages: name at least one, and every one once")
+        check_labels(self.all_labels(), self.kind)
+        for what in ("limit", "resource_levels"):
+            unknown = [code for code in getattr(self, what) if code not in self.languages]
+            if unknown:
+                raise ValueError(f"{what}: {unknown[0]!r} is none of {', '.join(self.languages)}")
+        for split, source in self.sources().items():
+            if "{lang}" not in source and not source.startswith("constructed"):
+                raise ValueError(f"{split}: {source!r} has no {{lang}}; all languages share it")
+        return self
+
+    def all_labels(self) -> tuple[str, ...]:
+        """The labels, in the order of the model's outputs."""
+        return tuple(self.labels) or default_labels(self.kind)
+
+    def sources(self) -> dict[str, str]:
+        """Split -> source."""
+        found = {TRAIN: self.train, DEV: self.dev, TEST: self.test}
+        return {split: source for split, source in found.items() if source is not None}
+
+
+class ModelConfig(Section):
+    """[model]: the encoder that is fine-tuned.
+
+    Attributes:
+        encoder: A folder in Hugging Face's format, or a name of the hub.
+        max_tokens: Most sub-words of a window; longer sentences are cut into several.
+        dropout: Instead of the encoder's own.
+    """
+
+    encoder: str = MULTILINGUAL_BERT
+    max_tokens: int = Field(default=128, ge=3)
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+
+
+class BatchConfig(Section):
+    """[batch]: what one micro-batch holds, and how long to train.
+
+    Attributes:
+        rows: Windows (sentences, unless long) of a micro-batch, drawn from all languages.
+        epochs: Passes over the data of all languages together; they set `train.max_steps`. 0:
+            `train.max_steps` decides.
+        score_rows: Windows of a batch where nothing is learned.
+    """
+
+    rows: PositiveInt = 32
+    epochs: NonNegativeFloat = 10.0
+    score_rows: PositiveInt = 256
+
+
+class TaggingConfig(RunConfig):
+    """A tagging run."""
+
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    batch: BatchConfig = BatchConfig()
+
+    def with_steps(self, num_windows: int) -> TaggingConfig:
+        """These settings with the steps that `batch.epochs` stands for."""
+        if not self.batch.epochs:
+            return self
+        rows = self.batch.rows * self.optimizer.accumulation
+        steps = max(1, math.ceil(self.batch.epochs * num_windows / rows))
+        return self.model_copy(update={"train": self.train.model_copy(update={"max_steps": steps})})

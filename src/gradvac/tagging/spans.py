@@ -1,0 +1,105 @@
+"""Spans from tags, as conlleval reads them; broken tag sequences and their repair.
+
+IOB2 says: every entity starts with `B-X` and goes on with `I-X`. Models (and some files) break
+this. The same sentence can then be read in two ways, and both are offered:
+
+- `spans` is conlleval's reading: an `I-X` that continues nothing (after `O`, at the beginning, or
+  after an entity of another type) starts an entity.
+- `strict_spans` is IOB2 to the letter: such an `I-X` is no part of any entity.
+
+`repair` turns the first reading into clean IOB2: the `I-X` that starts an entity becomes `B-X`.
+
+XTREME scores part-of-speech tags with the same program, which was made for spans: the first letter
+of a tag is taken for the prefix. `xtreme_units` does so too, with everything that follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+OUTSIDE = "O"
+
+
+class Span(NamedTuple):
+    """Words `first` to `last`, both included, of one type."""
+
+    type: str
+    first: int
+    last: int
+
+
+def spans(tags: Sequence[str]) -> list[Span]:
+    """The entities of a sentence as conlleval reads them."""
+    return list(_chunks(map(_split, tags)))
+
+
+def strict_spans(tags: Sequence[str]) -> list[Span]:
+    """The entities of a sentence as IOB2 defines them: without a `B-` there is none."""
+    found: list[Span] = []
+    is_open = False
+    for place, (prefix, kind) in enumerate(map(_split, tags)):
+        if prefix == "B":
+            found.append(Span(kind, place, place))
+        elif prefix == "I" and is_open and found[-1].type == kind:
+            found[-1] = found[-1]._replace(last=place)
+        else:
+            is_open = False
+            continue
+        is_open = True
+    return found
+
+
+def xtreme_units(tags: Sequence[str]) -> list[Span]:
+    """What XTREME counts in a sentence of part-of-speech tags.
+
+    A run of equal tags is one unit, right only as a whole. `SCONJ` and `SYM` are an exception: they
+    begin with S, which marks a unit of one word.
+    """
+    return list(_chunks((tag[:1], tag) for tag in tags))
+
+
+def repair(tags: Sequence[str]) -> list[str]:
+    """Clean IOB2 with the same entities in conlleval's reading."""
+    starts = {span.first: span.type for span in spans(tags)}
+    return [f"B-{starts[place]}" if place in starts else tag for place, tag in enumerate(tags)]
+
+
+def count_broken(tags: Sequence[str]) -> int:
+    """How many tags `repair` would change."""
+    return sum(old != new for old, new in zip(tags, repair(tags), strict=True))
+
+
+def _split(tag: str) -> tuple[str, str]:
+    prefix, _, kind = tag.partition("-")
+    return prefix, kind
+
+
+def _chunks(tags: Iterable[tuple[str, str]]) -> Iterator[Span]:
+    """Chunks of (prefix, type), by conlleval's rules for where one ends and another starts."""
+    before, kind_before, first = OUTSIDE, "", 0
+    place = -1
+    for place, (prefix, kind) in enumerate(tags):
+        if before != OUTSIDE and _ends(before, prefix, kind_before, kind):
+            yield Span(kind_before, first, place - 1)
+        if _starts(before, prefix, kind_before, kind):
+            first = place
+        before, kind_before = prefix, kind
+    if before != OUTSIDE:
+        yield Span(kind_before, first, place)
+
+
+def _ends(before: str, now: str, kind_before: str, kind: str) -> bool:
+    return (
+        before in ("E", "S")
+        or (before in ("B", "I") and now in ("B", "S", OUTSIDE))
+        or kind_before != kind
+    )
+
+
+def _starts(before: str, now: str, kind_before: str, kind: str) -> bool:
+    return (
+        now in ("B", "S")
+        or (before in ("E", "S", OUTSIDE) and now in ("E", "I"))
+        or (now != OUTSIDE and kind_before != kind)
+    )

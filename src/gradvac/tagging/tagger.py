@@ -1,0 +1,157 @@
+"""The tagger: sentences of words in, tags out."""
+
+# B rows, S sub-words, L labels
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from gradvac.tagging.batch import by_length, make_batch
+from gradvac.tagging.encoder import build_model, load_tokenizer
+from gradvac.tagging.encoding import Windows, WordEncoder
+from gradvac.tagging.settings import TaggingConfig
+from gradvac.training import checkpoint, choose_device, config
+
+ENCODER = "encoder"  # folder of a run: the encoder's config and tokenizer, without weights
+
+
+def predict_windows(
+    model: nn.Module,
+    windows: Windows,
+    num_sentences: int,
+    *,
+    labels: Sequence[str],
+    pad: int,
+    rows: int,
+    tick: Callable[[], None] | None = None,
+) -> list[list[str]]:
+    """The tags of every sentence; those of its windows, one after the other.
+
+    Args:
+        model: For token classification, on its device, in eval mode.
+        windows: The windows of the sentences.
+        num_sentences: How many sentences there are, those without words included.
+        labels: The model's labels.
+        pad: The padding token.
+        rows: Windows of a batch.
+        tick: Called after every batch.
+    """
+    device = next(model.parameters()).device
+    found = np.zeros(len(windows.places), dtype=np.int64)
+    for numbers in by_length(windows, rows):
+        batch = make_batch([windows], [numbers], pad=pad).to(device)
+        logits = model(input_ids=batch.tokens, attention_mask=batch.mask.long()).logits
+        best = logits.argmax(-1).cpu().numpy()  # [B, S]
+        for row, number in enumerate(numbers):
+            words = slice(windows.words[number], windows.words[number + 1])
+            found[words] = best[row, windows.places[words]]
+        if tick is not None:
+            tick()
+    tags: list[list[str]] = [[] for _ in range(num_sentences)]
+    for number, sentence in enumerate(windows.sentences):
+        words = slice(windows.words[number], windows.words[number + 1])
+        tags[sentence] += [labels[label] for label in found[words]]
+    return tags
+
+
+class Tagger:
+    """Tags with a trained model.
+
+    Args:
+        model: On its device, in eval mode.
+        tokenizer: The encoder's, a fast one.
+        labels: The model's labels.
+        max_tokens: Most sub-words of a window.
+        rows: Windows of a batch.
+        precision: "bf16" runs under autocast on a GPU.
+
+    Attributes:
+        counts: What happened to sentences and words -> how often.
+
+    Example:
+        >>> tagger = Tagger.from_run("runs/ner")
+        >>> tagger.tag([["Ada", "lived", "in", "London"]])
+        [['B-PER', 'O', 'O', 'B-LOC']]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: object,
+        labels: Sequence[str],
+        *,
+        max_tokens: int,
+        rows: int = 256,
+        precision: str = "fp32",
+    ) -> None:
+        self._model, self._labels, self._rows = model, list(labels), rows
+        self._encoder = WordEncoder(tokenizer, max_tokens)
+        self._precision = precision
+        self.counts: Counter[str] = self._encoder.counts
+
+    @classmethod
+    def from_run(
+        cls,
+        run: str | Path,
+        *,
+        weights: str | int = "best",
+        device: str = "auto",
+        overrides: Sequence[str] = (),
+    ) -> Tagger:
+        """Load the model of a run, from nothing but its folder.
+
+        Args:
+            run: The run folder.
+            weights: "best", "last", "averaged", or a step.
+            device: "auto", "cpu", "cuda", ...
+            overrides: Of its config, such as "batch.score_rows=64".
+        """
+        run = Path(run)
+        settings = config.load(TaggingConfig, run / "config.toml", overrides)
+        model = load_run_model(run, weights).to(choose_device(device)).eval()
+        return cls(
+            model,
+            load_tokenizer(str(run / ENCODER)),
+            settings.data.all_labels(),
+            max_tokens=settings.model.max_tokens,
+            rows=settings.batch.score_rows,
+            precision=settings.train.precision,
+        )
+
+    def tag(
+        self, sentences: Sequence[Sequence[str]], *, tick: Callable[[], None] | None = None
+    ) -> list[list[str]]:
+        """Tag sentences of words: one tag per word; a sentence without words gives none."""
+        windows = self._encoder.encode(sentences)
+        device = next(self._model.parameters()).device
+        is_bf16 = self._precision == "bf16" and device.type != "cpu"
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
+            return predict_windows(
+                self._model,
+                windows,
+                len(sentences),
+                labels=self._labels,
+                pad=pad_token(self._encoder.tokenizer),
+                rows=self._rows,
+                tick=tick,
+            )
+
+
+def load_run_model(run: Path, weights: str | int) -> nn.Module:
+    """The model of a run with some of its weights, on the CPU."""
+    if not (run / ENCODER / "config.json").is_file():
+        raise ValueError(f"{run}: has no {ENCODER}/config.json; it is not a tagging run.")
+    model = build_model(run / ENCODER)
+    model.load_state_dict(checkpoint.weights(run, weights))
+    return model
+
+
+def pad_token(tokenizer: object) -> int:
+    """The padding token; 0 where there is none, which the mask hides anyway."""
+    return getattr(tokenizer, "pad_token_id", None) or 0
