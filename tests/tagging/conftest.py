@@ -1,0 +1,158 @@
+"""Fixtures of tagging: a tiny random encoder, small tagged corpora, and quick runs."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import BertConfig, BertForMaskedLM
+
+from gradvac.tagging import TaggingConfig
+from gradvac.tagging.encoder import quiet_transformers
+from gradvac.tagging.tokenizer import TokenizerConfig, train_tokenizer
+from gradvac.training import Display
+
+WORDS = {
+    "NOUN": ["tree", "river", "stone", "house", "boat"],
+    "VERB": ["sees", "builds", "finds", "holds"],
+    "ADJ": ["old", "green", "small"],
+    "PUNCT": [".", "!"],
+}
+LANGUAGES = ("aa", "bb", "cc")
+
+
+def sentence(chance: random.Random, lang: str) -> list[tuple[str, str]]:
+    """Adjective, noun, verb, noun in an order of the language, words with its ending."""
+    order = {"aa": "ADJ NOUN VERB NOUN", "bb": "NOUN ADJ NOUN VERB", "cc": "VERB NOUN ADJ NOUN"}
+    words = [(chance.choice(WORDS[part]) + lang, part) for part in order[lang].split()]
+    return [*words, (chance.choice(WORDS["PUNCT"]), "PUNCT")]
+
+
+def conllu(sentences: list[list[tuple[str, str]]]) -> str:
+    """A CoNLL-U file of words and parts of speech."""
+    blocks = []
+    for number, words in enumerate(sentences):
+        lines = [f"# sent_id = {number}"]
+        lines += [f"{n}\t{w}\t_\t{t}\t_\t_\t0\t_\t_\t_" for n, (w, t) in enumerate(words, start=1)]
+        blocks.append("\n".join(lines) + "\n")
+    return "\n".join(blocks)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random BERT of one layer with a real WordPiece tokenizer, in a folder."""
+    folder = tmp_path_factory.mktemp("encoder")
+    chance = random.Random(0)
+    lines = {
+        lang: [" ".join(w for w, _ in sentence(chance, lang)) for _ in range(200)]
+        for lang in LANGUAGES
+    }
+    config = TokenizerConfig(size=120)
+    tokenizer = train_tokenizer(lines, config, max_tokens=32, seed=0)
+    torch.manual_seed(0)
+    model = BertForMaskedLM(
+        BertConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=32,
+        )
+    )
+    with quiet_transformers():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """pos/LANG/SPLIT.conllu of three languages."""
+    root = tmp_path_factory.mktemp("corpus")
+    sizes = {"train": 60, "dev": 10, "test": 12}
+    for lang in LANGUAGES:
+        chance = random.Random(lang)
+        (root / "pos" / lang).mkdir(parents=True)
+        for split, size in sizes.items():
+            text = conllu([sentence(chance, lang) for _ in range(size)])
+            (root / "pos" / lang / f"{split}.conllu").write_text(text, encoding="utf-8")
+    return root
+
+
+@pytest.fixture(scope="session")
+def settings_in(encoder: Path, corpus: Path) -> Callable[..., TaggingConfig]:
+    """A short run's config with its data in a folder; keyword arguments are merged in."""
+
+    def make(folder: Path, **sections: dict[str, Any]) -> TaggingConfig:
+        base: dict[str, dict[str, Any]] = {
+            "data": {
+                "kind": "pos",
+                "prepared": folder / "data",
+                "root": corpus,
+                "languages": list(LANGUAGES),
+                "train": "pos/{lang}/train.conllu",
+                "dev": "pos/{lang}/dev.conllu",
+                "test": "pos/{lang}/test.conllu",
+            },
+            "model": {"encoder": str(encoder), "max_tokens": 32},
+            "batch": {"rows": 12, "epochs": 0.0},
+            "optimizer": {"lr": 3e-3, "warmup_steps": 2, "schedule": "linear"},
+            "train": {
+                "max_steps": 8,
+                "log_every": 2,
+                "record_every": 2,
+                "validate_every": 4,
+                "checkpoint_every": 4,
+                "metric": "dev/f1",
+                "higher_is_better": True,
+                "device": "cpu",
+                "writers": [],
+            },
+        }
+        for name, section in sections.items():
+            base[name] = base.get(name, {}) | section
+        return TaggingConfig.model_validate(base)
+
+    return make
+
+
+@pytest.fixture
+def settings(
+    tmp_path: Path, settings_in: Callable[..., TaggingConfig]
+) -> Callable[..., TaggingConfig]:
+    """The same in the test's own folder."""
+    return partial(settings_in, tmp_path)
+
+
+class Shown(Display):
+    """A display whose text can be read afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(file=io.StringIO(), width=200))
+
+    @property
+    def text(self) -> str:
+        file = self.console.file
+        assert isinstance(file, io.StringIO)
+        return file.getvalue()
+
+
+@pytest.fixture
+def shown() -> Shown:
+    return Shown()

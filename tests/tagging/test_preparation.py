@@ -1,0 +1,138 @@
+"""Preparation: label sets, repairs, counts, and files that are made again only when they must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gradvac.tagging import TaggingConfig, open_or_prepare, prepare
+
+Settings = Callable[..., TaggingConfig]
+
+
+@pytest.fixture
+def ner(tmp_path: Path, settings: Settings) -> Callable[..., TaggingConfig]:
+    """Settings of entity files, whose text is given by language and split."""
+
+    def make(texts: dict[str, str], **data: Any) -> TaggingConfig:
+        for name, text in texts.items():
+            path = tmp_path / "ner" / f"{name}.tsv"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        own = {
+            "kind": "ner",
+            "root": tmp_path,
+            "languages": ["aa", "bb"],
+            "train": "ner/{lang}.train.tsv",
+            "dev": "ner/{lang}.dev.tsv",
+            "test": None,
+        }
+        return settings(data=own | data)
+
+    return make
+
+
+GOOD = "Ada\tB-PER\nsees\tO\nRom\tB-LOC\nCity\tI-LOC\n\nsees\tO\n"
+
+
+def test_what_was_read_is_counted(settings: Settings) -> None:
+    prepared = prepare(settings(data={"limit": {"aa": 40}}), say=lambda _: None)
+    assert prepared.sizes["train"] == {"aa": 40, "bb": 60, "cc": 60}
+    report = prepared.report["train aa"]
+    assert (report["sentences"], report["words"]) == (40, 200)
+    assert report["sentences over data.limit"] == 20
+    assert set(report["labels never seen"]) >= {"ADP", "X"}
+    assert not {"NOUN", "VERB"} & set(report["labels never seen"])
+    assert prepared.sentences("test", "cc")[0].tags[-1] == "PUNCT"
+    with pytest.raises(ValueError, match=r"there is no 'extra'; there are train, dev, test"):
+        prepared.windows("extra", "aa")
+
+
+def test_broken_tags_are_repaired_and_counted(ner: Callable[..., TaggingConfig]) -> None:
+    broken = "Ada\tI-PER\nLove\tI-PER\nsees\tO\nRom\tI-LOC\n"
+    texts = {"aa.train": broken, "aa.dev": GOOD, "bb.train": GOOD, "bb.dev": GOOD}
+    prepared = prepare(ner(texts), say=lambda _: None)
+    assert prepared.report["train aa"]["broken tags repaired"] == 2
+    assert "broken tags repaired" not in prepared.report["train bb"]
+    assert prepared.sentences("train", "aa")[0].tags == ("B-PER", "I-PER", "O", "B-LOC")
+
+
+def test_two_languages_with_other_label_sets(ner: Callable[..., TaggingConfig]) -> None:
+    other = GOOD.replace("PER", "PERSON").replace("LOC", "GPE")
+    texts = {"aa.train": GOOD, "aa.dev": GOOD, "bb.train": other, "bb.dev": other}
+    with pytest.raises(ValueError, match="bb train has tags that are not in the label set") as told:
+        prepare(ner(texts), say=lambda _: None)
+    assert "B-PERSON (1 words)" in str(told.value)
+    assert "data.rename" in str(told.value)
+    renamed = ner(texts, rename={"PERSON": "PER", "GPE": "O"})
+    prepared = prepare(renamed, say=lambda _: None)
+    assert prepared.sentences("train", "bb")[0].tags == ("B-PER", "O", "O", "O")
+    assert prepared.report["train bb"]["words renamed"] == 3
+    listed = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-PERSON", "I-PERSON", "B-GPE", "I-GPE"]
+    prepared = prepare(ner(texts, labels=listed), say=lambda _: None)
+    assert "B-GPE" in prepared.report["train aa"]["labels never seen"]
+
+
+def test_a_label_unknown_in_training_counts_as_wrong(ner: Callable[..., TaggingConfig]) -> None:
+    odd = GOOD.replace("LOC", "PLANET")
+    texts = {"aa.train": GOOD, "aa.dev": odd, "bb.train": GOOD, "bb.dev": GOOD}
+    prepared = prepare(ner(texts), say=lambda _: None)
+    assert prepared.report["dev aa"]["words with a label unknown in training"] == 2
+    assert prepared.sentences("dev", "aa")[0].tags[2] == "B-PLANET"
+    assert (prepared.windows("dev", "aa").labels == -100).sum() == 2
+
+
+def test_a_file_without_a_sentence(ner: Callable[..., TaggingConfig]) -> None:
+    texts = {"aa.train": "\n\n", "aa.dev": GOOD, "bb.train": GOOD, "bb.dev": GOOD}
+    with pytest.raises(ValueError, match="train aa has no sentence"):
+        prepare(ner(texts), say=lambda _: None)
+
+
+def test_only_what_changed_is_made_again(settings: Settings, tmp_path: Path) -> None:
+    said: list[str] = []
+    first = prepare(settings(), say=said.append)
+    assert len(said) == 9
+    assert prepare(settings(), say=said.append) == first
+    assert open_or_prepare(settings(), say=said.append) == first
+    assert len(said) == 9
+    longer = settings(model={"encoder": settings().model.encoder, "max_tokens": 5})
+    with pytest.raises(ValueError, match=r"prepared with other settings \(max_tokens\)"):
+        open_or_prepare(longer)
+    assert prepare(longer, say=said.append).signature != first.signature
+    assert len(said) == 18
+    (tmp_path / "data" / "dev.aa.tsv").unlink()
+    prepare(longer, say=said.append)
+    assert (tmp_path / "data" / "dev.aa.tsv").is_file()
+
+
+def test_a_missing_file_costs_nothing_of_what_was_prepared(
+    ner: Callable[..., TaggingConfig], tmp_path: Path
+) -> None:
+    texts = {"aa.train": GOOD, "aa.dev": GOOD, "bb.train": GOOD, "bb.dev": GOOD}
+    first = prepare(ner(texts), say=lambda _: None)
+    (tmp_path / "ner" / "bb.dev.tsv").unlink()
+    with pytest.raises(ValueError, match="no file"):
+        prepare(ner({}), say=lambda _: None)
+    assert open_or_prepare(ner({})) == first
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"languages": []}, "languages: name at least one"),
+        ({"languages": ["aa", "aa"]}, "every one once"),
+        ({"train": "all.conllu"}, r"has no \{lang\}"),
+        ({"limit": {"zz": 3}}, "limit: 'zz' is none of aa, bb, cc"),
+        ({"labels": ["A", "A"]}, "'A' is there twice"),
+        ({"kind": "ner", "labels": ["O", "PER"]}, "'PER' is no IOB2 tag"),
+        ({"kind": "ner", "labels": ["B-PER"]}, "O is missing"),
+        ({"kind": "ner", "labels": ["O", "I-PER"]}, "has no B-PER to continue"),
+    ],
+)
+def test_settings_that_cannot_be_used(settings: Settings, data: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        settings(data=settings().data.model_dump() | data)

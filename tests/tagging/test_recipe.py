@@ -1,0 +1,226 @@
+"""Tagging runs end to end: they learn, resume bit for bit, score, tag and show their geometry."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradvac import Aligner, Sum
+from gradvac.analysis import load_run
+from gradvac.runs import read_scores
+from gradvac.tagging import (
+    Tagger,
+    TaggingConfig,
+    TaggingRecipe,
+    prepare,
+    score_run,
+    train_tagging,
+)
+from gradvac.tagging.batch import NO_LABEL
+from gradvac.tagging.recipe import row_losses
+from gradvac.training import checkpoint, read_metrics, seed_everything, train
+
+Settings = Callable[..., TaggingConfig]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, settings_in: Settings) -> Path:
+    """A run that learned something."""
+    folder = tmp_path_factory.mktemp("trained")
+    config = settings_in(folder)
+    config = settings_in(
+        folder,
+        data=config.data.model_dump()
+        | {"resource_levels": {"aa": "high", "bb": "low", "cc": "low"}},
+        model={"encoder": config.model.encoder, "max_tokens": 32, "dropout": 0.0},
+        batch={"rows": 12, "epochs": 4.0},
+        optimizer={"lr": 1e-2, "warmup_steps": 5, "schedule": "linear"},
+        train=config.train.model_dump()
+        | {"log_every": 10, "record_every": 5, "validate_every": 30, "checkpoint_every": 30},
+    )
+    train_tagging(config, folder / "run")
+    return folder / "run"
+
+
+def test_the_loss_is_the_models_own(settings: Settings) -> None:
+    """Rows that are summed and divided by words are the loss that Hugging Face computes."""
+    config = settings()
+    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    recipe.model.eval()
+    batch = next(recipe.batches())
+    theirs = recipe.model(
+        input_ids=batch.tokens, attention_mask=batch.mask.long(), labels=batch.labels
+    ).loss
+    ours = row_losses(recipe.model, batch).sum() / batch.num_tokens
+    torch.testing.assert_close(ours, theirs)
+    assert batch.num_tokens == int((batch.labels != NO_LABEL).sum())
+
+
+def test_batches_mix_languages_and_see_every_sentence(settings: Settings) -> None:
+    config = settings(sampling={"temperature": 1.0})
+    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    for batch in islice(recipe.batches(), 45):  # three passes, so that every one is through
+        assert batch.tasks == sorted(batch.tasks)
+        assert len(batch.tasks) == 12
+        rows = zip(batch.tasks, batch.tokens.tolist(), batch.mask.tolist(), strict=True)
+        seen |= {(t, tuple(x for x, m in zip(xs, ms, strict=True) if m)) for t, xs, ms in rows}
+    prepared = prepare(config, say=lambda _: None)
+    for number, task in enumerate(config.data.languages):
+        windows = prepared.windows("train", task)
+        own = {
+            tuple(windows.tokens[a:b].tolist())
+            for a, b in zip(windows.starts[:-1], windows.starts[1:], strict=True)
+        }
+        assert own == {tokens for t, tokens in seen if t == number}
+
+
+@pytest.mark.parametrize("granularity", ["whole_model", "all_layer", "all_matrix"])
+@pytest.mark.parametrize("rule", ["sum", "gradvac", "pcgrad", "mgda", "gradnorm"])
+def test_every_rule_and_granularity_runs(
+    settings: Settings, tmp_path: Path, shown: Any, rule: str, granularity: str
+) -> None:
+    config = settings(
+        align={"rule": rule, "granularity": granularity},
+        train=settings().train.model_dump() | {"max_steps": 2, "validate_every": 0},
+    )
+    result = train_tagging(config, tmp_path / "run", display=shown)
+    assert (result.step, result.skipped_steps) == (2, 0)
+
+
+@pytest.mark.parametrize("align", [{"rule": "gradvac", "beta": 0.1}, {"rule": "gradnorm"}])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_resume_is_exact(
+    settings: Settings, tmp_path: Path, align: dict[str, Any], accumulation: int
+) -> None:
+    optimizer = settings().optimizer.model_dump() | {"accumulation": accumulation}
+    config = settings(align=align, optimizer=optimizer)
+    train_tagging(config, tmp_path / "whole")
+
+    class CrashError(Exception):
+        pass
+
+    def crash(step: int, _: object) -> None:
+        if step == 7:
+            raise CrashError
+
+    seed_everything(config.train.seed)
+    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    with pytest.raises(CrashError):
+        train(recipe, config, tmp_path / "parts", watch=crash)
+    train_tagging(config, tmp_path / "parts")
+    whole, parts = (checkpoint.latest(tmp_path / name) for name in ("whole", "parts"))
+    assert whole is not None
+    assert parts is not None
+    assert whole.step == parts.step == 8
+    for name, value in whole.weights().items():
+        assert torch.equal(value, parts.weights()[name]), name
+    assert str(whole.state()["aligner"]) == str(parts.state()["aligner"])
+    assert whole.state()["batches"] == parts.state()["batches"]
+    logs = [
+        [
+            {key: value for key, value in entry.items() if "second" not in key}
+            for entry in read_metrics(tmp_path / name)
+        ]
+        for name in ("whole", "parts")
+    ]
+    assert logs[0] == logs[1]
+
+
+def test_both_engines_give_the_same_gradients(settings: Settings) -> None:
+    config = settings(model=settings().model.model_dump() | {"dropout": 0.0})
+    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    model = recipe.model.double()
+    batch = next(recipe.batches())
+    gradients = []
+    for engine in ("per_task", "auto"):
+        model.zero_grad()
+        aligner = Aligner(model, recipe.tasks, Sum(), engine=engine)
+        losses = recipe.losses(batch)
+        aligner.backward(losses.losses, losses.tasks)
+        aligner.detach()
+        gradients.append(
+            {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        )
+    model.zero_grad()
+    recipe.losses(batch).losses.sum().backward()
+    expected = [p.grad for p in model.parameters() if p.grad is not None]
+    assert len(expected) > 10
+    for own in gradients:
+        torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_it_learns_and_scores(trained: Path) -> None:
+    scores = score_run(trained)
+    assert all(score.f1 > 95 for score in scores.by_task.values())
+    assert scores.by_metric()[0].by_level().keys() == {"high", "low", "all"}
+    kept = read_scores(trained / "scores" / "test.best.json")
+    assert [one.metric for one in kept] == ["F1", "accuracy"]
+    assert kept[0].by_task == {task: score.f1 for task, score in scores.by_task.items()}
+    lines = (trained / "scores" / "test.best.bb.txt").read_text(encoding="utf-8").split("\n")
+    assert len(lines[0].split("\t")) == 3
+    assert sum(not line for line in lines[:-1]) == 11  # between 12 sentences
+    json.dumps(scores.to_dict())
+
+
+def test_epochs_set_the_steps(trained: Path) -> None:
+    assert read_metrics(trained)[-1]["step"] == 4 * 180 // 12
+
+
+def test_the_record_shows_similarity_between_languages(trained: Path) -> None:
+    run = load_run(trained)
+    assert run.record is not None
+    assert run.record.tasks == ("aa", "bb", "cc")
+    assert len(run.record.steps) == 12
+
+
+def test_a_moved_run_tags_without_its_data_and_encoder(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(trained, tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    tagger = Tagger.from_run("moved", device="cpu")
+    sentences = [["oldaa", "treeaa", "seesaa", "houseaa", "."], [], ["treeaa"] * 60]
+    tags = tagger.tag(sentences)
+    assert tags[0] == ["ADJ", "NOUN", "VERB", "NOUN", "PUNCT"]
+    assert [len(own) for own in tags] == [5, 0, 60]
+    assert tagger.counts["sentences cut into windows"] == 1
+
+
+def test_predictions_do_not_depend_on_the_batch(trained: Path) -> None:
+    sentences = [["oldaa", "treeaa"] * n + ["."] for n in (1, 5, 2, 9, 1)]
+    tagger = Tagger.from_run(trained, device="cpu")
+    alone = [tagger.tag([one])[0] for one in sentences]
+    assert tagger.tag(sentences) == alone
+
+
+def test_scoring_without_the_data_says_what_to_do(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"does not hold the data of .*gradvac tagging prepare"):
+        score_run(trained, overrides=[f"data.prepared={tmp_path}"])
+
+
+def test_a_run_of_another_kind_is_refused(tmp_path: Path, trained: Path) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "encoder")
+    with pytest.raises(ValueError, match="it is not a tagging run"):
+        Tagger.from_run(tmp_path / "run")
+
+
+def test_unknown_labels_and_broken_predictions_are_told(trained: Path) -> None:
+    from gradvac.tagging import Scores, score_tags
+
+    gold, predicted = [["B-PER", "B-PLANET"]], [["I-PER", "O"]]
+    score = score_tags(gold, predicted, "ner")
+    scores = Scores("run", "ner", "test", "best", {"aa": score}, {}, {"aa": 1}, "")
+    assert [one.metric for one in scores.by_metric()] == ["F1", "accuracy", "strict F1"]
+    caption = str(scores.table().caption)
+    assert "1 predicted tags break IOB2" in caption
+    assert "counted as wrong: aa 1" in caption
+    assert (score.f1, score.strict_f1) == (pytest.approx(200 / 3), 0)
