@@ -11,6 +11,7 @@ tells how reliable they are. Both give `Similarities`: steps, components, tasks,
     record.py         `record.bin` -> Record; a format that NumPy alone can read
     components.py     where in a model a component is, by its name
     heat_maps.py      an Alignment as pixels, for TensorBoard
+    step_log.py       an Alignment as a few numbers, for the log of any loop
     run.py            a run folder as report and figures see it
     statistics/       families, distances, layers, steps, runs (SciPy)
     views.py          what figures and report have in common
@@ -35,6 +36,7 @@ from gradvac.analysis.similarities import (
     load_similarities,
     save_similarities,
 )
+from gradvac.analysis.step_log import step_values
 
 __all__ = [
     "KnownDistances",
@@ -49,4 +51,5 @@ __all__ = [
     "measure",
     "read_record",
     "save_similarities",
+    "step_values",
 ]

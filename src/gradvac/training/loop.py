@@ -13,7 +13,7 @@ from typing import Generic, Literal
 import torch
 
 from gradvac import Alignment
-from gradvac.analysis import Recorder, heat_maps
+from gradvac.analysis import Recorder, heat_maps, step_values
 from gradvac.training import checkpoint
 from gradvac.training._mistakes import nearest
 from gradvac.training.display import Display
@@ -208,7 +208,7 @@ class _Loop(Generic[BatchT]):
             "lr": float(state.optimizer.param_groups[0]["lr"]),
             "gradient_norm": float(self.norm),
             "skipped_steps": state.meters.skipped,
-            **({} if alignment is None else _shown(alignment)),
+            **({} if alignment is None else step_values(alignment)),
         }
         values = {f"train/{name}": value for name, value in values.items()}
         self.log.write(state.at.step, values)
@@ -308,28 +308,3 @@ class _Loop(Generic[BatchT]):
 
     def engine(self) -> str | None:
         return None if self.state.aligner is None else self.state.aligner.engine
-
-
-def _shown(alignment: Alignment) -> dict[str, float]:
-    """What the log says of an alignment; waits for the device."""
-    return {
-        "update_cosine": float(alignment.update_cosine.mean()),
-        "update_ratio": float(alignment.update_ratio.mean()),
-        "active": _active_share(alignment),
-        "similarity": _mean_similarity(alignment),
-    }
-
-
-def _active_share(alignment: Alignment) -> float:
-    """Pairs that were altered, of all pairs."""
-    num_tasks = len(alignment.tasks)
-    num_pairs = len(alignment.components) * num_tasks * (num_tasks - 1)
-    return float(alignment.active.sum()) / max(1, num_pairs)
-
-
-def _mean_similarity(alignment: Alignment) -> float:
-    """Over all components and pairs of tasks with a gradient; NaN without any."""
-    known = alignment.norms > 0
-    pairs = known[:, :, None] & known[:, None, :]
-    pairs = pairs & ~torch.eye(len(alignment.tasks), dtype=torch.bool, device=pairs.device)
-    return float(alignment.similarity.where(pairs, 0.0).sum() / pairs.sum())

@@ -1,0 +1,132 @@
+"""Lightning: a mixin that aligns the losses of a `LightningModule`.
+
+    class Model(AlignedModule, LightningModule):
+        def configure_aligner(self):
+            return Aligner(self.net, tasks=["de", "fr"], rule=GradVac())
+
+        def training_step(self, batch, batch_idx):
+            losses = ...                                    # one entry per row
+            return self.aligned_loss(losses, batch["tasks"])
+
+Precision plugins, accumulation, clipping and checkpoints are Lightning's; the aligner's state is
+part of every checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradvac import Aligner, Alignment
+from gradvac.gradients import TasksOfRows
+from gradvac.integrations._one_process import refuse_several
+
+_STATE = "gradvac_aligner"
+
+
+class AlignedModule:
+    """Put before `LightningModule` among the bases; define `configure_aligner`.
+
+    Attributes:
+        alignment: What the last optimiser step did; None before the first.
+    """
+
+    alignment: Alignment | None = None
+    _aligner: Aligner | None = None
+    _aligner_state: Mapping[str, Any] | None = None
+    _rows: tuple[Tensor, TasksOfRows | None, tuple[str, ...]] | None = None
+    _is_checked = False
+
+    def configure_aligner(self) -> Aligner:
+        """Make the aligner; called once, when training starts."""
+        raise ValueError(
+            f"{type(self).__name__}.configure_aligner: is missing; return an Aligner of the "
+            "parameters that are trained."
+        )
+
+    @property
+    def aligner(self) -> Aligner:
+        """The aligner; made when it is first asked for."""
+        if self._aligner is None:
+            self._aligner = self.configure_aligner()
+            if self._aligner_state is not None:
+                self._aligner.load_state_dict(self._aligner_state)
+                self._aligner_state = None
+        return self._aligner
+
+    def aligned_loss(
+        self, losses: Tensor | Mapping[str, Tensor], tasks_of_rows: TasksOfRows | None = None
+    ) -> Tensor:
+        """The loss that `training_step` returns: the sum of the rows, whose tasks are kept.
+
+        Args:
+            losses: One entry per row with `tasks_of_rows`, or a mapping task -> loss.
+            tasks_of_rows: The task of every entry.
+        """
+        if isinstance(losses, Mapping):
+            rows, names = torch.stack(list(losses.values())), tuple(losses)
+        else:
+            rows, names = losses, ()
+        self._rows = (rows, tasks_of_rows, names)
+        return rows.sum()
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Align instead of `loss.backward()`; called by Lightning with the scaled loss."""
+        if args or kwargs:
+            raise ValueError(f"backward: takes the loss alone, got also {[*args, *kwargs]}.")
+        if self._rows is None:
+            raise ValueError(
+                "training_step: its loss did not come from self.aligned_loss(losses, tasks), so "
+                "that the tasks of its rows are unknown; return what that gives."
+            )
+        rows, tasks, names = self._rows
+        self._rows = None
+        trainer: Any = self.trainer  # type: ignore[attr-defined]
+        refuse_several(trainer.world_size, "Trainer(devices=1, num_nodes=1)")
+        # What Lightning did to the loss (accumulation, loss scaling), as a factor of every row.
+        try:
+            (factors,) = torch.autograd.grad(loss, rows, retain_graph=True)
+        except RuntimeError as error:
+            raise ValueError(
+                "training_step: its loss does not depend on the rows of self.aligned_loss; return "
+                "what that gives."
+            ) from error
+        scaled = rows * factors
+        if not self._is_checked:
+            self._check(loss, scaled)
+        is_accumulating = self.automatic_optimization and trainer.fit_loop._should_accumulate()  # type: ignore[attr-defined]
+        losses: Any = dict(zip(names, scaled.unbind(), strict=True)) if names else scaled
+        alignment = self.aligner.backward(losses, tasks, accumulate=is_accumulating)
+        if alignment is not None:
+            self.alignment = alignment
+
+    def _check(self, loss: Tensor, scaled: Tensor) -> None:
+        """Once: the loss is nothing but the rows, or a part of it would be lost."""
+        self._is_checked = True
+        if loss.isfinite() and not torch.isclose(loss, scaled.sum(), rtol=1e-2, atol=1e-6):
+            raise ValueError(
+                f"training_step: its loss is {float(loss):.6g}, but the rows it was made of add up "
+                f"to {float(scaled.sum()):.6g}; a term that is no row of self.aligned_loss would "
+                "be left out. Add it to the rows, or make it a task."
+            )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put the aligner's state into a checkpoint."""
+        super().on_save_checkpoint(checkpoint)  # type: ignore[misc]
+        if self._aligner is not None:
+            checkpoint[_STATE] = self._aligner.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take it from there; the aligner may be made later."""
+        super().on_load_checkpoint(checkpoint)  # type: ignore[misc]
+        state = checkpoint.get(_STATE)
+        if state is not None and self._aligner is not None:
+            self._aligner.load_state_dict(state)
+        else:
+            self._aligner_state = state
+
+
+__all__ = ["AlignedModule"]

@@ -1,0 +1,246 @@
+"""Transformers: a `Trainer` whose batches mix tasks and whose backward pass is aligned.
+
+    trainer = AlignedTrainer(
+        model=model,
+        args=TrainingArguments("out", per_device_train_batch_size=32),
+        train_dataset=dataset,                  # every example has a column "task"
+        tasks=["de", "fr", "sw"],
+        rule=GradVac(),
+    )
+    trainer.train()
+
+Everything else is the Trainer's: precision, clipping, accumulation, evaluation, logging,
+checkpoints and `resume_from_checkpoint`, which include the aligner. With `rule=Sum()` the
+gradients are those of the plain Trainer.
+"""
+
+# B rows
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Seq2SeqTrainer, Trainer, default_data_collator
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from gradvac import Aligner, Alignment, Sum
+from gradvac.analysis import step_values
+from gradvac.integrations._one_process import refuse_several
+from gradvac.integrations._row_losses import Normaliser, logits_of, sum_by_row
+
+TASKS_OF_ROWS = "tasks_of_rows"
+_STATE = "aligner.pt"
+RowLosses = Callable[[Any, Tensor, Tensor | int | None], Tensor]
+
+
+class TaskCollator:
+    """A data collator that carries the task of every example beside the batch of another.
+
+    Args:
+        collator: Makes a batch of examples without their tasks.
+        column: Name of the tasks' column.
+    """
+
+    def __init__(
+        self, collator: Callable[[list[Any]], Any] = default_data_collator, column: str = "task"
+    ) -> None:
+        self.collator, self.column = collator, column
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Collate, and put the tasks under "tasks_of_rows"."""
+        missing = [number for number, one in enumerate(features) if self.column not in one]
+        if missing:
+            raise ValueError(
+                f"train_dataset: example {missing[0]} of the batch has no column {self.column!r} "
+                f"with its task; its columns are {', '.join(features[missing[0]])}."
+            )
+        tasks = [one[self.column] for one in features]
+        rest = [{k: v for k, v in one.items() if k != self.column} for one in features]
+        return {**self.collator(rest), TASKS_OF_ROWS: tasks}
+
+
+class _Aligned:
+    """What makes a Trainer aligned; put before it among the bases.
+
+    Args:
+        tasks: Names, in the order to show them.
+        rule: How task gradients are combined; default `GradVac()`.
+        granularity: Which parameters share a component.
+        engine: How task gradients are obtained.
+        aligner_options: Further arguments of `Aligner`.
+        task_column: The examples' column with the name of their task.
+        row_losses: For losses that are not plain cross-entropy or squared error: a function of the
+            model's outputs, the labels and `num_items_in_batch` (the labels of the whole step, or
+            None) that returns one loss per row, `[B]`. Divide by `num_items_in_batch` if it is
+            given, by the labels of the batch otherwise.
+        options: The Trainer's own arguments.
+
+    Raises:
+        ValueError: There are several processes, or an option that replaces the loss or the
+            backward pass.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        tasks: Sequence[str],
+        rule: Any = None,
+        granularity: Any = "all_layer",
+        engine: str = "auto",
+        aligner_options: Mapping[str, Any] | None = None,
+        task_column: str = "task",
+        row_losses: RowLosses | None = None,
+        **options: Any,
+    ) -> None:
+        self._task_column, self._row_losses = task_column, row_losses
+        super().__init__(*args, **options)
+        self._refuse()
+        if not isinstance(self.data_collator, TaskCollator):
+            self.data_collator = TaskCollator(self.data_collator, task_column)
+        self.aligner = Aligner(
+            self.model, tasks, rule, granularity, engine, **(aligner_options or {})
+        )
+        self.alignment: Alignment | None = None
+        self._normaliser = Normaliser()
+        name = type(getattr(self.model, "base_model", self.model)).__name__
+        causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+        self._is_causal = type(self.model).__name__ in causal or name in causal
+
+    def _refuse(self) -> None:
+        args = self.args
+        refuse_several(args.world_size, "without torchrun or accelerate launch")
+        refuse_several(args.n_gpu, "with CUDA_VISIBLE_DEVICES set to one GPU")
+        taken = {
+            "DeepSpeed": self.is_deepspeed_enabled,
+            "FSDP": self.is_fsdp_enabled,
+        }
+        for name, is_on in taken.items():
+            if is_on:
+                raise ValueError(f"args: {name} runs the backward pass itself; switch it off.")
+        replaced = {
+            "compute_loss_func": self.compute_loss_func is not None,
+            "label_smoothing_factor": bool(args.label_smoothing_factor),
+        }
+        for name, is_on in replaced.items():
+            if is_on:
+                raise ValueError(
+                    f"{name}: gives one loss for the whole batch; give row_losses instead, which "
+                    "gives one per row."
+                )
+        if self.model_init is not None:
+            raise ValueError("model_init: the aligner belongs to one model; give model instead.")
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        if self._task_column not in self._signature_columns:
+            self._signature_columns.append(self._task_column)
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """One micro-batch: forward, losses of rows, aligned backward."""
+        model.train()
+        if callable(switch := getattr(self.optimizer, "train", None)):
+            switch()
+        inputs = dict(inputs)
+        tasks = inputs.pop(TASKS_OF_ROWS)
+        inputs = self._prepare_inputs(inputs)
+        with self.compute_loss_context_manager():
+            losses = self._losses(model, inputs, num_items_in_batch)
+        if not (self.model_accepts_loss_kwargs and num_items_in_batch is not None):
+            losses = losses / self.current_gradient_accumulation_steps
+        if len(losses) != len(tasks):
+            raise ValueError(
+                f"row_losses: gave {len(losses)} entries for {len(tasks)} rows; give one per row."
+            )
+        scaler = self.accelerator.scaler
+        alignment = self.aligner.backward(
+            losses if scaler is None else scaler.scale(losses),
+            tasks,
+            accumulate=not self.accelerator.sync_gradients,
+        )
+        if alignment is not None:
+            self.alignment = alignment
+        return losses.detach().sum()
+
+    def _losses(
+        self, model: nn.Module, inputs: dict[str, Any], num_items: Tensor | int | None
+    ) -> Tensor:
+        """Losses of rows that add up to what the Trainer would have called the loss."""
+        labels = inputs.get("labels")
+        if not isinstance(labels, Tensor):
+            raise ValueError("train_dataset: its batches have no labels; give them.")
+        if self._row_losses is not None:
+            return self._row_losses(model(**inputs), labels, num_items)
+        needs_own = self._normaliser.needs_own_loss(self.current_gradient_accumulation_steps)
+        given = inputs
+        if needs_own:
+            if self.model_accepts_loss_kwargs and num_items is not None:
+                given = {**inputs, "num_items_in_batch": num_items}
+        else:
+            given = _without_labels(self.model, inputs)
+        outputs = model(**given)
+        own = outputs["loss"].detach() if needs_own else None
+        sums, counts = sum_by_row(logits_of(outputs), labels, shifted=self._is_causal)
+        return sums * self._normaliser.factor(sums, counts, num_items, own)
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **options: Any
+    ) -> Any:
+        """Evaluate without the tasks of rows, which the model does not know."""
+        rest = {key: value for key, value in inputs.items() if key != TASKS_OF_ROWS}
+        return super().prediction_step(model, rest, *args, **options)
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        """Log what the last step did, beside the loss."""
+        if "loss" in logs and self.alignment is not None:
+            values = step_values(self.alignment)
+            logs |= {f"gradvac/{name}": value for name, value in values.items()}
+        super().log(logs, *args, **options)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        torch.save(self.aligner.state_dict(), os.path.join(output_dir, _STATE))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        path = os.path.join(checkpoint, _STATE)
+        if os.path.isfile(path):
+            self.aligner.load_state_dict(torch.load(path, weights_only=True))
+        elif not isinstance(self.aligner.rule, Sum):
+            raise ValueError(
+                f"resume_from_checkpoint: {checkpoint} has no {_STATE}, so the rule's state is "
+                "lost; to start afresh from its weights, load the model from there instead."
+            )
+
+
+def _without_labels(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Inputs that spare the model its own loss, where it does not need the labels otherwise."""
+    rest = {key: value for key, value in inputs.items() if key != "labels"}
+    config = getattr(model, "config", None)
+    if not getattr(config, "is_encoder_decoder", False) or "decoder_input_ids" in rest:
+        return rest
+    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if prepare is None:
+        return inputs
+    return {**rest, "decoder_input_ids": prepare(labels=inputs["labels"])}
+
+
+class AlignedTrainer(_Aligned, Trainer):  # type: ignore[misc]
+    __doc__ = _Aligned.__doc__
+
+
+class AlignedSeq2SeqTrainer(_Aligned, Seq2SeqTrainer):  # type: ignore[misc]
+    __doc__ = _Aligned.__doc__
+
+
+__all__ = ["TASKS_OF_ROWS", "AlignedSeq2SeqTrainer", "AlignedTrainer", "TaskCollator"]
