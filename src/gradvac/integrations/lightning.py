@@ -106,10 +106,11 @@ class AlignedModule:
     def _check(self, loss: Tensor, scaled: Tensor) -> None:
         """Once: the loss is nothing but the rows, or a part of it would be lost."""
         self._is_checked = True
-        if loss.isfinite() and not torch.isclose(loss, scaled.sum(), rtol=1e-2, atol=1e-6):
+        total, rows = loss.detach(), scaled.detach().sum()
+        if total.isfinite() and not torch.isclose(total, rows, rtol=1e-2, atol=1e-6):
             raise ValueError(
-                f"training_step: its loss is {float(loss):.6g}, but the rows it was made of add up "
-                f"to {float(scaled.sum()):.6g}; a term that is no row of self.aligned_loss would "
+                f"training_step: its loss is {float(total):.6g}, but the rows it was made of add up "
+                f"to {float(rows):.6g}; a term that is no row of self.aligned_loss would "
                 "be left out. Add it to the rows, or make it a task."
             )
 

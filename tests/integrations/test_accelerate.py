@@ -1,0 +1,144 @@
+"""Accelerate: one line instead of `accelerator.backward`, with its accumulation and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from torch import Tensor, nn
+
+from gradvac import Aligner, GradVac, Sum
+from gradvac.integrations.accelerate import AcceleratedAligner
+
+TASKS = ["de", "fr"]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state() -> Iterator[None]:
+    """Accelerate keeps its state in classes."""
+    yield
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def data() -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(1)
+    return [(torch.randn(6, 4), torch.randn(6)) for _ in range(8)]
+
+
+TASKS_OF_ROWS = ["de", "fr", "fr", "de", "de", "fr"]
+
+
+def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    return model, torch.optim.Adam(model.parameters(), lr=1e-2)
+
+
+def losses_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return (model(batch[0])[:, 0] - batch[1]).square() / 6
+
+
+def run(
+    rule: Any, *, accumulation: int = 1, batches: Any = None, folder: Path | None = None
+) -> tuple[nn.Module, AcceleratedAligner]:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
+    model, optimizer = accelerator.prepare(*model_and_optimizer())
+    aligner = AcceleratedAligner(
+        accelerator, Aligner(accelerator.unwrap_model(model), TASKS, rule, engine="per_task")
+    )
+    if folder is not None and folder.is_dir():
+        accelerator.load_state(str(folder))
+    for batch in data() if batches is None else batches:
+        with accelerator.accumulate(model):
+            aligner.backward(losses_of(model, batch), TASKS_OF_ROWS)
+            optimizer.step()
+            optimizer.zero_grad()
+    if folder is not None:
+        accelerator.save_state(str(folder))
+    return accelerator.unwrap_model(model), aligner
+
+
+def assert_equal(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, **(tolerance or {"rtol": 0, "atol": 0}))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_sum_gives_accelerates_own_steps(accumulation: int) -> None:
+    found, _ = run(Sum(), accumulation=accumulation)
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
+    model, optimizer = accelerator.prepare(*model_and_optimizer())
+    for batch in data():
+        with accelerator.accumulate(model):
+            accelerator.backward(losses_of(model, batch).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_equal(found, accelerator.unwrap_model(model), rtol=1e-5, atol=1e-6)
+
+
+def test_equal_to_a_bare_aligner_loop() -> None:
+    found, _ = run(GradVac(), accumulation=2)
+    model, optimizer = model_and_optimizer()
+    aligner = Aligner(model, TASKS, GradVac(), engine="per_task")
+    for number, batch in enumerate(data()):
+        rows = losses_of(model, batch) / 2
+        aligner.backward(rows, TASKS_OF_ROWS, accumulate=number % 2 == 0)
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_equal(found, model)
+
+
+def test_saved_and_loaded_it_is_the_uninterrupted_run(tmp_path: Path) -> None:
+    whole, aligner = run(GradVac(beta=0.3))
+    run(GradVac(beta=0.3), batches=data()[:4], folder=tmp_path / "state")
+    parts, again = run(GradVac(beta=0.3), batches=data()[4:], folder=tmp_path / "state")
+    assert_equal(parts, whole)
+    assert str(again.state_dict()) == str(aligner.state_dict())
+
+
+def test_a_mapping_of_losses(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    model, _ = accelerator.prepare(*model_and_optimizer())
+    aligner = AcceleratedAligner(accelerator, Aligner(model, TASKS, Sum(), engine="per_task"))
+    batch = data()[0]
+    rows = losses_of(model, batch)
+    alignment = aligner.backward({"de": rows[:3].sum(), "fr": rows[3:].sum()})
+    assert alignment is not None
+    assert alignment.tasks == ("de", "fr")
+
+
+class Scaler:
+    """As much of a GradScaler as is asked of one; the CPU has no float16 training."""
+
+    def scale(self, losses: Tensor) -> Tensor:
+        return losses * 1024.0
+
+
+def test_loss_scaling_reaches_every_row() -> None:
+    accelerator = Accelerator(cpu=True)
+    model, _ = accelerator.prepare(*model_and_optimizer())
+    aligner = AcceleratedAligner(accelerator, Aligner(model, TASKS, Sum(), engine="per_task"))
+    aligner.backward(losses_of(model, data()[0]), TASKS_OF_ROWS)
+    plain = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    accelerator.scaler = Scaler()
+    aligner.backward(losses_of(model, data()[0]), TASKS_OF_ROWS)
+    for gradient, parameter in zip(plain, model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient * 1024)
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = Accelerator(cpu=True)
+    model, _ = accelerator.prepare(*model_and_optimizer())
+    monkeypatch.setattr(Accelerator, "num_processes", property(lambda _: 4))
+    with pytest.raises(ValueError, match="there are 4, and each would combine its own"):
+        AcceleratedAligner(accelerator, Aligner(model, TASKS, engine="per_task"))

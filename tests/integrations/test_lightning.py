@@ -1,0 +1,206 @@
+"""Lightning: a mixin whose steps are Lightning's with Sum(), and a bare Aligner's otherwise."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from gradvac import Aligner, GradVac, Sum
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its own imports
+    from lightning.pytorch import LightningModule, Trainer
+
+    from gradvac.integrations.lightning import AlignedModule
+
+TASKS = ["de", "fr"]
+TASKS_OF_ROWS = ["de", "fr", "fr", "de", "de", "fr"]
+
+
+@pytest.fixture(autouse=True)
+def _its_own_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning")
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        yield
+
+
+def data() -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(1)
+    return [(torch.randn(6, 4), torch.randn(6)) for _ in range(7)]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+class Plain(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def losses(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return (self.net(batch[0])[:, 0] - batch[1]).square() / 6
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.losses(batch).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.net.parameters(), lr=1e-2)
+
+
+class Aligned(AlignedModule, Plain):
+    def __init__(self, rule: Any = None) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def configure_aligner(self) -> Aligner:
+        return Aligner(self.net, TASKS, self.rule, engine="per_task")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.aligned_loss(self.losses(batch), TASKS_OF_ROWS)
+
+
+def fit(module: LightningModule, folder: Path, **options: Any) -> Trainer:
+    checkpoint = options.pop("ckpt_path", None)
+    trainer = Trainer(
+        **{
+            "accelerator": "cpu",
+            "max_epochs": 2,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "default_root_dir": str(folder),
+            **options,
+        }
+    )
+    loader = DataLoader(data(), batch_size=None)  # type: ignore[arg-type]
+    trainer.fit(module, loader, ckpt_path=checkpoint, weights_only=False)
+    return trainer
+
+
+def assert_equal(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, **(tolerance or {"rtol": 0, "atol": 0}))
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_sum_gives_lightnings_own_steps(tmp_path: Path, accumulation: int) -> None:
+    plain, aligned = Plain(), Aligned(Sum())
+    for module in (plain, aligned):
+        fit(module, tmp_path, accumulate_grad_batches=accumulation, gradient_clip_val=0.5)
+    assert_equal(aligned.net, plain.net, rtol=1e-5, atol=1e-6)
+
+
+def test_equal_to_a_bare_aligner_loop(tmp_path: Path) -> None:
+    """Seven batches in groups of three: the last group of an epoch is a single one."""
+    module = Aligned(GradVac(beta=0.2))
+    fit(module, tmp_path, accumulate_grad_batches=3)
+    net = network()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    aligner = Aligner(net, TASKS, GradVac(beta=0.2), engine="per_task")
+    for _ in range(2):
+        for number, (x, y) in enumerate(data()):
+            rows = (net(x)[:, 0] - y).square() / 6 / 3
+            is_last = number % 3 == 2 or number == 6
+            alignment = aligner.backward(rows, TASKS_OF_ROWS, accumulate=not is_last)
+            if is_last:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert_equal(module.net, net, rtol=1e-6, atol=1e-7)
+    assert module.alignment is not None
+    assert alignment is not None
+    torch.testing.assert_close(module.alignment.similarity, alignment.similarity)
+
+
+def test_a_resumed_trainer_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole, parts, again = (Aligned(GradVac(beta=0.3)) for _ in range(3))
+    fit(whole, tmp_path, max_epochs=2)
+    trainer = fit(parts, tmp_path, max_epochs=1)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    assert "gradvac_aligner" in torch.load(tmp_path / "one.ckpt", weights_only=False)
+    fit(again, tmp_path, max_epochs=2, ckpt_path=tmp_path / "one.ckpt")
+    assert_equal(again.net, whole.net)
+    assert str(again.aligner.state_dict()) == str(whole.aligner.state_dict())
+
+
+def test_the_precision_plugins_scale_reaches_every_row(tmp_path: Path) -> None:
+    from lightning.pytorch.plugins.precision import MixedPrecision
+
+    class Scaling(MixedPrecision):
+        """Loss scaling without float16, which the CPU has not."""
+
+        def __init__(self) -> None:
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+            super().__init__("16-mixed", "cpu", scaler)
+
+        def forward_context(self) -> Any:
+            return torch.autocast("cpu", enabled=False)
+
+    seen: list[float] = []
+
+    class Watched(Aligned):
+        def on_after_backward(self) -> None:
+            seen.append(float(self.net[0].weight.grad.norm()))
+
+    scaled, plain = Watched(Sum()), Watched(Sum())
+    fit(scaled, tmp_path, plugins=[Scaling()], max_epochs=1)
+    num = len(seen)
+    fit(plain, tmp_path, max_epochs=1)
+    assert seen[0] == pytest.approx(1024 * seen[num], rel=1e-4)
+    assert_equal(scaled.net, plain.net, rtol=1e-4, atol=1e-6)
+
+
+def test_a_mapping_of_losses(tmp_path: Path) -> None:
+    class Heads(Aligned):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            rows = self.losses(batch)
+            return self.aligned_loss({"de": rows[:3].sum(), "fr": rows[3:].sum()})
+
+    module = Heads(GradVac())
+    fit(module, tmp_path, max_epochs=1)
+    assert module.alignment is not None
+    assert module.alignment.tasks == ("de", "fr")
+
+
+def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unaware(Aligned):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.losses(batch).sum()
+
+    class WithAPenalty(Aligned):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            penalty = self.net[0].weight.square().sum()
+            return self.aligned_loss(self.losses(batch), TASKS_OF_ROWS) + penalty
+
+    class Detached(Aligned):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.aligned_loss(self.losses(batch), TASKS_OF_ROWS)
+            return self.losses(batch).sum()
+
+    class Unconfigured(AlignedModule, Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.aligned_loss(self.losses(batch), TASKS_OF_ROWS)
+
+    for module, said in (
+        (Unaware(Sum()), r"did not come from self\.aligned_loss"),
+        (WithAPenalty(Sum()), "a term that is no row of"),
+        (Detached(Sum()), "does not depend on the rows"),
+        (Unconfigured(), r"Unconfigured\.configure_aligner: is missing"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            fit(module, tmp_path, max_epochs=1)
+    monkeypatch.setattr(Trainer, "world_size", property(lambda _: 2))
+    with pytest.raises(ValueError, match="there are 2, and each would combine"):
+        fit(Aligned(Sum()), tmp_path, max_epochs=1)

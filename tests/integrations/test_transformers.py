@@ -1,0 +1,306 @@
+"""AlignedTrainer: the plain Trainer's gradients with Sum(), a bare Aligner's with any rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    Trainer,
+    TrainerCallback,
+    default_data_collator,
+)
+
+from gradvac import Aligner, GradVac, PCGrad, Sum
+from gradvac.integrations._row_losses import sum_by_row
+from gradvac.integrations.transformers import (
+    AlignedSeq2SeqTrainer,
+    AlignedTrainer,
+    TaskCollator,
+)
+
+TASKS = ["de", "fr", "sw"]
+KINDS = ["tokens", "classes", "values", "causal", "seq2seq"]
+Make = Callable[..., Any]
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradients of every optimiser step."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Tensor]] = []
+
+    def on_pre_optimizer_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
+        self.steps.append(
+            {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        )
+
+
+def assert_same(one: Gradients, other: Gradients) -> None:
+    assert len(one.steps) == len(other.steps) > 0
+    for mine, theirs in zip(one.steps, other.steps, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, gradient in mine.items():
+            torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sum_gives_the_plain_trainers_gradients(
+    kind: str, accumulation: int, make_model: Make, make_examples: Make, arguments: Make
+) -> None:
+    """Seven micro-batches in groups of three: the last group is a single one."""
+    examples = make_examples(kind, 42)
+    options: dict[str, Any] = {
+        "gradient_accumulation_steps": accumulation,
+        "max_steps": -1,
+        "num_train_epochs": 2,
+        "max_grad_norm": 0.0,
+    }
+    found = []
+    plain_rows = [{k: v for k, v in one.items() if k != "task"} for one in examples]
+    for trainer_class in (Trainer, AlignedTrainer):
+        kept = Gradients()
+        aligned: dict[str, Any] = {}
+        if trainer_class is AlignedTrainer:
+            aligned = {"tasks": TASKS, "rule": Sum(), "engine": "per_task"}
+        trainer = trainer_class(
+            model=make_model(kind),
+            args=arguments(**options),
+            train_dataset=examples if aligned else plain_rows,
+            callbacks=[kept],
+            **aligned,
+        )
+        result = trainer.train()
+        found.append((kept, result.training_loss, trainer.state.log_history))
+    assert_same(found[1][0], found[0][0])
+    assert found[1][1] == pytest.approx(found[0][1], rel=1e-4)
+
+
+def bare_loop(kind: str, model: nn.Module, examples: list[dict[str, Any]], rule: Any) -> list[Any]:
+    """The loop a reader would write: two steps of two micro-batches of six.
+
+    The Trainer's GPT-2 divides by all labels of the step, its BERT by those of the micro-batch.
+    """
+    aligner = Aligner(model, TASKS, rule, engine="per_task")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    is_causal = kind == "causal"
+    alignments = []
+    for step in range(2):
+        groups = [examples[12 * step + 6 * n : 12 * step + 6 * (n + 1)] for n in (0, 1)]
+        rows = [[{k: v for k, v in one.items() if k != "task"} for one in own] for own in groups]
+        batches = [default_data_collator(own) for own in rows]
+        labels = [batch.pop("labels") for batch in batches]
+        counts = [int((own != -100).sum()) for own in labels]
+        for number, (batch, own) in enumerate(zip(batches, groups, strict=True)):
+            sums, _ = sum_by_row(model(**batch).logits, labels[number], shifted=is_causal)
+            divisor = sum(counts) if is_causal else counts[number]
+            alignment = aligner.backward(
+                sums / divisor, [one["task"] for one in own], accumulate=number == 0
+            )
+        alignments.append(alignment)
+        optimizer.step()
+        optimizer.zero_grad()
+    return alignments
+
+
+class InOrder(AlignedTrainer):
+    """Examples in the order they come, so that a bare loop can follow."""
+
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "causal"])
+@pytest.mark.parametrize("rule", [GradVac, PCGrad])
+def test_equal_to_a_bare_aligner_loop(
+    rule: Any, kind: str, make_model: Make, make_examples: Make, arguments: Make
+) -> None:
+    examples = make_examples(kind, 24)
+    model, bare = make_model(kind), make_model(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    trainer = InOrder(
+        model=model,
+        args=arguments(gradient_accumulation_steps=2, max_steps=2, max_grad_norm=0.0),
+        train_dataset=examples,
+        optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)),
+        tasks=TASKS,
+        rule=rule(),
+        engine="per_task",
+    )
+    trainer.train()
+    alignments = bare_loop(kind, bare, examples, rule())
+    assert trainer.alignment is not None
+    torch.testing.assert_close(trainer.alignment.gram, alignments[-1].gram, rtol=1e-4, atol=1e-8)
+    torch.testing.assert_close(trainer.alignment.weights, alignments[-1].weights)
+    for (name, mine), theirs in zip(model.named_parameters(), bare.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_resumed_trainer_equals_an_uninterrupted_one(
+    accumulation: int, make_model: Make, make_examples: Make, arguments: Make, tmp_path: Path
+) -> None:
+    def trainer(folder: str, **options: Any) -> AlignedTrainer:
+        return AlignedTrainer(
+            model=make_model("tokens"),
+            args=arguments(
+                output_dir=str(tmp_path / folder),
+                gradient_accumulation_steps=accumulation,
+                save_strategy="steps",
+                save_steps=2,
+                **options,
+            ),
+            train_dataset=make_examples("tokens"),
+            tasks=TASKS,
+            rule=GradVac(beta=0.3),
+            engine="per_task",
+        )
+
+    whole = trainer("whole")
+    whole.train()
+    trainer("parts").train()  # writes the checkpoint of step 2 as well
+    again = trainer("parts")
+    again.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-2"))
+    assert again.state.global_step == 4
+    for mine, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert str(again.aligner.state_dict()) == str(whole.aligner.state_dict())
+    fresh = trainer("fresh")
+    assert str(fresh.aligner.state_dict()) != str(whole.aligner.state_dict())
+
+
+def test_a_checkpoint_without_the_aligner_is_refused(
+    make_model: Make, make_examples: Make, arguments: Make, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
+    rows = [{k: v for k, v in one.items() if k != "task"} for one in make_examples("tokens")]
+    Trainer(make_model("tokens"), arguments(**options), train_dataset=rows).train()
+    trainer = AlignedTrainer(
+        make_model("tokens"),
+        arguments(**options),
+        train_dataset=make_examples("tokens"),
+        tasks=TASKS,
+        engine="per_task",
+    )
+    with pytest.raises(ValueError, match=r"has no aligner\.pt"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+
+
+def test_logging_and_evaluation(make_model: Make, make_examples: Make, arguments: Make) -> None:
+    trainer = AlignedSeq2SeqTrainer(
+        model=make_model("seq2seq"),
+        args=seq2seq(arguments()),
+        train_dataset=make_examples("seq2seq"),
+        eval_dataset=make_examples("seq2seq", 6),
+        tasks=TASKS,
+        rule=GradVac(),
+        engine="per_task",
+    )
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(logged) == 2
+    for name in ("similarity", "active", "update_cosine", "update_ratio"):
+        assert f"gradvac/{name}" in logged[0]
+    assert trainer.evaluate()["eval_loss"] > 0
+    assert trainer.predict(make_examples("seq2seq", 6)).predictions is not None
+
+
+def seq2seq(args: Any) -> Any:
+    from transformers import Seq2SeqTrainingArguments
+
+    known = {"output_dir": args.output_dir, "max_steps": 4, "per_device_train_batch_size": 6}
+    rest = {"report_to": [], "save_strategy": "no", "logging_steps": 2, "use_cpu": True}
+    return Seq2SeqTrainingArguments(**known, **rest, disable_tqdm=True)
+
+
+class OddLoss(BertForTokenClassification):
+    """A model whose own loss is no plain cross-entropy."""
+
+    def forward(self, input_ids: Any, attention_mask: Any, labels: Any = None, **rest: Any) -> Any:
+        outputs = super().forward(input_ids, attention_mask, labels=labels, **rest)
+        if outputs.loss is not None:
+            outputs.loss = outputs.loss + 1.0
+        return outputs
+
+
+def test_a_loss_of_ones_own_is_noticed_and_can_be_given(
+    make_examples: Make, arguments: Make
+) -> None:
+    config = BertConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        num_labels=5,
+    )
+
+    def trainer(**options: Any) -> AlignedTrainer:
+        return AlignedTrainer(
+            OddLoss(config),
+            arguments(max_steps=1),
+            train_dataset=make_examples("tokens"),
+            tasks=TASKS,
+            engine="per_task",
+            **options,
+        )
+
+    with pytest.raises(ValueError, match=r"row_losses: the model's loss is .* Give row_losses"):
+        trainer().train()
+
+    def rows(outputs: Any, labels: Tensor, num_items: Any) -> Tensor:
+        sums, _ = sum_by_row(outputs.logits, labels, shifted=False)
+        return sums / num_items + 1.0 / len(labels)
+
+    trainer(row_losses=rows).train()
+    with pytest.raises(ValueError, match="gave 1 entries for 6 rows"):
+        trainer(row_losses=lambda outputs, *_: outputs.loss[None]).train()
+
+
+def test_options_that_replace_the_loss_are_refused(
+    make_model: Make, make_examples: Make, arguments: Make
+) -> None:
+    model = make_model("tokens")
+    with pytest.raises(ValueError, match=r"label_smoothing_factor: .*row_losses instead"):
+        AlignedTrainer(model, arguments(label_smoothing_factor=0.1), tasks=TASKS)
+    with pytest.raises(ValueError, match=r"compute_loss_func: .*row_losses instead"):
+        AlignedTrainer(model, arguments(), tasks=TASKS, compute_loss_func=lambda *_: None)
+
+
+def test_several_processes_are_refused(
+    make_model: Make, arguments: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = arguments()
+    monkeypatch.setattr(type(args), "world_size", property(lambda _: 2))
+    with pytest.raises(ValueError, match="there are 2, and each would combine its own task"):
+        AlignedTrainer(make_model("tokens"), args, tasks=TASKS)
+
+
+def test_examples_without_a_task_are_named(
+    make_model: Make, make_examples: Make, arguments: Make
+) -> None:
+    examples = make_examples("tokens")
+    rows = [{k: v for k, v in one.items() if k != "task"} for one in examples]
+    with pytest.raises(ValueError, match="example 0 of the batch has no column 'task'"):
+        AlignedTrainer(make_model("tokens"), arguments(), train_dataset=rows, tasks=TASKS).train()
+    with pytest.raises(ValueError, match="sw"):
+        AlignedTrainer(
+            make_model("tokens"), arguments(), train_dataset=examples, tasks=["de", "fr"]
+        ).train()
+
+
+def test_a_collator_of_ones_own_stays_in_use(make_examples: Make) -> None:
+    collator = TaskCollator(lambda rows: {"num": len(rows), "keys": sorted(rows[0])})
+    batch = collator(make_examples("tokens", 3))
+    assert batch == {
+        "num": 3,
+        "keys": ["attention_mask", "input_ids", "labels"],
+        "tasks_of_rows": TASKS,
+    }
