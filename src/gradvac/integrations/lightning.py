@@ -109,8 +109,8 @@ class AlignedModule:
         total, rows = loss.detach(), scaled.detach().sum()
         if total.isfinite() and not torch.isclose(total, rows, rtol=1e-2, atol=1e-6):
             raise ValueError(
-                f"training_step: its loss is {float(total):.6g}, but the rows it was made of add up "
-                f"to {float(rows):.6g}; a term that is no row of self.aligned_loss would "
+                f"training_step: its loss is {float(total):.6g}, but the rows it was made of add "
+                f"up to {float(rows):.6g}; a term that is no row of self.aligned_loss would "
                 "be left out. Add it to the rows, or make it a task."
             )
 

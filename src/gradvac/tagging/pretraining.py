@@ -1,7 +1,8 @@
 """`pretrain`: a small multilingual encoder by masked language modelling, in Hugging Face's format.
 
-It is a recipe like the others: the same loop, log, checkpoints and exact resume. At the end
-RUN/encoder/ holds what `AutoModel` and `AutoTokenizer` load.
+It is a recipe like the others: the same loop, log, checkpoints and exact resume. A task is a
+language; with `align.rule = "none"` nothing is aligned: plain training. At the
+end RUN/encoder/ holds what `AutoModel` and `AutoTokenizer` load.
 """
 
 # B rows, S sub-words, M hidden ones, D width, V vocabulary
@@ -37,7 +38,6 @@ from gradvac.training import (
     train,
 )
 
-ALL_TEXT = "text"  # the one task, unless every language is one
 _TOKENIZER, _MANIFEST = "tokenizer", "manifest.json"
 
 
@@ -50,7 +50,6 @@ class TextConfig(Section):
         languages: Codes, in the place of `{lang}`.
         sources: `gradvac.tagging.text` explains them.
         dev_share: Share of every language's blocks that is kept for validation.
-        by_language: Every language is a task; else all text is one, and nothing is aligned.
     """
 
     prepared: Path
@@ -58,7 +57,6 @@ class TextConfig(Section):
     languages: list[str] = Field(min_length=1)
     sources: list[str] = Field(min_length=1)
     dev_share: float = Field(default=0.01, gt=0, lt=1)
-    by_language: bool = False
 
 
 class EncoderConfig(Section):
@@ -129,7 +127,7 @@ class TextData:
                 config.text.sources, config.text.languages, config.text.root
             )
             relevant = config.text.model_dump(
-                mode="json", exclude={"prepared", "root", "by_language", "dev_share"}
+                mode="json", exclude={"prepared", "root", "dev_share"}
             )
             settings = [relevant, config.tokenizer.model_dump(), config.batch.tokens]
             self.signature = hash_of([settings, config.encoder.max_tokens, texts])
@@ -169,7 +167,7 @@ class PretrainRecipe:
 
     def __init__(self, config: PretrainConfig, data: TextData) -> None:
         self.config, self.data, self.tokenizer = config, data, data.tokenizer
-        self.tasks = config.text.languages if config.text.by_language else [ALL_TEXT]
+        self.tasks = config.text.languages
         self.resource_levels: dict[str, str] = {}
         self.model = self._build()
         self._train: dict[str, Blocks] = {}
@@ -217,10 +215,8 @@ class PretrainRecipe:
 
     def losses(self, batch: MaskedBatch) -> StepLosses:
         """Compute the loss of every row, summed over what is hidden in it."""
-        by_language = self.config.text.by_language
-        tasks = batch.languages if by_language else [0] * len(batch.languages)
         device = next(self.model.parameters()).device
-        return StepLosses(self._row_losses(batch.to(device)), tasks)
+        return StepLosses(self._row_losses(batch.to(device)), batch.languages)
 
     def _row_losses(self, batch: MaskedBatch) -> Tensor:
         states = self.model.bert(input_ids=batch.tokens).last_hidden_state  # [B, S, D]
