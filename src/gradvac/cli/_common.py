@@ -16,6 +16,7 @@ import gradvac
 from gradvac.nmt import NmtConfig
 from gradvac.runs import RunFolder
 from gradvac.training import CheckpointError, DivergedError, config
+from gradvac.training.config import Config
 
 Parameters = ParamSpec("Parameters")
 _REPORT = ("scipy", "matplotlib", "plotly", "jinja2")
@@ -53,24 +54,45 @@ def require_report() -> None:
         )
 
 
-def nmt_folders() -> list[Path]:
+def config_folders(recipe: str) -> list[Path]:
     """Return the folders with named configs: in the package, or beside it in a checkout."""
     package = Path(gradvac.__file__).parent
-    candidates = (package / "configs" / "nmt", package.parents[1] / "configs" / "nmt")
+    candidates = (package / "configs" / recipe, package.parents[1] / "configs" / recipe)
     return [folder for folder in candidates if folder.is_dir()]
 
 
-def load_nmt(source: str, overrides: list[str]) -> NmtConfig:
-    """Read a config from a file, by name, or from a run folder."""
+def load_config(
+    model_class: type[Config], recipe: str, source: str, overrides: list[str]
+) -> Config:
+    """Read a config from a file, by name, or from a run folder.
+
+    Args:
+        model_class: The recipe's config.
+        recipe: The folder of its named configs.
+        source: What the user gave.
+        overrides: `section.key=value`.
+    """
     path = Path(source)
     folder = RunFolder(path)
     if folder.is_run():
-        return config.load(NmtConfig, folder.config, overrides)
+        return config.load(model_class, folder.config, overrides)
     if path.is_dir():
         raise ValueError(
             f"{path} is a folder without {folder.config.name}; give a config or a run folder."
         )
-    return config.load(NmtConfig, source, overrides, folders=nmt_folders())
+    return config.load(model_class, source, overrides, folders=config_folders(recipe))
+
+
+def load_nmt(source: str, overrides: list[str]) -> NmtConfig:
+    """Read the config of a translation run."""
+    return load_config(NmtConfig, "nmt", source, overrides)
+
+
+def run_folder(source: str, run: Path | None) -> Path:
+    """The folder to train in: as asked, the run that was given, or one named after the config."""
+    if run is not None:
+        return run
+    return Path(source) if RunFolder(Path(source)).is_run() else Path("runs") / Path(source).stem
 
 
 def require_run(run: Path) -> Path:

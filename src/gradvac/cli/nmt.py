@@ -11,10 +11,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradvac.cli._common import load_nmt, require_run, tells_mistakes
+from gradvac.cli._common import load_nmt, require_run, run_folder, tells_mistakes
 from gradvac.nmt import Translator, cleaning, export_run, score_run, train_translation
 from gradvac.nmt import prepare as prepare_data
-from gradvac.runs import RunFolder
 from gradvac.training import Display
 
 app = typer.Typer(help="Multilingual translation.", no_args_is_help=True)
@@ -56,9 +55,7 @@ def train(
 ) -> None:
     """Train, or continue a run that was interrupted."""
     settings = load_nmt(config, overrides or [])
-    is_run = RunFolder(Path(config)).is_run()
-    folder = run or (Path(config) if is_run else Path("runs") / Path(config).stem)
-    result = train_translation(settings, folder, display=Display())
+    result = train_translation(settings, run_folder(config, run), display=Display())
     if result.reason == "interrupted":
         raise typer.Exit(130)
 

@@ -1,0 +1,186 @@
+"""`gradvac tagging`: parts of speech and named entities in many languages."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gradvac.cli._common import load_config, require_run, run_folder, tells_mistakes
+
+# Transformers is the extra `tagging` and takes seconds to import: only where it is used.
+
+app = typer.Typer(help="Tagging: parts of speech, named entities.", no_args_is_help=True)
+
+Source = Annotated[str, typer.Argument(help="A TOML file, the name of one, or a run folder.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="section.key=value, as in optimizer.lr=5e-5")
+]
+Weights = Annotated[str, typer.Option(help="best, last, averaged, or a step.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+Run = Annotated[Path, typer.Argument(help="A run folder.")]
+Into = Annotated[Path | None, typer.Option(help="The run folder; default: runs/NAME-OF-CONFIG.")]
+
+
+def _require_tagging() -> None:
+    """Refuse before any work what would fail for a missing package."""
+    missing = [name for name in ("transformers", "tokenizers") if _is_missing(name)]
+    if missing:
+        raise ValueError(
+            f'this command needs {", ".join(missing)}; pip install "gradvac[tagging]".'
+        )
+
+
+def _is_missing(name: str) -> bool:
+    return importlib.util.find_spec(name) is None
+
+
+@app.command()
+@tells_mistakes
+def prepare(config: Source, overrides: Overrides = None) -> None:
+    """Read tagged files, check labels, and cut words into sub-words; say what was found."""
+    _require_tagging()
+    from gradvac.tagging import TaggingConfig
+    from gradvac.tagging import prepare as prepare_data
+
+    settings = load_config(TaggingConfig, "tagging", config, overrides or [])
+    console = Console(highlight=False)
+    prepared = prepare_data(settings, say=lambda message: console.print(message, markup=False))
+    shown = Table(title="What was read", title_justify="left")
+    for column in ("set", "language"):
+        shown.add_column(column)
+    for column in ("sentences", "words", "windows"):
+        shown.add_column(column, justify="right")
+    shown.add_column("also", overflow="fold")
+    for name, counts in prepared.report.items():
+        numbers = [f"{counts[key]:,}" for key in ("sentences", "words", "windows")]
+        shown.add_row(*name.split(" ", 1), *numbers, _also(dict(counts)))
+    console.print(shown)
+    console.print(f"Everything is in {prepared.folder}.", soft_wrap=True, markup=False)
+
+
+def _also(counts: dict[str, object]) -> str:
+    """What else was counted, in one cell."""
+    unseen = counts.pop("labels never seen", None)
+    rest = {k: v for k, v in counts.items() if k not in ("sentences", "words", "windows")}
+    said = [f"{count:,} {what}" for what, count in rest.items()]
+    if isinstance(unseen, list) and unseen:
+        said.append(f"labels never seen: {', '.join(unseen)}")
+    return "; ".join(said)
+
+
+@app.command()
+@tells_mistakes
+def pretrain(config: Source, overrides: Overrides = None, run: Into = None) -> None:
+    """Pretrain a small multilingual encoder on plain text, and save it for Hugging Face."""
+    _require_tagging()
+    from gradvac.tagging import PretrainConfig
+    from gradvac.tagging import pretrain as pretrain_encoder
+
+    settings = load_config(PretrainConfig, "tagging", config, overrides or [])
+    if pretrain_encoder(settings, run_folder(config, run)).reason == "interrupted":
+        raise typer.Exit(130)
+
+
+@app.command()
+@tells_mistakes
+def train(config: Source, overrides: Overrides = None, run: Into = None) -> None:
+    """Fine-tune an encoder on all languages jointly, or continue a run that was interrupted."""
+    _require_tagging()
+    from gradvac.tagging import TaggingConfig, train_tagging
+
+    settings = load_config(TaggingConfig, "tagging", config, overrides or [])
+    if train_tagging(settings, run_folder(config, run)).reason == "interrupted":
+        raise typer.Exit(130)
+
+
+@app.command()
+@tells_mistakes
+def predict(
+    run: Run,
+    overrides: Overrides = None,
+    weights: Weights = "best",
+    device: Device = "auto",
+    columns: Annotated[
+        bool, typer.Option("--columns", help="Write word and tag in two columns.")
+    ] = False,
+    repaired: Annotated[
+        bool, typer.Option("--repair", help="Make entities begin with B-, as IOB2 asks.")
+    ] = False,
+    window: Annotated[int, typer.Option(help="Lines read before any is tagged.", min=1)] = 1024,
+) -> None:
+    """Tag standard input, one sentence of words per line; write one line of tags for each."""
+    _require_tagging()
+    from gradvac.tagging import Tagger, repair
+
+    tagger = Tagger.from_run(
+        require_run(run), weights=_weights(weights), device=device, overrides=overrides or []
+    )
+    num_empty = num_lines = 0
+    for block in _blocks(window):
+        for words, tags in zip(block, tagger.tag(block), strict=True):
+            shown = repair(tags) if repaired else tags
+            num_lines += 1
+            num_empty += not words
+            if columns:
+                pairs = zip(words, shown, strict=True)
+                sys.stdout.write("".join(f"{word}\t{tag}\n" for word, tag in pairs) + "\n")
+            else:
+                sys.stdout.write(" ".join(shown) + "\n")
+        sys.stdout.flush()
+    told = {f"{name}": count for name, count in tagger.counts.items() if count}
+    if num_empty:
+        told["lines without words"] = num_empty
+    for name, count in told.items():
+        print(f"{count:,} {name} ({num_lines:,} lines).", file=sys.stderr)
+
+
+def _blocks(window: int) -> Iterator[list[list[str]]]:
+    block: list[list[str]] = []
+    for line in sys.stdin:
+        block.append(line.split())
+        if len(block) == window:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+@app.command()
+@tells_mistakes
+def score(
+    run: Run,
+    overrides: Overrides = None,
+    split: Annotated[str, typer.Option("--set", help="test or dev.")] = "test",
+    weights: Weights = "best",
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Tag a set and score it: F1 as conlleval and XTREME count it, and accuracy."""
+    _require_tagging()
+    from gradvac.tagging import score_run
+
+    console = Console(highlight=False)
+    scores = score_run(
+        require_run(run),
+        split=split,
+        weights=_weights(weights),
+        device=device,
+        overrides=overrides or [],
+        console=None if as_json else console,
+    )
+    if as_json:
+        print(json.dumps(scores.to_dict(), ensure_ascii=False, indent=1))
+    else:
+        console.print(scores.table())
+
+
+def _weights(name: str) -> str | int:
+    return int(name) if name.isdigit() else name

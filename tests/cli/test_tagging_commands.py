@@ -1,0 +1,147 @@
+"""`gradvac tagging` from pretraining to scores, on the constructed languages, in-process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from gradvac.cli import app
+from gradvac.cli._common import config_folders
+from gradvac.tagging import PretrainConfig, TaggingConfig
+from gradvac.training import config
+
+Gradvac = Callable[..., Result]
+CONFIGS = Path(__file__).parents[2] / "configs"
+FEW = [
+    "data.limit={qsm=60, qpl=60}",
+    "train.max_steps=6",
+    "batch.epochs=0",
+    "train.validate_every=6",
+    "train.checkpoint_every=3",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A folder with an encoder and a run, as the configs' own comments make them."""
+    folder = tmp_path_factory.mktemp("tagging")
+    runner = CliRunner()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        small = ["train.max_steps=4", "encoder.layers=1", "tokenizer.lines=2000"]
+        pretrain = ["tagging", "pretrain", "tiny_pretrain", "train.validate_every=4", *small]
+        done = runner.invoke(app, [*pretrain, "train.checkpoint_every=4"])
+        assert done.exit_code == 0, done.output
+        done = runner.invoke(app, ["tagging", "train", "tiny", *FEW])
+        assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.fixture
+def gradvac(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Gradvac:
+    monkeypatch.chdir(folder)
+    runner = CliRunner()
+    return lambda *arguments, **options: runner.invoke(app, list(arguments), **options)
+
+
+def test_scores(gradvac: Gradvac, folder: Path) -> None:
+    done = gradvac("tagging", "score", "runs/tiny", "--set", "dev")
+    assert done.exit_code == 0, done.output
+    assert "F1 as XTREME counts it" in done.output
+    done = gradvac("tagging", "score", "runs/tiny", "--json")
+    found = json.loads(done.stdout)
+    assert set(found["by_task"]) == {"qsm", "qsk", "qpl", "qpt"}
+    assert (folder / "runs" / "tiny" / "scores" / "test.best.json").is_file()
+
+
+def test_prediction_gives_a_line_for_every_line(gradvac: Gradvac) -> None:
+    text = "pota kela\n\nmira\n"
+    done = gradvac("tagging", "predict", "runs/tiny", input=text)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert [len(line.split()) for line in lines] == [2, 0, 1]
+    assert "1 lines without words (3 lines)." in done.stderr
+    done = gradvac("tagging", "predict", "runs/tiny", "--columns", "--window", "1", input=text)
+    words = [line.split("\t")[0] for line in done.stdout.splitlines()]
+    assert words == ["pota", "kela", "", "", "mira", ""]
+
+
+def test_preparing_says_what_was_found(gradvac: Gradvac) -> None:
+    done = gradvac("tagging", "prepare", "tiny", *FEW)
+    assert done.exit_code == 0, done.output
+    assert "1,440 sentences over" in done.output
+    assert "labels never seen" in done.output
+
+
+def test_a_run_goes_on_from_its_folder(gradvac: Gradvac) -> None:
+    done = gradvac("tagging", "train", "runs/tiny", "train.max_steps=8")
+    assert done.exit_code == 0, done.output
+    assert "Continuing from step 6." in done.output
+    done = gradvac("tagging", "train", "runs/tiny", "optimizer.lr=0.5")
+    assert done.exit_code == 1
+    assert "optimizer.lr: the run in" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "tinny"], "there is no file 'tinny'"),
+        (["prepare", "tiny", "model.encoder=nowhere"], "model.encoder: nowhere cannot be loaded"),
+        (["train", "tiny", "data.langauges=[]"], "data.langauges"),
+        (["score", "nowhere"], "is not a run folder"),
+        (["predict", "runs/tiny", "--weights", "77"], "there are no weights 77"),
+    ],
+)
+def test_mistakes_are_one_line(gradvac: Gradvac, arguments: list[str], said: str) -> None:
+    done = gradvac("tagging", *arguments)
+    assert done.exit_code == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_a_missing_package_is_told(gradvac: Gradvac, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr("gradvac.cli.tagging._is_missing", lambda name: name == "transformers")
+    done = gradvac("tagging", "train", "tiny")
+    assert done.exit_code == 1
+    assert 'pip install "gradvac[tagging]"' in done.stderr
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "tagging").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_config_loads(path: Path) -> None:
+    kind = PretrainConfig if "pretrain" in path.stem else TaggingConfig
+    assert config.load(kind, path).train.max_steps > 0
+
+
+def test_the_papers_settings() -> None:
+    for name in ("pos", "ner"):
+        settings = config.load(TaggingConfig, CONFIGS / "tagging" / f"{name}.toml")
+        assert settings.model.encoder == "google-bert/bert-base-multilingual-cased"
+        assert settings.batch.epochs == 10
+        assert settings.with_steps(1600).train.max_steps == 500
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "sweeps").glob("tagging_*.toml")), ids=str)
+def test_sweeps_name_settings_that_exist(path: Path) -> None:
+    import tomllib
+    from itertools import product
+
+    sweep = tomllib.loads(path.read_text(encoding="utf-8"))
+    assert sweep["recipe"] == "tagging"
+    grid = sweep["grid"]
+    assert len(list(product(*grid.values()))) == 5 * 2 * 3 * 3
+    for key, values in grid.items():
+        for value in values:
+            shown = json.dumps(value)
+            settings = config.load(
+                TaggingConfig, sweep["base"], [f"{key}={shown}"], folders=config_folders("tagging")
+            )
+            section, _, name = key.partition(".")
+            assert getattr(getattr(settings, section), name) == value
