@@ -112,7 +112,7 @@ class Stream:
         self._accumulation, self._seed = accumulation, seed
         self._sampler = sampling.build({task.name: len(task) for task in tasks}, seed=seed)
         shares = self._sampler.probabilities(0)
-        means = sum(shares[task.name] * task.mean_lengths() for task in tasks)
+        means = np.sum([shares[task.name] * task.mean_lengths() for task in tasks], axis=0)
         self.frame = None if longest is None else _frame(config.tokens, means, longest)
         self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
         self._passes = Passes([len(task) for task in tasks], seed=seed)
@@ -181,7 +181,8 @@ class Stream:
         )
         if self.frame is not None:
             # The decoder does not read </s>, which `lengths` does not count either.
-            return self.frame.holds(*(int(side) for side in lengths.sum(1)), lengths.shape[1])
+            source, target = lengths.sum(1).tolist()
+            return self.frame.holds(source, target, lengths.shape[1])
         size = lengths.sum(1) if self._packed else lengths.max(1) * lengths.shape[1]
         return int(size.max()) <= self._config.tokens
 
@@ -205,7 +206,7 @@ def _frame(tokens: int, means: npt.NDArray[np.float64], longest: int) -> Frame:
         for share in means / np.max(means)
     ]
     rows = math.ceil(_ROWS * tokens / np.max(means)) + -(-tokens // longest)
-    return Frame(*sides, rows=rows, longest=longest)
+    return Frame(sides[0], sides[1], rows, longest)
 
 
 def _parts(chosen: list[Numbers], costs: list[Numbers], num: int) -> list[list[Numbers]]:

@@ -7,7 +7,7 @@ batch to where the recorded one lay. It needs batches of one size whose tasks li
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Generic
 
 import torch
@@ -65,7 +65,7 @@ class Step(Generic[BatchT]):
                 found = self._recipe.losses(batch)
             losses = found.losses / num_tokens
             if state.aligner is None:
-                losses.sum().backward()  # type: ignore[no-untyped-call]
+                losses.sum().backward()
             else:
                 alignment = state.aligner.backward(
                     losses, found.tasks, accumulate=position < len(batches)
@@ -171,7 +171,7 @@ def _copy(result: StepResult) -> StepResult:
     sums = {name: torch.as_tensor(value).clone() for name, value in result.sums.items()}
     alignment = result.alignment
     if alignment is not None:
-        own = {field.name: getattr(alignment, field.name) for field in fields(alignment)}
-        tensors = {name: value.clone() for name, value in own.items() if torch.is_tensor(value)}
-        alignment = replace(alignment, **tensors)
+        own: dict[str, Any] = {f.name: getattr(alignment, f.name) for f in fields(alignment)}
+        own |= {name: value.clone() for name, value in own.items() if torch.is_tensor(value)}
+        alignment = Alignment(**own)
     return StepResult(sums, result.norm.clone(), result.bad.clone(), alignment)
