@@ -2,6 +2,7 @@
 
 # K components, T tasks, P parameters
 
+from fractions import Fraction
 from itertools import combinations
 
 import numpy as np
@@ -32,6 +33,35 @@ def brute_force(gram: np.ndarray) -> float:
     return best
 
 
+def solve_exactly(matrix: list[list[Fraction]], right: list[Fraction]) -> list[Fraction] | None:
+    """Gauss-Jordan elimination in rational numbers; None if the matrix is singular."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for column in range(len(rows)):
+        pivot = next((r for r in range(column, len(rows)) if rows[r][column]), None)
+        if pivot is None:
+            return None
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        for r, row in enumerate(rows):
+            if r != column and row[column]:
+                factor = row[column] / rows[column][column]
+                rows[r] = [a - factor * b for a, b in zip(row, rows[column], strict=True)]
+    return [row[-1] / row[n] for n, row in enumerate(rows)]
+
+
+def shortest_exactly(gradients: list[list[Fraction]]) -> Fraction:
+    """`brute_force` without rounding."""
+    gram = [[sum(map(Fraction.__mul__, a, b), Fraction()) for b in gradients] for a in gradients]
+    candidates = []
+    for size in range(1, len(gram) + 1):
+        for chosen in combinations(range(len(gram)), size):
+            system = [[*(gram[i][j] for j in chosen), Fraction(1)] for i in chosen]
+            system.append([*[Fraction(1)] * size, Fraction()])
+            weights = solve_exactly(system, [*[Fraction()] * size, Fraction(1)])
+            if weights is not None and min(weights[:size]) >= 0:
+                candidates.append(-weights[size])  # the multiplier: w^T G w at the minimum
+    return min(candidates)
+
+
 def draw(num_tasks: int, size: int, seed: int) -> Tensor:
     """Gradients that agree somewhat, so that the minimum lies on faces as well as inside."""
     generator = torch.Generator().manual_seed(seed)
@@ -52,6 +82,23 @@ def test_no_combination_is_shorter(num_tasks: int, size: int) -> None:
         smallest = brute_force((gradients @ gradients.T).numpy())
         longest = float(gradients.square().sum(1).max())
         assert smallest - 1e-12 * longest <= found <= smallest + 1e-9 * longest
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1e4, 1e8, 1e12])
+@pytest.mark.parametrize("num_tasks", [2, 3, 5])
+def test_short_gradients_are_not_drowned_by_long_ones(num_tasks: int, ratio: float) -> None:
+    """Against rational arithmetic, with lengths that differ by up to 12 orders of magnitude."""
+    lengths = torch.logspace(0.0, float(np.log10(ratio)), num_tasks, dtype=torch.float64)
+    for seed in range(4):
+        order = torch.randperm(num_tasks, generator=torch.Generator().manual_seed(seed))
+        gradients = draw(num_tasks, 6, seed) * lengths[order][:, None]
+        weights = [Fraction(w) for w in weights_of(MGDA(), gradients).tolist()]
+        exact = [[Fraction(x) for x in row] for row in gradients.tolist()]
+        update = [
+            sum(map(Fraction.__mul__, weights, column)) for column in zip(*exact, strict=True)
+        ]
+        found = sum(x * x for x in update)
+        assert float(found / shortest_exactly(exact)) == pytest.approx(1.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("num_tasks", [2, 5, 25, 100])

@@ -11,7 +11,8 @@ from gradvac import gram as geometry
 from gradvac.rules._rule import Rule, Weighing
 
 NORMALISATIONS = ("none", "l2", "loss", "loss+")
-_NEWTON_STEPS = 40  # the duality gap falls about tenfold a step; 1e-12 is reached well before
+_NEWTON_STEPS = 40  # the duality gap falls about tenfold a step
+_SMALLEST_GAP = 1e-15  # of squared lengths, the shortest gradient being 1
 
 
 class MGDA(Rule):
@@ -50,73 +51,80 @@ class MGDA(Rule):
 
 
 def min_norm(gram: Tensor) -> Tensor:
-    """argmin over the simplex of w^T gram w, `[K, T]`."""
-    alive = gram.diagonal(dim1=-2, dim2=-1) > 0  # [K, T]
-    largest = gram.diagonal(dim1=-2, dim2=-1).amax(-1)
-    gram = gram * geometry.reciprocal(largest)[:, None, None]
-    if gram.shape[-1] == 2:
-        weights = _min_norm_of_two(gram)
-        weights = torch.where(alive.all(-1, keepdim=True), weights, alive.to(gram.dtype))
-    else:
-        weights = _interior_point(gram, 10.0 * (~alive).to(gram.dtype)) * alive
+    """argmin over the simplex of w^T gram w, `[K, T]`.
+
+    Lengths that differ by many orders of magnitude would drown the short gradients, which decide,
+    in the rounding of the long ones. So the unknowns are the lengths v_i = w_i ||g_i|| that each
+    task contributes: min v^T C v over v >= 0 with sum_i v_i / ||g_i|| = 1, C being the cosines.
+    """
+    inverse = geometry.reciprocal(geometry.norms(gram))  # 0: no gradient
+    alive = inverse > 0  # [K, T]
+    price = inverse * geometry.reciprocal(inverse.amax(-1, keepdim=True))  # 1 for the shortest
+    weights = price * (_of_two if gram.shape[-1] == 2 else _interior_point)(_cosine(gram), price)
     uniform = torch.full_like(weights, 1.0 / gram.shape[-1])
     weights = torch.where(alive.any(-1, keepdim=True), weights, uniform)
     return weights / weights.sum(-1, keepdim=True)
 
 
-def _min_norm_of_two(gram: Tensor) -> Tensor:
+def _cosine(gram: Tensor) -> Tensor:
+    """Cosines with a diagonal of 1: a zero gradient then has nothing to offer, and gets 0."""
+    cosine = geometry.cosine(gram)
+    return cosine - torch.diag_embed(cosine.diagonal(dim1=-2, dim2=-1) - 1.0)
+
+
+def _of_two(cosine: Tensor, price: Tensor) -> Tensor:
     """The closed form: the foot of the perpendicular, kept between the two gradients."""
-    first, second, both = gram[:, 0, 0], gram[:, 1, 1], gram[:, 0, 1]
-    spread = first + second - 2.0 * both
-    share = torch.where(spread > 0, (second - both) / torch.where(spread > 0, spread, 1.0), 0.5)
-    share = share.clamp(0.0, 1.0)
-    return torch.stack([share, 1.0 - share], dim=-1)
+    both, other = cosine[:, 0, 1, None], price.flip(-1)
+    lengths = (price - both * other).clamp_min(0.0)
+    spread = (price * lengths).sum(-1, keepdim=True)
+    # Two equal gradients: any point between them is as good, so take the middle.
+    return torch.where(spread > 0, lengths / torch.where(spread > 0, spread, 1.0), 0.5)
 
 
-def _interior_point(gram: Tensor, cost: Tensor) -> Tensor:
-    """Primal-dual Newton steps (Mehrotra) on min 1/2 w^T G w + cost^T w over the simplex.
+def _interior_point(gram: Tensor, price: Tensor) -> Tensor:
+    """Primal-dual Newton steps (Mehrotra) on min 1/2 v^T G v over v >= 0 with price^T v = 1.
 
     A fixed number of steps, each one batched Cholesky solve: no host decision, any conditioning.
-    `cost` above G's largest entry keeps a task out.
     """
-    num_tasks = gram.shape[-1]
-    w = torch.full_like(cost, 1.0 / num_tasks)
-    z = torch.ones_like(cost)
-    y = gram.new_zeros(gram.shape[0], 1)
+    v = torch.ones_like(price) * geometry.reciprocal(price.sum(-1, keepdim=True))
+    z = torch.ones_like(price)
+    y = price.new_zeros(price.shape[0], 1)
     for _ in range(_NEWTON_STEPS):
-        dual = (gram @ w[..., None])[..., 0] + cost - z - y
-        primal = w.sum(-1, keepdim=True) - 1.0
-        gap = (w * z).mean(-1, keepdim=True)
-        newton = _Newton(gram, w, z, dual, primal)
-        guess, _, guess_z = newton.direction(w * z)
-        after = (w + _longest(w, guess) * guess) * (z + _longest(z, guess_z) * guess_z)
+        dual = (gram @ v[..., None])[..., 0] - z - y * price
+        primal = (price * v).sum(-1, keepdim=True) - 1.0
+        gap = (v * z).mean(-1, keepdim=True)
+        newton = _Newton(gram, price, v, z, dual, primal)
+        guess, _, guess_z = newton.direction(v * z)
+        after = (v + _longest(v, guess) * guess) * (z + _longest(z, guess_z) * guess_z)
         towards = gap * (after.mean(-1, keepdim=True) / gap).clamp(0.0, 1.0) ** 3
-        step, lift, step_z = newton.direction(w * z + guess * guess_z - towards)
-        size, size_z = 0.995 * _longest(w, step), 0.995 * _longest(z, step_z)
+        step, lift, step_z = newton.direction(v * z + guess * guess_z - towards)
+        size, size_z = 0.995 * _longest(v, step), 0.995 * _longest(z, step_z)
         # Below rounding a factorisation may fail: such components stay where they are.
-        sane = (step.isfinite() & step_z.isfinite()).all(-1, keepdim=True) & (gap > 1e-15)
-        w = torch.where(sane, w + size * step, w)
+        sane = (step.isfinite() & step_z.isfinite()).all(-1, keepdim=True) & (gap > _SMALLEST_GAP)
+        v = torch.where(sane, v + size * step, v)
         z = torch.where(sane, z + size_z * step_z, z)
         y = torch.where(sane, y + size_z * lift, y)
-    return w
+    return v
 
 
 class _Newton:
     """One linearised system, factorised once and solved for several right-hand sides."""
 
-    def __init__(self, gram: Tensor, w: Tensor, z: Tensor, dual: Tensor, primal: Tensor) -> None:
-        self.w, self.z, self.dual, self.primal = w, z, dual, primal
-        self.factor = torch.linalg.cholesky_ex(gram + torch.diag_embed(z / w))[0]
-        self.reach = torch.cholesky_solve(torch.ones_like(w)[..., None], self.factor)[..., 0]
+    def __init__(
+        self, gram: Tensor, price: Tensor, v: Tensor, z: Tensor, dual: Tensor, primal: Tensor
+    ) -> None:
+        self.price, self.v, self.z, self.dual, self.primal = price, v, z, dual, primal
+        self.factor = torch.linalg.cholesky_ex(gram + torch.diag_embed(z / v))[0]
+        self.reach = torch.cholesky_solve(price[..., None], self.factor)[..., 0]
 
     def direction(self, centre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Steps of w, of the multiplier y and of z that remove the residuals and `centre`."""
-        right = -self.dual - centre / self.w
+        """Steps of v, of the multiplier y and of z that remove the residuals and `centre`."""
+        right = -self.dual - centre / self.v
         step = torch.cholesky_solve(right[..., None], self.factor)[..., 0]
-        missing = -(self.primal + step.sum(-1, keepdim=True))
-        lift = missing / self.reach.sum(-1, keepdim=True)
+        missing = -(self.primal + (self.price * step).sum(-1, keepdim=True))
+        lift = missing / (self.price * self.reach).sum(-1, keepdim=True)
         step = step + lift * self.reach
-        return step, lift, -(centre + self.z * step) / self.w
+        return step, lift, -(centre + self.z * step) / self.v
 
 
 def _longest(value: Tensor, step: Tensor) -> Tensor:
