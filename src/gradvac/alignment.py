@@ -13,7 +13,7 @@ from gradvac import gram as geometry
 from gradvac.indices import index_on
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no single truth value: equal means identical
 class Alignment:
     """The geometry of one step. Tensors stay on the device; nothing waits for it.
 

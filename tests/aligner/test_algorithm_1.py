@@ -27,7 +27,8 @@ def largest_deviation(
     """Train with the aligner; the worst relative deviation of an update from the reference's."""
     tasks = [f"en-{chr(122 - i)}" for i in range(num_tasks)]
     model = Translator()
-    rule = GradVac(beta=beta, target=target, **options)
+    kind: dict[str, Any] = {"beta": beta} if target is None else {"target": target}
+    rule = GradVac(**kind, **options)
     aligner = Aligner(model, tasks, rule, granularity, engine)
     reference = Algorithm1(
         tasks,

@@ -116,7 +116,8 @@ def test_a_scalar_component_is_cancelled_not_blown_up(target: float | None) -> N
     """Gradients of one number have cosine 1 or -1: either left alone, or cancelled to nothing."""
     torch.manual_seed(0)
     model, tasks = Scaled(), ["a", "b", "c"]
-    aligner = Aligner(model, tasks, GradVac(beta=0.5, target=target), "all_matrix", "per_task")
+    rule = GradVac(beta=0.5) if target is None else GradVac(target=target)
+    aligner = Aligner(model, tasks, rule, "all_matrix", "per_task")
     signs = torch.tensor([1.0, -1.0, 1e-3])
     conflicts = 0
     for _ in range(10):

@@ -8,6 +8,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "gradvac"
 FLOORS = {
     "gram": 0,
+    "hints": 0,
     "indices": 0,
     "tasks": 0,
     "rules": 1,

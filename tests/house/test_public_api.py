@@ -1,31 +1,32 @@
 """What users import is frozen: a change here is a change of the contract."""
 
-import importlib
 import inspect
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 
 import gradvac
+from gradvac.rules import RULES, options_of
 
 ROOT = Path(__file__).parents[2]
 
 PUBLIC = {
-    "gradvac": {
-        "Aligner",
-        "Alignment",
-        "EmaTarget",
-        "FixedTarget",
-        "GradNorm",
-        "GradVac",
-        "MGDA",
-        "PCGrad",
-        "Sum",
-        "TorchJD",
-        "rows",
-    },
-}
+    "Aligner",
+    "Alignment",
+    "Components",
+    "EmaTarget",
+    "FixedTarget",
+    "Restored",
+    "RowTasks",
+    "Rule",
+    "Weighing",
+    "__version__",
+    "rows",
+    "rule_named",
+} | {rule.__name__ for rule in RULES.values()}  # a rule that is registered is public
+RULES_OF_THE_CONTRACT = {"GradVac", "PCGrad", "MGDA", "GradNorm", "Sum", "TorchJD"}
 SIGNATURES = {
     "GradVac": "(beta: float = 0.01, target: float | gradvac.rules._targets.EmaTarget | "
     "gradvac.rules._targets.FixedTarget | None = None, vaccinated: "
@@ -39,12 +40,38 @@ SIGNATURES = {
 }
 
 
-@pytest.mark.parametrize("module", PUBLIC)
-def test_names(module: str) -> None:
-    found = importlib.import_module(module)
-    assert set(found.__all__) == PUBLIC[module]
-    for name in found.__all__:
-        assert getattr(found, name).__doc__, f"{module}.{name} has no docstring"
+def test_names() -> None:
+    assert set(gradvac.__all__) == PUBLIC >= RULES_OF_THE_CONTRACT
+    assert set(dir(gradvac)) >= PUBLIC
+    for name in gradvac.__all__:
+        assert getattr(gradvac, name).__doc__, f"gradvac.{name} has no docstring"
+    with pytest.raises(AttributeError, match="module 'gradvac' has no attribute 'Alligner'"):
+        gradvac.Alligner  # noqa: B018
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.__name__)
+def test_rules_speak_for_themselves(rule: type[gradvac.Rule]) -> None:
+    """Configs, the guide and the report take from the class what they say of a rule."""
+    assert RULES[rule.name] is rule
+    assert rule.does
+    assert not rule.does.endswith(".")
+    assert ">>> from gradvac import" in (rule.__doc__ or "")
+    assert set(rule.task_options) | set(rule.config_keys) <= set(options_of(rule))
+    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    assert f'| `{rule.__name__}` | `"{rule.name}"` | {rule.does} |' in guide, "its row in the table"
+    assert f"::: gradvac.{rule.__name__}" in (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+
+
+def test_results_with_tensors_compare_by_identity() -> None:
+    """`==` of tensors is a tensor, which has no truth value."""
+    model = torch.nn.Linear(2, 1)
+    aligner = gradvac.Aligner(model, ["a", "b"], gradvac.GradVac(), engine="per_task")
+    first, second = (aligner.backward(model(torch.randn(2, 2))[:, 0], ["a", "b"]) for _ in range(2))
+    assert first == first
+    assert first != second
+    assert len({first, second}) == 2
+    weighing = gradvac.Weighing(first.weights, first.target, first.active)
+    assert weighing != gradvac.Weighing(first.weights, first.target, first.active)
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
@@ -63,4 +90,7 @@ def test_aligner_signature() -> None:
 def test_version_is_written_once() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert f'version = "{version("gradvac")}"' in text
+    assert gradvac.__version__ == version("gradvac")
+    sources = (ROOT / "src").rglob("*.py")
+    assert not [p for p in sources if f'"{version("gradvac")}"' in p.read_text(encoding="utf-8")]
     assert (ROOT / "src" / "gradvac" / "py.typed").exists()

@@ -4,8 +4,19 @@ from collections.abc import Callable
 
 import pytest
 
-from gradvac import MGDA, EmaTarget, FixedTarget, GradNorm, GradVac, PCGrad, Sum
-from gradvac.rules import Rule
+from gradvac import (
+    MGDA,
+    EmaTarget,
+    FixedTarget,
+    GradNorm,
+    GradVac,
+    PCGrad,
+    Rule,
+    Sum,
+    TorchJD,
+    rule_named,
+)
+from gradvac.rules import RULES
 
 from .steps import bound
 
@@ -26,6 +37,13 @@ from .steps import bound
         (lambda: GradVac(vaccinated="en-fr"), r"vaccinated: must be a list of task names"),
         (lambda: MGDA(normalize="l1"), r"normalize: must be one of .* got 'l1'"),
         (lambda: GradNorm(lr=0), r"lr: must be positive, got 0"),
+        (lambda: GradVac(beta=0.1, target=0.5), r"beta: 0.1 would be ignored"),
+        (lambda: GradVac(beta=0.1, target=EmaTarget(0.2)), r"beta: 0.1 would be ignored"),
+        (lambda: FixedTarget(0.5, default=0.1), r"default: 0.1 would be ignored"),
+        (lambda: TorchJD(lambda gram: gram[0], {"a": 1}), r"options: .* would be ignored"),
+        (lambda: rule_named("pcgard"), r"rule: there is no 'pcgard'; did you mean 'pcgrad'\?"),
+        (lambda: rule_named("gradvac", betta=1), r"betta: GradVac has no .* did you mean 'beta'\?"),
+        (lambda: rule_named("torchjd"), r"weighting: TorchJD needs one"),
     ],
 )
 def test_when_it_is_made(make: Callable[[], Rule], message: str) -> None:
@@ -46,6 +64,13 @@ def test_when_it_is_made(make: Callable[[], Rule], message: str) -> None:
 def test_when_the_tasks_are_known(rule: Rule, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bound(rule, 3)
+
+
+def test_rules_by_name() -> None:
+    assert repr(rule_named("GradVac", beta=0.5)) == repr(GradVac(beta=0.5))
+    for name, rule in RULES.items():
+        if name != "torchjd":  # needs a weighting
+            assert type(rule_named(name)) is rule
 
 
 def test_a_rule_serves_one_aligner() -> None:

@@ -48,9 +48,10 @@ def test_any_gramian_weighting_runs(make: Callable[[], nn.Module]) -> None:
         torchjd.Mean(),
         torchjd.TrimmedMean(1),
         torchjd.MoDoWeighting(),
-        "UPGrad",
+        "MoDo",
+        3,
     ],
-    ids=["gramian aggregator", "aggregator", "weighting of matrices", "string"],
+    ids=["gramian aggregator", "aggregator", "weighting of matrices", "its name", "number"],
 )
 def test_what_is_no_gramian_weighting_is_refused(given: object) -> None:
     with pytest.raises(ValueError, match=r"weighting: needs a Gramian weighting"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import nn
 
-from gradvac.training import AlignConfig
+from gradvac.rules import RULES, options_of
+from gradvac.training import AlignConfig, ConfigError, RunConfig, config
 
 TASKS = ("fr", "hi", "tr")
 LEVELS = {"fr": "high", "hi": "low", "tr": "low"}
@@ -67,20 +69,65 @@ def test_granularity_and_engine_reach_the_aligner() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "unused"),
+    ("options", "message"),
     [
-        ({}, []),
-        ({"beta": 0.1, "vaccinated": "low"}, []),
-        ({"rule": "sum", "beta": 0.1, "vaccinated": "low"}, ["beta", "vaccinated"]),
-        ({"rule": "gradvac", "weights": {"fr": 1.0}}, ["weights"]),
-        ({"target": 0.5, "beta": 0.1}, ["beta"]),
+        ({"rule": "sum", "beta": 0.1, "vaccinated": "low"}, "beta: rule 'sum' takes weights"),
+        ({"rule": "gradvac", "weights": {"fr": 1.0}}, "weights: rule 'gradvac' takes beta, target"),
+        ({"target": 0.5, "beta": 0.1}, "beta: 0.1 would be ignored"),
+        ({"beta": 2.0}, r"beta: must be in \[0, 1\], got 2.0"),
+        ({"rule": "gradnorm", "weight_lr": 0.0}, "weight_lr: must be positive"),
+        ({"rule": "torchjd"}, "weighting: TorchJD needs one"),
+        ({"rule": "torchjd", "weighting": "UpGard"}, "weighting: TorchJD has no 'UpGard'"),
+        ({"rule": "mean"}, "got 'mean'"),
     ],
 )
-def test_settings_without_effect_are_known(options: dict[str, Any], unused: list[str]) -> None:
-    assert AlignConfig(**options).unused() == unused
+def test_settings_without_effect_or_sense_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        AlignConfig(**options)
+
+
+def test_every_rule_can_be_configured() -> None:
+    """A rule in the registry has its arguments in [align], with its own defaults."""
+    for name, rule in RULES.items():
+        given = {"weighting": "Mean"} if name == "torchjd" else {}
+        settings = AlignConfig(rule=name, **given)
+        made = settings.build_rule(TASKS, LEVELS, seed=0)
+        assert type(made) is rule
+        assert settings.describe_rule().partition("(")[0] == name
+        if not given:
+            assert repr(made) == repr(rule())
+        for option in options_of(rule).values():
+            key = rule.config_keys.get(option.name, option.name)
+            assert key in AlignConfig.model_fields
+            assert option.about, f"{rule.__name__}: {option.name} is not documented"
+
+
+def test_torchjd_weightings_by_name() -> None:
+    pytest.importorskip("torchjd")
+    aligner = build(rule="torchjd", weighting="Krum", weighting_options={"n_byzantine": 0})
+    assert aligner.rule.weighting.n_byzantine == 0
+    assert "MeanWeighting" in repr(build(rule="torchjd", weighting="MeanWeighting").rule)
+    with pytest.raises(ValueError, match=r"weighting: MeanWeighting could not be made: .*'wrong'"):
+        AlignConfig(rule="torchjd", weighting="mean", weighting_options={"wrong": 1})
+
+
+def test_another_rule_sets_the_files_own_settings_aside(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[align]\nbeta = 0.1\nvaccinated = "low"\norder = "fixed"\n')
+    assert config.load(RunConfig, path).align.beta == 0.1
+    assert config.load(RunConfig, path, ["align.rule=sum"]).align.describe_rule() == "sum"
+    pcgrad = config.load(RunConfig, path, ["align.rule=pcgrad"]).align.describe_rule()
+    assert pcgrad == "pcgrad(vaccinated=low,order=fixed)"  # what both have stays
+    with pytest.raises(ConfigError, match=r"override align.beta=0.2: align.beta: rule 'sum' takes"):
+        config.load(RunConfig, path, ["align.rule=sum", "align.beta=0.2"])
+    path.write_text('[align]\nrule = "sum"\nbeta = 0.1\n')
+    with pytest.raises(ConfigError, match=r"run.toml: align.beta: rule 'sum' takes weights"):
+        config.load(RunConfig, path)
 
 
 def test_description_holds_what_differs_from_the_default() -> None:
     assert AlignConfig().describe_rule() == "gradvac"
-    changed = AlignConfig(beta=0.1, vaccinated=["hi", "tr"], normalize="l2")
+    changed = AlignConfig(beta=0.1, vaccinated=["hi", "tr"])
     assert changed.describe_rule() == "gradvac(beta=0.1,vaccinated=['hi','tr'])"

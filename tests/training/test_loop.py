@@ -287,13 +287,6 @@ def test_model_is_left_as_it_was(tmp_path: Path, toy: ModuleType, settings: Sett
     assert [set(each) for each in after] == [set(each) for each in before]
 
 
-def test_ignored_settings_are_said(
-    tmp_path: Path, settings: Settings, run_toy: RunToy, shown: Any
-) -> None:
-    run_toy(settings(align={"rule": "sum", "beta": 0.5}), tmp_path)
-    assert "align.beta has no effect with rule sum." in shown.text
-
-
 def test_signature_follows_the_engine(
     tmp_path: Path, toy: ModuleType, settings: Settings, shown: Display
 ) -> None:

@@ -25,7 +25,7 @@ LINES = ("same", "different", "training")
 _OPTIONAL = ("reliability", "across", "half_norms")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no single truth value: equal means identical
 class Similarities:
     """Cosines of task gradients at some steps of one model.
 

@@ -6,27 +6,80 @@ the weighted sum of the task gradients. Whatever alters gradients pairwise (Grad
 the shortest combination (MGDA) or balances norms (GradNorm) can be said that way, which is why one
 engine serves all of them.
 
-One method per file. `_pairwise.py` holds the sweep of Algorithm 1, `_rule.py` the contract.
+    _rule.py           what every rule is: Rule, Weighing
+    _options.py        what a rule says of itself: arguments, their types and descriptions
+    _gradvac.py        GradVac, Algorithm 1 of the paper
+    _pcgrad.py         PCGrad: the same with target 0
+    _pairwise.py       the sweep over pairs that both are made of
+    _sweep_kernel.py   the sweep as one Triton kernel
+    _targets.py        EmaTarget, FixedTarget: what the similarity of a pair is held to
+    _order.py          the random order in which a task visits the others
+    _mgda.py           MGDA: the shortest combination
+    _gradnorm.py       GradNorm: one learned weight per task
+    _sum.py            Sum: joint training
+    _torchjd.py        TorchJD: any Gramian weighting of that library
+
+A new rule is a file of its own and a line in `RULES` below. Its class says what configs call it,
+what it does and which of its arguments name tasks; the section [align], `Aligner(rule="...")`, the
+table in the guide and the sentence in the report follow.
 """
 
+from typing import Any
+
+from gradvac.hints import nearest
 from gradvac.rules._gradnorm import GradNorm
 from gradvac.rules._gradvac import GradVac
 from gradvac.rules._mgda import MGDA
+from gradvac.rules._options import REQUIRED, Option, options_of
 from gradvac.rules._pcgrad import PCGrad
 from gradvac.rules._rule import Rule, Weighing
 from gradvac.rules._sum import Sum
 from gradvac.rules._targets import EmaTarget, FixedTarget
 from gradvac.rules._torchjd import TorchJD
 
+RULES: dict[str, type[Rule]] = {
+    rule.name: rule for rule in (GradVac, PCGrad, MGDA, GradNorm, Sum, TorchJD)
+}
+
+
+def rule_named(name: str, **options: Any) -> Rule:
+    """Make a rule by the name that configs use: `rule_named("gradvac", beta=0.1)`.
+
+    Args:
+        name: One of `RULES`, in capitals or not.
+        **options: Its arguments.
+
+    Raises:
+        ValueError: There is no such rule, or it has no such argument.
+    """
+    rule = RULES.get(name.lower())
+    if rule is None:
+        raise ValueError(f"rule: there is no {name!r}; {nearest(name.lower(), RULES)}")
+    known = options_of(rule)
+    for option in options:
+        if option not in known:
+            has = f"{rule.__name__} has no such option"
+            raise ValueError(f"{option}: {has}; {nearest(option, known)}")
+    missing = [name for name, one in known.items() if one.default is REQUIRED]
+    for option in missing:
+        if options.get(option) is None:
+            raise ValueError(f"{option}: {rule.__name__} needs one: {known[option].about}")
+    return rule(**options)
+
+
 __all__ = [
     "MGDA",
+    "RULES",
     "EmaTarget",
     "FixedTarget",
     "GradNorm",
     "GradVac",
+    "Option",
     "PCGrad",
     "Rule",
     "Sum",
     "TorchJD",
     "Weighing",
+    "options_of",
+    "rule_named",
 ]

@@ -3,6 +3,7 @@
 # K components, T tasks
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -35,6 +36,10 @@ class GradNorm(Rule):
         >>> rule = GradNorm(alpha=1.5)
     """
 
+    name = "gradnorm"
+    does = "learns one weight per task, so that tasks train at similar rates"
+    config_keys = MappingProxyType({"lr": "weight_lr"})  # beside the optimizer's
+
     def __init__(self, alpha: float = 1.5, lr: float = 0.025, component: str | None = None) -> None:
         if lr <= 0:
             raise ValueError(f"lr: must be positive, got {lr}.")
@@ -61,15 +66,15 @@ class GradNorm(Rule):
         self._state = {name: value.to(losses.device, dtype) for name, value in self._state.items()}
         self._norms = losses.new_zeros(len(self.components), len(present), dtype=dtype)
 
-    def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
+    def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:
         self._norms[index_on(components, gram.device)] = geometry.norms(gram)
-        weights = self._state["weights"][self._index].to(gram.dtype)
-        return self._plain(gram, weights.expand(gram.shape[:-1]))
+        weights = self._state["weights"][self.index].to(gram.dtype)
+        return self.answer(gram, weights.expand(gram.shape[:-1]))
 
     def commit(self) -> None:
         norms, usable = self._measured()
-        state = {name: value[self._index] for name, value in self._state.items()}
-        losses = self._losses.to(norms.dtype)
+        state = {name: value[self.index] for name, value in self._state.items()}
+        losses = self.losses.to(norms.dtype)
         first = torch.where(state["first_losses"].isnan(), losses, state["first_losses"])
         rate = (losses / first).clamp_min(0)
         relative = rate / rate.mean().clamp_min(torch.finfo(rate.dtype).tiny)
@@ -86,7 +91,7 @@ class GradNorm(Rule):
         new = {"mean": mean, "square": square, "steps": steps, "weights": weights}
         for name, value in (new | {"first_losses": first}).items():
             kept = torch.where(usable & value.isfinite(), value, state[name])
-            self._state[name].index_copy_(0, self._index, kept)
+            self._state[name].index_copy_(0, self.index, kept)
         total = self._state["weights"]
         in_name_order = total[index_on(self._by_name, total.device)]  # rounding: whatever the list
         total.mul_(len(self.tasks) / in_name_order.sum())
@@ -96,10 +101,10 @@ class GradNorm(Rule):
         shared = (self._norms > 0).all(-1)  # [K]
         if self.component is not None:
             only = self.components.index(self.component)
-            return self._norms[only], shared[only] & self._finite
+            return self._norms[only], shared[only] & self.finite
         position = torch.arange(1, len(shared) + 1, device=shared.device)
         last = (shared * position).argmax()
-        return self._norms.index_select(0, last[None])[0], shared.any() & self._finite
+        return self._norms.index_select(0, last[None])[0], shared.any() & self.finite
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {name: v.cpu().clone() for name, v in self._state.items()}

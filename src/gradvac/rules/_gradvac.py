@@ -32,6 +32,10 @@ class GradVac(Pairwise):
         >>> rule = GradVac(beta=1e-2, vaccinated=["en-hi", "en-tr"])
     """
 
+    name = "gradvac"
+    does = "raises the similarity of two tasks, where it is below its target, to that target"
+    task_options = ("vaccinated",)
+
     def __init__(
         self,
         beta: float = 1e-2,
@@ -44,6 +48,11 @@ class GradVac(Pairwise):
         moving = EmaTarget(beta)
         if target is None:
             target = moving
+        elif beta != EmaTarget().beta:
+            raise ValueError(
+                f"beta: {beta} would be ignored, because target={target!r} is no moving average of "
+                "it; leave one of the two out, or give target=EmaTarget(beta)."
+            )
         elif not isinstance(target, EmaTarget | FixedTarget):
             target = FixedTarget(target)
         super().__init__(

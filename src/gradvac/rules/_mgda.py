@@ -32,19 +32,22 @@ class MGDA(Rule):
         >>> rule = MGDA(normalize="l2")
     """
 
+    name = "mgda"
+    does = "takes the shortest combination of the gradients"
+
     def __init__(self, normalize: str = "none") -> None:
         if normalize not in NORMALISATIONS:
             raise ValueError(f"normalize: must be one of {NORMALISATIONS}, got {normalize!r}.")
         self.normalize = normalize
 
-    def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:  # noqa: ARG002
+    def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:  # noqa: ARG002
         divisor = torch.ones_like(gram[..., 0])
         if self.normalize in ("l2", "loss+"):
             divisor = divisor * geometry.norms(gram)
         if self.normalize in ("loss", "loss+"):
-            divisor = divisor * self._losses.to(gram.dtype).abs()
+            divisor = divisor * self.losses.to(gram.dtype).abs()
         scale = geometry.reciprocal(divisor)
-        return self._plain(gram, min_norm(gram * scale[..., :, None] * scale[..., None, :]))
+        return self.answer(gram, min_norm(gram * scale[..., :, None] * scale[..., None, :]))
 
     def __repr__(self) -> str:
         return f"MGDA(normalize={self.normalize!r})"

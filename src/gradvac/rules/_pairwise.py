@@ -132,17 +132,17 @@ class Pairwise(Rule):
         self._component_keys = self._component_keys.to(device)
         self._vaccinated = self._vaccinated.to(device)
         if self.order == "random":
-            keys = self._task_keys[self._index]
+            keys = self._task_keys[self.index]
             self._order = random_order(self.seed, self._step, self._component_keys, keys)
         else:
-            self._order = fixed_order(self._index, len(self.components))
+            self._order = fixed_order(self.index, len(self.components))
         self._next = self._target.clone() if self.target_rule.beta else self._target
 
-    def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
+    def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:
         chosen = index_on(components, gram.device)[:, None, None]
-        rows, columns = self._index[:, None], self._index
+        rows, columns = self.index[:, None], self.index
         target = self._target[chosen, rows, columns].to(gram.dtype)
-        order, vaccinated = self._order[chosen[:, 0, 0]], self._vaccinated[self._index]
+        order, vaccinated = self._order[chosen[:, 0, 0]], self._vaccinated[self.index]
         coefficients, observed, active = sweep(gram, target, order, vaccinated)
         if beta := self.target_rule.beta:
             seen = torch.where(observed.isnan(), target, (1.0 - beta) * target + beta * observed)
@@ -156,8 +156,8 @@ class Pairwise(Rule):
 
     def commit(self) -> None:
         if self.target_rule.beta:
-            self._target.copy_(torch.where(self._finite, self._next, self._target))
-        self._step.add_(self._finite)
+            self._target.copy_(torch.where(self.finite, self._next, self._target))
+        self._step.add_(self.finite)
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()

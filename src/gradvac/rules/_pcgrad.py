@@ -22,6 +22,10 @@ class PCGrad(Pairwise):
         >>> rule = PCGrad(seed=1)
     """
 
+    name = "pcgrad"
+    does = "removes from each gradient what points against another: GradVac with target 0"
+    task_options = ("vaccinated",)
+
     def __init__(
         self, vaccinated: Sequence[str] | None = None, order: str = "random", seed: int = 0
     ) -> None:

@@ -5,7 +5,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,23 +14,51 @@ from gradvac import gram as geometry
 from gradvac.indices import index_on
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no single truth value: equal means identical
 class Weighing:
-    """A rule's answer for some components: the update is sum_i weights[k, i] g_i."""
+    """A rule's answer for some components: the update is sum_i weights[k, i] g_i.
 
-    weights: Tensor  # [K, T]
-    target: Tensor  # [K, T, T], NaN for rules without targets
-    active: Tensor  # [K, T, T] bool: the pair was below its target and was altered
+    Attributes:
+        weights: `[K, T]`.
+        target: `[K, T, T]`, NaN for rules without targets.
+        active: bool `[K, T, T]`: the pair was below its target and was altered.
+    """
+
+    weights: Tensor
+    target: Tensor
+    active: Tensor
 
 
 class Rule(ABC):
     """Decides how the task gradients of each component are combined.
 
+    A rule of your own implements `weigh_finite`; `answer` makes its result of weights. What it may
+    read there: `self.tasks` and `self.components` (names), `self.present` (positions of the tasks
+    of this batch, in the order of the Gram rows; `self.index` as a tensor) and `self.losses`
+    (theirs, `[T]`). Nothing in a rule may wait for the device.
+
     A step is `begin`, then `weigh` for every component (one at a time or many at once, in any
-    order: the result is the same), then `commit`. State moves only in `commit`, and only if every
-    Gram matrix of the step was finite, so that a step which a `GradScaler` skips leaves no trace.
-    Nothing here waits for the device.
+    order: the result must be the same), then `commit`. A rule with state moves it only in `commit`,
+    and only where `self.finite` holds, so that a step which a `GradScaler` skips leaves no trace;
+    it keeps it by name in `state_dict` and `load_state_dict`.
+
+    Class attributes:
+        name: What configs and `Aligner(rule=...)` call it.
+        does: What it does, to complete a sentence that begins with its name.
+        task_options: Arguments that name tasks; in a config they may name resource levels too.
+        config_keys: Argument -> key of a config, where they differ.
+
+    Example:
+        >>> from gradvac import Rule, gram
+        >>> class EqualNorms(Rule):
+        ...     def weigh_finite(self, components, gram_matrices):
+        ...         return self.answer(gram_matrices, gram.reciprocal(gram.norms(gram_matrices)))
     """
+
+    name: ClassVar[str] = ""
+    does: ClassVar[str] = ""
+    task_options: ClassVar[tuple[str, ...]] = ()
+    config_keys: ClassVar[Mapping[str, str]] = {}
 
     tasks: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
@@ -51,19 +79,19 @@ class Rule(ABC):
             present: Positions in `tasks` of the tasks of this batch, in the order of the Gram rows.
             losses: Their detached losses, `[T]`, on the device of the gradients.
         """
-        self._present, self._losses = tuple(present), losses
-        self._index = index_on(self._present, losses.device)
-        self._finite = torch.ones((), dtype=torch.bool, device=losses.device)
+        self.present, self.losses = tuple(present), losses
+        self.index = index_on(self.present, losses.device)
+        self.finite = torch.ones((), dtype=torch.bool, device=losses.device)
 
     def weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
         """Weights for the given components (positions), from their Gram matrices `[K, T, T]`."""
         gram = gram.to(geometry.working_dtype(gram.device))
         finite = geometry.is_finite(gram)  # [K]
-        self._finite = self._finite & finite.all()
-        if len(self._present) == 1:
-            return self._weigh_alone(gram)
+        self.finite = self.finite & finite.all()
+        if len(self.present) == 1:
+            return self.weigh_alone(gram)
         clean = torch.where(finite[:, None, None], gram, 0.0)
-        weighing = self._weigh(components, clean)
+        weighing = self.weigh_finite(components, clean)
         # Weights of 1 let non-finite values reach .grad, where a GradScaler looks for them.
         weights = torch.where(finite[:, None], weighing.weights, 1.0)
         return Weighing(weights, weighing.target, weighing.active & finite[:, None, None])
@@ -79,14 +107,14 @@ class Rule(ABC):
         """Restore what matches by name; the rest keeps its initial value."""
 
     @abstractmethod
-    def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
+    def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:
         """Weights from finite Gram matrices of at least two tasks."""
 
-    def _weigh_alone(self, gram: Tensor) -> Weighing:
+    def weigh_alone(self, gram: Tensor) -> Weighing:
         """Weights of a task that is the only one present: its plain gradient."""
-        return self._plain(gram)
+        return self.answer(gram)
 
-    def _plain(self, gram: Tensor, weights: Tensor | None = None) -> Weighing:
+    def answer(self, gram: Tensor, weights: Tensor | None = None) -> Weighing:
         """An answer without targets; weights of 1 unless given."""
         weights = gram.new_ones(gram.shape[:-1]) if weights is None else weights
         nothing = torch.full_like(gram, torch.nan)

@@ -22,6 +22,10 @@ class Sum(Rule):
         >>> rule = Sum(weights={"en-hi": 0.5})
     """
 
+    name = "sum"
+    does = "adds the gradients up, plain or weighted: joint training"
+    task_options = ("weights",)
+
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self.weights = dict(weights or {})
 
@@ -32,14 +36,14 @@ class Sum(Rule):
             [float(self.weights.get(task, 1.0)) for task in self.tasks], dtype=torch.float64
         )
 
-    def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:  # noqa: ARG002
+    def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:  # noqa: ARG002
         if not self.weights:
-            return self._plain(gram)
+            return self.answer(gram)
         self._all = self._all.to(gram)
-        return self._plain(gram, self._all[self._index].expand(gram.shape[:-1]))
+        return self.answer(gram, self._all[self.index].expand(gram.shape[:-1]))
 
-    def _weigh_alone(self, gram: Tensor) -> Weighing:
-        return self._weigh((), gram)  # a constant weight holds whoever else is present
+    def weigh_alone(self, gram: Tensor) -> Weighing:
+        return self.weigh_finite((), gram)  # a constant weight holds whoever else is present
 
     def __repr__(self) -> str:
         return f"Sum(weights={self.weights})" if self.weights else "Sum()"

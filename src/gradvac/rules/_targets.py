@@ -53,6 +53,11 @@ class FixedTarget:
         for value in (*values, self.default):
             if not (isinstance(value, Real) and abs(float(value)) <= 1.0):
                 raise ValueError(f"target: a similarity must be in [-1, 1], got {value!r}.")
+        if self.default and not isinstance(self.value, Mapping):
+            raise ValueError(
+                f"default: {self.default} would be ignored, because all pairs have the target "
+                f"{self.value}; leave it out."
+            )
 
     def start(self, tasks: Sequence[str], num_components: int) -> Tensor:
         """The targets, `[K, T, T]`."""

@@ -2,11 +2,13 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gradvac.hints import nearest
 from gradvac.indices import index_on
 from gradvac.rules._rule import Rule, Weighing, matching
 
@@ -25,15 +27,30 @@ class TorchJD(Rule):
     the same, because TorchJD does not name its tasks.
 
     Args:
-        weighting: A callable from a Gram matrix `[T, T]` to weights `[T]`.
+        weighting: A callable from a Gram matrix `[T, T]` to weights `[T]`; or the name of one in
+            `torchjd.aggregation`, such as "UPGrad" for `UPGradWeighting`.
+        options: Arguments of a weighting that is given by name.
 
     Example:
-        >>> import torchjd.aggregation
         >>> from gradvac import TorchJD
-        >>> rule = TorchJD(torchjd.aggregation.UPGradWeighting())
+        >>> rule = TorchJD("UPGrad")
     """
 
-    def __init__(self, weighting: Callable[[Tensor], Tensor]) -> None:
+    name = "torchjd"
+    does = "asks a weighting of TorchJD"
+    config_keys = MappingProxyType({"options": "weighting_options"})
+
+    def __init__(
+        self,
+        weighting: Callable[[Tensor], Tensor] | str,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(weighting, str):
+            weighting = _named(weighting, options or {})
+        elif options:
+            raise ValueError(
+                f"options: {dict(options)} would be ignored; give them to {weighting!r} itself."
+            )
         kinds = {kind.__name__ for kind in type(weighting).__mro__}
         if not callable(weighting) or any(names <= kinds for names in _NOT_GRAMIAN):
             raise ValueError(
@@ -51,19 +68,19 @@ class TorchJD(Rule):
         super().begin(present, losses)
         self._before = [_read_state(weighting) for weighting in self._weightings]
 
-    def _weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
+    def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:
         # Rows come in another order every step, but a weighting with state knows rows alone.
-        by_name = sorted(range(len(self._present)), key=lambda i: self.tasks[self._present[i]])
+        by_name = sorted(range(len(self.present)), key=lambda i: self.tasks[self.present[i]])
         index = index_on(by_name, gram.device)
         sorted_gram = gram[:, index][:, :, index]
         rows = [self._weightings[k](one) for k, one in zip(components, sorted_gram, strict=True)]
         weights = torch.empty_like(gram[..., 0])
         weights[:, index] = torch.stack(rows).to(gram)
-        return self._plain(gram, weights)
+        return self.answer(gram, weights)
 
     def commit(self) -> None:
         # These weightings run on the host anyway, so this is no further synchronisation.
-        if not self._finite:
+        if not self.finite:
             for weighting, before in zip(self._weightings, self._before, strict=True):
                 _write_state(weighting, before)
 
@@ -79,6 +96,28 @@ class TorchJD(Rule):
 
     def __repr__(self) -> str:
         return f"TorchJD({self.weighting!r})"
+
+
+def _named(name: str, options: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
+    """A weighting of TorchJD by its name, with or without its ending."""
+    try:
+        import torchjd.aggregation as torchjd
+    except ImportError as error:
+        raise ValueError(
+            f'weighting: {name!r} needs TorchJD ({error}); pip install "gradvac[torchjd]".'
+        ) from None
+    ending = "Weighting"
+    known = [one for one in torchjd.__all__ if one.endswith(ending) and one != ending]
+    by_name = {one.removesuffix(ending).lower(): one for one in known}
+    key = name.removesuffix(ending).lower()
+    if key not in by_name:
+        names = sorted(one.removesuffix(ending) for one in known)
+        raise ValueError(f"weighting: TorchJD has no {name!r}; {nearest(name, names)}")
+    try:
+        weighting: Callable[[Tensor], Tensor] = getattr(torchjd, by_name[key])(**options)
+    except (TypeError, ValueError, ImportError) as error:
+        raise ValueError(f"weighting: {by_name[key]} could not be made: {error}") from error
+    return weighting
 
 
 def _parts(weighting: object) -> dict[str, Any]:

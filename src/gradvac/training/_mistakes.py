@@ -1,13 +1,14 @@
 """pydantic's validation errors in our words: one line for each mistake, with its origin."""
 
-import difflib
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Union, get_args, get_origin
 
 import pydantic
 from pydantic import BaseModel
+
+from gradvac.hints import nearest
 
 Keys = tuple[str | int, ...]
 
@@ -20,13 +21,6 @@ _WORDS = {
     "a valid number": "a number",
     "a valid boolean": "true or false",
 }
-
-
-def nearest(key: str, valid: Iterable[str]) -> str:
-    """Suggest the valid key nearest to a wrong one, or list them all."""
-    valid = list(valid)
-    close = difflib.get_close_matches(key, valid, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(valid)}"
 
 
 def explain(
@@ -48,6 +42,7 @@ def explain(
     for found in error.errors():
         keys, owner = _locate(found["loc"], model_class)
         said = _say(found, keys, owner)
+        keys, said = _move_key(keys, said, found["type"], model_class)
         # A value that fits no member of a union is one mistake, told once per member.
         mistakes.setdefault((keys, repr(found["input"])), []).append(said)
     lines = []
@@ -71,6 +66,17 @@ def _say(found: Any, keys: Keys, owner: type[BaseModel]) -> str:
         return f"got {given!r}; {nearest(str(given), choices)}"
     start, _, wanted = found["msg"].partition("Input should be ")
     return f"must be {_WORDS.get(wanted, wanted)}, got {given!r}" if wanted else start
+
+
+def _move_key(keys: Keys, said: str, kind: str, model_class: type[BaseModel]) -> tuple[Keys, str]:
+    """A section that checks itself begins with the key it speaks of: that belongs to the path."""
+    key, colon, rest = said.partition(": ")
+    annotation: Any = model_class
+    for one in keys:
+        annotation = next(iter(_members(_inner(annotation, one))), None)
+    if kind == "value_error" and colon and _is_model(annotation) and key in annotation.model_fields:
+        return (*keys, key), rest
+    return keys, said
 
 
 def _join(said: list[str]) -> str:

@@ -1,45 +1,37 @@
-"""[align]: which rule combines the task gradients, in which components, by which engine."""
+"""[align]: which rule combines the task gradients, in which components, by which engine.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+The settings of the rules are the arguments of their classes (see `gradvac.rules`), read off there:
+a rule that is added to `RULES` can be configured without a word here.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeInt, create_model, field_validator, model_validator
 from torch import nn
 
-from gradvac import MGDA, Aligner, GradNorm, GradVac, PCGrad, Sum
-from gradvac.rules import Rule
+from gradvac import Aligner
+from gradvac.hints import nearest
+from gradvac.rules import RULES, Option, Rule, options_of, rule_named
 from gradvac.training.config import Section
 
-_USED_BY = {
-    "gradvac": ("beta", "target", "vaccinated", "order", "preserve_norm"),
-    "pcgrad": ("vaccinated", "order"),
-    "mgda": ("normalize",),
-    "gradnorm": ("alpha", "weight_lr", "component"),
-    "sum": ("weights",),
-    "none": (),
-}
+ALL = "all"  # tasks
+NONE = "none"  # no rule: plain autograd
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class AlignConfig(Section):
-    """How task gradients are combined; the rules' own documentation explains their settings.
+class _Align(Section):
+    """How task gradients are combined.
 
     Attributes:
-        rule: "gradvac", "pcgrad", "mgda", "gradnorm"; "sum" for joint training whose task gradients
-            are recorded, "none" for joint training without them: plain autograd.
-        beta: gradvac: weight of the new similarity in the moving average.
-        target: gradvac: a fixed target instead of the moving average.
-        vaccinated: gradvac, pcgrad: "all", a resource level such as "low", or a list of tasks and
-            levels.
-        order: gradvac, pcgrad: in which order a task visits the others.
-        preserve_norm: gradvac: give altered gradients their former length back.
-        normalize: mgda: what gradients are divided by before the weights are sought.
-        alpha: gradnorm: strength of the pull towards equal training rates.
-        weight_lr: gradnorm: step size of the learned weights.
-        component: gradnorm: the component whose norms count; unset: the last shared one.
-        weights: sum: weight by task or by resource level; 1 for the others. A task's own entry
-            goes before its level's.
+        rule: What `gradvac.rules.RULES` names: "gradvac", "pcgrad", "mgda", "gradnorm", "torchjd";
+            "sum" for joint training whose task gradients are recorded, "none" for joint training
+            without them: plain autograd.
         granularity: Which parameters share a component.
         engine: How task gradients are obtained.
         recompute: one_backward: a second backward pass instead of stored task gradients.
@@ -49,17 +41,7 @@ class AlignConfig(Section):
         seed: Of the random order; unset: `train.seed`.
     """
 
-    rule: Literal["gradvac", "pcgrad", "mgda", "gradnorm", "sum", "none"] = "gradvac"
-    beta: Annotated[float, Field(ge=0, le=1)] = 1e-2
-    target: Annotated[float, Field(ge=-1, le=1)] | None = None
-    vaccinated: str | list[str] = "all"
-    order: Literal["random", "fixed"] = "random"
-    preserve_norm: bool = False
-    normalize: Literal["none", "l2", "loss", "loss+"] = "none"
-    alpha: float = 1.5
-    weight_lr: PositiveFloat = 0.025
-    component: str | None = None
-    weights: dict[str, float] = Field(default_factory=dict)
+    rule: str = "gradvac"
     granularity: Literal["whole_model", "enc_dec", "all_layer", "all_matrix"] = "all_layer"
     engine: Literal["auto", "one_backward", "per_task"] = "auto"
     recompute: bool = False
@@ -68,8 +50,27 @@ class AlignConfig(Section):
     check: bool = True
     seed: NonNegativeInt | None = None
 
+    @classmethod
+    def set_aside(cls, table: dict[str, Any], overridden: Iterable[str]) -> None:
+        """Drop a file's settings of its own rule where an override chooses another one.
+
+        Args:
+            table: The section as read, with overrides in it; altered.
+            overridden: Keys that overrides have set.
+        """
+        if "rule" in overridden:
+            for key in _keys().keys() - _keys_of(str(table["rule"])).keys() - set(overridden):
+                table.pop(key, None)
+
+    @field_validator("rule")
+    @classmethod
+    def _is_known(cls, rule: str) -> str:
+        if rule not in (*RULES, NONE):
+            raise ValueError(f"got {rule!r}; {nearest(rule, (*RULES, NONE))}")
+        return rule
+
     @model_validator(mode="after")
-    def _no_contradiction(self) -> "AlignConfig":
+    def _no_contradiction(self) -> _Align:
         if self.engine == "per_task" and self.recompute:
             raise ValueError(
                 'recompute = true is of engine "one_backward", but engine is "per_task"'
@@ -77,27 +78,42 @@ class AlignConfig(Section):
         if self.engine == "one_backward" and (self.storage_dtype or self.offload):
             option = "offload" if self.offload else "storage_dtype"
             raise ValueError(f'{option} is of engine "per_task", but engine is "one_backward"')
+        known = _keys_of(self.rule)
+        ignored = [key for key in self._changed(_keys()) if key not in known]
+        if ignored:
+            takes = ", ".join(known) or "no settings"
+            raise ValueError(
+                f"{ignored[0]}: rule {self.rule!r} takes {takes}; leave this one out, or choose "
+                "another rule"
+            )
+        if self.rule in RULES:
+            self._check_rule(RULES[self.rule])
         return self
+
+    def _check_rule(self, rule: type[Rule]) -> None:
+        """Let the rule itself refuse what it cannot take, before any data are read."""
+        lists = dict.fromkeys(rule.task_options)  # resource levels are not known yet
+        try:
+            rule_named(self.rule, **(self._options(rule) | lists))
+        except ValueError as error:
+            option, colon, reason = str(error).partition(": ")
+            key = rule.config_keys.get(option, option)
+            raise ValueError(f"{key}{colon}{reason}".removesuffix(".")) from None
 
     def describe_rule(self) -> str:
         """The rule with what differs from its defaults: "gradvac(beta=0.1,vaccinated=low)"."""
-        own = [f"{key}={value}" for key, value in self._changed(_USED_BY[self.rule]).items()]
+        changed = self._changed(_keys_of(self.rule))
+        own = [f"{key}={value}" for key, value in changed.items()]
         return f"{self.rule}({','.join(own)})".replace(" ", "").removesuffix("()")
 
-    def unused(self) -> list[str]:
-        """Settings that were changed, but mean nothing to the chosen rule."""
-        own = _USED_BY[self.rule]
-        others = dict.fromkeys(key for keys in _USED_BY.values() for key in keys if key not in own)
-        ignored = list(self._changed(others))
-        if self.rule == "gradvac" and self.target is not None:  # fixed: nothing is averaged
-            ignored += self._changed(["beta"])
-        return ignored
-
     def _changed(self, keys: Iterable[str]) -> dict[str, Any]:
-        default = type(self)()
-        return {
-            key: getattr(self, key) for key in keys if getattr(self, key) != getattr(default, key)
-        }
+        fields = type(self).model_fields
+        defaults = {key: fields[key].get_default(call_default_factory=True) for key in keys}
+        return {key: getattr(self, key) for key in keys if getattr(self, key) != defaults[key]}
+
+    def _options(self, rule: type[Rule]) -> dict[str, Any]:
+        """The rule's arguments, as they stand here."""
+        return {option.name: getattr(self, key) for key, option in _keys(rule).items()}
 
     def build(
         self,
@@ -112,16 +128,16 @@ class AlignConfig(Section):
         Args:
             model: The model, on its device.
             tasks: Task names.
-            resource_levels: Task -> level, for `vaccinated` and `weights`.
+            resource_levels: Task -> level, for options that name tasks.
             seed: Used where the section has none.
         """
-        if self.rule == "none":
+        if self.rule == NONE:
             return None
         levels = dict(resource_levels or {})
         return Aligner(
             model,
             tasks,
-            self._build_rule(tasks, levels, seed if self.seed is None else self.seed),
+            self.build_rule(tasks, levels, seed=seed),
             self.granularity,
             self.engine,
             recompute=self.recompute,
@@ -130,35 +146,34 @@ class AlignConfig(Section):
             check=self.check,
         )
 
-    def _build_rule(self, tasks: Sequence[str], levels: Mapping[str, str], seed: int) -> Rule:
-        def vaccinated() -> list[str] | None:
-            names = [self.vaccinated] if isinstance(self.vaccinated, str) else self.vaccinated
-            if names == ["all"]:
-                return None
-            chosen = {t for name in names for t in _resolve("vaccinated", name, tasks, levels)}
-            return [task for task in tasks if task in chosen]
+    def build_rule(self, tasks: Sequence[str], levels: Mapping[str, str], *, seed: int) -> Rule:
+        """The rule these settings describe; arguments as in `build`."""
+        rule = RULES[self.rule]
+        options = self._options(rule)
+        for name in rule.task_options:
+            options[name] = _by_task(name, options[name], tasks, levels)
+        if "seed" in options_of(rule):
+            options["seed"] = seed if self.seed is None else self.seed
+        return rule_named(self.rule, **options)
 
-        def weights() -> dict[str, float]:
-            by_level_first = sorted(self.weights, key=lambda name: name in tasks)
-            return {
-                task: self.weights[name]
-                for name in by_level_first
-                for task in _resolve("weights", name, tasks, levels)
-            }
 
-        rules: dict[str, Callable[[], Rule]] = {
-            "gradvac": lambda: GradVac(
-                self.beta, self.target, vaccinated(), self.order, seed, self.preserve_norm
-            ),
-            "pcgrad": lambda: PCGrad(vaccinated(), self.order, seed),
-            "mgda": lambda: MGDA(self.normalize),
-            "gradnorm": lambda: GradNorm(self.alpha, self.weight_lr, self.component),
-            "sum": lambda: Sum(weights()),
+def _by_task(key: str, value: Any, tasks: Sequence[str], levels: Mapping[str, str]) -> Any:
+    """A list of tasks, or a value by task, of what may name resource levels."""
+    if isinstance(value, Mapping):
+        by_level_first = sorted(value, key=lambda name: name in tasks)
+        return {
+            task: value[name]
+            for name in by_level_first
+            for task in _tasks_of(key, name, tasks, levels)
         }
-        return rules[self.rule]()
+    names = [value] if isinstance(value, str) else value
+    if names is None or names == [ALL]:
+        return None
+    chosen = {task for name in names for task in _tasks_of(key, name, tasks, levels)}
+    return [task for task in tasks if task in chosen]
 
 
-def _resolve(key: str, name: str, tasks: Sequence[str], levels: Mapping[str, str]) -> list[str]:
+def _tasks_of(key: str, name: str, tasks: Sequence[str], levels: Mapping[str, str]) -> list[str]:
     """A task name, or the tasks of a resource level."""
     if name in tasks:
         return [name]
@@ -170,3 +185,75 @@ def _resolve(key: str, name: str, tasks: Sequence[str], levels: Mapping[str, str
             f"of one ({known})."
         )
     return found
+
+
+def _keys_of(rule: str) -> dict[str, Option]:
+    """Config key -> option, of a rule by its name; none of "none" and of what is no rule."""
+    return _keys(RULES[rule]) if rule in RULES else {}
+
+
+def _keys(*rules: type[Rule]) -> dict[str, Option]:
+    """Config key -> option, of some rules, or of all."""
+    return {
+        rule.config_keys.get(name, name): option
+        for rule in rules or RULES.values()
+        for name, option in options_of(rule).items()
+        if name != "seed"  # one for all rules, which defaults to that of training
+    }
+
+
+def _fields() -> dict[str, Any]:
+    """Every setting of every rule, with its type and default in a config."""
+    fields: dict[str, Any] = {}
+    for rule in RULES.values():
+        for key, option in _keys(rule).items():
+            kind = _kind(option.kind)
+            default: Any = option.default if isinstance(option.default, str | float | int) else None
+            if option.name in rule.task_options:
+                if typing.get_origin(kind) is dict:
+                    default = {}
+                else:
+                    kind, default = str | list[str], ALL
+            elif default is None:
+                kind = kind | None
+            about = option.about.replace("None: ", "unset: ")
+            field = (kind, Field(default=default, description=f"{rule.name}: {about}"))
+            if key in fields and fields[key][0] != kind:
+                raise AssertionError(f"{key} means different things to {rule.name} and others")
+            fields.setdefault(key, field)
+    return fields
+
+
+def _kind(annotation: Any) -> Any:
+    """What a TOML file can say of an annotation: numbers, strings, lists, tables."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        said = [kind for one in inner if (kind := _kind(one)) is not None]
+        return said[0] if len(said) == 1 else typing.Union[tuple(said)]  # noqa: UP007
+    if origin is not None and isinstance(origin, type):
+        if issubclass(origin, Mapping):
+            return types.GenericAlias(dict, inner)
+        if issubclass(origin, Sequence):
+            return types.GenericAlias(list, inner)
+    return annotation if annotation in (bool, int, float, str) else None
+
+
+def _document(fields: Mapping[str, Any]) -> str:
+    entries = [f"    {key}: {field.description}" for key, (_, field) in fields.items()]
+    return "\n".join([(_Align.__doc__ or "").rstrip(), *(f"    {line}" for line in entries), ""])
+
+
+if TYPE_CHECKING:
+
+    class AlignConfig(_Align):
+        """[align]; the settings of rules are fields too, but only at run time."""
+
+        def __init__(self, **settings: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _FIELDS = _fields()
+    AlignConfig = create_model(
+        "AlignConfig", __base__=_Align, __module__=__name__, __doc__=_document(_FIELDS), **_FIELDS
+    )

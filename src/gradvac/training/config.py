@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import pydantic
 from pydantic import BaseModel, ConfigDict
 
-from gradvac.training._mistakes import explain, nearest
+from gradvac.hints import nearest
+from gradvac.training._mistakes import explain
 from gradvac.training._toml import parse_value, write_toml
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -57,6 +58,10 @@ def load(
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     origins = {_apply(override, table): f"override {override}" for override in overrides}
+    for name, field in model_class.model_fields.items():
+        set_aside = getattr(field.annotation, "set_aside", None)
+        if set_aside is not None and isinstance(table.get(name), dict):
+            set_aside(table[name], {keys[1] for keys in origins if keys[0] == name and keys[1:]})
     # Through JSON, because pydantic's strict JSON mode takes what a text file can say (a string
     # for a path, a list for a tuple) and nothing else.
     try:

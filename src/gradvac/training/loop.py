@@ -14,8 +14,8 @@ import torch
 
 from gradvac import Alignment
 from gradvac.analysis import Recorder, heat_maps, step_values
+from gradvac.hints import nearest
 from gradvac.training import checkpoint
-from gradvac.training._mistakes import nearest
 from gradvac.training.display import Display
 from gradvac.training.optimizer import set_lr
 from gradvac.training.processes import StopSignals, untouched_random_state
@@ -164,9 +164,6 @@ class _Loop(Generic[BatchT]):
         self.sign()
         aligner = self.state.aligner
         self.display.say(repr(aligner or "Plain joint training, no task gradients (rule none)."))
-        align = self.settings.align
-        for key in align.unused():
-            self.display.say(f"align.{key} has no effect with rule {align.describe_rule()}.")
         self.display.open(self.state.at.step, self.settings.train.max_steps)
 
     def step(self) -> Alignment | None:

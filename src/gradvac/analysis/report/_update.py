@@ -10,10 +10,10 @@ from gradvac.analysis.report._wording import Sentence, is_clear, listed
 from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import mean_where_known
 from gradvac.analysis.statistics import Pushes
+from gradvac.rules import RULES
 
 RULE, PUSHES = "Rule", "Who pushes whom"
 _SAME = 1e-5
-_RULES = {"gradvac": "GradVac", "pcgrad": "PCGrad", "mgda": "MGDA", "gradnorm": "GradNorm"}
 _MOST_HELPERS = 3
 _WORTH_NAMING = 0.005  # of a task's progress
 
@@ -43,7 +43,7 @@ def say_rule(run: Run) -> list[Sentence]:
         )
     else:
         text = text.replace("of these", "of all pairs in layers")
-    said = [Sentence(RULE, text)]
+    said = [*_what_it_does(record.rule), Sentence(RULE, text)]
     cosine = float(mean_where_known(record.update_cosine, axis=(0, 1)))
     ratio = float(mean_where_known(record.update_ratio, axis=(0, 1)))
     if np.isfinite(cosine) and np.isfinite(ratio):
@@ -58,10 +58,16 @@ def say_rule(run: Run) -> list[Sentence]:
     return said
 
 
+def _what_it_does(rule: str) -> list[Sentence]:
+    known = RULES.get(rule.partition("(")[0].lower())
+    return [] if known is None else [Sentence(RULE, f"{known.__name__} {known.does}.")]
+
+
 def _rule_name(rule: str) -> str:
     """The name without its settings: "GradVac" for "gradvac(beta=0.01)"."""
     name = rule.partition("(")[0]
-    return _RULES.get(name.lower(), name or "The rule")
+    known = RULES.get(name.lower())
+    return known.__name__ if known is not None else name or "The rule"
 
 
 def say_pushes(pushes: Pushes) -> list[Sentence]:

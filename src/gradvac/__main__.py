@@ -1,0 +1,5 @@
+"""`python -m gradvac` is `gradvac`."""
+
+from gradvac.cli import main
+
+main()
