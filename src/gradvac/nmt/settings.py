@@ -173,6 +173,7 @@ class ModelConfig(Section):
         norm_first: Pre-norm (true) or post-norm.
         label_smoothing: In training.
         logits_per_chunk: Largest number of logits held at once; less memory, a little more time.
+        compile_loss: Compile the loss on a GPU; takes some seconds at the start.
     """
 
     size: Literal["tiny", "small", "base", "big"] = "base"
@@ -185,6 +186,7 @@ class ModelConfig(Section):
     norm_first: bool = True
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     logits_per_chunk: int = Field(default=1 << 27, ge=1)
+    compile_loss: bool = False
 
     @model_validator(mode="after")
     def _fits(self) -> ModelConfig:
@@ -209,6 +211,7 @@ class ModelConfig(Section):
             norm_first=self.norm_first,
             label_smoothing=self.label_smoothing,
             logits_per_chunk=self.logits_per_chunk,
+            compile_loss=self.compile_loss,
         )
 
 
