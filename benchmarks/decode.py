@@ -1,7 +1,7 @@
 """Translations a second: ours, and Hugging Face's `generate` with the same weights.
 
     python benchmarks/decode.py --run RUN --source test.en --reference test.de --to de
-    python benchmarks/decode.py --train 1500 --prepared data/bible --to de      (trains first)
+    python benchmarks/decode.py --train 1500 --root DATA --to de      (trains on the verses first)
 
 The run is exported as a Pegasus model. Both translate the same lines, sorted by length; `generate`
 in batches of several sizes, of which the best counts. On a GPU both have weights in bf16. Equality
@@ -85,7 +85,7 @@ def generate(
 def train_run(arguments: argparse.Namespace, folder: Path) -> tuple[Path, list[str], list[str]]:
     """A model that has learned enough to end its sentences; test lines and their references."""
     overrides = [
-        f"data.prepared={arguments.prepared}",
+        f"data.prepared={arguments.prepared or folder.with_name('prepared')}",
         f"data.root={arguments.root}",
         f"model.size={arguments.size}",
         f"train.max_steps={arguments.train}",
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path)
     parser.add_argument("--reference", type=Path)
     parser.add_argument("--train", type=int, default=0, help="steps to train on the verses first")
-    parser.add_argument("--prepared", default="data/bible")
+    parser.add_argument("--prepared", help="folder of prepared data; default: prepare them")
     parser.add_argument("--root", default=".")
     parser.add_argument("--size", default="small")
     parser.add_argument("--override", nargs="*", default=[])
