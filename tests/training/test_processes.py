@@ -89,3 +89,27 @@ def test_signals_are_left_alone_outside_the_main_thread() -> None:
     thread.join()
     assert entered == [None]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_stop_is_noted_once_and_then_acts_as_before(name: str) -> None:
+    number, seen = getattr(signal, name), []
+    before = signal.signal(number, lambda *_: seen.append(name))
+    try:
+        with StopSignals() as signals:
+            signal.raise_signal(number)
+            assert (signals.received, seen) == (name, [])
+            signal.raise_signal(number)
+            assert seen == [name]
+    finally:
+        signal.signal(number, before)
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            signal.raise_signal(signal.SIGHUP)
+            assert signals.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)

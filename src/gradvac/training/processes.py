@@ -4,7 +4,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -72,11 +72,15 @@ def untouched_random_state() -> Iterator[None]:
         restore_random_state(state)
 
 
-class StopSignals:
-    """SIGINT and SIGTERM as a wish: the loop finishes its step, saves, and leaves.
+_STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
 
-    A second signal of the kind acts as it would have without us. Outside the main thread, where
-    Python allows no handlers, nothing is caught.
+
+class StopSignals:
+    """SIGINT, SIGTERM and SIGHUP as a wish: the loop finishes its step, saves, and leaves.
+
+    A second signal of the kind acts as it would have without us. What is ignored already, as
+    SIGHUP is under `nohup`, stays ignored. Outside the main thread, where Python allows no
+    handlers, nothing is caught.
     """
 
     def __init__(self) -> None:
@@ -85,8 +89,9 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._former[number] = signal.signal(number, self._receive)
+            for number in (getattr(signal, name, None) for name in _STOPS):  # Windows has no HUP
+                if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+                    self._former[number] = signal.signal(number, self._receive)
         except ValueError:  # not the main thread
             self._former = {}
         return self
@@ -100,4 +105,5 @@ class StopSignals:
         signal.signal(number, self._former[number])
         # print() is not allowed in a handler: it may have interrupted another print().
         message = f"\n{self.received}: finishing this step, then saving; again to leave at once.\n"
-        os.write(2, message.encode())
+        with suppress(OSError):  # a terminal that hung up takes no more words
+            os.write(2, message.encode())
