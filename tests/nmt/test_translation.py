@@ -42,8 +42,11 @@ def test_scores_are_sacrebleus_own_and_kept(toy_run: Path) -> None:
     assert (bleu.metric, chrf.metric) == ("BLEU", "chrF++")
     assert bleu.by_task == {task: score.bleu for task, score in scores.by_task.items()}
     assert "dev set, best weights; BLEU nrefs:1" in bleu.note
-    assert saved["signature"].startswith("rule:gradvac|")
-    assert set(saved["means"]) == {"high", "all"}
+    signature = saved["details"]["signature"]
+    assert signature.startswith("rule:gradvac|")
+    assert all(signature.count(f"{name}:") == 1 for name in ("engine", "seed", "data"))
+    assert "signature:" not in signature  # it would hold itself
+    assert set(saved["details"]["means"]) == {"high", "all"}
 
 
 def test_lines_come_back_in_order_whatever_their_length(toy_run: Path) -> None:

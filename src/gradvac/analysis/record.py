@@ -54,6 +54,7 @@ from gradvac.runs import RunFolder
 _MAGIC = b"gradvac1"
 _HEADER = struct.Struct("<8sQI")
 _BLOCK = 1 << 20  # bytes read at once: a damaged header may claim any length
+_MOST_BYTES = 1 << 30  # of a chunk unpacked, and of all records that are read at once
 _PAIRS = ("similarity", "target", "active")  # [S, K, T, T]
 _TASKS = ("weights", "norms")  # [S, K, T]
 _COMPONENTS = ("update_cosine", "update_ratio")  # [S, K]
@@ -117,12 +118,12 @@ def read_record(path: str | Path, *, most: int | None = None) -> Record:
 
     Args:
         path: The file, or the run folder that holds it.
-        most: Read only so many records, evenly spread; None: all. All of a long run may be large:
-            9 K T^2 bytes each in memory.
+        most: Read only so many records, evenly spread; None: all. A record takes 9 K T^2 bytes in
+            memory; of a number that would take more than a gigabyte, fewer are read.
 
     Raises:
-        ValueError: The file is empty or something else, no chunk is whole, or its components
-            changed on the way.
+        ValueError: The file is empty or something else, no chunk is whole, its components changed
+            on the way, or all records (`most` is None) would take more than a gigabyte.
     """
     path = Path(path)
     path = RunFolder(path).record if path.is_dir() else path
@@ -138,18 +139,28 @@ def read_record(path: str | Path, *, most: int | None = None) -> Record:
             )
         for loss in _losses(chunks):
             warnings.warn(f"{path}: {loss}.", stacklevel=2)
-        steps = [_load(file, chunk)["steps"] for chunk in intact]
+        steps, size = [], 0  # of a record, in bytes
+        for chunk in intact:
+            arrays = _load(file, chunk)
+            steps.append(arrays["steps"])
+            size = max(size, 9 * len(arrays["components"]) * len(arrays["tasks"]) ** 2)
         total = sum(map(len, steps))
+        fit = max(1, _MOST_BYTES // max(1, size))
+        if most is None and total > fit:
+            raise ValueError(
+                f"{path}: has {total:,} records of {size / 1e6:.1f} MB each; read some of them, as "
+                f"in read_record(path, most={fit})."
+            )
         wanted = np.arange(total)
-        if most is not None and total > most:
-            wanted = np.unique(np.linspace(0, total - 1, most).round().astype(np.int64))
+        if most is not None and total > min(most, fit):
+            wanted = np.unique(np.linspace(0, total - 1, min(most, fit)).round().astype(np.int64))
         parts, first = [], 0
         for chunk, own in zip(intact, steps, strict=True):
             here = wanted[(wanted >= first) & (wanted < first + len(own))] - first
             first += len(own)
             if len(here):
                 parts.append((_load(file, chunk), here))
-    return _join(path, parts)
+        return _join(path, parts)
 
 
 def append_chunk(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
@@ -269,17 +280,39 @@ def _losses(chunks: list[_Chunk]) -> Iterator[str]:
 
 
 def _load(file: BinaryIO, chunk: _Chunk) -> "np.lib.npyio.NpzFile":
+    """The arrays of a chunk, unpacked as they are asked for; all have the shapes they should."""
     file.seek(chunk.start + _HEADER.size)
     content = file.read(chunk.end - file.tell())
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > _MOST_BYTES:
+            raise ValueError(f"it would take {size / 1e9:.1f} GB")
         found = np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, zipfile.BadZipFile) as error:
+        assert isinstance(found, np.lib.npyio.NpzFile)
+        _check_shapes(found)
+    except Exception as error:  # what odd contents make zipfile, zlib and NumPy raise has no bound
         raise ValueError(
-            f"{file.name}: holds a chunk that NumPy cannot read ({error}); remove it, or train "
-            "again."
+            f"{file.name}: holds a chunk that cannot be read ({error}); remove it, or train again."
         ) from error
-    assert isinstance(found, np.lib.npyio.NpzFile)
     return found
+
+
+def _check_shapes(arrays: "np.lib.npyio.NpzFile") -> None:
+    steps, tasks, components = (arrays[name] for name in ("steps", "tasks", "components"))
+    if steps.dtype.kind != "i" or tasks.dtype.kind != "U" or components.dtype.kind != "U":
+        raise ValueError("its names or steps are none")
+    sizes = [len(steps), len(components), len(tasks), len(tasks)]
+    for names, dims in ((_PAIRS, 4), (_TASKS, 3), (_COMPONENTS, 2)):
+        for name in names:
+            with arrays.zip.open(f"{name}.npy") as entry:  # the shape, without unpacking the rest
+                version = np.lib.format.read_magic(entry)
+                read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+                    version, np.lib.format.read_array_header_2_0
+                )
+                shape, _, kind = read(entry)
+            if list(shape) != sizes[:dims] or kind.kind not in "fb":
+                raise ValueError(f"{name} is {kind} {list(shape)} instead of {sizes[:dims]}")
 
 
 def _join(path: Path, parts: list[tuple["np.lib.npyio.NpzFile", NDArray[np.int64]]]) -> Record:

@@ -112,8 +112,10 @@ class Recorder:
     def close(self) -> None:
         """Write what is left and close the file."""
         if not self._file.closed:
-            self.flush()
-            self._file.close()
+            try:
+                self.flush()
+            finally:
+                self._file.close()
 
     def _close_chunk(self) -> None:
         if self._device.type == "cuda":
@@ -132,11 +134,13 @@ class Recorder:
         }
         if self._vaccinated is not None:
             names["vaccinated"] = list(self._vaccinated)
-        append_chunk(
-            self._file,
-            {name: np.array(value, dtype=np.str_) for name, value in names.items()}
-            | _to_arrays(chunk, self._tasks, len(self._components)),
-        )
+        arrays = {name: np.array(value, dtype=np.str_) for name, value in names.items()}
+        arrays |= _to_arrays(chunk, self._tasks, len(self._components))
+        try:
+            append_chunk(self._file, arrays)
+        except OSError as error:
+            what = f"{os.strerror(error.errno or 0)}: {self._file.name}; make room and go on"
+            raise OSError(error.errno, what) from error
 
     def __enter__(self) -> "Recorder":
         return self

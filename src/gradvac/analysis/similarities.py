@@ -8,6 +8,7 @@ lines L `G.L.values`, `G.L.reliability`, and for different lines `G.L.across`, `
 # S steps, K components, T tasks
 
 import io
+import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ Floats = NDArray[np.float32]
 
 LINES = ("same", "different", "training")
 _OPTIONAL = ("reliability", "across", "half_norms")
+_MOST_BYTES = 1 << 32  # unpacked; 400 steps of 40 components and 100 tasks in three granularities
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value: equal means identical
@@ -221,6 +223,10 @@ def check_once(name: str, labels: Sequence[str]) -> None:
 
 
 def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > _MOST_BYTES:
+        raise ValueError(f"it would take {size / 1e9:.1f} GB")
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         # Entries whose place in the archive's directory is damaged are passed over in silence.
         if len(file.files) != int.from_bytes(content[-12:-10], "little"):

@@ -23,6 +23,7 @@ from gradvac.nmt.model import DecoderLayer, Transformer
 from gradvac.nmt.prepared import VOCABULARY
 from gradvac.nmt.settings import DecodingConfig, NmtConfig
 from gradvac.nmt.vocabulary import BOS, EOS, PAD, UNKNOWN, Vocabulary
+from gradvac.runs import RunFolder
 from gradvac.training import checkpoint, config
 
 _PACKAGES = {
@@ -60,11 +61,11 @@ def export_run(
         raise ValueError(f"folder: {folder} is there and not empty; choose a new one.")
     if quantization is not None and to != "ctranslate2":
         raise ValueError('quantization: is of --to ctranslate2; "huggingface" keeps the weights.')
-    settings = config.load(NmtConfig, run / "config.toml")
-    vocabulary_file = run / VOCABULARY
-    vocabulary = Vocabulary.load(vocabulary_file)
+    settings = config.load(NmtConfig, RunFolder(run).config)
+    vocabulary_file = RunFolder(run).vocabulary
+    vocabulary = Vocabulary.of_run(run)
     model = settings.model.build(len(vocabulary))
-    model.load_state_dict(checkpoint.weights(run, weights))
+    checkpoint.load_into(model, run, weights)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Beside its place and then renamed: a folder that is there is complete.
     with TemporaryDirectory(dir=folder.parent, prefix=".export-") as place:

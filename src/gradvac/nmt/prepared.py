@@ -12,7 +12,8 @@ from gradvac.nmt.sealed import SealedFolder, read_facts
 from gradvac.nmt.settings import TRAIN, DataConfig
 from gradvac.nmt.tokens import SUFFIXES, TokenFile
 from gradvac.nmt.vocabulary import Vocabulary
-from gradvac.runs import PREPARED_MANIFEST
+from gradvac.runs import PREPARED_MANIFEST, RunFolder
+from gradvac.runs.kept import read_kept
 from gradvac.tasks import parse, turned
 
 MANIFEST, REPORT, VOCABULARY = PREPARED_MANIFEST, "report.json", "vocabulary.model"
@@ -94,6 +95,18 @@ class Prepared:
         pair = self.pair_of(task)
         first, second = self.tokens(split, pair)
         return (first, second) if pair == task else (second, first)
+
+    def require_vocabulary_of(self, run: Path) -> None:
+        """Refuse tokens that mean something else to the model of a run.
+
+        Raises:
+            ValueError: The run was trained with another vocabulary.
+        """
+        if self.files[VOCABULARY].read_bytes() != read_kept(RunFolder(run).vocabulary):
+            raise ValueError(
+                f"data.prepared: {self.folder} has another vocabulary than {run} was trained with; "
+                "give the folder it was trained from with data.prepared=..."
+            )
 
     def reports(self) -> dict[str, Report]:
         """Read what was dropped: "train en-fr" -> report."""

@@ -179,17 +179,5 @@ def train_translation(
     seed_everything(config.train.seed)
     recipe = TranslationRecipe(config, prepared)
     display.console.print(recipe.epochs())
-    _keep_vocabulary(prepared, Path(run))
-    return train(recipe, config, run, display=display)
-
-
-def _keep_vocabulary(prepared: Prepared, run: Path) -> None:
-    """A run can translate wherever its folder is moved."""
-    model, kept = (prepared.folder / VOCABULARY).read_bytes(), RunFolder(run).vocabulary
-    if kept.exists() and kept.read_bytes() != model:
-        raise ValueError(
-            f"run: {run} was trained with another vocabulary than {prepared.folder}; choose a new "
-            "run folder."
-        )
-    run.mkdir(parents=True, exist_ok=True)
-    kept.write_bytes(model)
+    vocabulary = {RunFolder(Path(run)).vocabulary.name: prepared.files[VOCABULARY].read_bytes()}
+    return train(recipe, config, run, display=display, files=vocabulary)

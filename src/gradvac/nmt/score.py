@@ -17,7 +17,7 @@ from gradvac.nmt.sealed import read_lines
 from gradvac.nmt.settings import TRAIN, NmtConfig
 from gradvac.nmt.translator import Translator
 from gradvac.runs import RunFolder, TaskScores, write_scores
-from gradvac.runs.files import read_json, write_text
+from gradvac.runs.files import remove_leftovers, write_text
 from gradvac.tasks import parse
 from gradvac.training import config
 
@@ -179,36 +179,36 @@ def score_run(
             "`gradvac nmt prepare` with its config.toml, or give data.prepared=..."
         )
     translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
-    folder.scores.mkdir(exist_ok=True)
-    by_task, levels = {}, {}
-    for task in settings.data.all_tasks():
-        sources, references = prepared.task_text(split, task)
-        target = parse(task).target
-        lines = translator.translate(sources[:max_lines], target)
-        text = "".join(f"{line}\n" for line in lines)
-        write_text(folder.outputs_of(split, weights, task), text)
-        by_task[task] = score_lines(lines, references[:max_lines], target)
-        levels[task] = settings.data.resource_levels.of(
-            prepared.sizes[TRAIN][prepared.pair_of(task)]
+    by_task, levels, outputs = {}, {}, {}
+    with folder.lock_beside("scores"):
+        for task in settings.data.all_tasks():
+            sources, references = prepared.task_text(split, task)
+            target = parse(task).target
+            lines = translator.translate(sources[:max_lines], target)
+            outputs[task] = "".join(f"{line}\n" for line in lines)
+            by_task[task] = score_lines(lines, references[:max_lines], target)
+            levels[task] = settings.data.resource_levels.of(
+                prepared.sizes[TRAIN][prepared.pair_of(task)]
+            )
+        scores = Scores(
+            str(run),
+            split,
+            str(weights),
+            by_task,
+            levels,
+            translator.counts.cut,
+            str(folder.read_signature().get("signature", "")),
         )
-    signature = read_json(folder.signature)
-    scores = Scores(
-        str(run),
-        split,
-        str(weights),
-        by_task,
-        levels,
-        translator.counts.cut,
-        _line(signature),
-    )
-    write_scores(folder.scores_of(split, weights), scores.by_metric(), scores.to_dict())
+        folder.scores.mkdir(exist_ok=True)
+        remove_leftovers(folder.scores)
+        # Scores go first and come last: those that are there are of the outputs beside them.
+        folder.scores_of(split, weights).unlink(missing_ok=True)
+        for task, text in outputs.items():
+            write_text(folder.outputs_of(split, weights, task), text)
+        write_scores(folder.scores_of(split, weights), scores.by_metric(), scores.to_dict())
     return scores
 
 
 def translations(run: Path, split: str, weights: str | int, task: str) -> list[str]:
     """Read the translations that `score_run` kept."""
     return list(read_lines(RunFolder(run).outputs_of(split, weights, task)))
-
-
-def _line(signature: Mapping[str, Any]) -> str:
-    return "|".join(f"{name}:{value}" for name, value in signature.items())

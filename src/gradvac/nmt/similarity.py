@@ -35,9 +35,11 @@ from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.settings import DEV, NmtConfig
 from gradvac.nmt.stream import Numbers, TaskData, gather_batch
 from gradvac.runs import RunFolder
+from gradvac.runs.files import remove_leftovers
 from gradvac.tasks import parse
 from gradvac.training import checkpoint, choose_device, config
 from gradvac.training.signature import weights_hash
+from gradvac.training.weights import load_weights
 
 ENGINES = ("per_task", "one_backward")
 GRANULARITIES = ("all_layer", "enc_dec", "whole_model")
@@ -94,6 +96,7 @@ def measure_run(
             f"data.prepared: {settings.data.prepared} does not hold the data of {run}; run "
             "`gradvac nmt prepare` with its config.toml, or give data.prepared=..."
         )
+    prepared.require_vocabulary_of(run)
     model = settings.model.build(len(prepared.vocabulary)).to(choose_device(device)).eval()
     for granularity in granularities:
         split_model(model, granularity)  # a wrong one is told before any work is done
@@ -109,27 +112,30 @@ def measure_run(
         "granularities": list(granularities),
         "weights": weights_hash(config.load(NmtConfig, folder.config)),
     }
-    before = _read_before(folder.similarity, about)
-    measured = set(before[0].steps.tolist()) if before else set()
-    left = [one for one in found if one.step not in measured]
     plan = _Plan(data, [lines[task] for task in tasks], settings.batch.tokens, engine)
-    with _progress(console, len(left) * plan.num_batches) as progress:
-        bar = progress.add_task("", total=len(left) * plan.num_batches)
-        for one in left:
-            progress.update(bar, description=f"step {one.step}")
-            model.load_state_dict(one.read())
-            parts = measure(
-                model,
-                plan.batches(model),
-                granularities,
-                tasks=tasks,
-                step=one.step,
-                engine=engine,
-                offload=offload,
-                tick=lambda: progress.advance(bar),
-            )
-            before = tuple(map(concatenate, zip(before, parts, strict=True))) if before else parts
-            save_similarities(folder.similarity, before, json.dumps(about))
+    with folder.lock_beside("similarity"):
+        remove_leftovers(run, of=folder.similarity)
+        before = _read_before(folder.similarity, about)
+        measured = set(before[0].steps.tolist()) if before else set()
+        left = [one for one in found if one.step not in measured]
+        with _progress(console, len(left) * plan.num_batches) as progress:
+            bar = progress.add_task("", total=len(left) * plan.num_batches)
+            for one in left:
+                progress.update(bar, description=f"step {one.step}")
+                load_weights(model, one.read(), origin=f"{run}, step {one.step}")
+                parts = measure(
+                    model,
+                    plan.batches(model),
+                    granularities,
+                    tasks=tasks,
+                    step=one.step,
+                    engine=engine,
+                    offload=offload,
+                    tick=lambda: progress.advance(bar),
+                )
+                old = zip(before, parts, strict=True)
+                before = tuple(map(concatenate, old)) if before else parts
+                save_similarities(folder.similarity, before, json.dumps(about))
     return before
 
 
@@ -158,10 +164,7 @@ def _weights(
     found = {}
     for name in names:
         if name == "best":
-            path = RunFolder(run).weights(name)
-            if not path.is_file():
-                raise ValueError(f"{run}: has no best weights; it was never validated.")
-            step = int(checkpoint.read_facts(path)["step"])
+            step = checkpoint.step_of(run, name)
         elif name == "last":
             newest = checkpoint.latest(run, say=say)
             if newest is None:
@@ -278,7 +281,7 @@ def _read_before(path: Path, about: dict[str, object]) -> tuple[Similarities, ..
     if not path.is_file():
         return ()
     before, how = load_similarities(path)
-    former = json.loads(how or "{}")
+    former = _parse_about(path, how)
     changed = [key for key in about if former.get(key) != about[key]]
     if changed:
         key = changed[0]
@@ -287,6 +290,16 @@ def _read_before(path: Path, about: dict[str, object]) -> tuple[Similarities, ..
             "it away to measure anew, or ask for the same."
         )
     return before
+
+
+def _parse_about(path: Path, how: str) -> dict[str, object]:
+    try:
+        former = json.loads(how or "{}")
+    except (ValueError, RecursionError):
+        former = None
+    if not isinstance(former, dict):
+        raise ValueError(f"{path}: does not say how it was measured; move it away.")
+    return former
 
 
 def _progress(console: Console, total: int) -> Progress:

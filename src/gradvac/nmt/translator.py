@@ -86,9 +86,9 @@ class Translator:
         """
         run = Path(run)
         settings = config.load(NmtConfig, RunFolder(run).config, overrides)
-        vocabulary = Vocabulary.load(RunFolder(run).vocabulary)
+        vocabulary = Vocabulary.of_run(run)
         model = settings.model.build(len(vocabulary))
-        model.load_state_dict(checkpoint.weights(run, weights))
+        checkpoint.load_into(model, run, weights)
         return cls(
             model.to(choose_device(device)).eval(),
             vocabulary,

@@ -14,6 +14,8 @@ from pydantic import Field
 
 from gradvac.nmt.cleaning import fingerprint
 from gradvac.nmt.sealed import read_lines
+from gradvac.runs import RunFolder
+from gradvac.runs.kept import read_kept
 from gradvac.training import Section, task_probabilities
 
 PAD, BOS, EOS, UNKNOWN = range(4)
@@ -73,8 +75,19 @@ class Vocabulary:
             raise ValueError(
                 f"vocabulary: there is no file {path}; run `gradvac nmt prepare` first."
             )
+        return cls.parse(path.read_bytes(), path)
+
+    @classmethod
+    def of_run(cls, run: str | Path) -> Vocabulary:
+        """Read the model that a run was trained with, which is verified."""
+        path = RunFolder(Path(run)).vocabulary
+        return cls.parse(read_kept(path), path)
+
+    @classmethod
+    def parse(cls, model: bytes, path: Path) -> Vocabulary:
+        """Make one of the contents of a file; an error names the file."""
         try:
-            return cls(path.read_bytes())
+            return cls(model)
         except (RuntimeError, ValueError) as error:
             raise ValueError(
                 f"vocabulary: {path} is no SentencePiece model, or is damaged ({error})."

@@ -6,6 +6,7 @@ Nothing here needs torch.
 
     folder.py   RunFolder: the name of every file, and readers that say what is wrong with one
     files.py    one atomic write, one lock, hashes, JSON
+    kept.py     copies of files that a run needs wherever it is moved
     scores.py   TaskScores: a metric by task, which any recipe writes and any report reads
 
 A recipe of your own:

@@ -74,11 +74,29 @@ def read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes left half-written; only for who holds the folder's lock."""
+def remove_leftovers(folder: Path, *, of: Path | None = None, but: Path | None = None) -> None:
+    """Remove what killed processes left half-written; only for who holds the lock.
+
+    Args:
+        folder: Where to look.
+        of: Only what was to become this file.
+        but: Nothing that was to become this file, which another lock protects.
+    """
     for path in folder.glob(f"{TEMPORARY}*"):
-        if path.is_file() or path.is_symlink():
+        is_other = of is not None and not path.name.endswith(f"-{of.name}")
+        is_spared = but is not None and path.name.endswith(f"-{but.name}")
+        if (path.is_file() or path.is_symlink()) and not is_other and not is_spared:
             path.unlink(missing_ok=True)
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder in which a name leads elsewhere, where whatever is written would end up."""
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink():
+            raise ValueError(
+                f"{path} is a link, and what is written there would be somewhere else; remove it, "
+                "or choose another folder."
+            )
 
 
 def sync(path: Path) -> None:
@@ -96,8 +114,9 @@ class FolderLock:
     The system releases it however the process ends.
 
     Args:
-        folder: The folder; made if it does not exist.
+        folder: The folder; made if it does not exist. It may hold no links.
         busy: What to tell if another process holds it; None: wait for that process.
+        name: The file that is locked. Locks of different names are held side by side.
 
     Raises:
         ValueError: Another process holds it (from `acquire`, with the text of `busy`).
@@ -107,11 +126,12 @@ class FolderLock:
         ...     write_json(run / "facts.json", facts)
     """
 
-    def __init__(self, folder: Path, *, busy: str | None) -> None:
+    def __init__(self, folder: Path, *, busy: str | None, name: str = LOCK) -> None:
         import filelock  # comes with torch; reading a run does without
 
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = filelock.FileLock(folder / LOCK)
+        refuse_links(folder)
+        self._lock = filelock.FileLock(folder / name)
         self._busy = busy
         self._timeout = filelock.Timeout
 

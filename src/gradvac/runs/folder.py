@@ -8,10 +8,11 @@
     RUN/similarity.npz                  similarities on an aligned set
     RUN/checkpoints/step-00001000/      gradvac.training.checkpoint
     RUN/best.safetensors                weights to use; also averaged.safetensors
-    RUN/vocabulary.model                of a translation run
+    RUN/vocabulary.model                of a translation run; its hash is in vocabulary.model.sha256
     RUN/scores/SET.WEIGHTS.json         scores of a set with those weights
     RUN/scores/SET.WEIGHTS.TASK.txt     the outputs that were scored
-    RUN/.lock                           held by the process that writes here
+    RUN/.lock                           held by the process that trains here; others that write
+                                        have .similarity.lock and .scores.lock
 
 A file that is read by hand or was damaged gives an error that says where, what and what to do.
 """
@@ -99,7 +100,9 @@ class RunFolder:
     def kept_checkpoints(self) -> list[tuple[int, Path]]:
         """Steps and folders of all checkpoints, damaged ones too, by step."""
         found = ((path.name.removeprefix(_STEP), path) for path in self.checkpoints.glob("step-*"))
-        return sorted((int(step), path) for step, path in found if step.isdecimal())
+        return sorted(
+            (int(step), path) for step, path in found if step.isdecimal() and path.is_dir()
+        )
 
     def weights(self, name: str) -> Path:
         """Weights to use: "best" or "averaged"."""
@@ -125,6 +128,11 @@ class RunFolder:
         """The right to write here; `busy` is told if another process has it."""
         default = f"run: another process is at work in {self.path}; wait for it to end."
         return FolderLock(self.path, busy=busy or default)
+
+    def lock_beside(self, what: str) -> FolderLock:
+        """The right to write what can be written while the run is trained: "similarity", ..."""
+        busy = f"run: another process writes {what} in {self.path}; wait for it to end."
+        return FolderLock(self.path, busy=busy, name=f".{what}.lock")
 
     def read_settings(self) -> str:
         """`config.toml` as it stands; empty if there is none."""
@@ -184,7 +192,7 @@ def _parse_at(place: str, content: bytes, parse: Callable[[bytes], T], remedy: s
     """What `parse` makes of some content; its error says where it was and what to do."""
     try:
         return parse(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: is damaged ({error}); {remedy}.") from error
 
 

@@ -16,7 +16,7 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     step.py         one optimiser step, eager or as a CUDA graph
     ahead.py        batches prepared ahead in a thread
     state.py        what a run consists of between two steps: saved and restored as one
-    checkpoint.py   atomic checkpoints, best and averaged weights
+    checkpoint.py   atomic checkpoints, best and averaged weights; weights.py reads and writes them
     runlog.py       the run folder: lock, config, metrics
     writers.py      TensorBoard, wandb, trackio
     meters.py       sums between two log entries

@@ -7,10 +7,13 @@
 
 A checkpoint is written into a hidden folder, forced to disk, and renamed: whoever is killed
 anywhere in between leaves the previous one intact. `latest` verifies the hashes and falls back to
-the checkpoint before if the last one is damaged.
+the checkpoint before if the last one is damaged. Weights are verified whenever they are read.
+
+A checkpoint where somebody stopped the run is there to continue from: it takes no place of a
+regular one, enters no average, and goes with the next. So what a run ends with does not depend on
+how often it was interrupted.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,28 +21,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradvac.runs import RunFolder
 from gradvac.runs.files import (
     TEMPORARY,
     hash_file,
+    read_json,
     remove_leftovers,
-    replacing_path,
     sync,
     write_json,
 )
+from gradvac.training.weights import (
+    CheckpointError,
+    load_weights,
+    read_facts,
+    read_weights,
+    write_weights,
+)
 
 MODEL, STATE, MANIFEST = "model.safetensors", "state.pt", "manifest.json"
-_ALIAS = "same as "  # in safetensors metadata: tied weights are stored once
 _PLAIN = (Tensor, bool, int, float, str, type(None))
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read; says what is still there."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +61,23 @@ class Checkpoint:
         state: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
         return state
 
+    @property
+    def is_stop(self) -> bool:
+        """Whether somebody stopped the run here, between two regular checkpoints."""
+        return bool(read_json(self.path / MANIFEST).get("stop", False))
+
     def damage(self) -> str | None:
         """What is wrong with the files; None if they are as they were written."""
-        try:
-            manifest = json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))
-            for name, expected in manifest["files"].items():
-                if hash_file(self.path / name, "sha256") != expected:
+        manifest = read_json(self.path / MANIFEST)
+        hashes = manifest.get("files")
+        if manifest.get("step") != self.step or not isinstance(hashes, dict):
+            return f"{MANIFEST} is missing, or not what was written"
+        for name in (MODEL, STATE):
+            try:
+                if hash_file(self.path / name, "sha256") != hashes.get(name):
                     return f"{name} is not what was written"
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            return f"{type(error).__name__}: {error}"
+            except OSError as error:
+                return f"{name}: {error.strerror}"
         return None
 
 
@@ -77,15 +88,17 @@ def save(
     state: Mapping[str, Any],
     *,
     keep: int,
+    is_stop: bool = False,
 ) -> Checkpoint:
-    """Write a checkpoint, then delete all but the last `keep`.
+    """Write a checkpoint, then delete all but the last `keep`, and those of former stops.
 
     Args:
         run: The run folder.
         step: Optimiser steps taken.
         weights: The model's `state_dict`; tied weights may share memory.
         state: Everything else: nested dicts and lists of plain values and tensors.
-        keep: How many checkpoints stay.
+        keep: How many regular checkpoints stay.
+        is_stop: Whether this one is not regular, but where the run was stopped.
 
     Raises:
         CheckpointError: It could not be written, for example because the disk is full. The
@@ -95,13 +108,15 @@ def save(
     folder = RunFolder(run).checkpoints
     target, temporary = RunFolder(run).checkpoint(step), folder / f"{TEMPORARY}{step:08d}"
     try:
-        temporary.mkdir(parents=True)
-        _write_weights(temporary / MODEL, weights, {"step": str(step)})
+        folder.mkdir(exist_ok=True)
+        temporary.mkdir()
+        write_weights(temporary / MODEL, weights, {"step": str(step)})
         with (temporary / STATE).open("wb") as file:  # a path would hide why writing fails
             torch.save(state, file)
         sync(temporary / STATE)
         hashes = {name: hash_file(temporary / name, "sha256") for name in (MODEL, STATE)}
-        write_json(temporary / MANIFEST, {"step": step, "files": hashes})
+        stop = {"stop": True} if is_stop else {}
+        write_json(temporary / MANIFEST, {"step": step, "files": hashes, **stop})
         if target.exists():  # damaged, or it would have been continued from
             shutil.rmtree(target)
         os.rename(temporary, target)
@@ -109,8 +124,11 @@ def save(
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(_failure(run, f"the checkpoint of step {step}", error)) from error
-    for old in kept(run)[:-keep]:
-        shutil.rmtree(old.path)
+    *before, _ = kept(run)
+    regular = [one for one in kept(run) if not one.is_stop]
+    for old in before:
+        if old.is_stop or old in regular[:-keep]:
+            shutil.rmtree(old.path)
     return Checkpoint(target, step)
 
 
@@ -147,7 +165,7 @@ def clean(run: Path) -> None:
     """Remove what a killed process left half-written; only for the process that owns the run."""
     for path in RunFolder(run).checkpoints.glob(f"{TEMPORARY}*"):
         shutil.rmtree(path)
-    remove_leftovers(run)
+    remove_leftovers(run, but=RunFolder(run).similarity)  # which is measured under its own lock
 
 
 def save_weights(
@@ -163,19 +181,32 @@ def save_weights(
     """
     target = RunFolder(run).weights(name)
     try:
-        _write_weights(target, weights, {key: str(value) for key, value in facts.items()})
+        write_weights(target, weights, {key: str(value) for key, value in facts.items()})
     except Exception as error:
         raise CheckpointError(_failure(run, target.name, error)) from error
     return target
 
 
+def step_of(run: Path, name: str) -> int:
+    """The step at which the weights of that name were saved: "best".
+
+    Raises:
+        CheckpointError: There are none, or they are damaged.
+    """
+    path = RunFolder(run).weights(name)
+    if not path.is_file():
+        raise CheckpointError(f"{run}: has no {name} weights; it was never validated.")
+    return int(read_facts(path)["step"])
+
+
 def average(run: Path, num: int, *, say: Callable[[str], None] = print) -> Path:
     """Write the mean of the last `num` intact checkpoints' weights to `averaged.safetensors`.
 
-    The checkpoint of step 0 is no trained model and does not count.
+    The checkpoint of step 0 is no trained model and does not count, nor does one where the run was
+    stopped.
     """
     chosen: list[Checkpoint] = []
-    for checkpoint in reversed([one for one in kept(run) if one.step > 0]):
+    for checkpoint in reversed([one for one in kept(run) if one.step > 0 and not one.is_stop]):
         if len(chosen) == num:
             break
         if (damage := checkpoint.damage()) is None:
@@ -184,15 +215,23 @@ def average(run: Path, num: int, *, say: Callable[[str], None] = print) -> Path:
             say(f"{checkpoint.path} is damaged ({damage}) and does not enter the average.")
     if not chosen:
         raise CheckpointError(f"{RunFolder(run).checkpoints}: no intact checkpoint to average.")
+    if len(chosen) < num:
+        say(f"The average is over {len(chosen)} checkpoints, as there are no more; not {num}.")
     last = chosen[0].weights()
-    total = {n: w.double() for n, w in last.items() if w.is_floating_point()}
+    # By the tensor, as tied weights share one.
+    total = {id(w): w.double() for w in last.values() if w.is_floating_point()}
+    names = {id(w): name for name, w in last.items()}
     for checkpoint in chosen[1:]:
         other = checkpoint.weights()
-        for name, value in total.items():
-            value += other[name]
-    means = {name: (value / len(chosen)).to(last[name].dtype) for name, value in total.items()}
+        for key, value in total.items():
+            value += other[names[key]]
+    means = {
+        id(w): (total[id(w)] / len(chosen)).to(w.dtype) if id(w) in total else w
+        for w in last.values()
+    }
     steps = ",".join(str(checkpoint.step) for checkpoint in reversed(chosen))
-    return save_weights(run, "averaged", last | means, {"steps": steps})
+    averaged = {name: means[id(w)] for name, w in last.items()}
+    return save_weights(run, "averaged", averaged, {"steps": steps})
 
 
 def weights(
@@ -205,53 +244,35 @@ def weights(
         which: "best", "averaged", "last", or a step whose checkpoint is kept.
         say: See `latest`.
     """
+    folder = RunFolder(run)
     if which == "last":
         newest = latest(run, say=say)
-        path = None if newest is None else newest.path / MODEL
+        if newest is not None:
+            return newest.weights()
     elif isinstance(which, int):
-        path = RunFolder(run).checkpoint(which) / MODEL
-    else:
-        path = RunFolder(run).weights(which)
-    if path is not None and path.is_file():
-        return read_weights(path)
-    names = [path.stem for path in RunFolder(run).kept_weights()]
-    there = [*names, *(["last"] if kept(run) else []), *(str(c.step) for c in kept(run))]
+        if folder.checkpoint(which).is_dir():
+            chosen = Checkpoint(folder.checkpoint(which), which)
+            if (damage := chosen.damage()) is not None:
+                raise CheckpointError(f"{chosen.path}: is damaged ({damage}); use other weights.")
+            return chosen.weights()
+    elif which in [path.stem for path in folder.kept_weights()]:
+        return read_weights(folder.weights(which))
+    there = [path.stem for path in folder.kept_weights()]
+    there += [*(["last"] if kept(run) else []), *(str(c.step) for c in kept(run))]
     raise CheckpointError(
         f"{run}: there are no weights {which!r}; there are: {', '.join(there) or 'none'}."
     )
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """All entries of a weights file; tied ones share memory again."""
-    with safetensors.safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    aliases = {n: v.removeprefix(_ALIAS) for n, v in metadata.items() if v.startswith(_ALIAS)}
-    return found | {name: found[first] for name, first in aliases.items()}
+def load_into(
+    model: nn.Module, run: Path, which: str | int = "best", *, say: Callable[[str], None] = print
+) -> None:
+    """Give a model the weights of a run; see `weights`.
 
-
-def read_facts(path: Path) -> dict[str, str]:
-    """The facts given to `save_weights`."""
-    with safetensors.safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-    return {name: value for name, value in metadata.items() if not value.startswith(_ALIAS)}
-
-
-def _write_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
-    stored: dict[str, Tensor] = {}
-    metadata = dict(facts)
-    seen: dict[object, str] = {}
-    for name, value in weights.items():
-        key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-        if value.numel() and key in seen:
-            metadata[name] = _ALIAS + seen[key]
-            continue
-        seen[key] = name
-        value = value.detach().cpu().contiguous()
-        whole = value.untyped_storage().nbytes() == value.nbytes
-        stored[name] = value if whole else value.clone()  # a view of something larger
-    with replacing_path(path) as temporary:
-        safetensors.torch.save_file(stored, temporary, metadata=metadata)
+    Raises:
+        CheckpointError: There are none of that name, they are damaged, or of another model.
+    """
+    load_weights(model, weights(run, which, say=say), origin=f"{run}, {which} weights")
 
 
 def _failure(run: Path, what: str, error: Exception) -> str:

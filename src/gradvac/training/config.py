@@ -5,6 +5,7 @@ guessed: an unknown key, a wrong type or a contradiction is one line that names 
 it came from, the key, and the nearest valid key.
 """
 
+import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,9 @@ from gradvac.training._mistakes import explain
 from gradvac.training._toml import parse_value, write_toml
 
 Config = TypeVar("Config", bound=BaseModel)
+
+
+_SEALED, _SEAL = "# Written by gradvac; the last line seals it.", "# sha256 "
 
 
 class ConfigError(ValueError):
@@ -54,8 +58,14 @@ def load(
     """
     path = _find(source, folders)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+        if not _holds(text):
+            raise ConfigError(
+                f"{path}: was changed or damaged after it was written. Give other settings as "
+                "overrides; to keep a change, remove the first and the last line."
+            )
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     origins = {_apply(override, table): f"override {override}" for override in overrides}
     for name, field in model_class.model_fields.items():
@@ -74,6 +84,19 @@ def load(
 def dump(config: BaseModel) -> str:
     """A config as TOML, every default written out; `load` reads it back to an equal config."""
     return write_toml(config.model_dump(mode="json", exclude_none=True))
+
+
+def seal(text: str) -> str:
+    """A config that `load` reads only as it was written: nobody edits it, so a change is damage."""
+    text = f"{_SEALED}\n{text}"
+    return f"{text}{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def _holds(text: str) -> bool:
+    content, mark, digest = text.rpartition(_SEAL)
+    if not mark:
+        return not text.startswith(_SEALED)
+    return hashlib.sha256(content.encode()).hexdigest() == digest.strip()
 
 
 def differences(old: BaseModel, new: BaseModel) -> dict[str, tuple[Any, Any]]:

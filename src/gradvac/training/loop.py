@@ -5,7 +5,8 @@ lines, in the order in which they happen.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal
@@ -20,11 +21,12 @@ from gradvac.training.display import Display
 from gradvac.training.optimizer import set_lr
 from gradvac.training.processes import StopSignals, untouched_random_state
 from gradvac.training.recipe import BatchT, Recipe
-from gradvac.training.runlog import RunLog
+from gradvac.training.runlog import RunLog, after
 from gradvac.training.settings import RunConfig
 from gradvac.training.signature import Signature
 from gradvac.training.state import RunState
 from gradvac.training.step import GraphStep, Step, StepResult, autocast
+from gradvac.training.weights import is_finite
 
 Watch = Callable[[int, Alignment], None]
 Reason = Literal["finished", "early_stop", "interrupted"]
@@ -66,6 +68,7 @@ def train(
     *,
     display: Display | None = None,
     watch: Watch | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> Result:
     """Train a recipe's model into a run folder, or continue the run that is there.
 
@@ -77,10 +80,12 @@ def train(
             bit.
         display: Where progress and messages go; None: standard output.
         watch: Called after every step with its number and its `Alignment`.
+        files: Name -> contents of files that the run needs wherever its folder is moved, such as a
+            vocabulary. They are written once, and the run refuses to go on with others.
 
     Raises:
-        ValueError: The folder is in use, or holds a run with other settings or other data.
-        DivergedError: `train.max_bad_steps` steps in a row were not finite.
+        ValueError: The folder is in use, or holds a run with other settings, data or files.
+        DivergedError: `train.max_bad_steps` steps in a row were not finite, or the weights are not.
         CheckpointError: A checkpoint could not be written; those before are intact.
     """
     with (
@@ -88,11 +93,11 @@ def train(
         RunLog(Path(run), settings, say=display.say) as log,
         StopSignals() as signals,
     ):
+        log.keep(files or {})
         loop = _Loop(recipe, settings, log, display, signals, watch)
-        try:
+        with ExitStack() as stack:
+            stack.push(loop.close)
             return loop.run()
-        finally:
-            loop.close()
 
 
 class _Loop(Generic[BatchT]):
@@ -110,6 +115,13 @@ class _Loop(Generic[BatchT]):
         self.state = RunState(recipe, settings)
         self.recorder: Recorder | None = None
         self.take_step: Callable[[list[BatchT]], StepResult] | None = None
+
+    def close(self, _: object, error: BaseException | None, __: object) -> None:
+        if self.state.aligner is not None:
+            self.state.aligner.detach()
+        if self.recorder is not None:
+            with after(error):
+                self.recorder.close()
 
     def run(self) -> Result:
         """Continue where the run stands, until there is a reason to stop."""
@@ -219,10 +231,17 @@ class _Loop(Generic[BatchT]):
         if bad_in_a_row >= train.max_bad_steps:
             raise DivergedError(
                 f"train: the loss or its gradient was not finite in the last {bad_in_a_row} steps "
-                f"up to step {state.at.step}, which were skipped. The last good checkpoint is that "
-                f"of step {state.saved}. Lower optimizer.lr or optimizer.clip_norm, or look at the "
-                "data."
+                f"up to step {state.at.step}, which were skipped. {self.way_out()}"
             )
+
+    def way_out(self) -> str:
+        """What to do about numbers that are not finite."""
+        optimizer = self.settings.optimizer
+        return (
+            f"The last good checkpoint is that of step {self.state.saved}. A run keeps its "
+            "settings: look at the data, or train into another folder with a lower optimizer.lr "
+            f"(here {optimizer.lr:g}) or optimizer.clip_norm (here {optimizer.clip_norm:g})."
+        )
 
     def validate(self) -> None:
         """Scores by task; the best weights so far are kept."""
@@ -238,6 +257,8 @@ class _Loop(Generic[BatchT]):
         score = float(scores[train.metric])
         sign = -1.0 if train.higher_is_better else 1.0
         if math.isfinite(score) and (at.best_score is None or sign * score < sign * at.best_score):
+            self.require_finite()
+            self.log.require_place()
             at.best_score, at.best_step, at.stale = score, at.step, 0
             facts = {"step": at.step, train.metric: score}
             checkpoint.save_weights(self.log.run, "best", state.model.state_dict(), facts)
@@ -259,36 +280,55 @@ class _Loop(Generic[BatchT]):
         self.save()
         meters.go_on()
 
-    def save(self) -> None:
+    def save(self, *, is_stop: bool = False) -> None:
         """A checkpoint, and before it everything recorded until here."""
+        self.require_finite()
         if self.recorder is not None:
             self.recorder.flush()
-        self.state.save(self.log)
+        self.state.save(self.log, is_stop=is_stop)
+
+    def require_finite(self) -> None:
+        """Refuse to keep weights that are none, and that nothing will mend."""
+        if not is_finite(self.state.model.state_dict()):
+            raise DivergedError(
+                f"train: the weights are not finite at step {self.state.at.step}. {self.way_out()}"
+            )
+
+    def stop(self) -> str:
+        """Save for whoever continues, unless what there is to save is bad; and what to say."""
+        state, at = self.state, self.state.at
+        said = f"Stopped by {self.signals.received} after step {at.step}"
+        bad_in_a_row = state.meters.bad_in_a_row
+        if bad_in_a_row or not is_finite(state.model.state_dict()):
+            return (
+                f"{said}. Nothing was saved here, as the loss or its gradient was not finite in "
+                f"the last {bad_in_a_row} steps; the same command continues from step "
+                f"{state.saved}."
+            )
+        self.save(is_stop=not self.is_due(self.settings.train.checkpoint_every))
+        return f"{said}; the same command continues from there."
 
     def finish(self, reason: Reason) -> Result:
         """The last checkpoint, the averaged weights, and a word of goodbye."""
         state, at, train = self.state, self.state.at, self.settings.train
         state.meters.pause()
-        self.save()
-        if reason != "interrupted" and train.average_last:
-            checkpoint.average(self.log.run, train.average_last, say=self.display.say)
+        self.sign()  # with the engine that was at work in the end
+        if reason == "interrupted":
+            said = self.stop()
+        else:
+            self.save()
+            if train.average_last:
+                checkpoint.average(self.log.run, train.average_last, say=self.display.say)
+            said = f"Finished after {at.step} steps."
+            if reason == "early_stop":
+                said = (
+                    f"Stopped at step {at.step}: {at.stale} validations in a row without a better "
+                    f"{train.metric}."
+                )
         self.display.close()
-        said = {
-            "finished": f"Finished after {at.step} steps.",
-            "early_stop": f"Stopped at step {at.step}: {at.stale} validations in a row without a "
-            f"better {train.metric}.",
-            "interrupted": f"Stopped by {self.signals.received} after step {at.step}; the same "
-            "command continues from there.",
-        }
-        self.display.say(said[reason])
+        self.display.say(said)
         skipped, seconds = state.meters.skipped, state.meters.seconds
         return Result(self.log.run, at.step, reason, at.best_step, at.best_score, skipped, seconds)
-
-    def close(self) -> None:
-        if self.state.aligner is not None:
-            self.state.aligner.detach()
-        if self.recorder is not None:
-            self.recorder.close()
 
     def sign(self) -> None:
         state = self.state

@@ -6,7 +6,8 @@
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from numpy.typing import NDArray
 
 from gradvac.runs import RunFolder
 from gradvac.runs.files import write_json, write_text
+from gradvac.runs.kept import keep_file
 from gradvac.training import config
 from gradvac.training.config import ConfigError
 from gradvac.training.settings import EXTENSIBLE, TECHNICAL, RunConfig
 from gradvac.training.signature import Signature
+from gradvac.training.weights import CheckpointError
 from gradvac.training.writers import Writer, open_writers
 
 
@@ -44,7 +47,26 @@ class RunLog:
             f"run: another process is training in {run}; wait for it, or choose another folder."
         )
         self._lock.acquire()
+        self._place = _place(run)
         self._metrics = self.folder.metrics.open("ab", buffering=0)
+
+    def keep(self, files: Mapping[str, bytes]) -> None:
+        """Keep copies of files that the run needs wherever its folder is moved: see `runs.kept`."""
+        for name, content in files.items():
+            is_new = not self.folder.kept_checkpoints()
+            keep_file(self.run / name, content, is_new=is_new)
+
+    def require_place(self) -> None:
+        """Refuse to go on in a folder that took the place of ours.
+
+        Raises:
+            CheckpointError: The run folder was moved away.
+        """
+        if _place(self.run) != self._place:
+            raise CheckpointError(
+                f"run: {self.run} was moved, removed or replaced while it was trained. What was "
+                "saved is where the folder is now; move it back, and start the same command again."
+            )
 
     def check_settings(self) -> None:
         """Refuse to continue a run as another experiment.
@@ -78,11 +100,12 @@ class RunLog:
             self._say(f"{name} is shorter than it was; entries before step {step} are missing.")
         else:
             os.truncate(self.folder.metrics, metrics_bytes)
-        write_text(self.folder.config, config.dump(self._settings))
+        write_text(self.folder.config, config.seal(config.dump(self._settings)))
         self._writers = open_writers(self.run, self._settings, step=step, say=self._say)
 
     def sign(self, signature: Signature) -> None:
         """Write the signature."""
+        self.require_place()
         fields = signature.to_dict() | {"signature": str(signature)}
         write_json(self.folder.signature, fields)
 
@@ -112,20 +135,39 @@ class RunLog:
 
     def close(self) -> None:
         """Close all writers and release the folder."""
-        try:
+        with ExitStack() as stack:  # whatever one of them raises, all are closed
+            stack.callback(self._lock.release)
+            stack.callback(self._metrics.close)
             for writer in self._writers:
-                writer.close()
-        finally:
-            self._metrics.close()
-            self._lock.release()
+                stack.callback(writer.close)
 
     def __enter__(self) -> "RunLog":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with after(error):
+            self.close()
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """All records of a run; a line that is still being written is left out."""
     return RunFolder(run).read_metrics()
+
+
+@contextmanager
+def after(first: BaseException | None) -> Iterator[None]:
+    """Close something after an error, or after none: what fails now must not hide the first."""
+    try:
+        yield
+    except Exception as error:
+        if first is None:
+            raise
+        first.add_note(f"Closing failed too: {error}")
+
+
+def _place(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

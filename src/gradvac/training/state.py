@@ -19,6 +19,7 @@ from gradvac.training.processes import (
 from gradvac.training.recipe import BatchT, Recipe
 from gradvac.training.runlog import RunLog
 from gradvac.training.settings import RunConfig
+from gradvac.training.weights import is_finite, load_weights
 
 
 @dataclass
@@ -57,10 +58,19 @@ class RunState(Generic[BatchT]):
         self.saved = -1  # step of the newest checkpoint
         self._keep = settings.train.keep
 
-    def save(self, log: RunLog) -> None:
-        """Write a checkpoint, unless this step has one."""
+    def save(self, log: RunLog, *, is_stop: bool = False) -> None:
+        """Write a checkpoint, unless this step has one.
+
+        Args:
+            log: The run folder.
+            is_stop: Whether none is due, and somebody wants to stop here.
+
+        Raises:
+            CheckpointError: It cannot be written.
+        """
         if self.saved == self.at.step:
             return
+        log.require_place()
         state = {
             "optimizer": self.optimizer.state_dict(),
             "aligner": None if self.aligner is None else self.aligner.state_dict(),
@@ -71,7 +81,14 @@ class RunState(Generic[BatchT]):
             "metrics_bytes": log.position(),
             "random": random_state(),
         }
-        checkpoint.save(log.run, self.at.step, self.model.state_dict(), state, keep=self._keep)
+        checkpoint.save(
+            log.run,
+            self.at.step,
+            self.model.state_dict(),
+            state,
+            keep=self._keep,
+            is_stop=is_stop,
+        )
         self.saved = self.at.step
 
     def resume(self, log: RunLog, *, say: Callable[[str], None]) -> None:
@@ -97,7 +114,13 @@ class RunState(Generic[BatchT]):
         state = last.state()
         if state["data"] != self.data:
             raise ValueError(f"run: {log.run} was trained on other data; choose another folder.")
-        self.model.load_state_dict(last.weights())
+        weights = last.weights()
+        if not is_finite(weights):
+            raise checkpoint.CheckpointError(
+                f"{last.path}: its weights are not finite; remove this folder to continue from the "
+                "checkpoint before."
+            )
+        load_weights(self.model, weights, origin=str(last.path))
         self.optimizer.load_state_dict(state["optimizer"])
         settle(self.optimizer)
         if self.aligner is not None:
