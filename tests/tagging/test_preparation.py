@@ -40,11 +40,16 @@ GOOD = "Ada\tB-PER\nsees\tO\nRom\tB-LOC\nCity\tI-LOC\n\nsees\tO\n"
 
 
 def test_what_was_read_is_counted(settings: Settings) -> None:
-    prepared = prepare(settings(data={"limit": {"aa": 40}}), say=lambda _: None)
+    prepared = prepare(
+        settings(data=settings().data.model_dump() | {"limit": {"aa": 40}, "dev_limit": 7}),
+        say=lambda _: None,
+    )
     assert prepared.sizes["train"] == {"aa": 40, "bb": 60, "cc": 60}
     report = prepared.report["train aa"]
     assert (report["sentences"], report["words"]) == (40, 200)
-    assert report["sentences over data.limit"] == 20
+    assert report["sentences over the limit"] == 20
+    assert prepared.sizes["dev"] == {"aa": 7, "bb": 7, "cc": 7}
+    assert prepared.sizes["test"]["aa"] == 12
     assert set(report["labels never seen"]) >= {"ADP", "X"}
     assert not {"NOUN", "VERB"} & set(report["labels never seen"])
     assert prepared.sentences("test", "cc")[0].tags[-1] == "PUNCT"

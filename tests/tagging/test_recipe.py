@@ -24,7 +24,6 @@ from gradvac.tagging import (
     train_tagging,
 )
 from gradvac.tagging.batch import NO_LABEL
-from gradvac.tagging.recipe import row_losses
 from gradvac.training import checkpoint, read_metrics, seed_everything, train
 
 Settings = Callable[..., TaggingConfig]
@@ -58,7 +57,7 @@ def test_the_loss_is_the_models_own(settings: Settings) -> None:
     theirs = recipe.model(
         input_ids=batch.tokens, attention_mask=batch.mask.long(), labels=batch.labels
     ).loss
-    ours = row_losses(recipe.model, batch).sum() / batch.num_tokens
+    ours = recipe.losses(batch).losses.sum() / batch.num_tokens
     torch.testing.assert_close(ours, theirs)
     assert batch.num_tokens == int((batch.labels != NO_LABEL).sum())
 

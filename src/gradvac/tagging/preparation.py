@@ -29,7 +29,7 @@ from gradvac.tagging.encoder import load_tokenizer
 from gradvac.tagging.encoding import Windows, WordEncoder
 from gradvac.tagging.labels import missing, refuse_unknown, rename
 from gradvac.tagging.readers import Sentence, files_of, read_columns, read_sentences
-from gradvac.tagging.settings import TRAIN, TaggingConfig
+from gradvac.tagging.settings import DEV, TRAIN, TaggingConfig
 from gradvac.tagging.spans import count_broken, repair
 
 Say = Callable[[str], None]
@@ -178,9 +178,10 @@ class _Preparation:
         reading = read_sentences(source, lang, split, root=self.data.root, form=self.data.format)
         counts: Counter[str] = Counter(reading.skipped)
         sentences = reading.sentences
-        limit = self.data.limit.get(lang) if split == TRAIN else None
-        if limit is not None and len(sentences) > limit:
-            counts["sentences over data.limit"] = len(sentences) - limit
+        limits = {TRAIN: self.data.limit.get(lang), DEV: self.data.dev_limit}
+        limit = limits.get(split)
+        if limit and len(sentences) > limit:
+            counts["sentences over the limit"] = len(sentences) - limit
             sentences = sentences[:limit]
         if not sentences:
             raise ValueError(f"data: {split} {lang} has no sentence; leave the language out.")

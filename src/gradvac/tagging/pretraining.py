@@ -1,8 +1,8 @@
 """`pretrain`: a small multilingual encoder by masked language modelling, in Hugging Face's format.
 
 It is a recipe like the others: the same loop, log, checkpoints and exact resume. A task is a
-language; with `align.rule = "none"` nothing is aligned: plain training. At the
-end RUN/encoder/ holds what `AutoModel` and `AutoTokenizer` load.
+language; with `align.rule = "none"` nothing is aligned: plain training. At the end RUN/encoder/
+holds the best weights and the tokenizer, for `AutoModel` and `AutoTokenizer`.
 """
 
 # B rows, S sub-words, M hidden ones, D width, V vocabulary
@@ -28,12 +28,14 @@ from gradvac.tagging.tagger import ENCODER
 from gradvac.tagging.text import read_text
 from gradvac.tagging.tokenizer import TokenizerConfig, train_tokenizer
 from gradvac.training import (
+    Ahead,
     Display,
     Result,
     RunConfig,
     Section,
     StepLosses,
     checkpoint,
+    choose_device,
     seed_everything,
     train,
 )
@@ -199,10 +201,10 @@ class PretrainRecipe:
             )
         )
 
-    def batches(self) -> MaskedStream:
+    def batches(self) -> Ahead[MaskedBatch]:
         """Open the text at its beginning."""
         config = self.config
-        return MaskedStream(
+        stream = MaskedStream(
             self._train,
             config.sampling,
             rows=config.batch.rows,
@@ -212,6 +214,8 @@ class PretrainRecipe:
             accumulation=config.optimizer.accumulation,
             seed=config.train.seed,
         )
+        on_gpu = choose_device(config.train.device).type == "cuda"
+        return Ahead(stream, prepare=MaskedBatch.pin if on_gpu else None)
 
     def losses(self, batch: MaskedBatch) -> StepLosses:
         """Compute the loss of every row, summed over what is hidden in it."""
@@ -280,9 +284,10 @@ def pretrain(config: PretrainConfig, run: str | Path, *, display: Display | None
     display.console.print(recipe.table())
     result = train(recipe, config, run, display=display)
     if result.reason != "interrupted":
-        recipe.model.load_state_dict(checkpoint.weights(Path(run), "last"))
+        which = "last" if result.best_step is None else "best"
+        recipe.model.load_state_dict(checkpoint.weights(Path(run), which))
         with quiet_transformers():
             recipe.model.cpu().save_pretrained(Path(run) / ENCODER)
             recipe.tokenizer.save_pretrained(Path(run) / ENCODER)
-        display.say(f"The encoder is in {Path(run) / ENCODER}.")
+        display.say(f"The encoder ({which} weights) is in {Path(run) / ENCODER}.")
     return result

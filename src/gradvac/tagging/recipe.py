@@ -11,30 +11,30 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
-from gradvac.tagging.batch import NO_LABEL, TagBatch, TagStream, by_length, make_batch
+from gradvac.tagging.batch import NO_LABEL, TagBatch, TagStream
 from gradvac.tagging.encoder import load_model, load_tokenizer
-from gradvac.tagging.encoding import Windows
 from gradvac.tagging.metrics import score_tags
 from gradvac.tagging.preparation import Prepared, open_or_prepare
 from gradvac.tagging.settings import DEV, TRAIN, TaggingConfig
-from gradvac.tagging.tagger import ENCODER, pad_token, predict_windows
+from gradvac.tagging.tagger import ENCODER, logits_of, pad_token, predict_windows
 from gradvac.training import (
+    Ahead,
     Display,
     Result,
     StepLosses,
+    choose_device,
     effective_epochs,
     seed_everything,
     train,
 )
 
 
-def row_losses(model: nn.Module, batch: TagBatch) -> Tensor:
-    """The loss of every row, summed over its words, `[B]`."""
-    logits = model(input_ids=batch.tokens, attention_mask=batch.mask.long()).logits  # [B, S, L]
+def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of every row, summed over its words: logits `[B, S, L]` and labels -> `[B]`."""
     losses = F.cross_entropy(
-        logits.float().transpose(1, 2), batch.labels, ignore_index=NO_LABEL, reduction="none"
+        logits.float().transpose(1, 2), labels, ignore_index=NO_LABEL, reduction="none"
     )
     return losses.sum(1)
 
@@ -60,9 +60,9 @@ class TaggingRecipe:
         }
         self._pad = pad_token(self.tokenizer)
 
-    def batches(self) -> TagStream:
+    def batches(self) -> Ahead[TagBatch]:
         """Open the training data at their beginning."""
-        return TagStream(
+        stream = TagStream(
             {task: self.prepared.windows(TRAIN, task) for task in self.tasks},
             self.config.sampling,
             rows=self.config.batch.rows,
@@ -70,17 +70,19 @@ class TaggingRecipe:
             accumulation=self.config.optimizer.accumulation,
             seed=self.config.train.seed,
         )
+        on_gpu = choose_device(self.config.train.device).type == "cuda"
+        return Ahead(stream, prepare=TagBatch.pin if on_gpu else None)
 
     def losses(self, batch: TagBatch) -> StepLosses:
         """Compute the loss of every row, summed over its words."""
-        device = next(self.model.parameters()).device
-        return StepLosses(row_losses(self.model, batch.to(device)), batch.tasks)
+        batch = batch.to(next(self.model.parameters()).device)
+        return StepLosses(row_losses(logits_of(self.model, batch), batch.labels), batch.tasks)
 
     def validate(self) -> Mapping[str, float]:
         """Score every language's dev set: loss per word, F1 and accuracy, and their means."""
         scores: dict[str, float] = {}
         for task, windows in self._dev.items():
-            scores[f"dev/loss/{task}"] = self._dev_loss(windows)
+            losses: list[Tensor] = []
             predicted = predict_windows(
                 self.model,
                 windows,
@@ -88,24 +90,17 @@ class TaggingRecipe:
                 labels=self.labels,
                 pad=self._pad,
                 rows=self.config.batch.score_rows,
+                see=lambda batch, logits, to=losses: to.append(row_losses(logits, batch.labels)),
             )
+            num_words = max(1, int((windows.labels != NO_LABEL).sum()))
             score = score_tags(self._gold[task], predicted, self.config.data.kind)
+            scores[f"dev/loss/{task}"] = float(torch.cat(losses).double().sum()) / num_words
             scores[f"dev/f1/{task}"] = score.f1
             scores[f"dev/accuracy/{task}"] = score.accuracy
         for name in ("loss", "f1", "accuracy"):
             own = [scores[f"dev/{name}/{task}"] for task in self.tasks]
             scores[f"dev/{name}"] = float(np.mean(own))
         return scores
-
-    def _dev_loss(self, windows: Windows) -> float:
-        device = next(self.model.parameters()).device
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        num_words = 0
-        for numbers in by_length(windows, self.config.batch.score_rows):
-            batch = make_batch([windows], [numbers], pad=self._pad).to(device)
-            total += row_losses(self.model, batch).double().sum()
-            num_words += batch.num_tokens
-        return float(total) / max(1, num_words)
 
     def data_signature(self) -> str:
         """Return the hash of the prepared data."""

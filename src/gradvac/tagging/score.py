@@ -143,7 +143,7 @@ def score_run(
     for task in track(settings.data.languages, "Tagging", console=console, transient=True):
         sentences = prepared.sentences(split, task)
         gold = [one.tags for one in sentences]
-        predicted = tagger.tag([one.words for one in sentences])
+        predicted = tagger.tag_windows(prepared.windows(split, task), len(sentences))
         by_task[task] = score_tags(gold, predicted, settings.data.kind)
         unknown[task] = sum(tag not in labels for tags in gold for tag in tags)
         rows = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from gradvac.tagging.labels import check_labels, default_labels
 from gradvac.tagging.metrics import Kind
@@ -35,6 +35,7 @@ class DataConfig(Section):
             ORG.
         rename: Tag, or type of entity -> its name in `labels`; "O" takes a type out.
         limit: Language -> most training sentences, the first ones.
+        dev_limit: Most dev sentences of every language, the first ones; 0: all.
         resource_levels: Language -> level such as "low", for `align.vaccinated`.
     """
 
@@ -49,6 +50,7 @@ class DataConfig(Section):
     labels: list[str] = Field(default_factory=list)
     rename: dict[str, str] = Field(default_factory=dict)
     limit: dict[str, PositiveInt] = Field(default_factory=dict)
+    dev_limit: NonNegativeInt = 0
     resource_levels: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")

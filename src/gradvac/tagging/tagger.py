@@ -10,15 +10,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from gradvac.tagging.batch import by_length, make_batch
+from gradvac.tagging.batch import TagBatch, by_length, make_batch
 from gradvac.tagging.encoder import build_model, load_tokenizer
 from gradvac.tagging.encoding import Windows, WordEncoder
 from gradvac.tagging.settings import TaggingConfig
 from gradvac.training import checkpoint, choose_device, config
 
 ENCODER = "encoder"  # folder of a run: the encoder's config and tokenizer, without weights
+
+
+def logits_of(model: nn.Module, batch: TagBatch) -> Tensor:
+    """The scores of all labels, `[B, S, L]`."""
+    logits: Tensor = model(input_ids=batch.tokens, attention_mask=batch.mask.long()).logits
+    return logits
 
 
 def predict_windows(
@@ -29,7 +35,7 @@ def predict_windows(
     labels: Sequence[str],
     pad: int,
     rows: int,
-    tick: Callable[[], None] | None = None,
+    see: Callable[[TagBatch, Tensor], object] | None = None,
 ) -> list[list[str]]:
     """The tags of every sentence; those of its windows, one after the other.
 
@@ -40,19 +46,19 @@ def predict_windows(
         labels: The model's labels.
         pad: The padding token.
         rows: Windows of a batch.
-        tick: Called after every batch.
+        see: Called with every batch and its logits.
     """
     device = next(model.parameters()).device
     found = np.zeros(len(windows.places), dtype=np.int64)
     for numbers in by_length(windows, rows):
         batch = make_batch([windows], [numbers], pad=pad).to(device)
-        logits = model(input_ids=batch.tokens, attention_mask=batch.mask.long()).logits
+        logits = logits_of(model, batch)
         best = logits.argmax(-1).cpu().numpy()  # [B, S]
         for row, number in enumerate(numbers):
             words = slice(windows.words[number], windows.words[number + 1])
             found[words] = best[row, windows.places[words]]
-        if tick is not None:
-            tick()
+        if see is not None:
+            see(batch, logits)
     tags: list[list[str]] = [[] for _ in range(num_sentences)]
     for number, sentence in enumerate(windows.sentences):
         words = slice(windows.words[number], windows.words[number + 1])
@@ -124,22 +130,22 @@ class Tagger:
             precision=settings.train.precision,
         )
 
-    def tag(
-        self, sentences: Sequence[Sequence[str]], *, tick: Callable[[], None] | None = None
-    ) -> list[list[str]]:
+    def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
         """Tag sentences of words: one tag per word; a sentence without words gives none."""
-        windows = self._encoder.encode(sentences)
+        return self.tag_windows(self._encoder.encode(sentences), len(sentences))
+
+    def tag_windows(self, windows: Windows, num_sentences: int) -> list[list[str]]:
+        """Tag sentences that were prepared."""
         device = next(self._model.parameters()).device
         is_bf16 = self._precision == "bf16" and device.type != "cpu"
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
             return predict_windows(
                 self._model,
                 windows,
-                len(sentences),
+                num_sentences,
                 labels=self._labels,
                 pad=pad_token(self._encoder.tokenizer),
                 rows=self._rows,
-                tick=tick,
             )
 
 
