@@ -174,7 +174,7 @@ def load_settings(args: argparse.Namespace, kind: str, extra: list[str]) -> Any:
         "train.keep=1",
         "train.checkpoint_every=1000000",
         "train.log_every=50",
-        "train.record_every=10",
+        "train.record_every=20",
         *(NER_SIZES if kind == "ner" else []),
         *(TINY_FINETUNE[kind] if args.tiny else []),
         *args.overrides,
@@ -259,7 +259,8 @@ def finetune(args: argparse.Namespace) -> None:
     seeds, rows = range(args.seeds), 32
     left = args.end - time.monotonic() - (0 if args.tiny else 30)
     num_steps = len(RULES) * args.seeds * sum(windows.values()) / rows  # of one epoch of all
-    epochs = 0.88 * left * args.workers / per_step / num_steps
+    scoring = 15 * len(RULES) * args.seeds * len(windows) / args.workers  # validation and scores
+    epochs = 0.9 * (left - scoring) * args.workers / per_step / num_steps
     epochs = 0.05 if args.tiny else round(max(0.5, min(args.most_epochs, epochs)), 2)
     print(f"{1000 * per_step:.1f} ms a step, {epochs} epochs, {left:.0f} s left", flush=True)
     # NER first: its runs are the longest. Seed by seed, so that a late end costs whole seeds.
@@ -321,6 +322,8 @@ def mean_f1(one: dict[str, Any]) -> str:
 def pack_runs(args: argparse.Namespace) -> None:
     with tarfile.open(args.out / "runs.tar.gz", "w:gz") as tar:
         for run in sorted((args.work / "runs").glob("*-0-0")):
+            if run.name.split("-")[1] not in ("sum", "gradvac"):
+                continue
             for name in ("record.bin", "config.toml", "signature.json", "metrics.jsonl", "scores"):
                 if (run / name).exists():
                     tar.add(run / name, f"{run.name}/{name}")
@@ -349,22 +352,35 @@ def table(kind: str, runs: list[dict[str, Any]], metric: str) -> list[str]:
     lines = [f"\n{kind} {metric}, {seeds} seeds, {runs[0]['epochs']} epochs", ""]
     lines.append("| | " + " | ".join(NAMES.get(rule, "GradVac") for rule in rules) + " |")
     lines.append("| --- |" + " --- |" * len(rules))
-    for lang in [*languages, "average"]:
-        cells = []
-        for rule in rules:
-            own = [one["scores"] for one in runs if one["rule"] == rule]
-            each = [
-                statistics.fmean(s[metric] for s in scores.values())
-                if lang == "average"
-                else scores[lang][metric]
-                for scores in own
-            ]
-            cells.append(interval(each))
-        lines.append(f"| {lang} | " + " | ".join(cells) + " |")
+    groups = {lang: [lang] for lang in languages} | {"average": languages}
+    if "tl" in languages and len(languages) > 2:
+        groups["average without tl"] = [lang for lang in languages if lang != "tl"]
+    for name, members in groups.items():
+        cells = [interval(list(by_seed(runs, rule, members, metric).values())) for rule in rules]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    joint = by_seed(runs, "sum", languages, metric)
+    cells = []
+    for rule in rules:
+        own = by_seed(runs, rule, languages, metric)
+        cells.append(interval([own[seed] - joint[seed] for seed in own if seed in joint]))
+    lines.append("| average minus joint, seed by seed | " + " | ".join(cells) + " |")
     return lines
 
 
+def by_seed(
+    runs: list[dict[str, Any]], rule: str, languages: list[str], metric: str
+) -> dict[int, float]:
+    """Mean over languages of every seed's run."""
+    return {
+        one["seed"]: statistics.fmean(one["scores"][lang][metric] for lang in languages)
+        for one in runs
+        if one["rule"] == rule
+    }
+
+
 def interval(values: list[float]) -> str:
+    if not values:
+        return "-"
     mean = statistics.fmean(values)
     if len(values) < 2:
         return f"{mean:.1f}"
