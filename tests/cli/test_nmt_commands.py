@@ -43,6 +43,17 @@ def test_train_translate_score(gradvac: Gradvac, run: Path) -> None:
     assert set(json.loads(scored.stdout)["by_task"]) == {"en-xx", "en-yy"}
     table = gradvac("nmt", "score", run, "--set", "dev")
     assert "chrF++" in table.stdout
+    (run / "in.txt").write_text("ba de fi\n")
+    named = gradvac("nmt", "translate", run, run / "in.txt", "decoding.beams=1", "--to", "xx")
+    assert named.exit_code == 0, named.output
+    assert named.stdout.count("\n") == 1
+    fails(gradvac("nmt", "translate", run, "nowhere.txt", "--to", "xx"), "there is no such file")
+    files = ("--source", run / "in.txt", "--reference", run / "in.txt", "--from", "en")
+    scored = gradvac("nmt", "score", run, *files, "--to", "yy", "--json")
+    assert json.loads(scored.stdout)["num_lines"] == 1
+    fails(
+        gradvac("nmt", "score", run, *files), "--source, --reference, --from and --to go together"
+    )
     exported = gradvac("nmt", "export", run, run / "hf")
     assert exported.exit_code == 0, exported.output
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {

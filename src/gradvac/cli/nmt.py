@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +15,13 @@ import typer
 from rich.console import Console
 
 from gradvac.cli._common import load_nmt, require_run, run_folder, tells_mistakes
-from gradvac.nmt import Translator, cleaning, export_run, score_run, train_translation
+from gradvac.nmt import Translator, cleaning, export_run, score_files, score_run, train_translation
 from gradvac.nmt import prepare as prepare_data
+from gradvac.nmt.lines import open_text
 from gradvac.training import Display
 
+_STDIN = Path("-")
+_OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)+\s*=")
 app = typer.Typer(help="Multilingual translation.", no_args_is_help=True)
 
 Overrides = Annotated[
@@ -64,7 +70,14 @@ def train(
 @tells_mistakes
 def translate(
     run: Run,
-    overrides: Overrides = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILES]... [OVERRIDES]...",
+            help="Files, one after the other, - being standard input; and section.key=value, as in "
+            "decoding.beams=8.",
+        ),
+    ] = None,
     to: Annotated[
         str | None, typer.Option(help="Code of the target language; may be left out if single.")
     ] = None,
@@ -72,18 +85,26 @@ def translate(
     device: Device = "auto",
     window: Annotated[
         int, typer.Option(help="Lines read before any is translated; 1 on a terminal.", min=1)
-    ] = 1024,
+    ] = 4096,
 ) -> None:
-    """Translate standard input to standard output, line by line."""
+    """Translate files, or standard input, to standard output, line by line."""
+    overrides = [given for given in inputs or [] if _OVERRIDE.match(given)]
+    files = [Path(given) for given in inputs or [] if not _OVERRIDE.match(given)] or [_STDIN]
+    missing = [path for path in files if path != _STDIN and not path.is_file()]
+    if missing:
+        raise ValueError(
+            f"{missing[0]}: there is no such file; overrides look like decoding.beams=8."
+        )
     translator = Translator.from_run(
-        require_run(run), weights=_weights(weights), device=device, overrides=overrides or []
+        require_run(run), weights=_weights(weights), device=device, overrides=overrides
     )
     if to is None and len(translator.targets) > 1:
         raise ValueError(f"--to: choose one of {', '.join(translator.targets)}.")
     target = translator.targets[0] if to is None else to
     undecodable = [0]
+    is_typed = files == [_STDIN] and sys.stdin.isatty()
     lines = translator.stream(
-        _input_lines(undecodable), target, window=1 if sys.stdin.isatty() else window
+        _input_lines(files, undecodable), target, window=1 if is_typed else window
     )
     for line in lines:
         sys.stdout.write(f"{line}\n")
@@ -98,14 +119,16 @@ def translate(
             print(f"{number:,} of {counts.lines:,} lines {what}.", file=sys.stderr)
 
 
-def _input_lines(undecodable: list[int]) -> Iterator[str]:
-    for raw in sys.stdin.buffer:
-        try:
-            line = raw.decode()
-        except UnicodeDecodeError:
-            line = raw.decode(errors="replace")
-            undecodable[0] += 1
-        yield line.rstrip("\r\n")
+def _input_lines(files: list[Path], undecodable: list[int]) -> Iterator[str]:
+    for path in files:
+        with nullcontext(sys.stdin.buffer) if path == _STDIN else open_text(path) as file:
+            for raw in file:
+                try:
+                    line = raw.decode()
+                except UnicodeDecodeError:
+                    line = raw.decode(errors="replace")
+                    undecodable[0] += 1
+                yield line.rstrip("\r\n")
 
 
 @app.command()
@@ -117,8 +140,36 @@ def score(
     weights: Weights = "best",
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    source: Annotated[Path | None, typer.Option(help="Score this file instead of a set.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Its translation.")] = None,
+    from_language: Annotated[str | None, typer.Option("--from", help="Its language.")] = None,
+    to_language: Annotated[str | None, typer.Option("--to", help="The other language.")] = None,
 ) -> None:
-    """Translate a set and score it with BLEU and chrF++; keep both in the run folder."""
+    """Translate a set and score it with BLEU and chrF++; keep both in the run folder.
+
+    With --source, --reference, --from and --to: any two files, of which nothing is kept.
+    """
+    given = (source, reference, from_language, to_language)
+    if any(value is not None for value in given):
+        if source is None or reference is None or from_language is None or to_language is None:
+            raise ValueError("--source, --reference, --from and --to go together.")
+        found, _ = score_files(
+            require_run(run),
+            source,
+            reference,
+            direction=f"{from_language}-{to_language}",
+            weights=_weights(weights),
+            device=device,
+            overrides=overrides or [],
+            say=lambda message: print(message, file=sys.stderr),
+        )
+        if as_json:
+            print(json.dumps(asdict(found), ensure_ascii=False, indent=1))
+        else:
+            print(f"BLEU {found.bleu:.1f}  {found.bleu_signature}")
+            print(f"chrF++ {found.chrf:.1f}  {found.chrf_signature}")
+            print(f"{found.num_lines:,} sentences")
+        return
     scores = score_run(
         require_run(run),
         split=split,

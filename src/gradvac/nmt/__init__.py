@@ -18,6 +18,7 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     score.py        BLEU and chrF++
     export.py       the model for Hugging Face and CTranslate2
     settings.py     the config of a run
+    start.py        another run's weights to start from; schedules that cannot work
     recipe.py       what the training loop needs to know
     demo.py         everything above, in a few minutes
 """
@@ -31,7 +32,7 @@ from gradvac.nmt.preparation import open_or_prepare, prepare
 from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.readers import read_pairs
 from gradvac.nmt.recipe import TranslationRecipe, train_translation
-from gradvac.nmt.score import Score, Scores, score_lines, score_run
+from gradvac.nmt.score import Score, Scores, score_files, score_lines, score_run
 from gradvac.nmt.settings import DataConfig, NmtConfig
 from gradvac.nmt.stream import Stream, TaskData
 from gradvac.nmt.tokens import TokenFile, TokenWriter
@@ -68,6 +69,7 @@ __all__ = [
     "open_or_prepare",
     "prepare",
     "read_pairs",
+    "score_files",
     "score_lines",
     "score_run",
     "search",

@@ -14,6 +14,7 @@ killed half-way leaves a folder that is not taken for a prepared one.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -36,7 +37,7 @@ from gradvac.nmt.sealed import (
 )
 from gradvac.nmt.settings import TRAIN, DataConfig
 from gradvac.nmt.tokens import TokenWriter
-from gradvac.nmt.vocabulary import Vocabulary, draw_lines, learn
+from gradvac.nmt.vocabulary import Vocabulary, draw_lines, extend, learn
 from gradvac.runs import files
 from gradvac.tasks import parse
 
@@ -153,7 +154,7 @@ class _Preparation:
     def clean_text(self, split: str, pair: str) -> Facts:
         """Clean the text of a pair."""
         done = self.folder / "text" / f"{split}.{pair}.json"
-        before, sources = read_facts(done), self.sources[split]
+        before, sources = read_facts(done), self.config.sources_of(split, pair)
         hashes = self.hash_files(sources, pair, before.get("sources", {}))
         depends: list[Any] = [sources, [file["hash"] for file in hashes.values()]]
         if self.config.columns:
@@ -198,14 +199,14 @@ class _Preparation:
         first, second = parse(pair)
 
         def lines() -> Iterator[Line]:
-            for source in self.sources[split]:
+            for source in self.config.sources_of(split, pair):
                 pairs = read_pairs(
                     source,
                     first,
                     second,
                     root=self.config.root,
                     columns=self.config.columns,
-                    is_shared=len(self.pairs) > 1,
+                    is_shared=len(self.pairs) > 1 and not isinstance(self.sources[split], dict),
                 )
                 yield from mostly_readable(pairs, f"{source!r} for {pair}")
 
@@ -255,24 +256,34 @@ class _Preparation:
         return self._marks
 
     def learn_vocabulary(self) -> tuple[Vocabulary, str]:
-        """Learn the vocabulary from the training text of all languages."""
+        """Learn the vocabulary from the training text of all languages, or take the given one."""
         config, path = self.config.vocabulary, self.folder / VOCABULARY
         done = path.with_suffix(".json")
         languages = self.config.all_languages()
         digests = [self.texts[TRAIN, pair]["digest"] for pair in self.pairs]
-        key = files.hash_of([config.model_dump(), languages, digests])
+        key = files.hash_of([config.model_dump(exclude={"model"}), languages, digests])
+        given = None
+        if config.model is not None:
+            Vocabulary.load(config.model)  # refuse what is none
+            given = config.model.read_bytes()
+            key = files.hash_of([hashlib.blake2b(given).hexdigest(), languages])
         facts = read_facts(done)
         if not self.holds(facts, key):
             self.begin_change()
             done.unlink(missing_ok=True)
-            self.say(f"Learning a vocabulary of {config.size:,} pieces")
+            size = f"{config.size:,} pieces"
+            self.say(f"Taking {config.model}" if given else f"Learning a vocabulary of {size}")
             with sealing(path) as file:
-                file.write(learn(self.vocabulary_lines(), languages, config))
+                file.write(
+                    extend(given, languages)
+                    if given
+                    else learn(self.vocabulary_lines(), languages, config)
+                )
             facts = {"key": key, "files": self.named({path: file.seal(path)})}
             self.seals |= facts["files"]
             write_facts(done, facts)
         vocabulary = Vocabulary.load(path)
-        if len(vocabulary) < config.size:
+        if len(vocabulary) < config.size and not given:
             self.say(
                 f"data.vocabulary.size = {config.size:,} was asked for, but the text gives only "
                 f"{len(vocabulary):,} pieces; continuing with those."

@@ -11,7 +11,7 @@ from gradvac.nmt.cleaning import Report
 from gradvac.nmt.sealed import SealedFolder, read_facts
 from gradvac.nmt.settings import TRAIN, DataConfig
 from gradvac.nmt.tokens import SUFFIXES, TokenFile
-from gradvac.nmt.vocabulary import Vocabulary
+from gradvac.nmt.vocabulary import Vocabulary, extend
 from gradvac.runs import PREPARED_MANIFEST, RunFolder
 from gradvac.runs.kept import read_kept
 from gradvac.tasks import parse, turned
@@ -50,7 +50,7 @@ class Prepared:
             ValueError: The manifest or the vocabulary is damaged.
         """
         manifest = read_manifest(config.prepared)
-        if not manifest or manifest["settings"] != relevant(config):
+        if not manifest or not _holds(manifest["settings"], config):
             return None
         files = SealedFolder(config.prepared, manifest["files"], remedy=_REMEDY)
         return cls(
@@ -117,6 +117,18 @@ class Prepared:
 def relevant(config: DataConfig) -> dict[str, Any]:
     """Return the settings that prepared data depend on, as JSON would give them back."""
     return config.model_dump(mode="json", exclude=_IRRELEVANT)
+
+
+def _holds(settings: dict[str, Any], config: DataConfig) -> bool:
+    """Whether these settings give what is asked for, if only because the pieces are the same."""
+    asked = relevant(config)
+    if settings == asked:
+        return True
+    given, rest = config.vocabulary.model, {"vocabulary": None}
+    if given is None or not given.is_file() or {**settings, **rest} != {**asked, **rest}:
+        return False
+    wanted = extend(given.read_bytes(), config.all_languages())
+    return wanted == (config.prepared / VOCABULARY).read_bytes()
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

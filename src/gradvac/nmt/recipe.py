@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from gradvac.nmt.preparation import open_or_prepare
 from gradvac.nmt.prepared import VOCABULARY, Prepared
 from gradvac.nmt.score import score_lines
 from gradvac.nmt.settings import DEV, TRAIN, NmtConfig
+from gradvac.nmt.start import require_parent, start_from, warn_of_schedule
 from gradvac.nmt.stream import Numbers, Stream, TaskData, gather_batch
 from gradvac.nmt.translator import Translator
 from gradvac.runs import RunFolder
@@ -29,6 +30,7 @@ from gradvac.training import (
     seed_everything,
     train,
 )
+from gradvac.training.sampling import TaskEpochs
 
 
 class TranslationRecipe:
@@ -43,6 +45,7 @@ class TranslationRecipe:
         self.config, self.prepared = config, prepared
         self.tasks = config.data.all_tasks()
         self.model: Transformer = config.model.build(len(prepared.vocabulary))
+        self._parent = start_from(config.model, self.model, prepared.vocabulary)
         self._sizes = {task: prepared.sizes[TRAIN][prepared.pair_of(task)] for task in self.tasks}
         levels = config.data.resource_levels
         self.resource_levels = {task: levels.of(size) for task, size in self._sizes.items()}
@@ -139,28 +142,31 @@ class TranslationRecipe:
         return score_lines(lines, references[:most], target).bleu
 
     def data_signature(self) -> str:
-        """Return the hash of the prepared data and of the chosen tasks."""
-        return f"{self.prepared.signature}|{' '.join(self.tasks)}"
+        """Return the hash of the prepared data, the tasks, and the weights to start from."""
+        parent = f"|{self._parent}" if self._parent else ""
+        return f"{self.prepared.signature}|{' '.join(self.tasks)}{parent}"
 
-    def epochs(self) -> Table:
-        """Show how often training will see the data of every task."""
+    def epochs(self) -> list[TaskEpochs]:
+        """Tell how often training will see the data of every task."""
         config = self.config
-        stream = self._stream()
-        rows = effective_epochs(
+        return effective_epochs(
             self._sizes,
             config.sampling,
             num_steps=config.train.max_steps,
-            rows_per_step=stream.rows_per_batch * config.optimizer.accumulation,
+            rows_per_step=self._stream().rows_per_batch * config.optimizer.accumulation,
         )
+
+    def epochs_table(self, epochs: Sequence[TaskEpochs]) -> Table:
+        """Show the epochs."""
         shown = Table(title="What training will see", title_justify="left")
         for column in ("task", "level"):
             shown.add_column(column)
         for column in ("sentence pairs", "share of batches", "drawn", "epochs"):
             shown.add_column(column, justify="right")
-        for row in rows:
+        for row in epochs:
             level = self.resource_levels[row.task]
-            drawn, epochs = f"{row.num_drawn:,.0f}", f"{row.epochs:.1f}"
-            shown.add_row(row.task, level, f"{row.size:,}", f"{row.probability:.1%}", drawn, epochs)
+            drawn, passes = f"{row.num_drawn:,.0f}", f"{row.epochs:.1f}"
+            shown.add_row(row.task, level, f"{row.size:,}", f"{row.probability:.1%}", drawn, passes)
         return shown
 
 
@@ -175,9 +181,13 @@ def train_translation(
         display: Where progress and messages go.
     """
     display = display or Display()
+    require_parent(config.model)
     prepared = open_or_prepare(config.data, say=display.say)
     seed_everything(config.train.seed)
     recipe = TranslationRecipe(config, prepared)
-    display.console.print(recipe.epochs())
+    epochs = recipe.epochs()
+    display.console.print(recipe.epochs_table(epochs))
+    for warning in warn_of_schedule(config, epochs):
+        display.say(warning)
     vocabulary = {RunFolder(Path(run)).vocabulary.name: prepared.files[VOCABULARY].read_bytes()}
     return train(recipe, config, run, display=display, files=vocabulary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
+from gradvac.nmt.lines import Problem, raw_lines
 from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.sealed import read_lines
 from gradvac.nmt.settings import TRAIN, NmtConfig
@@ -207,6 +208,60 @@ def score_run(
             write_text(folder.outputs_of(split, weights, task), text)
         write_scores(folder.scores_of(split, weights), scores.by_metric(), scores.to_dict())
     return scores
+
+
+def score_files(
+    run: str | Path,
+    source: Path,
+    reference: Path,
+    *,
+    direction: str,
+    weights: str | int = "best",
+    device: str = "auto",
+    overrides: Sequence[str] = (),
+    say: Callable[[str], None] = print,
+) -> tuple[Score, list[str]]:
+    """Translate any file with a run's model, and score it; nothing is written or prepared.
+
+    Args:
+        run: The run folder.
+        source: Sentences, line by line; `.gz` and `.zst` are unpacked.
+        reference: Their translations, line by line.
+        direction: Such as "en-de".
+        weights: "best", "last", "averaged", or a step.
+        device: "auto", "cpu", "cuda", ...
+        overrides: Of the run's config, such as "decoding.beams=8".
+        say: Told what a reader of the score should know.
+
+    Returns:
+        The score, and the translations.
+
+    Raises:
+        ValueError: The files have different numbers of lines, or a line that is not UTF-8.
+    """
+    translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
+    tasks = config.load(NmtConfig, RunFolder(Path(run)).config, overrides).data.all_tasks()
+    if direction not in tasks:
+        say(f"{direction} was not trained; this run knows {', '.join(tasks)}.")
+    sources, references = (_all_lines(path) for path in (source, reference))
+    if len(sources) != len(references) or not sources:
+        raise ValueError(
+            f"reference: {reference} has {len(references):,} lines, but {source} has "
+            f"{len(sources):,}; line i of one must be the translation of line i of the other."
+        )
+    target = parse(direction).target
+    lines = translator.translate(sources, target)
+    if translator.counts.cut:
+        say(f"{translator.counts.cut:,} sources were longer than data.max_tokens: cut.")
+    return score_lines(lines, references, target), lines
+
+
+def _all_lines(path: Path) -> list[str]:
+    lines = list(raw_lines(path))
+    for number, line in enumerate(lines, start=1):
+        if isinstance(line, Problem):
+            raise ValueError(f"{path}: line {number:,} is {line.value}; mend it, or leave it out.")
+    return [str(line) for line in lines]
 
 
 def translations(run: Path, split: str, weights: str | int, task: str) -> list[str]:

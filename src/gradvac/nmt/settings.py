@@ -6,6 +6,7 @@ The other sections are those of every run: [train], [optimizer], [sampling], [al
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +16,13 @@ from gradvac.nmt.cleaning import CleaningConfig
 from gradvac.nmt.model import SIZES, Size, Transformer
 from gradvac.nmt.readers import fill
 from gradvac.nmt.vocabulary import VocabularyConfig
+from gradvac.runs import RunFolder
 from gradvac.runs.scores import RESOURCE_LEVELS
 from gradvac.tasks import DEFAULT_PIVOT, Direction, parse, turned
 from gradvac.training import RunConfig, Section
 
+Source = str | list[str]
+Sources = Source | dict[str, Source]
 TRAIN, DEV, TEST = "train", "dev", "test"
 # They become names of files and of pieces, so that nothing else may be in them.
 _CODE, _SET = re.compile(r"\w{1,32}", re.ASCII), re.compile(r"\w[\w-]{0,63}", re.ASCII)
@@ -64,8 +68,9 @@ class DataConfig(Section):
         columns: What the columns of TSV files hold, by code, as in ["de", "en"]; "{xx}" stands for
             the second language of a pair, any other name for a column to pass over. Empty: a header
             says so, or else the two columns are in the order of the pair's name.
-        train: Sources of training pairs; `gradvac.nmt.readers` explains them.
-        dev: Source of the pairs that choose the checkpoint.
+        train: Sources of training pairs; `gradvac.nmt.readers` explains them. A source, a list of
+            them, or one of either for every language or pair: {de = "a.tsv", fr = ["b.tsv"]}.
+        dev: Source of the pairs that choose the checkpoint; may differ by language likewise.
         test: Source of the pairs to score on; may be left out.
         extra: Further named sets to score on, such as {ntrex = "eval.{lang}.gz"}.
         limit: Language or pair -> most training pairs.
@@ -83,10 +88,10 @@ class DataConfig(Section):
     languages: list[str] = Field(default_factory=list)
     pairs: list[str] = Field(default_factory=list)
     columns: list[str] = Field(default_factory=list)
-    train: str | list[str]
-    dev: str
-    test: str | None = None
-    extra: dict[str, str] = Field(default_factory=dict)
+    train: Sources
+    dev: Sources
+    test: Sources | None = None
+    extra: dict[str, Sources] = Field(default_factory=dict)
     limit: dict[str, int] = Field(default_factory=dict)
     directions: Literal["en-to-any", "any-to-en", "any-to-any"] = "en-to-any"
     tasks: list[str] = Field(default_factory=list)
@@ -133,8 +138,10 @@ class DataConfig(Section):
         twice = [name for name in self.columns if self.columns.count(name) > 1]
         if twice or len(self.columns) == 1:
             raise ValueError(f"columns: {self.columns} must name two languages, each once")
-        for source in (source for own in self.sources().values() for source in own):
-            fill(source, "en", "xx", "en")  # a wrong placeholder is told now
+        for split in self.sources():
+            for pair in names:
+                for source in self.sources_of(split, pair):
+                    fill(source, "en", "xx", "en")  # a wrong placeholder is told now
         return self
 
     def all_pairs(self) -> list[str]:
@@ -156,18 +163,35 @@ class DataConfig(Section):
             self.directions
         ]
 
-    def sources(self) -> dict[str, list[str]]:
-        """Map every split to its sources."""
-        train = [self.train] if isinstance(self.train, str) else self.train
-        test = {} if self.test is None else {TEST: [self.test]}
-        extra = {name: [source] for name, source in self.extra.items()}
-        return {TRAIN: train, DEV: [self.dev], **test, **extra}
+    def sources(self) -> dict[str, Sources]:
+        """Map every split to its sources, as they were given."""
+        test = {} if self.test is None else {TEST: self.test}
+        return {TRAIN: self.train, DEV: self.dev, **test, **self.extra}
+
+    def sources_of(self, split: str, pair: str) -> list[str]:
+        """List the sources of a pair in a split."""
+        given = self.sources()[split]
+        if isinstance(given, dict):
+            names = [pair, *(code for code in reversed(parse(pair)) if code != self.pivot)]
+            unknown = given.keys() - {*self.all_pairs(), *self.all_languages()}
+            found = [given[name] for name in names if name in given]
+            if unknown or not found:
+                what = f"{min(unknown)!r} is none of them" if unknown else f"none for {pair}"
+                raise ValueError(
+                    f"{split}: gives sources by language or pair, but {what}; write as in "
+                    f'{{{names[-1]} = "..."}}'
+                )
+            given = found[0]
+        return [given] if isinstance(given, str) else given
 
 
 class ModelConfig(Section):
     """[model]: the Transformer.
 
     Attributes:
+        init: A run folder to start from: its weights and its vocabulary; a language that it does
+            not know gets a token `<2xx>` of its own. Model sizes must be those of that run.
+        init_weights: Which of its weights: "best", "last", "averaged", or a step.
         size: "tiny", "small", "base" or "big"; the next five replace single numbers of it.
         dropout: See `Transformer`.
         norm_first: Pre-norm (true) or post-norm.
@@ -176,6 +200,8 @@ class ModelConfig(Section):
         compile_loss: Compile the loss on a GPU; takes some seconds at the start.
     """
 
+    init: Path | None = None
+    init_weights: str | int = "best"
     size: Literal["tiny", "small", "base", "big"] = "base"
     width: int | None = Field(default=None, ge=2)
     inner: int | None = Field(default=None, ge=1)
@@ -271,13 +297,11 @@ class DecodingConfig(Section):
     max_extra: int = Field(default=10, ge=1)
     memory: float | None = Field(default=None, gt=0)
 
-    @model_validator(mode="before")
     @classmethod
-    def _without_tokens(cls, given: Any) -> Any:
+    def set_aside(cls, table: dict[str, Any], overridden: Set[str]) -> None:
         """Runs of version 0.1.0 say how many tokens a batch has, which changed no translation."""
-        if isinstance(given, dict):
-            given = {key: value for key, value in given.items() if key != "tokens"}
-        return given
+        if "tokens" not in overridden:
+            table.pop("tokens", None)
 
 
 class NmtConfig(RunConfig):
@@ -288,6 +312,16 @@ class NmtConfig(RunConfig):
     batch: BatchConfig = BatchConfig()
     validation: ValidationConfig = ValidationConfig()
     decoding: DecodingConfig = DecodingConfig()
+
+    @model_validator(mode="after")
+    def _start_with_a_vocabulary(self) -> NmtConfig:
+        """A run that starts from another one reads and says its pieces."""
+        if self.model.init is not None and self.data.vocabulary.model is None:
+            model = RunFolder(self.model.init).vocabulary
+            vocabulary = self.data.vocabulary.model_copy(update={"model": model})
+            # Settings stay as they are once they are made; this is part of making them.
+            self.__dict__["data"] = self.data.model_copy(update={"vocabulary": vocabulary})
+        return self
 
     @model_validator(mode="after")
     def _longest_sentence_fits(self) -> NmtConfig:

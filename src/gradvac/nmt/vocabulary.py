@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -32,6 +34,9 @@ class VocabularyConfig(Section):
         character_coverage: Share of characters with a piece of their own; the others are bytes.
         normalization: Rule of SentencePiece: "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "identity", ...
         threads: To learn with. Other numbers can give other pieces.
+        model: Take this SentencePiece model, such as that of another run, and learn nothing;
+            languages it does not know get a token `<2xx>` after its last piece. Unset and with
+            `model.init`: that run's.
     """
 
     size: int = Field(default=64_000, ge=300)
@@ -40,6 +45,7 @@ class VocabularyConfig(Section):
     character_coverage: float = Field(default=0.9999, gt=0.9, le=1)
     normalization: str = "nmt_nfkc"
     threads: int = Field(default=4, ge=1)
+    model: Path | None = None
 
 
 class Vocabulary:
@@ -165,6 +171,28 @@ def learn(lines: Iterable[str], languages: Iterable[str], config: VocabularyConf
             f"data.vocabulary: SentencePiece could not learn {config.size} pieces: {error}"
         ) from error
     return written.getvalue()
+
+
+def extend(model: bytes, languages: Iterable[str]) -> bytes:
+    """Give languages that have none a token `<2xx>`, after all pieces that are there.
+
+    Args:
+        model: A serialised SentencePiece model.
+        languages: Codes that shall have a token.
+
+    Returns:
+        The serialised model; the same one if nothing is missing.
+    """
+    missing = [code for code in languages if code not in Vocabulary(model).languages]
+    if not missing:
+        return model
+    messages: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    proto = messages.ModelProto.FromString(model)
+    for code in missing:
+        piece = proto.pieces.add()
+        piece.piece, piece.score, piece.type = f"<2{code}>", 0.0, piece.USER_DEFINED
+    extended: bytes = proto.SerializeToString()
+    return extended
 
 
 def draw_lines(texts: Mapping[str, Sequence[Path]], config: VocabularyConfig) -> Iterator[str]:

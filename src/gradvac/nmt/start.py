@@ -1,0 +1,90 @@
+"""Where a run starts: from the weights of another one, and with a schedule that can work."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gradvac.nmt.model import Transformer
+from gradvac.nmt.settings import ModelConfig
+from gradvac.nmt.vocabulary import Vocabulary
+from gradvac.runs import RunFolder
+from gradvac.training import RunConfig, checkpoint
+from gradvac.training.sampling import TaskEpochs
+
+_BY_PIECE = ("embedding.weight", "head.weight")  # one and the same: a row for every piece
+_MOST_EPOCHS = 100
+
+
+def require_parent(config: ModelConfig) -> None:
+    """Refuse to start from what is no run."""
+    if config.init is not None and not RunFolder(config.init).config.is_file():
+        raise ValueError(f"model.init: {config.init} is no run folder: it has no config.toml.")
+
+
+def start_from(config: ModelConfig, model: Transformer, vocabulary: Vocabulary) -> str:
+    """Give a model the weights of the run that `model.init` names; empty without one.
+
+    Pieces that the other run does not have keep the embedding they were drawn with.
+
+    Returns:
+        A hash of those weights: what a run starts from is part of its data.
+
+    Raises:
+        ValueError: The other run has another vocabulary or another size.
+    """
+    if config.init is None:
+        return ""
+    folder = RunFolder(config.init)
+    pieces = Vocabulary.load(folder.vocabulary).pieces()
+    if vocabulary.pieces()[: len(pieces)] != pieces:
+        raise ValueError(
+            f"model.init: {config.init} has other pieces than the prepared data; leave "
+            "data.vocabulary.model unset, and choose another folder for data.prepared."
+        )
+    weights = dict(checkpoint.weights(config.init, config.init_weights))
+    own = model.state_dict()
+    wrong = [
+        name
+        for name in {*own, *weights}
+        if name not in own or name not in weights or own[name].shape[1:] != weights[name].shape[1:]
+    ]
+    wrong = wrong or [n for n in own if n not in _BY_PIECE and len(own[n]) != len(weights[n])]
+    if wrong:
+        raise ValueError(
+            f"model.init: {config.init} has a model of another size: {min(wrong)!r} differs; take "
+            "over its [model] settings."
+        )
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(weights):
+        digest.update(weights[name].contiguous().view(torch.uint8).numpy().tobytes())
+    model.load_state_dict({n: _enlarged(weights[n], own[n]) for n in own})
+    return digest.hexdigest()
+
+
+def _enlarged(values: Tensor, drawn: Tensor) -> Tensor:
+    return torch.cat([values, drawn[len(values) :]])
+
+
+def warn_of_schedule(config: RunConfig, epochs: Sequence[TaskEpochs]) -> Iterator[str]:
+    """Say before training what makes a schedule useless, with the setting that mends it."""
+    steps, warmup = config.train.max_steps, config.optimizer.warmup_steps
+    if warmup >= steps:
+        yield (
+            f"warning: optimizer.warmup_steps = {warmup:,} is not less than train.max_steps = "
+            f"{steps:,}: the learning rate never reaches optimizer.lr, and little is learned."
+        )
+    for what, own in (
+        ("never sees all of", [row for row in epochs if row.epochs < 1]),
+        (f"sees more than {_MOST_EPOCHS} times", [r for r in epochs if r.epochs > _MOST_EPOCHS]),
+    ):
+        if own:
+            shown = ", ".join(f"{row.task} ({row.epochs:.2g} epochs)" for row in own[:4])
+            more = f" and {len(own) - 4} more" if len(own) > 4 else ""
+            yield (
+                f"warning: training {what} {shown}{more}; see train.max_steps, batch.tokens and "
+                "sampling.temperature."
+            )
