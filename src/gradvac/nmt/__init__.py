@@ -17,7 +17,7 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     decode.py       beam search; slots.py is its state; translator.py is text to text
     score.py        BLEU and chrF++
     export.py       the model for Hugging Face and CTranslate2
-    settings.py     the config of a run
+    settings.py     the config of a run; data_settings.py is its [data]
     start.py        another run's weights to start from; schedules that cannot work
     recipe.py       what the training loop needs to know
     demo.py         everything above, in a few minutes
@@ -25,6 +25,7 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
 
 from gradvac.nmt.batch import Batch, Ragged, Side, make_batch
 from gradvac.nmt.cleaning import CleaningConfig, Report
+from gradvac.nmt.data_settings import DataConfig
 from gradvac.nmt.decode import Decoder, Hypothesis, Search, search
 from gradvac.nmt.export import export_run
 from gradvac.nmt.model import SIZES, Size, Transformer
@@ -33,7 +34,7 @@ from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.readers import read_pairs
 from gradvac.nmt.recipe import TranslationRecipe, train_translation
 from gradvac.nmt.score import Score, Scores, score_files, score_lines, score_run
-from gradvac.nmt.settings import DataConfig, NmtConfig
+from gradvac.nmt.settings import NmtConfig
 from gradvac.nmt.stream import Stream, TaskData
 from gradvac.nmt.tokens import TokenFile, TokenWriter
 from gradvac.nmt.translator import Translator

@@ -72,6 +72,14 @@ class Report:
             "examples": {reason: pairs for reason, pairs in self.examples.items() if pairs},
         }
 
+    def refuse_empty(self, where: str) -> None:
+        """Refuse to go on with nothing."""
+        if self.num_kept:
+            return
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.most_common())
+        why = f"{self.num_read:,} were read, and dropped: {reasons}" if reasons else "none was read"
+        raise ValueError(f"data: no sentence pair is left of {where}; {why}.")
+
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Report:
         """Read back what `to_dict` gave."""

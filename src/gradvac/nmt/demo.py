@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from gradvac import corpora
+from gradvac.nmt.data_settings import TEST, TRAIN
 from gradvac.nmt.preparation import open_or_prepare
 from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.recipe import train_translation
 from gradvac.nmt.score import bleu_p_value, score_lines, score_run, translations
-from gradvac.nmt.settings import TEST, TRAIN, NmtConfig
+from gradvac.nmt.settings import NmtConfig
 from gradvac.nmt.similarity import measure_run
 from gradvac.runs.files import write_json
 from gradvac.tasks import Direction, parse

@@ -23,6 +23,7 @@ from typing import Any
 
 from gradvac.nmt import guess
 from gradvac.nmt.cleaning import Report, clean, fingerprint, keep_readable, letters
+from gradvac.nmt.data_settings import TRAIN, DataConfig
 from gradvac.nmt.prepared import MANIFEST, REPORT, VOCABULARY, Prepared, read_manifest, relevant
 from gradvac.nmt.readers import Line, files_of, mostly_readable, read_pairs
 from gradvac.nmt.sealed import (
@@ -35,7 +36,6 @@ from gradvac.nmt.sealed import (
     write_columns,
     write_facts,
 )
-from gradvac.nmt.settings import TRAIN, DataConfig
 from gradvac.nmt.tokens import TokenWriter
 from gradvac.nmt.vocabulary import Vocabulary, draw_lines, extend, learn
 from gradvac.runs import files
@@ -172,7 +172,7 @@ class _Preparation:
         report, sample = Report(), list[tuple[str, str]]()
         paths = self.paths("text", split, pair)
         digest, seals = write_columns(paths, guess.sampled(self.kept(split, pair, report), sample))
-        _refuse_empty(report, split, pair)
+        report.refuse_empty(f"{split} {pair}")
         doubt = guess.doubt(*parse(pair), sample)
         facts = {
             "key": key,
@@ -262,10 +262,8 @@ class _Preparation:
         languages = self.config.all_languages()
         digests = [self.texts[TRAIN, pair]["digest"] for pair in self.pairs]
         key = files.hash_of([config.model_dump(exclude={"model"}), languages, digests])
-        given = None
-        if config.model is not None:
-            Vocabulary.load(config.model)  # refuse what is none
-            given = config.model.read_bytes()
+        given = config.given()
+        if given:
             key = files.hash_of([hashlib.blake2b(given).hexdigest(), languages])
         facts = read_facts(done)
         if not self.holds(facts, key):
@@ -347,13 +345,5 @@ class _Preparation:
         report.num_kept -= later.dropped.total()
         report.dropped += later.dropped
         report.examples |= later.examples
-        _refuse_empty(report, split, pair)
+        report.refuse_empty(f"{split} {pair}")
         return report
-
-
-def _refuse_empty(report: Report, split: str, pair: str) -> None:
-    if report.num_kept:
-        return
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.dropped.most_common())
-    why = f"{report.num_read:,} were read, and dropped: {reasons}" if reasons else "none was read"
-    raise ValueError(f"data: no sentence pair is left of {split} {pair}; {why}.")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gradvac.nmt.cleaning import Report
+from gradvac.nmt.data_settings import TRAIN, DataConfig
 from gradvac.nmt.sealed import SealedFolder, read_facts
-from gradvac.nmt.settings import TRAIN, DataConfig
 from gradvac.nmt.tokens import SUFFIXES, TokenFile
 from gradvac.nmt.vocabulary import Vocabulary, extend
 from gradvac.runs import PREPARED_MANIFEST, RunFolder

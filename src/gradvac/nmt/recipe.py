@@ -10,11 +10,12 @@ import torch
 from rich.table import Table
 
 from gradvac.nmt.batch import Batch
+from gradvac.nmt.data_settings import DEV, TRAIN
 from gradvac.nmt.model import Transformer
 from gradvac.nmt.preparation import open_or_prepare
 from gradvac.nmt.prepared import VOCABULARY, Prepared
 from gradvac.nmt.score import score_lines
-from gradvac.nmt.settings import DEV, TRAIN, NmtConfig
+from gradvac.nmt.settings import NmtConfig
 from gradvac.nmt.start import require_parent, start_from, warn_of_schedule
 from gradvac.nmt.stream import Numbers, Stream, TaskData, gather_batch
 from gradvac.nmt.translator import Translator

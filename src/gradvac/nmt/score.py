@@ -12,10 +12,11 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
+from gradvac.nmt.data_settings import TRAIN
 from gradvac.nmt.lines import Problem, raw_lines
 from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.sealed import read_lines
-from gradvac.nmt.settings import TRAIN, NmtConfig
+from gradvac.nmt.settings import NmtConfig
 from gradvac.nmt.translator import Translator
 from gradvac.runs import RunFolder, TaskScores, write_scores
 from gradvac.runs.files import remove_leftovers, write_text

@@ -30,9 +30,10 @@ from gradvac.analysis import (
     save_similarities,
 )
 from gradvac.gradients import split as split_model
+from gradvac.nmt.data_settings import DEV
 from gradvac.nmt.model import Transformer
 from gradvac.nmt.prepared import Prepared
-from gradvac.nmt.settings import DEV, NmtConfig
+from gradvac.nmt.settings import NmtConfig
 from gradvac.nmt.stream import Numbers, TaskData, gather_batch
 from gradvac.runs import RunFolder
 from gradvac.runs.files import remove_leftovers

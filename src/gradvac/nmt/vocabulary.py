@@ -47,6 +47,13 @@ class VocabularyConfig(Section):
     threads: int = Field(default=4, ge=1)
     model: Path | None = None
 
+    def given(self) -> bytes | None:
+        """Read the model to take; None if one shall be learned."""
+        if self.model is None:
+            return None
+        Vocabulary.load(self.model)  # refuses what is none
+        return self.model.read_bytes()
+
 
 class Vocabulary:
     """Text to tokens and back.
