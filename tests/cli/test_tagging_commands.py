@@ -61,6 +61,18 @@ def test_scores(gradvac: Gradvac, folder: Path) -> None:
     assert (folder / "runs" / "tiny" / "scores" / "test.best.json").is_file()
 
 
+def test_similarity_and_report(gradvac: Gradvac, folder: Path) -> None:
+    done = gradvac("similarity", "runs/tiny", "--lines", "20")
+    assert done.exit_code == 0, done.output
+    assert "whole_model" in done.output
+    assert (folder / "runs" / "tiny" / "similarity.npz").is_file()
+    done = gradvac("similarity", "runs/tiny", "--engine", "one_backward")
+    assert "measured with per_task" in done.stderr
+    done = gradvac("report", "runs/tiny", "--out", "report.html")
+    assert done.exit_code == 0, done.output
+    assert (folder / "report.html").stat().st_size > 100_000
+
+
 def test_prediction_gives_a_line_for_every_line(gradvac: Gradvac) -> None:
     text = "pota kela\n\nmira\n"
     done = gradvac("tagging", "predict", "runs/tiny", input=text)

@@ -14,9 +14,10 @@ from rich.console import Console
 from gradvac.analysis import load_similarities
 from gradvac.nmt import NmtConfig, Prepared, prepare, train_translation
 from gradvac.nmt.batch import make_batch
-from gradvac.nmt.similarity import aligned_lines, measure_run, summary
+from gradvac.nmt.similarity import aligned_lines, measure_run
 from gradvac.nmt.stream import TaskData
 from gradvac.training import Display, checkpoint
+from gradvac.training.measuring import summary
 
 Build = Callable[..., NmtConfig]
 

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,8 +24,10 @@ from gradvac.tagging import (
     score_run,
     train_tagging,
 )
-from gradvac.tagging.batch import NO_LABEL
+from gradvac.tagging.batch import NO_LABEL, make_batch
+from gradvac.tagging.similarity import measure_run
 from gradvac.training import checkpoint, read_metrics, seed_everything, train
+from gradvac.training.config import load as load_config
 
 Settings = Callable[..., TaggingConfig]
 
@@ -176,6 +179,49 @@ def test_the_record_shows_similarity_between_languages(trained: Path) -> None:
     assert run.record is not None
     assert run.record.tasks == ("aa", "bb", "cc")
     assert len(run.record.steps) == 12
+
+
+def test_similarity_at_every_checkpoint(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    measured = measure_run(tmp_path / "run", split="train", num_lines=40)
+    assert [one.granularity for one in measured[::2]] == ["all_layer", "whole_model"]
+    assert measured[0].steps.tolist() == [30, 60]
+    assert measured[0].tasks == ("aa", "bb", "cc")
+    loaded = load_run(tmp_path / "run")
+    assert len(loaded.measured) == 4
+    again = measure_run(tmp_path / "run", split="train", num_lines=40)
+    assert again[0].values.tobytes() == measured[0].values.tobytes()
+    with pytest.raises(ValueError, match="was measured with set = train, now it is dev"):
+        measure_run(tmp_path / "run")
+
+
+def test_similarity_is_that_of_plain_gradients(trained: Path, tmp_path: Path) -> None:
+    """One checkpoint, by hand: losses of all chosen windows, two gradients, their cosine."""
+    shutil.copytree(trained, tmp_path / "run")
+    same, *_ = measure_run(
+        tmp_path / "run", split="test", weights=["last"], granularities=["whole_model"]
+    )
+    config = load_config(TaggingConfig, trained / "config.toml")
+    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    recipe.model.load_state_dict(checkpoint.weights(trained, "last"))
+    recipe.model.eval()
+    gradients = []
+    for task in ("aa", "bb"):
+        windows = recipe.prepared.windows("test", task)
+        batch = make_batch([windows], [np.arange(12)], pad=0)
+        recipe.model.zero_grad()
+        recipe.losses(batch).losses.sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in recipe.model.parameters()]))
+    expected = torch.nn.functional.cosine_similarity(*gradients, dim=0)
+    assert same.values[0, 0, 0, 1] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_a_damaged_copy_of_the_tokenizer_is_refused(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / "encoder" / "tokenizer.json"
+    path.write_bytes(path.read_bytes().replace(b"tree", b"eert", 1))
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not what"):
+        Tagger.from_run(tmp_path / "run")
 
 
 def test_a_moved_run_tags_without_its_data_and_encoder(

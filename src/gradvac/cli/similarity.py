@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from gradvac.analysis import Similarities
 from gradvac.cli._common import require_run
-from gradvac.nmt.similarity import GRANULARITIES, measure_run, summary
+from gradvac.nmt.similarity import GRANULARITIES
+from gradvac.nmt.similarity import measure_run as measure_translation
 from gradvac.runs import RunFolder
+from gradvac.training.measuring import summary
 
 
 def similarity(
@@ -26,7 +30,9 @@ def similarity(
     ] = None,
     granularity: Annotated[
         list[str] | None,
-        typer.Option(help=f"May come again; default: {', '.join(GRANULARITIES)}."),
+        typer.Option(
+            help=f"May come again; default: {', '.join(GRANULARITIES)} (enc_dec not in tagging)."
+        ),
     ] = None,
     engine: Annotated[str, typer.Option(help="per_task or one_backward.")] = "per_task",
     offload: Annotated[
@@ -37,19 +43,35 @@ def similarity(
     """Measure similarities on an aligned set at every checkpoint; keep them in the run folder."""
     console = Console(highlight=False)
     chosen = [int(name) if name.isdigit() else name for name in weights or ()]
-    measured = measure_run(
-        require_run(run),
-        split=split,
-        num_lines=lines or None,
-        weights=chosen,
-        granularities=granularity or GRANULARITIES,
-        engine=engine,
-        offload=offload,
-        device=device,
-        overrides=overrides or [],
-        console=console,
-    )
+    options: dict[str, Any] = {
+        "split": split,
+        "num_lines": lines or None,
+        "weights": chosen,
+        "offload": offload,
+        "device": device,
+        "overrides": overrides or [],
+        "console": console,
+    }
+    if granularity:
+        options["granularities"] = granularity
+    if is_tagging(require_run(run)):
+        measured = _measure_tagging(run, engine, options)
+    else:
+        measured = measure_translation(run, engine=engine, **options)
     asked = [step for step in chosen if isinstance(step, int)]
     console.print(summary(measured, max(asked, default=None)))
     steps = ", ".join(map(str, measured[0].steps.tolist()))
     print(f"Steps {steps} are in {RunFolder(run).similarity}.")
+
+
+def is_tagging(run: Path) -> bool:
+    """Whether a run is one of tagging: its data are of a kind."""
+    return "kind" in tomllib.loads(RunFolder(run).read_settings()).get("data", {})
+
+
+def _measure_tagging(run: Path, engine: str, options: dict[str, Any]) -> tuple[Similarities, ...]:
+    from gradvac.tagging.similarity import measure_run as measure_tagging
+
+    if engine != "per_task":
+        raise ValueError(f"--engine: a tagging run is measured with per_task, not {engine}.")
+    return measure_tagging(run, **options)

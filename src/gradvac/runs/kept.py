@@ -22,6 +22,7 @@ def keep_file(path: Path, content: bytes, *, is_new: bool) -> None:
     Raises:
         ValueError: The run was begun with another one.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(content).hexdigest()
     there = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
     sealed = _read_seal(path) or there

@@ -126,6 +126,17 @@ def open_or_prepare(config: TaggingConfig, *, say: Say = print) -> Prepared:
     return prepare(config, say=say)
 
 
+def require_prepared(config: TaggingConfig, run: Path) -> Prepared:
+    """Open the prepared data of a run, or say how to get them back."""
+    prepared = Prepared.open(config)
+    if prepared is None:
+        raise ValueError(
+            f"data.prepared: {config.data.prepared} does not hold the data of {run}; run "
+            "`gradvac tagging prepare` with its config.toml, or give data.prepared=..."
+        )
+    return prepared
+
+
 class _Preparation:
     def __init__(self, config: TaggingConfig, say: Say) -> None:
         self.config, self.data, self.say = config, config.data, say

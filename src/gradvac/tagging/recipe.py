@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -145,14 +147,16 @@ def train_tagging(
     seed_everything(config.train.seed)
     recipe = TaggingRecipe(config, prepared)
     display.console.print(recipe.epochs())
-    _keep_encoder(recipe, Path(run))
-    return train(recipe, config, run, display=display)
+    return train(recipe, config, run, display=display, files=_encoder_files(recipe))
 
 
-def _keep_encoder(recipe: TaggingRecipe, run: Path) -> None:
-    """A run can tag wherever its folder is moved."""
-    folder = run / ENCODER
-    if (folder / "config.json").is_file():  # a run that goes on; `train` refuses another one
-        return
-    recipe.tokenizer.save_pretrained(folder)
-    recipe.model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
+def _encoder_files(recipe: TaggingRecipe) -> dict[str, bytes]:
+    """What a run keeps so that it can tag wherever its folder is moved."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        recipe.tokenizer.save_pretrained(folder)
+        found = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    settings = recipe.model.config.to_dict()  # type: ignore[union-attr, operator]
+    settings.pop("transformers_version", None)  # a newer one makes it no other model
+    found["config.json"] = json.dumps(settings, indent=1, sort_keys=True, default=str).encode()
+    return {f"{ENCODER}/{name}": content for name, content in found.items()}

@@ -14,7 +14,7 @@ from rich.table import Table
 from gradvac.runs import RunFolder, TaskScores, write_scores
 from gradvac.runs.files import write_text
 from gradvac.tagging.metrics import Kind, TagScore, score_tags
-from gradvac.tagging.preparation import Prepared
+from gradvac.tagging.preparation import require_prepared
 from gradvac.tagging.settings import TaggingConfig
 from gradvac.tagging.tagger import Tagger
 from gradvac.training import config
@@ -128,12 +128,7 @@ def score_run(
     run = Path(run)
     folder = RunFolder(run)
     settings = config.load(TaggingConfig, folder.config, overrides)
-    prepared = Prepared.open(settings)
-    if prepared is None:
-        raise ValueError(
-            f"data.prepared: {settings.data.prepared} does not hold the data of {run}; run "
-            "`gradvac tagging prepare` with its config.toml, or give data.prepared=..."
-        )
+    prepared = require_prepared(settings, run)
     tagger = Tagger.from_run(run, weights=weights, device=device, overrides=overrides)
     folder.scores.mkdir(exist_ok=True)
     by_task: dict[str, TagScore] = {}

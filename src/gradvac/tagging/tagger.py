@@ -7,16 +7,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gradvac.runs.kept import read_kept
 from gradvac.tagging.batch import TagBatch, by_length, make_batch
 from gradvac.tagging.encoder import build_model, load_tokenizer
 from gradvac.tagging.encoding import Windows, WordEncoder
 from gradvac.tagging.settings import TaggingConfig
 from gradvac.training import checkpoint, choose_device, config
+from gradvac.training.weights import load_weights
 
 ENCODER = "encoder"  # folder of a run: the encoder's config and tokenizer, without weights
 
@@ -123,7 +126,7 @@ class Tagger:
         model = load_run_model(run, weights).to(choose_device(device)).eval()
         return cls(
             model,
-            load_tokenizer(str(run / ENCODER)),
+            load_run_tokenizer(run),
             settings.data.all_labels(),
             max_tokens=settings.model.max_tokens,
             rows=settings.batch.score_rows,
@@ -149,13 +152,27 @@ class Tagger:
             )
 
 
-def load_run_model(run: Path, weights: str | int) -> nn.Module:
-    """The model of a run with some of its weights, on the CPU."""
+def load_run_model(run: Path, weights: str | int | None = None) -> nn.Module:
+    """The model of a run, on the CPU: with some of its weights, or still without."""
+    _require_encoder(run)
+    model = build_model(run / ENCODER)
+    if weights is not None:
+        load_weights(model, checkpoint.weights(run, weights), origin=f"{run}, {weights} weights")
+    return model
+
+
+def load_run_tokenizer(run: Path) -> Any:
+    """The tokenizer of a run."""
+    _require_encoder(run)
+    return load_tokenizer(str(run / ENCODER))
+
+
+def _require_encoder(run: Path) -> None:
+    """Refuse what is not a tagging run, and copies that are not what it was trained with."""
     if not (run / ENCODER / "config.json").is_file():
         raise ValueError(f"{run}: has no {ENCODER}/config.json; it is not a tagging run.")
-    model = build_model(run / ENCODER)
-    model.load_state_dict(checkpoint.weights(run, weights))
-    return model
+    for seal in (run / ENCODER).glob("*.sha256"):
+        read_kept(seal.with_suffix(""))
 
 
 def pad_token(tokenizer: object) -> int:

@@ -20,6 +20,7 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     runlog.py       the run folder: lock, config, metrics
     writers.py      TensorBoard, wandb, trackio
     meters.py       sums between two log entries
+    measuring.py    gradient similarity at every checkpoint of a run
     signature.py    what a number depends on, in one line
     processes.py    device, seeds, random state, threads, signals
     display.py      progress bar
