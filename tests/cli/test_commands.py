@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Callable
@@ -72,18 +71,3 @@ def test_corpus_write_refuses_strange_folders_and_languages(
 
 def test_named_configs_are_found() -> None:
     assert load_nmt("demo", ["train.max_steps=7"]).train.max_steps == 7
-
-
-@pytest.mark.parametrize(
-    "command", [("report", "run"), ("figures", "run"), ("demo", "--out", "run")]
-)
-def test_a_missing_extra_is_told_at_once(
-    gradvac: Gradvac, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "plotly" else find(n))
-    monkeypatch.chdir(tmp_path)
-    done = gradvac(*command)
-    assert done.exit_code == 1
-    assert 'needs plotly; pip install "gradvac[nmt,report]"' in done.stderr
-    assert not (tmp_path / "run").exists()  # nothing was begun

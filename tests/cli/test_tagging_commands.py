@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,14 +115,6 @@ def test_mistakes_are_one_line(gradvac: Gradvac, arguments: list[str], said: str
     assert done.exit_code == 1
     assert said in done.stderr
     assert "Traceback" not in done.output
-
-
-def test_a_missing_package_is_told(gradvac: Gradvac, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.setattr("gradvac.cli.tagging._is_missing", lambda name: name == "transformers")
-    done = gradvac("tagging", "train", "tiny")
-    assert done.exit_code == 1
-    assert 'pip install "gradvac[tagging]"' in done.stderr
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "tagging").glob("*.toml")), ids=lambda p: p.stem)

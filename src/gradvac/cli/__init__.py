@@ -18,32 +18,48 @@
 CONFIG is a TOML file or the name of one in `configs/nmt` or `configs/tagging`; `section.key=value`
 after it replaces single settings. Mistakes of the user are told in one line, without a traceback,
 with exit status 1.
+
+    __main__.py     `python -m gradvac.cli`
+    _commands.py    the commands under their names
+    _common.py      where configs are, what extras are needed, how mistakes are told
+    _known.py       families and distances of tasks, from tables or from files
+    _runs.py        runs as report and figures take them
+    corpus.py       gradvac corpus
+    demo.py         gradvac demo
+    figures.py      gradvac figures
+    nmt.py          gradvac nmt
+    report.py       gradvac report
+    similarity.py   gradvac similarity
+    tagging.py      gradvac tagging
+
+A command imports what it needs when it runs: `--help` is quick, and a missing extra is one line.
 """
 
-import typer
-
-from gradvac.cli import corpus, demo, figures, nmt, report, similarity, tagging
-from gradvac.cli._common import tells_mistakes
-
-app = typer.Typer(
-    help="Train one model on many tasks, and decide how their gradients are combined.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(nmt.app, name="nmt")
-app.add_typer(tagging.app, name="tagging")
-app.add_typer(corpus.app, name="corpus")
-app.command("demo")(tells_mistakes(demo.demo))
-app.command("similarity")(tells_mistakes(similarity.similarity))
-app.command("report")(tells_mistakes(report.report))
-app.command("figures")(tells_mistakes(figures.figures))
+import sys
+from typing import Any
 
 
 def main() -> None:
     """Run the command line."""
-    app()
+    try:
+        from gradvac.cli._commands import app
+
+        app()
+    except ModuleNotFoundError as error:
+        if (error.name or "gradvac").startswith("gradvac"):
+            raise
+        sys.exit(
+            f"error: the command line needs {error.name}, which is not installed; "
+            'pip install "gradvac[nmt]" (or [tagging], [report], [all]).'
+        )
 
 
-__all__ = ["app", "main"]
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from gradvac.cli._commands import app
+
+        return app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = ["main"]

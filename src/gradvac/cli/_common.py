@@ -2,27 +2,93 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
+import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 import typer
 
 import gradvac
-from gradvac.nmt import NmtConfig
 from gradvac.runs import RunFolder
-from gradvac.training import CheckpointError, DivergedError, config
-from gradvac.training.config import Config
+
+if TYPE_CHECKING:
+    from gradvac.nmt import NmtConfig
+    from gradvac.training.config import Config
 
 Parameters = ParamSpec("Parameters")
-_REPORT = ("scipy", "matplotlib", "plotly", "jinja2")
+Command = Callable[Parameters, None]
 
 
-def tells_mistakes(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
+REPORT = "report"
+
+
+def needs(*extras: str) -> Callable[[Command[Parameters]], Command[Parameters]]:
+    """A command that needs extras: a missing package is one line that says what to install.
+
+    A command imports what it needs before it does anything; only the packages of the extra
+    "report" come in at the end, and are looked for first. Mistakes are told as `tells_mistakes`
+    does.
+    """
+
+    def with_extras(command: Command[Parameters]) -> Command[Parameters]:
+        @wraps(command)
+        def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+            if REPORT in extras:
+                _refuse_missing(missing_packages([REPORT]), extras)
+            try:
+                command(*args, **kwargs)
+            except ModuleNotFoundError as error:
+                package = (error.name or "gradvac").partition(".")[0]
+                if package == "gradvac":
+                    raise
+                _refuse_missing([package], extras)
+
+        return tells_mistakes(run)
+
+    return with_extras
+
+
+def _refuse_missing(packages: list[str], extras: Iterable[str]) -> None:
+    if packages:
+        raise ValueError(
+            f"this command needs {', '.join(packages)}, not installed here; "
+            f'pip install "gradvac[{",".join(extras)}]".'
+        )
+
+
+def missing_packages(extras: Iterable[str]) -> list[str]:
+    """The packages of some extras that are not installed, by the metadata of gradvac itself."""
+    try:
+        lines = importlib.metadata.requires("gradvac") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    needed = (_package(line) for extra in extras for line in lines if _is_of(line, extra))
+    return [package for package in dict.fromkeys(needed) if not _is_installed(package)]
+
+
+def _package(requirement: str) -> str:
+    found = re.match(r"[\w.-]+", requirement)
+    return found[0] if found else requirement
+
+
+def _is_of(requirement: str, extra: str) -> bool:
+    return re.search(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""", requirement) is not None
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def tells_mistakes(command: Command[Parameters]) -> Command[Parameters]:
     """Tell what a user can mend in one line, on standard error, instead of a traceback."""
 
     @wraps(command)
@@ -34,24 +100,22 @@ def tells_mistakes(command: Callable[Parameters, None]) -> Callable[Parameters, 
                 command(*args, **kwargs)
         except BrokenPipeError:
             raise  # whoever read our output has seen enough: that is for click to handle
-        except (ValueError, CheckpointError, DivergedError, OSError) as mistake:
+        except _mistakes() as mistake:
             print(f"error: {mistake}", file=sys.stderr)
             raise typer.Exit(1) from None
 
     return run
 
 
+def _mistakes() -> tuple[type[Exception], ...]:
+    """What a user can mend. Only a command that imported training can have met its errors."""
+    training = sys.modules.get("gradvac.training")
+    own = () if training is None else (training.CheckpointError, training.DivergedError)
+    return (ValueError, OSError, *own)
+
+
 def _tell_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"warning: {message}", file=sys.stderr)
-
-
-def require_report() -> None:
-    """Refuse to begin what would fail at its end: report and figures are an extra."""
-    missing = [name for name in _REPORT if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(
-            f'this command needs {", ".join(missing)}; pip install "gradvac[nmt,report]".'
-        )
 
 
 def config_folders(recipe: str) -> list[Path]:
@@ -72,6 +136,8 @@ def load_config(
         source: What the user gave.
         overrides: `section.key=value`.
     """
+    from gradvac.training import config
+
     path = Path(source)
     folder = RunFolder(path)
     if folder.is_run():
@@ -85,6 +151,8 @@ def load_config(
 
 def load_nmt(source: str, overrides: list[str]) -> NmtConfig:
     """Read the config of a translation run."""
+    from gradvac.nmt import NmtConfig
+
     return load_config(NmtConfig, "nmt", source, overrides)
 
 

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from gradvac import corpora
 from gradvac.analysis import KnownDistances
+from gradvac.cli._options import GENEALOGY
+from gradvac.hints import some
 from gradvac.tasks import find_direction, other_languages, pivot_of
 
-GENEALOGY = "genealogy"
 _URIEL = "uriel:"
 _FEWEST = 3  # tasks; two have one distance, which nothing can follow
 
@@ -34,7 +35,7 @@ def find_families(runs: Sequence[Sequence[str]], path: Path | None = None) -> li
         names = {name for tasks in runs for name in (*tasks, *other_languages(tasks))}
         if told.keys().isdisjoint(names):
             tasks = [task for run in runs for task in run]
-            raise ValueError(f"--families {path}: names none of {_some(tasks)}, nor a language.")
+            raise ValueError(f"--families {path}: names none of {some(tasks)}, nor a language.")
         families |= told
     return [
         {task: families.get(task, families.get(language, "")) for task, language in named}
@@ -63,7 +64,7 @@ def find_distances(source: str, runs: Sequence[Sequence[str]]) -> list[KnownDist
         found.append(best if best is not None and len(best.tasks) >= _FEWEST else None)
     if source != GENEALOGY and not any(found):
         raise ValueError(
-            f"--distances {source}: knows fewer than {_FEWEST} of {_some(tasks)}, by task or by "
+            f"--distances {source}: knows fewer than {_FEWEST} of {some(tasks)}, by task or by "
             "language."
         )
     return found
@@ -149,7 +150,7 @@ def _read_distances(path: Path) -> KnownDistances:
     if not names or len(rows) < len(lines) - 1 or sorted(rows) != sorted(set(names)):
         raise ValueError(
             f"--distances {path}: first row and first column must name the same tasks or "
-            f"languages, each once; got {_some(names)} and {_some(list(rows))}."
+            f"languages, each once; got {some(names)} and {some(list(rows))}."
         )
     values = np.array([_numbers(path, name, rows[name], len(names)) for name in names])
     values = np.where(np.isnan(values), values.T, values)
@@ -181,8 +182,3 @@ def _check(path: Path, names: Sequence[str], values: NDArray[np.float64]) -> Non
             row, column = np.argwhere(where)[0]
             pair = f"{names[row]}, {names[column]}"
             raise ValueError(f"--distances {path}: {values[row, column]:g} ({pair}) {fault}")
-
-
-def _some(names: Sequence[str]) -> str:
-    names = list(dict.fromkeys(names))
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"

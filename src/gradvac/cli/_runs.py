@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from gradvac import corpora
 from gradvac.analysis import Run, load_run
-from gradvac.cli._known import GENEALOGY, find_distances, find_families
+from gradvac.cli._known import find_distances, find_families
+from gradvac.cli._options import GENEALOGY
 from gradvac.runs import RunFolder, prepared_sizes
 from gradvac.tasks import other_languages, turned
-
-Runs = Annotated[list[Path], typer.Argument(help="Run folders; the first is compared with.")]
-Distances = Annotated[
-    str,
-    typer.Option(
-        help="Known distances of tasks: genealogy, uriel:KIND (as in uriel:featural), or a CSV file"
-    ),
-]
-Families = Annotated[
-    Path | None, typer.Option(help='Families of tasks: a TOML file with lines fr = "Romance".')
-]
 
 
 def load_runs(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradvac import corpora
 from gradvac.cli._common import tells_mistakes
+
+if TYPE_CHECKING:
+    from gradvac import corpora
 
 app = typer.Typer(help="The constructed languages.", no_args_is_help=True)
 
@@ -33,6 +35,8 @@ def write(
     seed: Annotated[int | None, typer.Option(help="Other words and sentences.")] = None,
 ) -> None:
     """Write a multi-way parallel corpus as text files."""
+    from gradvac import corpora
+
     corpus = corpora.default(seed=seed) if families is None else corpora.load(families, seed=seed)
     if languages is not None:
         corpus = corpus.select([code.strip() for code in languages.split(",")])

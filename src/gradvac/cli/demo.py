@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradvac.cli._common import load_nmt, require_report
-from gradvac.cli._runs import load_runs
+from gradvac.cli._common import load_nmt, needs
 from gradvac.cli.report import write_page
-from gradvac.nmt.demo import GRADVAC, JOINT, run_demo
 
 
+@needs("nmt", "report")
 def demo(
     out: Annotated[Path, typer.Option(help="Where data and runs go.")] = Path("runs/demo"),
     overrides: Annotated[
@@ -22,6 +21,8 @@ def demo(
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
 ) -> None:
     """Train joint and GradVac on constructed languages, compare them, and report."""
-    require_report()
+    from gradvac.cli._runs import load_runs
+    from gradvac.nmt.demo import GRADVAC, JOINT, run_demo
+
     run_demo(load_nmt("demo", overrides or []), out, console=Console(highlight=False))
     write_page(load_runs([out / JOINT, out / GRADVAC]), out / "report.html", show=show)

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from gradvac.cli._common import require_report
-from gradvac.cli._known import GENEALOGY
-from gradvac.cli._runs import Distances, Families, Runs, load_runs, sizes_of
+from gradvac.cli._common import needs
+from gradvac.cli._options import GENEALOGY, Distances, Families, Runs
 
 
+@needs("report")
 def figures(
     runs: Runs,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where they go.")] = Path("figures"),
@@ -26,9 +26,8 @@ def figures(
     families: Families = None,
 ) -> None:
     """Draw the paper's figures for some runs, and say what the others would need."""
-    require_report()
-    # Matplotlib is part of the extra `report`; the other commands do without.
     from gradvac.analysis.figures import FORMATS, write_figures
+    from gradvac.cli._runs import load_runs, sizes_of
 
     loaded = load_runs(runs, distances=distances, families=families)
     chosen = None if pairs is None else [_pair(pair) for pair in pairs]

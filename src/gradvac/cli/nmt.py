@@ -14,11 +14,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradvac.cli._common import load_nmt, require_run, run_folder, tells_mistakes
-from gradvac.nmt import Translator, cleaning, export_run, score_files, score_run, train_translation
-from gradvac.nmt import prepare as prepare_data
-from gradvac.nmt.lines import open_text
-from gradvac.training import Display
+from gradvac.cli._common import load_nmt, needs, require_run, run_folder
+from gradvac.tasks import Direction
 
 _STDIN = Path("-")
 _OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)+\s*=")
@@ -33,12 +30,15 @@ Run = Annotated[Path, typer.Argument(help="A run folder.")]
 
 
 @app.command()
-@tells_mistakes
+@needs("nmt")
 def prepare(
     config: Annotated[str, typer.Argument(help="A TOML file, the name of one, or a run folder.")],
     overrides: Overrides = None,
 ) -> None:
     """Clean text, learn the vocabulary, and write token files; only what is not there yet."""
+    from gradvac.nmt import cleaning
+    from gradvac.nmt import prepare as prepare_data
+
     settings = load_nmt(config, overrides or [])
     console = Console(highlight=False)
     prepared = prepare_data(settings.data, say=lambda message: console.print(message, markup=False))
@@ -51,7 +51,7 @@ def prepare(
 
 
 @app.command()
-@tells_mistakes
+@needs("nmt")
 def train(
     config: Annotated[str, typer.Argument(help="A TOML file, the name of one, or a run folder.")],
     overrides: Overrides = None,
@@ -60,6 +60,9 @@ def train(
     ] = None,
 ) -> None:
     """Train, or continue a run that was interrupted."""
+    from gradvac.nmt import train_translation
+    from gradvac.training import Display
+
     settings = load_nmt(config, overrides or [])
     result = train_translation(settings, run_folder(config, run), display=Display())
     if result.reason == "interrupted":
@@ -67,7 +70,7 @@ def train(
 
 
 @app.command()
-@tells_mistakes
+@needs("nmt")
 def translate(
     run: Run,
     inputs: Annotated[
@@ -88,6 +91,8 @@ def translate(
     ] = 4096,
 ) -> None:
     """Translate files, or standard input, to standard output, line by line."""
+    from gradvac.nmt import Translator
+
     overrides = [given for given in inputs or [] if _OVERRIDE.match(given)]
     files = [Path(given) for given in inputs or [] if not _OVERRIDE.match(given)] or [_STDIN]
     missing = [path for path in files if path != _STDIN and not path.is_file()]
@@ -120,6 +125,8 @@ def translate(
 
 
 def _input_lines(files: list[Path], undecodable: list[int]) -> Iterator[str]:
+    from gradvac.nmt.lines import open_text
+
     for path in files:
         with nullcontext(sys.stdin.buffer) if path == _STDIN else open_text(path) as file:
             for raw in file:
@@ -132,7 +139,7 @@ def _input_lines(files: list[Path], undecodable: list[int]) -> Iterator[str]:
 
 
 @app.command()
-@tells_mistakes
+@needs("nmt")
 def score(
     run: Run,
     overrides: Overrides = None,
@@ -149,6 +156,8 @@ def score(
 
     With --source, --reference, --from and --to: any two files, of which nothing is kept.
     """
+    from gradvac.nmt import score_files, score_run
+
     given = (source, reference, from_language, to_language)
     if any(value is not None for value in given):
         if source is None or reference is None or from_language is None or to_language is None:
@@ -157,7 +166,7 @@ def score(
             require_run(run),
             source,
             reference,
-            direction=f"{from_language}-{to_language}",
+            direction=Direction(from_language, to_language).name,
             weights=_weights(weights),
             device=device,
             overrides=overrides or [],
@@ -184,7 +193,7 @@ def score(
 
 
 @app.command()
-@tells_mistakes
+@needs("nmt", "export")
 def export(
     run: Run,
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
@@ -195,6 +204,8 @@ def export(
     ] = None,
 ) -> None:
     """Write the model as Hugging Face or CTranslate2 read it; a source starts with <2xx>."""
+    from gradvac.nmt import export_run
+
     made = export_run(
         require_run(run), folder, to=to, weights=_weights(weights), quantization=quantization
     )

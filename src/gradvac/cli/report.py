@@ -5,19 +5,18 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradvac.analysis import Run
-from gradvac.cli._common import require_report
-from gradvac.cli._known import GENEALOGY
-from gradvac.cli._runs import Distances, Families, Runs, load_runs
+from gradvac.cli._common import needs
+from gradvac.cli._options import GENEALOGY, Distances, Families, Runs
 
-# Plotly, jinja2 and SciPy are the extra `report`, imported where needed: other commands do without.
+if TYPE_CHECKING:
+    from gradvac.analysis import Run
 
 
 def write_page(runs: Sequence[Run], out: Path, *, show: bool) -> None:
@@ -30,6 +29,7 @@ def write_page(runs: Sequence[Run], out: Path, *, show: bool) -> None:
         webbrowser.open(path.resolve().as_uri())
 
 
+@needs("report")
 def report(
     runs: Runs,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
@@ -38,7 +38,8 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Say what the tasks of a run do to each other, and write one offline page that shows it."""
-    require_report()
+    from gradvac.cli._runs import load_runs
+
     loaded = load_runs(runs, distances=distances, families=families)
     _say(loaded)
     write_page(loaded, out, show=show)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from gradvac.analysis import Similarities
-from gradvac.cli._common import require_run
-from gradvac.nmt.similarity import GRANULARITIES
-from gradvac.nmt.similarity import measure_run as measure_translation
+from gradvac.cli._common import needs, require_run
 from gradvac.runs import RunFolder
-from gradvac.training.measuring import summary
+
+if TYPE_CHECKING:
+    from gradvac.analysis import Similarities
 
 
+@needs("nmt", "tagging")
 def similarity(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     overrides: Annotated[
@@ -31,7 +31,7 @@ def similarity(
     granularity: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"May come again; default: {', '.join(GRANULARITIES)} (enc_dec not in tagging)."
+            help="May come again; default: all_layer, enc_dec (not in tagging), whole_model."
         ),
     ] = None,
     engine: Annotated[str, typer.Option(help="per_task or one_backward.")] = "per_task",
@@ -57,7 +57,11 @@ def similarity(
     if is_tagging(require_run(run)):
         measured = _measure_tagging(run, engine, options)
     else:
+        from gradvac.nmt.similarity import measure_run as measure_translation
+
         measured = measure_translation(run, engine=engine, **options)
+    from gradvac.training.measuring import summary
+
     asked = [step for step in chosen if isinstance(step, int)]
     console.print(summary(measured, max(asked, default=None)))
     steps = ", ".join(map(str, measured[0].steps.tolist()))

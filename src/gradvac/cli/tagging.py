@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -13,9 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradvac.cli._common import load_config, require_run, run_folder, tells_mistakes
-
-# Transformers is the extra `tagging` and takes seconds to import: only where it is used.
+from gradvac.cli._common import load_config, needs, require_run, run_folder
 
 app = typer.Typer(help="Tagging: parts of speech, named entities.", no_args_is_help=True)
 
@@ -29,24 +26,10 @@ Run = Annotated[Path, typer.Argument(help="A run folder.")]
 Into = Annotated[Path | None, typer.Option(help="The run folder; default: runs/NAME-OF-CONFIG.")]
 
 
-def _require_tagging() -> None:
-    """Refuse before any work what would fail for a missing package."""
-    missing = [name for name in ("transformers", "tokenizers") if _is_missing(name)]
-    if missing:
-        raise ValueError(
-            f'this command needs {", ".join(missing)}; pip install "gradvac[tagging]".'
-        )
-
-
-def _is_missing(name: str) -> bool:
-    return importlib.util.find_spec(name) is None
-
-
 @app.command()
-@tells_mistakes
+@needs("tagging")
 def prepare(config: Source, overrides: Overrides = None) -> None:
     """Read tagged files, check labels, and cut words into sub-words; say what was found."""
-    _require_tagging()
     from gradvac.tagging import TaggingConfig
     from gradvac.tagging import prepare as prepare_data
 
@@ -77,10 +60,9 @@ def _also(counts: dict[str, object]) -> str:
 
 
 @app.command()
-@tells_mistakes
+@needs("tagging")
 def pretrain(config: Source, overrides: Overrides = None, run: Into = None) -> None:
     """Pretrain a small multilingual encoder on plain text, and save it for Hugging Face."""
-    _require_tagging()
     from gradvac.tagging import PretrainConfig
     from gradvac.tagging import pretrain as pretrain_encoder
 
@@ -90,10 +72,9 @@ def pretrain(config: Source, overrides: Overrides = None, run: Into = None) -> N
 
 
 @app.command()
-@tells_mistakes
+@needs("tagging")
 def train(config: Source, overrides: Overrides = None, run: Into = None) -> None:
     """Fine-tune an encoder on all languages jointly, or continue a run that was interrupted."""
-    _require_tagging()
     from gradvac.tagging import TaggingConfig, train_tagging
 
     settings = load_config(TaggingConfig, "tagging", config, overrides or [])
@@ -102,7 +83,7 @@ def train(config: Source, overrides: Overrides = None, run: Into = None) -> None
 
 
 @app.command()
-@tells_mistakes
+@needs("tagging")
 def predict(
     run: Run,
     overrides: Overrides = None,
@@ -117,7 +98,6 @@ def predict(
     window: Annotated[int, typer.Option(help="Lines read before any is tagged.", min=1)] = 1024,
 ) -> None:
     """Tag standard input, one sentence of words per line; write one line of tags for each."""
-    _require_tagging()
     from gradvac.tagging import Tagger, repair
 
     tagger = Tagger.from_run(
@@ -154,7 +134,7 @@ def _blocks(window: int) -> Iterator[list[list[str]]]:
 
 
 @app.command()
-@tells_mistakes
+@needs("tagging")
 def score(
     run: Run,
     overrides: Overrides = None,
@@ -164,7 +144,6 @@ def score(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Tag a set and score it: F1 as conlleval and XTREME count it, and accuracy."""
-    _require_tagging()
     from gradvac.tagging import score_run
 
     console = Console(highlight=False)

@@ -1,0 +1,20 @@
+"""All commands of `gradvac`, under their names."""
+
+import typer
+
+from gradvac.cli import corpus, demo, figures, nmt, report, similarity, tagging
+
+app = typer.Typer(
+    help="Train one model on many tasks, and decide how their gradients are combined.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(nmt.app, name="nmt")
+app.add_typer(tagging.app, name="tagging")
+app.add_typer(corpus.app, name="corpus")
+app.command("demo")(demo.demo)
+app.command("similarity")(similarity.similarity)
+app.command("report")(report.report)
+app.command("figures")(figures.figures)
