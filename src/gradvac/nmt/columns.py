@@ -3,6 +3,7 @@ of the file. Where they contradict each other, or a row has another form, nothin
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,13 +15,13 @@ _HEADINGS = {"source", "target", "src", "tgt", "trg", "text", "sentence", "trans
 _HEADINGS |= {language.name.casefold() for language in LANGUAGES.values()}
 
 
-def read_tsv(
+def read_table(
     path: Path, first: str, second: str, *, columns: Sequence[str], is_named: bool
 ) -> Iterator[tuple[str, str] | Problem]:
     """Read two columns of a table.
 
     Args:
-        path: The file.
+        path: The file: TSV without quotes, or CSV with them.
         first: Code of the language on the left.
         second: Code of the language on the right.
         columns: What the columns hold, by code; `{xx}` is the second language. Empty: a header
@@ -29,16 +30,16 @@ def read_tsv(
     """
     names = [second if name == "{xx}" else name for name in columns]
     header: list[str] | None = None
-    for line in raw_lines(path):
-        if isinstance(line, Problem):
-            yield line
+    rows = _csv_rows(path) if ".csv" in path.suffixes else _tsv_rows(path)
+    for cells in rows:
+        if isinstance(cells, Problem):
+            yield cells
             continue
-        cells = line.split("\t")
         if header is None:
             header = _header(path, cells, names, first, second, is_named=is_named)
             if header == cells:
                 continue
-        if len(cells) > len(header) or (len(cells) == 1 and line) or cells == header:
+        if len(cells) > len(header) or (len(cells) == 1 and cells[0]) or cells == header:
             # As many cells as columns, or the text may be of another one. A header in the middle
             # is what is left where two files were put together.
             yield Problem.MALFORMED
@@ -46,6 +47,36 @@ def read_tsv(
         # Editors strip tabs at the end of a line: what is missing there is a gap.
         cells += [""] * (len(header) - len(cells))
         yield cells[header.index(first)], cells[header.index(second)]
+
+
+def _tsv_rows(path: Path) -> Iterator[list[str] | Problem]:
+    for line in raw_lines(path):
+        yield line if isinstance(line, Problem) else line.split("\t")
+
+
+def _csv_rows(path: Path) -> Iterator[list[str] | Problem]:
+    """Rows with commas and quotes; a quoted cell may go over several lines."""
+    problems: list[Problem] = []
+
+    def lines() -> Iterator[str]:
+        for line in raw_lines(path):
+            if isinstance(line, Problem):
+                problems.append(line)
+            else:
+                yield f"{line}\n"
+
+    rows = csv.reader(lines(), strict=True)
+    while True:
+        try:
+            row = next(rows, None)
+        except csv.Error:
+            yield Problem.MALFORMED
+            continue
+        yield from problems
+        problems.clear()
+        if row is None:
+            return
+        yield row or [""]
 
 
 def _header(

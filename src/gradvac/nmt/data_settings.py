@@ -18,13 +18,19 @@ from gradvac.training import Section
 Source = str | list[str]
 Sources = Source | dict[str, Source]
 TRAIN, DEV, TEST = "train", "dev", "test"
+# They become names of files and of pieces, so that nothing else may be in them.
 _CODE, _SET = re.compile(r"\w{1,32}", re.ASCII), re.compile(r"\w[\w-]{0,63}", re.ASCII)
 
 
 class ResourceLevels(Section):
-    """[data.resource_levels]: training pairs from which a task is of a level; below: extremely_low.
+    """[data.resource_levels]: training pairs from which a task is of a level.
 
     The defaults are those of the paper's massively multilingual data, in sentence pairs.
+
+    Attributes:
+        high: From so many pairs on.
+        medium: From so many pairs on.
+        low: From so many pairs on; tasks with fewer are "extremely_low".
     """
 
     high: int = Field(default=100_000_000, ge=1)
@@ -58,9 +64,9 @@ class DataConfig(Section):
         pivot: The language that all others are paired with.
         languages: The others.
         pairs: Instead of `languages`: pairs such as "fr-de", pivot or not.
-        columns: What the columns of TSV files hold, by code, as in ["de", "en"]; "{xx}" stands for
-            the second language of a pair, any other name for a column to pass over. Empty: a header
-            says so, or else the two columns are in the order of the pair's name.
+        columns: What the columns of TSV and CSV files hold, by code, as in ["de", "en"]; "{xx}"
+            stands for the second language of a pair, any other name for a column to pass over.
+            Empty: a header says so, or else the two columns are in the order of the pair's name.
         train: Sources of training pairs; `gradvac.nmt.readers` explains them. A source, a list of
             them, or one of either for every language or pair: {de = "a.tsv", fr = ["b.tsv"]}.
         dev: Source of the pairs that choose the checkpoint; may differ by language likewise.

@@ -3,12 +3,15 @@
 A *source* is a file name with placeholders, or one of two schemes:
 
     train.{lang}.gz             two files, line i of one translates line i of the other (Moses)
-    train.{pair}.tsv            two columns in the order of the pair's name, or of `data.columns`
+    train.{pair}.tsv            two columns in the order of the pair's name, or of `data.columns`;
+                                .csv likewise, with commas and quotes
     all.tsv.zst                 columns named in a header line, or in `data.columns`; empty cells
                                 are gaps
     news.jsonl                  {"en": ..., "fr": ...}, also under "translation"
     memory.tmx.gz               translation memory
-    hf:NAME:CONFIG:SPLIT        a Hugging Face dataset, if `datasets` is installed
+    news.parquet                columns "en" and "fr", or a column "translation" that holds both
+    hf:NAME:CONFIG:SPLIT        a Hugging Face dataset, or a folder of one, as hf:FOLDER::SPLIT; a
+                                single saved `Dataset` has no splits: hf:FOLDER::
     constructed:SPLIT           the constructed languages; constructed:FILE.toml:SPLIT for your own
 
 `{pair}` stands for "en-fr", `{xx}` for its second language, `{lang}` for either. `.gz` and `.zst`
@@ -30,7 +33,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from gradvac import corpora
-from gradvac.nmt.columns import read_tsv
+from gradvac.nmt.columns import read_table
 from gradvac.nmt.lines import UNREADABLE, Problem, open_text, raw_lines
 from gradvac.tasks import Direction
 
@@ -72,12 +75,11 @@ def read_pairs(
     paths = files_of(source, first, second, root=root)
     if len(paths) == 2:
         return _read_moses(*paths)
-    if _kind(paths[0]) == ".tsv":
+    if _kind(paths[0]) in (".tsv", ".csv"):
         is_named = not is_shared or _PLACEHOLDER.search(source) is not None
-        rows = read_tsv(paths[0], first, second, columns=columns, is_named=is_named)
+        rows = read_table(paths[0], first, second, columns=columns, is_named=is_named)
         return (row if isinstance(row, Problem) else _pair(*row) for row in rows)
-    reader = {".jsonl": _read_jsonl, ".json": _read_jsonl, ".tmx": _read_tmx}[_kind(paths[0])]
-    return reader(paths[0], first, second)
+    return _READERS[_kind(paths[0])](paths[0], first, second)
 
 
 def mostly_readable(lines: Iterator[Line], where: str) -> Iterator[Line]:
@@ -117,7 +119,7 @@ def files_of(source: str, first: str, second: str, *, root: Path) -> list[Path]:
         )
     if len(paths) == 1 and _kind(paths[0]) not in _KINDS:
         raise ValueError(
-            f"data: {paths[0]} is one file, but neither .tsv, .jsonl nor .tmx; plain text needs "
+            f"data: {paths[0]} is one file, but none of {', '.join(_KINDS)}; plain text needs "
             f"one file a language, with {{lang}} in the name: {source!r}."
         )
     return paths
@@ -135,7 +137,7 @@ def fill(source: str, first: str, second: str, code: str) -> str:
 
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-_KINDS = (".tsv", ".jsonl", ".json", ".tmx")
+_KINDS = (".tsv", ".csv", ".jsonl", ".json", ".tmx", ".parquet")
 
 
 def _kind(path: Path) -> str:
@@ -214,25 +216,49 @@ def _name(element: ElementTree.Element) -> str:
     return element.tag.rpartition("}")[2]
 
 
+def _read_parquet(path: Path, first: str, second: str) -> Iterator[Line]:
+    parquet = _package("pyarrow.parquet", f"data: {path}")
+
+    def rows() -> Iterator[Any]:
+        try:
+            with parquet.ParquetFile(path) as file:
+                wanted = [n for n in (first, second, "translation") if n in file.schema_arrow.names]
+                for batch in file.iter_batches(columns=wanted or None):
+                    yield from batch.to_pylist()
+        except (OSError, importlib.import_module("pyarrow").ArrowInvalid) as error:
+            raise ValueError(f"data: {path} cannot be read to its end: {error}.") from error
+
+    return _from_rows(str(path), rows(), first, second)
+
+
 def _read_hf(rest: str, first: str, second: str, root: Path) -> Iterator[Line]:
-    try:
-        datasets: Any = importlib.import_module("datasets")
-    except ImportError:
-        raise ValueError(
-            f"data: hf:{rest} needs the package `datasets`; pip install datasets."
-        ) from None
+    datasets = _package("datasets", f"data: hf:{rest}")
     parts = fill(rest, first, second, first).split(":")
     if len(parts) != 3:
         raise ValueError(f"data: hf:{rest} must be hf:NAME:CONFIG:SPLIT (CONFIG may be empty).")
     name, config, split = parts
-    if (root / name).is_dir():
-        splits = datasets.load_from_disk(str(root / name))
+    folder = root / name
+    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
+        rows = datasets.load_from_disk(str(folder))
+        splits = list(rows) if isinstance(rows, dict) else [""]
         if split not in splits:
-            raise ValueError(f"data: hf:{rest}: there is no split {split!r}, but {list(splits)}.")
-        rows = splits[split]
+            there = ", ".join(splits) if splits != [""] else "no splits: write hf:FOLDER::"
+            raise ValueError(f"data: hf:{rest}: there is no split {split!r}; there are {there}.")
+        rows = rows[split] if split else rows
     else:
-        rows = datasets.load_dataset(name, config or None, split=split)
+        place = str(folder) if folder.is_dir() else name
+        rows = datasets.load_dataset(place, config or None, split=split)
     return _from_rows(f"hf:{rest}", rows, first, second)
+
+
+def _package(name: str, what: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise ValueError(
+            f'{what} needs the package `{package}`; pip install "gradvac[datasets]".'
+        ) from None
 
 
 def _read_constructed(rest: str, first: str, second: str, root: Path) -> Iterator[Line]:
@@ -297,3 +323,11 @@ def _pair(left: str, right: str) -> Line:
     except UnicodeEncodeError:
         return Problem.NOT_UTF8
     return Problem.MALFORMED if "\0" in left + right else texts
+
+
+_READERS = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_jsonl,
+    ".tmx": _read_tmx,
+    ".parquet": _read_parquet,
+}

@@ -16,8 +16,6 @@ from gradvac.nmt.model import SIZES, Size, Transformer
 from gradvac.runs import RunFolder
 from gradvac.training import RunConfig, Section
 
-# They become names of files and of pieces, so that nothing else may be in them.
-
 
 class ModelConfig(Section):
     """[model]: the Transformer.
@@ -27,7 +25,12 @@ class ModelConfig(Section):
             not know gets a token `<2xx>` of its own. Model sizes must be those of that run.
         init_weights: Which of its weights: "best", "last", "averaged", or a step.
         size: "tiny", "small", "base" or "big"; the next five replace single numbers of it.
-        dropout: See `Transformer`.
+        width: Of the states between layers; a multiple of twice the heads.
+        inner: Width between the two layers of a feed-forward network.
+        heads: Attention heads.
+        encoder_layers: Layers of the encoder.
+        decoder_layers: Layers of the decoder.
+        dropout: Of embeddings, and of what a sub-layer adds.
         norm_first: Pre-norm (true) or post-norm.
         label_smoothing: In training.
         logits_per_chunk: Largest number of logits held at once; less memory, a little more time.
@@ -120,7 +123,7 @@ class DecodingConfig(Section):
         beams: 1 is greedy search.
         length_penalty: Exponent of ((5 + length) / 6); larger favours longer translations.
         max_ratio: A translation has at most `max_ratio * source + max_extra` tokens.
-        max_extra: See there.
+        max_extra: See `max_ratio`.
         memory: GiB for what is kept of the sentences that are translated at a time; unset: a part
             of what is free.
     """

@@ -16,7 +16,12 @@ from gradvac.training.config import Section
 
 
 class TemperaturePhase(Section):
-    """From this optimiser step on (counted from 0), another temperature."""
+    """From some optimiser step on, another temperature.
+
+    Attributes:
+        from_step: The first step of the phase, counted from 0.
+        temperature: Its temperature.
+    """
 
     from_step: NonNegativeInt
     temperature: PositiveFloat
