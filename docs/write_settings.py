@@ -26,9 +26,9 @@ PAGE = Path(__file__).with_name("settings.md")
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _INTRODUCTION = """# Settings
 
-Every setting of a run: written by `python docs/write_settings.py` from the classes that read them. A
-setting is a line of a TOML file, or an override on the command line, `section.key=value`. What is not
-set has its default; a run folder's `config.toml` holds all of them. *Required* ones have none.
+Every setting of a run: written by `python docs/write_settings.py` from the classes that read them.
+A setting is a line of a TOML file, or an override on the command line, `section.key=value`. What is
+not set has its default; a run folder's `config.toml` holds all of them. *Required* ones have none.
 """
 
 
