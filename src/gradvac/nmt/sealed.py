@@ -4,7 +4,7 @@ Every step of the preparation leaves a JSON file with what it did, the seals of 
 hash of itself. `prepare` reads and compares all contents. Training, which may start often on a
 large corpus, compares sizes always, and contents only where a file's times or its place on the
 disk are not those of the moment it was sealed; what it has compared once it remembers in
-`.verified.json`. So a start costs a look at each file, a copied folder is read through once, and
+`.verified.jsonl`. So a start costs a look at each file, a copied folder is read through once, and
 whatever touches a file later is noticed. A disk that changes bits on its own is noticed by
 `prepare`.
 """
@@ -12,6 +12,8 @@ whatever touches a file later is noticed. A disk that changes bits on its own is
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -21,7 +23,7 @@ from gradvac.runs import files
 
 Seal = dict[str, Any]
 _CHECK = "check"
-_VERIFIED = ".verified.json"
+_VERIFIED = ".verified.jsonl"
 
 
 class SealedFile:
@@ -109,7 +111,7 @@ class SealedFolder:
 
     def __init__(self, folder: Path, seals: Mapping[str, Seal], *, remedy: str) -> None:
         self._folder, self._seals, self._remedy = folder, seals, remedy
-        self._verified = files.read_json(folder / _VERIFIED)
+        self._verified = _read_verified(folder / _VERIFIED)
 
     def __getitem__(self, name: str) -> Path:
         """The path of a file that is as it was written.
@@ -136,6 +138,22 @@ class SealedFolder:
         raise ValueError(f"data: {path} {what}; {self._remedy}.")
 
     def _remember(self, name: str, found: list[Any]) -> None:
+        """Add a line; one that is cut off by a kill counts for nothing."""
         self._verified[name] = found
+        line = json.dumps({name: found}).encode() + b"\n"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
         with suppress(OSError):  # a folder that may only be read is compared every time
-            files.write_json(self._folder / _VERIFIED, self._verified)
+            descriptor = os.open(self._folder / _VERIFIED, flags, 0o666)
+            try:
+                os.write(descriptor, b"\n" + line)
+            finally:
+                os.close(descriptor)
+
+
+def _read_verified(path: Path) -> dict[str, Any]:
+    verified: dict[str, Any] = {}
+    with suppress(OSError):
+        for line in path.read_bytes().splitlines():
+            with suppress(ValueError, TypeError, RecursionError):
+                verified |= json.loads(line)
+    return verified

@@ -140,7 +140,7 @@ class RunFolder:
 
     def read_signature(self) -> dict[str, Any]:
         """`signature.json`; empty if there is none."""
-        return _read(self.signature, _parse_object, "remove it") or {}
+        return _read(self.signature, _parse_signature, "remove it") or {}
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All entries of `metrics.jsonl`; a line that is still being written is left out.
@@ -201,6 +201,15 @@ def _parse_object(content: bytes, number: Callable[[str], float | None] = float)
     if not isinstance(value, dict):
         raise ValueError(f"must be an object, got {str(value)[:40]}")
     return value
+
+
+def _parse_signature(content: bytes) -> dict[str, Any]:
+    """Fields, and all of them once more in one line."""
+    fields = _parse_object(content)
+    line = "|".join(f"{name}:{value}" for name, value in fields.items() if name != "signature")
+    if fields.get("signature", line) != line:  # loops of others need not have the line
+        raise ValueError("its line and its fields differ")
+    return fields
 
 
 def _parse_entry(content: bytes) -> dict[str, Any]:

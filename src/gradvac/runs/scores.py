@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradvac.runs.files import write_json
+from gradvac.runs.files import hash_of, write_json
 
 ALL = "all"
+_CHECK = "check"
 RESOURCE_LEVELS = ("high", "medium", "low", "extremely_low")
 
 
@@ -71,7 +72,8 @@ def write_scores(
         details: What else the recipe wants to keep, ready for JSON.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"scores": [asdict(one) for one in scores], "details": dict(details or {})})
+    content = {"scores": [asdict(one) for one in scores], "details": dict(details or {})}
+    write_json(path, content | {_CHECK: hash_of(content)})
 
 
 def read_scores(path: Path) -> tuple[TaskScores, ...]:
@@ -82,12 +84,15 @@ def read_scores(path: Path) -> tuple[TaskScores, ...]:
     """
     try:
         content = json.loads(path.read_bytes())
+        check = content.pop(_CHECK, None)  # which scores of another origin need not have
+        if check is not None and check != hash_of(content):
+            raise ValueError("it is not what was written")
         scores = tuple(TaskScores(**entry) for entry in content["scores"])
         if not scores:
             raise ValueError("it holds none")
         for one in scores:
             _check(one)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
         raise ValueError(
             f"{path}: holds no scores by task, or is damaged ({reason}); score again, or remove it."

@@ -124,12 +124,17 @@ def save(
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(_failure(run, f"the checkpoint of step {step}", error)) from error
-    *before, _ = kept(run)
-    regular = [one for one in kept(run) if not one.is_stop]
-    for old in before:
-        if old.is_stop or old in regular[:-keep]:
-            shutil.rmtree(old.path)
+    prune(run, step, keep=keep)
     return Checkpoint(target, step)
+
+
+def prune(run: Path, newest: int, *, keep: int) -> None:
+    """Delete what is not kept beside the checkpoint of step `newest`, which is intact."""
+    found = [one for one in kept(run) if one.step <= newest]
+    regular = [one for one in found if not one.is_stop]
+    for old in found:
+        if old.step < newest and (old.is_stop or old in regular[:-keep]):
+            shutil.rmtree(old.path)
 
 
 def latest(run: Path, *, say: Callable[[str], None] = print) -> Checkpoint | None:

@@ -129,6 +129,7 @@ class RunState(Generic[BatchT]):
         self.meters.load_state_dict(state["meters"])
         self.at = Position(**state["position"])
         self.saved = last.step
+        checkpoint.prune(log.run, last.step, keep=self._keep)  # a killed process may not have
         log.begin(step=last.step, metrics_bytes=state["metrics_bytes"])
         restore_random_state(state["random"])
         say(f"Continuing from step {last.step}.")
