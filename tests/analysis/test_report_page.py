@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gradvac.analysis import statistics
 from gradvac.analysis.components import weighty
 from gradvac.analysis.report import write_report
 
@@ -36,9 +37,21 @@ class Page(browser.Page):
         """What a heat map shows, by names of tasks."""
         names, values = self.js(
             f"(() => {{ const t = document.getElementById('heat-{run}').data[0];"
-            " return [t.customdata.flat(), t.z.flat()]; })()"
+            " return [t.customdata.flat().map(c => c.slice(0, 2)), t.z.flat()]; })()"
         )
-        return {tuple(name.split(" and ")): v for name, v in zip(names, values, strict=True)}
+        return {tuple(name): v for name, v in zip(names, values, strict=True)}
+
+    def unfold(self) -> None:
+        """Open all questions, and wait until what is in them is drawn."""
+        self.driver.execute_script(
+            "document.querySelectorAll('details.question').forEach(d => { d.open = true; })"
+        )
+        WebDriverWait(self.driver, 20).until(
+            lambda _: self.js(
+                "[...document.querySelectorAll('.plot')]"
+                ".every(p => p.querySelector('svg') || p.classList.contains('empty'))"
+            )
+        )
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +70,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report([SUM, VAC], tmp_path_factory.mktemp("two") / "report.html")
 
 
+def value_of(matrix: np.ndarray, one: str, other: str) -> float | None:
+    value = matrix[VAC.tasks.index(one), VAC.tasks.index(other)]
+    return None if np.isnan(value) else float(value)
+
+
 def expected(values: np.ndarray, one: str, other: str) -> float:
     """Mean over what is left of `[..., T, T]` for a pair of tasks."""
     tasks = VAC.tasks
@@ -67,6 +85,7 @@ def expected(values: np.ndarray, one: str, other: str) -> float:
 @pytest.mark.parametrize("width", [390, 820, 1440])
 def test_looks(page: Page, two: Path, width: int, dark: bool) -> None:
     page.open(two, width=width, dark=dark)
+    page.unfold()
     assert page.troubles() == []
     assert page.js("document.documentElement.scrollWidth") <= width
     assert page.js("document.documentElement.dataset.theme") == ("dark" if dark else "light")
@@ -74,12 +93,13 @@ def test_looks(page: Page, two: Path, width: int, dark: bool) -> None:
     brightness = sum(int(part) for part in ground[4:-1].split(",")) / 3
     assert (brightness < 60) == dark
     drawn = page.js(
-        "[...document.querySelectorAll('.plot')].map(p => p.querySelectorAll('svg').length)"
+        "[...document.querySelectorAll('.plot:not(#distance-plot)')]"
+        ".map(p => p.querySelectorAll('svg').length)"
     )
     assert min(drawn) > 0
     overlapping = page.js(
-        "[...document.querySelectorAll('.plot')].filter(p => "
-        "p.querySelector('svg').getBoundingClientRect().right > innerWidth + 1).length"
+        "[...document.querySelectorAll('.plot svg')].filter(s => "
+        "s.getBoundingClientRect().right > innerWidth + 1).length"
     )
     assert overlapping == 0
 
@@ -106,6 +126,10 @@ def test_heat_map_shows_what_is_chosen(page: Page, one: Path) -> None:
     assert page.heat()[pair] == pytest.approx(expected(same.values[:, sides], *pair), abs=6e-4)
     page.choose("source", "aligned set, different lines, all layer")
     assert page.heat()[pair] == pytest.approx(expected(different.values[:, sides], *pair), abs=6e-4)
+    page.choose("quantity", "without noise")
+    free = statistics.corrected(different, "decoder")
+    assert free is not None
+    assert page.heat()[pair] == pytest.approx(value_of(free.values, *pair), abs=6e-4)
     page.choose("source", "batches of training")
     page.choose("quantity", "target")
     assert VAC.record is not None
@@ -118,6 +142,7 @@ def test_heat_map_shows_what_is_chosen(page: Page, one: Path) -> None:
 
 def test_one_value_for_the_whole_training(page: Page, one: Path) -> None:
     page.open(one)
+    page.unfold()
     page.choose("source", "batches of training")
     page.choose("quantity", "share of steps active")
     for _ in range(2):  # with the mean of all steps, and without
@@ -162,7 +187,8 @@ def test_steps_by_keyboard(page: Page, one: Path) -> None:
 
 def test_every_control_has_a_name_and_takes_focus(page: Page, two: Path) -> None:
     page.open(two)
-    controls = page.driver.find_elements(By.CSS_SELECTOR, "select, input, button, summary, nav a")
+    page.unfold()
+    controls = page.driver.find_elements(By.CSS_SELECTOR, "select, input, button, summary")
     assert len(controls) > 15
     for control in controls:
         assert control.accessible_name
@@ -172,6 +198,7 @@ def test_every_control_has_a_name_and_takes_focus(page: Page, two: Path) -> None
 
 def test_pairs_are_followed(page: Page, one: Path) -> None:
     page.open(one)
+    page.unfold()
     names = "[...document.getElementById('steps-plot').data.map(t => t.name)]"
     assert len(page.js(names)) == 3
     page.choose("one", "en-cs")
@@ -208,6 +235,7 @@ def test_theme_button(page: Page, one: Path) -> None:
 
 def test_runs_side_by_side(page: Page, two: Path) -> None:
     page.open(two)
+    page.unfold()
     assert page.heat(0).keys() == page.heat(1).keys()
     assert list(page.heat(0)) == list(page.heat(1))  # the same order, so that they compare
     limits = page.js("[0, 1].map(n => document.getElementById(`heat-${n}`).data[0].zmax)")
@@ -223,6 +251,7 @@ def test_runs_side_by_side(page: Page, two: Path) -> None:
 def test_colours_and_marks_mean_the_same_in_all_runs(page: Page, tmp_path: Path) -> None:
     strong = make_run("strong", codes=CODES[3:], num_layers=2, family=0.6)  # other families first
     page.open(write_report([VAC, strong], tmp_path / "page.html"))
+    page.unfold()
     limits = page.js(
         "[0, 1].map(n => document.getElementById(`sides-${n}`).data[0])"
         ".map(d => [d.zmin, d.zmax, Math.max(...d.z.flat().map(Math.abs))])"
@@ -253,6 +282,7 @@ def test_paper(page: Page, tmp_path: Path) -> None:
     page.open(write_report(runs, tmp_path / "page.html"))
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     page.driver.execute_script("dispatchEvent(new Event('beforeprint'))")
+    page.unfold()
     legends = page.js(
         "[...document.querySelectorAll('.plot')].filter(p => p.querySelector('.legend')).map(p =>"
         " p.querySelector('.legend').getBoundingClientRect().bottom"
@@ -280,7 +310,9 @@ def test_colours(page: Page, tmp_path: Path) -> None:
     first, second = page.js(bounds)
     assert first[0] == -first[1]
     shown = [value for value in page.heat(1).values() if value is not None]
-    assert second == [min(shown), max(shown)]  # all close together: spread over what there is
+    middle = (min(shown) + max(shown)) / 2  # all close together, but never over less than a tenth
+    assert max(shown) - min(shown) < 0.1
+    assert second == pytest.approx([middle - 0.05, middle + 0.05])
     assert f"colours from {second[0]:.2f} to {second[1]:.2f}" in page.find("#heat-note-1").text
     scale = page.js("document.getElementById('heat-1').data[0].colorscale")
     assert scale[0] == [0, "#cfe3f1"]  # the first blue: the colour of the page means 0

@@ -32,7 +32,15 @@ SURFACE = {
         "--offload",
         "--device",
     ],
-    ("report",): ["--out", "--distances", "--families", "--open", "--help"],
+    ("report",): [
+        "--out",
+        "--distances",
+        "--families",
+        "--open",
+        "--live",
+        "--port",
+        "--help",
+    ],
     ("figures",): ["--out", "--format", "--pair", "--distances", "--families", "--help"],
 }
 

@@ -13,7 +13,8 @@ from gradvac import tasks as task_names
 from gradvac.analysis import statistics
 from gradvac.analysis.components import side_of
 from gradvac.analysis.run import KnownDistances, Run
-from gradvac.analysis.similarities import Similarities
+from gradvac.analysis.similarities import Similarities, mean_where_known
+from gradvac.runs import TaskScores
 
 Matrix = NDArray[np.floating]
 
@@ -115,6 +116,32 @@ def by_layer(similarities: Similarities) -> list[tuple[Part, list[tuple[int, flo
             if known:
                 found.append((Part(side, direction, tasks), known))
     return found
+
+
+def telling_pairs(similarities: Similarities) -> list[tuple[str, str]]:
+    """The most similar, a middling and the least similar pair."""
+    matrix = statistics.mean_matrix(similarities)
+    rows, columns = np.tril_indices(len(matrix), -1)
+    values = matrix[rows, columns]
+    ranked = [int(i) for i in np.argsort(-values) if not np.isnan(values[i])]
+    if not ranked:
+        return []
+    places = dict.fromkeys((ranked[0], ranked[len(ranked) // 2], ranked[-1]))
+    return [(similarities.tasks[columns[i]], similarities.tasks[rows[i]]) for i in places]
+
+
+def similarity_and_score(
+    similarities: Similarities, scores: TaskScores
+) -> list[tuple[str, float, float]]:
+    """Every task's mean similarity with the others, and its score, where both are known."""
+    matrix = np.array(statistics.mean_matrix(similarities), dtype=np.float64)
+    np.fill_diagonal(matrix, np.nan)
+    means = mean_where_known(matrix, axis=1)
+    return [
+        (task, float(mean), scores.by_task[task])
+        for task, mean in zip(similarities.tasks, means, strict=True)
+        if task in scores.by_task and not np.isnan(mean)
+    ]
 
 
 def pair_values(matrix: Matrix) -> Matrix:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -29,6 +31,31 @@ def write_page(runs: Sequence[Run], out: Path, *, show: bool) -> None:
         webbrowser.open(path.resolve().as_uri())
 
 
+def serve_page(
+    runs: Sequence[Path], *, distances: str, families: Path | None, port: int, show: bool
+) -> None:
+    """Serve the page until the user has seen enough."""
+    from gradvac.analysis.report import LivePage, render, serve
+    from gradvac.cli._runs import load_runs
+
+    missing = [path for path in runs if not path.is_dir()]
+    if missing:
+        raise ValueError(f"{missing[0]}: is no folder; give the folder of a run.")
+
+    def build(live: dict[str, Any]) -> str:
+        return render(load_runs(runs, distances=distances, families=families), live=live)
+
+    if hasattr(os, "nice"):
+        os.nice(10)  # training goes first
+    with serve(LivePage(build, runs), port=port) as server:
+        address = f"http://localhost:{server.server_port}/"
+        print(f"The page is at {address} and keeps up with the run; stop with Ctrl-C.", flush=True)
+        if show:
+            webbrowser.open(address)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
 @needs("report")
 def report(
     runs: Runs,
@@ -36,10 +63,21 @@ def report(
     distances: Distances = GENEALOGY,
     families: Families = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Serve the page on this machine while training goes on."),
+    ] = False,
+    port: Annotated[int, typer.Option(help="Of the live page; 0: any that is free.")] = 0,
 ) -> None:
-    """Say what the tasks of a run do to each other, and write one offline page that shows it."""
+    """Say what the tasks of a run do to each other, and write one offline page that shows it.
+
+    With --live nothing is written: the page is served on this machine and keeps up with the run.
+    """
     from gradvac.cli._runs import load_runs
 
+    if live:
+        serve_page(runs, distances=distances, families=families, port=port, show=show)
+        return
     loaded = load_runs(runs, distances=distances, families=families)
     _say(loaded)
     write_page(loaded, out, show=show)

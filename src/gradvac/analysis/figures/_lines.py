@@ -148,7 +148,7 @@ def steps(runs: Sequence[Run], pairs: Sequence[tuple[str, str]] | None) -> dict[
         main = views.main_source(run)
         if main is None or len(main.steps) < 2 or len(main.tasks) < 2:
             continue
-        chosen = [p for p in pairs or _telling_pairs(main) if set(p) <= set(main.tasks)]
+        chosen = [p for p in pairs or views.telling_pairs(main) if set(p) <= set(main.tasks)]
         if not chosen:
             continue
         drawn[run.name] = _steps(run.name, main, chosen)
@@ -223,18 +223,6 @@ def _distance(
         zero_line(axes)
     panels[0].set_ylabel("cosine of a pair")
     return figure
-
-
-def _telling_pairs(main: Similarities) -> list[tuple[str, str]]:
-    """The most similar, a middling and the least similar pair."""
-    matrix = statistics.mean_matrix(main)
-    rows, columns = np.tril_indices(len(matrix), -1)
-    values = matrix[rows, columns]
-    ranked = [int(i) for i in np.argsort(-values) if not np.isnan(values[i])]
-    if not ranked:
-        return []
-    places = dict.fromkeys((ranked[0], ranked[len(ranked) // 2], ranked[-1]))
-    return [(main.tasks[columns[i]], main.tasks[rows[i]]) for i in places]
 
 
 def _similarity_of(task: str, main: Similarities) -> float:

@@ -30,6 +30,12 @@ def pack(values: NDArray[np.floating]) -> str:
     return base64.b64encode(gzip.compress(planes.tobytes(), 6, mtime=0)).decode("ascii")
 
 
+def pack_tasks(values: NDArray[np.floating]) -> list[list[float | None]]:
+    """`[K, T]` with two digits: what fading needs."""
+    nested: list[list[float | None]] = rounded(values, 2)
+    return nested
+
+
 def unpack(text: str, shape: tuple[int, int, int]) -> NDArray[np.float64]:
     """What the page does, in NumPy: the inverse of `pack` up to rounding."""
     planes = np.frombuffer(gzip.decompress(base64.b64decode(text)), np.uint8).reshape(2, -1)

@@ -4,63 +4,26 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.cluster import hierarchy
 
 from gradvac import tasks as task_names
 from gradvac.analysis import statistics, views
 from gradvac.analysis.components import side_of, weighty
 from gradvac.analysis.record import Record
-from gradvac.analysis.report._packing import pack, rounded
+from gradvac.analysis.report import _points
+from gradvac.analysis.report._packing import pack_tasks, rounded
+from gradvac.analysis.report._quantities import ALL, Values, quantities
 from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import Similarities, mean_where_known
 
-Values = NDArray[np.float32]
 Order = tuple[list[int], list[views.Block]]
 
-ALL = "all components"
 MAX_PACKED = 6_000_000  # characters of packed arrays in a page; plotly itself takes 4.8 million
 _LEAST_PACKED = 0.3  # characters a cosine takes at the very least: where to begin
 _MOST_POINTS = 1000  # of a logged value
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """Something that every pair of tasks has: its similarity, its target, ...
-
-    Attributes:
-        key: Name in the page's controls.
-        values: `[S, K, T, T]`.
-        steps: `[S]`.
-        symmetric: Whether (i, j) is (j, i), so that half of the values will do.
-        whole: Whether its one "step" stands for the whole of training.
-    """
-
-    key: str
-    values: Values
-    steps: NDArray[np.int64]
-    symmetric: bool = True
-    whole: bool = False
-
-    def packed(self, stride: int) -> dict[str, Any]:
-        """Every `stride`-th step and the last, as the page reads it."""
-        kept = np.unique(np.append(np.arange(0, len(self.steps), stride), len(self.steps) - 1))
-        values, num_tasks = self.values[kept], self.values.shape[-1]
-        rows, columns = np.tril_indices(num_tasks, -1 if self.symmetric else num_tasks)
-        pairs = values[:, :, rows, columns]
-        return {
-            "key": self.key,
-            "steps": self.steps[kept].tolist(),
-            "shape": list(pairs.shape),
-            "symmetric": self.symmetric,
-            "whole": self.whole,
-            "limit": _limit(self.values),
-            "packed": pack(pairs),
-        }
 
 
 def payload(runs: Sequence[Run]) -> dict[str, Any]:
@@ -85,46 +48,55 @@ def payload(runs: Sequence[Run]) -> dict[str, Any]:
 def _describe(run: Run, stride: int, runs: Sequence[Run]) -> dict[str, Any]:
     sources = views.sources(run)
     main = views.main_source(run)
+    pushes = views.pushes(run)
     return {
         "name": run.name,
         "sources": [_source(name, s, run, stride, runs) for name, s in sources.items()],
+        "telling": [] if main is None else views.telling_pairs(main),
         "layers": [] if main is None else _layers(main),
         "difference": None if main is None else _difference(main, run, runs),
         "tree": None if main is None else _tree(main, run),
+        "pushes": None if pushes is None else _pushes(pushes, run, runs),
+        "distance": [] if main is None else _points.against_distance(main, run),
+        "scores": [] if main is None else _points.against_score(main, run),
+        "reliability": _points.reliability_by_step(run),
         "rule": None if run.record is None else _rule(run.record),
         "metrics": _metrics(run.metrics),
     }
 
 
-def _order(similarities: Similarities, run: Run, runs: Sequence[Run]) -> Order:
+def _order(tasks: Sequence[str], run: Run, runs: Sequence[Run]) -> Order:
     """Families together; the same order in all drawings of the same tasks, so that they compare."""
     for other in runs:
         for first in views.sources(other).values():
-            if set(first.tasks) == set(similarities.tasks):
-                shown = first.select(tasks=similarities.tasks)
-                matrix = statistics.mean_matrix(shown)
-                return views.order_by_family(matrix, similarities.tasks, run.families)
+            if set(first.tasks) == set(tasks):
+                matrix = statistics.mean_matrix(first.select(tasks=tasks))
+                return views.order_by_family(matrix, tasks, run.families)
     raise AssertionError("a run is one of the runs")
 
 
 def _source(
     name: str, similarities: Similarities, run: Run, stride: int, runs: Sequence[Run]
 ) -> dict[str, Any]:
-    order, blocks = _order(similarities, run, runs)
-    quantities = [Quantity("similarity", similarities.values, similarities.steps)]
-    if similarities.lines == "training" and run.record is not None:
-        quantities += _rule_quantities(run.record)
+    order, blocks = _order(similarities.tasks, run, runs)
+    reliability = similarities.reliability
     return {
         "name": name,
         "tasks": list(similarities.tasks),
         "labels": task_names.labels(similarities.tasks),
-        "families": [run.families.get(task, "") for task in similarities.tasks],
         "order": order,
-        "blocks": [[block.family, block.start, block.stop] for block in blocks],
+        "blocks": _listed(blocks),
         "components": list(similarities.components),
         "averages": _averages(similarities),
-        "quantities": [quantity.packed(stride) for quantity in quantities],
+        "reliability": None
+        if reliability is None
+        else pack_tasks(mean_where_known(reliability, axis=0)),
+        "quantities": [quantity.packed(stride) for quantity in quantities(similarities, run)],
     }
+
+
+def _listed(blocks: Sequence[views.Block]) -> list[list[Any]]:
+    return [[block.family, block.start, block.stop] for block in blocks]
 
 
 def _averages(similarities: Similarities) -> dict[str, list[int]]:
@@ -136,26 +108,6 @@ def _averages(similarities: Similarities) -> dict[str, list[int]]:
         for name, side in named
         if name not in similarities.components
     }
-
-
-def _rule_quantities(record: Record) -> list[Quantity]:
-    """Targets, and how often a pair was active, where the rule has them."""
-    found = []
-    if not np.isnan(record.target).all():
-        found.append(Quantity("target", record.target, record.steps, symmetric=False))
-    if record.active.any():
-        known = np.where(np.isnan(record.similarity), np.nan, record.active)
-        share = mean_where_known(known, axis=0)[None]
-        last = record.steps[-1:]
-        found.append(Quantity("share of steps active", share, last, symmetric=False, whole=True))
-    return found
-
-
-def _limit(values: Values) -> float:
-    """Where colours end: nearly all pairs lie within, and outliers do not pale the rest."""
-    others = values[..., ~np.eye(values.shape[-1], dtype=bool)]
-    sizes = np.abs(others[~np.isnan(others)])
-    return round(float(np.quantile(sizes, 0.995)), 3) if sizes.size else 1.0
 
 
 def _layers(main: Similarities) -> list[dict[str, Any]]:
@@ -175,14 +127,32 @@ def _difference(main: Similarities, run: Run, runs: Sequence[Run]) -> dict[str, 
     if views.sides_of(main) != views.SIDES or len(main.tasks) < 2:
         return None
     matrix = statistics.encoder_minus_decoder(main)
-    order, blocks = _order(main, run, runs)
-    labels = task_names.labels(main.tasks)
+    order, blocks = _order(main.tasks, run, runs)
+    return _map(matrix, main.tasks, order, blocks)
+
+
+def _map(
+    matrix: Values, tasks: Sequence[str], order: Sequence[int], blocks: Sequence[views.Block]
+) -> dict[str, Any]:
+    labels = task_names.labels(tasks)
     return {
         "labels": [labels[i] for i in order],
-        "tasks": [main.tasks[i] for i in order],
-        "blocks": [[block.family, block.start, block.stop] for block in blocks],
+        "tasks": [tasks[i] for i in order],
+        "blocks": _listed(blocks),
         "values": rounded(matrix[np.ix_(order, order)]),
     }
+
+
+def _pushes(pushes: statistics.Pushes, run: Run, runs: Sequence[Run]) -> dict[str, Any]:
+    """Shares of every task in every other's predicted progress, in the model and by component."""
+    order, blocks = _order(pushes.tasks, run, runs)
+    shown = _map(pushes.shares, pushes.tasks, order, blocks)
+    positive = np.where(pushes.totals > 0, pushes.totals, np.nan)[:, None]
+    parts = {
+        name: rounded((values / positive)[np.ix_(order, order)])
+        for name, values in pushes.by_component.items()
+    }
+    return shown | {"components": parts, "unbiased": pushes.unbiased}
 
 
 def _tree(main: Similarities, run: Run) -> dict[str, Any] | None:

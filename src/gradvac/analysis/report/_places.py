@@ -13,6 +13,7 @@ from gradvac.analysis.report._wording import (
     is_clear,
     p_text,
     range_text,
+    short,
     together,
     way,
 )
@@ -39,7 +40,7 @@ def say_pairs(main: Similarities) -> list[Sentence]:
     best, worst = int(np.nanargmax(values)), int(np.nanargmin(values))
 
     def name(pair: int) -> str:
-        return f"{labels[columns[pair]]} and {labels[rows[pair]]}"
+        return f"{short(labels[columns[pair]])} and {short(labels[rows[pair]])}"
 
     mean = f"Two tasks share {known.mean():z.2f} on average"
     if len(known) == 1:
@@ -203,11 +204,9 @@ def say_noise(main: Similarities, run: Run) -> list[Sentence]:
         found = statistics.corrected(halves, None if side == views.MODEL else side)
         if found is None:
             continue
-        value = (
-            "not reliable enough to say"
-            if np.isnan(found.mean)
-            else f"{found.mean:z.2f} (give or take {found.mean_reach:.2f})"
-        )
+        reach = "" if np.isnan(found.mean_reach) else f" (give or take {found.mean_reach:.2f})"
+        value = "not reliable enough to say" if np.isnan(found.mean) else f"{found.mean:z.2f}"
+        value += reach
         parts.append(f"{value}{inside(side)}")
     if parts:
         text = f"With endless data, two tasks would share on average: {together(parts)}."

@@ -7,11 +7,13 @@ alone. Tests of one kind that stand side by side are corrected for their number.
 from gradvac.analysis import statistics, views
 from gradvac.analysis.components import weighty
 from gradvac.analysis.report import _kin, _places, _update
-from gradvac.analysis.report._wording import Sentence, count, is_clear
+from gradvac.analysis.report._wording import Sentence, count, is_clear, p_text
 from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import Similarities
 from gradvac.runs import TaskScores
 from gradvac.runs.scores import ALL
+
+SCORES = "Scores"
 
 
 def summarise(run: Run) -> list[Sentence]:
@@ -31,7 +33,7 @@ def summarise(run: Run) -> list[Sentence]:
     said += [] if pushes is None else _update.say_pushes(pushes)
     said += _update.say_rule(run)
     if run.scores is not None and run.scores.by_task:
-        said.append(Sentence("Scores", _scores(run.scores)))
+        said += _say_scores(run.scores, main)
     return said
 
 
@@ -59,13 +61,27 @@ def _why_nothing(main: Similarities) -> str:
     return ""
 
 
-def _scores(scores: TaskScores) -> str:
+def _say_scores(scores: TaskScores, main: Similarities | None) -> list[Sentence]:
     values = scores.by_task
     low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
     mean = scores.show(scores.by_level()[ALL])
     text = f"{scores.metric} is {mean} on average over {count(len(values), 'task')}"
     between = f", from {scores.show(values[low])} ({low}) to {scores.show(values[high])} ({high})"
-    return text + (between if len(values) > 1 else "") + "."
+    said = [Sentence(SCORES, text + (between if len(values) > 1 else "") + ".")]
+    if main is None:
+        return said
+    points = [(x, y) for _, x, y in views.similarity_and_score(main, scores)]
+    try:
+        found = statistics.similarity_against_score(points)
+    except ValueError:  # too few, or all alike
+        return said
+    test = f"Spearman {found.rho:z.2f}, {p_text(found.p_value)}"
+    if not is_clear(found.p_value):
+        text = f"{scores.metric} of tasks against their similarity, not told from chance: {test}."
+        return [*said, Sentence(SCORES, text)]
+    how = "higher" if found.rho > 0 else "lower"
+    text = f"Tasks that are more similar to the others have {how} {scores.metric} ({test})."
+    return [*said, Sentence(SCORES, text, claims=True)]
 
 
 def describe_source(similarities: Similarities, run: Run) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 
 from gradvac import tasks as task_names
 from gradvac.analysis import statistics
-from gradvac.analysis.report._wording import Sentence, is_clear, listed
+from gradvac.analysis.report._wording import Sentence, count, is_clear, listed
 from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import mean_where_known
 from gradvac.analysis.statistics import Pushes
@@ -84,9 +84,11 @@ def say_pushes(pushes: Pushes) -> list[Sentence]:
                 f"{shares[task, helper]:.0%} of its predicted progress from {labels[helper]}."
             )
             said.append(Sentence(PUSHES, text))
-    harm = [f"{labels[j]} that of {labels[i]}" for i, j in _harmful_pairs(pushes)]
+    harmful = _harmful_pairs(pushes)
+    by_task = {i: [labels[j] for task, j in harmful if task == i] for i, _ in harmful}
+    harm = [f"{labels[i]} (by {listed(own, 5)})" for i, own in by_task.items()]
     if harm:
-        text = f"Predicted to push a loss up: {listed(harm)}."
+        text = f"Losses that other tasks are predicted to push up: {listed(harm)}."
         said.append(Sentence(PUSHES, text, claims=True))
     worse = [labels[i] for i in _worse_tasks(pushes)]
     if worse:
@@ -122,7 +124,7 @@ def _each(
         others = [j for j in np.argsort(-shares) if j != task and shares[j] > _WORTH_NAMING]
         helpers = [f"{shares[j]:.0%} from {labels[j]}" for j in others[:_MOST_HELPERS]]
         rest = float(sum(shares[j] for j in others[_MOST_HELPERS:]))
-        helpers += [f"{rest:.0%} from {len(others) - _MOST_HELPERS} others"] * (rest > 0)
+        helpers += [f"{rest:.0%} from {count(len(others) - _MOST_HELPERS, 'other')}"] * (rest > 0)
         own = f"{shares[task]:.0%} of its predicted progress from its own data"
         text = f"{name} gets {listed([own, *helpers])}"
         against = [j for j in range(len(labels)) if j != task and shares[j] < -_WORTH_NAMING]

@@ -12,6 +12,7 @@ from one half and the update from the other, so that the shares are unbiased.
 
 # S steps, K components, T tasks
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ class Pushes(NamedTuple):
         p_values: `[T, T]`, two-sided, that there is no fall or rise; NaN where it cannot be told.
         totals: `[T]`: the fall of task i's loss by all together.
         total_p_values: `[T]`.
+        by_component: Component -> its part of `values`, which they add up to.
         unbiased: Whether a task's own share is free of its batch's noise.
     """
 
@@ -43,6 +45,7 @@ class Pushes(NamedTuple):
     p_values: Matrix
     totals: Matrix
     total_p_values: Matrix
+    by_component: Mapping[str, Matrix]
     unbiased: bool
 
     @property
@@ -71,10 +74,12 @@ def recorded_products(record: Record) -> Matrix:
 
 def recorded_pushes(record: Record) -> Pushes:
     """Who pushed whom in training, in the mean over the recorded steps."""
-    by_step = recorded_products(record).sum(axis=1)  # [S, T, T], NaN where a task was absent
+    products = recorded_products(record)
+    by_step = products.sum(axis=1)  # [S, T, T], NaN where a task was absent
+    parts = dict(zip(record.components, _mean(products), strict=True))
     values, p_values = _over_blocks(by_step)
     totals, total_p_values = _over_blocks(by_step.sum(axis=2))
-    return Pushes(record.tasks, values, p_values, totals, total_p_values, unbiased=False)
+    return Pushes(record.tasks, values, p_values, totals, total_p_values, parts, unbiased=False)
 
 
 def _over_blocks(values: Matrix) -> tuple[Matrix, Matrix]:
@@ -100,11 +105,12 @@ def measured_pushes(similarities: Similarities, weights: Matrix | None = None) -
     weights = np.ones(len(similarities.tasks)) if weights is None else np.asarray(weights)
     first, second = (similarities.half_norms[:, :, half] for half in (0, 1))  # [S, K, T]
     across = np.nan_to_num(similarities.across.astype(np.float64))
-    products = (across * first[..., :, None] * second[..., None, :]).sum(axis=1)  # [S, T, T]
+    # The same lines at every step: one measurement.
+    products = (across * first[..., :, None] * second[..., None, :]).mean(axis=0)  # [K, T, T]
     lengths = (first**2).sum(axis=1, dtype=np.float64) + (second**2).sum(axis=1, dtype=np.float64)
     lengths = np.sqrt(lengths.mean(axis=0) / 2)  # [T]
-    both = products.mean(axis=0)  # the same lines at every step: one measurement
-    values = (both + both.T) / 2 * weights
+    parts = (products + products.swapaxes(1, 2)) / 2 * weights
+    both, values = products.sum(axis=0), parts.sum(axis=0)
     totals = values.sum(axis=1)
     # Two measurements of one thing tell the noise; it is taken to be alike once lengths are 1.
     scale = np.where(lengths > 0, lengths, np.nan)
@@ -125,6 +131,7 @@ def measured_pushes(similarities: Similarities, weights: Matrix | None = None) -
         _p_values(values, noise, num),
         totals,
         _p_values(totals, total_noise, num),
+        dict(zip(similarities.components, parts, strict=True)),
         unbiased=True,
     )
 

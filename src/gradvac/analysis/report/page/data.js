@@ -3,18 +3,24 @@
 
 const UNIT = 0.001, MISSING = -32768;
 
-async function unpack(quantity) {
-  const bytes = Uint8Array.from(atob(quantity.packed), (letter) => letter.charCodeAt(0));
+async function unpackArray(packed, stride) {
+  const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const planes = new Uint8Array(await new Response(stream).arrayBuffer());
-  const size = planes.length / 2, [, components, pairs] = quantity.shape;
-  const values = new Int16Array(size), stride = components * pairs;
+  const size = planes.length / 2, values = new Int16Array(size);
   for (let n = 0; n < size; n++) {
     const move = planes[n] | (planes[size + n] << 8);
     values[n] = move + (n < stride ? 0 : values[n - stride]); // Int16Array wraps, as packing did
   }
-  quantity.values = values;
+  return values;
+}
+
+async function unpack(quantity) {
+  const [, components, pairs] = quantity.shape;
+  quantity.values = await unpackArray(quantity.packed, components * pairs);
+  quantity.means = await unpackArray(quantity.mean, components * pairs);
   delete quantity.packed;
+  delete quantity.mean;
 }
 
 // Position of a pair of tasks within a row of packed pairs; -1 on the diagonal of symmetric ones.
@@ -25,17 +31,17 @@ function pairIndex(quantity, i, j, numTasks) {
   return (high * (high - 1)) / 2 + low;
 }
 
-// Means over components and steps (positions) of every packed pair; NaN where nothing is known.
-function meanPairs(quantity, components, steps) {
+// Means of every packed pair over components at a step (its position; null: the mean of all steps,
+// also of those that the page does not hold); NaN where nothing is known.
+function meanPairs(quantity, components, step) {
   const [, numComponents, numPairs] = quantity.shape;
+  const values = step === null ? quantity.means : quantity.values;
   const sums = new Float64Array(numPairs), counts = new Int32Array(numPairs);
-  for (const s of steps) {
-    for (const k of components) {
-      const start = (s * numComponents + k) * numPairs;
-      for (let p = 0; p < numPairs; p++) {
-        const value = quantity.values[start + p];
-        if (value !== MISSING) { sums[p] += value; counts[p]++; }
-      }
+  for (const k of components) {
+    const start = ((step ?? 0) * numComponents + k) * numPairs;
+    for (let p = 0; p < numPairs; p++) {
+      const value = values[start + p];
+      if (value !== MISSING) { sums[p] += value; counts[p]++; }
     }
   }
   return sums.map((sum, p) => (counts[p] ? (sum / counts[p]) * UNIT : NaN));
@@ -55,8 +61,20 @@ function nearest(steps, step) {
 }
 
 // Positions of the components a choice stands for: one by name, or those of a mean.
-function chosenComponents(source, choice) {
+function chosenComponents(source, quantity, choice) {
+  if (choice in quantity.averages) return [quantity.averages[choice]];
   if (choice in source.averages) return source.averages[choice];
   const position = source.components.indexOf(choice);
   return position < 0 ? [] : [position];
+}
+
+// Mean of some values over a window of so many neighbours; what is unknown does not count.
+function smooth(values, window) {
+  if (window < 2) return values;
+  const half = Math.floor(window / 2);
+  return values.map((value, n) => {
+    if (value === null) return null;
+    const near = values.slice(Math.max(0, n - half), n + half + 1).filter((other) => other !== null);
+    return near.reduce((sum, other) => sum + other, 0) / near.length;
+  });
 }

@@ -1,44 +1,64 @@
 "use strict";
-// How everything is drawn: colours of both themes, axes, heat maps with family frames.
+// How everything is drawn: colours of both themes, axes, names, what stands beside a picture.
 
+const $ = (id) => document.getElementById(id);
 // Okabe and Ito's colours, which people with any colour vision tell apart.
 const INKS = {
   light: ["#0072b2", "#d55e00", "#009e73", "#aa4499", "#8c6d00", "#3d9bd1", "#5b5b5b"],
   dark: ["#5ab4f0", "#ff9248", "#3fd0a4", "#e59ad0", "#f0d350", "#a3d8ff", "#c4c4c4"],
 };
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
-// Orange below 0, blue above; 0 is the colour of the page, so that nothing looks like something.
-const SCALES = {
-  light: [[0, "#7f3b08"], [0.15, "#b35806"], [0.32, "#f1a340"], [0.44, "#fddcb0"], [0.5, "#fafafa"],
-    [0.56, "#cfe3f1"], [0.68, "#67a9cf"], [0.85, "#2166ac"], [1, "#08306b"]],
-  dark: [[0, "#ffe0a8"], [0.15, "#f5a142"], [0.32, "#b3661a"], [0.44, "#4a3220"], [0.5, "#1c222a"],
-    [0.56, "#1f3a55"], [0.68, "#2f75b5"], [0.85, "#6cb6f5"], [1, "#d5ecff"]],
-};
-const PALE_BLUE = 5; // position in both scales
-const PAPER = { light: { ink: "#1c2128", quiet: "#59636e", rule: "#e1e5ea", hover: "#ffffff", ground: "#ffffff" },
-  dark: { ink: "#e6eaef", quiet: "#9aa5b1", rule: "#2c343e", hover: "#232b35", ground: "#11161c" } };
+const PAPER = { light: { ink: "#1c2128", quiet: "#59636e", rule: "#e1e5ea", hover: "#ffffff", ground: "#ffffff", blank: "#e6e9ed", hatch: "#9aa5b1" },
+  dark: { ink: "#e6eaef", quiet: "#9aa5b1", rule: "#2c343e", hover: "#232b35", ground: "#12161c", blank: "#2a323c", hatch: "#6b7682" } };
 const CONFIG = { displaylogo: false, displayModeBar: false, responsive: false, doubleClick: "reset" };
+const NARROW = 520;
 
 const theme = () => document.documentElement.dataset.theme;
 const ink = (n) => INKS[theme()][n % INKS[theme()].length];
 const paper = () => PAPER[theme()];
 const drawings = new Map(); // element id -> function that draws it again
 
-// Draws now, and again whenever the theme or the width changes.
+// Plotly reads names as markup; these are names.
+const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+
+// A name that has room: its beginning and its end, which tell most names apart.
+function short(name, most) {
+  const letters = [...name];
+  if (letters.length <= most) return plain(name);
+  const end = Math.floor((most - 1) / 3);
+  return plain(`${letters.slice(0, most - 1 - end).join("")}…${letters.slice(letters.length - end).join("")}`);
+}
+
+function make(tag, attributes, ...children) {
+  const made = Object.assign(document.createElement(tag), attributes);
+  made.append(...children);
+  return made;
+}
+
+const isShown = (element) => element.getClientRects().length > 0;
+
+// Draws now, and again whenever the theme or the width changes; what is folded waits until it opens.
 function keepDrawn(id, draw) {
   drawings.set(id, draw);
-  draw();
+  if (isShown($(id))) draw();
+}
+
+function drawAll(inside = document) {
+  drawings.forEach((draw, id) => { if (inside.contains($(id)) && isShown($(id))) draw(); });
 }
 
 function sayInstead(id, text) {
-  const element = document.getElementById(id);
+  const element = $(id);
   Plotly.purge(element);
   element.classList.add("empty");
   element.textContent = text;
+  element.removeAttribute("role");
+  tools(element, null, null);
 }
 
-function show(id, traces, layout) {
-  const element = document.getElementById(id);
+// Draws, and says in words what is drawn. `more`: label for those who do not see it, table of it.
+function show(id, traces, layout, more = {}) {
+  const element = $(id);
   const entries = traces.filter((trace) => trace.showlegend !== false && trace.name);
   if (layout.showlegend !== false && traces[0].type === "scatter" && entries.length) {
     // The legend stands above the plot, which keeps its height.
@@ -54,12 +74,54 @@ function show(id, traces, layout) {
     element.classList.remove("empty");
     element.textContent = "";
   }
+  const caption = element.closest("figure")?.querySelector("figcaption")?.firstChild?.textContent.trim();
+  element.setAttribute("role", "img");
+  element.setAttribute("aria-label", more.label ?? caption ?? id);
+  tools(element, more.table ?? null, layout);
   return Plotly.react(element, traces, layout, CONFIG);
+}
+
+// Buttons under a picture: to download it, and to read it as a table.
+function tools(element, table, layout) {
+  let bar = element.nextElementSibling;
+  if (!bar?.classList.contains("tools")) {
+    if (!layout) return;
+    bar = make("div", { className: "tools" });
+    element.after(bar);
+  }
+  bar.replaceChildren();
+  if (!layout) return;
+  const what = element.getAttribute("aria-label");
+  for (const format of ["png", "svg"]) {
+    const button = make("button", { type: "button" }, format.toUpperCase());
+    button.setAttribute("aria-label", `Download as ${format.toUpperCase()}: ${what}`);
+    button.addEventListener("click", () => Plotly.downloadImage(element, { format, filename: element.id, scale: format === "png" ? 2 : 1, width: layout.width, height: layout.height }));
+    bar.append(button);
+  }
+  if (table) {
+    const folded = make("details", { className: "table" }, make("summary", {}, "As a table"));
+    folded.firstChild.setAttribute("aria-label", `As a table: ${what}`);
+    folded.addEventListener("toggle", () => {
+      if (folded.open && !folded.querySelector("table")) folded.append(tableOf(...table()));
+    });
+    bar.append(folded);
+  }
+}
+
+// `columns`: names; `rows`: [name, values]. Numbers with two digits, unknown ones with a dash.
+function tableOf(corner, columns, rows, digits = 2) {
+  const head = make("tr", {}, make("th", { scope: "col" }, corner), ...columns.map((name) => make("th", { scope: "col" }, name)));
+  const body = rows.map(([name, values]) => make("tr", {}, make("th", { scope: "row" }, name),
+    ...values.map((value) => make("td", { className: "number" }, typeof value === "number" ? value.toFixed(digits) : value ?? "–"))));
+  const region = make("div", { className: "scroll", tabIndex: 0 }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
+  region.setAttribute("role", "region");
+  region.setAttribute("aria-label", "Table");
+  return region;
 }
 
 function axis(more) {
   const { quiet, rule } = paper();
-  return { gridcolor: rule, zerolinecolor: quiet, linecolor: rule, tickfont: { color: quiet, size: 12 },
+  return { gridcolor: rule, zerolinecolor: quiet, zerolinewidth: 1.6, linecolor: rule, tickfont: { color: quiet, size: 12 },
     title: { font: { color: quiet, size: 12 } }, automargin: true, fixedrange: true, ...more };
 }
 
@@ -67,79 +129,25 @@ function titled(text, more) {
   return axis({ title: { text, standoff: 6, font: { color: paper().quiet, size: 12 } }, ...more });
 }
 
+// A range that does not make little look like much: with 0, and at least `least` long.
+function honest(values, least = 0.1) {
+  const known = values.filter((value) => value !== null && Number.isFinite(value));
+  let [low, high] = [Math.min(0, ...known), Math.max(0, ...known)];
+  if (high - low < least) [low, high] = low < 0 && high > 0 ? [low - least / 2, high + least / 2] : low < 0 ? [-least, 0] : [0, least];
+  const room = 0.04 * (high - low);
+  return [low < 0 ? low - room : 0, high > 0 ? high + room : 0];
+}
+
 function baseLayout(id, more) {
-  const { ink, hover, rule } = paper();
-  return { width: Math.floor(document.getElementById(id).clientWidth), paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+  const { ink, hover, rule } = paper(), width = Math.floor($(id).clientWidth);
+  // Dragging zooms where there is a mouse; on a narrow screen it scrolls the page.
+  return { width, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: width < NARROW ? false : "zoom",
     font: { family: "system-ui, sans-serif", color: ink, size: 12 }, margin: { l: 48, r: 12, t: 10, b: 40 },
     hoverlabel: { bgcolor: hover, bordercolor: rule, font: { color: ink } },
     legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", traceorder: "normal", font: { size: 12 } }, ...more };
 }
 
 function lineLayout(id, xTitle, yTitle, more) {
-  const height = document.getElementById(id).classList.contains("low") ? 230 : 300;
-  return baseLayout(id, { height, hovermode: "x", xaxis: titled(xTitle), yaxis: titled(yTitle), ...more });
-}
-
-// Frames around families, and their names: to the right where there is room, else above.
-function familyMarks(blocks, size, narrow) {
-  const { ink, quiet, ground } = paper(), shapes = [], annotations = [];
-  for (const [family, start, stop] of blocks) {
-    const [low, high, middle] = [start - 0.5, stop - 0.5, (start + stop - 1) / 2];
-    for (const [color, width] of [[ground, 3.4], [ink, 1.4]]) { // a frame shows on light cells and on dark ones
-      shapes.push({ type: "rect", x0: low, x1: high, y0: low, y1: high, line: { color, width } });
-    }
-    const bracket = { type: "line", line: { color: quiet, width: 2 } };
-    const name = { text: family, showarrow: false, font: { color: ink, size: narrow ? 10 : 12 } };
-    if (narrow) {
-      shapes.push({ ...bracket, x0: low + 0.15, x1: high - 0.15, yref: "paper", y0: 1.012, y1: 1.012 });
-      annotations.push({ ...name, x: middle, yref: "paper", y: 1.02, yanchor: "bottom", textangle: -90 });
-    } else {
-      shapes.push({ ...bracket, y0: low + 0.15, y1: high - 0.15, xref: "paper", x0: 1.012, x1: 1.012 });
-      annotations.push({ ...name, y: middle, xref: "paper", x: 1.02, xanchor: "left" });
-    }
-  }
-  return { shapes, annotations };
-}
-
-// Colours for values between two bounds: centred at 0, unless all values are above it and close to
-// each other. Then the blues run over them alone, lest all look the same; the first is a clear one,
-// for the colour of the page means 0, or nothing.
-function coloursOf([low, high]) {
-  const scale = SCALES[theme()];
-  if (isNarrow([low, high])) {
-    const [first] = scale[PALE_BLUE];
-    return { zmin: low, zmax: high, colorscale: scale.slice(PALE_BLUE).map(([at, colour]) => [(at - first) / (1 - first), colour]) };
-  }
-  const limit = Math.max(Math.abs(low), Math.abs(high)) || 1;
-  return { zmin: -limit, zmax: limit, zmid: 0, colorscale: scale };
-}
-
-const isNarrow = ([low, high]) => low > high / 2 && low < high;
-
-// A square matrix of pairs. `view`: values, labels, tasks, blocks, bounds, what.
-function drawMatrix(id, view) {
-  const width = document.getElementById(id).clientWidth, narrow = width < 520;
-  const longest = Math.max(0, ...view.blocks.map(([family]) => family.length));
-  const letters = Math.max(...view.labels.map((label) => label.length));
-  const side = narrow ? 0 : Math.min(180, 16 + 7 * longest), top = narrow ? 14 + 6.6 * longest : 8;
-  const left = 14 + 7 * letters, bottom = 14 + 7 * letters;
-  const size = view.labels.length, cells = Math.min(width - left - side - 6, 620, 80 * size);
-  const font = { size: Math.max(8, Math.min(13, (cells / size) * 0.85)), color: paper().ink };
-  const ticks = { tickmode: "array", tickvals: range(size), ticktext: view.labels, tickfont: font, showgrid: false,
-    zeroline: false, ticks: "", constrain: "domain", automargin: false, title: undefined };
-  const trace = {
-    type: "heatmap", z: view.values, x: range(size), y: range(size), ...coloursOf(view.bounds),
-    hoverongaps: false, xgap: 0.6, ygap: 0.6,
-    customdata: view.tasks.map((one) => view.tasks.map((other) => `${one} and ${other}`)),
-    hovertemplate: `%{customdata}<br>${view.what}: <b>%{z:.3f}</b><extra></extra>`,
-    colorbar: { orientation: "h", thickness: 9, len: 1, x: 0.5, xanchor: "center", y: 0, yanchor: "top", ypad: bottom, outlinewidth: 0,
-      nticks: 5, tickfont: { size: 11, color: paper().quiet } },
-  };
-  const marks = familyMarks(view.blocks, size, narrow);
-  const layout = baseLayout(id, {
-    height: Math.ceil(cells + top + bottom + 30), margin: { l: left, r: width - left - cells, t: top, b: bottom + 30 },
-    xaxis: axis({ ...ticks, range: [-0.5, size - 0.5], tickangle: cells / size < 7 * letters + 5 ? -90 : 0 }),
-    yaxis: axis({ ...ticks, range: [size - 0.5, -0.5] }), ...marks,
-  });
-  return show(id, [trace], layout);
+  const height = $(id).classList.contains("low") ? 230 : 300;
+  return baseLayout(id, { height, hovermode: "x", xaxis: titled(xTitle, { fixedrange: false }), yaxis: titled(yTitle), ...more });
 }

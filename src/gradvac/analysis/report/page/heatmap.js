@@ -1,7 +1,5 @@
 "use strict";
-// The heat maps of similarity, one for each run, under one set of controls.
-
-const $ = (id) => document.getElementById(id);
+// The maps of similarity, one for each run, and layers by pairs beside each, under one set of controls.
 
 function unique(values) {
   return [...new Set(values)];
@@ -11,7 +9,7 @@ function fill(select, groups, keep) {
   const before = keep === undefined ? select.value : keep;
   select.replaceChildren();
   for (const [name, options] of groups) {
-    const parent = name ? select.appendChild(Object.assign(document.createElement("optgroup"), { label: name })) : select;
+    const parent = name ? select.appendChild(make("optgroup", { label: name })) : select;
     for (const value of options) parent.append(new Option(value, value));
   }
   const values = [...select.options].map((option) => option.value);
@@ -23,30 +21,26 @@ function viewOf(run) {
   const source = run.sources.find((candidate) => candidate.name === $("source").value);
   const quantity = source && source.quantities.find((candidate) => candidate.key === $("quantity").value);
   if (!quantity) return null;
-  const components = chosenComponents(source, $("component").value);
+  const components = chosenComponents(source, quantity, $("component").value);
   return components.length ? { source, quantity, components } : null;
 }
 
 // Lowest and highest value; while one moves through the steps, those of all steps.
 function boundsOf({ quantity, components }) {
   if ($("colours").value === "all") return [-quantity.limit, quantity.limit];
-  const all = range(quantity.steps.length);
   const size = Math.round(Math.sqrt(quantity.shape[2])), onDiagonal = (p) => !quantity.symmetric && p % (size + 1) === 0;
-  const bounds = (steps) => meanPairs(quantity, components, steps).reduce(
+  const bounds = (step) => meanPairs(quantity, components, step).reduce(
     ([low, high], value, p) => (onDiagonal(p) || Number.isNaN(value) ? [low, high] : [Math.min(low, value), Math.max(high, value)]),
     [Infinity, -Infinity]);
-  if ($("mean").checked) return bounds(all);
+  if ($("mean").checked) return bounds(null);
   const key = components.join();
   quantity.bounds ??= new Map();
-  if (!quantity.bounds.has(key)) quantity.bounds.set(key, hull(all.map((step) => bounds([step]))));
+  if (!quantity.bounds.has(key)) quantity.bounds.set(key, hull(range(quantity.steps.length).map(bounds)));
   return quantity.bounds.get(key);
 }
 
-function hull(bounds) {
-  return [Math.min(...bounds.map(([low]) => low)), Math.max(...bounds.map(([, high]) => high))];
-}
-
 const WHOLE = "whole training"; // what a quantity with one value for all steps is of
+const MOST_PAIR_NAMES = 30, MOST_CELLS_WITH_NUMBERS = 150;
 
 class HeatMaps {
   constructor(runs, follow) {
@@ -55,10 +49,9 @@ class HeatMaps {
     this.listeners = [];
     const sources = runs.flatMap((run) => run.sources);
     fill($("source"), [["", unique(sources.map((source) => source.name))]]);
-    for (const id of ["source", "quantity", "component", "order", "colours"]) {
+    for (const id of ["source", "quantity", "component", "order", "colours", "mean", "fade"]) {
       $(id).addEventListener("change", () => this.refresh());
     }
-    $("mean").addEventListener("change", () => this.refresh());
     $("step").addEventListener("input", () => { $("mean").checked = false; this.refresh(); });
     $("view").addEventListener("submit", (event) => event.preventDefault());
     this.refresh();
@@ -79,7 +72,8 @@ class HeatMaps {
     if (moved || this.first === undefined) $("step").value = $("step").max;
     this.first = false;
     $("step").disabled = steps.length < 2;
-    const many = `${steps.length.toLocaleString("en")} ${steps.length === 1 ? "step" : "steps"}`;
+    const count = Math.max(0, ...quantities.map((quantity) => quantity.numSteps));
+    const many = `${count.toLocaleString("en")} ${count === 1 ? "step" : "steps"}`;
     const shown = quantities.some((quantity) => quantity.whole) ? WHOLE
       : $("mean").checked ? many : `step ${this.step().toLocaleString("en")}`;
     $("step-shown").textContent = shown;
@@ -95,15 +89,14 @@ class HeatMaps {
   draw(n) {
     const view = viewOf(this.runs[n]);
     $(`heat-note-${n}`).textContent = "";
-    $(`extremes-${n}`).textContent = "";
     if (!view) {
       sayInstead(`heat-${n}`, "This run has nothing of the kind; choose another source or component.");
+      sayInstead(`layers-pairs-${n}`, "");
       return;
     }
     const { source, quantity, components } = view, size = source.tasks.length;
-    const position = nearest(quantity.steps, this.step());
-    const steps = $("mean").checked ? range(quantity.steps.length) : [position];
-    const pairs = meanPairs(quantity, components, steps);
+    const position = $("mean").checked ? null : nearest(quantity.steps, this.step());
+    const pairs = meanPairs(quantity, components, position);
     const byFamily = $("order").value === "family";
     const order = byFamily ? source.order : range(size);
     const at = (i, j) => {
@@ -111,22 +104,39 @@ class HeatMaps {
       return Number.isNaN(value) ? null : value;
     };
     const values = order.map((i) => order.map((j) => at(i, j)));
-    const sizes = values.flat().filter((value) => value !== null).map(Math.abs);
-    if (!sizes.length) {
-      sayInstead(`heat-${n}`, "Nothing is known here: no two tasks were seen together.");
+    if (values.flat().every((value) => value === null)) {
+      sayInstead(`heat-${n}`, quantity.key === "without noise" ? "Not reliable enough to be told without noise: measure on more lines." : "Nothing is known here: no two tasks were seen together.");
+      this.drawLayers(n, view, position);
       return;
     }
     const shown = $("colours").value === "own" ? [view] : this.runs.map(viewOf).filter(Boolean);
-    const bounds = hull(shown.map(boundsOf));
-    const when = quantity.whole ? WHOLE : $("mean").checked ? "mean of all steps" : `step ${quantity.steps[position].toLocaleString("en")}`;
-    const stretch = isNarrow(bounds) ? `; colours from ${bounds.map((bound) => bound.toFixed(2)).join(" to ")}` : "";
-    $(`heat-note-${n}`).textContent = `${quantity.key}, ${$("component").value}, ${when}${stretch}`;
+    const bounds = hull(shown.map(boundsOf)), asPercent = quantity.key.startsWith("share");
+    const when = quantity.whole ? WHOLE : position === null ? "mean of all steps" : `step ${quantity.steps[position].toLocaleString("en")}`;
+    const { zmin, zmax } = coloursOf(bounds);
+    const stretch = isNarrow(bounds) ? `; colours from ${[zmin, zmax].map((bound) => bound.toFixed(2)).join(" to ")}` : "";
+    const unknown = values.some((row, i) => row.some((value, j) => i !== j && value === null));
+    const hatched = unknown ? `; hatched: ${quantity.key === "without noise" ? "not reliable enough" : "unknown"}` : "";
+    $(`heat-note-${n}`).textContent = `${quantity.key}, ${$("component").value}, ${when}${stretch}${hatched}`;
     drawMatrix(`heat-${n}`, {
-      values, bounds, labels: order.map((i) => source.labels[i]), tasks: order.map((i) => source.tasks[i]),
-      blocks: byFamily ? source.blocks : [], what: quantity.key,
+      values, bounds, labels: order.map((i) => source.labels[i]), tasks: order.map((i) => source.tasks[i]), asPercent,
+      blocks: byFamily ? source.blocks : [], what: quantity.key, rows: quantity.rows, columns: quantity.columns,
+      reliability: $("fade").checked ? this.reliabilityOf(source, components, order) : null,
     });
     this.listen(n, order, source);
-    this.sayExtremes(n, at, source, quantity.symmetric);
+    this.drawLayers(n, view, position);
+  }
+
+  // Of every cell, the geometric mean of its tasks' reliabilities; null where none was measured.
+  reliabilityOf(source, components, order) {
+    if (!source.reliability) return null;
+    const own = components.filter((k) => k < source.components.length);
+    const chosen = own.length ? own : range(source.components.length);
+    const mean = (task) => {
+      const known = chosen.map((k) => source.reliability[k][task]).filter((value) => value !== null);
+      return known.length ? Math.max(0, known.reduce((sum, value) => sum + value, 0) / known.length) : null;
+    };
+    const means = order.map(mean);
+    return means.map((one) => means.map((other) => (one === null || other === null ? null : Math.sqrt(one * other))));
   }
 
   listen(n, order, source) {
@@ -138,16 +148,44 @@ class HeatMaps {
     });
   }
 
-  sayExtremes(n, at, source, symmetric) {
-    const found = [];
-    range(source.tasks.length).forEach((i) => range(symmetric ? i : source.tasks.length).forEach((j) => {
-      if (at(i, j) !== null) found.push([at(i, j), `${source.labels[j]} and ${source.labels[i]}`]);
+  // Components from first to last against pairs from the most to the least similar.
+  drawLayers(n, { source, quantity, components }, position) {
+    const id = `layers-pairs-${n}`, size = source.tasks.length, found = [];
+    const means = meanPairs(quantity, components, position);
+    range(size).forEach((i) => range(quantity.symmetric ? i : size).forEach((j) => {
+      const p = pairIndex(quantity, i, j, size);
+      if (i !== j && !Number.isNaN(means[p])) found.push([means[p], p, quantity.symmetric ? [j, i] : [i, j]]);
     }));
     found.sort((a, b) => b[0] - a[0]);
-    const few = Math.min(5, Math.floor(found.length / 2));
-    const make = (tag, ...children) => { const made = document.createElement(tag); made.append(...children); return made; };
-    const list = (title, items) => make("div", make("p", title), make("ol", ...items.map(([value, name]) =>
-      make("li", make("span", name), make("span", value.toFixed(2))))));
-    if (few) $(`extremes-${n}`).append(list("Highest", found.slice(0, few)), list("Lowest", found.slice(-few).reverse()));
+    if (!found.length || source.components.length < 2) return sayInstead(id, "Layers by pairs need two components, and pairs that are known.");
+    const names = found.map(([, , [i, j]]) => `${source.labels[i]} ${quantity.symmetric ? "and" : "against"} ${source.labels[j]}`);
+    const rows = range(source.components.length).map((k) => {
+      const values = meanPairs(quantity, [k], position);
+      return found.map(([, p]) => (Number.isNaN(values[p]) ? null : values[p]));
+    });
+    const width = $(id).clientWidth, narrow = width < NARROW, named = found.length <= MOST_PAIR_NAMES;
+    const labels = source.components.map((name) => short(name, narrow ? 12 : 20));
+    const bounds = $("colours").value === "all" ? [-quantity.limit, quantity.limit] : extent(rows, true);
+    const letters = named ? Math.min(18, Math.max(...names.map((name) => name.length))) : 0;
+    const room = Math.max(180, ($(`heat-${n}`).layout?.height ?? 420) - 54 - 7 * letters);
+    const height = Math.max(14 * rows.length, Math.min(room, Math.max(180, 46 * rows.length))), below = named ? 12 + 6.6 * letters : 26;
+    const left = 16 + 6.6 * Math.max(...labels.map((label) => label.length));
+    const share = quantity.key.startsWith("share"), form = share ? percent : cosine;
+    const trace = { type: "heatmap", z: rows, x: range(names.length), y: range(rows.length), ...coloursOf(bounds), hoverongaps: false,
+      xgap: names.length > 80 ? 0 : 0.6, ygap: 0.6,
+      customdata: rows.map((row, k) => row.map((value, p) => [plain(names[p]), plain(source.components[k]), value === null ? "" : form(value)])),
+      hovertemplate: `%{customdata[0]}<br>%{customdata[1]}: <b>%{customdata[2]}</b><extra></extra>`,
+      colorbar: colourBar(-below / height, share) };
+    const wide = (width - left - 8) / names.length;
+    if (rows.length * names.length <= MOST_CELLS_WITH_NUMBERS && wide > 22) Object.assign(trace, { text: rows.map((row) => row.map((value) => (value === null ? "" : form(value)))), texttemplate: "%{text}", textfont: { size: Math.min(12, wide / 2.8, height / rows.length / 1.6) } });
+    const bare = { showgrid: false, zeroline: false, ticks: "", automargin: false, tickmode: "array" };
+    const between = "pairs, from the most to the least similar";
+    return show(id, [trace], baseLayout(id, {
+      height: Math.ceil(height + 8 + below + 30), margin: { l: left, r: 8, t: 8, b: below + 30 }, images: groundOf(rows, false),
+      xaxis: axis({ ...bare, tickvals: named ? range(names.length) : [], ticktext: names.map((name) => short(name, 18)), tickangle: -90, tickfont: { size: Math.max(8, Math.min(11, wide)), color: paper().ink },
+        range: [-0.5, names.length - 0.5], fixedrange: named, title: { text: named ? "" : between, standoff: 4, font: { size: 11, color: paper().quiet } } }),
+      yaxis: axis({ ...bare, tickvals: range(rows.length), ticktext: spaced(labels, height / rows.length), tickfont: { size: Math.max(8, Math.min(12, (height / rows.length) * 0.8)), color: paper().ink }, range: [rows.length - 0.5, -0.5] }),
+    }), { label: `${quantity.key} by component, ${between}`,
+      table: () => ["pair", source.components, names.map((name, p) => [name, rows.map((row) => (row[p] === null ? null : form(row[p])))])] });
   }
 }

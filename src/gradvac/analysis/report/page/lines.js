@@ -1,7 +1,5 @@
 "use strict";
-// Everything drawn over steps or layers, the differences of the sides, and the trees.
-
-const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon"];
+// Everything drawn over steps or layers.
 
 class Trajectories {
   constructor(runs, heatMaps) {
@@ -15,25 +13,15 @@ class Trajectories {
       event.preventDefault();
       this.follow($("one").value, $("other").value);
     });
-    heatMaps.listeners.push(() => this.draw());
+    $("smooth").addEventListener("input", () => this.draw());
+    heatMaps.listeners.push(() => { if (isShown($("steps-plot"))) this.draw(); });
     this.start();
     keepDrawn("steps-plot", () => this.draw());
   }
 
-  // Begins with the most, the middling and the least similar pair.
+  // Begins with the most, the middling and the least similar pair, which the sentences name.
   start() {
-    const view = this.runs.map(viewOf).find(Boolean);
-    if (!view) return;
-    const { source, quantity } = view;
-    const means = meanPairs(quantity, range(source.components.length), range(quantity.steps.length));
-    const found = [];
-    range(source.tasks.length).forEach((i) => range(i).forEach((j) => {
-      const value = means[pairIndex(quantity, i, j, source.tasks.length)];
-      if (!Number.isNaN(value)) found.push([value, source.tasks[j], source.tasks[i]]);
-    }));
-    found.sort((a, b) => b[0] - a[0]);
-    const places = unique([0, Math.floor(found.length / 2), found.length - 1]).filter((n) => n >= 0);
-    for (const n of places) if (found[n]) this.add(found[n][1], found[n][2]);
+    for (const [one, other] of (this.runs.find((run) => run.telling.length) ?? { telling: [] }).telling) this.add(one, other);
   }
 
   add(one, other) {
@@ -68,12 +56,15 @@ class Trajectories {
     this.runs.forEach((run, r) => {
       const view = viewOf(run);
       if (!view || view.quantity.whole) return;
-      const { source, quantity, components } = view, size = source.tasks.length;
+      const { source, quantity, components } = view, size = source.tasks.length, window = smoothing(quantity.steps.length);
       this.pairs.forEach(([one, other], n) => {
         const [i, j] = [source.tasks.indexOf(one), source.tasks.indexOf(other)];
         if (i < 0 || j < 0) return;
-        const y = quantity.steps.map((_, s) => this.meanOf(quantity, components, s, pairIndex(quantity, i, j, size)));
-        const name = `${one}, ${other}` + (this.runs.length > 1 ? ` (${run.name})` : "");
+        const raw = quantity.steps.map((_, s) => this.meanOf(quantity, components, s, pairIndex(quantity, i, j, size)));
+        const between = quantity.symmetric ? ", " : " against ";
+        const name = plain(`${one}${between}${other}` + (this.runs.length > 1 ? ` (${run.name})` : ""));
+        const y = smooth(raw, window);
+        if (window > 1) traces.push({ type: "scatter", mode: "lines", x: quantity.steps, y: raw, showlegend: false, hoverinfo: "skip", line: { color: `${ink(n)}40`, width: 1 } });
         traces.push({ type: "scatter", mode: quantity.steps.length > 40 ? "lines" : "lines+markers", x: quantity.steps, y, name,
           line: { color: ink(n), dash: DASHES[r % DASHES.length], width: 2 }, marker: { size: 5 }, hovertemplate: "%{y:.3f}" });
       });
@@ -82,7 +73,12 @@ class Trajectories {
     const stepless = this.runs.map(viewOf).some((view) => view && view.quantity.whole);
     if (stepless) sayInstead("steps-plot", `One value for the ${WHOLE}: there are no steps to follow. Choose something else to be shown above.`);
     else if (!traces.length) sayInstead("steps-plot", "Choose two different tasks above, or a cell of the heat map.");
-    else show("steps-plot", traces, lineLayout("steps-plot", "step", $("quantity").value));
+    else {
+      const between = this.runs.map(viewOf).some((view) => view && view.quantity.rows) ? ": the first task is altered, against the second" : "";
+      $("steps-note").textContent += between;
+      show("steps-plot", traces, lineLayout("steps-plot", "step", `cosine: ${$("quantity").value}`, {
+        yaxis: titled(`cosine: ${$("quantity").value}`, { range: honest(traces.flatMap(({ y }) => y)), fixedrange: false }) }), { label: `${$("quantity").value} of pairs over steps: ${this.pairs.map((pair) => pair.join(" and ")).join("; ")}` });
+    }
   }
 
   meanOf(quantity, components, step, pair) {
@@ -100,68 +96,40 @@ function drawLayers(runs) {
   const sides = ["encoder", "decoder", "shared"], traces = [];
   runs.forEach((run, r) => run.layers.forEach(({ name, side, direction, layers, means }) => traces.push({
     type: "scatter", mode: "lines+markers", x: layers, y: means, hovertemplate: "%{y:.3f}",
-    name: name + (runs.length > 1 ? `, ${run.name}` : ""),
+    name: plain(name + (runs.length > 1 ? `, ${run.name}` : "")),
     line: { color: ink(sides.indexOf(side)), dash: DASHES[r % DASHES.length], width: 2 },
-    marker: { size: 8, symbol: direction === "xx-en" ? "square-open" : "circle" },
+    marker: { size: 8, symbol: direction.startsWith("xx-") ? "square-open" : "circle" },
   })));
   if (!traces.length) return sayInstead("layers-plot", "No component carries the number of a layer.");
   const numbers = traces.flatMap(({ x }) => x), first = Math.min(...numbers), last = Math.max(...numbers);
   const layout = lineLayout("layers-plot", "layer", "similarity");
   const room = Math.max(1, Math.floor(layout.width / 40)); // ticks that fit
   const ticks = { tick0: first, dtick: Math.floor((last - first) / room) + 1, range: [first - 0.4, last + 0.4], zeroline: false };
-  return show("layers-plot", traces, { ...layout, xaxis: titled("layer", ticks) });
+  const yaxis = titled("cosine, mean of pairs", { range: honest(traces.flatMap(({ y }) => y)) });
+  return show("layers-plot", traces, { ...layout, xaxis: titled("layer", ticks), yaxis }, { label: "Mean similarity by layer" });
 }
 
-// Largest difference of any run: colours mean the same in all maps.
-function sidesLimit(runs) {
-  const apart = ({ values }) => values.flatMap((row, i) => row.filter((value, j) => i !== j && value !== null));
-  return Math.max(0, ...runs.filter((run) => run.difference).flatMap((run) => apart(run.difference)).map(Math.abs)) || 1;
+// How many neighbours a running mean takes: the slider, as a share of the steps.
+function smoothing(numSteps) {
+  return Math.max(1, Math.round((Number($("smooth").value) / 100) * numSteps));
 }
 
-function drawSides(run, n, limit) {
-  if (!run.difference) return sayInstead(`sides-${n}`, "This needs components of an encoder and of a decoder.");
-  const { values, labels, tasks, blocks } = run.difference;
-  const others = values.map((row, i) => row.map((value, j) => (i === j ? null : value)));
-  return drawMatrix(`sides-${n}`, { values: others, labels, tasks, blocks, bounds: [-limit, limit], what: "encoder minus decoder" });
-}
-
-// Family -> its mark in all trees; colours and symbols meet anew in every round.
-function familyDots(runs) {
-  const names = unique(runs.flatMap((run) => (run.tree ? run.tree.families : [])).filter(Boolean));
-  return new Map(names.map((family, f) => {
-    const round = Math.floor(f / SYMBOLS.length);
-    return [family, { ink: f + round, symbol: SYMBOLS[f % SYMBOLS.length] + (round % 2 ? "-open" : "") }];
-  }));
-}
-
-function drawTree(run, n, marks) {
-  if (!run.tree) return sayInstead(`tree-${n}`, "A tree needs three tasks.");
-  const { places, heights, labels, families } = run.tree, x = [], y = [];
-  const joins = heights.flat().filter((height) => height > 0).map((height) => 1 - height);
-  const [low, high] = [Math.min(...joins), Math.max(...joins)], room = (high - low) * 0.2 || 0.05;
-  const leaf = high + room; // a task alone would be at 1, far from where anything happens
-  places.forEach((own, p) => {
-    x.push(...heights[p].map((height) => (height > 0 ? 1 - height : leaf)), null);
-    y.push(...own, null);
-  });
-  const dots = [...marks].filter(([family]) => families.includes(family)).map(([family, mark]) => {
-    const own = range(labels.length).filter((i) => families[i] === family), color = ink(mark.ink);
-    return { type: "scatter", mode: "markers", x: own.map(() => leaf), y: own, name: family, cliponaxis: false,
-      marker: { color, symbol: mark.symbol, size: 9, line: { width: 2, color } }, hoverinfo: "skip" };
-  });
-  const lines = { type: "scatter", mode: "lines", x, y, line: { color: paper().quiet, width: 1.6 }, hoverinfo: "skip", showlegend: false };
-  return show(`tree-${n}`, [lines, ...dots], lineLayout(`tree-${n}`, "cosine", "", {
-    height: 20 * labels.length + 60, hovermode: false, showlegend: dots.length > 0,
-    xaxis: titled("cosine", { range: [leaf, low - room / 2], zeroline: false }),
-    yaxis: axis({ tickmode: "array", tickvals: range(labels.length), ticktext: labels, range: [labels.length - 0.5, -0.5],
-      showgrid: false, zeroline: false, layer: "below traces", tickfont: { size: 12, color: paper().ink }, ticks: "outside", ticklen: 10, tickcolor: "rgba(0,0,0,0)" }),
-  }));
+function drawReliability(runs) {
+  const sides = ["encoder", "decoder"], traces = [];
+  runs.forEach((run, r) => run.reliability.forEach(({ name, steps, values }) => traces.push({
+    type: "scatter", mode: "lines+markers", x: steps, y: values, hovertemplate: "%{y:.3f}", marker: { size: 6 },
+    name: plain(name + (runs.length > 1 ? `, ${run.name}` : "")),
+    line: { color: ink(Math.max(0, sides.indexOf(name))), dash: DASHES[r % DASHES.length], width: 2 },
+  })));
+  if (!traces.length) return sayInstead("reliability-plot", "Nothing was measured on halves of an aligned set: run gradvac similarity.");
+  return show("reliability-plot", traces, lineLayout("reliability-plot", "step", "cosine of two halves", { yaxis: titled("cosine of two halves", { range: honest(traces.flatMap(({ y }) => y)) }) }),
+    { label: "Agreement of tasks with themselves on other lines, by step" });
 }
 
 function drawRule(runs) {
   const recorded = runs.map((run, r) => [run, r]).filter(([run]) => run.rule);
   const line = (run, r, x, y, name, more) => ({ type: "scatter", mode: "lines", x, y, hovertemplate: "%{y:.4~g}",
-    name: name + (runs.length > 1 ? (name ? ` (${run.name})` : run.name) : ""), line: { color: ink(r), width: 2, ...more } });
+    name: plain(name + (runs.length > 1 ? (name ? ` (${run.name})` : run.name) : "")), line: { color: ink(r), width: 2, ...more } });
   const plots = { "active-plot": [], "target-plot": [], "cosine-plot": [], "ratio-plot": [] };
   for (const [run, r] of recorded) {
     const { steps, active, conflicts, pairs, similarity, target, cosine, ratio } = run.rule;
@@ -178,9 +146,17 @@ function drawRule(runs) {
   }
   for (const [id, traces] of Object.entries(plots)) {
     if (!traces.length) { sayInstead(id, "Nothing was recorded in training."); continue; }
-    const form = id === "active-plot" ? { tickformat: ".0%", rangemode: "tozero" } : {};
+    const values = traces.flatMap(({ y }) => y);
+    const form = id === "active-plot" ? { tickformat: ".0%", range: honest(values) } : { range: id === "target-plot" ? honest(values) : aroundOne(values) };
     show(id, traces, lineLayout(id, "step", "", { yaxis: axis(form), showlegend: runs.length > 1 || id < "c" || id === "target-plot" }));
   }
+}
+
+// Cosines and ratios of updates are near 1: at least a tenth is shown, with 1 in it.
+function aroundOne(values) {
+  const known = values.filter((value) => value !== null);
+  const [low, high] = [Math.min(1, ...known), Math.max(1, ...known)], room = Math.max(0.1 - (high - low), 0) / 2 + 0.01;
+  return [low - room, high + room];
 }
 
 const BOTH_LOSSES = "loss, training and validation", TASK_LOSSES = "validation loss of each task";
@@ -202,10 +178,10 @@ function drawMetric(runs) {
     const { steps, values } = run.metrics[name], several = runs.length > 1;
     // Few names: a colour for each run. Many names: a colour for each name.
     const [color, dash] = choice === TASK_LOSSES ? [ink(names.indexOf(name)), DASHES[r % 5]] : [ink(r), DASHES[names.length > 1 && name === "dev/loss" ? 1 : 0]];
-    const short = choice === TASK_LOSSES ? name.slice("dev/loss/".length) : name;
+    const task = choice === TASK_LOSSES ? name.slice("dev/loss/".length) : name;
     traces.push({ type: "scatter", mode: steps.length > 40 ? "lines" : "lines+markers", x: steps, y: values,
-      name: short + (several ? ` (${run.name})` : ""), line: { color, dash, width: 2 }, marker: { size: 5 }, hovertemplate: "%{y:.4~g}" });
+      name: plain(task + (several ? ` (${run.name})` : "")), line: { color, dash, width: 2 }, marker: { size: 5 }, hovertemplate: "%{y:.4~g}" });
   }));
   if (!traces.length) return sayInstead("metrics-plot", "This run has no metrics.");
-  return show("metrics-plot", traces, lineLayout("metrics-plot", "step", "", { yaxis: axis({}), showlegend: true }));
+  return show("metrics-plot", traces, lineLayout("metrics-plot", "step", "", { yaxis: axis({ fixedrange: false }), showlegend: true }), { label: choice });
 }

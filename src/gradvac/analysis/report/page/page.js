@@ -1,5 +1,5 @@
 "use strict";
-// Puts the page together: theme, data, drawings, printing.
+// Puts the page together: theme, folds, data, drawings, printing, live.
 
 const DATA = JSON.parse($("data").textContent);
 
@@ -8,10 +8,6 @@ function setTheme(name) {
   $("theme").textContent = name === "dark" ? "Light" : "Dark";
   $("theme").setAttribute("aria-label", `Use the ${name === "dark" ? "light" : "dark"} theme`);
   $("theme").setAttribute("aria-pressed", String(name === "dark"));
-}
-
-function drawAll() {
-  drawings.forEach((draw) => draw());
 }
 
 function watchTheme() {
@@ -26,10 +22,37 @@ function watchTheme() {
     setTheme(theme() === "dark" ? "light" : "dark");
     drawAll();
   });
-  let onScreen = null;
+}
+
+const folds = () => [...document.querySelectorAll("details.question")];
+
+// What is folded is drawn when it opens: a drawing needs to know its width.
+function watchFolds() {
+  folds().forEach((fold) => fold.addEventListener("toggle", () => { if (fold.open) drawAll(fold); }));
+  $("open-all").addEventListener("click", () => {
+    const open = !folds().every((fold) => fold.open);
+    folds().forEach((fold) => { fold.open = open; });
+    $("open-all").textContent = open ? "Fold all" : "Open all";
+  });
+  const follow = () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (target?.matches("details.question")) { target.open = true; target.scrollIntoView(); }
+  };
+  addEventListener("hashchange", follow);
+  document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", () => setTimeout(follow)));
+  follow();
+}
+
+function watchPrinting() {
+  let onScreen = null, open = [];
   const print = (on) => { document.documentElement.classList.toggle("printing", on); setTheme(on ? "light" : onScreen); drawAll(); };
-  addEventListener("beforeprint", () => { onScreen = theme(); print(true); });
-  addEventListener("afterprint", () => print(false));
+  addEventListener("beforeprint", () => {
+    onScreen = theme();
+    open = folds().filter((fold) => fold.open);
+    folds().forEach((fold) => { fold.open = true; });
+    print(true);
+  });
+  addEventListener("afterprint", () => { folds().forEach((fold) => { fold.open = open.includes(fold); }); print(false); });
 }
 
 function watchWidth() {
@@ -38,28 +61,69 @@ function watchWidth() {
     if (document.documentElement.clientWidth === width) return;
     width = document.documentElement.clientWidth;
     clearTimeout(waiting);
-    waiting = setTimeout(drawAll, 120);
+    waiting = setTimeout(() => drawAll(), 120);
   });
+}
+
+// Controls and folds as they were before the page was loaded anew.
+function keepState() {
+  const key = "gradvac-report", controls = () => [...document.querySelectorAll("select[id], input[id]")];
+  addEventListener("beforeunload", () => {
+    const state = controls().map((one) => [one.id, one.type === "checkbox" ? one.checked : one.value]);
+    sessionStorage.setItem(key, JSON.stringify({ state, open: folds().map((fold) => fold.open), top: scrollY, theme: theme() }));
+  });
+  const before = JSON.parse(sessionStorage.getItem(key) ?? "null");
+  if (!before) return;
+  if (before.theme !== theme()) $("theme").click();
+  for (const [id, value] of before.state) {
+    if (!$(id) || $(id).value === value || $(id).checked === value) continue;
+    if ($(id).type === "checkbox") $(id).checked = value; else $(id).value = value;
+    $(id).dispatchEvent(new Event($(id).tagName === "SELECT" || $(id).type === "checkbox" ? "change" : "input"));
+  }
+  folds().forEach((fold, n) => { fold.open = before.open[n] ?? fold.open; });
+  requestAnimationFrame(() => scrollTo(0, before.top));
+}
+
+// A live page asks its server now and then whether there is something new.
+function watchServer({ version, seconds }) {
+  keepState();
+  const ask = async () => {
+    try {
+      const answer = await fetch("version", { cache: "no-store" });
+      const now = await answer.text();
+      $("live").textContent = `live, as of ${new Date().toLocaleTimeString()}`;
+      if (answer.ok && now !== version) location.reload();
+    } catch { $("live").textContent = "no longer live: the server has stopped"; }
+  };
+  setInterval(ask, 1000 * seconds);
 }
 
 async function start() {
   const { runs } = DATA;
   watchTheme();
+  watchFolds();
   await Promise.all(runs.flatMap((run) => run.sources.flatMap((source) => source.quantities.map(unpack))));
   if (runs.some((run) => run.sources.length)) {
     let trajectories = null;
     const heatMaps = new HeatMaps(runs, (one, other) => trajectories.follow(one, other));
     trajectories = new Trajectories(runs, heatMaps);
     keepDrawn("layers-plot", () => drawLayers(runs));
+    keepDrawn("distance-plot", () => drawDistance(runs));
+    keepDrawn("reliability-plot", () => drawReliability(runs));
     const limit = sidesLimit(runs), marks = familyDots(runs);
     runs.forEach((run, n) => keepDrawn(`sides-${n}`, () => drawSides(run, n, limit)));
     runs.forEach((run, n) => keepDrawn(`tree-${n}`, () => drawTree(run, n, marks)));
   }
+  $("push-component").addEventListener("change", () => drawPushes(runs));
+  keepDrawn("pushes-0", () => drawPushes(runs));
+  if ($("scores-plot")) keepDrawn("scores-plot", () => drawScores(runs, DATA.metric));
   keepDrawn("active-plot", () => drawRule(runs));
   fill($("metric"), [["", metricChoices(runs)]]);
   $("metric").addEventListener("change", () => drawMetric(runs));
   keepDrawn("metrics-plot", () => drawMetric(runs));
+  watchPrinting();
   watchWidth();
+  if (DATA.live) watchServer(DATA.live);
   document.documentElement.dataset.ready = "yes";
 }
 

@@ -1,0 +1,121 @@
+"""The page while training goes on: a small server on this machine, which only reads.
+
+A page is built when a browser asks for one and the run's files have changed, and not before the
+last build has been paid for: building takes at most `SHARE` of the machine's processor time, so
+that training next to it is not slowed by more.
+"""
+
+import html
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+SHARE = 0.01  # of all processors' time
+_HOST = "127.0.0.1"
+_SECONDS = 2.0  # between questions of a browser, and between builds at the least
+
+Build = Callable[[dict[str, Any]], str]
+"""Makes the page, given what it needs to ask for a newer one."""
+
+
+class LivePage:
+    """A page that is built again when the files it is about have changed, now and then.
+
+    Args:
+        build: Makes the page; a `ValueError` says that there is nothing to show yet.
+        folders: Run folders to watch.
+        clock: Tells the time in seconds.
+    """
+
+    def __init__(
+        self, build: Build, folders: Sequence[Path], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._build, self._folders, self._clock = build, list(folders), clock
+        self._lock = threading.Lock()
+        self._page, self._version, self._due = b"", "", float("-inf")
+
+    def version(self) -> str:
+        """What a browser compares: changes when it is time to load the page anew."""
+        if self._clock() < self._due:
+            return self._version
+        return self._stamp()
+
+    def page(self) -> bytes:
+        """The page, built anew if that is due."""
+        with self._lock:
+            stamp = self.version()
+            if stamp == self._version and self._page:
+                return self._page
+            begin = time.thread_time()
+            live = {"version": stamp, "seconds": _SECONDS}
+            try:
+                with warnings.catch_warnings():
+                    # A record that is being written ends in the middle of a chunk.
+                    warnings.filterwarnings("ignore", ".*cut off and passed over")
+                    text = self._build(live)
+            except ValueError as reason:
+                text = _waiting(str(reason))
+            cost = time.thread_time() - begin
+            self._page, self._version = text.encode(), stamp
+            self._due = self._clock() + max(_SECONDS, cost / SHARE / (os.cpu_count() or 1))
+            return self._page
+
+    def _stamp(self) -> str:
+        """Sizes and times of everything in the folders that the page may show."""
+        found = []
+        for folder in self._folders:
+            for path in sorted([*folder.glob("*.*"), *folder.glob("scores/*.json")]):
+                try:
+                    status = path.stat()
+                except OSError:  # it was replaced just now
+                    continue
+                found.append((str(path), status.st_size, status.st_mtime_ns))
+        return f"{hash(tuple(found)) & (1 << 64) - 1:x}"
+
+
+def serve(page: LivePage, *, port: int = 0) -> ThreadingHTTPServer:
+    """A server of the page on this machine alone; `serve_forever` starts it.
+
+    Args:
+        page: The page.
+        port: 0: any that is free; see `server_port`.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            # Pages of other sites may not ask through a name of their own for this machine.
+            host = self.headers.get("Host", "").rpartition(":")[0]
+            if host not in (_HOST, "localhost"):
+                self.send_error(403)
+            elif self.path == "/":
+                self._answer(page.page(), "text/html; charset=utf-8")
+            elif self.path == "/version":
+                self._answer(page.version().encode(), "text/plain; charset=utf-8")
+            else:
+                self.send_error(404)
+
+        def _answer(self, content: bytes, kind: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            """Nobody wants to read of every question."""
+
+    return ThreadingHTTPServer((_HOST, port), Handler)
+
+
+def _waiting(reason: str) -> str:
+    return (
+        '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="3">'
+        '<title>Waiting</title><body style="font: 1rem/1.5 system-ui, sans-serif; margin: 2rem">'
+        f"<p>There is nothing to show yet; this page looks again by itself.<p>{html.escape(reason)}"
+    )

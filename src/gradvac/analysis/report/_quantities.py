@@ -1,0 +1,116 @@
+"""What every pair of tasks has, by step and component: similarity, target, ..."""
+
+# S steps, K components, T tasks, P pairs
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradvac.analysis import statistics, views
+from gradvac.analysis.components import side_of
+from gradvac.analysis.record import Record
+from gradvac.analysis.report._packing import pack
+from gradvac.analysis.run import Run
+from gradvac.analysis.similarities import Similarities, mean_where_known
+
+Values = NDArray[np.floating]
+
+ALL = "all components"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something that every pair of tasks has.
+
+    Attributes:
+        key: Name in the page's controls.
+        values: `[S, K, T, T]`.
+        steps: `[S]`.
+        rows: What the task of a row is, in words; "" where (i, j) is (j, i), so that half of the
+            values will do.
+        columns: What the task of a column is.
+        whole: Whether its one "step" stands for the whole of training.
+        averages: Mean -> position of the component that holds it, where it is no mean of others.
+    """
+
+    key: str
+    values: Values
+    steps: NDArray[np.int64]
+    rows: str = ""
+    columns: str = ""
+    whole: bool = False
+    averages: dict[str, int] = field(default_factory=dict)
+
+    def packed(self, stride: int) -> dict[str, Any]:
+        """Every `stride`-th step and the last, and the mean over all, as the page reads it."""
+        kept = np.unique(np.append(np.arange(0, len(self.steps), stride), len(self.steps) - 1))
+        num_tasks = self.values.shape[-1]
+        rows, columns = np.tril_indices(num_tasks, num_tasks if self.rows else -1)
+        pairs = self.values[:, :, rows, columns]
+        return {
+            "key": self.key,
+            "steps": self.steps[kept].tolist(),
+            "numSteps": len(self.steps),
+            "shape": list(pairs[kept].shape),
+            "symmetric": not self.rows,
+            "rows": self.rows,
+            "columns": self.columns,
+            "whole": self.whole,
+            "averages": self.averages,
+            "limit": _limit(self.values),
+            "packed": pack(pairs[kept]),
+            "mean": pack(mean_where_known(pairs, axis=0)[None]),
+        }
+
+
+def quantities(similarities: Similarities, run: Run) -> list[Quantity]:
+    """Everything that the pairs of a source have."""
+    found = [Quantity("similarity", similarities.values, similarities.steps)]
+    if similarities.across is not None:
+        found.append(_without_noise(similarities))
+    if similarities.lines == "training" and run.record is not None:
+        found += _rule_quantities(run.record)
+    return found
+
+
+def _without_noise(similarities: Similarities) -> Quantity:
+    """Pooled over steps, and over components for means: no mean of values that were divided."""
+    assert similarities.across is not None
+    by_component = mean_where_known(similarities.across, axis=0)  # [K, T, T]
+    values = [statistics.correct(one).values for one in by_component]
+    sides = {side_of(name) for name in similarities.components}
+    means: dict[str, str | None] = {ALL: None}
+    means |= {side: side for side in views.SIDES if side in sides and len(sides) > 1}
+    averages = {}
+    for name, side in means.items():
+        found = statistics.corrected(similarities, side)
+        if found is not None and name not in similarities.components:
+            averages[name] = len(values)
+            values.append(found.values)
+    last = similarities.steps[-1:]
+    return Quantity("without noise", np.stack(values)[None], last, whole=True, averages=averages)
+
+
+def _rule_quantities(record: Record) -> list[Quantity]:
+    """Targets, and how often a pair was active, where the rule has them."""
+    found = []
+    names = {"rows": "the task that is altered", "columns": "against this task"}
+    if not np.isnan(record.target).all():
+        found.append(Quantity("target", record.target, record.steps, **names))
+    if record.active.any():
+        known = np.where(np.isnan(record.similarity), np.nan, record.active)
+        spared = np.setdiff1d(np.arange(len(record.tasks)), record.eligible())
+        known[:, :, spared] = np.nan  # never altered, whatever they do
+        share = mean_where_known(known, axis=0)[None]
+        last = record.steps[-1:]
+        found.append(Quantity("share of steps active", share, last, whole=True, **names))
+    return found
+
+
+def _limit(values: Values) -> float:
+    """Where colours end: nearly all pairs lie within, and outliers do not pale the rest."""
+    others = values[..., ~np.eye(values.shape[-1], dtype=bool)]
+    sizes = np.abs(others[~np.isnan(others)])
+    return round(float(np.quantile(sizes, 0.995)), 3) if sizes.size else 1.0

@@ -1,0 +1,127 @@
+"use strict";
+// Maps of pairs: square, with numbers in the cells where they have room.
+
+// Orange below 0, blue above; 0 is the colour of the page, so that nothing looks like something.
+const SCALES = {
+  light: [[0, "#7f3b08"], [0.15, "#b35806"], [0.32, "#f1a340"], [0.44, "#fddcb0"], [0.5, "#fafafa"],
+    [0.56, "#cfe3f1"], [0.68, "#67a9cf"], [0.85, "#2166ac"], [1, "#08306b"]],
+  dark: [[0, "#ffe0a8"], [0.15, "#f5a142"], [0.32, "#b3661a"], [0.44, "#4a3220"], [0.5, "#1c222a"],
+    [0.56, "#1f3a55"], [0.68, "#2f75b5"], [0.85, "#6cb6f5"], [1, "#d5ecff"]],
+};
+const PALE_BLUE = 5; // position in both scales
+const MOST_NUMBERS = 12; // tasks whose cells hold numbers
+const LEAST_RANGE = 0.1; // of colours: less would make nothing look like something
+const MOST_FADED = 0.65, RELIABLE = 0.5; // a task that agrees with itself by this much is not faded
+
+// Frames around families, and their names: to the right where there is room, else above.
+function familyMarks(blocks, narrow) {
+  const { ink, quiet, ground } = paper(), shapes = [], annotations = [];
+  for (const [family, start, stop] of blocks) {
+    const [low, high, middle] = [start - 0.5, stop - 0.5, (start + stop - 1) / 2];
+    for (const [color, width] of [[ground, 3.4], [ink, 1.4]]) { // a frame shows on light cells and on dark ones
+      shapes.push({ type: "rect", x0: low, x1: high, y0: low, y1: high, line: { color, width } });
+    }
+    if (narrow) continue;
+    shapes.push({ type: "line", line: { color: quiet, width: 2 }, y0: low + 0.15, y1: high - 0.15, xref: "paper", x0: 1.012, x1: 1.012 });
+    annotations.push({ text: short(family, 24), showarrow: false, font: { color: ink, size: 12 }, y: middle, xref: "paper", x: 1.02, xanchor: "left" });
+  }
+  return { shapes, annotations };
+}
+
+// Colours for values between two bounds: centred at 0, unless all values are above it and close to
+// each other. Then the blues run over them alone, lest all look the same; the first is a clear one,
+// for the colour of the page means 0. They never run over less than a tenth.
+function coloursOf([low, high]) {
+  const scale = SCALES[theme()];
+  if (isNarrow([low, high])) {
+    const [first] = scale[PALE_BLUE], room = Math.max(0, LEAST_RANGE - (high - low)) / 2;
+    return { zmin: low - room, zmax: high + room, colorscale: scale.slice(PALE_BLUE).map(([at, colour]) => [(at - first) / (1 - first), colour]) };
+  }
+  const limit = Math.max(Math.abs(low), Math.abs(high), LEAST_RANGE);
+  return { zmin: -limit, zmax: limit, zmid: 0, colorscale: scale };
+}
+
+const isNarrow = ([low, high]) => low > high / 2 && low < high;
+
+// What lies behind the cells: hatching where a pair is unknown, grey on the diagonal of a symmetric map.
+function groundOf(values, diagonal) {
+  const { blank, hatch } = paper(), cells = [];
+  values.forEach((row, i) => row.forEach((value, j) => {
+    if (value !== null) return;
+    const fill = i === j && diagonal ? blank : "url(#h)";
+    cells.push(`<rect x="${j * 10}" y="${i * 10}" width="10" height="10" fill="${fill}"/>`);
+  }));
+  const size = `${values[0].length * 10} ${values.length * 10}`;
+  const svg = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${size}" preserveAspectRatio="none"><pattern id="h" width="2.5" height="2.5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="0.8" height="2.5" fill="${hatch}"/></pattern>${cells.join("")}</svg>`;
+  return cells.length ? [{ source: `data:image/svg+xml;utf8,${encodeURIComponent(svg)}`, xref: "paper", yref: "paper", x: 0, y: 1, sizex: 1, sizey: 1, sizing: "stretch", layer: "below" }] : [];
+}
+
+const percent = (value) => `${Math.round(100 * value)}%`.replace("-0%", "0%");
+const cosine = (value) => value.toFixed(2).replace("-0.00", "0.00").replace("0.", ".");
+
+// A veil of the page's colour over what is not reliable.
+function veil(reliability) {
+  const { ground } = paper(), [r, g, b] = [1, 3, 5].map((at) => parseInt(ground.slice(at, at + 2), 16));
+  return { type: "heatmap", z: reliability.map((row) => row.map((value) => (value === null ? 0 : Math.max(0, 1 - Math.max(0, value) / RELIABLE)))),
+    x: range(reliability[0].length), y: range(reliability.length), zmin: 0, zmax: 1, showscale: false, hoverinfo: "skip",
+    colorscale: [[0, `rgba(${r},${g},${b},0)`], [1, `rgba(${r},${g},${b},${MOST_FADED})`]] };
+}
+
+// The bar that explains the colours, below the names: `y` in heights of the plot.
+function colourBar(y, asPercent) {
+  return { orientation: "h", thickness: 9, len: 1, x: 0.5, xanchor: "center", y, yanchor: "top", xpad: 0, ypad: 0, outlinewidth: 0,
+    nticks: 5, tickformat: asPercent ? ".0%" : ".2~f", tickfont: { size: 11, color: paper().quiet } };
+}
+
+// Every so manyth name, so that they do not lie on each other.
+function spaced(labels, room) {
+  const every = Math.ceil(9 / room);
+  return labels.map((label, n) => (n % every ? "" : label));
+}
+
+// A square map. `view`: values, labels, tasks, blocks, bounds, what; rows and columns in words where
+// (i, j) is not (j, i); asPercent; reliability of every cell.
+function drawMatrix(id, view) {
+  const width = $(id).clientWidth, narrow = width < NARROW, size = view.labels.length;
+  const most = narrow ? 10 : 16, labels = view.labels.map((label) => short(label, most));
+  const letters = Math.min(most, Math.max(...view.labels.map((label) => [...label].length)));
+  const longest = Math.min(24, Math.max(0, ...view.blocks.map(([family]) => family.length)));
+  const side = narrow || !longest ? 8 : 22 + 7 * longest, edge = 14 + 7 * letters, named = view.rows ? 18 : 0;
+  const tall = 110 + edge + named; // everything of the height but cells: the whole map fits a screen
+  const cells = Math.max(120, Math.min(width - edge - named - side, Math.max(360, innerHeight - 290 - tall + 110), 96 * size));
+  const font = { size: Math.max(8, Math.min(13, (cells / size) * 0.85)), color: paper().ink };
+  const ticks = { tickmode: "array", tickvals: range(size), ticktext: spaced(labels, cells / size), tickfont: font, showgrid: false,
+    zeroline: false, ticks: "", automargin: false, fixedrange: size <= MOST_NUMBERS };
+  const form = view.asPercent ? percent : cosine, several = size <= MOST_NUMBERS && cells / size > 21;
+  const trace = {
+    type: "heatmap", z: view.values, x: range(size), y: range(size), ...coloursOf(view.bounds), hoverongaps: false, xgap: 0.6, ygap: 0.6,
+    customdata: view.values.map((row, i) => row.map((value, j) => [plain(view.tasks[i]), plain(view.tasks[j]), value === null ? "" : form(value)])),
+    hovertemplate: view.rows ? `${view.rows}: %{customdata[0]}<br>${view.columns}: %{customdata[1]}<br>${view.what}: <b>%{customdata[2]}</b><extra></extra>`
+      : `%{customdata[0]} and %{customdata[1]}<br>${view.what}: <b>%{customdata[2]}</b><extra></extra>`,
+    colorbar: colourBar(-(edge + named) / cells, view.asPercent),
+  };
+  if (several) Object.assign(trace, { text: view.values.map((row) => row.map((value) => (value === null ? "" : form(value)))), texttemplate: "%{text}", textfont: { size: Math.min(15, cells / size / 3.2) } });
+  const heading = (text) => ({ text, standoff: 2, font: { size: 11, color: paper().quiet } });
+  const layout = baseLayout(id, {
+    height: Math.ceil(cells + 8 + edge + named + 30), margin: { l: edge + named, r: width - edge - named - cells, t: 8, b: edge + named + 30 },
+    images: groundOf(view.values, true), dragmode: narrow || size <= MOST_NUMBERS ? false : "zoom",
+    xaxis: axis({ ...ticks, range: [-0.5, size - 0.5], tickangle: cells / size < 7 * letters + 5 ? -90 : 0, title: heading(view.rows ? view.columns : "") }),
+    yaxis: axis({ ...ticks, range: [size - 0.5, -0.5], title: heading(view.rows) }), ...familyMarks(view.blocks, narrow),
+  });
+  const traces = view.reliability ? [trace, veil(view.reliability)] : [trace];
+  const corner = view.rows ? `${view.rows}, ${view.columns}` : "";
+  return show(id, traces, layout, {
+    label: `${view.what} of ${size} tasks, as a map${view.rows ? `. Rows: ${view.rows}; columns: ${view.columns}` : ""}`,
+    table: () => [corner, view.tasks, view.tasks.map((task, i) => [task, view.values[i].map((value) => (value === null ? null : form(value)))])],
+  });
+}
+
+// Lowest and highest known value of a matrix but its diagonal.
+function extent(values, withDiagonal = false) {
+  const known = values.flatMap((row, i) => row.filter((value, j) => value !== null && (withDiagonal || i !== j)));
+  return known.length ? [Math.min(...known), Math.max(...known)] : [0, 0];
+}
+
+function hull(bounds) {
+  return [Math.min(...bounds.map(([low]) => low)), Math.max(...bounds.map(([, high]) => high))];
+}
