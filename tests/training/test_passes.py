@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 from gradvac.training import Passes
+from gradvac.training.passes import scatter
 
 
 def test_a_pass_has_every_row_once_and_the_next_another_order() -> None:
@@ -23,3 +27,30 @@ def test_the_state_continues_within_a_pass() -> None:
     assert first.take(1, 4).tolist() == expected[0]
     second.load_state_dict(first.state_dict())
     assert second.take(1, 13).tolist() == expected[1]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 17, 64, 1000, 70_001])
+def test_orders_that_are_not_stored_are_orders(size: int) -> None:
+    orders = [scatter(np.arange(size), size, seed=(1, turn)) for turn in range(2)]
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(size))
+    if size > 100:
+        # As random ones: no place keeps its row, neighbours do not stay neighbours.
+        assert (orders[0] == np.arange(size)).mean() < 0.01
+        assert (orders[0] == orders[1]).mean() < 0.01
+        assert abs(np.corrcoef(orders[0][:-1], orders[0][1:])[0, 1]) < 0.1
+        some = scatter(np.array([5, 99]), size, seed=(1, 0))
+        assert some.tolist() == orders[0][[5, 99]].tolist()
+
+
+def test_large_tasks_start_at_once_and_continue() -> None:
+    size = (1 << 20) + 12_345
+    passes = Passes([10, size], seed=3)
+    first = passes.take(1, size - 5)
+    rest = passes.take(1, 8)
+    assert len(np.unique(np.concatenate([first, rest[:5]]))) == size
+    other = Passes([10, size], seed=3)
+    other.take(1, 1000)
+    again = Passes([10, size], seed=3)
+    again.load_state_dict(other.state_dict())
+    assert again.take(1, 50).tolist() == first[1000:1050].tolist()

@@ -54,11 +54,11 @@ class TaskData:
 
     def mean_lengths(self) -> npt.NDArray[np.float64]:
         """The mean lengths of both sides, special tokens included, `[2]`."""
-        return np.array([self.sources.lengths.mean() + 2, self.targets.lengths.mean() + 1])
+        return np.array([self.sources.mean_length + 2, self.targets.mean_length + 1])
 
     def lengths(self, numbers: Numbers) -> Numbers:
         """Tokens of both sides with their special ones, `[2, len(numbers)]`."""
-        return np.stack([self.sources.lengths[numbers] + 2, self.targets.lengths[numbers] + 1])
+        return np.stack([self.sources.lengths(numbers) + 2, self.targets.lengths(numbers) + 1])
 
     def gather(self, numbers: Numbers) -> tuple[Ragged, Ragged]:
         """Read pairs: `<2xx> x_1 ... x_n </s>` and `<s> y_1 ... y_m </s>`."""

@@ -34,8 +34,8 @@ class TokenFile:
         self._offsets = _read_offsets(Path(f"{path}{OFFSETS}"))
         kind = _kind(vocabulary_size)
         expected, found = int(self._offsets[-1]) * kind.itemsize, os.path.getsize(f"{path}.bin")
-        self.lengths: npt.NDArray[np.int64] = np.diff(self._offsets)
-        if expected != found or self._offsets[0] != 0 or (self.lengths < 0).any():
+        self._path = path
+        if expected != found or self._offsets[0] != 0:
             raise ValueError(
                 f"data: {path}.bin has {found:,} bytes instead of {expected:,}, or its sentences "
                 "begin at other places; run `gradvac nmt prepare` again."
@@ -46,14 +46,29 @@ class TokenFile:
         )
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self._offsets) - 1
 
     def __getitem__(self, number: int) -> Tokens:
         return self._tokens[self._offsets[number] : self._offsets[number + 1]]
 
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a sentence; known without a look at any."""
+        return float(self._offsets[-1]) / max(1, len(self))
+
+    def lengths(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Tokens of some sentences."""
+        found: npt.NDArray[np.int64] = self._offsets[numbers + 1] - self._offsets[numbers]
+        if (found < 0).any():
+            raise ValueError(
+                f"data: the sentences of {self._path}.bin begin at other places than written; run "
+                "`gradvac nmt prepare` again."
+            )
+        return found
+
     def gather(self, numbers: npt.NDArray[np.int64]) -> Ragged:
         """Read many sentences at once."""
-        lengths = self.lengths[numbers]
+        lengths = self.lengths(numbers)
         starts = self._offsets[numbers]
         # Position of every token in the file: its place in the result, moved to its sentence.
         moves = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)

@@ -175,7 +175,7 @@ class _Loop(Generic[BatchT]):
     def introduce(self) -> None:
         self.sign()
         aligner = self.state.aligner
-        self.display.say(repr(aligner or "Plain joint training, no task gradients (rule none)."))
+        self.display.say("Plain joint training (rule none)." if aligner is None else repr(aligner))
         self.display.open(self.state.at.step, self.settings.train.max_steps)
 
     def step(self) -> Alignment | None:

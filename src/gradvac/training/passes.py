@@ -9,13 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
+_LARGE = 1 << 20  # rows from which an order is not stored
+_ROUNDS = 6
 
 
 class Passes:
     """Hands out the rows of every task, each once per pass, in a random order.
 
     The order of a pass is a function of the seed, the task and the number of the pass, so where
-    this stands is one number per task.
+    this stands is one number per task. The order of a large task is computed where it is needed and
+    stored nowhere, so that a pass over millions of rows starts at once.
 
     Args:
         sizes: Rows of every task, `[T]`.
@@ -34,14 +37,22 @@ class Passes:
         pieces = []
         while num:
             turn, start = divmod(first, size)
-            if (task, turn) not in self._orders:
-                self._orders = {key: o for key, o in self._orders.items() if key[0] != task}
-                generator = np.random.default_rng([self._seed, task, turn])
-                self._orders[task, turn] = generator.permutation(np.arange(size, dtype=np.uint32))
-            piece = self._orders[task, turn][start : start + num]
-            pieces.append(piece.astype(np.int64))
+            end = min(start + num, size)
+            if size > _LARGE:
+                piece = scatter(np.arange(start, end), size, seed=(self._seed, task, turn))
+            else:
+                piece = self._order(task, turn)[start:end].astype(np.int64)
+            pieces.append(piece)
             first, num = first + len(piece), num - len(piece)
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+
+    def _order(self, task: int, turn: int) -> npt.NDArray[np.uint32]:
+        if (task, turn) not in self._orders:
+            self._orders = {key: o for key, o in self._orders.items() if key[0] != task}
+            generator = np.random.default_rng([self._seed, task, turn])
+            every = np.arange(self._sizes[task], dtype=np.uint32)
+            self._orders[task, turn] = generator.permutation(every)
+        return self._orders[task, turn]
 
     def state_dict(self) -> dict[str, Any]:
         """Rows of every task handed out so far."""
@@ -50,3 +61,35 @@ class Passes:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue there."""
         self._drawn = list(state["drawn"])
+
+
+def scatter(places: Numbers, size: int, *, seed: Sequence[int]) -> Numbers:
+    """Some places of a random order of 0 ... size - 1, without the others.
+
+    A Feistel network is a permutation of all numbers of an even number of bits; a number that lands
+    outside goes through it again until it lands inside, so that it permutes 0 ... size - 1 too.
+
+    Args:
+        places: Which places of the order, each below `size`.
+        size: Of the order.
+        seed: Another seed, another order.
+    """
+    half = -(-max(2, int(size - 1).bit_length()) // 2)
+    shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    keys = np.random.default_rng(list(seed)).integers(0, 1 << 63, _ROUNDS, dtype=np.uint64)
+    found = places.astype(np.uint64)
+    outside = np.ones(len(found), dtype=bool)
+    while outside.any():
+        left, right = found[outside] >> shift, found[outside] & mask
+        for key in keys:
+            left, right = right, left ^ (_mix(right + key) & mask)
+        found[outside] = (left << shift) | right
+        outside = found >= size
+    return found.astype(np.int64)
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of splitmix64, which wraps around as it needs."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
