@@ -20,6 +20,8 @@ GradNorm and plain joint training are beside it. See `Aligner` for an example.
     analysis/        measure, record, statistics, figures, report
     training/        config, sampling, checkpoints, run log, and the one training loop
     nmt/             multilingual translation: data, Transformer, beam search, scores
+    tagging/         parts of speech and named entities with encoders of Hugging Face
+    integrations/    the aligner inside other trainers: Transformers, Accelerate, Lightning
     cli/             the command `gradvac`
     __main__.py      `python -m gradvac` is `gradvac`
 

@@ -13,6 +13,7 @@ tells how reliable they are. Both give `Similarities`: steps, components, tasks,
     heat_maps.py      an Alignment as pixels, for TensorBoard
     step_log.py       an Alignment as a few numbers, for the log of any loop
     run.py            a run folder as report and figures see it
+    scores.py         scores of several runs, by one metric
     statistics/       families, distances, layers, steps, runs (SciPy)
     views.py          what figures and report have in common
     figures/          the paper's figures

@@ -23,6 +23,7 @@ with exit status 1.
     _commands.py    the commands under their names
     _common.py      where configs are, what extras are needed, how mistakes are told
     _known.py       families and distances of tasks, from tables or from files
+    _options.py     options that several commands have
     _runs.py        runs as report and figures take them
     corpus.py       gradvac corpus
     demo.py         gradvac demo

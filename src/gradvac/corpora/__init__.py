@@ -19,6 +19,30 @@ families; a few lines of TOML make another. Everything follows from a seed, on a
     corpus.distances().distance        # [16, 16]
     corpora.write(corpus, "data/constructed")
 
+    _corpus.py            Corpus: what users see of the constructed languages
+    _settings.py          families from TOML, with errors that name the key
+    _tree.py              the family tree: languages, their sizes and resource levels
+    _draw.py              draws that are the same on every machine
+    _concepts.py          what sentences are about, with the English words
+    _meaning.py           meanings: small typed trees that every language can put into words
+    _sampling.py          an endless stream of plausible meanings
+    _generator.py         sentences in every language, held-out ones kept apart
+    _pivot.py             meanings in English
+    _grammar.py           the parameters in which languages differ
+    _lexicon.py           how words descend, change, are replaced and are borrowed
+    _sounds.py            sounds and regular sound change
+    _scripts.py           spellings of the sounds
+    _inflection.py        from a concept and its features to a written word
+    _rendering.py         meanings in a constructed language
+    _parts_of_speech.py   the part of speech of every word
+    _dictionary.py        translation word by word, a baseline
+    _distance.py          distances known by construction
+    _export.py            a corpus as plain files
+    languages.py          the table of the paper's real languages
+    _genealogy.py         the family tree of real languages, and distances read off it
+    _uriel.py             distances after URIEL
+    _nearest.py           suggestions for error messages
+
 `languages` is the table of the paper's real languages. How nearly real languages are related say
 `genealogical_distances` and, with the package `urielplus`, `uriel_distances`.
 """

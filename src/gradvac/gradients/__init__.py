@@ -5,7 +5,23 @@ An engine sees autograd and one callable, `weigh(components, gram) -> weights`, 
 the reference. `one_backward` runs one backward for all tasks and holds task gradients only one
 component at a time.
 
-`_components.py` says which parameters belong together, `_rows.py` which rows belong to which task.
+    _batch.py           losses and tasks as the caller gave them, checked
+    _components.py      which parameters share a Gram matrix
+    _rows.py            `gradvac.rows`: which rows belong to which task
+    _per_task.py        the reference engine
+    _one_backward.py    the fast engine
+    _attachment.py      how it hears of a model's layers
+    _site.py            one layer, and what it saw in the forward pass
+    _tokens.py          what a forward pass hands to the backward pass
+    _layers.py          task gradients of the layers it knows
+    _fallback.py        layers that run task by task
+    _adapters.py        layers of other libraries
+    _contributions.py   what one use of a parameter adds to its task gradients
+    _ledger.py          components as they complete
+    _graph.py           questions to the autograd graph
+    _check.py           comparison with plain autograd on the first batch
+    _kernels.py         Gram matrix, combination and grouped products
+    _triton.py          the same on CUDA
 """
 
 from gradvac.gradients._attachment import refuse_unsupported

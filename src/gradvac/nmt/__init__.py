@@ -4,23 +4,31 @@ One Transformer learns all directions; the target language is the first token of
 is a direction such as "en-fr". `prepare` turns text files into token files, `train_translation`
 trains, `Translator` translates, `score_run` scores with sacreBLEU.
 
-    readers.py      sentence pairs from text, TSV, JSONL, TMX, Hugging Face, constructed languages;
-                    lines.py unpacks and reads lines, columns.py knows which column is which
-    guess.py        a guess at the language of a text, to warn of columns turned round
-    cleaning.py     what is dropped, and the report
-    vocabulary.py   SentencePiece with a token <2xx> for every target language
-    tokens.py       token files, mapped into memory
-    preparation.py  text -> clean text -> vocabulary -> token files; prepared.py opens the result,
-                    sealed.py knows whether a file is as it was written
-    batch.py        a batch, padded or packed; stream.py cuts batches that mix tasks
-    model.py        the Transformer and its loss; attention.py is its attention
-    decode.py       beam search; slots.py is its state; translator.py is text to text
-    score.py        BLEU and chrF++
-    export.py       the model for Hugging Face and CTranslate2
-    settings.py     the config of a run; data_settings.py is its [data]
-    start.py        another run's weights to start from; schedules that cannot work
-    recipe.py       what the training loop needs to know
-    demo.py         everything above, in a few minutes
+    settings.py        the config of a run: [model], [batch], [validation], [decoding]
+    data_settings.py   its [data]: sources, pairs, directions
+    readers.py         sentence pairs from text, TSV, JSONL, TMX, Hugging Face, our own languages
+    lines.py           lines of files, packed or not: all of them, or an error
+    columns.py         which column of a table holds which language
+    guess.py           a guess at the language of a text, to warn of columns turned round
+    cleaning.py        what is dropped, and the report
+    vocabulary.py      SentencePiece with a token <2xx> for every target language
+    tokens.py          token files, mapped into memory
+    sealed.py          files whose size and hash are known, so that damage is told
+    preparation.py     text -> clean text -> vocabulary -> token files
+    prepared.py        what the preparation left, opened
+    batch.py           a batch, padded or packed
+    stream.py          batches that mix tasks, cut from token files
+    model.py           the Transformer and its loss
+    attention.py       its attention
+    decode.py          beam search
+    slots.py           the state of sentences that are being translated
+    translator.py      text -> text
+    score.py           BLEU and chrF++
+    similarity.py      gradient similarity of a translation run
+    export.py          the model for Hugging Face and CTranslate2
+    start.py           another run's weights to start from; schedules that cannot work
+    recipe.py          what the training loop needs to know
+    demo.py            everything above, in a few minutes
 """
 
 from gradvac.nmt.batch import Batch, Ragged, Side, make_batch

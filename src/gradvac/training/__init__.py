@@ -6,6 +6,8 @@ checkpoint. A run is a folder: its config, its signature, its metrics, its check
 into a folder that holds a run continues it, bit for bit on a CPU, wherever it was killed.
 
     config.py       typed settings from TOML and `section.key=value`; errors that name the key
+    _mistakes.py    pydantic's errors in our words
+    _toml.py        TOML written, and single values read
     settings.py     [train] and what all recipes configure: RunConfig
     align.py        [align]: rule, granularity, engine -> Aligner
     sampling.py     [sampling]: tasks drawn by temperature; effective epochs
@@ -16,7 +18,8 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     step.py         one optimiser step, eager or as a CUDA graph
     ahead.py        batches prepared ahead in a thread
     state.py        what a run consists of between two steps: saved and restored as one
-    checkpoint.py   atomic checkpoints, best and averaged weights; weights.py reads and writes them
+    checkpoint.py   atomic checkpoints, best and averaged weights
+    weights.py      weights files: written, read, verified
     runlog.py       the run folder: lock, config, metrics
     writers.py      TensorBoard, wandb, trackio
     meters.py       sums between two log entries

@@ -16,6 +16,12 @@ figure would need. Files are named after the figures of the paper:
     fig09_RUN_RUN           two runs side by side, such as two sizes of a model
 
 One more is not in the paper: `distance_RUN`, similarity against the known distance of tasks.
+
+    _bars.py       figures by resource level: 6 and 7
+    _heatmaps.py   figures made of heat maps: 1, 2a, 4a, 8, 9, 10 and 11
+    _lines.py      figures made of lines and points: 2b, 3, 4b, 4c, distance
+    _method.py     figure 5, the method in the plane
+    _style.py      how figures look, and how they are saved
 """
 
 from collections.abc import Callable, Mapping, Sequence
