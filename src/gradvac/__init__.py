@@ -10,6 +10,7 @@ GradNorm and plain joint training are beside it. See `Aligner` for an example.
     gram.py          norms, cosines and products read off a Gram matrix
     tasks.py         a task's name: direction, source, target, pivot
     hints.py         words that error messages share
+    sides.py         encoder or decoder: the side of a model, by a name
     indices.py       small index tensors, moved to their device once
     rules/           Gram matrix -> weights: one method per file
     gradients/       autograd engines: task gradients -> Gram matrix, weights -> .grad

@@ -11,7 +11,8 @@ import pytest
 from scipy import stats
 
 from gradvac.analysis import Record, Similarities, statistics
-from gradvac.analysis.components import layer_of, side_of, weighty
+from gradvac.analysis.components import layer_of, weighty
+from gradvac.sides import side_of
 
 # Two families, {0, 1} and {2, 3}: within 0.8 and 0.6, between 0.1, 0.2, 0.3, 0.0.
 MATRIX = np.array(

@@ -9,6 +9,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "gradvac"
 FLOORS = {
     "gram": 0,
     "hints": 0,
+    "sides": 0,
     "indices": 0,
     "tasks": 0,
     "rules": 1,

@@ -3,28 +3,13 @@
 import re
 from collections.abc import Sequence
 
-ENCODER, DECODER, SHARED = "encoder", "decoder", "shared"
+from gradvac.sides import side_of
+
 _SMALL = re.compile(
     r"(?:^|[._])(?:(?:layer|rms|batch|group)?_?norms?\d*|bn\d*|ln(?:_?\d+|_\w+)?|bias)(?:[._]|$)",
     re.IGNORECASE,
 )
 _LAYER = re.compile(r"(?:^|[._])(?:layer|block|stage)?(\d+)(?=[._]|$)")
-_ENCODER = frozenset({"encoder", "encoders", "enc"})
-_DECODER = frozenset({"decoder", "decoders", "dec"})
-
-
-def side_of(component: str) -> str:
-    """The side of a model a component is on: "encoder", "decoder", or "shared".
-
-    The outermost word decides: `decoder.layers.0.encoder_attn` is in the decoder.
-    """
-    for segment in component.lower().split("."):
-        words = frozenset(segment.split("_"))
-        if words & _DECODER:
-            return DECODER
-        if words & _ENCODER:
-            return ENCODER
-    return SHARED
 
 
 def layer_of(component: str) -> int | None:

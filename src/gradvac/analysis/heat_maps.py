@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradvac import Alignment
-from gradvac.analysis.components import side_of
+from gradvac.sides import side_of
 
 # Orange for conflict, white for 0, blue for agreement, as in report and figures.
 _COLOURS = np.array([[179, 88, 6], [250, 250, 250], [33, 102, 172]], dtype=np.float64)

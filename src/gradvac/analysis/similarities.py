@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradvac.hints import some
 from gradvac.runs.files import replacing
 
 Floats = NDArray[np.float32]
@@ -244,6 +245,5 @@ def _positions(
     where = {value: position for position, value in enumerate(known)}
     missing = [value for value in wanted if value not in where]
     if missing:
-        some = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
-        raise ValueError(f"{name}: there is no {missing[0]!r}; there are {some}.")
+        raise ValueError(f"{name}: there is no {missing[0]!r}; there are {some(known, 8)}.")
     return [where[value] for value in wanted]

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from gradvac import tasks as task_names
 from gradvac.analysis import statistics
-from gradvac.analysis.components import side_of
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import Similarities, mean_where_known
 from gradvac.runs import TaskScores
+from gradvac.sides import DECODER, ENCODER, side_of
 
 Matrix = NDArray[np.floating]
 
-SIDES = ("encoder", "decoder")
+SIDES = (ENCODER, DECODER)
 MODEL = "model"
 _FEWEST_FOR_DISTANCE = 5  # tasks; fewer can be permuted in too few ways
 _WHERE = {

@@ -16,6 +16,7 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     sealed.py          files whose size and hash are known, so that damage is told
     preparation.py     text -> clean text -> vocabulary -> token files
     prepared.py        what the preparation left, opened
+    ragged.py          sentences of any length, one after the other
     batch.py           a batch, padded or packed
     stream.py          batches that mix tasks, cut from token files
     model.py           the Transformer and its loss
@@ -31,7 +32,7 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     demo.py            everything above, in a few minutes
 """
 
-from gradvac.nmt.batch import Batch, Ragged, Side, make_batch
+from gradvac.nmt.batch import Batch, Side, make_batch
 from gradvac.nmt.cleaning import CleaningConfig, Report
 from gradvac.nmt.data_settings import DataConfig
 from gradvac.nmt.decode import Decoder, Hypothesis, Search, search
@@ -39,6 +40,7 @@ from gradvac.nmt.export import export_run
 from gradvac.nmt.model import SIZES, Size, Transformer
 from gradvac.nmt.preparation import open_or_prepare, prepare
 from gradvac.nmt.prepared import Prepared
+from gradvac.nmt.ragged import Ragged
 from gradvac.nmt.readers import read_pairs
 from gradvac.nmt.recipe import TranslationRecipe, train_translation
 from gradvac.nmt.score import Score, Scores, score_files, score_lines, score_run

@@ -4,52 +4,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 import gradvac
 from gradvac.gradients import RowTasks
+from gradvac.nmt.ragged import Ragged, Tokens
 
-Tokens = npt.NDArray[np.integer]
 Change = Callable[[Tensor], Tensor]
 _PADDING = 0
-
-
-class Ragged(NamedTuple):
-    """Sentences of any length, one after the other."""
-
-    tokens: Tokens  # [N]
-    lengths: Tokens  # [B]
-
-    @classmethod
-    def of(cls, sentences: Iterable[Sequence[int] | Tokens]) -> Ragged:
-        """Put sentences together."""
-        arrays = [np.asarray(sentence, dtype=np.int64) for sentence in sentences]
-        return cls(np.concatenate(arrays), np.array([len(array) for array in arrays]))
-
-    def enclose(self, first: int | Tokens, last: int) -> Ragged:
-        """Put a token before every sentence (one for all, or one each) and one after it."""
-        lengths = self.lengths + 2
-        ends = np.cumsum(lengths)
-        tokens = np.empty(int(lengths.sum()), dtype=np.int64)
-        inner = np.ones(len(tokens), dtype=bool)
-        inner[ends - lengths] = inner[ends - 1] = False
-        tokens[ends - lengths], tokens[ends - 1], tokens[inner] = first, last, self.tokens
-        return Ragged(tokens, lengths)
-
-    @classmethod
-    def join(cls, parts: Sequence[Ragged]) -> Ragged:
-        """Put the sentences of several together."""
-        tokens, lengths = zip(*parts, strict=True)
-        return cls(np.concatenate(tokens), np.concatenate(lengths))
 
 
 class Frame(NamedTuple):

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradvac.nmt.batch import Ragged, Side, Tokens
+from gradvac.nmt.batch import Side
 from gradvac.nmt.model import Transformer
+from gradvac.nmt.ragged import Ragged, Tokens
 from gradvac.nmt.slots import Extent, Hypothesis, Search, Slots, length_penalty
 
 __all__ = ["Decoder", "Hypothesis", "Search", "length_penalty", "search"]

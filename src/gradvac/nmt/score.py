@@ -18,7 +18,7 @@ from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.sealed import read_lines
 from gradvac.nmt.settings import NmtConfig
 from gradvac.nmt.translator import Translator
-from gradvac.runs import RunFolder, TaskScores, write_scores
+from gradvac.runs import RunFolder, TaskScores, other_data, write_scores
 from gradvac.runs.files import remove_leftovers, write_text
 from gradvac.tasks import parse
 from gradvac.training import config
@@ -176,10 +176,7 @@ def score_run(
     settings = config.load(NmtConfig, folder.config, overrides)
     prepared = Prepared.open(settings.data)
     if prepared is None:
-        raise ValueError(
-            f"data.prepared: {settings.data.prepared} does not hold the data of {run}; run "
-            "`gradvac nmt prepare` with its config.toml, or give data.prepared=..."
-        )
+        raise other_data(run, settings.data.prepared, "nmt")
     translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
     by_task, levels, outputs = {}, {}, {}
     with folder.lock_beside("scores"):

@@ -24,7 +24,7 @@ from gradvac.nmt.data_settings import DEV
 from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.settings import NmtConfig
 from gradvac.nmt.stream import Numbers, TaskData, gather_batch
-from gradvac.runs import RunFolder
+from gradvac.runs import RunFolder, other_data
 from gradvac.tasks import parse
 from gradvac.training import choose_device, config
 from gradvac.training.measuring import measure_checkpoints
@@ -81,10 +81,7 @@ def measure_run(
         raise ValueError(f"{run}: has the single task {tasks[0]}; similarity is between tasks.")
     prepared = Prepared.open(settings.data)
     if prepared is None:
-        raise ValueError(
-            f"data.prepared: {settings.data.prepared} does not hold the data of {run}; run "
-            "`gradvac nmt prepare` with its config.toml, or give data.prepared=..."
-        )
+        raise other_data(run, settings.data.prepared, "nmt")
     prepared.require_vocabulary_of(run)
     model = settings.model.build(len(prepared.vocabulary)).to(choose_device(device)).eval()
     for granularity in granularities:

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradvac.nmt.batch import Batch, Frame, Ragged, make_batch
+from gradvac.nmt.batch import Batch, Frame, make_batch
+from gradvac.nmt.ragged import Ragged
 from gradvac.nmt.settings import BatchConfig
 from gradvac.nmt.tokens import TokenFile
 from gradvac.nmt.vocabulary import BOS, EOS

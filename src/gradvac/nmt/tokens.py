@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradvac.nmt.batch import Ragged, Tokens
+from gradvac.nmt.ragged import Ragged, Tokens
 from gradvac.nmt.sealed import Seal, sealing
 
 OFFSETS = ".offsets.npy"

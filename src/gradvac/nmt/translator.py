@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gradvac.nmt.batch import Ragged
 from gradvac.nmt.decode import Decoder, Search
 from gradvac.nmt.model import Transformer
+from gradvac.nmt.ragged import Ragged
 from gradvac.nmt.settings import DecodingConfig, NmtConfig
 from gradvac.nmt.vocabulary import BOS, EOS, Vocabulary
 from gradvac.runs import RunFolder

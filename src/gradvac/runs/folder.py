@@ -168,6 +168,14 @@ class RunFolder:
         return read_scores(names[first])
 
 
+def other_data(run: Path, prepared: Path, recipe: str) -> ValueError:
+    """The error to raise where a folder does not hold the prepared data of a run."""
+    return ValueError(
+        f"data.prepared: {prepared} does not hold the data of {run}; run `gradvac {recipe} "
+        f"prepare` with its {RunFolder(run).config.name}, or give data.prepared=..."
+    )
+
+
 def prepared_sizes(run: RunFolder, split: str = "train") -> dict[str, int]:
     """Pair -> number of sentence pairs that the preparation of a run's data wrote down.
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gradvac.runs import PREPARED_MANIFEST
+from gradvac.runs import PREPARED_MANIFEST, other_data
 from gradvac.runs.files import (
     FolderLock,
     hash_file,
@@ -130,10 +130,7 @@ def require_prepared(config: TaggingConfig, run: Path) -> Prepared:
     """Open the prepared data of a run, or say how to get them back."""
     prepared = Prepared.open(config)
     if prepared is None:
-        raise ValueError(
-            f"data.prepared: {config.data.prepared} does not hold the data of {run}; run "
-            "`gradvac tagging prepare` with its config.toml, or give data.prepared=..."
-        )
+        raise other_data(run, config.data.prepared, "tagging")
     return prepared
 
 

@@ -25,13 +25,14 @@ import importlib
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from gradvac import corpora
+from gradvac.hints import some
 
 Format = Literal["auto", "conllu", "columns", "conll"]
 _NOT_A_WORD = re.compile(r"\d+-\d+|\d+\.\d+")
@@ -119,9 +120,9 @@ def _find_file(name: str, root: Path, lang: str) -> Path:
         return path
     folder = path.parent
     if folder.is_dir():
-        there = f"the folder holds {_some(sorted(p.name for p in folder.iterdir()))}"
+        there = f"the folder holds {some(sorted(p.name for p in folder.iterdir()), 12)}"
     elif folder.parent.is_dir():
-        there = f"{folder.parent} holds {_some(sorted(p.name for p in folder.parent.iterdir()))}"
+        there = f"{folder.parent} holds {some(sorted(p.name for p in folder.parent.iterdir()), 12)}"
     else:
         there = f"there is no folder {folder.parent} either"
     raise ValueError(
@@ -298,8 +299,3 @@ def _read_constructed(name: str, lang: str) -> Reading:
 @lru_cache(maxsize=1)
 def _corpus() -> corpora.Corpus:
     return corpora.default()
-
-
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "") if names else "nothing"

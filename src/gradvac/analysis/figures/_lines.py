@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from gradvac import tasks as task_names
 from gradvac.analysis import statistics, views
-from gradvac.analysis.components import side_of
 from gradvac.analysis.figures._style import (
     DASHES,
     INKS,
@@ -26,6 +25,7 @@ from gradvac.analysis.figures._style import (
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import by_one_metric
 from gradvac.analysis.similarities import Similarities
+from gradvac.sides import DECODER, ENCODER, SHARED, side_of
 
 Counts = NDArray[np.int64]
 
@@ -119,7 +119,7 @@ def layers(runs: Sequence[Run]) -> dict[str, Figure]:
         )
     figure = new_figure(6.2, 3.2)
     axes = figure.subplots()
-    sides = ("encoder", "decoder", "shared")
+    sides = (ENCODER, DECODER, SHARED)
     drawn: dict[str, Artist] = {}
     for number, (run, lines) in enumerate(found):
         for part, points in lines:

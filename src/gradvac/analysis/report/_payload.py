@@ -11,13 +11,14 @@ from scipy.cluster import hierarchy
 
 from gradvac import tasks as task_names
 from gradvac.analysis import statistics, views
-from gradvac.analysis.components import side_of, weighty
+from gradvac.analysis.components import weighty
 from gradvac.analysis.record import Record
 from gradvac.analysis.report import _points
 from gradvac.analysis.report._packing import pack_tasks, rounded
 from gradvac.analysis.report._quantities import ALL, Values, quantities
 from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import Similarities, mean_where_known
+from gradvac.sides import side_of
 
 Order = tuple[list[int], list[views.Block]]
 

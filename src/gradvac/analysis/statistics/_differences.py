@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.analysis.components import DECODER, ENCODER, weighty
+from gradvac.analysis.components import weighty
 from gradvac.analysis.similarities import Floats, Similarities, mean_where_known
 from gradvac.analysis.statistics._chance import Matrix, OverTasks, mean_over_tasks
 from gradvac.analysis.statistics._summaries import mean_matrix, mean_of_pairs
+from gradvac.sides import DECODER, ENCODER
 
 
 def encoder_minus_decoder(similarities: Similarities) -> Floats:

@@ -5,8 +5,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.analysis.components import layer_of, side_of, weighty
+from gradvac.analysis.components import layer_of, weighty
 from gradvac.analysis.similarities import Floats, Similarities, mean_where_known
+from gradvac.sides import side_of
 
 Matrix = NDArray[np.floating]
 
