@@ -275,6 +275,27 @@ def finetune(args: argparse.Namespace) -> None:
         worker.terminate()
     pack_runs(args)
     show(args)
+    measure_maps(args)
+    pack_runs(args)
+
+
+def measure_maps(args: argparse.Namespace) -> None:
+    """Gradient similarity between languages on the dev sets, of the first seed's best weights."""
+    from gradvac.tagging.similarity import measure_run
+
+    for run in first_runs(args):
+        if time.monotonic() > args.end + 15:
+            print(f"no time to measure {run.name}", flush=True)
+            continue
+        measured = measure_run(run, weights=["best"], num_lines=200)
+        print(f"measured {run.name}: {measured[0].values.shape}", flush=True)
+
+
+def first_runs(args: argparse.Namespace) -> list[Path]:
+    """Runs of the first seed that ended: joint and GradVac."""
+    names = [f"{kind}-{rule}-0-0" for kind in ("pos", "ner") for rule in ("sum", "gradvac")]
+    runs = [args.work / "runs" / name for name in names]
+    return [run for run in runs if (run / "scores" / "test.best.json").is_file()]
 
 
 def calibrate(args: argparse.Namespace, jobs: Any, results: Any) -> float:
@@ -320,11 +341,10 @@ def mean_f1(one: dict[str, Any]) -> str:
 
 
 def pack_runs(args: argparse.Namespace) -> None:
+    files = ("record.bin", "similarity.npz", "config.toml", "signature.json", "metrics.jsonl")
     with tarfile.open(args.out / "runs.tar.gz", "w:gz") as tar:
-        for run in sorted((args.work / "runs").glob("*-0-0")):
-            if run.name.split("-")[1] not in ("sum", "gradvac"):
-                continue
-            for name in ("record.bin", "config.toml", "signature.json", "metrics.jsonl", "scores"):
+        for run in first_runs(args):
+            for name in (*files, "scores"):
                 if (run / name).exists():
                     tar.add(run / name, f"{run.name}/{name}")
 
