@@ -1,7 +1,6 @@
 """A vision model with three heads in Lightning: one trunk, one loss per head, aligned in the trunk.
 
-A head belongs to one task: the others have no gradient there, and the rule changes nothing.
-"""
+A head belongs to one task: the others have no gradient there, and the rule changes nothing."""
 
 import tempfile
 import warnings

@@ -9,7 +9,14 @@ import pytest
 
 from gradvac.tagging.labels import UNIVERSAL_TAGS
 from gradvac.tagging.metrics import count_spans, score_tags
-from gradvac.tagging.spans import Span, count_broken, repair, spans, strict_spans, xtreme_units
+from gradvac.tagging.spans import (
+    Span,
+    count_broken,
+    find_spans,
+    find_strict_spans,
+    repair,
+    xtreme_units,
+)
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG"]
 UPOS = sorted(UNIVERSAL_TAGS)
@@ -36,12 +43,12 @@ def words(text: str) -> list[str]:
 def test_both_readings_by_hand(
     tags: str, found: list[tuple[str, int, int]], strict: list[tuple[str, int, int]]
 ) -> None:
-    assert spans(words(tags)) == [Span(*one) for one in found]
-    assert strict_spans(words(tags)) == [Span(*one) for one in strict]
+    assert find_spans(words(tags)) == [Span(*one) for one in found]
+    assert find_strict_spans(words(tags)) == [Span(*one) for one in strict]
 
 
 def test_a_type_may_hold_a_hyphen() -> None:
-    assert spans(["B-geo-loc", "I-geo-loc"]) == [Span("geo-loc", 0, 1)]
+    assert find_spans(["B-geo-loc", "I-geo-loc"]) == [Span("geo-loc", 0, 1)]
 
 
 def test_repair_by_hand() -> None:
@@ -59,7 +66,7 @@ def random_sentences(tags: list[str], seed: int) -> list[list[str]]:
 @pytest.mark.parametrize("seed", range(3))
 def test_repair_keeps_the_reading_and_makes_both_agree(seed: int) -> None:
     for tags in random_sentences(TAGS, seed):
-        assert strict_spans(repair(tags)) == spans(tags)
+        assert find_strict_spans(repair(tags)) == find_spans(tags)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -111,7 +118,7 @@ def test_runs_of_equal_tags_count_once_in_xtremes_f1() -> None:
 def test_conllevals_example_by_hand() -> None:
     gold = [words("B-PER I-PER O B-LOC"), words("O B-ORG")]
     predicted = [words("B-PER O O I-LOC"), words("B-ORG B-ORG")]
-    counts = count_spans(gold, predicted, spans)
+    counts = count_spans(gold, predicted, find_spans)
     assert (counts.correct, counts.predicted, counts.gold) == (2, 4, 3)
     score = score_tags(gold, predicted, "ner")
     assert (score.precision, score.recall) == (pytest.approx(50), pytest.approx(200 / 3))

@@ -31,7 +31,7 @@ from gradvac.tagging.readers import Sentence, read_sentences
 from gradvac.tagging.recipe import TaggingRecipe, train_tagging
 from gradvac.tagging.score import Scores, score_run
 from gradvac.tagging.settings import TaggingConfig
-from gradvac.tagging.spans import Span, repair, spans, strict_spans
+from gradvac.tagging.spans import Span, find_spans, find_strict_spans, repair
 from gradvac.tagging.tagger import Tagger
 
 __all__ = [
@@ -47,6 +47,8 @@ __all__ = [
     "TaggingRecipe",
     "Windows",
     "WordEncoder",
+    "find_spans",
+    "find_strict_spans",
     "open_or_prepare",
     "prepare",
     "pretrain",
@@ -54,7 +56,5 @@ __all__ = [
     "repair",
     "score_run",
     "score_tags",
-    "spans",
-    "strict_spans",
     "train_tagging",
 ]

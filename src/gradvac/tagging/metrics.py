@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gradvac.tagging.spans import Span, count_broken, spans, strict_spans, xtreme_units
+from gradvac.tagging.spans import Span, count_broken, find_spans, find_strict_spans, xtreme_units
 
 Kind = Literal["ner", "pos"]
 Tags = Sequence[str]
@@ -88,8 +88,8 @@ def score_tags(gold: Sequence[Tags], predicted: Sequence[Tags], kind: Kind) -> T
         ValueError: Sentences or words do not match, or there is no word at all.
     """
     _check(gold, predicted)
-    plain = count_spans(gold, predicted, spans if kind == "ner" else xtreme_units)
-    strict = count_spans(gold, predicted, strict_spans) if kind == "ner" else plain
+    plain = count_spans(gold, predicted, find_spans if kind == "ner" else xtreme_units)
+    strict = count_spans(gold, predicted, find_strict_spans) if kind == "ner" else plain
     pairs = [pair for both in zip(gold, predicted, strict=True) for pair in zip(*both, strict=True)]
     return TagScore(
         f1=plain.f1,

@@ -3,9 +3,9 @@
 IOB2 says: every entity starts with `B-X` and goes on with `I-X`. Models (and some files) break
 this. The same sentence can then be read in two ways, and both are offered:
 
-- `spans` is conlleval's reading: an `I-X` that continues nothing (after `O`, at the beginning, or
+- `find_spans` is conlleval's reading: an `I-X` that continues nothing (after `O`, at the beginning, or
   after an entity of another type) starts an entity.
-- `strict_spans` is IOB2 to the letter: such an `I-X` is no part of any entity.
+- `find_strict_spans` is IOB2 to the letter: such an `I-X` is no part of any entity.
 
 `repair` turns the first reading into clean IOB2: the `I-X` that starts an entity becomes `B-X`.
 
@@ -29,12 +29,12 @@ class Span(NamedTuple):
     last: int
 
 
-def spans(tags: Sequence[str]) -> list[Span]:
+def find_spans(tags: Sequence[str]) -> list[Span]:
     """The entities of a sentence as conlleval reads them."""
     return list(_chunks(map(_split, tags)))
 
 
-def strict_spans(tags: Sequence[str]) -> list[Span]:
+def find_strict_spans(tags: Sequence[str]) -> list[Span]:
     """The entities of a sentence as IOB2 defines them: without a `B-` there is none."""
     found: list[Span] = []
     is_open = False
@@ -61,7 +61,7 @@ def xtreme_units(tags: Sequence[str]) -> list[Span]:
 
 def repair(tags: Sequence[str]) -> list[str]:
     """Clean IOB2 with the same entities in conlleval's reading."""
-    starts = {span.first: span.type for span in spans(tags)}
+    starts = {span.first: span.type for span in find_spans(tags)}
     return [f"B-{starts[place]}" if place in starts else tag for place, tag in enumerate(tags)]
 
 
