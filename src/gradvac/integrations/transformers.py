@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,13 @@ class TaskCollator:
         return {**self.collator(rest), TASKS_OF_ROWS: tasks}
 
 
-class _Aligned:
+if TYPE_CHECKING:  # a mixin of either trainer
+    _AnyTrainer = Trainer
+else:
+    _AnyTrainer = object
+
+
+class _Aligned(_AnyTrainer):
     """What makes a Trainer aligned; put before it among the bases.
 
     Args:
@@ -99,6 +105,7 @@ class _Aligned:
         self._task_column, self._row_losses = task_column, row_losses
         super().__init__(*args, **options)
         self._refuse()
+        assert self.model is not None
         if not isinstance(self.data_collator, TaskCollator):
             self.data_collator = TaskCollator(self.data_collator, task_column)
         self.aligner = Aligner(
@@ -136,6 +143,7 @@ class _Aligned:
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
+        assert self._signature_columns is not None
         if self._task_column not in self._signature_columns:
             self._signature_columns.append(self._task_column)
 
@@ -185,7 +193,7 @@ class _Aligned:
             if self.model_accepts_loss_kwargs and num_items is not None:
                 given = {**inputs, "num_items_in_batch": num_items}
         else:
-            given = _without_labels(self.model, inputs)
+            given = _without_labels(self.accelerator.unwrap_model(model), inputs)
         outputs = model(**given)
         own = outputs["loss"].detach() if needs_own else None
         sums, counts = sum_by_row(logits_of(outputs), labels, shifted=self._is_causal)
@@ -235,11 +243,11 @@ def _without_labels(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "decoder_input_ids": prepare(labels=inputs["labels"])}
 
 
-class AlignedTrainer(_Aligned, Trainer):  # type: ignore[misc]
+class AlignedTrainer(_Aligned, Trainer):
     __doc__ = _Aligned.__doc__
 
 
-class AlignedSeq2SeqTrainer(_Aligned, Seq2SeqTrainer):  # type: ignore[misc]
+class AlignedSeq2SeqTrainer(_Aligned, Seq2SeqTrainer):
     __doc__ = _Aligned.__doc__
 
 

@@ -43,10 +43,10 @@ class MaskedBatch:
 
     def to(self, device: torch.device) -> MaskedBatch:
         """The same on a device."""
-        moved = (
+        tokens, places, hidden = (
             one.to(device, non_blocking=True) for one in (self.tokens, self.places, self.hidden)
         )
-        return MaskedBatch(*moved, self.languages, self.num_tokens)
+        return MaskedBatch(tokens, places, hidden, self.languages, self.num_tokens)
 
 
 def cut_blocks(tokenizer: Any, lines: Sequence[str], size: int) -> Blocks:

@@ -85,6 +85,10 @@ class TaggingRecipe:
         scores: dict[str, float] = {}
         for task, windows in self._dev.items():
             losses: list[Tensor] = []
+
+            def add(batch: TagBatch, logits: Tensor, to: list[Tensor] = losses) -> None:
+                to.append(row_losses(logits, batch.labels))
+
             predicted = predict_windows(
                 self.model,
                 windows,
@@ -92,7 +96,7 @@ class TaggingRecipe:
                 labels=self.labels,
                 pad=self._pad,
                 rows=self.config.batch.score_rows,
-                see=lambda batch, logits, to=losses: to.append(row_losses(logits, batch.labels)),
+                see=add,
             )
             num_words = max(1, int((windows.labels != NO_LABEL).sum()))
             score = score_tags(self._gold[task], predicted, self.config.data.kind)

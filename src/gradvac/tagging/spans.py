@@ -3,8 +3,8 @@
 IOB2 says: every entity starts with `B-X` and goes on with `I-X`. Models (and some files) break
 this. The same sentence can then be read in two ways, and both are offered:
 
-- `find_spans` is conlleval's reading: an `I-X` that continues nothing (after `O`, at the beginning, or
-  after an entity of another type) starts an entity.
+- `find_spans` is conlleval's reading: an `I-X` that continues nothing (after `O`, at the
+  beginning, or after an entity of another type) starts an entity.
 - `find_strict_spans` is IOB2 to the letter: such an `I-X` is no part of any entity.
 
 `repair` turns the first reading into clean IOB2: the `I-X` that starts an entity becomes `B-X`.
