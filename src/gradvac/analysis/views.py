@@ -57,6 +57,12 @@ class Part:
         return self.side + (f" ({self.direction})" if self.direction else "")
 
 
+def short(name: str, most: int = 24) -> str:
+    """A name that fits: its beginning and its end, which tell most names apart."""
+    end = (most - 1) // 3
+    return name if len(name) <= most else f"{name[: most - 1 - end]}…{name[-end:]}"
+
+
 def sources(run: Run) -> dict[str, Similarities]:
     """All similarities of a run by a readable name; the one to show first comes first.
 

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
+from gradvac.analysis import views
 from gradvac.analysis.figures._style import INKS, MissingError, legend, new_figure, zero_line
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import by_one_metric
@@ -34,7 +35,8 @@ def scores_by_level(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, 
     if not others:
         raise MissingError("needs a task that two runs were scored on.")
     tasks.sort(key=lambda task: (-sizes.get(task, 0), level_rank(levels.get(task, ""))))
-    figure = new_figure(2.6 + 0.24 * max(len(tasks), 8) + 1.6, 3.2)
+    letters = min(20, max(map(len, labels(tasks))))
+    figure = new_figure(2.6 + 0.24 * max(len(tasks), 8) + 1.6, 3.2 + 0.055 * letters)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[max(len(tasks), 8), 5])
     drawn: dict[str, Artist] = {}
     for number, (run, values) in enumerate(others):
@@ -48,9 +50,10 @@ def scores_by_level(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, 
         right.bar([n + shift for n in range(len(means))], list(means.values()), **look)
         right.set_xticks(range(len(means)), [name.replace("_", " ") for name in means], rotation=35)
         right.set_xlim(-0.6, len(means) - 0.4)
-    upright = max(map(len, labels(tasks))) > 2
-    left.set_xticks(range(len(tasks)), labels(tasks), rotation=90 if upright else 0)
-    left.set_ylabel(f"{base.metric} minus {first.name}")
+    names = [views.short(name, 20) for name in labels(tasks)]
+    upright = max(map(len, names)) > 2
+    left.set_xticks(range(len(tasks)), names, rotation=90 if upright else 0)
+    left.set_ylabel(f"{base.metric} minus {views.short(first.name, 20)}")
     order = "largest data first" if all(task in sizes for task in tasks) else "by resource level"
     left.set_title(f"by task, {order}", loc="left")
     right.set_title("averages", loc="left")
@@ -73,13 +76,15 @@ def data_sizes(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, Figur
     families: dict[str, str] = {}
     for run in runs:
         families |= run.families
-    figure = new_figure(3.4 + 0.26 * max(len(tasks), 8), 3.0)
+    letters = min(20, max(map(len, labels(tasks))))
+    figure = new_figure(3.4 + 0.26 * max(len(tasks), 8), 3.0 + 0.055 * letters)
     axes = figure.subplots()
     heights = [sizes[task] for task in tasks]
     drawn = _bars(axes, heights, [families.get(task, "") for task in tasks])
     legend(figure, drawn, loc="outside right upper", fontsize=8)
-    upright = max(map(len, labels(tasks))) > 2
-    axes.set_xticks(range(len(tasks)), labels(tasks), rotation=90 if upright else 0)
+    names = [views.short(name, 20) for name in labels(tasks)]
+    upright = max(map(len, names)) > 2
+    axes.set_xticks(range(len(tasks)), names, rotation=90 if upright else 0)
     if heights[0] > 10 * heights[-1]:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))

@@ -15,7 +15,10 @@ from matplotlib.ticker import MaxNLocator
 from gradvac import tasks as task_names
 from gradvac.analysis import statistics, views
 from gradvac.analysis.figures._style import (
+    BLANK,
     DIVERGING,
+    HATCH,
+    LEAST_RANGE,
     QUIET,
     SEQUENTIAL,
     MissingError,
@@ -26,22 +29,27 @@ from gradvac.analysis.similarities import Similarities
 from gradvac.analysis.views import Matrix
 
 Order = tuple[list[int], list[views.Block]]
-Colours = dict[str, Any]  # of imshow
+Colours = dict[str, Any]  # of imshow, and what they are of
+
+_MOST_LETTERS = 20  # of a task's name
+_MOST_NUMBERS = 12  # tasks whose cells hold numbers
 
 
 def similarity_by_family(runs: Sequence[Run]) -> dict[str, Figure]:
     """Figures 1, 8, 10 and 11: similarity of each side of the model, clustered by family."""
     drawn = {}
     for run, main in _with_similarities(runs):
+        colours = _colours(*_all_sides(main))  # the same in all of a run: they are compared
         for side in views.sides_of(main):
             for direction, tasks in task_names.by_direction(main.tasks).items():
                 if len(tasks) < 2:
                     continue
                 matrix = views.side_matrix(main, side, tasks)
                 order = _order(main, tasks, run)
-                title = f"{run.name}: cosine of {side} gradients {direction}".rstrip()
+                own = f"cosine of {side} gradients {direction}".rstrip()
+                title = f"{views.short(run.name, 30)}: {own}"
                 name = "_".join(part for part in (run.name, side, direction) if part)
-                drawn[name] = _alone(matrix, tasks, order, title, _colours(matrix))
+                drawn[name] = _alone(matrix, tasks, order, title, colours)
     return drawn
 
 
@@ -71,10 +79,11 @@ def sides(runs: Sequence[Run]) -> dict[str, Figure]:
     for run, main in _with_similarities(runs):
         if views.sides_of(main) == views.SIDES:
             matrix = statistics.encoder_minus_decoder(main)
-            title = f"{run.name}: similarity in the encoder minus in the decoder"
+            title = f"{views.short(run.name, 40)}: encoder minus decoder"
             order = _order(main, main.tasks, run)
             limit = np.abs(views.pair_values(matrix)).max(initial=0.0)  # 0 stays in the middle
-            drawn[run.name] = _alone(matrix, main.tasks, order, title, _centred(float(limit)))
+            colours = _centred(float(limit)) | {"what": "difference of cosines"}
+            drawn[run.name] = _alone(matrix, main.tasks, order, title, colours)
     if not drawn:
         raise MissingError("needs components of an encoder and of a decoder.")
     return drawn
@@ -90,7 +99,7 @@ def two_runs(runs: Sequence[Run]) -> dict[str, Figure]:
         if len(tasks) < 2 or other.lines != main.lines:
             continue
         panels = {
-            f"{name}, mean {_mean(matrix):z.2f}": (matrix, tasks)
+            f"{views.short(name, 30)}, mean {_mean(matrix):z.2f}": (matrix, tasks)
             for name, similarities in ((first.name, main), (run.name, other))
             for matrix in [views.side_matrix(similarities, views.MODEL, tasks)]
         }
@@ -113,17 +122,31 @@ def _mean(matrix: Matrix) -> float:
     return float(values.mean()) if values.size else float("nan")
 
 
+def _all_sides(main: Similarities) -> list[Matrix]:
+    """The matrices of all sides and directions."""
+    return [
+        views.side_matrix(main, side, tasks)
+        for side in views.sides_of(main)
+        for tasks in task_names.by_direction(main.tasks).values()
+    ]
+
+
 def _colours(*matrices: Matrix) -> Colours:
-    """Centred at 0, unless all pairs are above it and close together: all would look the same."""
+    """Centred at 0, unless all pairs are above it and close together: all would look the same.
+
+    They never run over less than a tenth: that would make little look like much.
+    """
     values = np.concatenate([views.pair_values(matrix) for matrix in matrices])
     low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
     if high / 2 < low < high:
-        return {"cmap": SEQUENTIAL, "vmin": low, "vmax": high}
+        room = max(0.0, LEAST_RANGE - (high - low)) / 2
+        return {"cmap": SEQUENTIAL, "vmin": low - room, "vmax": high + room}
     return _centred(max(abs(low), abs(high)))
 
 
 def _centred(limit: float) -> Colours:
-    return {"cmap": DIVERGING, "vmin": -(limit or 1.0), "vmax": limit or 1.0}
+    limit = max(limit, LEAST_RANGE)
+    return {"cmap": DIVERGING, "vmin": -limit, "vmax": limit}
 
 
 def _order(main: Similarities, tasks: Sequence[str], run: Run) -> Order:
@@ -131,28 +154,40 @@ def _order(main: Similarities, tasks: Sequence[str], run: Run) -> Order:
     return views.order_by_family(views.side_matrix(main, views.MODEL, tasks), tasks, run.families)
 
 
+def _names(tasks: Sequence[str]) -> list[str]:
+    return [views.short(name, _MOST_LETTERS) for name in task_names.labels(tasks)]
+
+
+def _room(tasks: Sequence[str], families: Sequence[str]) -> tuple[float, float, float]:
+    """Inches that cells, names of tasks and names of families take."""
+    names = 0.35 + 0.066 * max(map(len, _names(tasks)))
+    return 0.24 * max(len(tasks), 8), names, 0.3 + 0.066 * max(map(len, families), default=0)
+
+
 def _alone(
     matrix: Matrix, tasks: Sequence[str], order: Order, title: str, colours: Colours
 ) -> Figure:
-    size = 2.2 + 0.21 * max(len(tasks), 8)
-    figure = new_figure(size + 1.3, size)
+    cells, names, families = _room(tasks, [block.family for block in order[1]])
+    figure = new_figure(max(cells + names + families, 4.2), cells + names + 0.95)
     axes = figure.subplots()
     image = _draw(axes, matrix, tasks, order, colours)
     axes.set_title(title, loc="left")
-    _colour_bar(figure, image)
+    _colour_bar(figure, image, colours)
     return figure
 
 
-def _colour_bar(figure: Figure, image: AxesImage) -> None:
+def _colour_bar(figure: Figure, image: AxesImage, colours: Colours) -> None:
     bar = figure.colorbar(
         image, ax=figure.axes, orientation="horizontal", fraction=0.03, pad=0.02, aspect=50
     )
     bar.locator = MaxNLocator(5)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)
+    what = colours.get("what", "cosine")
     if image.get_cmap().name == SEQUENTIAL.name:  # pale is not 0 here
         low, high = image.get_clim()
-        bar.set_label(f"colours from {low:.2f} to {high:.2f}", fontsize=8)
+        what += f", colours from {low:.2f} to {high:.2f}"
+    bar.set_label(what, fontsize=8)
 
 
 def _beside(
@@ -162,12 +197,12 @@ def _beside(
     (first, tasks), _ = panels.values()
     order, blocks = views.order_by_family(first, tasks, families)
     languages = [task_names.other_languages(tasks)[i] for i in order]
-    size = 1.9 + 0.19 * max(len(tasks), 8)
-    figure = new_figure(2 * size + 1.5, size + 0.2)
+    cells, names, side = _room(tasks, [block.family for block in blocks])
+    figure = new_figure(2 * (cells + names + side) + 0.3, cells + names + 1.25)
     images = []
     colours = _colours(*(matrix for matrix, _ in panels.values()))
     for axes, (name, (matrix, own)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        where = {language: row for row, language in enumerate(task_names.other_languages(own))}
+        where = {language: n for n, language in enumerate(task_names.other_languages(own))}
         same = len(own) == len(tasks) and all(language in where for language in languages)
         arranged = (
             ([where[language] for language in languages], blocks)
@@ -176,9 +211,9 @@ def _beside(
         )
         images.append(_draw(axes, matrix, own, arranged, colours))
         axes.set_title(name, loc="left")
-    _colour_bar(figure, images[0])
+    _colour_bar(figure, images[0], colours)
     if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+        figure.suptitle(views.short(title, 60), x=0.01, ha="left", fontsize=10)
     return figure
 
 
@@ -189,13 +224,22 @@ def _draw(
     arranged: Order,
     colours: Colours,
 ) -> AxesImage:
-    """A heat map with frames and brackets around families; the diagonal, always 1, is left out."""
+    """A heat map with frames and brackets around families; the diagonal, always 1, is grey.
+
+    Unknown pairs are hatched; cells hold numbers where there are few.
+    """
     order, blocks = arranged
     shown = np.array(matrix, dtype=np.float64)[np.ix_(order, order)]
     np.fill_diagonal(shown, np.nan)
-    image = axes.imshow(shown, **colours)
-    labels = [task_names.labels(tasks)[i] for i in order]
-    upright = max(map(len, labels)) > 2 and len(labels) > 8
+    image = axes.imshow(shown, **{key: colours[key] for key in ("cmap", "vmin", "vmax")})
+    labels = [_names(tasks)[i] for i in order]
+    for row, column in np.argwhere(np.isnan(shown)):
+        own = {"facecolor": BLANK} if row == column else {"facecolor": "none", "hatch": "//////"}
+        cell = Rectangle((column - 0.5, row - 0.5), 1, 1, edgecolor=HATCH, linewidth=0, **own)
+        axes.add_patch(cell)
+    if len(labels) <= _MOST_NUMBERS:
+        _write_numbers(axes, shown, image)
+    upright = (max(map(len, labels)) > 2 and len(labels) > 8) or max(map(len, labels)) > 5
     axes.set_xticks(range(len(labels)), labels, rotation=90 if upright else 0)
     axes.set_yticks(range(len(labels)), labels)
     axes.tick_params(length=0, labelsize=8)
@@ -209,7 +253,18 @@ def _draw(
         gap = 0.012 * len(labels)
         axes.plot([edge + 2 * gap] * 2, ends, color=QUIET, linewidth=1.2, clip_on=False)
         middle = low + size / 2
-        axes.text(edge + 4 * gap, middle, block.family, fontsize=8, va="center", ha="left")
+        family = views.short(block.family, 28)
+        axes.text(edge + 4 * gap, middle, family, fontsize=8, va="center", ha="left")
     axes.set_xlim(-0.5, edge)
     axes.set_ylim(edge, -0.5)
     return image
+
+
+def _write_numbers(axes: Axes, shown: Matrix, image: AxesImage) -> None:
+    for row, column in np.argwhere(~np.isnan(shown)):
+        value = shown[row, column]
+        red, green, blue, _ = image.to_rgba(value)
+        dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
+        text = f"{value:z.2f}".replace("0.", ".")
+        ink = "white" if dark else "#1c2128"
+        axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=ink)

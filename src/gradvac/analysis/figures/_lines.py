@@ -18,9 +18,9 @@ from gradvac.analysis.figures._style import (
     DASHES,
     INKS,
     MissingError,
+    cosine_axis,
     legend,
     new_figure,
-    zero_line,
 )
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import by_one_metric
@@ -123,7 +123,7 @@ def layers(runs: Sequence[Run]) -> dict[str, Figure]:
     drawn: dict[str, Artist] = {}
     for number, (run, lines) in enumerate(found):
         for part, points in lines:
-            name = f"{run.name}, {part.name}" if len(runs) > 1 else part.name
+            name = f"{views.short(run.name)}, {part.name}" if len(runs) > 1 else part.name
             look: dict[str, Any] = {
                 "color": INKS[sides.index(part.side)],
                 "linestyle": DASHES[number % len(DASHES)],
@@ -136,7 +136,7 @@ def layers(runs: Sequence[Run]) -> dict[str, Figure]:
     axes.set_xticks(range(first, last + 1, (last - first) // _MOST_TICKS + 1))
     axes.set_xlabel("layer")
     axes.set_ylabel("cosine, mean of pairs and steps")
-    zero_line(axes)
+    cosine_axis(axes)
     legend(figure, drawn, loc="outside right upper", fontsize=8)
     return {"": figure}
 
@@ -173,11 +173,11 @@ def _steps(name: str, main: Similarities, pairs: Sequence[tuple[str, str]]) -> F
         for number, pair in enumerate(pairs):
             values = statistics.by_step(part, pair)
             color = INKS[number % len(INKS)]
-            label = " and ".join(labels[task] for task in pair)
+            label = " and ".join(views.short(labels[task], 16) for task in pair)
             drawn[label] = axes.plot(main.steps, values, color=color)[0]
-        axes.set_title(f"{name}: {side}", loc="left")
+        axes.set_title(f"{views.short(name, 24)}: {side}", loc="left")
         axes.set_xlabel("step")
-        zero_line(axes)
+        cosine_axis(axes)
     panels[0].set_ylabel("cosine")
     legend(figure, drawn, loc="outside right upper", fontsize=8)
     return figure
@@ -215,12 +215,12 @@ def _distance(
         color = INKS[is_outward]
         look: dict[str, Any] = {"s": 12, "alpha": 0.6, "color": color}
         drawn[part.side][label] = axes.scatter(distances[pairs], matrix[pairs], **look)
-        axes.set_title(f"{name}: {part.side}", loc="left")
+        axes.set_title(f"{views.short(name, 24)}: {part.side}", loc="left")
         axes.set_xlabel(what)
     for axes, side in zip(panels, sides, strict=True):
         below = (0.5, -0.22)  # on no point
         legend(axes, drawn[side], fontsize=8, loc="upper center", bbox_to_anchor=below)
-        zero_line(axes)
+        cosine_axis(axes)
     panels[0].set_ylabel("cosine of a pair")
     return figure
 

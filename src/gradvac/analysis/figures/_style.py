@@ -18,6 +18,8 @@ from matplotlib.figure import Figure
 INKS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#8c6d00", "#56b4e9", "#5b5b5b")
 DASHES = ("-", "--", ":", "-.", (0, (7, 1, 1, 1, 1, 1)), (0, (2, 1)), (0, (9, 3)))
 QUIET = "#59636e"
+LEAST_RANGE = 0.1  # of cosines, on axes and in colours
+BLANK, HATCH = "#e6e9ed", "#9aa5b1"  # of a diagonal, of what is unknown
 # Orange below 0, white at 0, blue above: told apart by people with any colour vision.
 DIVERGING = LinearSegmentedColormap.from_list(
     "similarity",
@@ -119,6 +121,14 @@ def legend(owner: Axes | Figure, entries: Mapping[str, Artist], **look: Any) -> 
     made = owner.legend(list(entries.values()), [str(n) for n in range(len(entries))], **look)
     for text, name in zip(made.get_texts(), entries, strict=True):
         text.set_text(name)
+
+
+def cosine_axis(axes: Axes) -> None:
+    """Mark 0, and show at least a tenth: less would make little look like much."""
+    zero_line(axes)
+    low, high = axes.get_ylim()
+    room = max(0.0, LEAST_RANGE - (high - low)) / 2
+    axes.set_ylim(low - room, high + room)
 
 
 def zero_line(axes: Axes) -> None:

@@ -13,7 +13,6 @@ from gradvac.analysis.report._wording import (
     is_clear,
     p_text,
     range_text,
-    short,
     together,
     way,
 )
@@ -40,7 +39,7 @@ def say_pairs(main: Similarities) -> list[Sentence]:
     best, worst = int(np.nanargmax(values)), int(np.nanargmin(values))
 
     def name(pair: int) -> str:
-        return f"{short(labels[columns[pair]])} and {short(labels[rows[pair]])}"
+        return f"{views.short(labels[columns[pair]])} and {views.short(labels[rows[pair]])}"
 
     mean = f"Two tasks share {known.mean():z.2f} on average"
     if len(known) == 1:

@@ -68,12 +68,6 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-def short(name: str, most: int = 24) -> str:
-    """A name that fits a sentence: its beginning and its end, which tell most names apart."""
-    end = (most - 1) // 3
-    return name if len(name) <= most else f"{name[: most - 1 - end]}…{name[-end:]}"
-
-
 def where(part: views.Part) -> str:
     """As in " in the encoder (en-xx)"."""
     return inside(part.side) + way(part.direction)
