@@ -234,7 +234,9 @@ def _draw(
     image = axes.imshow(shown, **{key: colours[key] for key in ("cmap", "vmin", "vmax")})
     labels = [_names(tasks)[i] for i in order]
     for row, column in np.argwhere(np.isnan(shown)):
-        own = {"facecolor": BLANK} if row == column else {"facecolor": "none", "hatch": "//////"}
+        own: dict[str, Any] = {"facecolor": BLANK}
+        if row != column:
+            own = {"facecolor": "none", "hatch": "//////"}
         cell = Rectangle((column - 0.5, row - 0.5), 1, 1, edgecolor=HATCH, linewidth=0, **own)
         axes.add_patch(cell)
     if len(labels) <= _MOST_NUMBERS:

@@ -96,16 +96,16 @@ def _without_noise(similarities: Similarities) -> Quantity:
 def _rule_quantities(record: Record) -> list[Quantity]:
     """Targets, and how often a pair was active, where the rule has them."""
     found = []
-    names = {"rows": "the task that is altered", "columns": "against this task"}
+    rows, columns = "the task that is altered", "against this task"
     if not np.isnan(record.target).all():
-        found.append(Quantity("target", record.target, record.steps, **names))
+        found.append(Quantity("target", record.target, record.steps, rows, columns))
     if record.active.any():
         known = np.where(np.isnan(record.similarity), np.nan, record.active)
         spared = np.setdiff1d(np.arange(len(record.tasks)), record.eligible())
         known[:, :, spared] = np.nan  # never altered, whatever they do
         share = mean_where_known(known, axis=0)[None]
         last = record.steps[-1:]
-        found.append(Quantity("share of steps active", share, last, whole=True, **names))
+        found.append(Quantity("share of steps active", share, last, rows, columns, whole=True))
     return found
 
 

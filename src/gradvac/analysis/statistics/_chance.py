@@ -18,6 +18,7 @@ from gradvac.analysis.similarities import mean_where_known
 Matrix = NDArray[np.floating]
 
 MOST_COUNTED = 20_000  # permutations that are gone through one by one; more are drawn
+_NOTHING = 1e-7  # what rounding makes of 0
 _FEWEST_TASKS = 3  # two tasks are one pair: nothing to see chance by
 
 
@@ -49,13 +50,15 @@ def mean_over_tasks(matrix: Matrix) -> OverTasks:
     values = values[np.ix_(*[~np.isnan(values).all(axis=1)] * 2)]
     num = len(values)
     mean = float(mean_where_known(values, axis=(0, 1)))
-    without = [_mean_without(values, task) for task in range(num)]
+    without = np.array([_mean_without(values, task) for task in range(num)])
     if num < _FEWEST_TASKS or np.isnan(without).any():
         return OverTasks(mean, (np.nan, np.nan), np.nan)
-    error = np.sqrt((num - 1) / num * np.sum((without - np.mean(without)) ** 2))
+    error = np.sqrt((num - 1) / num * np.sum((without - without.mean()) ** 2))
     reach = float(student.ppf(0.975, num - 1)) * error
-    if error <= 1e-9 * abs(mean):  # all pairs alike, to rounding
-        p_value = 1.0 if mean == 0 else 0.0
+    if abs(mean) < _NOTHING:
+        p_value = 1.0
+    elif error <= _NOTHING * abs(mean):  # all pairs alike
+        p_value = 0.0
     else:
         p_value = float(2 * student.sf(abs(mean) / error, num - 1))
     return OverTasks(mean, (mean - reach, mean + reach), p_value)

@@ -39,7 +39,7 @@ class RuleCounts(NamedTuple):
 def rule_counts(record: Record) -> RuleCounts:
     """Count what the rule could do and what it did."""
     layers = weighty(record.components)
-    rows = np.ix_(range(len(record.steps)), np.flatnonzero(layers), record.eligible())
+    rows = np.ix_(np.arange(len(record.steps)), np.flatnonzero(layers), record.eligible())
     others = ~np.eye(len(record.tasks), dtype=bool)[record.eligible()]
     similarity = record.similarity[rows]
     known = ~np.isnan(similarity) & others
