@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradvac.analysis import statistics, views
-from gradvac.analysis.components import side_of
 from gradvac.analysis.record import Record
 from gradvac.analysis.report._packing import pack
 from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import Similarities, mean_where_known
+from gradvac.sides import side_of
 
 Values = NDArray[np.floating]
 
