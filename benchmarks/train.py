@@ -11,7 +11,7 @@ that count; MFU counts the products of matrices for tokens that count, against `
 the share of the time in which the device computes.
 
 `--huggingface` times a Pegasus model of the same size, padded batches of the same number of tokens
-cut from the same sentences, bf16 autocast and the same optimiser, eager or compiled.
+cut from the same sentences, bf16 autocast and the same optimizer, eager or compiled.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def main(given: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = run_all(arguments, Path(folder))
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    print(f"{device}, torch {torch.__version__}, {arguments.tokens} tokens a side")
+    print(f"{device}, torch {torch.__version__}, {arguments.tokens} tokens per side")
     if arguments.out:
         arguments.out.write_text(json.dumps({"device": device, "rows": rows}, indent=1))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Size:
-    """What is timed: the model, and how many tokens a side."""
+    """What is timed: the model, and how many tokens per side."""
 
     vocabulary: int
     width: int

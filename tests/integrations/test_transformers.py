@@ -31,7 +31,7 @@ Make = Callable[..., Any]
 
 
 class Gradients(TrainerCallback):
-    """Keeps the gradients of every optimiser step."""
+    """Keeps the gradients of every optimizer step."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, Tensor]] = []

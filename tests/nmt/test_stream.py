@@ -102,7 +102,7 @@ def test_shares_follow_the_temperature(stream: Callable[..., Stream]) -> None:
         assert rows[1] / rows.total() == pytest.approx(share, abs=0.02)
 
 
-def test_the_temperature_schedule_counts_optimiser_steps(stream: Callable[..., Stream]) -> None:
+def test_the_temperature_schedule_counts_optimizer_steps(stream: Callable[..., Stream]) -> None:
     phase = TemperaturePhase(from_step=20, temperature=float("inf"))
     sampling = SamplingConfig(temperature=1.0, schedule=[phase])
     batches = list(islice(stream(sampling=sampling, accumulation=2), 120))

@@ -92,7 +92,7 @@ def test_the_last_component_all_tasks_reach_is_the_default() -> None:
 
 
 def test_absent_tasks() -> None:
-    """Weights always sum to the number of tasks; present ones keep their own optimiser state."""
+    """Weights always sum to the number of tasks; present ones keep their own optimizer state."""
     generator = torch.Generator().manual_seed(0)
     rule = bound(GradNorm(), 4)
     for seed in range(30):

@@ -31,7 +31,7 @@ class AlignedModule:
     """Put before `LightningModule` among the bases; define `configure_aligner`.
 
     Attributes:
-        alignment: What the last optimiser step did; None before the first.
+        alignment: What the last optimizer step did; None before the first.
     """
 
     alignment: Alignment | None = None

@@ -120,7 +120,7 @@ def files_of(source: str, first: str, second: str, *, root: Path) -> list[Path]:
     if len(paths) == 1 and _kind(paths[0]) not in _KINDS:
         raise ValueError(
             f"data: {paths[0]} is one file, but none of {', '.join(_KINDS)}; plain text needs "
-            f"one file a language, with {{lang}} in the name: {source!r}."
+            f"one file per language, with {{lang}} in the name: {source!r}."
         )
     return paths
 

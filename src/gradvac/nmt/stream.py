@@ -94,7 +94,7 @@ class Stream:
         packed: Whether batches are packed.
         longest: All packed batches get one size (a `Frame`), for sentences up to so many tokens;
             None: each is as large as it comes.
-        accumulation: Batches of an optimiser step, by which the schedule counts.
+        accumulation: Batches of an optimizer step, by which the schedule counts.
         seed: Of everything drawn.
     """
 

@@ -87,7 +87,7 @@ class TagStream:
         sampling: Temperature and its schedule.
         rows: Rows of a batch.
         pad: The padding token.
-        accumulation: Batches of an optimiser step, by which the schedule counts.
+        accumulation: Batches of an optimizer step, by which the schedule counts.
         seed: Of everything drawn.
     """
 

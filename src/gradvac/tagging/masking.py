@@ -122,7 +122,7 @@ class MaskedStream:
         share: How much is hidden.
         mask: The mask token.
         vocabulary: Tokens there are.
-        accumulation: Batches of an optimiser step.
+        accumulation: Batches of an optimizer step.
         seed: Of everything drawn.
     """
 

@@ -1,7 +1,7 @@
 """Training: what every recipe needs around the aligner, and nothing about any one recipe.
 
 A recipe (`recipe.py`) owns a model, batches and a validation. `train` (`loop.py`) is the one loop:
-learning rate, micro-batches, aligned backward, clipping, optimiser step, log, validation,
+learning rate, micro-batches, aligned backward, clipping, optimizer step, log, validation,
 checkpoint. A run is a folder: its config, its signature, its metrics, its checkpoints. Training
 into a folder that holds a run continues it, bit for bit on a CPU, wherever it was killed.
 
@@ -15,7 +15,7 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     optimizer.py    [optimizer]: Adam, learning rate, clipping; steps that skip themselves
     recipe.py       the protocol between a recipe and the loop
     loop.py         train(recipe, config, run)
-    step.py         one optimiser step, eager or as a CUDA graph
+    step.py         one optimizer step, eager or as a CUDA graph
     ahead.py        batches prepared ahead in a thread
     state.py        what a run consists of between two steps: saved and restored as one
     checkpoint.py   atomic checkpoints, best and averaged weights

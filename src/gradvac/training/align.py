@@ -216,12 +216,19 @@ def _fields() -> dict[str, Any]:
                     kind, default = str | list[str], ALL
             elif default is None:
                 kind = kind | None
-            about = option.about.replace("None: ", "unset: ")
-            field = (kind, Field(default=default, description=f"{rule.name}: {about}"))
             if key in fields and fields[key][0] != kind:
                 raise AssertionError(f"{key} means different things to {rule.name} and others")
-            fields.setdefault(key, field)
+            fields.setdefault(key, (kind, Field(default=default, description=_about(key))))
     return fields
+
+
+def _about(key: str) -> str:
+    """What rules with this setting say of it."""
+    rules = [rule for rule in RULES.values() if key in _keys(rule)]
+    option = _keys(rules[0])[key]
+    names = ", ".join(rule.name for rule in rules)
+    levels = " Or resource levels, such as low." if option.name in rules[0].task_options else ""
+    return f"{names}: {option.about.replace('None: ', 'unset: ')}{levels}"
 
 
 def _kind(annotation: Any) -> Any:

@@ -1,7 +1,7 @@
 """Checkpoints that are there completely or not at all.
 
     RUN/checkpoints/step-00001000/model.safetensors     weights
-                                  state.pt              optimiser, aligner, batches, loop, random
+                                  state.pt              optimizer, aligner, batches, loop, random
                                   manifest.json         step, SHA-256 of the two
     RUN/best.safetensors, RUN/averaged.safetensors      weights to use
 
@@ -94,7 +94,7 @@ def save(
 
     Args:
         run: The run folder.
-        step: Optimiser steps taken.
+        step: Optimizer steps taken.
         weights: The model's `state_dict`; tied weights may share memory.
         state: Everything else: nested dicts and lists of plain values and tensors.
         keep: How many regular checkpoints stay.

@@ -43,7 +43,7 @@ class Result:
 
     Attributes:
         run: The run folder.
-        step: Optimiser steps taken, in all.
+        step: Optimizer steps taken, in all.
         reason: "finished" (all steps), "early_stop" (patience), "interrupted" (a signal; the same
             call continues).
         best_step: Step of `best.safetensors`; None before the first validation.
@@ -179,7 +179,7 @@ class _Loop(Generic[BatchT]):
         self.display.open(self.state.at.step, self.settings.train.max_steps)
 
     def step(self) -> Alignment | None:
-        """One optimiser step, which skips itself, on the device, if it is not finite."""
+        """One optimizer step, which skips itself, on the device, if it is not finite."""
         state, settings = self.state, self.settings.optimizer
         set_lr(
             state.optimizer, settings.lr_at(state.at.step, max_steps=self.settings.train.max_steps)

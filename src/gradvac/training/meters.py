@@ -1,4 +1,4 @@
-"""Sums between two log entries, kept on the device so that nothing waits for it."""
+"""Sums between two log entries, kept on the device: no host-device synchronisation."""
 
 import time
 from collections.abc import Mapping

@@ -35,7 +35,7 @@ class OptimizerConfig(Section):
     accumulation: PositiveInt = 1
 
     def lr_at(self, step: int, *, max_steps: int) -> float:
-        """The learning rate of an optimiser step, counted from 0."""
+        """The learning rate of an optimizer step, counted from 0."""
         count = step + 1
         if count <= self.warmup_steps:
             return self.lr * count / self.warmup_steps
@@ -47,7 +47,7 @@ class OptimizerConfig(Section):
         return self.lr
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """The optimiser of a model's trainable parameters."""
+        """The optimizer of a model's trainable parameters."""
         parameters = [p for p in model.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in parameters if p.dim() > 1], "weight_decay": self.weight_decay},
@@ -66,7 +66,7 @@ class OptimizerConfig(Section):
 
 
 def settle(optimizer: torch.optim.Optimizer) -> None:
-    """Make an optimiser fit its device, also one whose state was saved on another.
+    """Make an optimizer fit its device, also one whose state was saved on another.
 
     On a GPU the learning rate is a tensor there, because a recorded step reads it from its place.
     """

@@ -13,7 +13,7 @@ Who does what:
   batches there itself.
 - The *loop* puts autocast around `losses` and `validate`, divides by the number of tokens of the
   step, calls the aligner, clips, steps, logs, validates, saves.
-- What must survive a restart and is not model, optimiser, aligner or a global random state lives in
+- What must survive a restart and is not model, optimizer, aligner or a global random state lives in
   the batch stream and is returned by its `state_dict`.
 """
 
@@ -107,7 +107,7 @@ class Recipe(Protocol[BatchT]):
     def batches(self) -> BatchStream[BatchT]:
         """A stream at its beginning; called once per `train`.
 
-        A temperature schedule counts optimiser steps: a stream that hands out its n-th micro-batch
+        A temperature schedule counts optimizer steps: a stream that hands out its n-th micro-batch
         (from 0) is in step `n // config.optimizer.accumulation`.
         """
         ...

@@ -16,7 +16,7 @@ from gradvac.training.config import Section
 
 
 class TemperaturePhase(Section):
-    """From some optimiser step on, another temperature.
+    """From some optimizer step on, another temperature.
 
     Attributes:
         from_step: The first step of the phase, counted from 0.
@@ -49,7 +49,7 @@ class SamplingConfig(Section):
         return schedule
 
     def temperature_at(self, step: int) -> float:
-        """The temperature of an optimiser step (counted from 0)."""
+        """The temperature of an optimizer step (counted from 0)."""
         passed = [phase.temperature for phase in self.schedule if phase.from_step <= step]
         return passed[-1] if passed else self.temperature
 
@@ -103,7 +103,7 @@ class TaskSampler:
         self.probabilities(0)
 
     def probabilities(self, step: int) -> dict[str, float]:
-        """Task -> probability in an optimiser step."""
+        """Task -> probability in an optimizer step."""
         return task_probabilities(self._sizes, self._config.temperature_at(step))
 
     def draw(self, num: int, *, step: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -111,7 +111,7 @@ class TaskSampler:
 
         Args:
             num: How many.
-            step: The optimiser step they are for, which decides about the temperature.
+            step: The optimizer step they are for, which decides about the temperature.
 
         Returns:
             Positions in `tasks`, `[num]`.
@@ -157,8 +157,8 @@ def effective_epochs(
     Args:
         sizes: Task -> number of sentences.
         config: Temperature and its schedule.
-        num_steps: Optimiser steps.
-        rows_per_step: Rows drawn per optimiser step, all micro-batches together.
+        num_steps: Optimizer steps.
+        rows_per_step: Rows drawn per optimizer step, all micro-batches together.
     """
     starts = [0, *(phase.from_step for phase in config.schedule)]
     ends = [*starts[1:], num_steps]

@@ -33,10 +33,10 @@ class TrainConfig(Section):
     """The loop.
 
     Attributes:
-        max_steps: Optimiser steps of the whole run.
+        max_steps: Optimizer steps of the whole run.
         log_every: Steps between log entries; the only moments the loop waits for the device.
         record_every: Steps between entries of `record.bin`, which holds similarities, targets and
-            weights for the report; 0: none. Nothing waits for it.
+            weights for the report; 0: none. Costs no host-device synchronisation.
         validate_every: Steps between validations; 0: never. The last step is always validated.
         checkpoint_every: Steps between checkpoints; the last step is always saved.
         keep: How many checkpoints stay on disk.

@@ -26,7 +26,7 @@ from gradvac.training.weights import is_finite, load_weights
 class Position:
     """Where a run stands."""
 
-    step: int = 0  # optimiser steps taken
+    step: int = 0  # optimizer steps taken
     validated: int = 0  # the step last validated
     stale: int = 0  # validations since the best one
     best_step: int | None = None
@@ -34,7 +34,7 @@ class Position:
 
 
 class RunState(Generic[BatchT]):
-    """Model, optimiser, aligner, batches, meters and position of a run at its first step.
+    """Model, optimizer, aligner, batches, meters and position of a run at its first step.
 
     Args:
         recipe: The recipe; its model is moved to the device.

@@ -1,4 +1,4 @@
-"""One optimiser step: forward, aligned backward, clipping, update; eager, or as a CUDA graph.
+"""One optimizer step: forward, aligned backward, clipping, update; eager, or as a CUDA graph.
 
 A graph replays a step that was recorded once, so that the host's only work is to copy the next
 batch to where the recorded one lay. It needs batches of one size whose tasks live on the device
@@ -43,7 +43,7 @@ class Step(Generic[BatchT]):
     Args:
         recipe: Model and losses.
         settings: Its config.
-        state: Model, aligner and optimiser.
+        state: Model, aligner and optimizer.
     """
 
     def __init__(

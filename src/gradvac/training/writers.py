@@ -19,7 +19,7 @@ class Writer(Protocol):
     """A place for metrics."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record values of an optimiser step."""
+        """Record values of an optimizer step."""
         ...
 
     def draw(self, step: int, name: str, pixels: NDArray[np.uint8]) -> None:
