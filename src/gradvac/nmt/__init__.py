@@ -11,6 +11,8 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     columns.py         which column of a table holds which language
     guess.py           a guess at the language of a text, to warn of columns turned round
     cleaning.py        what is dropped, and the report
+    seen.py            repetitions, known by fingerprints on disk
+    workers.py         work on all cores, in order
     vocabulary.py      SentencePiece with a token <2xx> for every target language
     tokens.py          token files, mapped into memory
     sealed.py          files whose size and hash are known, so that damage is told

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 from rich.table import Table
 
 from gradvac.nmt.readers import Line, Problem
+from gradvac.nmt.seen import Marks, Seen
+from gradvac.nmt.workers import chunks, ordered_map
 from gradvac.training import Section
 
 _NUM_EXAMPLES = 3
@@ -89,13 +92,17 @@ class Report:
         return cls(saved["read"], saved["kept"], Counter(saved["dropped"]), examples)
 
 
+HeldOut = tuple[set[int], set[int]]
+
+
 def clean(
     lines: Iterable[Line],
     config: CleaningConfig,
     report: Report,
     *,
-    held_out: tuple[set[int], set[int]] = (set(), set()),
+    held_out: HeldOut = (set(), set()),
     limit: int | None = None,
+    processes: int = 1,
 ) -> Iterator[tuple[str, str]]:
     """Pass on the training pairs to keep, and count the others.
 
@@ -105,25 +112,39 @@ def clean(
         report: Where to count.
         held_out: Fingerprints of the held-out sentences of each of the two languages.
         limit: Keep no more pairs than this; reading goes on, so that damage further down is found.
+        processes: Processes that look at the lines; 0: one for every core.
     """
-    seen: set[int] = set()
-    for line in lines:
-        report.num_read += 1
-        reason = _reason(line, config, held_out)
-        pair = None if isinstance(line, Problem) else line
-        if reason is None and config.deduplicate:
-            assert pair is not None
-            mark = fingerprint("\t".join(pair))
-            reason = "repetition" if mark in seen else None
-            seen.add(mark)
-        if reason is None and limit is not None and report.num_kept >= limit:
-            reason, pair = "beyond the limit", None
-        if reason is not None:
-            report.drop(reason, pair)
-        else:
-            report.num_kept += 1
-            assert not isinstance(line, Problem)
-            yield line
+    seen = Seen()
+    judged = ordered_map(judge, chunks(lines), shared=(config, held_out), processes=processes)
+    for block, (reasons, marks) in judged:
+        if config.deduplicate:
+            open_ones = [place for place, reason in enumerate(reasons) if reason is None]
+            for place, is_new in zip(open_ones, seen.add(marks[open_ones]), strict=True):
+                reasons[place] = None if is_new else "repetition"
+        for line, reason in zip(block, reasons, strict=True):
+            report.num_read += 1
+            pair = None if isinstance(line, Problem) else line
+            if reason is None and limit is not None and report.num_kept >= limit:
+                reason, pair = "beyond the limit", None
+            if reason is not None:
+                report.drop(reason, pair)
+            else:
+                report.num_kept += 1
+                assert not isinstance(line, Problem)
+                yield line
+
+
+def judge(
+    lines: Sequence[Line], config: CleaningConfig, held_out: HeldOut
+) -> tuple[list[str | None], Marks]:
+    """Tell for every line why it is dropped, if it is, and fingerprint it."""
+    reasons = [_reason(line, config, held_out) for line in lines]
+    marks = np.zeros(len(lines), dtype=np.uint64)
+    if config.deduplicate:
+        for place, (line, reason) in enumerate(zip(lines, reasons, strict=True)):
+            if reason is None and not isinstance(line, Problem):
+                marks[place] = fingerprint("\t".join(line))
+    return reasons, marks
 
 
 def keep_readable(lines: Iterable[Line], report: Report) -> Iterator[tuple[str, str]]:
@@ -139,7 +160,7 @@ def keep_readable(lines: Iterable[Line], report: Report) -> Iterator[tuple[str, 
             yield line
 
 
-def _reason(line: Line, config: CleaningConfig, held_out: tuple[set[int], set[int]]) -> str | None:
+def _reason(line: Line, config: CleaningConfig, held_out: HeldOut) -> str | None:
     if isinstance(line, Problem):
         return line.value
     if not all(line):

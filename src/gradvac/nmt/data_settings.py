@@ -76,6 +76,8 @@ class DataConfig(Section):
         directions: Which way to translate the pairs; "en" stands for the first of each.
         tasks: Only these tasks, such as ["en-fr"] for a bilingual model.
         max_tokens: Training pairs with a longer side are dropped; `translate` cuts its input there.
+        processes: Processes that clean large corpora, and threads that cut them; 0: one for every
+            core. They change nothing.
         resource_levels: Thresholds.
         cleaning: What else is dropped.
         vocabulary: The shared vocabulary.
@@ -95,6 +97,7 @@ class DataConfig(Section):
     directions: Literal["en-to-any", "any-to-en", "any-to-any"] = "en-to-any"
     tasks: list[str] = Field(default_factory=list)
     max_tokens: int = Field(default=256, ge=1)
+    processes: int = Field(default=0, ge=0)
     resource_levels: ResourceLevels = ResourceLevels()
     cleaning: CleaningConfig = CleaningConfig()
     vocabulary: VocabularyConfig = VocabularyConfig()

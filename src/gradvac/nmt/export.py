@@ -93,9 +93,9 @@ def _require(to: str) -> None:
 
 
 def _longest(settings: NmtConfig) -> int:
-    """Positions that sources and translations can reach."""
+    """Positions that sources and translations can reach, also with settings of others."""
     decoding, source = settings.decoding, settings.data.max_tokens + 2
-    return max(source, round(source * decoding.max_ratio) + decoding.max_extra + 1)
+    return max(1024, source, round(source * decoding.max_ratio) + decoding.max_extra + 1)
 
 
 def make_pegasus(model: Transformer, *, longest: int, decoding: DecodingConfig) -> Any:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,12 @@ from gradvac.nmt.sealed import (
 )
 from gradvac.nmt.tokens import TokenWriter
 from gradvac.nmt.vocabulary import Vocabulary, draw_lines, extend, learn
+from gradvac.nmt.workers import chunks, num_cores
 from gradvac.runs import files
 from gradvac.tasks import parse
 
 Say = Callable[[str], None]
 Facts = dict[str, Any]
-_LINES_AT_ONCE = 10_000
 
 
 def prepare(config: DataConfig, *, say: Say = print) -> Prepared:
@@ -219,6 +218,7 @@ class _Preparation:
             report,
             held_out=(marks[first], marks[second]),
             limit=self.limit(pair),
+            processes=self.config.processes,
         )
 
     def limit(self, pair: str) -> int | None:
@@ -333,8 +333,8 @@ class _Preparation:
         """The text of a pair and its tokens, some thousand lines at a time."""
         first, second = (read_lines(path) for path in self.paths("text", split, pair))
         lines = zip(first, second, strict=True)
-        threads = self.config.vocabulary.threads
-        while texts := list(islice(lines, _LINES_AT_ONCE)):
+        threads = self.config.processes or num_cores()
+        for texts in chunks(lines):
             sides = [vocabulary.encode(side, threads=threads) for side in zip(*texts, strict=True)]
             yield texts, list(zip(*sides, strict=True))
 

@@ -16,6 +16,8 @@ from pydantic import Field
 
 from gradvac.nmt.cleaning import fingerprint
 from gradvac.nmt.sealed import read_lines
+from gradvac.nmt.seen import Seen
+from gradvac.nmt.workers import chunks
 from gradvac.runs import RunFolder
 from gradvac.runs.kept import read_kept
 from gradvac.training import Section, task_probabilities
@@ -226,15 +228,13 @@ def draw_lines(texts: Mapping[str, Sequence[Path]], config: VocabularyConfig) ->
 
 def _first_times(paths: Sequence[Path]) -> list[NDArray[np.bool_]]:
     """Tell for every line of every file whether it is the first of its kind."""
-    seen = np.zeros(0, dtype=np.uint64)
-    found = []
+    seen, found = Seen(), []
     for path in paths:
-        marks = np.fromiter(map(fingerprint, read_lines(path)), np.uint64)
-        distinct, first = np.unique(marks, return_index=True)
-        new = np.zeros(len(marks), dtype=np.bool_)
-        new[first[~np.isin(distinct, seen)]] = True
-        found.append(new)
-        seen = np.union1d(seen, distinct)
+        new = [
+            seen.add(np.fromiter(map(fingerprint, block), np.uint64, len(block)))
+            for block in chunks(read_lines(path))
+        ]
+        found.append(np.concatenate([np.zeros(0, dtype=np.bool_), *new]))
     return found
 
 

@@ -1,0 +1,136 @@
+"""Sentence pairs a second that preparation cleans and cuts, and the memory it takes.
+
+    python benchmarks/prepare.py --pairs 1000000 5000000
+
+Constructed sentence pairs are written to files first. Each size is prepared in a process of its
+own, whose peak is that of its own memory (anonymous pages), those of its workers not included. Then
+the time to open the result and draw the first batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from gradvac.nmt import Prepared, Stream, TaskData, prepare
+from gradvac.nmt.data_settings import DataConfig
+from gradvac.nmt.settings import BatchConfig
+from gradvac.training import SamplingConfig
+
+
+def write_corpus(folder: Path, pairs: int) -> None:
+    """Sentences of random words; one in twenty comes twice."""
+    draw = random.Random(0)
+    words = [
+        "".join(draw.choices("abdefgiklmnoprstuvz", k=draw.randint(2, 9))) for _ in range(20_000)
+    ]
+    turned = {word: word[::-1].title() for word in words}
+    for split, number in (("dev", 500), ("train", pairs)):
+        with (
+            (folder / f"{split}.en").open("w") as left,
+            (folder / f"{split}.xx").open("w") as right,
+        ):
+            line = ["a"]
+            for count in range(number):
+                if count % 20:
+                    line = draw.choices(words, k=draw.randint(4, 30))
+                left.write(" ".join(line) + "\n")
+                right.write(" ".join(turned.get(word, word) for word in line) + "\n")
+
+
+def settings(folder: Path, prepared: Path, processes: int) -> DataConfig:
+    text = {
+        "prepared": str(prepared),
+        "root": str(folder),
+        "languages": ["xx"],
+        "train": "train.{lang}",
+        "dev": "dev.{lang}",
+        "processes": processes,
+        "vocabulary": {"size": 4000, "max_lines": 100_000},
+    }
+    return DataConfig.model_validate_json(json.dumps(text))
+
+
+def anonymous() -> int:
+    """Own memory of this process, in KiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1])
+    return 0
+
+
+def measure(folder: Path, prepared: Path, processes: int) -> dict[str, float]:
+    """Prepare once, in this process."""
+    peak, done = [anonymous()], threading.Event()
+    start_memory = peak[0]
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            peak.append(max(peak.pop(), anonymous()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    stages: dict[str, float] = {}
+    start = time.perf_counter()
+
+    def say(message: str) -> None:
+        stages[message] = time.perf_counter() - start
+
+    config = settings(folder, prepared, processes)
+    prepare(config, say=say)
+    seconds = time.perf_counter() - start
+    done.set()
+    watcher.join()
+    start = time.perf_counter()
+    opened = Prepared.open(config)
+    assert opened is not None
+    sources, targets = opened.task_tokens("train", "en-xx")
+    task = TaskData("en-xx", sources, targets, opened.vocabulary.tag("xx"))
+    stream = Stream([task], SamplingConfig(), BatchConfig(tokens=16_384))
+    next(stream)
+    learn = [value for name, value in stages.items() if name.startswith("Learning")]
+    cut = [value for name, value in stages.items() if name.startswith("Cutting")]
+    return {
+        "seconds": seconds,
+        "seconds learning": cut[0] - learn[0],
+        "peak MiB": peak[0] / 1024,
+        "MiB before": start_memory / 1024,
+        "start-up seconds": time.perf_counter() - start,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, nargs="+", default=[1_000_000, 5_000_000])
+    parser.add_argument("--processes", type=int, default=0)
+    parser.add_argument("--one", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(measure(*arguments.one, arguments.processes)))
+        return
+    rows = []
+    for pairs in arguments.pairs:
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            write_corpus(folder, pairs)
+            command = [sys.executable, __file__, "--one", place, str(folder / "prepared")]
+            command += ["--processes", str(arguments.processes)]
+            out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        row = {"pairs": pairs, **json.loads(out.splitlines()[-1])}
+        row["pairs/s"] = pairs / (row["seconds"] - row["seconds learning"])
+        rows.append(row)
+        print("  ".join(f"{name} {value:,.1f}" for name, value in row.items()), flush=True)
+    if arguments.out:
+        arguments.out.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
