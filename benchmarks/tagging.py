@@ -256,19 +256,19 @@ def finetune(args: argparse.Namespace) -> None:
     for worker in workers:
         worker.start()
     per_step = calibrate(args, jobs, results)
-    seeds, rows = range(args.seeds), 32
-    left = args.end - time.monotonic() - (0 if args.tiny else 30)
-    num_steps = len(RULES) * args.seeds * sum(windows.values()) / rows  # of one epoch of all
-    scoring = 15 * len(RULES) * args.seeds * len(windows) / args.workers  # validation and scores
-    epochs = 0.9 * (left - scoring) * args.workers / per_step / num_steps
-    epochs = 0.05 if args.tiny else round(max(0.5, min(args.most_epochs, epochs)), 2)
-    print(f"{1000 * per_step:.1f} ms a step, {epochs} epochs, {left:.0f} s left", flush=True)
-    # NER first: its runs are the longest. Seed by seed, so that a late end costs whole seeds.
+    left = args.end - time.monotonic() - (0 if args.tiny else 25)
+    scoring = 12 * len(RULES) * args.seeds * len(windows) / args.workers  # validation and scores
+    per_epoch = args.seeds * sum(per_step.values()) * sum(windows.values()) / 32 / args.workers
+    epochs = 0.9 * (left - scoring) / per_epoch
+    epochs = 0.05 if args.tiny else round(max(0.2, min(args.most_epochs, epochs)), 2)
+    shown = ", ".join(f"{rule} {1000 * seconds:.0f}" for rule, seconds in per_step.items())
+    print(f"ms a step: {shown}; {epochs} epochs, {left:.0f} s left", flush=True)
+    # Seed by seed, so that a late end costs whole seeds; within one, the longest runs first.
     waiting = [
         {"kind": kind, "rule": rule, "seed": seed, "epochs": epochs, "steps": 0}
-        for seed in seeds
+        for seed in range(args.seeds)
+        for rule in sorted(RULES, key=per_step.__getitem__, reverse=True)
         for kind in ("ner", "pos")
-        for rule in RULES
     ]
     collect(args, jobs, results, waiting)
     for worker in workers:
@@ -298,21 +298,24 @@ def first_runs(args: argparse.Namespace) -> list[Path]:
     return [run for run in runs if (run / "scores" / "test.best.json").is_file()]
 
 
-def calibrate(args: argparse.Namespace, jobs: Any, results: Any) -> float:
-    """Seconds of a step while all workers are at work."""
-    num = 4 if args.tiny else 80
-    for steps in (2, num):  # imports, kernels and graphs first
-        for number in range(args.workers):
+def calibrate(args: argparse.Namespace, jobs: Any, results: Any) -> dict[str, float]:
+    """Seconds of a step by rule, while all workers are at work."""
+    num = 4 if args.tiny else 60
+    for steps in (2, num):  # imports and kernels first
+        count = max(args.workers, len(RULES))
+        for number in range(count):
             rule = RULES[number % len(RULES)]
             kind = ("pos", "ner")[number % 2]
-            jobs.put(
-                {"kind": kind, "rule": rule, "seed": 100 + number, "epochs": 0, "steps": steps}
-            )
-        found = [results.get() for _ in range(args.workers)]
+            job = {"kind": kind, "rule": rule, "seed": 100 + number, "epochs": 0}
+            jobs.put({**job, "steps": steps})
+        found = [results.get() for _ in range(count)]
         errors = [one["error"] for one in found if "error" in one]
         if errors:
             raise SystemExit(errors[0])
-    return statistics.fmean(one["seconds"] / one["num_steps"] for one in found)
+    return {
+        rule: statistics.fmean(o["seconds"] / o["num_steps"] for o in found if o["rule"] == rule)
+        for rule in RULES
+    }
 
 
 def collect(args: argparse.Namespace, jobs: Any, results: Any, waiting: list[Any]) -> None:
