@@ -41,6 +41,7 @@ SURFACE = {
         "--port",
         "--help",
     ],
+    ("compare",): ["--baseline", "--set", "--weights", "--metric", "--out", "--json", "--help"],
     ("figures",): ["--out", "--format", "--pair", "--distances", "--families", "--help"],
 }
 

@@ -13,6 +13,7 @@
     gradvac similarity RUN              gradient similarity on an aligned set, at every checkpoint
     gradvac report RUN...               one page to look at
     gradvac figures RUN...              the paper's figures
+    gradvac compare RUN...              which method is better, worse, or within noise
     gradvac corpus write DIR            the constructed languages as text files
 
 CONFIG is a TOML file or the name of one in `configs/nmt` or `configs/tagging`; `section.key=value`
@@ -25,6 +26,7 @@ with exit status 1.
     _known.py       families and distances of tasks, from tables or from files
     _options.py     options that several commands have
     _runs.py        runs as report and figures take them
+    compare.py      gradvac compare
     corpus.py       gradvac corpus
     demo.py         gradvac demo
     figures.py      gradvac figures

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.table import Table
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -20,6 +22,7 @@ from gradvac.nmt.settings import NmtConfig
 from gradvac.nmt.translator import Translator
 from gradvac.runs import RunFolder, TaskScores, other_data, write_scores
 from gradvac.runs.files import remove_leftovers, write_text
+from gradvac.runs.sentences import SentenceCounts, identify, write_counts
 from gradvac.tasks import parse
 from gradvac.training import config
 
@@ -63,6 +66,24 @@ def score_lines(lines: Sequence[str], references: Sequence[str], target: str) ->
     scores = [metric.corpus_score(lines, [references]) for metric in (bleu, chrf)]
     signatures = [str(metric.get_signature()) for metric in (bleu, chrf)]
     return Score(scores[0].score, scores[1].score, len(lines), *signatures)
+
+
+def count_ngrams(lines: Sequence[str], references: Sequence[str], target: str) -> NDArray[np.int64]:
+    """What BLEU is made of, sentence by sentence, for `gradvac.runs.sentences.bleu`: `[N, 10]`.
+
+    Args:
+        lines: Translations.
+        references: One reference each.
+        target: Code of the target language.
+    """
+    # Effective order changes a sentence's score, never its counts; without it sacreBLEU warns.
+    metric = BLEU(tokenize=_TOKENIZERS.get(target, "13a"), effective_order=True)
+    scored = [
+        metric.sentence_score(line, [reference])
+        for line, reference in zip(lines, references, strict=True)
+    ]
+    rows = [(*one.counts, *one.totals, one.sys_len, one.ref_len) for one in scored]
+    return np.array(rows, dtype=np.int64)
 
 
 def bleu_p_value(
@@ -161,7 +182,8 @@ def score_run(
 ) -> Scores:
     """Translate a set with a run's model, score it, and keep both in the run folder.
 
-    Writes RUN/scores/SET.WEIGHTS.json and RUN/scores/SET.WEIGHTS.TASK.txt.
+    Writes RUN/scores/SET.WEIGHTS.json, the n-grams of every sentence beside it, for comparisons,
+    and RUN/scores/SET.WEIGHTS.TASK.txt.
 
     Args:
         run: The run folder.
@@ -179,6 +201,7 @@ def score_run(
         raise other_data(run, settings.data.prepared, "nmt")
     translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
     by_task, levels, outputs = {}, {}, {}
+    ngrams, sentences = {}, {}
     with folder.lock_beside("scores"):
         for task in settings.data.all_tasks():
             sources, references = prepared.task_text(split, task)
@@ -186,6 +209,8 @@ def score_run(
             lines = translator.translate(sources[:max_lines], target)
             outputs[task] = "".join(f"{line}\n" for line in lines)
             by_task[task] = score_lines(lines, references[:max_lines], target)
+            ngrams[task] = count_ngrams(lines, references[:max_lines], target)
+            sentences[task] = identify(references[:max_lines])
             levels[task] = settings.data.resource_levels.of(
                 prepared.sizes[TRAIN][prepared.pair_of(task)]
             )
@@ -204,6 +229,8 @@ def score_run(
         folder.scores_of(split, weights).unlink(missing_ok=True)
         for task, text in outputs.items():
             write_text(folder.outputs_of(split, weights, task), text)
+        counts = SentenceCounts("BLEU", "bleu", ngrams, sentences)
+        write_counts(folder.counts_of(split, weights), [counts])
         write_scores(folder.scores_of(split, weights), scores.by_metric(), scores.to_dict())
     return scores
 

@@ -10,6 +10,7 @@
     RUN/best.safetensors                weights to use; also averaged.safetensors
     RUN/vocabulary.model                of a translation run; its hash is in vocabulary.model.sha256
     RUN/scores/SET.WEIGHTS.json         scores of a set with those weights
+    RUN/scores/SET.WEIGHTS.npz          what they are made of by sentence: gradvac.runs.sentences
     RUN/scores/SET.WEIGHTS.TASK.txt     the outputs that were scored
     RUN/.lock                           held by the process that trains here; others that write
                                         have .similarity.lock and .scores.lock
@@ -115,6 +116,10 @@ class RunFolder:
     def scores_of(self, split: str, weights: str | int) -> Path:
         """Scores of a set."""
         return self.scores / f"{split}.{weights}.json"
+
+    def counts_of(self, split: str, weights: str | int) -> Path:
+        """What the scores of a set are made of, by sentence."""
+        return self.scores / f"{split}.{weights}.npz"
 
     def outputs_of(self, split: str, weights: str | int, task: str) -> Path:
         """The outputs of a set that were scored, one line each."""

@@ -7,13 +7,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from gradvac.runs import RunFolder, TaskScores, write_scores
 from gradvac.runs.files import write_text
-from gradvac.tagging.metrics import Kind, TagScore, score_tags
+from gradvac.runs.sentences import SentenceCounts, identify, write_counts
+from gradvac.tagging.metrics import Kind, TagScore, count_by_sentence, score_tags
 from gradvac.tagging.preparation import require_prepared
 from gradvac.tagging.settings import TaggingConfig
 from gradvac.tagging.tagger import Tagger
@@ -23,6 +26,12 @@ F1_OF = {
     "ner": "F1 of entities as conlleval counts them",
     "pos": "F1 as XTREME counts it: over runs of equal tags",
 }
+
+
+def metric_names(kind: Kind) -> dict[str, str]:
+    """Field of a `TagScore` -> what it is called, the one to show first."""
+    names = {"f1": "F1", "accuracy": "accuracy"}
+    return names | ({"strict_f1": "strict F1"} if kind == "ner" else {})
 
 
 @dataclass(frozen=True)
@@ -53,10 +62,8 @@ class Scores:
         """F1, which reports show, and accuracy; for entities strict F1 too."""
         how = f"{self.split} set, {self.weights} weights"
         notes = {"f1": F1_OF[self.kind], "accuracy": "words with the right tag, in percent"}
-        names = {"f1": "F1", "accuracy": "accuracy"}
-        if self.kind == "ner":
-            names["strict_f1"] = "strict F1"
-            notes["strict_f1"] = "predictions that break IOB2 are no entities"
+        names = metric_names(self.kind)
+        notes["strict_f1"] = "predictions that break IOB2 are no entities"
         return tuple(
             TaskScores(
                 name,
@@ -132,6 +139,8 @@ def score_run(
     tagger = Tagger.from_run(run, weights=weights, device=device, overrides=overrides)
     folder.scores.mkdir(exist_ok=True)
     by_task: dict[str, TagScore] = {}
+    counted: dict[str, dict[str, NDArray[np.int64]]] = {}
+    sentence_hashes: dict[str, str] = {}
     labels = set(settings.data.all_labels())
     unknown: dict[str, int] = {}
     console = console or Console(quiet=True)
@@ -140,6 +149,8 @@ def score_run(
         gold = [one.tags for one in sentences]
         predicted = tagger.tag_windows(prepared.windows(split, task), len(sentences))
         by_task[task] = score_tags(gold, predicted, settings.data.kind)
+        counted[task] = count_by_sentence(gold, predicted, settings.data.kind)
+        sentence_hashes[task] = identify([[*one.words, *one.tags] for one in sentences])
         unknown[task] = sum(tag not in labels for tags in gold for tag in tags)
         rows = (
             zip(one.words, one.tags, guess, strict=True)
@@ -157,5 +168,15 @@ def score_run(
         unknown,
         str(folder.read_signature().get("signature", "")),
     )
+    counts = [
+        SentenceCounts(
+            name,
+            "percentage" if key == "accuracy" else "f1",
+            {task: own[key] for task, own in counted.items()},
+            sentence_hashes,
+        )
+        for key, name in metric_names(settings.data.kind).items()
+    ]
+    write_counts(folder.counts_of(split, weights), counts)
     write_scores(folder.scores_of(split, weights), scores.by_metric(), scores.to_dict())
     return scores

@@ -101,7 +101,7 @@ def _holds(text: str) -> bool:
 
 def differences(old: BaseModel, new: BaseModel) -> dict[str, tuple[Any, Any]]:
     """Key path -> (old value, new value) of everything that differs; None for an unset key."""
-    before, after = _flatten(old.model_dump(mode="json")), _flatten(new.model_dump(mode="json"))
+    before, after = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
     keys = dict.fromkeys([*before, *after])
     found = {key: (before.get(key), after.get(key)) for key in keys}
     return {key: pair for key, pair in found.items() if pair[0] != pair[1]}
@@ -140,11 +140,12 @@ def _apply(override: str, table: dict[str, Any]) -> tuple[str, ...]:
     return keys
 
 
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one: {"train": {"seed": 1}} -> {"train.seed": 1}."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradvac.training.processes import peak_memory
+
 
 class Meters:
     """What happened since the last log entry, and how long training took in all.
@@ -55,14 +57,21 @@ class Meters:
         self._mark = time.perf_counter()
 
     def read(self) -> tuple[dict[str, float], float]:
-        """Means per token since the last reading with tokens/s, and seconds per step; resets."""
+        """Means per token since the last reading, tokens/s, and seconds per step; resets.
+
+        Also the seconds of the whole run, and the most memory this process needed, in GiB.
+        """
         sums = {name: float(value) for name, value in self._sums.items()}
         self.pause()
         self.go_on()
         seconds = max(self.seconds - self._seconds_before, 1e-9)
         tokens = sums.pop("tokens")
         means = {name: value / tokens if tokens else float("nan") for name, value in sums.items()}
-        means |= {"tokens_per_second": tokens / seconds, "seconds": self.seconds}
+        means |= {
+            "tokens_per_second": tokens / seconds,
+            "seconds": self.seconds,
+            "peak_memory": peak_memory(self._device),
+        }
         per_step = seconds / self._num_steps
         self._sums, self._num_steps, self._seconds_before = {}, 0, self.seconds
         return means, per_step

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -26,6 +27,18 @@ def choose_device(name: str = "auto") -> torch.device:
             f'device: {name!r} was asked for, but {found} GPU(s) were found; use "auto" or "cpu".'
         )
     return device
+
+
+def peak_memory(device: torch.device) -> float:
+    """GiB that this process needed at most so far: of the GPU, or of the machine; NaN: unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return float("nan")
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 def set_threads(num: int) -> None:

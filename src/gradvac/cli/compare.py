@@ -1,0 +1,47 @@
+"""`gradvac compare`: better, worse, or within noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradvac.cli._common import needs
+
+
+@needs("nmt", "report")
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or the folder of a sweep.")],
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="A method or one of its runs; default: plain joint training."),
+    ] = None,
+    split: Annotated[str, typer.Option("--set", help="The set whose scores count.")] = "test",
+    weights: Annotated[str, typer.Option(help="best, last, averaged, or a step.")] = "best",
+    metric: Annotated[
+        str | None, typer.Option(help="BLEU, chrF++, F1, ...; default: the first of the scores.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Also write it: a .md or .json file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not Markdown.")] = False,
+) -> None:
+    """Say which methods are better or worse than a baseline, and which are within noise.
+
+    Runs with the same settings but for the seed are one method. Scores must be there: `gradvac nmt
+    score`, `gradvac tagging score`. Differences count only if other seeds and other sentences would
+    show them too; see the page on experiments.
+    """
+    from gradvac.experiments import compare_runs, to_json, to_markdown
+    from gradvac.runs.files import write_text
+
+    if out is not None and out.suffix not in (".md", ".json"):
+        raise ValueError(f"--out: {out} must end in .md or .json.")
+    chosen: str | int = int(weights) if weights.isdigit() else weights
+    found = compare_runs(runs, baseline=baseline, split=split, weights=chosen, metric=metric)
+    text = to_json(found) if as_json else to_markdown(found)
+    typer.echo(text, nl=False)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, to_json(found) if out.suffix == ".json" else to_markdown(found))

@@ -1,0 +1,155 @@
+"""Runs grouped into methods, and what is said about them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gradvac.cli import app
+from gradvac.experiments import compare_runs, find_runs, to_json, to_markdown
+from gradvac.runs import RunFolder
+
+from .made_runs import make_run
+
+
+def two_methods(folder: Path, *, better: float = 0.1, seeds: int = 4, **options: object) -> Path:
+    for seed in range(seeds):
+        make_run(folder / "joint" / f"seed-{seed}", seed=seed, **options)  # type: ignore[arg-type]
+        make_run(
+            folder / "vaccinated" / f"seed-{seed}",
+            rule="gradvac",
+            seed=seed,
+            quality=0.6 + better,
+            seconds_per_step=0.2,
+            losses=(2.9, 2.4, 2.1, 2.0 + 0.01 * seed),
+            **options,  # type: ignore[arg-type]
+        )
+    return folder
+
+
+def test_a_difference_is_found_by_task_and_level(tmp_path: Path) -> None:
+    found = compare_runs([two_methods(tmp_path)])
+    assert found.baseline == "joint"
+    assert found.seeds == {"joint": (0, 1, 2, 3), "vaccinated": (0, 1, 2, 3)}
+    rows = {row.name: row for row in found.rows}
+    assert list(rows) == ["all", "high", "low", "en-fr", "en-hi"]
+    for row in found.rows:
+        against = row.cells["vaccinated"].against
+        assert against is not None
+        assert against.verdict == "better"
+        assert 7 < against.difference < 13
+        assert against.low < against.difference < against.high
+        assert 0 < against.smallest < 10
+    assert "seeds and sentences" in found.test
+    text = to_markdown(found)
+    assert "**better**" in text
+    assert json.loads(to_json(found))["rows"][0]["cells"]["joint"]["against"] is None
+
+
+def test_equal_methods_are_within_noise(tmp_path: Path) -> None:
+    found = compare_runs([two_methods(tmp_path, better=0.0)])
+    against = found.rows[0].cells["vaccinated"].against
+    assert against is not None
+    assert against.verdict == "within noise"
+    assert against.adjusted >= 0.05
+
+
+def test_equal_steps_equal_time_and_cost(tmp_path: Path) -> None:
+    """The better loss at equal steps took twice the time, and is worse at equal time."""
+    found = compare_runs([two_methods(tmp_path)])
+    rows = {row.name: row.cells for row in found.losses}
+    assert list(rows) == [
+        "train/loss up to step 40",
+        "dev/loss, best weights",
+        "dev/loss, step 40",
+        "dev/loss after 4 s",
+    ]
+    assert rows["dev/loss, step 40"]["vaccinated"].mean == pytest.approx(2.015)
+    assert rows["dev/loss, step 40"]["joint"].mean == pytest.approx(2.1)
+    # 4 s are 20 steps of the slower one, where its loss was 2.4
+    assert rows["dev/loss after 4 s"]["vaccinated"].mean == pytest.approx(2.4)
+    assert rows["dev/loss after 4 s"]["joint"].mean == pytest.approx(2.1)
+    assert rows["dev/loss, step 40"]["vaccinated"].against.verdict == "better"  # type: ignore[union-attr]
+    assert found.costs["vaccinated"].seconds_per_step == pytest.approx(0.2)
+    assert found.costs["joint"].peak_memory == 1.5
+
+
+def test_methods_are_told_apart_by_settings_but_not_by_seed_or_place(tmp_path: Path) -> None:
+    paths = [
+        make_run(tmp_path / "a", seed=0, settings={"sampling.temperature": 5.0}),
+        make_run(tmp_path / "b", seed=1, settings={"sampling.temperature": 5.0}),
+        make_run(tmp_path / "c", seed=0, settings={"sampling.temperature": 2.0}),
+        make_run(tmp_path / "d", seed=1, settings={"sampling.temperature": 2.0}),
+    ]
+    found = compare_runs(paths, baseline="temperature=2.0")
+    assert found.seeds == {"temperature=2.0": (0, 1), "temperature=5.0": (0, 1)}
+    assert compare_runs(paths, baseline=str(paths[0])).baseline == "temperature=5.0"
+    with pytest.raises(ValueError, match="--baseline: there is no 'temperature=2'"):
+        compare_runs(paths, baseline="temperature=2")
+
+
+def test_models_of_single_tasks_stand_together(tmp_path: Path) -> None:
+    for seed in range(2):
+        make_run(tmp_path / "joint" / f"seed-{seed}", seed=seed)
+        for task, level in {"en-fr": "high", "en-hi": "low"}.items():
+            make_run(
+                tmp_path / f"bilingual+{task}" / f"seed-{seed}",
+                seed=seed,
+                tasks={task: level},
+                settings={"data.tasks": [task]},
+            )
+    found = compare_runs([tmp_path], baseline="joint")
+    assert list(found.seeds) == ["joint", "bilingual"]
+    assert found.rows[0].cells["bilingual"].against is not None
+
+
+def test_what_is_missing_or_not_comparable_is_said(tmp_path: Path) -> None:
+    folder = two_methods(tmp_path / "all", with_counts=False)
+    unscored = make_run(folder / "joint" / "seed-9", seed=9)
+    RunFolder(unscored).scores_of("test", "best").unlink()
+    found = compare_runs([folder])
+    assert any("seed-9" in line and "left out" in line for line in found.remarks)
+    assert any("other seeds alone" in line for line in found.remarks)
+    assert "seeds alone" in found.test
+    single = two_methods(tmp_path / "single", seeds=1)
+    said = compare_runs([single])
+    assert any("one seed" in line for line in said.remarks)
+    assert said.rows[0].cells["vaccinated"].against.verdict == "not told"  # type: ignore[union-attr]
+    assert "**not told**" in to_markdown(said)
+
+
+def test_mistakes_are_refused_with_their_mending(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "one", seed=0)
+    with pytest.raises(ValueError, match="same settings and the same seed"):
+        compare_runs([first, make_run(tmp_path / "two", seed=0)])
+    with pytest.raises(ValueError, match="given twice"):
+        find_runs([first, first])
+    with pytest.raises(ValueError, match="holds no run"):
+        find_runs([tmp_path / "nothing"])
+    other = make_run(tmp_path / "three", seed=1, num_sentences=100)
+    with pytest.raises(ValueError, match="on other sentences than"):
+        compare_runs([first, other])
+    with pytest.raises(ValueError, match=r"has no 'BLEU'; there are accuracy"):
+        compare_runs([first], metric="BLEU")
+    scores = RunFolder(first).scores_of("test", "best")
+    content = json.loads(scores.read_text())
+    content.pop("check")
+    content["scores"][0]["by_task"]["en-fr"] += 1.0
+    scores.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="do not belong together: score the run again"):
+        compare_runs([first])
+
+
+def test_command(tmp_path: Path) -> None:
+    folder = two_methods(tmp_path / "runs")
+    out = tmp_path / "out" / "table.json"
+    done = CliRunner().invoke(app, ["compare", str(folder), "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("# accuracy: 2 methods against joint")
+    assert json.loads(out.read_text())["baseline"] == "joint"
+    refused = CliRunner().invoke(app, ["compare", str(folder), "--baseline", "jiont"])
+    assert refused.exit_code == 1
+    assert "joint" in refused.stderr
