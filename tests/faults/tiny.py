@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def outcome(stage: str) -> str:
 
 
 def _without_clocks(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if "second" not in key}
+    return {key: value for key, value in entry.items() if not re.search("second|memory", key)}
 
 
 def _flat(value: Any, where: str = "") -> dict[str, Any]:

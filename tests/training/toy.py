@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +143,7 @@ def outcome(run: Path) -> dict[str, Any]:
     last = checkpoint.latest(run)
     assert last is not None
     records = [
-        {key: value for key, value in record.items() if "second" not in key}
+        {key: value for key, value in record.items() if not re.search("second|memory", key)}
         for record in read_metrics(run)
     ]
     best = checkpoint.weights(run, "best")
