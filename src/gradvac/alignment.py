@@ -63,7 +63,7 @@ class Alignment:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
     """What a rule said of some components."""
 

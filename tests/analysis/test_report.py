@@ -387,3 +387,14 @@ def test_bad_input(tmp_path: Path) -> None:
     run = make_run(codes=CODES, num_layers=1, num_steps=1)
     with pytest.raises(ValueError, match=r"two have the same name \(gradvac, gradvac\)"):
         write_report([run, run], tmp_path / "page.html")
+
+
+def test_another_pivot_than_english() -> None:
+    """Directions are those of the language that all tasks share, as with data.pivot = "de"."""
+    codes = [code if code != "de" else "en" for code in CODES]
+    both = np.kron(np.eye(2), np.ones((7, 7))) * 0.3 + 0.1
+    values = both[None, None].repeat(4, axis=1)
+    tasks = [f"{code}-de" for code in codes] + [f"de-{code}" for code in codes]
+    assert "Tasks into de against tasks out of it" in said(run_with(values, tasks))
+    english = [task.replace("en", "xx").replace("de", "en") for task in tasks]
+    assert "Tasks into en against tasks out of it" in said(run_with(values, english))

@@ -60,7 +60,7 @@ _TASKS = ("weights", "norms")  # [S, K, T]
 _COMPONENTS = ("update_cosine", "update_ratio")  # [S, K]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Record:
     """What a run recorded of its alignments.
 

@@ -19,7 +19,7 @@ from gradvac.analysis.record import append_chunk, cut_record
 _KEPT = ("gram", "weights", "target", "active")  # all else follows from these
 
 
-@dataclass
+@dataclass(eq=False)
 class _Chunk:
     """Records on their way to the file; their copies may still be on their way to the host."""
 

@@ -32,7 +32,7 @@ LEVEL = 0.05  # of false alarms
 POWER = 0.8  # of finding the smallest difference
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scored:
     """The score of one method.
 

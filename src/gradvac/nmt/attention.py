@@ -28,7 +28,7 @@ class Linear(Layer, nn.Linear):
     """`nn.Linear` with its type said."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerCache:
     """What a decoder layer keeps while it translates token by token: allocated once."""
 
@@ -70,7 +70,7 @@ class CacheSize(NamedTuple):
     head_width: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Moment:
     """What all layers must know of a step of translating token by token.
 

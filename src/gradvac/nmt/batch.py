@@ -60,7 +60,7 @@ class Frame(NamedTuple):
         return filled[0], filled[1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Side:
     """The source or the target sentences of a batch.
 
@@ -182,7 +182,7 @@ class Side:
         return self.map(partial(_move, device=device), tasks=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Sentence pairs of several tasks, those of a task next to each other.
 

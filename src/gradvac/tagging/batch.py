@@ -18,7 +18,7 @@ from gradvac.training import Passes, SamplingConfig
 NO_LABEL = -100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TagBatch:
     """Rows of several languages.
 

@@ -23,7 +23,7 @@ Numbers = npt.NDArray[np.int64]
 _AT_ONCE = 2000  # sentences
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Windows:
     """The windows of a set of sentences, one after the other.
 

@@ -18,7 +18,7 @@ from gradvac.training import Passes, SamplingConfig
 Blocks = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MaskedBatch:
     """Blocks with hidden sub-words.
 

@@ -67,7 +67,7 @@ class BatchStream(Protocol[BatchCo]):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepLosses:
     """The losses of one micro-batch.
 

@@ -20,7 +20,7 @@ from gradvac.training.settings import RunConfig
 from gradvac.training.state import RunState
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepResult:
     """What a step leaves, on the device.
 

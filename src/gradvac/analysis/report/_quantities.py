@@ -20,7 +20,7 @@ Values = NDArray[np.floating]
 ALL = "all components"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Quantity:
     """Something that every pair of tasks has.
 
