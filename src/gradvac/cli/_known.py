@@ -31,12 +31,12 @@ def find_families(runs: Sequence[Sequence[str]], path: Path | None = None) -> li
         if real is not None:
             families.setdefault(code, real.family)
     if path is not None:
-        told = _read_families(path)
+        from_file = _read_families(path)
         names = {name for tasks in runs for name in (*tasks, *other_languages(tasks))}
-        if told.keys().isdisjoint(names):
+        if from_file.keys().isdisjoint(names):
             tasks = [task for run in runs for task in run]
             raise ValueError(f"--families {path}: names none of {some(tasks)}, nor a language.")
-        families |= told
+        families |= from_file
     return [
         {task: families.get(task, families.get(language, "")) for task, language in named}
         for named in map(_with_languages, runs)
@@ -56,18 +56,18 @@ def find_distances(source: str, runs: Sequence[Sequence[str]]) -> list[KnownDist
     tasks = [task for run in runs for task in run]
     codes = dict.fromkeys(code for run in runs for code in other_languages(run))
     tables = _tables(source, list(codes))
-    found = []
+    distances: list[KnownDistances | None] = []
     for run in runs:
         known = [_on_tasks(table, run) for table in tables]
         # Constructed and real languages have no distance from each other: the more numerous count.
         best = max(known, key=lambda own: len(own.tasks), default=None)
-        found.append(best if best is not None and len(best.tasks) >= _FEWEST else None)
-    if source != GENEALOGY and not any(found):
+        distances.append(best if best is not None and len(best.tasks) >= _FEWEST else None)
+    if source != GENEALOGY and not any(distances):
         raise ValueError(
             f"--distances {source}: knows fewer than {_FEWEST} of {some(tasks)}, by task or by "
             "language."
         )
-    return found
+    return distances
 
 
 def _with_languages(tasks: Sequence[str]) -> list[tuple[str, str]]:
@@ -100,13 +100,13 @@ def _on_tasks(table: KnownDistances, tasks: Sequence[str]) -> KnownDistances:
     """A table of languages as one of tasks, without those of which it knows nothing."""
     rows = {name: row for row, name in enumerate(table.tasks)}
     known = ~np.isnan(table.values) & ~np.eye(len(rows), dtype=bool)
-    where = {}
+    row_of = {}
     for task, language in _with_languages(tasks):
         name = task if task in rows or _is_of_two_others(task, tasks) else language
         if name in rows and known[rows[name]].any():
-            where[task] = rows[name]
-    chosen = list(where.values())
-    return table._replace(tasks=tuple(where), values=table.values[np.ix_(chosen, chosen)])
+            row_of[task] = rows[name]
+    chosen = list(row_of.values())
+    return table._replace(tasks=tuple(row_of), values=table.values[np.ix_(chosen, chosen)])
 
 
 def _is_of_two_others(task: str, tasks: Sequence[str]) -> bool:
@@ -177,8 +177,8 @@ def _check(path: Path, names: Sequence[str], values: NDArray[np.float64]) -> Non
         "is not 0: are these similarities?": np.eye(len(names), dtype=bool) & (values > 0),
         "differs from its mirror image": ~np.isclose(values, values.T, equal_nan=True),
     }
-    for fault, where in faults.items():
-        if where.any():
-            row, column = np.argwhere(where)[0]
+    for fault, wrong in faults.items():
+        if wrong.any():
+            row, column = np.argwhere(wrong)[0]
             pair = f"{names[row]}, {names[column]}"
             raise ValueError(f"--distances {path}: {values[row, column]:g} ({pair}) {fault}")

@@ -95,16 +95,16 @@ def _read_family(
     lineages: dict[str, Lineage],
 ) -> None:
     """Read one family and add its languages to `lineages`."""
-    where = f"families.{key}"
-    family = _table(where, families[key], _FAMILY)
-    phonology = _phonology(where, family)
-    proto, script = _grammar(where, family), _script(where, family, "latin")
-    family_name = _text(f"{where}.name", family.get("name", key.capitalize()))
+    place = f"families.{key}"
+    family = _table(place, families[key], _FAMILY)
+    phonology = _phonology(place, family)
+    proto, script = _grammar(place, family), _script(place, family, "latin")
+    family_name = _text(f"{place}.name", family.get("name", key.capitalize()))
     if any(lineage.language.family == family_name for lineage in lineages.values()):
-        raise ValueError(f"{where}.name: {family_name!r} is another family's name; give a new one")
-    branches = _table(f"{where}.branches", family.get("branches", {}), None)
+        raise ValueError(f"{place}.name: {family_name!r} is another family's name; give a new one")
+    branches = _table(f"{place}.branches", family.get("branches", {}), None)
     for branch_key in branches:
-        inner = f"{where}.branches.{branch_key}"
+        inner = f"{place}.branches.{branch_key}"
         branch = _table(inner, branches[branch_key], _BRANCH)
         _grammar(inner, family, branch)
         branch_stage = _stage(inner, f"{key}.{branch_key}", branch)
@@ -139,95 +139,95 @@ def _read_family(
             )
     if not any(lineage.family == key for lineage in lineages.values()):
         raise ValueError(
-            f"{where}: has no language; add a table [{where}.branches.NAME.languages.CODE]"
+            f"{place}: has no language; add a table [{place}.branches.NAME.languages.CODE]"
         )
 
 
-def _phonology(where: str, family: Table) -> Phonology:
+def _phonology(place: str, family: Table) -> Phonology:
     sounds = {}
     for name, inventory in (("consonants", CONSONANTS), ("vowels", VOWELS)):
-        text = _text(f"{where}.{name}", family.get(name, ""))
+        text = _text(f"{place}.{name}", family.get(name, ""))
         sounds[name] = text.replace(" ", "")
         wrong = [sound for sound in sounds[name] if sound not in inventory]
         if wrong or len(set(sounds[name])) < 2:
             what = f"{wrong[0]!r} is none" if wrong else f"got {text!r}"
-            raise ValueError(f"{where}.{name}: {what}; give at least two of {inventory}")
-    roots = tuple(_texts(f"{where}.roots", family.get("roots", list(_ROOTS))))
+            raise ValueError(f"{place}.{name}: {what}; give at least two of {inventory}")
+    roots = tuple(_texts(f"{place}.roots", family.get("roots", list(_ROOTS))))
     for root in roots:
         if not re.fullmatch("[CV]*V[CV]*", root):
-            raise ValueError(f"{where}.roots: {root!r} must be made of C and V, such as 'CVCV'")
+            raise ValueError(f"{place}.roots: {root!r} must be made of C and V, such as 'CVCV'")
     if not roots:
-        raise ValueError(f"{where}.roots: is empty; give shapes such as {list(_ROOTS)}")
+        raise ValueError(f"{place}.roots: is empty; give shapes such as {list(_ROOTS)}")
     return Phonology(sounds["consonants"], sounds["vowels"], roots)
 
 
-def _grammar(where: str, *tables: Table) -> Grammar:
+def _grammar(place: str, *tables: Table) -> Grammar:
     """Read the grammar from tables, the innermost last."""
     chosen = {name: table[name] for table in tables for name in PARAMETERS if name in table}
     for name, value in chosen.items():
         # Types are compared too: 1 == True in Python, but `genders = true` is a mistake.
         if not any(value == choice and type(value) is type(choice) for choice in PARAMETERS[name]):
             choices = [str(choice) for choice in PARAMETERS[name]]
-            raise ValueError(f"{where}.{name}: got {value!r}; {nearest(str(value), choices)}")
+            raise ValueError(f"{place}.{name}: got {value!r}; {nearest(str(value), choices)}")
     grammar = Grammar(**chosen)  # type: ignore[arg-type]  # checked against PARAMETERS above
     problem = grammar.contradiction()
     if problem is not None:
-        raise ValueError(f"{where}: {problem}")
+        raise ValueError(f"{place}: {problem}")
     return grammar
 
 
-def _stage(where: str, key: str, table: Table) -> Stage:
+def _stage(place: str, key: str, table: Table) -> Stage:
     sounds = []
-    for text in _texts(f"{where}.sounds", table.get("sounds", [])):
+    for text in _texts(f"{place}.sounds", table.get("sounds", [])):
         try:
             sounds.append(SoundChange(text))
         except ValueError as error:
-            raise ValueError(f"{where}.sounds: {error}") from error
-    return Stage(key, _share(f"{where}.replace", table.get("replace", 0.0)), tuple(sounds))
+            raise ValueError(f"{place}.sounds: {error}") from error
+    return Stage(key, _share(f"{place}.replace", table.get("replace", 0.0)), tuple(sounds))
 
 
-def _script(where: str, table: Table, inherited: str) -> str:
-    script = _text(f"{where}.script", table.get("script", inherited))
+def _script(place: str, table: Table, inherited: str) -> str:
+    script = _text(f"{place}.script", table.get("script", inherited))
     if script not in SCRIPTS:
-        raise ValueError(f"{where}.script: got {script!r}; {nearest(script, SCRIPTS)}")
+        raise ValueError(f"{place}.script: got {script!r}; {nearest(script, SCRIPTS)}")
     return script
 
 
-def _check_keys(where: str, table: Table, valid: Iterable[str]) -> None:
+def _check_keys(place: str, table: Table, valid: Iterable[str]) -> None:
     valid = tuple(valid)
     for key in table:
         if key not in valid:
-            place = f"{where}: " if where else ""
+            place = f"{place}: " if place else ""
             raise ValueError(f"{place}unknown key {key!r}; {nearest(key, valid)}")
 
 
-def _table(where: str, value: object, valid: Iterable[str] | None) -> Table:
+def _table(place: str, value: object, valid: Iterable[str] | None) -> Table:
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: must be a table, got {value!r}; write [{where}]")
+        raise ValueError(f"{place}: must be a table, got {value!r}; write [{place}]")
     if valid is not None:
-        _check_keys(where, value, valid)
+        _check_keys(place, value, valid)
     return value
 
 
-def _text(where: str, value: object) -> str:
+def _text(place: str, value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{where}: must be a string, got {value!r}; put it in quotes")
+        raise ValueError(f"{place}: must be a string, got {value!r}; put it in quotes")
     return value
 
 
-def _texts(where: str, value: object) -> list[str]:
+def _texts(place: str, value: object) -> list[str]:
     if not isinstance(value, list):
-        raise ValueError(f"{where}: must be a list of strings, got {value!r}; put it in [ ]")
-    return [_text(where, item) for item in value]
+        raise ValueError(f"{place}: must be a list of strings, got {value!r}; put it in [ ]")
+    return [_text(place, item) for item in value]
 
 
-def _whole(where: str, value: object) -> int:
+def _whole(place: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{where}: must be a whole number from 0 up, got {value!r}")
+        raise ValueError(f"{place}: must be a whole number from 0 up, got {value!r}")
     return value
 
 
-def _share(where: str, value: object) -> float:
+def _share(place: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"{where}: must be a share from 0 to 1, got {value!r}")
+        raise ValueError(f"{place}: must be a share from 0 to 1, got {value!r}")
     return float(value)

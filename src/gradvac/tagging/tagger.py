@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gradvac.runs import RunFolder
 from gradvac.runs.kept import read_kept
 from gradvac.tagging.batch import TagBatch, by_length, make_batch
 from gradvac.tagging.encoder import build_model, load_tokenizer
@@ -122,7 +123,7 @@ class Tagger:
             overrides: Of its config, such as "batch.score_rows=64".
         """
         run = Path(run)
-        settings = config.load(TaggingConfig, run / "config.toml", overrides)
+        settings = config.load(TaggingConfig, RunFolder(run).config, overrides)
         model = load_run_model(run, weights).to(choose_device(device)).eval()
         return cls(
             model,

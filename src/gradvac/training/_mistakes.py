@@ -39,22 +39,22 @@ def explain(
         origins: Key path -> the override that set it.
     """
     mistakes: dict[tuple[Keys, Any], list[str]] = {}
-    for found in error.errors():
-        keys, owner = _locate(found["loc"], model_class)
-        said = _say(found, keys, owner)
-        keys, said = _move_key(keys, said, found["type"], model_class)
+    for mistake in error.errors():
+        keys, owner = _locate(mistake["loc"], model_class)
+        message = _say(mistake, keys, owner)
+        keys, message = _move_key(keys, message, mistake["type"], model_class)
         # A value that fits no member of a union is one mistake, told once per member.
-        mistakes.setdefault((keys, repr(found["input"])), []).append(said)
+        mistakes.setdefault((keys, repr(mistake["input"])), []).append(message)
     lines = []
-    for (keys, _), told in mistakes.items():
-        where = ".".join(map(str, keys))
-        start = f"{_origin(keys, file, origins)}: {where}".removesuffix(": ")
-        lines.append(f"{start}: {_join(told)}")
+    for (keys, _), messages in mistakes.items():
+        path = ".".join(map(str, keys))
+        start = f"{_origin(keys, file, origins)}: {path}".removesuffix(": ")
+        lines.append(f"{start}: {_join(messages)}")
     return lines
 
 
-def _say(found: Any, keys: Keys, owner: type[BaseModel]) -> str:
-    kind, given, context = found["type"], found["input"], found.get("ctx", {})
+def _say(mistake: Any, keys: Keys, owner: type[BaseModel]) -> str:
+    kind, given, context = mistake["type"], mistake["input"], mistake.get("ctx", {})
     if kind == "extra_forbidden":
         return f"unknown key; {nearest(str(keys[-1]), owner.model_fields)}"
     if kind == "missing":
@@ -64,27 +64,29 @@ def _say(found: Any, keys: Keys, owner: type[BaseModel]) -> str:
     if kind == "literal_error":
         choices = re.findall("'([^']*)'", context["expected"])
         return f"got {given!r}; {nearest(str(given), choices)}"
-    start, _, wanted = found["msg"].partition("Input should be ")
+    start, _, wanted = mistake["msg"].partition("Input should be ")
     return f"must be {_WORDS.get(wanted, wanted)}, got {given!r}" if wanted else start
 
 
-def _move_key(keys: Keys, said: str, kind: str, model_class: type[BaseModel]) -> tuple[Keys, str]:
+def _move_key(
+    keys: Keys, message: str, kind: str, model_class: type[BaseModel]
+) -> tuple[Keys, str]:
     """A section that checks itself begins with the key it speaks of: that belongs to the path."""
-    key, colon, rest = said.partition(": ")
+    key, colon, rest = message.partition(": ")
     annotation: Any = model_class
     for one in keys:
         annotation = next(iter(_members(_inner(annotation, one))), None)
     if kind == "value_error" and colon and _is_model(annotation) and key in annotation.model_fields:
         return (*keys, key), rest
-    return keys, said
+    return keys, message
 
 
-def _join(said: list[str]) -> str:
+def _join(messages: list[str]) -> str:
     """`must be a list, got 3` and `must be a valid string, got 3` in one."""
-    if len(said) == 1 or not all(text.startswith("must be ") for text in said):
-        return said[0]
-    wanted = [text.removeprefix("must be ").rpartition(", got ")[0] for text in said]
-    return f"must be {' or '.join(wanted)}, got {said[0].rpartition(', got ')[2]}"
+    if len(messages) == 1 or not all(text.startswith("must be ") for text in messages):
+        return messages[0]
+    wanted = [text.removeprefix("must be ").rpartition(", got ")[0] for text in messages]
+    return f"must be {' or '.join(wanted)}, got {messages[0].rpartition(', got ')[2]}"
 
 
 def _origin(keys: Keys, file: str, origins: Mapping[tuple[str, ...], str]) -> str:
