@@ -139,7 +139,9 @@ class GraphStep(Generic[BatchT]):
     def _record(self, inputs: list[Any]) -> None:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self._stream):
+            # The thread that prepares batches may pin memory meanwhile.
+            mode = "thread_local"
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode=mode):
                 recorded = self._step.take(inputs, self._num_tokens)
             loose = [name for name, value in recorded.sums.items() if not torch.is_tensor(value)]
             if loose:
