@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
-from gradvac.nmt import workers
+from gradvac.nmt import NmtConfig, TranslationRecipe, cutting, prepare, workers
 from gradvac.nmt.cleaning import CleaningConfig, Report, clean
 from gradvac.nmt.readers import Line, Problem
 from gradvac.nmt.seen import Seen
@@ -53,3 +53,44 @@ def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert results[0] == results[1]
     assert results[0][1]["kept"] == 1200
     assert results[0][1]["dropped"] == {"repetition": 1100, "not UTF-8": 5}
+
+
+def test_shards_are_one_corpus_and_are_made_again_one_by_one(
+    toy_config: Callable[..., NmtConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = toy_config(data={"limit": {}}).data
+    whole = prepare(config, say=lambda _: None)
+    numbers = np.random.default_rng(0).integers(0, whole.sizes["train"]["en-xx"], 300)
+    expected = [side.gather(numbers) for side in whole.task_tokens("train", "xx-en")]
+    monkeypatch.setattr(cutting, "SHARD", 700)
+    said: list[str] = []
+    parts = prepare(config, say=said.append)
+    assert "Cutting train en-xx.00002 into tokens" in said
+    assert len(parts.shards["train.en-xx"]) == 4
+    assert parts.sizes == whole.sizes
+    for side, own in zip(parts.task_tokens("train", "xx-en"), expected, strict=True):
+        assert len(side) == whole.sizes["train"]["en-xx"]
+        assert side.gather(numbers).tokens.tolist() == own.tokens.tolist()
+        assert side.lengths(numbers).tolist() == own.lengths.tolist()
+        assert (
+            side[int(numbers[7])].tolist()
+            == np.split(own.tokens, np.cumsum(own.lengths))[7].tolist()
+        )
+    (config.prepared / "tokens" / "train.en-xx.00001.xx.bin").unlink()
+    said.clear()
+    prepare(config, say=said.append)
+    assert said == ["Cutting train en-xx.00001 into tokens"]
+
+
+def test_nothing_is_opened_before_it_is_needed(
+    toy_config: Callable[..., NmtConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutting, "SHARD", 40)
+    settings = toy_config(data={"limit": {}})
+    recipe = TranslationRecipe(settings, prepare(settings.data, say=lambda _: None))
+    sources, _ = recipe.prepared.task_tokens("train", "en-xx")
+    assert len(sources._paths) > 50
+    assert not sources._files
+    sources.gather(np.array([3, 39, 45]))
+    assert sorted(sources._files) == [0, 1]
+    assert next(recipe.batches()).num_tokens > 0

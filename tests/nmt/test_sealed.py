@@ -120,7 +120,7 @@ def test_a_damaged_note_of_a_step_makes_the_step_again(toy_config: Build, conten
     assert contents(config.prepared) == expected
 
 
-@pytest.mark.parametrize("place", ["learn", "TokenWriter"])
+@pytest.mark.parametrize("place", ["preparation.learn", "cutting.TokenWriter"])
 def test_other_settings_killed_half_way_leave_no_prepared_data(
     toy_config: Build, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -131,7 +131,7 @@ def test_other_settings_killed_half_way_leave_no_prepared_data(
     def die(*args: object, **options: object) -> bytes:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"gradvac.nmt.preparation.{place}", die)
+    monkeypatch.setattr(f"gradvac.nmt.{place}", die)
     with pytest.raises(KeyboardInterrupt):
         prepare(toy_config(data={"limit": {"yy": 200}}).data, say=lambda _: None)
     monkeypatch.undo()

@@ -17,6 +17,7 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     tokens.py          token files, mapped into memory
     sealed.py          files whose size and hash are known, so that damage is told
     preparation.py     text -> clean text -> vocabulary -> token files
+    cutting.py         the last step: text cut into tokens, shard by shard
     prepared.py        what the preparation left, opened
     ragged.py          sentences of any length, one after the other
     batch.py           a batch, padded or packed

@@ -15,12 +15,13 @@ killed half-way leaves a folder that is not taken for a prepared one.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gradvac.nmt import guess
+from gradvac.nmt import cutting, guess
 from gradvac.nmt.cleaning import Report, clean, fingerprint, keep_readable, letters
 from gradvac.nmt.data_settings import TRAIN, DataConfig
 from gradvac.nmt.prepared import MANIFEST, REPORT, VOCABULARY, Prepared, read_manifest, relevant
@@ -35,9 +36,9 @@ from gradvac.nmt.sealed import (
     write_columns,
     write_facts,
 )
-from gradvac.nmt.tokens import TokenWriter
+from gradvac.nmt.tokens import shard_name
 from gradvac.nmt.vocabulary import Vocabulary, draw_lines, extend, learn
-from gradvac.nmt.workers import chunks, num_cores
+from gradvac.nmt.workers import num_cores
 from gradvac.runs import files
 from gradvac.tasks import parse
 
@@ -119,6 +120,7 @@ class _Preparation:
             },
             signature=files.hash_of([tokens[key]["key"] for key in sorted(tokens)]),
             doubts=[self.texts[key]["doubt"] for key in names if self.texts[key]["doubt"]],
+            shards={".".join(key): own["shards"] for key, own in tokens.items()},
         )
 
     def write_manifest(self, reports: Facts, **facts: Any) -> None:
@@ -298,52 +300,49 @@ class _Preparation:
 
     def cut_into_tokens(self, split: str, pair: str, vocabulary: Vocabulary, digest: str) -> Facts:
         """Cut the text of a pair into tokens, and drop training pairs with too many."""
-        done = self.folder / "tokens" / f"{split}.{pair}.json"
-        most = self.config.max_tokens if split == TRAIN else None
-        key = files.hash_of([self.texts[split, pair]["digest"], digest, most])
-        before = read_facts(done)
-        if self.holds(before, key):
-            return before
-        self.begin_change()
-        done.unlink(missing_ok=True)
-        self.say(f"Cutting {split} {pair} into tokens")
-        report = Report()
-        with ExitStack() as stack:
-            writers = [
-                stack.enter_context(TokenWriter(path, len(vocabulary)))
-                for path in self.paths("tokens", split, pair)
-            ]
-            for texts, rows in self.encoded(split, pair, vocabulary):
-                fits = [most is None or max(map(len, row)) <= most for row in rows]
-                for text, is_kept in zip(texts, fits, strict=True):
-                    if not is_kept:
-                        report.drop("too many tokens", text)
-                kept = [row for row, is_kept in zip(rows, fits, strict=True) if is_kept]
-                for side, writer in enumerate(writers):
-                    writer.write(row[side] for row in kept)
-        seals = {path: seal for writer in writers for path, seal in writer.seals.items()}
-        facts = {"key": key, "report": report.to_dict(), "files": self.named(seals)}
-        self.seals |= facts["files"]
-        write_facts(done, facts)
-        return facts
-
-    def encoded(
-        self, split: str, pair: str, vocabulary: Vocabulary
-    ) -> Iterator[tuple[list[tuple[str, str]], list[tuple[list[int], list[int]]]]]:
-        """The text of a pair and its tokens, some thousand lines at a time."""
-        first, second = (read_lines(path) for path in self.paths("text", split, pair))
-        lines = zip(first, second, strict=True)
-        threads = self.config.processes or num_cores()
-        for texts in chunks(lines):
-            sides = [vocabulary.encode(side, threads=threads) for side in zip(*texts, strict=True)]
-            yield texts, list(zip(*sides, strict=True))
+        text = self.texts[split, pair]
+        num, most = cutting.num_shards(text["report"]["kept"]), None
+        if split == TRAIN:
+            most = self.config.max_tokens
+        names = [shard_name(f"{split}.{pair}", shard, num) for shard in range(num)]
+        places = [self.folder / "tokens" / f"{name}.json" for name in names]
+        depends = [text["digest"], digest, most]
+        keys = [files.hash_of([*depends, *([num, n] if num > 1 else [])]) for n in range(num)]
+        known = [read_facts(place) for place in places]
+        intact = [self.holds(*own) and "sizes" in own[0] for own in zip(known, keys, strict=True)]
+        if not all(intact):
+            self.begin_change()
+        lines = zip(*(read_lines(path) for path in self.paths("text", split, pair)), strict=True)
+        for shard, (name, place) in enumerate(zip(names, places, strict=True)):
+            if all(intact[shard:]):
+                break
+            block = islice(lines, cutting.SHARD if num > 1 else None)
+            if intact[shard]:
+                deque(block, maxlen=0)
+                continue
+            place.unlink(missing_ok=True)
+            self.say(f"Cutting {name.replace('.', ' ', 1)} into tokens")
+            paths = [self.folder / "tokens" / f"{name}.{code}" for code in parse(pair)]
+            threads = self.config.processes or num_cores()
+            found = cutting.cut(block, paths, vocabulary, most=most, threads=threads)
+            seals = self.named(found.seals)
+            report = found.report.to_dict()
+            facts = {"key": keys[shard], "report": report, "sizes": found.sizes, "files": seals}
+            self.seals |= seals
+            write_facts(place, facts)
+            known[shard] = facts
+        return {
+            "key": keys[0] if num == 1 else files.hash_of(keys),
+            "reports": [own["report"] for own in known],
+            "shards": [own["sizes"] for own in known],
+        }
 
     def report(self, split: str, pair: str, tokens: Facts) -> Report:
         """What became of a pair, from reading to tokens."""
         report = Report.from_dict(self.texts[split, pair]["report"])
-        later = Report.from_dict(tokens["report"])
-        report.num_kept -= later.dropped.total()
-        report.dropped += later.dropped
-        report.examples |= later.examples
+        for later in map(Report.from_dict, tokens["reports"]):
+            report.num_kept -= later.dropped.total()
+            report.dropped += later.dropped
+            report.examples = later.examples | report.examples
         report.refuse_empty(f"{split} {pair}")
         return report

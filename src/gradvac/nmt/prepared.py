@@ -10,7 +10,7 @@ from typing import Any
 from gradvac.nmt.cleaning import Report
 from gradvac.nmt.data_settings import TRAIN, DataConfig
 from gradvac.nmt.sealed import SealedFolder, read_facts
-from gradvac.nmt.tokens import SUFFIXES, TokenFile
+from gradvac.nmt.tokens import SUFFIXES, TokenShards, shard_name
 from gradvac.nmt.vocabulary import Vocabulary, extend
 from gradvac.runs import PREPARED_MANIFEST, RunFolder
 from gradvac.runs.kept import read_kept
@@ -19,6 +19,7 @@ from gradvac.tasks import parse, turned
 MANIFEST, REPORT, VOCABULARY = PREPARED_MANIFEST, "report.json", "vocabulary.model"
 # These choose among what was prepared, or say where things are; they do not change it.
 _IRRELEVANT = {"prepared", "root", "directions", "tasks", "resource_levels", "processes"}
+_FACTS = {"settings", "sizes", "signature", "files", "shards"}
 _REMEDY = "run `gradvac nmt prepare` again, which mends it"
 
 
@@ -32,6 +33,7 @@ class Prepared:
         sizes: Split -> pair -> number of sentence pairs.
         signature: Hash of all text and of the vocabulary.
         doubts: Warnings about languages that look like others.
+        shards: "train.en-fr" -> for every shard its pairs and the tokens of both sides.
         files: Its files, each compared with what was written before it is used.
     """
 
@@ -40,6 +42,7 @@ class Prepared:
     sizes: dict[str, dict[str, int]]
     signature: str
     doubts: list[str]
+    shards: dict[str, list[list[int]]]
     files: SealedFolder
 
     @classmethod
@@ -59,18 +62,25 @@ class Prepared:
             manifest["sizes"],
             manifest["signature"],
             manifest["doubts"],
+            manifest["shards"],
             files,
         )
 
-    def tokens(self, split: str, pair: str) -> tuple[TokenFile, TokenFile]:
-        """Map the token files of a pair, in the order of its name."""
-        size = len(self.vocabulary)
-        first, second = (
-            TokenFile(self.folder / name, size)
-            for name in (f"tokens/{split}.{pair}.{code}" for code in parse(pair))
-            if all(self.files[f"{name}{suffix}"] for suffix in SUFFIXES)
-        )
-        return first, second
+    def tokens(self, split: str, pair: str) -> tuple[TokenShards, TokenShards]:
+        """The token files of a pair, in the order of its name; mapped when they are needed."""
+        sizes = self.shards[f"{split}.{pair}"]
+        names = [shard_name(f"{split}.{pair}", shard, len(sizes)) for shard in range(len(sizes))]
+        sides = []
+        for side, code in enumerate(parse(pair), start=1):
+            own = [f"tokens/{name}.{code}" for name in names]
+            for suffix in SUFFIXES:
+                for name in own:
+                    self.files[f"{name}{suffix}"]  # looks whether it is as it was written
+            num_tokens = sum(size[side] for size in sizes)
+            paths = [self.folder / name for name in own]
+            num_pairs = [size[0] for size in sizes]
+            sides.append(TokenShards(paths, num_pairs, num_tokens, len(self.vocabulary)))
+        return sides[0], sides[1]
 
     def text(self, split: str, pair: str) -> tuple[list[str], list[str]]:
         """Read the clean text of a pair, in the order of its name."""
@@ -90,7 +100,7 @@ class Prepared:
         first, second = self.text(split, pair)
         return (first, second) if pair == task else (second, first)
 
-    def task_tokens(self, split: str, task: str) -> tuple[TokenFile, TokenFile]:
+    def task_tokens(self, split: str, task: str) -> tuple[TokenShards, TokenShards]:
         """Map the token files of a task: sources and targets."""
         pair = self.pair_of(task)
         first, second = self.tokens(split, pair)
@@ -139,6 +149,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     manifest = read_facts(path)
-    if path.exists() and not manifest.keys() >= {"settings", "sizes", "signature", "files"}:
+    if path.exists() and not manifest.keys() >= {
+        "settings",
+        "sizes",
+        "signature",
+        "files",
+        "shards",
+    }:
         raise ValueError(f"data.prepared: {path} is damaged, or of an older version; {_REMEDY}.")
     return manifest

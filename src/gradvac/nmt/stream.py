@@ -24,7 +24,7 @@ import numpy.typing as npt
 from gradvac.nmt.batch import Batch, Frame, make_batch
 from gradvac.nmt.ragged import Ragged
 from gradvac.nmt.settings import BatchConfig
-from gradvac.nmt.tokens import TokenFile
+from gradvac.nmt.tokens import TokenFile, TokenShards
 from gradvac.nmt.vocabulary import BOS, EOS
 from gradvac.training import Passes, SamplingConfig
 
@@ -46,8 +46,8 @@ class TaskData:
     """
 
     name: str
-    sources: TokenFile
-    targets: TokenFile
+    sources: TokenFile | TokenShards
+    targets: TokenFile | TokenShards
     tag: int
 
     def __len__(self) -> int:

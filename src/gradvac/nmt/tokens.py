@@ -2,6 +2,8 @@
 
 NAME.bin            all tokens, one sentence after the other, uint16 or uint32
 NAME.offsets.npy    where every sentence starts, and the end of the last, int64
+
+A large corpus has several, NAME.00000 and so on before the language: its shards.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,11 @@ from gradvac.nmt.sealed import Seal, sealing
 
 OFFSETS = ".offsets.npy"
 SUFFIXES = (".bin", OFFSETS)
+
+
+def shard_name(name: str, shard: int, num: int) -> str:
+    """A name for the token files of a shard; that of the whole if there is only one."""
+    return name if num == 1 else f"{name}.{shard:05}"
 
 
 class TokenFile:
@@ -75,6 +82,79 @@ class TokenFile:
         # Position of every token in the file: its place in the result, moved to its sentence.
         moves = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
         return Ragged(self._tokens[np.arange(len(moves)) + moves], lengths)
+
+
+class TokenShards:
+    """The sentences of one language in several token files, each mapped when it is needed.
+
+    Args:
+        paths: The files, without `.bin`.
+        sizes: Sentences of each.
+        num_tokens: Tokens of all.
+        vocabulary_size: It decides about the number type.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], sizes: Sequence[int], num_tokens: int, vocabulary_size: int
+    ) -> None:
+        self._paths, self._vocabulary_size = list(paths), vocabulary_size
+        self._ends = np.cumsum([0, *sizes])
+        self._num_tokens = num_tokens
+        self._files: dict[int, TokenFile] = {}
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a sentence; known without a look at any."""
+        return self._num_tokens / max(1, len(self))
+
+    def __getitem__(self, number: int) -> Tokens:
+        shard = int(np.searchsorted(self._ends, number, side="right")) - 1
+        return self._file(shard)[number - int(self._ends[shard])]
+
+    def lengths(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Tokens of some sentences."""
+        found = np.zeros(len(numbers), dtype=np.int64)
+        for file, own, places in self._by_shard(numbers):
+            found[places] = file.lengths(own)
+        return found
+
+    def gather(self, numbers: npt.NDArray[np.int64]) -> Ragged:
+        """Read many sentences at once."""
+        parts, order = [], []
+        for file, own, places in self._by_shard(numbers):
+            parts.append(file.gather(own))
+            order.append(places)
+        if len(parts) == 1:
+            return parts[0]
+        # Back from the order of the shards to that of the numbers.
+        joined, back = Ragged.join(parts), np.argsort(np.concatenate(order))
+        starts = np.cumsum(joined.lengths) - joined.lengths
+        lengths = joined.lengths[back]
+        moves = np.repeat(starts[back] - np.cumsum(lengths) + lengths, lengths)
+        return Ragged(joined.tokens[np.arange(len(moves)) + moves], lengths)
+
+    def _by_shard(
+        self, numbers: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[TokenFile, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Every shard that is asked for something: what of it, and where that was asked."""
+        shards = np.searchsorted(self._ends, numbers, side="right") - 1
+        for shard in np.unique(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            yield self._file(shard), numbers[places] - self._ends[shard], places
+
+    def _file(self, shard: int) -> TokenFile:
+        if shard not in self._files:
+            file = TokenFile(self._paths[shard], self._vocabulary_size)
+            if len(file) != self._ends[shard + 1] - self._ends[shard]:
+                raise ValueError(
+                    f"data: {self._paths[shard]}.bin has {len(file):,} sentences, and not what was "
+                    "prepared; run `gradvac nmt prepare` again."
+                )
+            self._files[shard] = file
+        return self._files[shard]
 
 
 class TokenWriter:

@@ -1,0 +1,72 @@
+"""Cutting clean text into tokens: one shard of a pair after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gradvac.nmt.cleaning import Report
+from gradvac.nmt.sealed import Seal
+from gradvac.nmt.tokens import TokenWriter
+from gradvac.nmt.vocabulary import Vocabulary
+from gradvac.nmt.workers import chunks
+
+SHARD = 1_000_000  # pairs of text that one pair of token files is made of
+
+
+@dataclass
+class Cut:
+    """What became of a shard.
+
+    Attributes:
+        report: What was dropped.
+        seals: Of the token files.
+        sizes: Sentence pairs, and the tokens of both sides.
+    """
+
+    report: Report = field(default_factory=Report)
+    seals: dict[Path, Seal] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=lambda: [0, 0, 0])
+
+
+def num_shards(num_pairs: int) -> int:
+    """How many shards so many pairs of text make."""
+    return max(1, -(-num_pairs // SHARD))
+
+
+def cut(
+    lines: Iterable[tuple[str, str]],
+    paths: Sequence[Path],
+    vocabulary: Vocabulary,
+    *,
+    most: int | None,
+    threads: int,
+) -> Cut:
+    """Write the token files of a shard.
+
+    Args:
+        lines: Its text.
+        paths: Its token files, without `.bin`, in the order of the two sides.
+        vocabulary: What text is cut with.
+        most: Pairs with more tokens on a side are dropped; None: none is.
+        threads: To cut with.
+    """
+    found = Cut()
+    with ExitStack() as stack:
+        writers = [stack.enter_context(TokenWriter(path, len(vocabulary))) for path in paths]
+        for texts in chunks(lines):
+            sides = [vocabulary.encode(side, threads=threads) for side in zip(*texts, strict=True)]
+            kept = []
+            for text, row in zip(texts, zip(*sides, strict=True), strict=True):
+                if most is None or max(map(len, row)) <= most:
+                    kept.append(row)
+                else:
+                    found.report.drop("too many tokens", text)
+            found.sizes[0] += len(kept)
+            for side, writer in enumerate(writers):
+                found.sizes[1 + side] += sum(len(row[side]) for row in kept)
+                writer.write(row[side] for row in kept)
+    found.seals = {path: seal for writer in writers for path, seal in writer.seals.items()}
+    return found
