@@ -37,7 +37,7 @@ class AlignedModule:
     alignment: Alignment | None = None
     _aligner: Aligner | None = None
     _aligner_state: Mapping[str, Any] | None = None
-    _rows: tuple[Tensor, TasksOfRows | None, tuple[str, ...]] | None = None
+    _losses: tuple[Tensor | Mapping[str, Tensor], TasksOfRows | None] | None = None
     _is_checked = False
 
     def configure_aligner(self) -> Aligner:
@@ -66,52 +66,54 @@ class AlignedModule:
             losses: One entry per row with `tasks_of_rows`, or a mapping task -> loss.
             tasks_of_rows: The task of every entry.
         """
+        self._losses = (losses, tasks_of_rows)
         if isinstance(losses, Mapping):
-            rows, names = torch.stack(list(losses.values())), tuple(losses)
-        else:
-            rows, names = losses, ()
-        self._rows = (rows, tasks_of_rows, names)
-        return rows.sum()
+            return torch.stack(list(losses.values())).sum()
+        return losses.sum()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Align instead of `loss.backward()`; called by Lightning with the scaled loss."""
         if args or kwargs:
             raise ValueError(f"backward: takes the loss alone, got also {[*args, *kwargs]}.")
-        if self._rows is None:
+        if self._losses is None:
             raise ValueError(
                 "training_step: its loss did not come from self.aligned_loss(losses, tasks), so "
                 "that the tasks of its rows are unknown; return what that gives."
             )
-        rows, tasks, names = self._rows
-        self._rows = None
+        losses, tasks = self._losses
+        self._losses = None
         trainer: Any = self.trainer  # type: ignore[attr-defined]
         refuse_several(trainer.world_size, "Trainer(devices=1, num_nodes=1)")
-        # What Lightning did to the loss (accumulation, loss scaling), as a factor of every row.
+        scaled = self._scaled_like(loss, losses)
+        is_accumulating = self.automatic_optimization and trainer.fit_loop._should_accumulate()  # type: ignore[attr-defined]
+        alignment = self.aligner.backward(scaled, tasks, accumulate=is_accumulating)
+        if alignment is not None:
+            self.alignment = alignment
+
+    def _scaled_like(self, loss: Tensor, losses: Tensor | Mapping[str, Tensor]) -> Any:
+        """The losses with what Lightning did to their sum: accumulation and loss scaling."""
+        parts = list(losses.values()) if isinstance(losses, Mapping) else [losses]
         try:
-            (factors,) = torch.autograd.grad(loss, rows, retain_graph=True)
+            factors = torch.autograd.grad(loss, parts, retain_graph=True)
         except RuntimeError as error:
             raise ValueError(
                 "training_step: its loss does not depend on the rows of self.aligned_loss; return "
                 "what that gives."
             ) from error
-        scaled = rows * factors
+        scaled = [part * factor for part, factor in zip(parts, factors, strict=True)]
         if not self._is_checked:
-            self._check(loss, scaled)
-        is_accumulating = self.automatic_optimization and trainer.fit_loop._should_accumulate()  # type: ignore[attr-defined]
-        losses: Any = dict(zip(names, scaled.unbind(), strict=True)) if names else scaled
-        alignment = self.aligner.backward(losses, tasks, accumulate=is_accumulating)
-        if alignment is not None:
-            self.alignment = alignment
+            self._check(loss, torch.stack([part.detach().sum() for part in scaled]).sum())
+        return dict(zip(losses, scaled, strict=True)) if isinstance(losses, Mapping) else scaled[0]
 
-    def _check(self, loss: Tensor, scaled: Tensor) -> None:
+    def _check(self, loss: Tensor, rows: Tensor) -> None:
         """Once: the loss is nothing but the rows, or a part of it would be lost."""
         self._is_checked = True
-        total, rows = loss.detach(), scaled.detach().sum()
-        if total.isfinite() and not torch.isclose(total, rows, rtol=1e-2, atol=1e-6):
+        total = loss.detach()
+        if total.isfinite() and not torch.isclose(total, rows.to(total), rtol=1e-2, atol=1e-6):
             raise ValueError(
                 f"training_step: its loss is {float(total):.6g}, but the rows it was made of add "
-                f"up to {float(rows):.6g}; a term that is no row of self.aligned_loss would "
-                "be left out. Add it to the rows, or make it a task."
+                f"up to {float(rows):.6g}; a term that is no row of self.aligned_loss would be "
+                "left out. Add it to the rows, or make it a task."
             )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
