@@ -1,4 +1,5 @@
-# The two commands of the README are `make demo` and `make test`. Both install into .venv first.
+# The two commands of the README are `make demo` and `make test`. Both install into .venv first: the
+# demo what it needs, the tests all the rest.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,15 +12,19 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 help:  ## say what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[nmt,report]"
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
 install: $(VENV)/.installed  ## install into .venv
 
-demo: install  ## run the main job on embedded data
+demo: $(VENV)/.demo  ## run the main job on embedded data
 	$(BIN)/gradvac demo
 
 lint: install  ## ruff and mypy

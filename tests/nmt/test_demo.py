@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from gradvac.analysis import load_run
 from gradvac.nmt import NmtConfig
-from gradvac.nmt.demo import run_demo
-from gradvac.training import config
+from gradvac.nmt.demo import DemoResult, run_demo, verdict
+from gradvac.nmt.side_by_side import run_side_by_side
+from gradvac.training import Display, config
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"
 
@@ -35,8 +38,9 @@ def test_the_demo_shows_samples_scores_and_honest_verdicts(tmp_path: Path) -> No
     console = Console(file=io.StringIO(), width=120)
     result = run_demo(settings, tmp_path / "out", console=console, num_lines=10)
     shown: str = console.file.getvalue()  # type: ignore[attr-defined]
-    for text in ("Marvene", "Linawe", "within noise", "one seed each", "dictionary"):
-        assert text in shown
+    words = ("Marvene", "Linawe", "within noise", "one seed each", "dictionary", "two-sided")
+    for text in (*words, "Neither wins here", "joint training is the one to beat"):
+        assert text in " ".join(shown.split())
     assert set(result.bleu) == {"dictionary", "joint", "gradvac"}
     assert result.bleu["dictionary"]["en-qsm"] > 5
     saved = json.loads((tmp_path / "out" / "demo.json").read_text())
@@ -50,3 +54,40 @@ def test_the_demo_shows_samples_scores_and_honest_verdicts(tmp_path: Path) -> No
         assert seen.scores.by_task["en-qsm"] == result.bleu[name]["en-qsm"]
         assert seen.measured[0].steps.tolist() == [2]
         assert seen.record is None  # two steps are fewer than record_every
+
+
+def fail(display: Display) -> None:
+    display.say("so far so good")
+    raise ValueError("no such thing")
+
+
+def vanish(_: Display) -> None:
+    os._exit(3)
+
+
+def test_jobs_side_by_side_tell_how_they_ended() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    before = dict(os.environ)
+    with pytest.raises(ValueError, match="b: no such thing; c: its process ended without a word"):
+        run_side_by_side({"b": fail, "c": vanish}, console)
+    assert "b: so far so good" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("p_values", "changes", "expected"),
+    [
+        ((0.5, 0.5), (1.0, -1.0), "Neither wins here"),
+        ((0.01, 0.5), (-3.0, 1.0), "Joint training wins here"),
+        ((0.01, 0.02), (3.0, 1.0), "GradVac wins here"),
+        ((0.01, 0.02), (3.0, -1.0), "Each wins somewhere"),
+    ],
+)
+def test_the_verdict_is_what_was_found(
+    p_values: tuple[float, ...], changes: tuple[float, ...], expected: str
+) -> None:
+    tasks = ("en-qso", "en-qpp")
+    bleu = {"dictionary": dict.fromkeys(tasks, 3.0), "joint": dict.fromkeys(tasks, 30.0)}
+    bleu["gradvac"] = {task: 30.0 + change for task, change in zip(tasks, changes, strict=True)}
+    result = DemoResult(bleu, dict(zip(tasks, p_values, strict=True)), {})
+    assert verdict(result).startswith(expected)

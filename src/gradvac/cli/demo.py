@@ -21,8 +21,14 @@ def demo(
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
 ) -> None:
     """Train joint and GradVac on constructed languages, compare them, and report."""
+    from gradvac.analysis.report import headline
     from gradvac.cli._runs import load_runs
     from gradvac.nmt.demo import GRADVAC, JOINT, run_demo
 
-    run_demo(load_nmt("demo", overrides or []), out, console=Console(highlight=False))
-    write_page(load_runs([out / JOINT, out / GRADVAC]), out / "report.html", show=show)
+    console = Console(highlight=False)
+    run_demo(load_nmt("demo", overrides or []), out, console=console)
+    console.rule("5. Gradients, on the same sentences for all languages", align="left")
+    runs = load_runs([out / JOINT, out / GRADVAC])
+    for run in runs:
+        console.print(f"{run.name}: {headline(run).text}", markup=False)
+    write_page(runs, out / "report.html", show=show)

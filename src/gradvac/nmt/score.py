@@ -89,15 +89,17 @@ def count_ngrams(lines: Sequence[str], references: Sequence[str], target: str) -
 def bleu_p_value(
     lines: Sequence[str], others: Sequence[str], references: Sequence[str], target: str
 ) -> float:
-    """Paired bootstrap over sentences: how likely is such a BLEU difference by chance?
+    """Two-sided p-value of a BLEU difference: a randomization test over sentences.
 
-    It knows nothing of other seeds: a small value does not show that a method is better.
+    How often would such a difference come about if it did not matter which of the two systems had
+    translated a sentence? The test knows nothing of other seeds: a small value does not show that
+    a method is better.
     """
     metric = BLEU(tokenize=_TOKENIZERS.get(target, "13a"), references=[references])
     if metric.corpus_score(lines, None).score == metric.corpus_score(others, None).score:
         return 1.0  # sacreBLEU's test is not made for no difference at all
     systems: list[tuple[str, Sequence[str]]] = [("one", list(lines)), ("other", list(others))]
-    _, results = PairedTest(systems, {"BLEU": metric}, None, test_type="bs", n_samples=1000)()
+    _, results = PairedTest(systems, {"BLEU": metric}, None, test_type="ar", n_samples=2000)()
     compared = results["BLEU"][1]
     assert isinstance(compared, Result)
     assert compared.p_value is not None
