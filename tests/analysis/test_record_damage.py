@@ -142,3 +142,63 @@ def test_a_file_that_takes_little_at_a_time(tmp_path: Path) -> None:
         append_chunk(file, {"numbers": np.arange(200)})
     content = (tmp_path / "r").read_bytes()[20:]
     np.testing.assert_array_equal(np.load(io.BytesIO(content))["numbers"], np.arange(200))
+
+
+def odd_chunk(**changes: Any) -> dict[str, Any]:
+    """A chunk of two records, two components and three tasks, with some arrays replaced."""
+    names = {"tasks": ["a", "b", "c"], "components": ["x", "y"], "rule": "sum"}
+    arrays: dict[str, Any] = {name: np.array(value) for name, value in names.items()}
+    arrays["steps"] = np.array([1, 2])
+    for name in ("similarity", "target"):
+        arrays[name] = np.zeros((2, 2, 3, 3), dtype=np.float16)
+    arrays["active"] = np.zeros((2, 2, 3, 3), dtype=bool)
+    for name in ("weights", "norms"):
+        arrays[name] = np.zeros((2, 2, 3), dtype=np.float32)
+    for name in ("update_cosine", "update_ratio"):
+        arrays[name] = np.zeros((2, 2), dtype=np.float32)
+    return {name: value for name, value in (arrays | changes).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"similarity": np.zeros((2, 2, 4, 4), dtype=np.float16)},
+        {"similarity": np.zeros((2, 2, 3, 3), dtype=complex)},
+        {"norms": None},
+        {"steps": np.array(["one", "two"])},
+        {"tasks": np.array([1, 2, 3])},
+        {"tasks": np.array(["a", "b"])},
+    ],
+)
+def test_chunks_that_no_recorder_wrote_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = tmp_path / "record.bin"
+    with path.open("wb") as file:
+        append_chunk(file, odd_chunk())
+    assert read_record(path).steps.tolist() == [1, 2]
+    with path.open("wb") as file:
+        append_chunk(file, odd_chunk(**changes))
+    with pytest.raises(ValueError, match=r"record\.bin: holds a chunk that cannot be read"):
+        read_record(path)
+
+
+def test_a_record_does_not_expand_without_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "record.bin"
+    with path.open("wb") as file:
+        append_chunk(file, odd_chunk(rubbish=np.zeros(4 << 20, dtype=np.uint8)))
+    assert path.stat().st_size < 40_000  # it holds much more than it takes
+    monkeypatch.setattr("gradvac.analysis.record._MOST_UNPACKED", 1 << 20)
+    with pytest.raises(ValueError, match=r"it would take 0\.0 GB"):
+        read_record(path)
+
+
+def test_many_records_are_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "record.bin"
+    write(path, make_alignments(10), chunk=2)
+    size = 9 * len(read_record(path).components) * len(TASKS) ** 2
+    monkeypatch.setattr("gradvac.analysis.record._MOST_BYTES", 5 * size)
+    assert len(read_record(path, most=4).steps) == 4
+    assert len(read_record(path, most=8).steps) == 5
+    with pytest.raises(ValueError, match=r"has 10 records .*most=5"):
+        read_record(path)

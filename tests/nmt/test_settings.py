@@ -96,3 +96,21 @@ def test_a_run_remembers_its_config(toy_config: Callable[..., NmtConfig], tmp_pa
     model = settings.model.build(300)
     assert isinstance(model, Transformer)
     assert model.embedding.weight.shape == (300, 32)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"metric": "dev/lss"}, "'dev/lss' is not measured; there are dev/loss, dev/loss/en-xx"),
+        ({"metric": "dev/loss/en-zz"}, "is not measured"),
+        ({"metric": "dev/bleu"}, "BLEU needs validation.bleu_sentences"),
+        ({"higher_is_better": True}, "higher_is_better must be false for 'dev/loss'"),
+    ],
+)
+def test_a_wrong_metric_is_told_before_training(
+    toy_config: Callable[..., NmtConfig], train: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        toy_config(train=train)
+    bleu = {"metric": "dev/bleu/en-xx", "higher_is_better": True}
+    assert toy_config(train=bleu, validation={"bleu_sentences": 5}).train.metric == bleu["metric"]

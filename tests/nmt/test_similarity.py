@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from gradvac.nmt import NmtConfig, Prepared, prepare, train_translation
 from gradvac.nmt.batch import make_batch
 from gradvac.nmt.similarity import aligned_lines, measure_run
 from gradvac.nmt.stream import TaskData
+from gradvac.runs import RunFolder
 from gradvac.training import Display, checkpoint
 from gradvac.training.measuring import summary
 
@@ -163,3 +165,29 @@ def test_sets_that_are_not_aligned(toy_config: Build, toy_folder: Path, tmp_path
     prepared = prepare(config.data, say=lambda _: None)
     with pytest.raises(ValueError, match="'mixed' is not aligned over all tasks; only 0 lines"):
         aligned_lines(prepared, "mixed", ["en-xx", "en-yy"])
+
+
+def test_two_at_once_do_not_lose_each_others_results(run: Path) -> None:
+    with (
+        RunFolder(run).lock_beside("similarity"),
+        pytest.raises(ValueError, match="another process writes similarity"),
+    ):
+        measure_run(run, granularities=["enc_dec"])
+    with RunFolder(run).lock():  # while the run is trained, it may be measured
+        measure_run(run, granularities=["enc_dec"])
+
+
+def test_tokens_of_another_vocabulary_are_refused(run: Path, tmp_path: Path) -> None:
+    path = RunFolder(run).vocabulary
+    seal = path.with_name("vocabulary.model.sha256")
+    before = path.read_bytes(), seal.read_text()
+    try:
+        path.write_bytes(b"another")
+        with pytest.raises(ValueError, match=r"vocabulary\.model is not what"):
+            measure_run(run)
+        seal.write_text(hashlib.sha256(b"another").hexdigest() + "  vocabulary.model\n")
+        with pytest.raises(ValueError, match="has another vocabulary than"):
+            measure_run(run)
+    finally:
+        path.write_bytes(before[0])
+        seal.write_text(before[1])

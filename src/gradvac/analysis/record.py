@@ -54,7 +54,8 @@ from gradvac.runs import RunFolder
 _MAGIC = b"gradvac1"
 _HEADER = struct.Struct("<8sQI")
 _BLOCK = 1 << 20  # bytes read at once: a damaged header may claim any length
-_MOST_BYTES = 1 << 30  # of a chunk unpacked, and of all records that are read at once
+_MOST_BYTES = 1 << 30  # of all records that are read at once
+_MOST_UNPACKED = 1 << 30  # bytes of a chunk; it may take a thousandth of that on the disk
 _PAIRS = ("similarity", "target", "active")  # [S, K, T, T]
 _TASKS = ("weights", "norms")  # [S, K, T]
 _COMPONENTS = ("update_cosine", "update_ratio")  # [S, K]
@@ -286,7 +287,7 @@ def _load(file: BinaryIO, chunk: _Chunk) -> "np.lib.npyio.NpzFile":
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
-        if size > _MOST_BYTES:
+        if size > _MOST_UNPACKED:
             raise ValueError(f"it would take {size / 1e9:.1f} GB")
         found = np.load(io.BytesIO(content), allow_pickle=False)
         assert isinstance(found, np.lib.npyio.NpzFile)
@@ -302,15 +303,13 @@ def _check_shapes(arrays: "np.lib.npyio.NpzFile") -> None:
     steps, tasks, components = (arrays[name] for name in ("steps", "tasks", "components"))
     if steps.dtype.kind != "i" or tasks.dtype.kind != "U" or components.dtype.kind != "U":
         raise ValueError("its names or steps are none")
+    assert arrays.zip is not None
     sizes = [len(steps), len(components), len(tasks), len(tasks)]
     for names, dims in ((_PAIRS, 4), (_TASKS, 3), (_COMPONENTS, 2)):
         for name in names:
             with arrays.zip.open(f"{name}.npy") as entry:  # the shape, without unpacking the rest
-                version = np.lib.format.read_magic(entry)
-                read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
-                    version, np.lib.format.read_array_header_2_0
-                )
-                shape, _, kind = read(entry)
+                version = np.lib.format.read_magic(entry)[0]
+                shape, _, kind = getattr(np.lib.format, f"read_array_header_{version}_0")(entry)
             if list(shape) != sizes[:dims] or kind.kind not in "fb":
                 raise ValueError(f"{name} is {kind} {list(shape)} instead of {sizes[:dims]}")
 

@@ -32,7 +32,8 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     export.py          the model for Hugging Face and CTranslate2
     start.py           another run's weights to start from; schedules that cannot work
     recipe.py          what the training loop needs to know
-    demo.py         everything above, in a few minutes; side_by_side.py runs two trainings at once
+    demo.py            everything above, in a few minutes
+    side_by_side.py    two trainings at once, a process and a thread each
 """
 
 from gradvac.nmt.batch import Batch, Side, make_batch

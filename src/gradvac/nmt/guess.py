@@ -56,7 +56,7 @@ def sampled(
 def _shares(lines: Sequence[str]) -> Counter[str]:
     """Language -> share of the lines that look like it."""
     counts = Counter(py3langid.classify(line)[0] for line in lines)
-    return Counter({code: count / len(lines) for code, count in counts.items()})  # type: ignore[misc]
+    return Counter({code: count / len(lines) for code, count in counts.items()})
 
 
 def _known() -> set[str]:

@@ -58,7 +58,9 @@ def run_side_by_side(jobs: Mapping[str, Job], console: Console) -> dict[str, Any
             processes.append(process)
     try:
         results, errors = _listen(pipes, console)
-    except KeyboardInterrupt:  # the processes got it too, and are saving
+    except KeyboardInterrupt:
+        for process in processes:
+            process.terminate()  # they save where they stand
         for process in processes:
             process.join()
         raise
