@@ -137,3 +137,12 @@ def test_seeds_differ(stream: Callable[..., Stream]) -> None:
     one, other, again = stream(seed=1), stream(seed=2), stream(seed=1)
     assert pairs_of(next(one)) == pairs_of(next(again))
     assert pairs_of(next(one)) != pairs_of(next(other))
+
+
+def test_batches_that_were_cut_otherwise_are_not_continued(stream: Callable[..., Stream]) -> None:
+    packed = stream(packed=True)
+    next(packed)
+    for other in (stream(), stream(packed=True, longest=30)):
+        with pytest.raises(ValueError, match="batches were packed = True"):
+            other.load_state_dict(packed.state_dict())
+    stream(packed=True).load_state_dict(packed.state_dict())

@@ -2,8 +2,8 @@
 
 Sentences go forward together, one token a step, each in a slot of its own (`slots.py`). A slot
 whose sentence is done gets the next one; when none is left, the open ones move together. How many
-slots there are follows from memory. On a GPU steps are recorded as CUDA graphs, and the host looks
-only every few steps who is done.
+slots there are follows from memory. On a GPU the host looks only every few steps who is done, and
+steps can be recorded as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Decoder:
         *,
         memory: int | None = None,
         look_every: int | None = None,
-        graphs: bool = True,
+        graphs: bool = False,
     ) -> None:
         if search.num_beams < 1:
             raise ValueError(f"num_beams: must be at least 1, got {search.num_beams}.")

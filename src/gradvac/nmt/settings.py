@@ -86,8 +86,7 @@ class BatchConfig(Section):
         packed: One sentence after the other without padding: "auto" on a GPU with bf16, where
             attention knows the form.
         fixed: Fill packed batches up to one size, with sentences that do not count, so that a step
-            can be recorded (`train.graph`): "auto" where batches are packed by themselves, unless
-            `train.graph = false`.
+            can be recorded: "auto" where `train.graph` asks for that, on a GPU with bf16.
         chunk: Batches are cut from the sorted sentences of this many, so that a batch holds
             sentences of like length and every batch has all tasks.
     """
@@ -124,6 +123,8 @@ class DecodingConfig(Section):
         length_penalty: Exponent of ((5 + length) / 6); larger favours longer translations.
         max_ratio: A translation has at most `max_ratio * source + max_extra` tokens.
         max_extra: See `max_ratio`.
+        graph: Record the steps of the search as CUDA graphs, on a GPU. Off by default: not yet seen
+            on one.
         memory: GiB for what is kept of the sentences that are translated at a time; unset: a part
             of what is free.
     """
@@ -132,6 +133,7 @@ class DecodingConfig(Section):
     length_penalty: float = Field(default=0.6, ge=0)
     max_ratio: float = Field(default=2.0, gt=0)
     max_extra: int = Field(default=10, ge=1)
+    graph: bool = False
     memory: float | None = Field(default=None, gt=0)
 
     @classmethod

@@ -139,10 +139,24 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """Say where the stream stands."""
-        return {**self._start, "next": self._next}
+        return {**self._start, "next": self._next, "form": self._form()}
+
+    def _form(self) -> list[Any]:
+        """How batches are cut: with another form, the same number is another batch."""
+        return [self._packed, None if self.frame is None else list(self.frame)]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue there."""
+        """Continue there.
+
+        Raises:
+            ValueError: Batches were cut otherwise, so that sentences would come twice or never.
+        """
+        if state.get("form", self._form()) != self._form():
+            raise ValueError(
+                f"batch: this run's batches were packed = {state['form'][0]} and of size "
+                f"{state['form'][1]}, but are now {self._packed} and {self._form()[1]}; set "
+                "batch.packed and batch.fixed as they were, or continue on the same kind of device."
+            )
         self._sampler.load_state_dict(state["sampler"])
         self._passes.load_state_dict(state)
         self._num_before = int(state["num_before"])

@@ -147,7 +147,7 @@ class Translator:
             tuple(self.vocabulary.unspeakable),
         )
         memory = None if settings.memory is None else int(settings.memory * (1 << 30))
-        return Decoder(model, search, memory=memory)
+        return Decoder(model, search, memory=memory, graphs=settings.graph)
 
     def _search(self, sources: Ragged) -> list[str]:
         settings = self.settings

@@ -9,6 +9,9 @@ from typing import Any, Generic
 from gradvac.training.recipe import BatchCo, BatchStream
 
 Prepare = Callable[[Any], Any]
+# Held while a batch is prepared for the device: whoever records a CUDA graph takes it, because
+# what another thread asks of the device meanwhile can spoil the recording.
+DEVICE_WORK = threading.Lock()
 _LOOK_EVERY = 0.2  # seconds after which a thread that waits looks whether anyone still listens
 
 
@@ -84,7 +87,10 @@ class _Worker:
         try:
             while not self._stopped.is_set():
                 batch = next(stream)
-                self._put(prepare(batch) if prepare else batch, stream.state_dict())
+                if prepare is not None:
+                    with DEVICE_WORK:
+                        batch = prepare(batch)
+                self._put(batch, stream.state_dict())
         except BaseException as error:  # the loop shall see it, where it would have seen it
             self._put(error, None)
 

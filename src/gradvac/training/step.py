@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradvac import Alignment
+from gradvac.training.ahead import DEVICE_WORK
 from gradvac.training.optimizer import clip, step_unless
 from gradvac.training.recipe import BatchT, Recipe
 from gradvac.training.settings import RunConfig
@@ -138,10 +139,12 @@ class GraphStep(Generic[BatchT]):
 
     def _record(self, inputs: list[Any]) -> None:
         graph = torch.cuda.CUDAGraph()
+        mode = "thread_local"  # other threads of the process may use the device
         try:
-            # The thread that prepares batches may pin memory meanwhile.
-            mode = "thread_local"
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode=mode):
+            with (
+                DEVICE_WORK,
+                torch.cuda.graph(graph, stream=self._stream, capture_error_mode=mode),
+            ):
                 recorded = self._step.take(inputs, self._num_tokens)
             loose = [name for name, value in recorded.sums.items() if not torch.is_tensor(value)]
             if loose:
@@ -149,12 +152,20 @@ class GraphStep(Generic[BatchT]):
                     f"{loose[0]!r} is a number of the host, which would never change"
                 )
         except (RuntimeError, ValueError) as error:
-            self.works = False
-            message = f"train.graph: steps are not recorded as a CUDA graph, but slower: {error}"
-            self._say(message)
-            warnings.warn(message, stacklevel=2)
+            self._give_up(graph, error)
             return
         self._graph, self._recorded = graph, recorded
+
+    def _give_up(self, graph: torch.cuda.CUDAGraph, error: Exception) -> None:
+        """Go on without: nothing that was recorded has run, so that the step is still to take."""
+        self.works = False
+        graph.reset()
+        # Its generator still counts for the recording; the copy has the same place and does not.
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
+        message = f"train.graph: steps are not recorded as a CUDA graph, but slower: {error}"
+        self._say(message)
+        warnings.warn(message, stacklevel=2)
 
 
 def autocast(settings: RunConfig, device: torch.device) -> torch.autocast:
