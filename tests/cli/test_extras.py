@@ -32,6 +32,13 @@ def test_help_needs_neither_torch_nor_numpy() -> None:
     assert done.stdout.rstrip().endswith("[]")
 
 
+def test_the_package_is_the_command() -> None:
+    command = [sys.executable, "-m", "gradvac", "report", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Run folders" in done.stdout
+
+
 @pytest.mark.parametrize("package", ["typer", "rich"])
 def test_without_any_extra_the_command_says_what_to_install(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from gradvac.cli import main; main()"

@@ -305,6 +305,7 @@ def _check_shapes(arrays: "np.lib.npyio.NpzFile") -> None:
         raise ValueError("its names or steps are none")
     assert arrays.zip is not None
     sizes = [len(steps), len(components), len(tasks), len(tasks)]
+    assert arrays.zip is not None
     for names, dims in ((_PAIRS, 4), (_TASKS, 3), (_COMPONENTS, 2)):
         for name in names:
             with arrays.zip.open(f"{name}.npy") as entry:  # the shape, without unpacking the rest

@@ -13,7 +13,8 @@ import numpy as np
 from pydantic import Field
 from rich.table import Table
 
-from gradvac.nmt.readers import Line, Problem
+from gradvac.nmt.lines import Problem
+from gradvac.nmt.readers import Line
 from gradvac.nmt.seen import Marks, Seen
 from gradvac.nmt.workers import chunks, ordered_map
 from gradvac.training import Section

@@ -175,7 +175,7 @@ class _Preparation:
         digest, seals = write_columns(paths, guess.sampled(self.kept(split, pair, report), sample))
         report.refuse_empty(f"{split} {pair}")
         doubt = guess.doubt(*parse(pair), sample)
-        facts = {
+        facts: Facts = {
             "key": key,
             "digest": digest,
             "sources": hashes,

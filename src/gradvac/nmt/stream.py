@@ -135,7 +135,7 @@ class Stream:
     @property
     def rows_per_batch(self) -> float:
         """The sentence pairs of a batch, on average over the present chunk."""
-        return self._rows_per_chunk / len(self._open)
+        return float(self._rows_per_chunk) / len(self._open)
 
     def state_dict(self) -> dict[str, Any]:
         """Say where the stream stands."""

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,13 +98,11 @@ def write_counts(path: Path, counts: Sequence[SentenceCounts]) -> None:
         {"metric": one.metric, "formula": one.formula, "sentences": dict(one.sentences)}
         for one in counts
     ]
-    arrays = {
-        f"{number} {task}": values
-        for number, one in enumerate(counts)
-        for task, values in one.by_task.items()
-    }
+    arrays: dict[str, Any] = {_ABOUT: np.array(json.dumps(about))}
+    for number, one in enumerate(counts):
+        arrays |= {f"{number} {task}": values for task, values in one.by_task.items()}
     file = io.BytesIO()
-    np.savez_compressed(file, **{_ABOUT: np.array(json.dumps(about))}, **arrays)
+    np.savez_compressed(file, **arrays)
     write_bytes(path, file.getvalue())
 
 

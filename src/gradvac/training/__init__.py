@@ -39,7 +39,6 @@ A recipe's config extends `RunConfig` with sections of its own:
 from gradvac.training import checkpoint, config
 from gradvac.training.ahead import Ahead
 from gradvac.training.align import AlignConfig
-from gradvac.training.checkpoint import CheckpointError
 from gradvac.training.config import ConfigError, Section
 from gradvac.training.display import Display
 from gradvac.training.loop import DivergedError, Result, train
@@ -58,6 +57,7 @@ from gradvac.training.sampling import (
 )
 from gradvac.training.settings import RunConfig, TrainConfig
 from gradvac.training.signature import Signature
+from gradvac.training.weights import CheckpointError
 
 __all__ = [
     "Ahead",

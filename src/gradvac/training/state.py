@@ -19,7 +19,7 @@ from gradvac.training.processes import (
 from gradvac.training.recipe import BatchT, Recipe
 from gradvac.training.runlog import RunLog
 from gradvac.training.settings import RunConfig
-from gradvac.training.weights import is_finite, load_weights
+from gradvac.training.weights import CheckpointError, is_finite, load_weights
 
 
 @dataclass
@@ -116,7 +116,7 @@ class RunState(Generic[BatchT]):
             raise ValueError(f"run: {log.run} was trained on other data; choose another folder.")
         weights = last.weights()
         if not is_finite(weights):
-            raise checkpoint.CheckpointError(
+            raise CheckpointError(
                 f"{last.path}: its weights are not finite; remove this folder to continue from the "
                 "checkpoint before."
             )

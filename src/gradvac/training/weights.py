@@ -107,5 +107,5 @@ def _hash(stored: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     shapes = {name: [str(w.dtype), *w.shape] for name, w in stored.items()}
     digest = hashlib.sha256(json.dumps([shapes, metadata], sort_keys=True).encode())
     for name in sorted(stored):
-        digest.update(memoryview(stored[name].reshape(-1).view(torch.uint8).numpy()))
+        digest.update(stored[name].reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
