@@ -171,7 +171,7 @@ def _show_scores(
     shown.add_row("average", *cells, f"{means[GRADVAC] - means[JOINT]:+.1f}", "", "")
     console.print(shown)
     console.print(
-        f"sacreBLEU on {num_lines} test sentences a language; dictionary: word by word, with a "
+        f"sacreBLEU on {num_lines} test sentences per language; dictionary: word by word, with a "
         "perfect dictionary and no grammar. p: two-sided randomization test over these sentences, "
         f"corrected for {len(result.p_values)} languages; from {_SIGNIFICANT} on, a change is "
         "within noise. It is one seed each: another seed moves BLEU too, so that no change here "
