@@ -160,6 +160,30 @@ def test_hugging_face_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert reading.skipped == {"sentences without words": 1}
 
 
+def test_real_datasets_on_disk(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    labels = datasets.Sequence(datasets.ClassLabel(names=["O", "B-PER"]))
+    features = datasets.Features(
+        {"tokens": datasets.Sequence(datasets.Value("string")), "ner_tags": labels}
+    )
+    rows = {"tokens": [["Ada", "sings"], []], "ner_tags": [[1, 0], []]}
+    made = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict({"dev": made}).save_to_disk(str(tmp_path / "all"))
+    made.save_to_disk(str(tmp_path / "one"))
+
+    def read(source: str) -> Reading:
+        return read_sentences(source, "de", "dev", root=tmp_path, form="auto")
+
+    assert read("hf:all::{split}").sentences == [Sentence(("Ada", "sings"), ("B-PER", "O"))]
+    assert read("hf:one::").skipped == {"sentences without words": 1}
+    with pytest.raises(ValueError, match="there is no split 'train'; there are dev"):
+        read("hf:all::train")
+    with pytest.raises(ValueError, match="no splits: write hf:FOLDER::"):
+        read("hf:one::dev")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        read("hf:nobody/nothing:de:dev")
+
+
 @pytest.mark.parametrize(
     ("module", "said"),
     [

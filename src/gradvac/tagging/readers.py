@@ -261,11 +261,7 @@ def _read_hf(name: str, root: Path) -> Reading:
         raise ValueError(
             f"data: {name} needs the package `datasets`; pip install datasets."
         ) from None
-    _, dataset, config, split = parts
-    if (root / dataset).is_dir():
-        rows = datasets.load_from_disk(str(root / dataset))[split]
-    else:
-        rows = datasets.load_dataset(dataset, config or None, split=split)
+    rows = _load_rows(datasets, name, root)
     column = next((tag for tag in _HF_TAGS if tag in rows.features), None)
     if column is None or "tokens" not in rows.features:
         raise ValueError(
@@ -283,6 +279,27 @@ def _read_hf(name: str, root: Path) -> Reading:
             )
         reading.add(list(row["tokens"]), tags)
     return reading
+
+
+def _load_rows(datasets: Any, name: str, root: Path) -> Any:
+    """A split of a dataset: of a folder that `save_to_disk` wrote, or of the hub."""
+    _, dataset, config, split = name.split(":")
+    folder = root / dataset
+    if not folder.is_dir():
+        try:
+            return datasets.load_dataset(dataset, config or None, split=split)
+        except (OSError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ValueError(
+                f"data: {name} cannot be loaded ({reason}); give a folder that save_to_disk wrote, "
+                "or a name of the hub while it can be reached."
+            ) from error
+    rows = datasets.load_from_disk(str(folder))
+    splits = list(rows) if isinstance(rows, dict) else [""]
+    if split not in splits:
+        there = ", ".join(splits) if splits != [""] else "no splits: write hf:FOLDER::"
+        raise ValueError(f"data: {name}: there is no split {split!r}; there are {there}.")
+    return rows[split] if split else rows
 
 
 def _read_constructed(name: str, lang: str) -> Reading:
