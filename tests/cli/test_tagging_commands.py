@@ -72,6 +72,17 @@ def test_similarity_and_report(gradvac: Gradvac, folder: Path) -> None:
     assert (folder / "report.html").stat().st_size > 100_000
 
 
+def test_runs_are_compared_by_sentences(gradvac: Gradvac) -> None:
+    done = gradvac("tagging", "train", "tiny", *FEW, "align.rule=sum", "--run", "runs/joint")
+    assert done.exit_code == 0, done.output
+    for run in ("runs/tiny", "runs/joint"):
+        assert gradvac("tagging", "score", run).exit_code == 0
+    done = gradvac("compare", "runs/joint", "runs/tiny")
+    assert done.exit_code == 0, done.output
+    assert "F1" in done.stdout
+    assert "by sentence is not known" not in done.stdout
+
+
 def test_prediction_gives_a_line_for_every_line(gradvac: Gradvac) -> None:
     text = "pota kela\n\nmira\n"
     done = gradvac("tagging", "predict", "runs/tiny", input=text)

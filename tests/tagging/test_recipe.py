@@ -17,6 +17,7 @@ import torch
 from gradvac import Aligner, Sum
 from gradvac.analysis import load_run
 from gradvac.runs import read_scores
+from gradvac.runs.sentences import read_counts
 from gradvac.tagging import (
     Tagger,
     TaggingConfig,
@@ -169,6 +170,11 @@ def test_it_learns_and_scores(trained: Path) -> None:
     assert len(lines[0].split("\t")) == 3
     assert sum(not line for line in lines[:-1]) == 11  # between 12 sentences
     json.dumps(scores.to_dict())
+    counts = read_counts(trained / "scores" / "test.best.npz")
+    for metric in kept:
+        for task, value in metric.by_task.items():
+            assert counts[metric.metric].score(task) == pytest.approx(value)
+            assert len(counts[metric.metric].by_task[task]) == 12
 
 
 def test_epochs_set_the_steps(trained: Path) -> None:

@@ -1,5 +1,7 @@
 """Precision, recall and F1 of spans, and accuracy of words: one language's score."""
 
+# N sentences
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -7,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gradvac.runs.sentences import Counts
 from gradvac.tagging.spans import Span, count_broken, find_spans, find_strict_spans, xtreme_units
 
 Kind = Literal["ner", "pos"]
@@ -68,38 +70,35 @@ class TagScore:
 
 def count_spans(
     gold: Sequence[Tags], predicted: Sequence[Tags], read: Callable[[Tags], list[Span]]
-) -> SpanCounts:
-    """Count spans that agree in type, first and last word."""
-    correct = num_predicted = num_gold = 0
+) -> Counts:
+    """Count spans of every sentence: right in type, first and last word; predicted; there.
+
+    Returns:
+        `[N, 3]`.
+    """
+    rows = []
     for true, guess in zip(gold, predicted, strict=True):
         there, found = set(read(true)), set(read(guess))
-        correct += len(there & found)
-        num_predicted += len(found)
-        num_gold += len(there)
-    return SpanCounts(correct, num_predicted, num_gold)
+        rows.append((len(there & found), len(found), len(there)))
+    return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
 
-def count_by_sentence(
-    gold: Sequence[Tags], predicted: Sequence[Tags], kind: Kind
-) -> dict[str, NDArray[np.int64]]:
-    """What F1, strict F1 and accuracy are made of, sentence by sentence.
+def count_words(gold: Sequence[Tags], predicted: Sequence[Tags]) -> Counts:
+    """Count words of every sentence: with the right tag; all, `[N, 2]`."""
+    pairs = zip(gold, predicted, strict=True)
+    rows = [(sum(map(str.__eq__, true, guess)), len(true)) for true, guess in pairs]
+    return np.array(rows, dtype=np.int64).reshape(-1, 2)
 
-    For `gradvac.runs.sentences`: "f1" and "strict_f1" `[N, 3]`, "accuracy" `[N, 2]`.
-    """
-    readings = {"f1": find_spans if kind == "ner" else xtreme_units}
-    if kind == "ner":
-        readings["strict_f1"] = find_strict_spans
-    pairs = list(zip(gold, predicted, strict=True))
+
+def count_all(gold: Sequence[Tags], predicted: Sequence[Tags], kind: Kind) -> dict[str, Counts]:
+    """What every metric is made of: metric -> counts of every sentence."""
     found = {
-        name: [count_spans([true], [guess], read) for true, guess in pairs]
-        for name, read in readings.items()
+        "F1": count_spans(gold, predicted, find_spans if kind == "ner" else xtreme_units),
+        "accuracy": count_words(gold, predicted),
     }
-    counts = {
-        name: np.array([(one.correct, one.predicted, one.gold) for one in own], dtype=np.int64)
-        for name, own in found.items()
-    }
-    words = [(sum(map(str.__eq__, true, guess)), len(true)) for true, guess in pairs]
-    return counts | {"accuracy": np.array(words, dtype=np.int64)}
+    if kind == "ner":
+        found["strict F1"] = count_spans(gold, predicted, find_strict_spans)
+    return found
 
 
 def score_tags(gold: Sequence[Tags], predicted: Sequence[Tags], kind: Kind) -> TagScore:
@@ -114,18 +113,19 @@ def score_tags(gold: Sequence[Tags], predicted: Sequence[Tags], kind: Kind) -> T
         ValueError: Sentences or words do not match, or there is no word at all.
     """
     _check(gold, predicted)
-    plain = count_spans(gold, predicted, find_spans if kind == "ner" else xtreme_units)
-    strict = count_spans(gold, predicted, find_strict_spans) if kind == "ner" else plain
-    pairs = [pair for both in zip(gold, predicted, strict=True) for pair in zip(*both, strict=True)]
+    counts = count_all(gold, predicted, kind)
+    plain = SpanCounts(*counts["F1"].sum(0).tolist())
+    strict = SpanCounts(*counts["strict F1"].sum(0).tolist()) if kind == "ner" else plain
+    num_right, num_words = counts["accuracy"].sum(0).tolist()
     return TagScore(
         f1=plain.f1,
         precision=plain.precision,
         recall=plain.recall,
-        accuracy=100 * sum(true == guess for true, guess in pairs) / len(pairs),
+        accuracy=100 * num_right / num_words,
         strict_f1=strict.f1,
         num_broken=sum(map(count_broken, predicted)) if kind == "ner" else 0,
         num_sentences=len(gold),
-        num_words=len(pairs),
+        num_words=num_words,
     )
 
 

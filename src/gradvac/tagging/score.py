@@ -7,17 +7,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from gradvac.runs import RunFolder, TaskScores, write_scores
-from gradvac.runs.files import write_text
-from gradvac.runs.sentences import SentenceCounts, identify, write_counts
-from gradvac.tagging.metrics import Kind, TagScore, count_by_sentence, score_tags
+from gradvac.runs.files import remove_leftovers, write_text
+from gradvac.runs.sentences import Counts, SentenceCounts, identify, write_counts
+from gradvac.tagging.metrics import Kind, TagScore, count_all, score_tags
 from gradvac.tagging.preparation import require_prepared
+from gradvac.tagging.readers import Sentence
 from gradvac.tagging.settings import TaggingConfig
 from gradvac.tagging.tagger import Tagger
 from gradvac.training import config
@@ -137,46 +136,53 @@ def score_run(
     settings = config.load(TaggingConfig, folder.config, overrides)
     prepared = require_prepared(settings, run)
     tagger = Tagger.from_run(run, weights=weights, device=device, overrides=overrides)
-    folder.scores.mkdir(exist_ok=True)
+    kind, labels = settings.data.kind, set(settings.data.all_labels())
     by_task: dict[str, TagScore] = {}
-    counted: dict[str, dict[str, NDArray[np.int64]]] = {}
-    sentence_hashes: dict[str, str] = {}
-    labels = set(settings.data.all_labels())
     unknown: dict[str, int] = {}
+    outputs: dict[str, str] = {}
+    counts: dict[str, dict[str, Counts]] = {}
+    texts: dict[str, str] = {}
     console = console or Console(quiet=True)
-    for task in track(settings.data.languages, "Tagging", console=console, transient=True):
-        sentences = prepared.sentences(split, task)
-        gold = [one.tags for one in sentences]
-        predicted = tagger.tag_windows(prepared.windows(split, task), len(sentences))
-        by_task[task] = score_tags(gold, predicted, settings.data.kind)
-        counted[task] = count_by_sentence(gold, predicted, settings.data.kind)
-        sentence_hashes[task] = identify([[*one.words, *one.tags] for one in sentences])
-        unknown[task] = sum(tag not in labels for tags in gold for tag in tags)
-        rows = (
-            zip(one.words, one.tags, guess, strict=True)
-            for one, guess in zip(sentences, predicted, strict=True)
+    with folder.lock_beside("scores"):
+        for task in track(settings.data.languages, "Tagging", console=console, transient=True):
+            sentences = prepared.sentences(split, task)
+            gold = [one.tags for one in sentences]
+            predicted = tagger.tag_windows(prepared.windows(split, task), len(sentences))
+            by_task[task] = score_tags(gold, predicted, kind)
+            unknown[task] = sum(tag not in labels for tags in gold for tag in tags)
+            outputs[task] = _columns(sentences, predicted)
+            texts[task] = identify([[*one.words, *one.tags] for one in sentences])
+            for metric, values in count_all(gold, predicted, kind).items():
+                counts.setdefault(metric, {})[task] = values
+        scores = Scores(
+            str(run),
+            kind,
+            split,
+            str(weights),
+            by_task,
+            dict(settings.data.resource_levels),
+            unknown,
+            str(folder.read_signature().get("signature", "")),
         )
-        text = "\n".join("".join("\t".join(row) + "\n" for row in own) for own in rows)
-        write_text(folder.outputs_of(split, weights, task), text)
-    scores = Scores(
-        str(run),
-        settings.data.kind,
-        split,
-        str(weights),
-        by_task,
-        dict(settings.data.resource_levels),
-        unknown,
-        str(folder.read_signature().get("signature", "")),
-    )
-    counts = [
-        SentenceCounts(
-            name,
-            "percentage" if key == "accuracy" else "f1",
-            {task: own[key] for task, own in counted.items()},
-            sentence_hashes,
-        )
-        for key, name in metric_names(settings.data.kind).items()
-    ]
-    write_counts(folder.counts_of(split, weights), counts)
-    write_scores(folder.scores_of(split, weights), scores.by_metric(), scores.to_dict())
+        folder.scores.mkdir(exist_ok=True)
+        remove_leftovers(folder.scores)
+        # Scores go first and come last: those that are there are of the outputs beside them.
+        folder.scores_of(split, weights).unlink(missing_ok=True)
+        for task, text in outputs.items():
+            write_text(folder.outputs_of(split, weights, task), text)
+        known = [
+            SentenceCounts(metric, "percentage" if metric == "accuracy" else "f1", own, texts)
+            for metric, own in counts.items()
+        ]
+        write_counts(folder.counts_of(split, weights), known)
+        write_scores(folder.scores_of(split, weights), scores.by_metric(), scores.to_dict())
     return scores
+
+
+def _columns(sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> str:
+    """Word, tag and predicted tag in three columns, a blank line between sentences."""
+    rows = (
+        zip(one.words, one.tags, guess, strict=True)
+        for one, guess in zip(sentences, predicted, strict=True)
+    )
+    return "\n".join("".join("\t".join(row) + "\n" for row in own) for own in rows)
