@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from gradvac import corpora
 from gradvac.analysis import Similarities, statistics
 from gradvac.analysis.report import compare, headline, summarise
 from gradvac.analysis.run import Run
@@ -148,3 +149,20 @@ def test_groups_need_more_than_one_odd_task() -> None:
         return structure.halves_of(tuple("abcdefg"), a, b)[1]
 
     assert agrees(one_odd) <= 4
+
+
+def test_groups_of_constructed_languages_are_branches_of_their_families() -> None:
+    corpus = corpora.default()
+    known, draw = corpus.distances(), np.random.default_rng(0)
+    noise = draw.normal(0, 0.05, (1, len(structure.COMPONENTS), *known.distance.shape))
+    values = (0.8 - known.distance + noise + noise.swapaxes(-1, -2)).astype(np.float32)
+    made = Similarities(known.codes, structure.COMPONENTS, np.array([1]), values)
+    found = statistics.stable_groups(made).found
+    assert sum(len(group.tasks) for group in found) >= 12
+    for group in found:
+        assert len({corpus.languages[code].family for code in group.tasks}) == 1
+    drawn = draw.normal(0, 0.1, values.shape)
+    noise_alone = Similarities(
+        known.codes, structure.COMPONENTS, np.array([1]), (drawn + drawn.swapaxes(-1, -2))
+    )
+    assert statistics.stable_groups(noise_alone).found == ()

@@ -11,6 +11,7 @@ from torch import nn
 
 from gradvac import Aligner, GradVac
 from gradvac.analysis import Record, Recorder, read_record, statistics
+from gradvac.analysis.report._update import say_each_push, say_pushes
 
 from . import structure
 
@@ -112,3 +113,28 @@ def test_halves_are_unbiased_where_one_batch_is_not() -> None:
         own_batch.append(recorded.shares.diagonal().mean())
     assert np.mean(own_halves) == pytest.approx(0.25, abs=0.01)
     assert np.mean(own_batch) > 0.4
+
+
+def test_one_sentence_per_task() -> None:
+    values = np.array([[6.0, 3.0, 1.0], [2.0, 8.0, -2.0], [-3.0, 0.0, 1.0]])
+    certain = np.zeros((3, 3))
+    pushes = statistics.Pushes(
+        ("en-hi", "en-mr", "en-fr"), values, certain, values.sum(axis=1), certain[0], {}, True
+    )
+    names = {"en-hi": "Hindi", "en-mr": "Marathi"}
+    hindi, marathi, french = (s.text for s in say_each_push(pushes, names))
+    assert hindi == (
+        "Hindi (en-hi) gets 60% of its predicted progress from its own data, 30% from Marathi and "
+        "10% from en-fr."
+    )
+    assert marathi.endswith(
+        "100% of its predicted progress from its own data and 25% from Hindi; "
+        "held back by en-fr (-25%)."
+    )
+    assert french == "en-fr is predicted to get worse by the update."
+    said = [sentence.text for sentence in say_pushes(pushes)]
+    assert "Losses that other tasks are predicted to push up: mr (by fr) and fr (by hi)." in said
+    assert "Predicted to get worse by the whole update: fr." in said
+    unsure = pushes._replace(p_values=certain + 1, total_p_values=certain[0] + 1)
+    assert "en-fr (-25%, can be chance)" in say_each_push(unsure)[1].text
+    assert say_pushes(unsure)[-1].text == "No task is clearly predicted to push another's loss up."

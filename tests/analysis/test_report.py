@@ -10,6 +10,7 @@ import pytest
 
 from gradvac.analysis.report import compare, summarise, write_report
 from gradvac.analysis.report._packing import pack, unpack
+from gradvac.analysis.report._scores import score_table
 from gradvac.analysis.report._sentences import describe_source
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import Similarities
@@ -398,3 +399,29 @@ def test_another_pivot_than_english() -> None:
     assert "Tasks into de against tasks out of it" in said(run_with(values, tasks))
     english = [task.replace("en", "xx").replace("de", "en") for task in tasks]
     assert "Tasks into en against tasks out of it" in said(run_with(values, english))
+
+
+def test_scores_are_within_noise_unless_seeds_say_otherwise() -> None:
+    tasks = ["en-fr", "en-es", "en-de"]
+
+    def scored(name: str, seed: int, rule: str, *bleu: float) -> Run:
+        run = make_run(name, codes=("fr", "es", "de"), num_layers=1, num_steps=1)
+        scores = TaskScores("F1", dict(zip(tasks, bleu, strict=True)))
+        return replace(run, scores=scores, settings=f'rule = "{rule}"\n[train]\nseed = {seed}\n')
+
+    first = scored("a", 0, "sum", 20.0, 30.0, 40.0)
+    again = scored("b", 1, "sum", 20.4, 29.7, 40.2)
+    third = scored("c", 2, "sum", 19.8, 30.2, 39.9)
+    other = scored("d", 0, "gradvac", 20.5, 30.1, 55.0)
+    table = score_table([first, again, third, other])
+    assert table is not None
+    assert [row.verdicts[3] for row in table.rows] == ["within noise"] * 2 + ["up", "up"]
+    assert all(row.verdicts[1] == "within noise" for row in table.rows)
+    alone = score_table([first, other])
+    assert alone is not None
+    assert all(row.verdicts[1] == "" for row in alone.rows)
+    assert "One seed each" in alone.notes[-1]
+    noisy = scored("b", 1, "sum", 10.0, 45.0, 60.0)
+    loud = score_table([first, noisy, other])
+    assert loud is not None
+    assert loud.rows[2].verdicts[2] == "within noise"

@@ -1,6 +1,11 @@
 """`gradvac report` and `gradvac figures` on run folders of constructed and real languages."""
 
 import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
 import warnings
 from pathlib import Path
 
@@ -172,3 +177,22 @@ def test_warnings_are_told_in_a_line(
         warnings.simplefilter("default")
         command()
     assert capsys.readouterr().err == "warning: record.bin: the last chunk is cut off.\n"
+
+
+def test_live(constructed: Path) -> None:
+    """The command serves the page until it is interrupted, and writes nothing."""
+    before = sorted(constructed.iterdir())
+    command = [sys.executable, "-m", "gradvac.cli", "report", str(constructed), "--live"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        said = server.stdout.readline()
+        address = re.search(r"http://localhost:\d+/", said)
+        assert address is not None, said
+        with urllib.request.urlopen(address[0]) as answer:
+            page = answer.read().decode()
+        with urllib.request.urlopen(address[0] + "version") as answer:
+            assert f'"version":"{answer.read().decode()}"' in page
+        assert "Similarity falls with distance by construction" in page
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 0
+    assert sorted(constructed.iterdir()) == before

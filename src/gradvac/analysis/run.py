@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ class Run:
         families: Task -> family, "" where unknown.
         distances: Known distances of tasks; None if unknown.
         about: How `measured` was measured: JSON, as it stands in `similarity.npz`.
+        names: Task -> how to call it in a sentence, such as its language; others by task name.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Run:
     families: dict[str, str]
     distances: KnownDistances | None
     about: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -43,6 +43,17 @@ def find_families(runs: Sequence[Sequence[str]], path: Path | None = None) -> li
     ]
 
 
+def find_names(tasks: Sequence[str]) -> dict[str, str]:
+    """Task -> name of its language, for the languages of the tables."""
+    constructed = corpora.default().languages
+    found = {}
+    for task, code in _with_languages(tasks):
+        language = constructed.get(code) or corpora.languages.find(code)
+        if language is not None:
+            found[task] = language.name
+    return found
+
+
 def find_distances(source: str, runs: Sequence[Sequence[str]]) -> list[KnownDistances | None]:
     """Known distances of the tasks of each run; None for a run of which too little is known.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gradvac import corpora
 from gradvac.analysis import Run, load_run
-from gradvac.cli._known import find_distances, find_families
+from gradvac.cli._known import find_distances, find_families, find_names
 from gradvac.cli._options import GENEALOGY
 from gradvac.runs import RunFolder, prepared_sizes
 from gradvac.tasks import other_languages, turned
@@ -21,7 +21,9 @@ def load_runs(
     runs = [load_run(path) for path in paths]
     tasks = [run.tasks for run in runs]
     known = zip(runs, find_families(tasks, families), find_distances(distances, tasks), strict=True)
-    runs = [replace(run, families=f, distances=d) for run, f, d in known]
+    runs = [
+        replace(run, families=f, distances=d, names=find_names(run.tasks)) for run, f, d in known
+    ]
     return [replace(run, name=name) for run, name in zip(runs, _unique_names(runs), strict=True)]
 
 

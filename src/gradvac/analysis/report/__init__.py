@@ -126,8 +126,8 @@ def render(runs: Sequence[Run], *, live: dict[str, Any] | None = None) -> str:
         biased=any(found is not None and not found.unbiased for found in pushes),
         pushed_on=[_pushed_on(found) for found in pushes],
         each_push=[
-            [] if found is None else [line.text for line in _update.say_each_push(found)]
-            for found in pushes
+            [] if found is None else [s.text for s in _update.say_each_push(found, run.names)]
+            for found, run in zip(pushes, runs, strict=True)
         ],
         has_similarities=any(source is not None for source in sources),
         stride=data["stride"],

@@ -3,6 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from scipy.stats import t as student
+
+from gradvac.analysis.report._settings import repeats
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import by_one_metric
 from gradvac.runs import TaskScores
@@ -19,7 +23,8 @@ class Row:
         level: Its resource level.
         scores: Of each run; "" where it was not scored.
         differences: To the first run; "" for the first.
-        verdicts: "up" where a run is better than the first, "down" where it is worse.
+        verdicts: "up" where a run is better than the first, "down" where it is worse, "within
+            noise" where other seeds differ as much; "" where no run was repeated, to tell.
         is_mean: Whether this is an average.
     """
 
@@ -56,18 +61,45 @@ def score_table(runs: Sequence[Run]) -> ScoreTable | None:
         families |= run.families
     values = [{} if scores is None else scores.by_task for scores in by_run]
     how = scored[0]
+    groups_of_seeds = repeats(runs)
+    by_task = [[one.get(task) for one in values] for task in tasks]
+    reach = _reach(by_task, groups_of_seeds, len(tasks))
     rows = [
-        _row(t, families.get(t, ""), levels.get(t, ""), [v.get(t) for v in values], how)
-        for t in tasks
+        _row(t, families.get(t, ""), levels.get(t, ""), own, how, reach)
+        for t, own in zip(tasks, by_task, strict=True)
     ]
     named = list(dict.fromkeys(levels[task] for task in tasks if task in levels))
     groups = {level: [t for t in tasks if levels.get(t) == level] for level in named}
     means = groups if len(groups) > 1 else {}
     for level, members in {**means, ALL: tasks}.items():
         shown = [_mean(one, members) for one in values]
-        rows.append(_row("average", "", level, shown, how, is_mean=True))
+        reach_of_mean = _reach([shown], groups_of_seeds, len(means) + 1)
+        rows.append(_row("average", "", level, shown, how, reach_of_mean, is_mean=True))
     notes = [_note(run, how) for run in runs if run.scores]
+    if len(scored) > 1:
+        notes.append(_note_on_noise(groups_of_seeds, how))
     return ScoreTable(how.metric, rows, notes)
+
+
+def _reach(
+    rows: Sequence[Sequence[float | None]], groups: Sequence[Sequence[int]], num_tests: int
+) -> float | None:
+    """By how much one run may differ from another by its seed alone; None if none was repeated.
+
+    The spread over seeds is pooled over rows, and taken to be that of all runs; 95 % for all tests
+    together.
+    """
+    squares, freedom = 0.0, 0
+    for row in rows:
+        for group in groups:
+            known = [value for n in group if (value := row[n]) is not None]
+            if len(known) > 1:
+                squares += float(np.sum((np.array(known) - np.mean(known)) ** 2))
+                freedom += len(known) - 1
+    if not freedom:
+        return None
+    factor = float(student.ppf(1 - 0.025 / num_tests, freedom))
+    return factor * float(np.sqrt(2 * squares / freedom))
 
 
 def _mean(scores: Mapping[str, float], tasks: Sequence[str]) -> float | None:
@@ -83,6 +115,7 @@ def _row(
     level: str,
     values: list[float | None],
     how: TaskScores,
+    reach: float | None,
     *,
     is_mean: bool = False,
 ) -> Row:
@@ -90,16 +123,30 @@ def _row(
     gains = [None if v is None or first is None else v - first for v in values[1:]]
     shown = ["" if value is None else how.show(value) for value in values]
     differences = ["" if gain is None else f"{gain:+z.{how.digits}f}" for gain in gains]
-    verdicts = [_verdict(gain, how) for gain in gains]
+    verdicts = [_verdict(gain, how, reach) for gain in gains]
     level = level.replace("_", " ")
     return Row(task, family, level, shown, ["", *differences], ["", *verdicts], is_mean)
 
 
-def _verdict(gain: float | None, how: TaskScores) -> str:
-    """Better or worse, if the digits that are shown differ at all."""
-    if gain is None or abs(gain) < 0.5 * 10**-how.digits:
+def _verdict(gain: float | None, how: TaskScores, reach: float | None) -> str:
+    """Better or worse, if more than another seed alone would do."""
+    if gain is None or reach is None:
         return ""
+    if abs(gain) <= reach:
+        return "within noise"
     return "up" if (gain > 0) == how.higher_is_better else "down"
+
+
+def _note_on_noise(groups: Sequence[Sequence[int]], how: TaskScores) -> str:
+    if not groups:
+        return (
+            f"One seed each: whether a difference of {how.metric} is more than noise cannot be "
+            "told. Give runs that differ by their seed alone, too."
+        )
+    return (
+        "Differences are to the first run; what other seeds of the same settings differ by is "
+        "within noise (95 % for all rows together)."
+    )
 
 
 def _note(run: Run, how: TaskScores) -> str:

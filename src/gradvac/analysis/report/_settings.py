@@ -17,6 +17,17 @@ def changed_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
+def repeats(runs: Sequence[Run]) -> list[list[int]]:
+    """Positions of runs that differ by nothing but their seeds, where there are two or more."""
+    found: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for position, run in enumerate(runs):
+        flat = _flat(_parsed(run.settings))
+        key = tuple(sorted(item for item in flat.items() if item[0].split(".")[-1] != "seed"))
+        if key:
+            found.setdefault(key, []).append(position)
+    return [group for group in found.values() if len(group) > 1]
+
+
 def _parsed(settings: str) -> Mapping[str, Any]:
     try:
         return tomllib.loads(settings)

@@ -1,6 +1,6 @@
 """Sentences on the update: what the rule did, and who pushes whom."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -99,9 +99,16 @@ def say_pushes(pushes: Pushes) -> list[Sentence]:
     return said
 
 
-def say_each_push(pushes: Pushes) -> list[Sentence]:
-    """One sentence per task: where its predicted progress comes from."""
-    labels = task_names.labels(pushes.tasks)
+def say_each_push(pushes: Pushes, names: Mapping[str, str] | None = None) -> list[Sentence]:
+    """One sentence per task: where its predicted progress comes from.
+
+    Args:
+        pushes: Who pushes whom.
+        names: Task -> how to call it; others by task name.
+    """
+    labels = [(names or {}).get(task, task) for task in pushes.tasks]
+    if len(set(labels)) < len(labels):  # one language, both ways
+        labels = list(pushes.tasks)
     harmful, worse = set(_harmful_pairs(pushes)), set(_worse_tasks(pushes))
     return [
         Sentence(labels[task], text)
@@ -112,8 +119,10 @@ def say_each_push(pushes: Pushes) -> list[Sentence]:
 def _each(
     pushes: Pushes, labels: list[str], harmful: set[tuple[int, int]], worse: set[int]
 ) -> Iterator[str]:
-    for task, name in enumerate(labels):
+    for task, label in enumerate(labels):
         shares = pushes.shares[task]
+        own_name = pushes.tasks[task]
+        name = label if label == own_name else f"{label} ({own_name})"
         if np.isnan(pushes.totals[task]):
             yield f"{name} was never seen."
             continue
