@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gradvac.analysis import KnownDistances, Record, Run, Similarities
+from gradvac.runs import TaskScores
 
 SIZE = 100  # numbers of a component
 LAYERS = 4
@@ -38,6 +39,7 @@ def gradients(
     kin = np.array([FAMILIES.index(FAMILIES[i % len(FAMILIES)]) for i in range(num_tasks)])
     for k, name in enumerate(COMPONENTS):
         common, own = draw.normal(size=SIZE), draw.normal(size=(num_tasks, SIZE))
+        common *= SIZE**0.5 / np.linalg.norm(common)  # longer in one layer would be a difference
         families = draw.normal(size=(num_tasks, SIZE))[kin]
         here = shared + by_side / 2 * (1 if name.startswith("encoder") else -1)
         here += by_depth * (k % LAYERS / (LAYERS - 1) - 0.5)
@@ -115,6 +117,7 @@ def make(
     true = gradients(draw, num_tasks=len(tasks), **structure)
     a, b = (noisy(draw, true, reliability) for _ in range(2))
     batches = true + draw.normal(size=true.shape) / SIZE**0.5
+    scores = draw.normal(size=len(tasks))
     points = draw.normal(size=(num_tasks, 3))
     far = np.linalg.norm(points[:, None] - points[None], axis=-1)
     return Run(
@@ -123,7 +126,7 @@ def make(
         record=None if measured else record_of(tasks, batches),
         measured=halves_of(tasks, a, b) if measured else (),
         metrics=[],
-        scores=None,
+        scores=TaskScores("F1", dict(zip(tasks, scores.tolist(), strict=True))),
         settings="",
         signature={},
         families=dict(zip(tasks, FAMILIES[:num_tasks] * len(directions), strict=True)),

@@ -122,7 +122,7 @@ def measured_pushes(similarities: Similarities, weights: Matrix | None = None) -
         return None
     noise = np.sqrt((twice**2).mean() / 4) * scale * np.abs(weights)
     noise[~apart] *= np.sqrt(2)  # measured once
-    num = len(twice) // 2
+    num = max(1, int((lengths > 0).sum()) - 1)  # a task's noise is in all of its pairs
     # Cautiously, as if the noise of all of a task's pairs had the same sign.
     total_noise = np.nansum(noise, axis=1)
     return Pushes(

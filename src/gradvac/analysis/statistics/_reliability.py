@@ -64,12 +64,13 @@ def correct(across: Matrix) -> Corrected:
     raw, reliability = (pooled + pooled.T) / 2, pooled.diagonal().copy()
     twice = (pooled - pooled.T)[apart]
     twice = twice[~np.isnan(twice)]
-    num_pairs = len(twice) // 2
-    if not num_pairs:
+    if not len(twice):
         unknown = np.full_like(raw, np.nan)
         return Corrected(unknown, unknown, reliability, np.nan, np.nan)
     variance = float((twice**2).mean() / 4)  # of raw; that of a reliability is twice as much
-    factor, strict = (float(student.ppf(q, num_pairs)) for q in (0.975, 0.995))
+    num_known = int((~np.isnan(reliability)).sum())
+    # The noise of a task is in all of its pairs: there are as many observations as tasks.
+    factor, strict = (float(student.ppf(q, max(1, num_known - 1))) for q in (0.975, 0.995))
     positive = np.where(reliability > 0, reliability, np.nan)
     scale = np.sqrt(positive[:, None] * positive[None])
     ratio = raw / scale
