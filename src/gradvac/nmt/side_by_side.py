@@ -21,7 +21,7 @@ from gradvac.training import CheckpointError, Display, DivergedError
 
 Job = Callable[[Display], Any]
 # One thread each. And glibc would give the memory of every step back to the system and ask for it
-# again in the next, which took a quarter of the time.
+# again in the next, which took a fifth of the time (docs/log.md).
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 32),

@@ -285,7 +285,7 @@ def pretrain(config: PretrainConfig, run: str | Path, *, display: Display | None
     result = train(recipe, config, run, display=display)
     if result.reason != "interrupted":
         which = "last" if result.best_step is None else "best"
-        recipe.model.load_state_dict(checkpoint.weights(Path(run), which))
+        checkpoint.load_into(recipe.model, Path(run), which)
         with quiet_transformers():
             recipe.model.cpu().save_pretrained(Path(run) / ENCODER)
             recipe.tokenizer.save_pretrained(Path(run) / ENCODER)
