@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradvac.training import Passes
-from gradvac.training.passes import scatter
+from gradvac.training.passes import scatter, wander
 
 
 def test_a_pass_has_every_row_once_and_the_next_another_order() -> None:
@@ -54,3 +54,17 @@ def test_large_tasks_start_at_once_and_continue() -> None:
     again = Passes([10, size], seed=3)
     again.load_state_dict(other.state_dict())
     assert again.take(1, 50).tolist() == first[1000:1050].tolist()
+
+
+def test_a_large_order_visits_a_few_places_at_a_time() -> None:
+    size = 40 * (1 << 16) + 77
+    orders = [wander(np.arange(size), size, seed=(0, turn)) for turn in range(2)]
+    for order in orders:
+        assert np.array_equal(np.sort(order), np.arange(size))
+        assert 14 < len(np.unique(order[:50_000] >> 16)) <= 16
+        assert abs(np.corrcoef(order[:50_000], np.arange(50_000))[0, 1]) < 0.05
+    assert set(np.unique(orders[0][:1000] >> 16)) != set(np.unique(orders[1][:1000] >> 16))
+    assert wander(np.array([9, size - 1]), size, seed=(0, 0)).tolist() == [
+        orders[0][9],
+        orders[0][-1],
+    ]

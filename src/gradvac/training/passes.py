@@ -11,6 +11,8 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.int64]
 _LARGE = 1 << 20  # rows from which an order is not stored
 _ROUNDS = 6
+_BLOCK = 1 << 16  # neighbouring rows that are visited in the same part of a pass
+_BLOCKS_AT_ONCE = 16
 
 
 class Passes:
@@ -18,7 +20,8 @@ class Passes:
 
     The order of a pass is a function of the seed, the task and the number of the pass, so where
     this stands is one number per task. The order of a large task is computed where it is needed and
-    stored nowhere, so that a pass over millions of rows starts at once.
+    stored nowhere, and goes through a million rows at a time, from sixteen places: a pass over many
+    files starts at once, and with a few of them.
 
     Args:
         sizes: Rows of every task, `[T]`.
@@ -39,7 +42,7 @@ class Passes:
             turn, start = divmod(first, size)
             end = min(start + num, size)
             if size > _LARGE:
-                piece = scatter(np.arange(start, end), size, seed=(self._seed, task, turn))
+                piece = wander(np.arange(start, end), size, seed=(self._seed, task, turn))
             else:
                 piece = self._order(task, turn)[start:end].astype(np.int64)
             pieces.append(piece)
@@ -61,6 +64,32 @@ class Passes:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue there."""
         self._drawn = list(state["drawn"])
+
+
+def wander(places: Numbers, size: int, *, seed: Sequence[int]) -> Numbers:
+    """Some places of a random order of 0 ... size - 1 that stays near some places for a while.
+
+    Blocks of neighbouring rows come in random order; those of sixteen blocks are mixed.
+
+    Args:
+        places: Which places of the order, ascending, each below `size`.
+        size: Of the order.
+        seed: Another seed, another order.
+    """
+    num_blocks = -(-size // _BLOCK)
+    blocks = scatter(np.arange(num_blocks), num_blocks, seed=seed)
+    sizes = np.where(blocks == num_blocks - 1, size - (num_blocks - 1) * _BLOCK, _BLOCK)
+    parts = np.arange(0, num_blocks, _BLOCKS_AT_ONCE)
+    starts = np.concatenate([[0], np.cumsum(np.add.reduceat(sizes, parts))])
+    part_of = np.searchsorted(starts, places, side="right") - 1
+    found = np.empty(len(places), dtype=np.int64)
+    for part in np.unique(part_of).tolist():
+        own = slice(part * _BLOCKS_AT_ONCE, (part + 1) * _BLOCKS_AT_ONCE)
+        mine, ends = part_of == part, np.concatenate([[0], np.cumsum(sizes[own])])
+        inside = scatter(places[mine] - starts[part], int(ends[-1]), seed=(*seed, part))
+        block = np.searchsorted(ends, inside, side="right") - 1
+        found[mine] = blocks[own][block] * _BLOCK + inside - ends[block]
+    return found
 
 
 def scatter(places: Numbers, size: int, *, seed: Sequence[int]) -> Numbers:
