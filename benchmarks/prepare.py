@@ -1,6 +1,7 @@
 """Sentence pairs a second that preparation cleans and cuts, and the memory it takes.
 
     python benchmarks/prepare.py --pairs 1000000 5000000
+    python benchmarks/prepare.py --pairs --shards 200       (only the start-up of 25 languages)
 
 Constructed sentence pairs are written to files first. Each size is prepared in a process of its
 own, whose peak is that of its own memory (anonymous pages), those of its workers not included. Then
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -19,9 +21,12 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
+
 from gradvac.nmt import Prepared, Stream, TaskData, prepare
 from gradvac.nmt.data_settings import DataConfig
 from gradvac.nmt.settings import BatchConfig
+from gradvac.nmt.tokens import TokenShards
 from gradvac.training import SamplingConfig
 
 
@@ -106,9 +111,39 @@ def measure(folder: Path, prepared: Path, processes: int) -> dict[str, float]:
     }
 
 
+def start_up(folder: Path, num_shards: int, num_tasks: int = 25) -> dict[str, float]:
+    """CPU seconds to the first batch, from shards of a million pairs (all are one file, linked)."""
+    size, length = 1_000_000, 20
+    np.save(folder / "o.npy", np.arange(size + 1, dtype=np.int64) * length)
+    draw = np.random.default_rng(0)
+    draw.integers(9, 30_000, size * length, dtype=np.uint16).tofile(folder / "t")
+    shards = [f"{task}.{shard}" for task in range(num_tasks) for shard in range(num_shards)]
+    names = [f"{shard}.{side}" for shard in shards for side in "ab"]
+    for name in names:
+        os.link(folder / "o.npy", folder / f"{name}.offsets.npy")
+        os.link(folder / "t", folder / f"{name}.bin")
+    start = time.process_time()
+    tasks = []
+    for task in range(num_tasks):
+        sides = [
+            TokenShards(
+                [folder / f"{task}.{shard}.{side}" for shard in range(num_shards)],
+                [size] * num_shards,
+                size * length * num_shards,
+                32_000,
+            )
+            for side in "ab"
+        ]
+        tasks.append(TaskData(f"en-{task}", sides[0], sides[1], 4 + task))
+    stream = Stream(tasks, SamplingConfig(), BatchConfig(tokens=16_384), packed=True)
+    next(stream)
+    return {"shards": float(len(names)), "start-up CPU seconds": time.process_time() - start}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, nargs="+", default=[1_000_000, 5_000_000])
+    parser.add_argument("--pairs", type=int, nargs="*", default=[1_000_000, 5_000_000])
+    parser.add_argument("--shards", type=int, help="shards of each of 25 languages, to start from")
     parser.add_argument("--processes", type=int, default=0)
     parser.add_argument("--one", nargs=2, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
@@ -116,7 +151,11 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(measure(*arguments.one, arguments.processes)))
         return
-    rows = []
+    rows: list[dict[str, float]] = []
+    if arguments.shards:
+        with tempfile.TemporaryDirectory() as place:
+            rows.append(start_up(Path(place), arguments.shards))
+            print(rows[-1], flush=True)
     for pairs in arguments.pairs:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
