@@ -92,7 +92,8 @@ class Normaliser:
     def _learn(self, total: float, here: int, whole: int, own_loss: Tensor) -> bool:
         own = float(own_loss)
         gaps = [abs(total / max(1, count) - own) for count in (here, whole)]
-        slack = 1e-2 * max(abs(own), 1e-6)  # half precision
+        is_half = own_loss.dtype in (torch.float16, torch.bfloat16)
+        slack = (1e-2 if is_half else 1e-4) * max(abs(own), 1e-6)
         if math.isfinite(own) and min(gaps) > slack and total:
             raise ValueError(
                 f"row_losses: the model's loss is {own:.6g}, but its rows give {total:.6g} over "

@@ -113,9 +113,9 @@ class _Aligned(_AnyTrainer):
         )
         self.alignment: Alignment | None = None
         self._normaliser = Normaliser()
-        name = type(getattr(self.model, "base_model", self.model)).__name__
-        causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-        self._is_causal = type(self.model).__name__ in causal or name in causal
+        base: Any = self.model
+        base = base.get_base_model() if hasattr(base, "get_base_model") else base  # peft's wrapper
+        self._is_causal = type(base).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
     def _refuse(self) -> None:
         args = self.args
