@@ -161,7 +161,9 @@ class GraphStep(Generic[BatchT]):
         self.works = False
         graph.reset()
         # Its generator still counts for the recording; the copy has the same place and does not.
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        index = self._device.index
+        index = torch.cuda.current_device() if index is None else index
+        generator = torch.cuda.default_generators[index]
         generator.graphsafe_set_state(generator.clone_state())
         message = f"train.graph: steps are not recorded as a CUDA graph, but slower: {error}"
         self._say(message)
