@@ -42,6 +42,7 @@ SURFACE = {
         "--help",
     ],
     ("compare",): ["--baseline", "--set", "--weights", "--metric", "--out", "--json", "--help"],
+    ("sweep",): ["--out", "--jobs", "--retry", "--halving", "--launcher", "--dry-run", "--help"],
     ("figures",): ["--out", "--format", "--pair", "--distances", "--families", "--help"],
 }
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradvac import MGDA, FixedTarget, GradNorm, GradVac, PCGrad, Sum, TorchJD
+from gradvac import MGDA, Control, FixedTarget, GradNorm, GradVac, PCGrad, Sum, TorchJD
 from gradvac.rules import Rule
 
 from .steps import assert_same_state, bound, gram_of, needs_quadprog, step, weights_of
@@ -28,6 +28,9 @@ PAIRWISE: dict[str, MakeRule] = {
     "gradvac, preserve_norm": lambda: GradVac(target=0.9, preserve_norm=True),
     "gradvac, some": lambda: GradVac(target=0.5, vaccinated=["a", "b"]),
     "pcgrad": lambda: PCGrad(),
+    "control, norm": lambda: Control("norm", beta=0.1),
+    "control, shuffled": lambda: Control("shuffled", beta=0.1),
+    "control, random": lambda: Control("random", beta=0.1),
 }
 OURS: dict[str, MakeRule] = PAIRWISE | {
     "sum": lambda: Sum(),

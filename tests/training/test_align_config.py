@@ -91,7 +91,8 @@ def test_settings_without_effect_or_sense_are_refused(
 def test_every_rule_can_be_configured() -> None:
     """A rule in the registry has its arguments in [align], with its own defaults."""
     for name, rule in RULES.items():
-        given = {"weighting": "Mean"} if name == "torchjd" else {}
+        needed = {"torchjd": {"weighting": "Mean"}, "frozen": {"component_weights": {}}}
+        given = needed.get(name, {})
         settings = AlignConfig(rule=name, **given)
         made = settings.build_rule(TASKS, LEVELS, seed=0)
         assert type(made) is rule

@@ -13,6 +13,7 @@
     gradvac similarity RUN              gradient similarity on an aligned set, at every checkpoint
     gradvac report RUN...               one page to look at
     gradvac figures RUN...              the paper's figures
+    gradvac sweep CONFIG                many runs: grids, methods, seeds; several at a time
     gradvac compare RUN...              which method is better, worse, or within noise
     gradvac corpus write DIR            the constructed languages as text files
 
@@ -33,6 +34,7 @@ with exit status 1.
     nmt.py          gradvac nmt
     report.py       gradvac report
     similarity.py   gradvac similarity
+    sweep.py        gradvac sweep
     tagging.py      gradvac tagging
 
 A command imports what it needs when it runs: `--help` is quick, and a missing extra is one line.

@@ -2,7 +2,7 @@
 
 import typer
 
-from gradvac.cli import compare, corpus, demo, figures, nmt, report, similarity, tagging
+from gradvac.cli import compare, corpus, demo, figures, nmt, report, similarity, sweep, tagging
 
 app = typer.Typer(
     help="Train one model on many tasks, and decide how their gradients are combined.",
@@ -19,3 +19,4 @@ app.command("similarity")(similarity.similarity)
 app.command("report")(report.report)
 app.command("figures")(figures.figures)
 app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)

@@ -46,12 +46,13 @@ Say = Callable[[str], None]
 Facts = dict[str, Any]
 
 
-def prepare(config: DataConfig, *, say: Say = print) -> Prepared:
+def prepare(config: DataConfig, *, say: Say = print, only_if_none: bool = False) -> Prepared:
     """Prepare the data of a config, or what is missing of it.
 
     Args:
         config: [data].
         say: Told what is being done.
+        only_if_none: Leave alone what another process prepared while this one waited for it.
 
     Raises:
         ValueError: A file is missing or damaged, or nothing is left of a language.
@@ -64,9 +65,10 @@ def prepare(config: DataConfig, *, say: Say = print) -> Prepared:
                 "would be somewhere else; remove it, or choose another folder."
             )
     with files.FolderLock(config.prepared, busy=None):
-        for folder in (config.prepared, config.prepared / "text", config.prepared / "tokens"):
-            files.remove_leftovers(folder)
-        _Preparation(config, say).run()
+        if not (only_if_none and Prepared.open(config) is not None):
+            for folder in (config.prepared, config.prepared / "text", config.prepared / "tokens"):
+                files.remove_leftovers(folder)
+            _Preparation(config, say).run()
     prepared = Prepared.open(config)
     assert prepared is not None
     return prepared
@@ -92,7 +94,7 @@ def open_or_prepare(config: DataConfig, *, say: Say = print) -> Prepared:
             f"({', '.join(changed)}); choose another folder, or replace it with "
             "`gradvac nmt prepare`."
         )
-    return prepare(config, say=say)
+    return prepare(config, say=say, only_if_none=True)
 
 
 class _Preparation:

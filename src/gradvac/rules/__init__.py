@@ -17,6 +17,8 @@ engine serves all of them.
     _mgda.py           MGDA: the shortest combination
     _gradnorm.py       GradNorm: one learned weight per task
     _sum.py            Sum: joint training
+    _controls.py       Control: GradVac without what is said to make it work
+    _frozen.py         Frozen: constant weights by component, such as another rule's means
     _torchjd.py        TorchJD: any Gramian weighting of that library
 
 A new rule is a file of its own and a line in `RULES` below. Its class says what configs call it,
@@ -27,6 +29,8 @@ table in the guide and the sentence in the report follow.
 from typing import Any
 
 from gradvac.hints import nearest
+from gradvac.rules._controls import Control
+from gradvac.rules._frozen import Frozen
 from gradvac.rules._gradnorm import GradNorm
 from gradvac.rules._gradvac import GradVac
 from gradvac.rules._mgda import MGDA
@@ -38,7 +42,7 @@ from gradvac.rules._targets import EmaTarget, FixedTarget
 from gradvac.rules._torchjd import TorchJD
 
 RULES: dict[str, type[Rule]] = {
-    rule.name: rule for rule in (GradVac, PCGrad, MGDA, GradNorm, Sum, TorchJD)
+    rule.name: rule for rule in (GradVac, PCGrad, MGDA, GradNorm, Sum, TorchJD, Control, Frozen)
 }
 
 
@@ -70,8 +74,10 @@ def rule_named(name: str, **options: Any) -> Rule:
 __all__ = [
     "MGDA",
     "RULES",
+    "Control",
     "EmaTarget",
     "FixedTarget",
+    "Frozen",
     "GradNorm",
     "GradVac",
     "Option",

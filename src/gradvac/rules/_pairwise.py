@@ -142,14 +142,19 @@ class Pairwise(Rule):
         chosen = index_on(components, gram.device)[:, None, None]
         rows, columns = self.index[:, None], self.index
         target = self._target[chosen, rows, columns].to(gram.dtype)
+        held = self.targets()[chosen, rows, columns].to(gram.dtype)
         order, vaccinated = self._order[chosen[:, 0, 0]], self._vaccinated[self.index]
-        coefficients, observed, active = sweep(gram, target, order, vaccinated)
+        coefficients, observed, active = sweep(gram, held, order, vaccinated)
         if beta := self.target_rule.beta:
             seen = torch.where(observed.isnan(), target, (1.0 - beta) * target + beta * observed)
             self._next[chosen, rows, columns] = seen.to(self._next.dtype)
         if self.preserve_norm:
             coefficients = coefficients * _norm_correction(gram, coefficients)[..., None]
-        return Weighing(coefficients.sum(-2), target, active)
+        return Weighing(coefficients.sum(-2), held, active)
+
+    def targets(self) -> Tensor:
+        """What pairs are held to, `[K, T, T]`: their own targets."""
+        return self._target
 
     def _chosen(self) -> str:
         return "all" if self.vaccinated is None else str(list(self.vaccinated))

@@ -35,7 +35,7 @@ def write_toml(table: Mapping[str, Any]) -> str:
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
-    lines = [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
+    lines = [f"{_key(key)} = {write_value(value)}" for key, value in plain.items()]
     if path and (lines or not table):
         lines.insert(0, f"[{'.'.join(map(_key, path))}]")
     for key, value in table.items():
@@ -53,7 +53,8 @@ def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _value(value: Any) -> str:
+def write_value(value: Any) -> str:
+    """A plain value, list or table in one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and not math.isfinite(value):
@@ -63,5 +64,5 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
-    return "[" + ", ".join(map(_value, value)) + "]"
+        return "{" + ", ".join(f"{_key(k)} = {write_value(v)}" for k, v in value.items()) + "}"
+    return "[" + ", ".join(map(write_value, value)) + "]"

@@ -18,9 +18,11 @@ from torch import nn
 from gradvac import Aligner
 from gradvac.hints import nearest
 from gradvac.rules import RULES, Option, Rule, options_of, rule_named
+from gradvac.runs.files import hash_of
 from gradvac.training.config import Section
 
 ALL = "all"  # tasks
+_MOST_SHOWN = 80  # characters of a setting in a signature
 NONE = "none"  # no rule: plain autograd
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -103,7 +105,7 @@ class _Align(Section):
     def describe_rule(self) -> str:
         """The rule with what differs from its defaults: "gradvac(beta=0.1,vaccinated=low)"."""
         changed = self._changed(_keys_of(self.rule))
-        own = [f"{key}={value}" for key, value in changed.items()]
+        own = [f"{key}={_short(value)}" for key, value in changed.items()]
         return f"{self.rule}({','.join(own)})".replace(" ", "").removesuffix("()")
 
     def _changed(self, keys: Iterable[str]) -> dict[str, Any]:
@@ -155,6 +157,12 @@ class _Align(Section):
         if "seed" in options_of(rule):
             options["seed"] = seed if self.seed is None else self.seed
         return rule_named(self.rule, **options)
+
+
+def _short(value: Any) -> str:
+    """A value as it stands in a signature; a large table by its hash."""
+    text = str(value)
+    return text if len(text) <= _MOST_SHOWN else hash_of(value)[:8]
 
 
 def _by_task(key: str, value: Any, tasks: Sequence[str], levels: Mapping[str, str]) -> Any:

@@ -56,7 +56,7 @@ def load(
     Raises:
         ConfigError: With one line for each mistake.
     """
-    path = _find(source, folders)
+    path = find_config(source, folders)
     try:
         text = path.read_text(encoding="utf-8")
         if not _holds(text):
@@ -107,7 +107,8 @@ def differences(old: BaseModel, new: BaseModel) -> dict[str, tuple[Any, Any]]:
     return {key: pair for key, pair in found.items() if pair[0] != pair[1]}
 
 
-def _find(source: str | Path, folders: Iterable[Path]) -> Path:
+def find_config(source: str | Path, folders: Iterable[Path]) -> Path:
+    """The file of that name: a path, or a name in one of the folders, without `.toml`."""
     path = Path(source)
     if path.is_file():
         return path
@@ -120,6 +121,17 @@ def _find(source: str | Path, folders: Iterable[Path]) -> Path:
         return named[str(source)]
     hint = f"; {nearest(str(source), named)}" if named else ""
     raise ConfigError(f"config: there is no file {str(source)!r}{hint}")
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """`section.key=value` -> {"section.key": value}, for whoever changes settings by name."""
+    found = {}
+    for override in overrides:
+        keys, table = _apply(override, nested := {}), nested
+        for key in keys[:-1]:
+            table = table[key]
+        found[".".join(keys)] = table[keys[-1]]
+    return found
 
 
 def _apply(override: str, table: dict[str, Any]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from gradvac.training.step import GraphStep, Step, StepResult, autocast
 from gradvac.training.weights import is_finite
 
 Watch = Callable[[int, Alignment], None]
-Reason = Literal["finished", "early_stop", "interrupted"]
+Reason = Literal["finished", "early_stop", "interrupted", "paused"]
 _DRAW_EVERY = 10  # log entries
 
 
@@ -44,8 +44,8 @@ class Result:
     Attributes:
         run: The run folder.
         step: Optimizer steps taken, in all.
-        reason: "finished" (all steps), "early_stop" (patience), "interrupted" (a signal; the same
-            call continues).
+        reason: "finished" (all steps), "early_stop" (patience), "interrupted" (a signal) or
+            "paused" (`train.pause_at`); after these two the same call continues.
         best_step: Step of `best.safetensors`; None before the first validation.
         best_score: Its `train.metric`.
         skipped_steps: Steps whose loss or gradient was not finite.
@@ -157,7 +157,9 @@ class _Loop(Generic[BatchT]):
         at, train = self.state.at, self.settings.train
         if train.patience and at.stale >= train.patience:
             return "early_stop"
-        return "finished" if at.step >= train.max_steps else None
+        if at.step >= train.max_steps:
+            return "finished"
+        return "paused" if 0 < train.pause_at <= at.step else None
 
     def open_record(self) -> None:
         """Continue the record at the step we stand at; what a killed process added goes."""
@@ -297,7 +299,8 @@ class _Loop(Generic[BatchT]):
     def stop(self) -> str:
         """Save for whoever continues, unless what there is to save is bad; and what to say."""
         state, at = self.state, self.state.at
-        said = f"Stopped by {self.signals.received} after step {at.step}"
+        by = self.signals.received or "train.pause_at"
+        said = f"Stopped by {by} after step {at.step}"
         bad_in_a_row = state.meters.bad_in_a_row
         if bad_in_a_row or not is_finite(state.model.state_dict()):
             return (
@@ -313,7 +316,7 @@ class _Loop(Generic[BatchT]):
         state, at, train = self.state, self.state.at, self.settings.train
         state.meters.pause()
         self.sign()  # with the engine that was at work in the end
-        if reason == "interrupted":
+        if reason in ("interrupted", "paused"):
             said = self.stop()
         else:
             self.save()

@@ -17,6 +17,7 @@ TECHNICAL = (
     "record_every",
     "checkpoint_every",
     "keep",
+    "pause_at",
     "device",
     "threads",
     "writers",
@@ -42,6 +43,8 @@ class TrainConfig(Section):
         metric: The validation score that decides about the best weights.
         higher_is_better: Whether `metric` shall grow (BLEU, F1) or fall (loss).
         patience: Stop after so many validations in a row without a better score; 0: never.
+        pause_at: Stop after so many steps as a signal would stop training: the run is saved, and
+            goes on with another value; 0: never.
         average_last: At the end, average the weights of so many last checkpoints; 0: do not.
         max_bad_steps: Stop after so many steps in a row with a loss or gradient that is not finite.
             Such steps are skipped.
@@ -66,6 +69,7 @@ class TrainConfig(Section):
     metric: str = "dev/loss"
     higher_is_better: bool = False
     patience: NonNegativeInt = 0
+    pause_at: NonNegativeInt = 0
     average_last: NonNegativeInt = 0
     max_bad_steps: PositiveInt = 20
     seed: NonNegativeInt = 0

@@ -1,0 +1,86 @@
+"""`gradvac sweep`: many runs from one config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gradvac.cli._common import config_folders, needs
+
+if TYPE_CHECKING:
+    from gradvac.experiments import Sweep
+
+
+@needs("nmt", "tagging", "report")
+def sweep(
+    config: Annotated[
+        str, typer.Argument(help="A TOML file, or the name of one in configs/sweeps.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="section.key=value for all runs, as in data.root=DATA"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder; default: runs/NAME-OF-CONFIG.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time.", min=1)] = 1,
+    retry: Annotated[bool, typer.Option("--retry", help="Run again what has failed.")] = False,
+    halving: Annotated[
+        bool,
+        typer.Option("--halving", help="Stop the weaker half early, again and again, by dev loss."),
+    ] = False,
+    launcher: Annotated[
+        str, typer.Option(help="local: processes of this machine; submitit: Slurm and others.")
+    ] = "local",
+    dry: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
+) -> None:
+    """Train and score all runs of a sweep; the same command goes on where it was stopped.
+
+    Runs are in OUT/METHOD/seed-N: `gradvac compare OUT` compares them. What each method was given
+    in runs, steps and seconds is in OUT/budget.md.
+    """
+    from gradvac.experiments import budget_table, budgets
+    from gradvac.runs.files import write_text
+
+    if launcher not in ("local", "submitit"):
+        raise ValueError(f"--launcher: must be local or submitit, got {launcher!r}.")
+    found = _load(config, overrides or [], out)
+    if dry:
+        for trial in found.trials:
+            print(trial.run)
+        return
+    from gradvac.experiments.launchers import Processes, Submitit
+    from gradvac.experiments.sweep import InterruptedSweep
+
+    with_submitit = launcher == "submitit"
+    started = (
+        Submitit(found.out / "submitit", found.config.submitit, jobs)
+        if with_submitit
+        else Processes(jobs)
+    )
+    try:
+        ended = found.run(started, retry=retry, halving=halving)
+    except InterruptedSweep:
+        raise typer.Exit(130) from None
+    table = budget_table(budgets(ended))
+    write_text(found.out / "budget.md", table)
+    print(table, end="")
+    failed = [trial for trial, how in ended.items() if how.status == "failed"]
+    for trial in failed:
+        print(f"{trial.label}: failed: {ended[trial].error}")
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(ended)} runs failed; mend them, then use --retry.")
+    print(f"gradvac compare {found.out}")
+
+
+def _load(source: str, overrides: list[str], out: Path | None) -> Sweep:
+    from gradvac.experiments import Sweep, SweepConfig
+    from gradvac.training import config
+    from gradvac.training.config import find_config, parse_overrides
+
+    settings = config.load(SweepConfig, source, folders=config_folders("sweeps"))
+    base = find_config(settings.base, config_folders(settings.recipe))
+    folder = out or Path("runs") / Path(source).stem
+    return Sweep(settings, base, folder, extra=parse_overrides(overrides))

@@ -1,0 +1,234 @@
+"""A sweep: many runs, executed several at a time, resumable, with a table of what they cost.
+
+OUT/sweep.json                      all runs of the sweep, and their settings
+OUT/POINT/seed-N/                   a run folder
+OUT/trials/POINT.seed-N.json        what its process was asked to do
+OUT/trials/POINT.seed-N.result.json how it ended
+OUT/trials/POINT.seed-N.log         what it printed
+OUT/budget.md                       runs, steps and seconds by method
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradvac.experiments.frozen import mean_weights
+from gradvac.experiments.launchers import Launcher, Processes
+from gradvac.experiments.plan import SweepConfig, Trial, expand, resolve
+from gradvac.experiments.worker import INTERRUPTED, load_settings
+from gradvac.runs.files import FolderLock, hash_of, read_json, write_json
+from gradvac.training import ConfigError
+
+DONE, FAILED, PAUSED, WAITING = "done", "failed", "paused", "waiting"
+_ENDS = ("finished", "early_stop")
+_TAIL = 2000  # characters of a log that may hold the reason of a failure
+
+
+class InterruptedSweep(KeyboardInterrupt):
+    """The user stopped the sweep; the same command continues."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run stands.
+
+    Attributes:
+        status: "done", "failed", "paused" or "waiting" (not begun, or interrupted).
+        step: Steps taken.
+        seconds: Training time.
+        error: Why it failed.
+    """
+
+    status: str
+    step: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+
+class Sweep:
+    """The runs of a sweep in their folder.
+
+    Args:
+        config: The sweep.
+        base: File of the config that is varied.
+        out: The folder.
+        extra: Settings from the command line, for all runs.
+        say: Told what happens.
+
+    Raises:
+        ValueError: A run cannot be configured, which is told before any begins.
+    """
+
+    def __init__(
+        self,
+        config: SweepConfig,
+        base: Path,
+        out: Path,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.config, self.base, self.out, self.say = config, base, out, say
+        self.trials = expand(config, out, extra)
+        self._check()
+
+    def _check(self) -> None:
+        """Load the settings of all runs, as far as they are known."""
+        for trial in self.trials:
+            known = {
+                key: value
+                for key, value in trial.settings.items()
+                if not (isinstance(value, str) and value.startswith("{weights:"))
+            }
+            if len(known) < len(trial.settings):
+                known.pop("align.rule", None)  # a rule that needs what is not there yet
+            try:
+                load_settings(self.config.recipe, self.base, known)
+            except ConfigError as error:
+                raise ValueError(f"{trial.name}: {error}") from None
+
+    def run(
+        self, launcher: Launcher | None = None, *, retry: bool = False, halving: bool = False
+    ) -> dict[Trial, Ended]:
+        """Run what is not done; call it again to go on.
+
+        Args:
+            launcher: How runs are started; None: one after the other.
+            retry: Also run what has failed before.
+            halving: Stop the weaker half of the points early, by their loss on development data;
+                see `halving.py`.
+
+        Raises:
+            InterruptedSweep: The user stopped it.
+        """
+        self.out.mkdir(parents=True, exist_ok=True)
+        busy = f"--out: another sweep is at work in {self.out}; wait for it to end."
+        with FolderLock(self.out, busy=busy):
+            self._folder.mkdir(exist_ok=True)
+            write_json(self.out / "sweep.json", self._described())
+            launcher = launcher or Processes(1)
+            if retry:
+                for trial in self.trials:
+                    if self.ended(trial).status == FAILED:
+                        self._result(trial).unlink()
+            if halving:
+                from gradvac.experiments.halving import halve
+
+                halve(self, launcher)
+            else:
+                self.run_trials(self.trials, launcher)
+        return {trial: self.ended(trial) for trial in self.trials}
+
+    def _described(self) -> dict[str, Any]:
+        return {
+            "recipe": self.config.recipe,
+            "base": str(self.base),
+            "runs": [
+                {"method": t.method, "point": t.name, "seed": t.seed, "settings": dict(t.settings)}
+                for t in self.trials
+            ],
+        }
+
+    @property
+    def _folder(self) -> Path:
+        return self.out / "trials"
+
+    def _result(self, trial: Trial) -> Path:
+        return self._folder / f"{trial.label}.result.json"
+
+    def ended(self, trial: Trial) -> Ended:
+        """How a run stands, by what it left."""
+        found = read_json(self._result(trial))
+        if found.get("hash") not in (None, hash_of(dict(trial.settings))):
+            return Ended(WAITING)  # it was of another sweep; the run folder refuses other settings
+        reason, step = found.get("reason"), int(found.get("step", 0))
+        seconds = float(found.get("seconds", 0.0))
+        if reason == "failed":
+            return Ended(FAILED, step, seconds, str(found.get("error", "")))
+        if reason in _ENDS:
+            return Ended(DONE, step, seconds)
+        return Ended(PAUSED if reason == "paused" else WAITING, step, seconds)
+
+    def run_trials(self, trials: Sequence[Trial], launcher: Launcher, *, pause_at: int = 0) -> None:
+        """Run some of the runs as far as step `pause_at` (0: to the end)."""
+        waiting = [trial for trial in trials if not self._is_there(trial, pause_at)]
+        jobs: dict[Any, Trial] = {}
+        try:
+            while waiting or jobs:
+                for trial in list(waiting):
+                    needed = [self._of(run) for run in trial.needs]
+                    states = [self.ended(other).status for other in needed]
+                    if FAILED in states:
+                        waiting.remove(trial)
+                        other = needed[states.index(FAILED)].label
+                        self._fail(trial, f"it needs {other}, which failed")
+                    elif all(state == DONE for state in states):
+                        waiting.remove(trial)
+                        self._start(trial, launcher, jobs, pause_at)
+                if not jobs:
+                    break
+                for job, status in launcher.wait_for_one().items():
+                    self._note(jobs.pop(job), status)
+        except KeyboardInterrupt:
+            self.say("Stopping: runs save and leave; the same command continues.")
+            launcher.stop()
+            raise InterruptedSweep from None
+
+    def _of(self, run: Path) -> Trial:
+        return next(trial for trial in self.trials if trial.run == run)
+
+    def _is_there(self, trial: Trial, pause_at: int) -> bool:
+        ended = self.ended(trial)
+        return ended.status in (DONE, FAILED) or (
+            ended.status == PAUSED and 0 < pause_at <= ended.step
+        )
+
+    def _start(
+        self, trial: Trial, launcher: Launcher, jobs: dict[Any, Trial], pause_at: int
+    ) -> None:
+        try:
+            settings = resolve(trial, self.out, mean_weights)
+        except ValueError as error:
+            self._fail(trial, str(error))
+            return
+        task = self._folder / f"{trial.label}.json"
+        content = {
+            "recipe": self.config.recipe,
+            "base": str(self.base),
+            "settings": settings | {"train.pause_at": pause_at},
+            "run": str(trial.run),
+            "score": self.config.score if trial.scored else [],
+            "result": str(self._result(trial)),
+        }
+        write_json(task, content)
+        jobs[launcher.start(task, self._log(trial))] = trial
+
+    def _log(self, trial: Trial) -> Path:
+        return self._folder / f"{trial.label}.log"
+
+    def _note(self, trial: Trial, status: int) -> None:
+        """Keep how a process ended, and say it."""
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt
+        if status:
+            self._fail(trial, _reason(self._log(trial), status))
+            return
+        path = self._result(trial)
+        write_json(path, read_json(path) | {"hash": hash_of(dict(trial.settings))})
+        ended = self.ended(trial)
+        self.say(f"{trial.label}: {ended.status}, step {ended.step:,}, {ended.seconds:,.1f} s")
+
+    def _fail(self, trial: Trial, why: str) -> None:
+        facts = {"reason": "failed", "error": why, "hash": hash_of(dict(trial.settings))}
+        write_json(self._result(trial), facts)
+        self.say(f"{trial.label}: failed: {why} (log: {self._log(trial)})")
+
+
+def _reason(log: Path, status: int) -> str:
+    text = log.read_text(encoding="utf-8", errors="replace")[-_TAIL:] if log.is_file() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = lines[-1] if lines else "it printed nothing"
+    return f"exit status {status}: {said}"

@@ -1,0 +1,112 @@
+"""Controls: what remains of GradVac's effect when one thing about it is taken away."""
+
+# K components, T tasks
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradvac.rules._gradvac import GradVac
+from gradvac.rules._order import name_keys
+from gradvac.rules._rule import Weighing
+
+CONTROLS = ("norm", "shuffled", "random")
+
+
+class Control(GradVac):
+    """GradVac without what is said to make it work: a control to compare it with.
+
+    Vaccination lengthens the update, and it does so by targets that belong to pairs of tasks. If a
+    control is as good as GradVac, that is not why it helps.
+
+    - "norm": the plain sum, in every component as long as GradVac's update would be.
+    - "shuffled": every pair is held to the moving average of another pair of the component, drawn
+      once.
+    - "random": every pair is held to a place between the lowest and the highest moving average of
+      the component, drawn once.
+
+    Args:
+        control: "norm", "shuffled" or "random".
+        beta: Weight of the new similarity in the moving average, in [0, 1].
+        vaccinated: Names of the tasks whose gradients are altered; None: all.
+        order: "random", or "fixed" to visit the other tasks in task order.
+        seed: Of the random order, and of what is drawn once.
+
+    Example:
+        >>> from gradvac import Control
+        >>> rule = Control("shuffled", vaccinated=["en-hi", "en-tr"])
+    """
+
+    name = "control"
+    does = "is GradVac with only its lengths, or with targets that are not the pairs' own"
+    task_options = ("vaccinated",)
+
+    def __init__(
+        self,
+        control: str = "norm",
+        beta: float = 1e-2,
+        vaccinated: Sequence[str] | None = None,
+        order: str = "random",
+        seed: int = 0,
+    ) -> None:
+        if control not in CONTROLS:
+            raise ValueError(f"control: must be one of {', '.join(CONTROLS)}, got {control!r}.")
+        self.control = control
+        super().__init__(beta, vaccinated=vaccinated, order=order, seed=seed)
+
+    def bind(self, tasks: Sequence[str], components: Sequence[str]) -> None:
+        super().bind(tasks, components)
+        self._draw()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._draw()  # the seed may be another one
+
+    def _draw(self) -> None:
+        """Draw once, by names: neither the order of tasks nor that of components matters."""
+        num = len(self.tasks)
+        altered = self._vaccinated.cpu()[:, None] & ~torch.eye(num, dtype=torch.bool)
+        pairs = altered.flatten().nonzero()[:, 0]
+        names = [f"{first} {second}" for first in self.tasks for second in self.tasks]
+        drawn = torch.stack(
+            [name_keys([f"{self.seed} {own} {pair}" for pair in names]) for own in self.components]
+        )  # [K, T * T]
+        ordered = pairs[name_keys(names)[pairs].argsort()]
+        source = torch.arange(num * num).repeat(len(self.components), 1)
+        source[:, ordered] = pairs[drawn[:, pairs].argsort(-1)]
+        device = self._target.device
+        self._source, self._altered = source.to(device), altered.to(device)
+        share = (drawn % 2**31).double() / 2**31  # in [0, 1)
+        self._share = share.view(len(self.components), num, num).to(device)
+
+    def begin(self, present: Sequence[int], losses: Tensor) -> None:
+        super().begin(present, losses)
+        device = losses.device
+        self._source, self._altered = self._source.to(device), self._altered.to(device)
+        self._share = self._share.to(self._target)
+
+    def targets(self) -> Tensor:
+        if self.control == "norm":
+            return self._target
+        if self.control == "shuffled":
+            return self._target.flatten(1).gather(1, self._source).view_as(self._target)
+        lowest = torch.where(self._altered, self._target, torch.inf).amin((1, 2), keepdim=True)
+        highest = torch.where(self._altered, self._target, -torch.inf).amax((1, 2), keepdim=True)
+        between = lowest + self._share * (highest - lowest)
+        return torch.where(self._altered, between, self._target)
+
+    def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:
+        weighing = super().weigh_finite(components, gram)
+        if self.control != "norm":
+            return weighing
+        weights = weighing.weights
+        update = ((weights[:, None] @ gram)[:, 0] * weights).sum(-1).clamp_min(0)
+        plain = gram.sum((-2, -1))
+        known = plain > 0
+        ratio = torch.where(known, (update / torch.where(known, plain, 1.0)).sqrt(), 1.0)  # [K]
+        return Weighing(ratio[:, None].expand_as(weights), weighing.target, weighing.active)
+
+    def __repr__(self) -> str:
+        return f"Control({self.control!r}, {self.target_rule}, vaccinated={self._chosen()})"

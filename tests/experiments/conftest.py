@@ -1,0 +1,70 @@
+"""A sweep of seconds: English into the constructed languages, and runs without processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradvac.experiments import Sweep, SweepConfig
+from gradvac.experiments.worker import work
+from gradvac.training.config import load
+
+ROOT = Path(__file__).parents[2]
+TWIN = ROOT / "configs" / "nmt" / "twin.toml"
+
+
+class InProcess:
+    """A launcher that runs workers at once, here: torch takes its time to import."""
+
+    def __init__(self) -> None:
+        self.ended: dict[Any, int] = {}
+        self.started: list[str] = []
+
+    def start(self, task: Path, log: Path) -> Path:
+        self.started.append(task.stem)
+        with log.open("a") as file, contextlib.redirect_stdout(file):
+            try:
+                self.ended[task] = work(**json.loads(task.read_text()))
+            except Exception as error:
+                print(error, file=file)
+                self.ended[task] = 1
+        return task
+
+    def wait_for_one(self) -> dict[Any, int]:
+        ended, self.ended = self.ended, {}
+        return ended
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the data of all sweeps are, prepared by the first."""
+    return tmp_path_factory.mktemp("prepared") / "data"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, prepared: Path) -> Callable[..., Sweep]:
+    """Makes a sweep over the twin of table 1, from the text of its config."""
+
+    def make(text: str, *, out: str = "out", base: Path = TWIN, **extra: Any) -> Sweep:
+        path = tmp_path / "sweep.toml"
+        path.write_text(f'recipe = "nmt"\nbase = "twin"\n{text}')
+        said: list[str] = []
+        few = {"data.prepared": str(prepared), "train.max_steps": 8} | SMALL
+        made = Sweep(
+            load(SweepConfig, path), base, tmp_path / out, extra=few | extra, say=said.append
+        )
+        made.said = said  # type: ignore[attr-defined]
+        return made
+
+    return make
+
+
+SMALL = {"data.tasks": ["en-qsm", "en-qsk"], "decoding.max_ratio": 0.1}

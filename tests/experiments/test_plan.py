@@ -1,0 +1,100 @@
+"""The config of a sweep, and the runs it stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradvac.experiments import SweepConfig, expand
+from gradvac.experiments.plan import resolve
+
+OUT = Path("out")
+
+
+def config(**parts: Any) -> SweepConfig:
+    return SweepConfig.model_validate({"recipe": "nmt", "base": "twin", **parts})
+
+
+def test_a_grid_is_every_combination() -> None:
+    grid = {"align.rule": ["sum", "gradvac"], "batch.rows": [16, 32], "train.seed": [0, 1]}
+    trials = expand(config(grid=grid), OUT)
+    assert len(trials) == 8
+    assert [str(trial.run) for trial in trials[:3]] == [
+        "out/sum-rows=16/seed-0",
+        "out/sum-rows=16/seed-1",
+        "out/sum-rows=32/seed-0",
+    ]
+    assert trials[0].settings == {"align.rule": "sum", "batch.rows": 16, "train.seed": 0}
+    assert {trial.method for trial in trials} == {"sum", "gradvac"}
+
+
+def test_methods_have_grids_of_their_own() -> None:
+    methods = [
+        {
+            "name": "joint",
+            "set": {"align.rule": "sum"},
+            "grid": {"sampling.temperature": [1.0, 5.0]},
+        },
+        {"name": "weighted", "set": {"align.weights": {"low": 0.5}, "train.seed": 7}},
+        {"name": "bilingual", "parts": {"data.tasks": [["en-fr"], ["en-hi"]]}},
+    ]
+    found = expand(
+        config(methods=methods, grid={"train.seed": [0, 1]}), OUT, {"train.max_steps": 9}
+    )
+    assert [str(trial.run) for trial in found] == [
+        "out/joint-temperature=1.0/seed-0",
+        "out/joint-temperature=5.0/seed-0",
+        "out/joint-temperature=1.0/seed-1",
+        "out/joint-temperature=5.0/seed-1",
+        "out/weighted/seed-7",
+        "out/bilingual+en-fr/seed-0",
+        "out/bilingual+en-hi/seed-0",
+        "out/bilingual+en-fr/seed-1",
+        "out/bilingual+en-hi/seed-1",
+    ]
+    assert all(trial.settings["train.max_steps"] == 9 for trial in found)
+
+
+def test_runs_come_after_those_they_need() -> None:
+    methods = [
+        {"name": "frozen", "set": {"align.component_weights": "{weights:vac}"}},
+        {"name": "after", "set": {"model.init": "{run:first}", "data.prepared": "{out}/d-{seed}"}},
+        {"name": "first", "scored": False},
+        {"name": "vac"},
+    ]
+    found = expand(config(methods=methods, grid={"train.seed": [3]}), OUT)
+    assert [trial.name for trial in found] == ["first", "vac", "frozen", "after"]
+    frozen, after = found[2:]
+    assert after.needs == (OUT / "first" / "seed-3",)
+    assert resolve(after, OUT, None)["model.init"] == "out/first/seed-3"
+    assert after.settings["data.prepared"] == "out/d-3"
+    made = resolve(frozen, OUT, lambda run: {"table": {"en-fr": len(str(run))}})
+    assert made["align.component_weights"] == {"table": {"en-fr": len("out/vac/seed-3")}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"methods": [{"name": "a"}, {"name": "a"}]}, "there twice"),
+        ({"grid": {"train.seed": []}}, "at least one value"),
+        (
+            {"methods": [{"name": "a", "set": {"model.init": "{run:frist}"}}, {"name": "first"}]},
+            "first",
+        ),
+        (
+            {
+                "methods": [
+                    {"name": "a", "set": {"model.init": "{run:b}"}},
+                    {"name": "b", "set": {"model.init": "{run:a}"}},
+                ]
+            },
+            "break the circle",
+        ),
+        ({"methods": [{"name": "a", "parts": {"x.y": [1], "x.z": [2]}}]}, "give one"),
+    ],
+)
+def test_mistakes_are_told(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        expand(config(**parts), OUT)

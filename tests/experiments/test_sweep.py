@@ -1,0 +1,143 @@
+"""Sweeps that are executed, stopped, continued and halved."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradvac.experiments import Sweep, budget_table, budgets, compare_runs
+from gradvac.experiments.halving import FILE, rungs
+from gradvac.experiments.launchers import Processes, Submitit
+from gradvac.experiments.plan import Trial
+from gradvac.runs import RunFolder
+from gradvac.training import checkpoint
+
+from .conftest import ROOT, InProcess
+
+Make = Callable[..., Sweep]
+HALF = {"train.validate_every": 2, "train.max_steps": 4}
+METHODS = """
+[[methods]]
+name = "joint"
+set = { "align.rule" = "sum" }
+[[methods]]
+name = "vaccinated"
+"""
+
+
+def statuses(sweep: Sweep) -> dict[str, str]:
+    return {trial.label: sweep.ended(trial).status for trial in sweep.trials}
+
+
+def test_runs_are_trained_scored_compared_and_not_run_twice(sweep: Make) -> None:
+    made = sweep('[grid]\n"train.seed" = [0, 1]\n' + METHODS)
+    launcher = InProcess()
+    ended = made.run(launcher)
+    assert set(statuses(made).values()) == {"done"}
+    assert len(launcher.started) == 4
+    found = compare_runs([made.out])
+    assert found.metric == "BLEU"
+    assert found.baseline == "joint"
+    assert found.seeds == {"joint": (0, 1), "vaccinated": (0, 1)}
+    assert "seeds and sentences" in found.test
+    table = budget_table(budgets(ended))
+    assert "| joint | 1 | 2 | 2 | 0 | 16 |" in table
+    again = InProcess()
+    made.run(again)
+    assert again.started == []
+
+
+def test_a_failed_run_is_reported_and_run_again_when_asked(sweep: Make, tmp_path: Path) -> None:
+    missing = tmp_path / "no.tsv"
+    text = f"""
+[[methods]]
+name = "broken"
+set = {{ "data.dev" = "{missing}" }}
+[[methods]]
+name = "after"
+set = {{ "model.init" = "{{run:broken}}" }}
+"""
+    made = sweep(text, **{"data.prepared": f"{tmp_path}/other"})
+    made.run(InProcess())
+    assert statuses(made) == {"broken.seed-0": "failed", "after.seed-0": "failed"}
+    assert "no.tsv" in made.ended(made.trials[0]).error
+    assert "needs broken.seed-0, which failed" in made.ended(made.trials[1]).error
+    launcher = InProcess()
+    made.run(launcher)
+    assert launcher.started == []
+    made.run(launcher, retry=True)
+    assert launcher.started == ["broken.seed-0"]
+
+
+def test_settings_that_cannot_be_used_are_told_before_anything_runs(sweep: Make) -> None:
+    with pytest.raises(ValueError, match=r"joint: override align.bta=0.1.*beta"):
+        sweep('[[methods]]\nname = "joint"\nset = { "align.bta" = 0.1 }')
+
+
+def test_halving_stops_the_weaker_half_and_goes_on_exactly(sweep: Make) -> None:
+    """A learning rate of nearly 0 loses; what is left ends as if nothing had been paused."""
+    text = '[grid]\n"optimizer.lr" = [5e-3, 1e-9]\n'
+    made = sweep(text, **HALF)
+    launcher = InProcess()
+    made.run(launcher, halving=True)
+    assert statuses(made) == {"lr=0.005.seed-0": "done", "lr=1e-09.seed-0": "paused"}
+    assert launcher.started == ["lr=0.005.seed-0", "lr=1e-09.seed-0", "lr=0.005.seed-0"]
+    told = json.loads((made.out / FILE).read_text())["rungs"]
+    assert [(rung["step"], rung["kept"]) for rung in told] == [(2, ["lr=0.005"])]
+    whole = sweep('[grid]\n"optimizer.lr" = [5e-3]\n', out="whole", **HALF)
+    whole.run(InProcess())
+    halved, unbroken = (checkpoint.weights(one.trials[0].run, "best") for one in (made, whole))
+    assert all(torch.equal(values, unbroken[name]) for name, values in halved.items())
+
+
+def test_rungs_are_validated_steps() -> None:
+    assert rungs(3500, 250, 16) == [250, 500, 1000, 1750, 3500]
+    assert rungs(1000, 100, 2) == [500, 1000]
+    with pytest.raises(ValueError, match="set a smaller one"):
+        rungs(100, 100, 8)
+
+
+def test_processes_save_and_continue_when_the_user_stops_them(
+    tmp_path: Path, prepared: Path
+) -> None:
+    """Two real processes at a time, stopped by a signal."""
+    command = [sys.executable, "-m", "gradvac.cli", "sweep", "twin", "-o", str(tmp_path / "out")]
+    command += ["--jobs", "2", f"data.prepared={prepared}", "train.max_steps=4000"]
+    command += ['data.tasks=["en-qsm", "en-qsk"]', "train.validate_every=0"]
+    process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    runs = [tmp_path / "out" / "joint" / f"seed-{seed}" for seed in (0, 1)]
+    deadline = time.monotonic() + 120
+    while not all(RunFolder(run).read_metrics() for run in runs) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "the same command continues" in said
+    for run in runs:
+        assert RunFolder(run).kept_checkpoints()[-1][0] > 0
+
+
+def test_submitit_runs_jobs(sweep: Make) -> None:
+    made = sweep("")
+    options = {"cluster": "local", "timeout_min": 5}
+    made.run(Submitit(made.out / "submitit", options, 1))
+    assert statuses(made) == {"twin.seed-0": "done"}
+
+
+def test_a_process_that_is_killed_has_failed(sweep: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = sweep("")
+    monkeypatch.setattr(
+        "gradvac.experiments.launchers._WORKER", "import os; print('here'); os._exit(9)"
+    )
+    made.run(Processes(1))
+    trial: Trial = made.trials[0]
+    assert made.ended(trial).status == "failed"
+    assert made.ended(trial).error.startswith("exit status 9")
