@@ -59,12 +59,7 @@ def prepare(config: DataConfig, *, say: Say = print, only_if_none: bool = False)
     """
     for name in ("text", "tokens"):
         (config.prepared / name).mkdir(parents=True, exist_ok=True)
-        if (config.prepared / name).is_symlink():
-            raise ValueError(
-                f"data.prepared: {config.prepared / name} is a link, and what is written there "
-                "would be somewhere else; remove it, or choose another folder."
-            )
-    with files.FolderLock(config.prepared, busy=None):
+    with files.FolderLock(config.prepared, busy=None):  # which refuses links
         if not (only_if_none and Prepared.open(config) is not None):
             for folder in (config.prepared, config.prepared / "text", config.prepared / "tokens"):
                 files.remove_leftovers(folder)
