@@ -28,6 +28,7 @@
     name = "frozen"                     # `{weights:NAME}`: that run's mean weights, from its record
     set = { "align.rule" = "frozen", "align.component_weights" = "{weights:gradvac}" }
 
+Strings may hold `{out}`, `{point}` and `{seed}`: folder, point and seed of the run.
 The run of method `joint` with temperature 2 and seed 0 is in OUT/joint-temperature=2.0/seed-0.
 """
 
@@ -186,7 +187,8 @@ def _trials(
             shown = {key: value for key, value in point.items() if key != SEED}
             name = _name(method, config, shown) + (PART + _word(part[1]) if part else "")
             run = out / name / f"{SEED_FOLDER}{seed}"
-            settings = {key: _filled(value, out, seed) for key, value in settings.items()}
+            words = {"{out}": str(out), "{point}": name, "{seed}": str(seed)}
+            settings = {key: _filled(value, words) for key, value in settings.items()}
             named = [found for value in settings.values() for found in _references(value)]
             needs = tuple(out / other / f"{SEED_FOLDER}{seed}" for _, other in named)
             counted = str(settings[_RULE]) if not config.methods and _RULE in point else method.name
@@ -210,9 +212,10 @@ def _word(value: Any) -> str:
     return re.sub(r"[^\w.=,-]", "_", str(value))
 
 
-def _filled(value: Any, out: Path, seed: int) -> Any:
+def _filled(value: Any, words: Mapping[str, str]) -> Any:
     if isinstance(value, str):
-        return value.replace("{out}", str(out)).replace("{seed}", str(seed))
+        for word, meaning in words.items():
+            value = value.replace(word, meaning)
     return value
 
 

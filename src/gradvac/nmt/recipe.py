@@ -85,6 +85,7 @@ class TranslationRecipe:
             packed=self._is_packed(),
             longest=self.config.data.max_tokens + 2 if self._is_fixed() else None,
             accumulation=self.config.optimizer.accumulation,
+            num_steps=self.config.train.max_steps,
             seed=self.config.train.seed,
         )
 

@@ -26,7 +26,7 @@ from gradvac.nmt.ragged import Ragged
 from gradvac.nmt.settings import BatchConfig
 from gradvac.nmt.tokens import TokenFile, TokenShards
 from gradvac.nmt.vocabulary import BOS, EOS
-from gradvac.training import Passes, SamplingConfig
+from gradvac.training import Passes, SamplingConfig, TaskSampler, task_probabilities
 
 Numbers = npt.NDArray[np.int64]
 _TOKEN_UNIT = 64  # what matrix products like
@@ -84,6 +84,29 @@ def gather_batch(
     return make_batch(*pairs, owners, packed=packed, frame=frame)
 
 
+def _sampler(
+    tasks: Sequence[TaskData],
+    sampling: SamplingConfig,
+    config: BatchConfig,
+    num_batches: int | None,
+    seed: int,
+) -> tuple[TaskSampler, npt.NDArray[np.float64]]:
+    """The sampler, and the mean lengths of what it draws.
+
+    A cap on epochs needs the number of rows, which follows from the lengths of what is drawn, and
+    so from the cap: a few rounds settle both.
+    """
+    sizes = {task.name: len(task) for task in tasks}
+    lengths = {task.name: task.mean_lengths() for task in tasks}
+    shares = task_probabilities(sizes, sampling.temperature_at(0))
+    for _ in range(4):
+        means = np.sum([shares[name] * own for name, own in lengths.items()], axis=0)
+        rows = None if num_batches is None else num_batches * config.tokens / float(np.max(means))
+        sampler = sampling.build(sizes, seed=seed, num_rows=rows)
+        shares = sampler.probabilities(0)
+    return sampler, means
+
+
 class Stream:
     """An endless stream of batches that can be stopped and continued exactly.
 
@@ -95,6 +118,7 @@ class Stream:
         longest: All packed batches get one size (a `Frame`), for sentences up to so many tokens;
             None: each is as large as it comes.
         accumulation: Batches of an optimizer step, by which the schedule counts.
+        num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
         seed: Of everything drawn.
     """
 
@@ -107,13 +131,13 @@ class Stream:
         packed: bool = False,
         longest: int | None = None,
         accumulation: int = 1,
+        num_steps: int | None = None,
         seed: int = 0,
     ) -> None:
         self._tasks, self._config, self._packed = list(tasks), config, packed
         self._accumulation, self._seed = accumulation, seed
-        self._sampler = sampling.build({task.name: len(task) for task in tasks}, seed=seed)
-        shares = self._sampler.probabilities(0)
-        means = np.sum([shares[task.name] * task.mean_lengths() for task in tasks], axis=0)
+        num_batches = None if num_steps is None else num_steps * accumulation
+        self._sampler, means = _sampler(tasks, sampling, config, num_batches, seed)
         self.frame = None if longest is None else _frame(config.tokens, means, longest)
         self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
         self._passes = Passes([len(task) for task in tasks], seed=seed)

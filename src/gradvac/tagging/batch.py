@@ -88,6 +88,7 @@ class TagStream:
         rows: Rows of a batch.
         pad: The padding token.
         accumulation: Batches of an optimizer step, by which the schedule counts.
+        num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
         seed: Of everything drawn.
     """
 
@@ -99,11 +100,13 @@ class TagStream:
         rows: int,
         pad: int,
         accumulation: int = 1,
+        num_steps: int | None = None,
         seed: int = 0,
     ) -> None:
         self._windows, self._rows, self._pad = list(tasks.values()), rows, pad
         sizes = {task: len(own) for task, own in tasks.items()}
-        self._sampler = sampling.build(sizes, seed=seed)
+        num_rows = None if num_steps is None else num_steps * accumulation * rows
+        self._sampler = sampling.build(sizes, seed=seed, num_rows=num_rows)
         self._passes = Passes(list(sizes.values()), seed=seed)
         self._accumulation, self._num_batches = accumulation, 0
 

@@ -70,6 +70,7 @@ class TaggingRecipe:
             rows=self.config.batch.rows,
             pad=self._pad,
             accumulation=self.config.optimizer.accumulation,
+            num_steps=self.config.train.max_steps,
             seed=self.config.train.seed,
         )
         on_gpu = choose_device(self.config.train.device).type == "cuda"

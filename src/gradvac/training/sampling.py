@@ -1,7 +1,8 @@
 """[sampling]: which task comes next, drawn by data size and temperature.
 
 A task with L_i sentences is drawn with P_i ~ (L_i / sum L)^(1 / temperature): 1 follows the data,
-larger values lift low-resource tasks, infinity draws all alike.
+larger values lift low-resource tasks, infinity draws all alike. A cap on epochs keeps small tasks
+from being seen too often; with an infinite temperature that is UniMax.
 """
 
 import math
@@ -33,11 +34,14 @@ class SamplingConfig(Section):
     Attributes:
         temperature: 1 follows the data, larger is flatter, `inf` is uniform.
         schedule: Later phases ("cooldown"), in order.
+        most_epochs: No task is seen more often than this on average: what is beyond goes to the
+            others. With `temperature = inf` this is UniMax. Unset: no cap.
         seed: Of the draws; unset: `train.seed`.
     """
 
     temperature: PositiveFloat = 5.0
     schedule: list[TemperaturePhase] = Field(default_factory=list)
+    most_epochs: PositiveFloat | None = None
     seed: NonNegativeInt | None = None
 
     @field_validator("schedule")
@@ -53,9 +57,32 @@ class SamplingConfig(Section):
         passed = [phase.temperature for phase in self.schedule if phase.from_step <= step]
         return passed[-1] if passed else self.temperature
 
-    def build(self, sizes: Mapping[str, int], *, seed: int = 0) -> "TaskSampler":
+    def shares(
+        self, sizes: Mapping[str, int], step: int, *, num_rows: float | None = None
+    ) -> dict[str, float]:
+        """Task -> its share of the rows drawn in an optimizer step.
+
+        Args:
+            sizes: Task -> number of sentences.
+            step: Counted from 0.
+            num_rows: Rows that training draws in all, which `most_epochs` needs.
+        """
+        free = task_probabilities(sizes, self.temperature_at(step))
+        if self.most_epochs is None:
+            return free
+        if num_rows is None:
+            raise ValueError(
+                "sampling.most_epochs: this kind of run does not know beforehand how many rows it "
+                "draws; leave it out."
+            )
+        return cap_epochs(free, sizes, most_epochs=self.most_epochs, num_rows=num_rows)
+
+    def build(
+        self, sizes: Mapping[str, int], *, seed: int = 0, num_rows: float | None = None
+    ) -> "TaskSampler":
         """A sampler at its first draw; `seed` is used where the section has none."""
-        return TaskSampler(sizes, self, seed=seed if self.seed is None else self.seed)
+        own = seed if self.seed is None else self.seed
+        return TaskSampler(sizes, self, seed=own, num_rows=num_rows)
 
 
 def task_probabilities(sizes: Mapping[str, int], temperature: float) -> dict[str, float]:
@@ -78,6 +105,37 @@ def task_probabilities(sizes: Mapping[str, int], temperature: float) -> dict[str
     return {task: power / total for task, power in powers.items()}
 
 
+def cap_epochs(
+    shares: Mapping[str, float], sizes: Mapping[str, int], *, most_epochs: float, num_rows: float
+) -> dict[str, float]:
+    """Cut shares to what `most_epochs` allows; the others grow in proportion, up to their own caps.
+
+    Args:
+        shares: Task -> share of the rows, adding up to 1.
+        sizes: Task -> number of sentences.
+        most_epochs: How often a task may be seen.
+        num_rows: Rows that are drawn in all.
+
+    Raises:
+        ValueError: All tasks together have less data than that.
+    """
+    caps = {task: most_epochs * sizes[task] / num_rows for task in shares}
+    if math.fsum(caps.values()) < 1.0:
+        seen = num_rows / sum(sizes[task] for task in shares)
+        raise ValueError(
+            f"sampling.most_epochs = {most_epochs:g}: training draws {num_rows:,.0f} rows, which "
+            f"is {seen:.3g} epochs of all data together; allow more, or train fewer steps."
+        )
+    cut: dict[str, float] = {}
+    while True:
+        free = {task: share for task, share in shares.items() if task not in cut}
+        growth = (1.0 - math.fsum(cut.values())) / (math.fsum(free.values()) or 1.0)
+        beyond = {task: caps[task] for task, share in free.items() if share * growth > caps[task]}
+        if not beyond:
+            return {task: cut.get(task, share * growth) for task, share in shares.items()}
+        cut |= beyond
+
+
 class TaskSampler:
     """Draws tasks by temperature; where it stands is one number.
 
@@ -86,8 +144,9 @@ class TaskSampler:
 
     Args:
         sizes: Task -> number of sentences.
-        config: Temperature and its schedule.
+        config: Temperature, its schedule, and the cap on epochs.
         seed: Of the draws.
+        num_rows: Rows that training draws in all, for the cap.
 
     Example:
         >>> sampler = SamplingConfig(temperature=5.0).build({"en-fr": 20_000, "en-hi": 500})
@@ -95,8 +154,15 @@ class TaskSampler:
         array([0, 1, 1, 0])
     """
 
-    def __init__(self, sizes: Mapping[str, int], config: SamplingConfig, *, seed: int = 0) -> None:
-        self.tasks = tuple(sizes)
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        config: SamplingConfig,
+        *,
+        seed: int = 0,
+        num_rows: float | None = None,
+    ) -> None:
+        self.tasks, self._num_rows = tuple(sizes), num_rows
         self._sizes, self._config, self._seed = dict(sizes), config, seed
         self._num_calls = 0
         self._edges: dict[float, np.ndarray[Any, np.dtype[np.float64]]] = {}
@@ -104,7 +170,7 @@ class TaskSampler:
 
     def probabilities(self, step: int) -> dict[str, float]:
         """Task -> probability in an optimizer step."""
-        return task_probabilities(self._sizes, self._config.temperature_at(step))
+        return self._config.shares(self._sizes, step, num_rows=self._num_rows)
 
     def draw(self, num: int, *, step: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Draw tasks for rows of a batch.
@@ -118,7 +184,7 @@ class TaskSampler:
         """
         temperature = self._config.temperature_at(step)
         if temperature not in self._edges:
-            shares = task_probabilities(self._sizes, temperature)
+            shares = self.probabilities(step)
             self._edges[temperature] = np.cumsum(list(shares.values()))
         chance = np.random.default_rng([self._seed, self._num_calls]).random(num)
         self._num_calls += 1
@@ -164,7 +230,7 @@ def effective_epochs(
     ends = [*starts[1:], num_steps]
     drawn = dict.fromkeys(sizes, 0.0)
     for start, end in zip(starts, ends, strict=True):
-        shares = task_probabilities(sizes, config.temperature_at(start))
+        shares = config.shares(sizes, start, num_rows=num_steps * rows_per_step)
         for task, share in shares.items():
             drawn[task] += share * rows_per_step * max(0, min(end, num_steps) - start)
     total = sum(drawn.values()) or 1.0
