@@ -23,7 +23,7 @@ GradNorm and plain joint training are beside it. See `Aligner` for an example.
     nmt/             multilingual translation: data, Transformer, beam search, scores
     tagging/         parts of speech and named entities with encoders of Hugging Face
     integrations/    the aligner inside other trainers: Transformers, Accelerate, Lightning
-    experiments/     methods compared over seeds and sentences, for any recipe
+    experiments/     sweeps, and methods compared over seeds and sentences, for any recipe
     cli/             the command `gradvac`
     __main__.py      `python -m gradvac` is `gradvac`
 

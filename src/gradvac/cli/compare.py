@@ -15,7 +15,7 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or the folder of a sweep.")],
     baseline: Annotated[
         str | None,
-        typer.Option(help="A method or one of its runs; default: plain joint training."),
+        typer.Option(help="A method or one of its runs; default: joint, or plain joint training."),
     ] = None,
     split: Annotated[str, typer.Option("--set", help="The set whose scores count.")] = "test",
     weights: Annotated[str, typer.Option(help="best, last, averaged, or a step.")] = "best",

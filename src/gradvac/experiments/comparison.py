@@ -23,6 +23,7 @@ from gradvac.runs.scores import ALL, level_rank
 from gradvac.runs.sentences import FORMULAS
 
 Floats = NDArray[np.float64]
+JOINT = "joint"  # the name of the method that others are compared with, if one has it
 _DRAWINGS = 1000
 
 
@@ -66,8 +67,8 @@ def compare_runs(
 
     Args:
         paths: Run folders, or folders of sweeps.
-        baseline: Name of a method, or a run of it; None: plain joint training if one method is
-            that, else the first.
+        baseline: Name of a method, or a run of it; None: the method called "joint", else plain
+            joint training if one method is that, else the first.
         split: The set whose scores are compared.
         weights: The weights they are of.
         metric: None: the first metric of the scores.
@@ -136,7 +137,8 @@ def compare_groups(
 def _find_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
     if wanted is None:
         plain = [group for group in groups if _is_plain(group.runs[0])]
-        return plain[0] if len(plain) == 1 else groups[0]
+        named = [group for group in groups if group.name == JOINT]
+        return named[0] if named else plain[0] if len(plain) == 1 else groups[0]
     for group in groups:
         places = {run.path.resolve() for run in group.runs}
         if wanted == group.name or Path(wanted).resolve() in places:
