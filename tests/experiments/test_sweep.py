@@ -105,9 +105,7 @@ def test_rungs_are_validated_steps() -> None:
         rungs(100, 100, 8)
 
 
-def test_processes_save_and_continue_when_the_user_stops_them(
-    tmp_path: Path, prepared: Path
-) -> None:
+def test_processes_save_when_the_user_stops_them(tmp_path: Path, prepared: Path) -> None:
     """Two real processes at a time, stopped by a signal."""
     command = [sys.executable, "-m", "gradvac.cli", "sweep", "twin", "-o", str(tmp_path / "out")]
     command += ["--jobs", "2", f"data.prepared={prepared}", "train.max_steps=4000"]

@@ -123,34 +123,34 @@ def test_table_names_every_task() -> None:
     assert len({len(line) for line in lines}) == 1
 
 
-SIZES = {"en-fr": 100_000, "en-hi": 2_000, "en-yo": 100}
+UNEVEN = {"en-fr": 100_000, "en-hi": 2_000, "en-yo": 100}
 
 
 def test_unimax_is_uniform_up_to_the_cap() -> None:
     """By hand: yo may have 400 rows, hi 8,000; of 30,000 uniform thirds, fr takes the rest."""
     config = SamplingConfig(temperature=math.inf, most_epochs=4.0)
-    shares = config.shares(SIZES, 0, num_rows=30_000)
+    shares = config.shares(UNEVEN, 0, num_rows=30_000)
     assert shares == pytest.approx(
         {"en-yo": 400 / 3e4, "en-hi": 8_000 / 3e4, "en-fr": 21_600 / 3e4}
     )
-    assert config.shares(SIZES, 0, num_rows=90) == pytest.approx(dict.fromkeys(SIZES, 1 / 3))
+    assert config.shares(UNEVEN, 0, num_rows=90) == pytest.approx(dict.fromkeys(UNEVEN, 1 / 3))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 5.0, math.inf])
 @pytest.mark.parametrize("num_rows", [1_000, 50_000, 400_000])
 def test_no_task_is_seen_more_often_than_the_cap(temperature: float, num_rows: int) -> None:
     config = SamplingConfig(temperature=temperature, most_epochs=4.0)
-    shares = config.shares(SIZES, 0, num_rows=num_rows)
+    shares = config.shares(UNEVEN, 0, num_rows=num_rows)
     assert sum(shares.values()) == pytest.approx(1.0)
-    rows = effective_epochs(SIZES, config, num_steps=num_rows // 10, rows_per_step=10)
+    rows = effective_epochs(UNEVEN, config, num_steps=num_rows // 10, rows_per_step=10)
     assert max(row.epochs for row in rows) <= 4.0 + 1e-9
-    free = task_probabilities(SIZES, temperature)
+    free = task_probabilities(UNEVEN, temperature)
     for task, share in shares.items():  # nobody but the capped ones loses
-        assert share >= free[task] - 1e-12 or share == pytest.approx(4 * SIZES[task] / num_rows)
+        assert share >= free[task] - 1e-12 or share == pytest.approx(4 * UNEVEN[task] / num_rows)
 
 
 def test_a_sampler_with_a_cap_draws_that_often() -> None:
-    sampler = SamplingConfig(temperature=math.inf, most_epochs=4.0).build(SIZES, num_rows=30_000)
+    sampler = SamplingConfig(temperature=math.inf, most_epochs=4.0).build(UNEVEN, num_rows=30_000)
     drawn = np.bincount(sampler.draw(30_000, step=0), minlength=3)
     assert drawn == pytest.approx([21_600, 8_000, 400], rel=0.15)
 
@@ -158,6 +158,6 @@ def test_a_sampler_with_a_cap_draws_that_often() -> None:
 def test_a_cap_that_cannot_hold_is_refused() -> None:
     config = SamplingConfig(most_epochs=2.0)
     with pytest.raises(ValueError, match=r"4.9 epochs of all data together; allow more"):
-        config.shares(SIZES, 0, num_rows=500_000)
+        config.shares(UNEVEN, 0, num_rows=500_000)
     with pytest.raises(ValueError, match="does not know beforehand how many rows"):
-        config.build(SIZES)
+        config.build(UNEVEN)

@@ -97,8 +97,8 @@ class SweepConfig(Section):
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise ValueError(f"methods: {twice[0]!r} is there twice")
-        for place in (self, *self.methods):
-            for key, values in place.grid.items():
+        for grid in (self.grid, *(method.grid for method in self.methods)):
+            for key, values in grid.items():
                 if not values or len({repr(value) for value in values}) < len(values):
                     raise ValueError(f"grid: {key} must have at least one value, and each once")
         many = [method.name for method in self.methods if len(method.parts) > 1]
@@ -172,7 +172,9 @@ def _trials(
     grid = {**config.grid, **method.grid}
     for key in {**method.set, **extra}:
         grid.pop(key, None)  # a method that fixes what others vary
-    parts = [(key, value) for key, values in method.parts.items() for value in values] or [None]
+    parts: list[tuple[str, Any] | None] = [
+        (key, value) for key, values in method.parts.items() for value in values
+    ]
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
         for part in parts:

@@ -125,9 +125,10 @@ def find_config(source: str | Path, folders: Iterable[Path]) -> Path:
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     """`section.key=value` -> {"section.key": value}, for whoever changes settings by name."""
-    found = {}
+    found: dict[str, Any] = {}
     for override in overrides:
-        keys, table = _apply(override, nested := {}), nested
+        table: dict[str, Any] = {}
+        keys = _apply(override, table)
         for key in keys[:-1]:
             table = table[key]
         found[".".join(keys)] = table[keys[-1]]
