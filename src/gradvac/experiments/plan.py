@@ -177,7 +177,7 @@ def _trials(
     ]
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
-        for part in parts:
+        for part in parts or [None]:
             settings = {
                 **config.set,
                 **method.set,
