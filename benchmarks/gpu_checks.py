@@ -10,14 +10,15 @@ and without a CUDA graph.
 import copy
 import sys
 import warnings
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformer import Size, Transformer, component, make_batch, row_losses
 
 import gradvac
 from gradvac.gradients import _kernels, _triton
-from gradvac.gradients._rows import Segments
+from gradvac.gradients._segments import Segments
 from gradvac.rules import _pairwise
 
 DEVICE = torch.device("cuda")
@@ -85,33 +86,72 @@ def check_grouped() -> None:
             report(f"grouped outer {dtype} {index.device.type}", error(found, expected), limit)
 
 
-def check_norms() -> None:
-    for width in (64, 1000, 1024):
-        for is_rms in (False, True):
-            index = torch.tensor([0, 2, 1, 0, 2, 2, 1])
-            layer = (torch.nn.RMSNorm if is_rms else torch.nn.LayerNorm)(width, device=DEVICE)
-            torch.nn.init.normal_(layer.weight)
-            x = torch.randn(7, 5, width, device=DEVICE, requires_grad=True)
-            gy = torch.randn_like(x)
-            (gx,) = torch.autograd.grad(layer(x), x, gy)
-            flat = x.detach().flatten(0, 1)
-            scale = (
-                flat.square().mean(1).add(torch.finfo().eps).rsqrt()
-                if is_rms
-                else (flat.var(1, correction=0).add(layer.eps).rsqrt())
+def check_sums() -> None:
+    for width in (8, 64, 1000, 1024, 3000):
+        index = torch.tensor([0, 2, 1, 0, 2, 2, 1])
+        x, gy = (torch.randn(7, 50, width, device=DEVICE) for _ in range(2))
+        scale, mean = x.square().mean(-1).rsqrt(), x.mean(-1)
+        for order in (index, index.sort().values):
+            segments = Segments(order, 4, DEVICE)  # task 3 is absent
+            owner = order.to(DEVICE)
+
+            def by_task(values: Tensor, owner: Tensor = owner) -> Tensor:
+                return torch.stack([values[owner == t].double().sum((0, 1)) for t in range(4)])
+
+            for dtype in (torch.float32, torch.bfloat16):
+                flat = gy.to(dtype).flatten(0, 1)
+                found = _triton.segment_sums(flat, segments)
+                report(f"sums {dtype} D={width}", error(found, by_task(gy.to(dtype))), 1e-4)
+            by_scale, by_shift = _triton.norm_sums(gy, x, mean, scale, segments)
+            normal = (x - mean[..., None]) * scale[..., None]
+            report(f"layer norm D={width} scale", error(by_scale, by_task(gy * normal)), 1e-4)
+            report(f"layer norm D={width} shift", error(by_shift, by_task(gy)), 1e-4)
+            by_scale, _ = _triton.norm_sums(gy, x, None, scale, segments)
+            report(f"rms norm D={width}", error(by_scale, by_task(gy * x * scale[..., None])), 1e-4)
+
+
+def models() -> dict[str, tuple[nn.Module, Callable[[nn.Module], Tensor]]]:
+    """Models whose backward differs between CPU and GPU, and their losses per row."""
+    x = torch.randn(8, 6, 16, device=DEVICE)
+    image = torch.randn(8, 3, 8, 8, device=DEVICE)
+    encoder = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    small = Transformer(Size(64, 32, 2, 64, 1, 256))
+    tokens = torch.randint(0, 64, (8, 9), device=DEVICE)
+    convolutions = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 4, 3)
+    )
+    return {
+        "LSTM (cuDNN)": (nn.LSTM(16, 16, batch_first=True), lambda m: squares(m(x)[0])),
+        "LSTM, batch second": (
+            nn.LSTM(16, 16),
+            lambda m: squares(m(x.transpose(0, 1))[0].transpose(0, 1)),
+        ),
+        "encoder layer": (encoder, lambda m: squares(m(x))),
+        "convolutions": (convolutions, lambda m: squares(m(image))),
+        "RMS norm": (nn.Sequential(nn.Linear(16, 16), nn.RMSNorm(16)), lambda m: squares(m(x))),
+        "compiled": (torch.compile(small), lambda m: row_losses(m, tokens[:, :8], tokens)),
+    }
+
+
+def squares(values: Tensor) -> Tensor:
+    return values.flatten(1).square().mean(1)
+
+
+def check_models() -> None:
+    for name, (model, losses) in models().items():
+        model = model.to(DEVICE)
+        expected: dict[str, Tensor] = {}
+        for engine in ("per_task", "one_backward"):
+            aligner = gradvac.Aligner(
+                model, list("abc"), gradvac.GradVac(target=0.3), "all_matrix", engine=engine
             )
-            mean = torch.zeros_like(scale) if is_rms else flat.mean(1)
-            for order in (index, index.sort().values):
-                segments = Segments(order, 3, DEVICE)
-                found = _triton.norm_backward(
-                    gy.flatten(0, 1), flat, mean, scale, layer.weight, segments, is_rms
-                )
-                normal = ((flat - mean[:, None]) * scale[:, None]).view_as(gy) * gy
-                owner = order.to(DEVICE)
-                expected = torch.stack([normal[owner == t].sum((0, 1)) for t in range(3)])
-                name = f"{'rms' if is_rms else 'layer'} norm D={width}"
-                report(f"{name} input", error(found[0].view_as(gx), gx), 1e-4)
-                report(f"{name} scale by task", error(found[1], expected), 1e-4)
+            for _ in range(2):
+                model.zero_grad()
+                aligner.backward(losses(model), [2, 0, 1, 0, 2, 2, 1, 1])
+            found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+            expected = expected or found
+        worst = max(error(found[n], g) for n, g in expected.items() if float(g.norm()) > 1e-5)
+        report(f"{name}: one_backward against per_task", worst, 2e-3)
 
 
 def steps(engine: str, kind: str, *, graph: bool = False) -> dict[str, Tensor]:
@@ -169,7 +209,14 @@ def check_steps() -> None:
 def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     warnings.simplefilter("ignore")
-    for check in (check_products, check_sweep, check_grouped, check_norms, check_steps):
+    for check in (
+        check_products,
+        check_sweep,
+        check_grouped,
+        check_sums,
+        check_models,
+        check_steps,
+    ):
         try:
             check()
         except Exception as problem:  # one broken path must not hide the others

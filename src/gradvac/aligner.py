@@ -3,7 +3,6 @@
 # K components, T tasks, B rows
 
 import warnings
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
@@ -12,18 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import gram as geometry
-from gradvac.alignment import Alignment, Part, assemble
+from gradvac.alignment import Alignment, Part, assemble, warn_if_identical
 from gradvac.gradients import (
-    Batch,
+    Again,
     Components,
     Granularity,
+    Losses,
     OneBackward,
     PerTask,
+    Refused,
     TasksOfRows,
-    find_mismatches,
     read_losses,
     split,
 )
+from gradvac.models import allow_second_passes, refuse_replicas
 from gradvac.rules import GradVac, Rule
 
 ENGINES = ("auto", "one_backward", "per_task")
@@ -71,7 +72,8 @@ class Aligner:
             components that complete only at the end ("whole_model", "enc_dec").
         storage_dtype: per_task stores task gradients in this dtype; None: each parameter's own.
         offload: per_task stores task gradients in host memory.
-        check: one_backward compares its task gradients with plain autograd on the first batch.
+        check: one_backward verifies on the first batches and now and then whose gradients are
+            whose; a new shape of graph is looked at in any case.
         stream_bytes: one_backward lets complete components wait for each other up to this size.
         table_bytes: one_backward never forms task gradients of a matrix larger than this, and
             takes a second product instead.
@@ -105,38 +107,43 @@ class Aligner:
         self.tasks = _read_tasks(tasks)
         if engine not in ENGINES:
             raise ValueError(f"engine: must be one of {ENGINES}, got {engine!r}.")
+        if engine == "per_task" and recompute:
+            raise ValueError('recompute: is for engine="one_backward"; per_task stores gradients.')
+        if engine == "one_backward" and (offload or storage_dtype is not None):
+            raise ValueError(
+                'offload, storage_dtype: are for engine="per_task"; one_backward stores nothing.'
+            )
+        refuse_replicas(model)
         self.rule = GradVac() if rule is None else rule
         model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper renames parameters
-        self._model = model
         self.components: Components = split(model, granularity)
         self.rule.bind(self.tasks, tuple(self.components))
-        self._asked, self._why, self._check = engine, "as asked", check
+        self._asked, self._said = engine, set[str]()
         self._per_task = PerTask(
             model, self.components, storage_dtype=storage_dtype, offload=offload
         )
         self._one_backward: OneBackward | None = None
         if engine != "per_task":
-            self._attach(recompute=recompute, stream_bytes=stream_bytes, table_bytes=table_bytes)
+            self._one_backward = OneBackward(
+                model,
+                self.components,
+                self.tasks,
+                recompute=recompute,
+                check=check,
+                keep_graph=engine == "auto",
+                stream_bytes=stream_bytes,
+                table_bytes=table_bytes,
+            )
+        allow_second_passes()
+        self._ran: OneBackward | PerTask = self._one_backward or self._per_task
+        self._why = "as asked" if engine == "per_task" else "no batch so far"
         self._pending: dict[int, Tensor] = {}  # losses of accumulated tasks, by position
-        self._accumulating: OneBackward | PerTask = self._per_task
         self._first = True
-
-    def _attach(self, **options: Any) -> None:
-        try:
-            self._one_backward = OneBackward(self._model, self.components, self.tasks, **options)
-            self._why = "every module is supported"
-            # Whoever lets go of an aligner finds the model as it was, ready for another.
-            weakref.finalize(self, self._one_backward.detach).atexit = False
-        except ValueError as reason:
-            if self._asked == "one_backward":
-                raise
-            self._why = str(reason).removeprefix("engine: ")
-            warnings.warn(f'engine: "auto" continues with per_task. {self._why}', stacklevel=3)
 
     @property
     def engine(self) -> str:
-        """The engine in use: "one_backward" or "per_task"."""
-        return "per_task" if self._one_backward is None else "one_backward"
+        """The engine that ran last, or will run first: "one_backward" or "per_task"."""
+        return self._ran.name
 
     @overload
     def backward(
@@ -180,47 +187,80 @@ class Aligner:
         Returns:
             What was done; None with `accumulate=True`.
         """
-        batch = read_losses(losses, tasks_of_rows, self.tasks)
-        engine = self._choose(batch)
-        if self._pending and engine is not self._accumulating:
-            raise ValueError(
-                f"losses: earlier micro-batches of this step went to {self._accumulating.name}, "
-                f"this one needs {engine.name}; give all of them in the same form, or set engine "
-                "to one of the two."
-            )
-        self._accumulating = engine
-        for position, loss in zip(batch.present, batch.task_losses(), strict=True):
-            earlier = self._pending.get(position)
-            self._pending[position] = loss if earlier is None else earlier + loss
+        given = read_losses(losses, tasks_of_rows, self.tasks)
+        earlier = dict(self._pending)
+        for position, loss in zip(given.present, given.task_losses(), strict=True):
+            before = self._pending.get(position)
+            self._pending[position] = loss if before is None else before + loss
         try:
-            if accumulate:
-                engine.accumulate(batch)
-                return None
-            present = tuple(self._pending)
-            alignment = self._step(engine, batch, present)
+            alignment = self._run(given, bool(earlier), accumulate)
         except BaseException:
-            engine.discard()
+            for engine in (self._one_backward, self._per_task):
+                if engine is not None:
+                    engine.discard()
             self._pending = {}
             raise
-        self._pending = {}
+        if not accumulate:
+            self._pending = {}
         return alignment
 
+    def _run(self, losses: Losses, is_later: bool, accumulate: bool) -> Alignment | None:
+        """One micro-batch, in one_backward if that is possible."""
+        engine = self._one_backward
+        if engine is None or (is_later and self._ran is self._per_task):
+            return self._run_in(self._per_task, losses, accumulate)
+        try:
+            alignment = self._run_in(engine, losses, accumulate)
+        except Refused as refusal:
+            if self._asked == "one_backward" or (is_later and not engine.has_accumulated):
+                raise
+            self._continue_per_task(str(refusal))
+            return self._run_in(self._per_task, losses, accumulate)
+        self._why = engine.describe()
+        return alignment
+
+    def _continue_per_task(self, reason: str) -> None:
+        assert self._one_backward is not None
+        self._per_task.take_over(self._one_backward.hand_over())
+        self._why = reason.removeprefix("engine: ").removesuffix(' Use engine="per_task".')
+        if reason not in self._said:
+            self._said.add(reason)
+            warnings.warn(f'engine: "auto" continues with per_task. {self._why}', stacklevel=5)
+
+    def _run_in(
+        self, engine: OneBackward | PerTask, losses: Losses, accumulate: bool
+    ) -> Alignment | None:
+        try:
+            alignment = self._one_try(engine, losses, accumulate)
+        except Again:  # it was learned anew: once more
+            alignment = self._one_try(engine, losses, accumulate)
+        self._ran = engine
+        return alignment
+
+    def _one_try(
+        self, engine: OneBackward | PerTask, losses: Losses, accumulate: bool
+    ) -> Alignment | None:
+        if not accumulate:
+            return self._step(engine, losses, tuple(self._pending))
+        engine.accumulate(losses)
+        return None
+
     def _step(
-        self, engine: OneBackward | PerTask, batch: Batch, present: tuple[int, ...]
+        self, engine: OneBackward | PerTask, given: Losses, present: tuple[int, ...]
     ) -> Alignment:
         losses = torch.stack([self._pending[position] for position in present])
         parts: list[Part] = []
 
         def weigh(components: Sequence[int], gram: Tensor) -> Tensor:
-            found = self.rule.weigh(components, gram)
-            parts.append(Part(components, gram, found.weights, found.target, found.active))
-            return found.weights
+            weighing = self.rule.weigh(components, gram)
+            parts.append(Part(components, gram, weighing.weights, weighing.target, weighing.active))
+            return weighing.weights
 
         self.rule.begin(present, losses)
-        engine.backward(batch, weigh, present=present)
+        engine.backward(given, weigh, present=present)
         unused = sorted(set(range(len(self.components))) - {k for p in parts for k in p.components})
         if unused:  # no module of theirs ran: nothing to weigh, but something to report
-            dtype = geometry.working_dtype(batch.device)
+            dtype = geometry.working_dtype(given.device)
             weigh(unused, losses.new_zeros(len(unused), len(present), len(present), dtype=dtype))
         self.rule.commit()
         names = [self.tasks[position] for position in sorted(present)]
@@ -228,47 +268,15 @@ class Aligner:
         alignment = assemble(parts, tuple(names), tuple(self.components), order)
         if self._first and len(names) > 1 and bool(alignment.gram.isfinite().all()):
             self._first = False
-            _warn_if_identical(alignment)
+            warn_if_identical(alignment)
         return alignment
 
-    def _choose(self, batch: Batch) -> OneBackward | PerTask:
-        """The engine for this batch; on the first one, after checking that it is right."""
-        engine = self._one_backward
-        if engine is None:
-            return self._per_task
-        if self._asked == "auto" and batch.index is None and not engine.knows_rows:
-            return self._per_task  # losses of separate forward passes: no rows to tell apart
-        if self._check and engine.unchecked:
-            try:
-                wrong = find_mismatches(engine, batch, self._model)
-            except ValueError as reason:
-                return self._give_up(str(reason))
-            if wrong:
-                return self._give_up(
-                    f"engine: the task gradients of {_some(wrong)} differ from plain autograd's. "
-                    "Either rows of the batch influence each other (in-batch negatives, a loss or "
-                    "layer over the whole batch), or the batch is not dimension 0 of every module."
-                )
-            engine.unchecked = wrong is None
-        return engine
-
-    def _give_up(self, reason: str) -> PerTask:
-        """Continue with per_task if the choice was ours, else say why not."""
-        if self._asked == "one_backward":
-            raise ValueError(
-                f'{reason} Use engine="per_task".' if "per_task" not in reason else reason
-            )
-        assert self._one_backward is not None
-        self._one_backward.detach()
-        self._one_backward = None
-        self._why = reason.removeprefix("engine: ")
-        warnings.warn(f'engine: "auto" continues with per_task. {self._why}', stacklevel=4)
-        return self._per_task
-
     def detach(self) -> None:
-        """Leave the model as it was before this aligner was made."""
-        if self._one_backward is not None:
-            self._one_backward.detach()
+        """Let go of the model. There is nothing to undo: the model was only read."""
+        for engine in (self._one_backward, self._per_task):
+            if engine is not None:
+                engine.discard()
+        self._pending = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, with the task and component names it belongs to."""
@@ -330,19 +338,3 @@ def _differences(
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-
-
-def _warn_if_identical(alignment: Alignment) -> None:
-    """Once, on the first step to compare: the mistake of separating what was already summed."""
-    used = alignment.norms.amax(-1) > 0
-    similarity, norms = alignment.similarity[used], alignment.norms[used]
-    alike = bool((similarity > 1 - 1e-9).all()) and bool(
-        torch.isclose(norms, norms[:, :1], rtol=1e-6).all()
-    )
-    if alike and len(norms):
-        warnings.warn(
-            "losses: all tasks have the same gradient. If every task was given the loss of the "
-            "whole batch, its gradients were summed before they came here and cannot be "
-            "separated; give each task the loss of its own rows.",
-            stacklevel=4,
-        )

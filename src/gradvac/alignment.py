@@ -2,6 +2,7 @@
 
 # K components, T tasks present
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -106,3 +107,19 @@ def _moved(values: Tensor, dim: int, order: Sequence[int]) -> Tensor:
     if list(order) == list(range(len(order))):
         return values
     return values.index_select(dim, index_on(order, values.device))
+
+
+def warn_if_identical(alignment: Alignment) -> None:
+    """Once, on the first step to compare: the mistake of separating what was already summed."""
+    used = alignment.norms.amax(-1) > 0
+    similarity, norms = alignment.similarity[used], alignment.norms[used]
+    alike = bool((similarity > 1 - 1e-9).all()) and bool(
+        torch.isclose(norms, norms[:, :1], rtol=1e-6).all()
+    )
+    if alike and len(norms):
+        warnings.warn(
+            "losses: all tasks have the same gradient. If every task was given the loss of the "
+            "whole batch, its gradients were summed before they came here and cannot be "
+            "separated; give each task the loss of its own rows.",
+            stacklevel=5,
+        )

@@ -1,6 +1,7 @@
 """`accumulate=True`: micro-batches that act as one batch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from gradvac import MGDA, Aligner, GradNorm, GradVac, Sum
 from gradvac.rules import Rule
 
-from .problems import ENGINES, Translator, descend, draw_batch
+from .problems import ENGINES, Batch, Translator, descend, draw_batch
 
 TASKS = ["tr", "fr", "hi", "cs"]
 RULES: dict[str, Callable[[], Rule]] = {
@@ -79,11 +80,22 @@ def test_separate_forward_passes_per_task() -> None:
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_micro_batches_of_one_step_take_one_form() -> None:
-    model = Translator()
-    aligner = Aligner(model, TASKS, engine="auto")
+@pytest.mark.parametrize("first", ["rows", "mapping"])
+def test_micro_batches_of_one_step_in_two_forms(first: str) -> None:
+    big, small = Translator(), Translator()
+    of_big, of_small = (Aligner(m, TASKS, GradVac(beta=0.2), engine="auto") for m in (big, small))
     batch = draw_batch(torch.Generator().manual_seed(0), TASKS)
-    aligner.backward(model(batch.source, batch.words), batch.tasks, accumulate=True)
-    own = batch.of_task("fr")
-    with pytest.raises(ValueError, match="losses: earlier micro-batches of this step went to one_"):
-        aligner.backward({"fr": model(own.source, own.words).sum()})
+    of_big.backward(big(batch.source, batch.words), batch.tasks)
+    half, other = batch.of([0, 1, 2, 3, 4]), batch.of(range(5, 12))
+
+    def losses(piece: Batch, form: str) -> tuple[Any, Any]:
+        rows = small(piece.source, piece.words)
+        if form == "rows":
+            return rows, piece.tasks
+        found = {task: [n for n, own in enumerate(piece.tasks) if own == task] for task in TASKS}
+        return {task: rows[own].sum() for task, own in found.items() if own}, None
+
+    of_small.backward(*losses(half, first), accumulate=True)
+    of_small.backward(*losses(other, "mapping" if first == "rows" else "rows"))
+    for one, other_one in zip(small.parameters(), big.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other_one.grad, rtol=1e-9, atol=1e-12)

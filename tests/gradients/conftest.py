@@ -1,5 +1,7 @@
 """Settings of the engine tests."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -11,3 +13,9 @@ torch.set_num_threads(1)
 def _same_draws() -> None:
     """Whatever ran before, and in whichever process."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _slow_places_are_no_news() -> None:
+    """Most models of the zoo are there because of them."""
+    warnings.filterwarnings("ignore", message=".*no fast path")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradvac import Aligner, Alignment
 from gradvac.rules import Rule
 
-from .zoo import Case, make, reference_of
+from .zoo import Case, make
 
 TASKS = ["b", "a", "c"]
 UNSORTED, SORTED, ONE_ABSENT = [2, 0, 1, 0, 2, 2], [0, 0, 1, 1, 1, 2], [1, 2, 2, 1, 1, 2]
@@ -25,7 +25,7 @@ made = cache(make)  # models are copied before they are used
 def attach(model: nn.Module, rule: Rule | None = None, **options: Any) -> Aligner:
     """A one_backward aligner; that some modules have no fast path is no news here."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*have no fast path")
+        warnings.filterwarnings("ignore", message=".*no fast path")
         return Aligner(model, TASKS, rule, **{"engine": "one_backward", **options})
 
 
@@ -50,7 +50,7 @@ class Twins:
         **options: Any,
     ) -> None:
         self.case, self.tolerance = case, tolerance
-        self.reference, self.model = reference_of(case), copy.deepcopy(case.model)
+        self.reference, self.model = copy.deepcopy(case.model), copy.deepcopy(case.model)
         self.per_task = Aligner(self.reference, TASKS, rule(), granularity, "per_task")
         self.aligner = attach(self.model, rule(), granularity=granularity, **options)
 

@@ -1,4 +1,4 @@
-"""torch.compile of an attached model: its layers run between the compiled graphs."""
+"""torch.compile: a compiled region is one node of the graph, and exact like any other."""
 
 import copy
 from collections.abc import Iterator
@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config as functorch
 from torch import Tensor, nn
+from torch._inductor.utils import fresh_cache
 
 from gradvac import Aligner, GradVac
 
@@ -33,7 +35,10 @@ def model_of_every_kind() -> nn.Module:
 
 
 # Dynamo looks at `.grad` of every tensor that enters a graph after a break.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -43,40 +48,68 @@ def _fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("order", ["attach, then compile", "compile, then attach"])
+@pytest.mark.parametrize("engine", ["one_backward", "auto"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_model(backend: str, order: str) -> None:
+def test_compiled_model(backend: str, engine: str) -> None:
     model = model_of_every_kind()
     reference = copy.deepcopy(model)
     per_task = Aligner(reference, TASKS, GradVac(beta=0.3), engine="per_task")
     tokens = torch.randint(0, V, (B, S))
-    if order.startswith("attach"):
-        aligner = attach(model, GradVac(beta=0.3))
-        compiled: Any = torch.compile(model, backend=backend)
-    else:
-        compiled = torch.compile(model, backend=backend)
-        compiled(tokens)  # compiled without the aligner
-        aligner = attach(compiled, GradVac(beta=0.3))
+    compiled: Any = torch.compile(model, backend=backend)
+    aligner = attach(compiled, GradVac(beta=0.3), engine=engine)
     assert list(aligner.components) == list(per_task.components)
     for tasks in (UNSORTED, ONE_ABSENT):
         per_task.backward(distance(reference(tokens)), tasks)
         aligner.backward(distance(compiled(tokens)), tasks)
         assert_same_gradients(model, reference, 1e-9)
-        with torch.no_grad():
-            torch.testing.assert_close(compiled(tokens), reference(tokens))
+        assert aligner.engine == "one_backward"
 
 
-def test_detached_model_compiles_whole() -> None:
+def test_regions_with_eager_layers_between() -> None:
     model = model_of_every_kind()
-    attach(model).detach()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    reference = copy.deepcopy(model)
+    model.block.forward = torch.compile(model.block.forward, backend="aot_eager")
+    twins = [(reference, "per_task"), (model, "one_backward")]
     tokens = torch.randint(0, V, (B, S))
-    torch.testing.assert_close(compiled(tokens), model(tokens))
+    for each, engine in twins:
+        aligner = attach(each, GradVac(beta=0.3), engine=engine)
+        for tasks in (UNSORTED, ONE_ABSENT):
+            aligner.backward(distance(each(tokens)), tasks)
+    assert_same_gradients(model, reference, 1e-9)
 
 
-def test_one_graph_is_refused_by_torch() -> None:
+def test_with_default_settings() -> None:
+    """The whole compiler, which saves memory in ways that allow one backward only."""
+    model = nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.LayerNorm(D), nn.Linear(D, D)).double()
+    x = torch.randn(B, D, dtype=torch.float64)
+    reference = copy.deepcopy(model)
+    Aligner(reference, TASKS, GradVac(beta=0.3), engine="per_task").backward(
+        distance(reference(x)), UNSORTED
+    )
+    # Torch's defaults, whatever ran before.
+    defaults = functorch.patch(donated_buffer=True, force_non_lazy_backward_lowering=False)
+    with fresh_cache(), defaults, torch.compiler.config.patch(cache_key_tag=""):
+        compiled: Any = torch.compile(model)
+        compiled(x).sum().backward()
+        model.zero_grad()
+        for engine in ("one_backward", "per_task", "auto"):
+            aligner = attach(compiled, GradVac(beta=0.3), engine=engine)
+            with pytest.raises(ValueError, match=r"compiled before.*torch\.compiler\.reset"):
+                aligner.backward(distance(compiled(x)), UNSORTED)
+        torch.compiler.reset()  # as the message says
+        for engine in ("one_backward", "auto", "per_task"):
+            model.zero_grad()
+            aligner = attach(compiled, GradVac(beta=0.3), engine=engine)
+            aligner.backward(distance(compiled(x)), UNSORTED)
+            assert_same_gradients(model, reference, 1e-9)
+
+
+def test_compiles_whole() -> None:
+    """The Aligner is not in the way: one graph, and evaluation too."""
     model = model_of_every_kind()
     _aligner = attach(model)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.compiler\.disable"):
-        compiled(torch.randint(0, V, (B, S)))
+    tokens = torch.randint(0, V, (B, S))
+    torch.testing.assert_close(compiled(tokens), model(tokens))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(tokens), model(tokens))

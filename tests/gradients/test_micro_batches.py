@@ -35,7 +35,6 @@ MODELS = [
     "embedding_bag_with_offsets",
     "transformer",
     "lstm_with_states",
-    "checkpointed_reentrant",
     "checkpointed_not_reentrant",
     "bert",
 ]

@@ -1,4 +1,4 @@
-"""What one_backward cannot be right for: refused by name, and taken over by per_task in "auto"."""
+"""What couples rows: refused by name in one_backward, and taken over by per_task in "auto"."""
 
 import copy
 import warnings
@@ -9,25 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from torch.utils.checkpoint import checkpoint
 
 from gradvac import Aligner, GradVac
 
 from .parity import TASKS, UNSORTED, assert_same_gradients, attach, plain_backward
-from .zoo._case import B, Block, Case, D, HandWrittenNorm, Model, S, V, distance, output, tokens_of
+from .zoo._case import B, Block, Case, D, HandWrittenNorm, Model, S, distance, mlp, output
+from .zoo.sequences import checkpointed
 
 ROWS = torch.tensor(UNSORTED)
-
-
-def sequence_first(length: int) -> Case:
-    """Activations [S, B, D] between layers, back to [B, S, D] at the end."""
-    model = Model(
-        lambda m, x: m.last(m.first(x.transpose(0, 1)).tanh()).transpose(0, 1),
-        first=nn.Linear(D, D),
-        last=nn.Linear(D, 3),
-    )
-    return Case(model, output, (torch.randn(B, length, D),))
 
 
 def batch_norm() -> Case:
@@ -35,89 +24,24 @@ def batch_norm() -> Case:
     return Case(model, output, (torch.randn(B, D),))
 
 
-def attention() -> Case:
-    model = Model(
-        lambda m, x: m.attention(x.transpose(0, 1), x.transpose(0, 1), x.transpose(0, 1))[
-            0
-        ].transpose(0, 1),
-        attention=nn.MultiheadAttention(D, 2),
-    )
-    return Case(model, output, (torch.randn(B, S, D),))
-
-
-def lstm() -> Case:
-    model = Model(lambda m, x: m.lstm(x.transpose(0, 1))[0].transpose(0, 1), lstm=nn.LSTM(D, D))
-    return Case(model, output, (torch.randn(B, S, D),))
-
-
-def transformer() -> Case:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="enable_nested_tensor")  # torch, of its default
-        inner = nn.Transformer(D, 2, 1, 1, 12, dropout=0.0)
-    model = Model(
-        lambda m, x: m.inner(x.transpose(0, 1), x.transpose(0, 1)).transpose(0, 1), inner=inner
-    )
-    return Case(model, output, (torch.randn(B, S, D),))
-
-
 def in_batch_negatives() -> Case:
-    def losses(model: nn.Module, tasks: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        scores = model(x) @ model(y).T
-        return F.cross_entropy(scores, torch.arange(len(x)), reduction="none")
+    def losses(model: nn.Module, tasks: Tensor, x: Tensor) -> Tensor:
+        y = model(x)
+        return F.cross_entropy(y @ y.roll(1, 1).T, torch.arange(len(x)), reduction="none")
 
-    return Case(nn.Linear(D, 3), losses, (torch.randn(B, D), torch.randn(B, D)))
+    return Case(mlp(nn.Tanh()), losses, (torch.randn(B, D),))
 
 
 def mean_over_the_batch() -> Case:
     """A hand-written normalisation over dimension 0."""
-    model = Model(
-        lambda m, x: m.last(m.first(x) - m.first(x).mean(0)),
-        first=nn.Linear(D, D),
-        last=nn.Linear(D, 3),
-    )
-    return Case(model, output, (torch.randn(B, D),))
 
-
-def functional_use() -> Case:
-    model = Model(
-        lambda m, tokens: F.linear(m.block(m.words(tokens)), m.words.weight),
-        words=nn.Embedding(V, D),
-        block=Block(),
-    )
-    return Case(model, output, (tokens_of(B, S),))
-
-
-def positions_without_batch() -> Case:
-    model = Model(
-        lambda m, tokens: m.block(m.words(tokens) + m.positions(torch.arange(tokens.shape[1]))),
-        words=nn.Embedding(V, D),
-        positions=nn.Embedding(S, D),
-        block=Block(),
-    )
-    return Case(model, output, (tokens_of(B, S),))
-
-
-def parameter_as_a_module() -> Case:
-    class Shift(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.value = nn.Parameter(torch.randn(S, D))
-
-        def forward(self) -> Tensor:
-            return self.value * 2
-
-    model = Model(lambda m, x: m.block(x + m.shift()), shift=Shift(), block=Block())
-    return Case(model, output, (torch.randn(B, S, D),))
-
-
-def packed_sequence() -> Case:
     def run(m: Any, x: Tensor) -> Tensor:
-        lengths = torch.tensor([5, 2, 4, 1, 5, 3])
-        packed = pack_padded_sequence(m.first(x), lengths, batch_first=True, enforce_sorted=False)
-        return pad_packed_sequence(m.lstm(packed)[0], batch_first=True)[0]
+        y = m.first(x).tanh()
+        result: Tensor = m.last(y - y.mean(0))
+        return result
 
-    model = Model(run, first=nn.Linear(D, D), lstm=nn.LSTM(D, D, batch_first=True))
-    return Case(model, output, (torch.randn(B, S, D),))
+    model = Model(run, first=nn.Linear(D, D), last=nn.Linear(D, 3))
+    return Case(model, output, (torch.randn(B, D),))
 
 
 def output_without_rows() -> Case:
@@ -141,69 +65,66 @@ def output_without_rows() -> Case:
     return Case(model, losses, (torch.randn(B, S, D),))
 
 
-def writes_to_its_input() -> Case:
-    class Clip(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(D))
+def router_loss() -> Case:
+    """A small term over the whole batch, as mixtures of experts have it."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            return x.clamp_(-1, 1) * self.weight
+    def losses(model: Any, tasks: Tensor, x: Tensor) -> Tensor:
+        y = model.first(x)
+        share = F.softmax(model.router(y), -1).mean(0)
+        result: Tensor = distance(model.last(y)) + 1e-3 * share.square().sum()
+        return result
 
-    model = nn.Sequential(nn.Linear(D, D), Clip())
-    return Case(model, output, (torch.randn(B, S, D),))
-
-
-def object_of_its_own() -> Case:
-    """Tensors in an object that autograd's tree of arguments does not know."""
-
-    class State:
-        def __init__(self, value: Tensor) -> None:
-            self.value = value
-
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(D))
-
-        def forward(self, x: Tensor) -> State:
-            return State(x * self.weight)
-
-    model = Model(lambda m, x: m.scale(m.first(x)).value, first=nn.Linear(D, D), scale=Scale())
-    return Case(model, output, (torch.randn(B, S, D),))
-
-
-def condition_of_all_rows() -> Case:
-    """A vector [1, D] for the whole batch, which may meet any dimension of [B, S, D]."""
     model = Model(
-        lambda m, x: m.first(x) + m.second(torch.ones(1, D)),
-        first=nn.Linear(D, D),
-        second=nn.Linear(D, D),
+        lambda _, x: x, first=nn.Linear(D, D), router=nn.Linear(D, 4), last=nn.Linear(D, 3)
     )
-    return Case(model, output, (torch.randn(B, B, D),))
+    return Case(model, losses, (torch.randn(B, D),))
 
 
-# The case, and what a message must say: who it is, and what to do.
-REFUSED_AT_ONCE: dict[str, tuple[Callable[[], Case], str]] = {
-    "batch norm": (batch_norm, r"1 \(BatchNorm1d in training mode\).*per_task.*eval mode"),
-    "attention": (attention, r"attention \(MultiheadAttention\).*batch_first=True.*per_task"),
-    "lstm": (lstm, r"lstm \(LSTM\).*batch_first=True.*per_task"),
-    "transformer": (transformer, r"inner\.encoder.*batch_first=True.*per_task"),
-}
-REFUSED_BY_THE_CHECK: dict[str, tuple[Callable[[], Case], str]] = {
-    "in-batch negatives": (in_batch_negatives, r"weight.*in-batch negatives.*per_task"),
-    "mean over the batch": (mean_over_the_batch, r"first\.weight.*layer over the whole batch"),
-    "functional use": (functional_use, r"words\.weight is used outside.*tied nn\.Linear.*per_task"),
-    "sequence first": (lambda: sequence_first(S), r"(first|last) received dimension 0 of size 5"),
-    "sequence first, as long": (lambda: sequence_first(B), r"first.*not dimension 0"),
-    "sequence first, twice": (lambda: sequence_first(2 * B), r"first.*not dimension 0"),
-    "positions": (positions_without_batch, r"positions received dimension 0 of size 5.*per_task"),
-    "parameter": (parameter_as_a_module, r"shift received dimension 0 of size 5.*per_task"),
-    "packed sequence": (packed_sequence, r"lstm \(LSTM\) takes.*PackedSequence.*per_task"),
-    "writes to its input": (writes_to_its_input, r"1 \(Clip\) writes to its input.*per_task"),
-    "object": (object_of_its_own, r"scale \(Scale\).*returns a State.*per_task"),
-    "condition": (condition_of_all_rows, r"second received dimension 0 of size 1.*per_task"),
-    "output without rows": (output_without_rows, r"pooled received dimension 0 of size 1"),
+def weak_coupling() -> Case:
+    """A thousandth of the mean over the batch, added to every row."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = m.first(x)
+        result: Tensor = m.last(y + 1e-3 * m.middle(y).mean(0))
+        return result
+
+    model = Model(run, first=nn.Linear(D, D), middle=nn.Linear(D, D), last=nn.Linear(D, 3))
+    return Case(model, output, (torch.randn(B, D),))
+
+
+def attention_over_rows() -> Case:
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = m.first(x).tanh()[None]
+        result: Tensor = m.attention(y, y, y)[0][0]
+        return result
+
+    attention = nn.MultiheadAttention(D, 2, batch_first=True)
+    model = Model(run, first=nn.Linear(D, D), attention=attention)
+    return Case(model, output, (torch.randn(B, D),))
+
+
+def cumulative() -> Case:
+    model = Model(lambda m, x: m.first(x).cumsum(0), first=nn.Linear(D, D))
+    return Case(model, output, (torch.randn(B, D),))
+
+
+# The case, and what a message must say: whose gradients, why, and what to do.
+COUPLED: dict[str, tuple[Callable[[], Case], str]] = {
+    "batch norm": (
+        batch_norm,
+        r"0\.(weight|bias).*training mode \(put it into eval mode.*per_task",
+    ),
+    "in-batch negatives": (in_batch_negatives, r"0\.(weight|bias).*in-batch negatives.*per_task"),
+    "mean over the batch": (mean_over_the_batch, r"first\.(weight|bias).*whole batch.*per_task"),
+    "output without rows": (output_without_rows, r"first\.(weight|bias).*per_task"),
+    "router loss": (router_loss, r"(first|router)\.(weight|bias).*a router.*per_task"),
+    "weak coupling": (weak_coupling, r"(first|middle)\.(weight|bias).*per_task"),
+    "attention over rows": (attention_over_rows, r"first\.(weight|bias).*per_task"),
+    "cumulative": (cumulative, r"first\.(weight|bias).*per_task"),
+    "reentrant checkpoints": (
+        lambda: checkpointed(use_reentrant=True),
+        r"reentrant activation checkpointing.*use_reentrant=False.*per_task",
+    ),
 }
 
 
@@ -211,26 +132,20 @@ def losses_of(case: Case, model: nn.Module) -> Tensor:
     return case.losses(model, ROWS, *case.inputs)
 
 
-@pytest.mark.parametrize("kind", REFUSED_AT_ONCE)
-def test_refused_when_the_aligner_is_made(kind: str) -> None:
-    factory, message = REFUSED_AT_ONCE[kind]
-    with pytest.raises(ValueError, match=message):
-        attach(factory().model)
-
-
-@pytest.mark.parametrize("kind", REFUSED_BY_THE_CHECK)
-def test_refused_by_the_first_step(kind: str) -> None:
-    factory, message = REFUSED_BY_THE_CHECK[kind]
+@pytest.mark.parametrize("kind", COUPLED)
+def test_refused(kind: str) -> None:
+    factory, message = COUPLED[kind]
     case = factory()
     aligner = attach(case.model)
-    with pytest.raises(ValueError, match=message):
-        aligner.backward(losses_of(case, case.model), ROWS)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            aligner.backward(losses_of(case, case.model), ROWS)
     assert all(p.grad is None for p in case.model.parameters())
 
 
-@pytest.mark.parametrize("kind", [*REFUSED_AT_ONCE, *REFUSED_BY_THE_CHECK])
+@pytest.mark.parametrize("kind", COUPLED)
 def test_auto_continues_with_per_task(kind: str) -> None:
-    factory, _ = {**REFUSED_AT_ONCE, **REFUSED_BY_THE_CHECK}[kind]
+    factory, _ = COUPLED[kind]
     torch.manual_seed(0)
     case = factory()
     reference = copy.deepcopy(case.model)
@@ -244,7 +159,42 @@ def test_auto_continues_with_per_task(kind: str) -> None:
             assert_same_gradients(case.model, reference, 1e-6)
     said = [str(w.message) for w in caught if "continues with per_task" in str(w.message)]
     assert len(said) == 1
-    assert "per_task" in repr(aligner)
+    assert aligner.engine == "per_task"
+    assert "engine=per_task (auto: " in repr(aligner)
+
+
+def test_reentrant_checkpoints_in_per_task() -> None:
+    """Its gradients come by way of `.grad`, which is put back."""
+    torch.manual_seed(0)
+    case = checkpointed(use_reentrant=True)
+    reference = copy.deepcopy(case.model)
+    reference.__dict__["use_reentrant"] = False
+    found, expected = (
+        Aligner(m, TASKS, GradVac(beta=0.3), engine="per_task") for m in (case.model, reference)
+    )
+    for _ in range(2):  # into `.grad` that is there already
+        found.backward(losses_of(case, case.model), ROWS)
+        expected.backward(losses_of(case, reference), ROWS)
+        assert_same_gradients(case.model, reference, 1e-6)
+
+
+def test_auto_goes_back_to_one_backward() -> None:
+    """One step with batch norm in training mode is no reason to stay in per_task."""
+    case = batch_norm()
+    reference = copy.deepcopy(case.model)
+    aligner = attach(case.model, GradVac(beta=0.3), engine="auto")
+    expected = Aligner(reference, TASKS, GradVac(beta=0.3), engine="per_task")
+    ran = []
+    for training in (False, True, False, True, False):
+        for model in (case.model, reference):
+            model.train(training)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*continues with per_task.*eval mode")
+            aligner.backward(losses_of(case, case.model), ROWS)
+        expected.backward(losses_of(case, reference), ROWS)
+        assert_same_gradients(case.model, reference, 1e-6)
+        ran.append(aligner.engine)
+    assert ran == ["one_backward", "per_task", "one_backward", "per_task", "one_backward"]
 
 
 def test_batch_norm_set_to_training_later() -> None:
@@ -258,79 +208,111 @@ def test_batch_norm_set_to_training_later() -> None:
     case.model.zero_grad()
     plain_backward(losses_of(case, case.model))  # plain training goes on
     assert_same_gradients(case.model, plain, 1e-6)
-    with pytest.raises(ValueError, match=r"1 \(BatchNorm1d in training mode\)"):
+    with pytest.raises(ValueError, match="put it into eval mode"):
         aligner.backward(losses_of(case, case.model), ROWS)
     case.model.eval()
     aligner.backward(losses_of(case, case.model), ROWS)  # the fix of the message fixes it
 
 
-def test_batch_norm_set_to_training_later_in_auto() -> None:
-    case = batch_norm()
-    case.model.eval()
-    reference = copy.deepcopy(case.model)
-    aligner = attach(case.model, GradVac(), engine="auto")
-    expected = Aligner(reference, TASKS, GradVac(), engine="per_task")
-    for model in (case.model, reference):
-        model.train()
-    with pytest.warns(UserWarning, match="continues with per_task. 1 .BatchNorm1d"):
-        aligner.backward(losses_of(case, case.model), ROWS)
-    expected.backward(losses_of(case, reference), ROWS)
-    assert_same_gradients(case.model, reference, 1e-6)
-
-
-def test_reentrant_checkpoint_inside_a_module_without_fast_path() -> None:
-    def run(m: Any, x: Tensor) -> Tensor:
-        result: Tensor = checkpoint(m.block, x * m.scale, use_reentrant=True)
-        return result
-
-    model = Model(run, scale=nn.Parameter(torch.randn(D)), block=Block())
-    aligner = attach(model)
-    with pytest.raises(ValueError, match=r"the model runs task by task.*use_reentrant=False"):
-        aligner.backward(distance(model(torch.randn(B, S, D))), ROWS)
-
-
-def test_a_single_task_does_not_count_as_checked() -> None:
+def test_a_single_task_does_not_count_as_looked_at() -> None:
     """With one task in the batch every division by rows is right."""
     case = mean_over_the_batch()
     aligner = attach(case.model)
     for _ in range(2):
         aligner.backward(losses_of(case, case.model), [1] * B)
-    with pytest.raises(ValueError, match="differ from plain autograd"):
+    with pytest.raises(ValueError, match="rows of the batch influence each other"):
         aligner.backward(losses_of(case, case.model), ROWS)
 
 
-def test_a_module_is_checked_when_it_first_runs() -> None:
-    class Late(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.always, self.later, self.use = nn.Linear(D, D), nn.Linear(D, D), False
+class Late(nn.Module):
+    """A term over the batch that starts after some steps, in one of several ways."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.always(x)
-            return self.later(y - y.mean(0)) if self.use else y
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.step = how, 0
+        self.first, self.middle, self.last = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, 3)
+        if how == "zero head":
+            nn.init.zeros_(self.last.weight)
 
-    model = Late()
-    aligner = attach(model)
-    x = torch.randn(B, D)
-    aligner.backward(distance(model(x)), ROWS)
-    model.use = True
-    with pytest.raises(ValueError, match=r"always\.weight"):
-        aligner.backward(distance(model(x)), ROWS)
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        started = self.step >= 3
+        self.step += 1
+        if self.how == "branch" and started:
+            y = y + self.middle(y).mean(0)
+        elif self.how == "factor":
+            y = y + float(started) * self.middle(y).mean(0)
+        elif self.how == "mask":
+            same = torch.eye(len(x), dtype=torch.bool) | started
+            scores = (y @ self.middle(y).T).masked_fill(~same, -torch.inf)
+            y = y + scores.softmax(-1) @ y
+        elif self.how == "zero head":
+            y = self.middle(y - y.mean(0))
+        result: Tensor = self.last(y)
+        return result
 
 
-def test_the_check_can_be_left_out() -> None:
+@pytest.mark.parametrize("how", ["branch", "factor", "mask", "zero head"])
+def test_a_term_that_starts_later(how: str) -> None:
+    torch.manual_seed(0)
+    model = Late(how).double()
+    reference = copy.deepcopy(model)
+    strict, x = copy.deepcopy(model), torch.randn(B, D).double()
+    expected = Aligner(reference, TASKS, GradVac(beta=0.3), engine="per_task")
+    aligner = attach(model, GradVac(beta=0.3), engine="auto")
+    alone = attach(strict, GradVac(beta=0.3))
+    coupled_from = 1 if how == "zero head" else 3
+    for step in range(5):
+        losses = distance(model(x))
+        is_coupled = step >= coupled_from
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*continues with per_task")
+            aligner.backward(losses, ROWS)
+        expected.backward(distance(reference(x)), ROWS)
+        assert_same_gradients(model, reference, 1e-9)
+        assert aligner.engine == ("per_task" if is_coupled else "one_backward")
+        if is_coupled:
+            with pytest.raises(ValueError, match=r"influence each other.*per_task"):
+                alone.backward(distance(strict(x)), ROWS)
+        else:
+            alone.backward(distance(strict(x)), ROWS)
+        for each in (model, reference, strict):
+            for parameter in each.parameters():
+                if parameter.grad is not None:
+                    parameter.data.sub_(0.05 * parameter.grad)
+            if each is not strict:
+                each.zero_grad()
+
+
+def test_the_look_now_and_then_can_be_left_out() -> None:
+    """A new graph is looked at all the same."""
     case = mean_over_the_batch()
     aligner = attach(case.model, check=False)
-    aligner.backward(losses_of(case, case.model), ROWS)
-    assert case.model.get_parameter("first.weight").grad is not None
+    with pytest.raises(ValueError, match="influence each other"):
+        aligner.backward(losses_of(case, case.model), ROWS)
 
 
-def test_unfrozen_later() -> None:
+@pytest.mark.parametrize("engine", ["one_backward", "per_task", "auto"])
+@pytest.mark.parametrize("change", ["unfrozen", "replaced", "resized", "added"])
+def test_a_model_that_changed(change: str, engine: str) -> None:
     model = Block()
-    model.up.weight.requires_grad_(False)
-    aligner = attach(model)
-    model.up.weight.requires_grad_(True)
-    with pytest.raises(ValueError, match="up has a parameter that became trainable"):
+    if change == "unfrozen":
+        model.up.weight.requires_grad_(False)
+    aligner = attach(model, engine=engine)
+    aligner.backward(distance(model(torch.randn(B, D))), ROWS)
+    if change == "unfrozen":
+        model.up.weight.requires_grad_(True)
+    elif change == "replaced":
+        model.up = nn.Linear(D, 12)
+    elif change == "resized":
+        model.up.weight = nn.Parameter(torch.randn(14, D))
+        model.up.bias = nn.Parameter(torch.randn(14))
+        model.down.weight = nn.Parameter(torch.randn(D, 14))
+    else:
+        model.norm = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, D))
+    with pytest.raises(
+        ValueError, match=r"model: (up|down|norm).*became trainable, or was replaced"
+    ):
         aligner.backward(distance(model(torch.randn(B, D))), ROWS)
 
 
@@ -343,8 +325,12 @@ def test_frozen_later() -> None:
     assert model.up.bias.grad is not None
 
 
-def test_slower_modules_are_announced_once() -> None:
-    model = nn.Sequential(Block(HandWrittenNorm()), nn.PReLU(D))
-    with pytest.warns(UserWarning, match=r"2 module\(s\).*0\.norm \(HandWrittenNorm\), 1 \(PReLU"):
-        aligner = Aligner(model, TASKS, engine="one_backward")
-    aligner.backward(distance(model(torch.randn(B, D))), ROWS)  # and not again
+def test_slower_places_are_announced_once() -> None:
+    bilinear = nn.Bilinear(D, D, 2)
+    model = Model(lambda m, x: m.bilinear(m.block(x), x), block=Block(), bilinear=bilinear)
+    aligner = Aligner(model, TASKS, engine="one_backward")
+    with pytest.warns(UserWarning, match=r"no fast path.*bilinear\.weight"):
+        aligner.backward(distance(model(torch.randn(B, D))), ROWS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        aligner.backward(distance(model(torch.randn(B, D))), ROWS)  # and not again

@@ -63,7 +63,7 @@ def test_tasks_given_as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference(model, distance(model(x)), tasks)
     aligner = attach(model, rule())
     index = torch.tensor([2, 0, 0, 2, 2, 0])  # positions in "a", "b", "c"
-    everyone = gradvac.gradients.Batch((1, 0, 2), distance(model(x)), index)
+    everyone = gradvac.gradients.Losses((1, 0, 2), distance(model(x)), index)
     monkeypatch.setattr("gradvac.aligner.read_losses", lambda *_: everyone)
     alignment = aligner.backward(everyone.roots()[0], tasks)
     assert alignment.tasks == tuple(TASKS)
@@ -94,25 +94,40 @@ def test_rows_by_name() -> None:
     torch.testing.assert_close(gradients_of(model), expected)
 
 
-def test_mapping_needs_rows() -> None:
-    model = Block()
-    losses = distance(model(torch.randn(B, D)))
-    aligner = attach(model)
-    losses = distance(model(torch.randn(B, D)))
-    by_task = {task: losses[t == ROWS].sum() for t, task in enumerate(TASKS)}
-    with pytest.raises(ValueError, match=r"mapping does not say.*gradvac\.rows"):
-        aligner.backward(by_task)
-
-
-def test_mapping_without_rows_goes_to_per_task_in_auto() -> None:
+def test_mapping_of_one_forward() -> None:
+    """Each row serves one task: measured, no rows need to be named."""
     model = Block().double()
     x = torch.randn(B, S, D, dtype=torch.float64)
     expected = reference(model, distance(model(x)), ROWS)
+    for engine in ("one_backward", "auto"):
+        model.zero_grad()
+        aligner = attach(model, rule(), engine=engine)
+        losses = distance(model(x))
+        aligner.backward({task: losses[t == ROWS].sum() for t, task in enumerate(TASKS)})
+        torch.testing.assert_close(gradients_of(model), expected)
+        assert aligner.engine == "one_backward"
+        assert "measured every step" in repr(aligner)
+
+
+def test_mapping_whose_rows_serve_several_tasks() -> None:
+    model = Block().double()
+    x = torch.randn(B, S, D, dtype=torch.float64)
+
+    def losses() -> dict[str, Tensor]:
+        y = model(x)
+        return {task: y[..., t:].square().sum() for t, task in enumerate(TASKS)}
+
+    Aligner(model, TASKS, rule(), engine="per_task").backward(losses())
+    expected = gradients_of(model)
+    model.zero_grad()
+    with pytest.raises(ValueError, match=r"several tasks.*norm\.weight.*per_task"):
+        attach(model, rule()).backward(losses())
+    assert all(p.grad is None for p in model.parameters())
     aligner = attach(model, rule(), engine="auto")
-    losses = distance(model(x))
-    aligner.backward({task: losses[t == ROWS].sum() for t, task in enumerate(TASKS)})
+    with pytest.warns(UserWarning, match="continues with per_task"):
+        aligner.backward(losses())
     torch.testing.assert_close(gradients_of(model), expected)
-    assert aligner.engine == "one_backward"  # the next batch may well have rows
+    assert aligner.engine == "per_task"
 
 
 def test_innermost_wins() -> None:

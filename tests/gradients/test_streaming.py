@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from gradvac import GradVac
-from gradvac.gradients import _ledger
-from gradvac.gradients._contributions import Contribution
-from gradvac.gradients._rows import Segments
+from gradvac.gradients import _collector
+from gradvac.gradients._uses import Use
 
 from .parity import ONE_ABSENT, TASKS, UNSORTED, Twins, attach, made
 from .zoo import ZOO
@@ -22,24 +21,23 @@ def rule() -> GradVac:
 
 
 class Held:
-    """Spies on a ledger: the largest number of bytes its task gradients had at a time."""
+    """Spies on collectors: the largest number of bytes their task gradients had at a time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most, self.folds = 0, 0
-        deliver, fold = _ledger.Ledger.deliver, _ledger.Ledger._fold
+        own = _collector.Collector
+        deliver, fold = own.deliver, own._fold
 
-        def spy_deliver(
-            ledger: _ledger.Ledger, parameter: nn.Parameter, use: Contribution, segments: Segments
-        ) -> None:
-            deliver(ledger, parameter, use, segments)
-            self.most = max(self.most, sum(b.nbytes for b in ledger.buffers.values()))
+        def spy_deliver(collector: Any, parameter: nn.Parameter, use: Use) -> None:
+            deliver(collector, parameter, use)
+            self.most = max(self.most, sum(b.nbytes for b in collector.buffers.values()))
 
-        def spy_fold(ledger: _ledger.Ledger) -> None:
-            fold(ledger)
+        def spy_fold(collector: Any) -> None:
+            fold(collector)
             self.folds += 1
 
-        monkeypatch.setattr(_ledger.Ledger, "deliver", spy_deliver)
-        monkeypatch.setattr(_ledger.Ledger, "_fold", spy_fold)
+        monkeypatch.setattr(own, "deliver", spy_deliver)
+        monkeypatch.setattr(own, "_fold", spy_fold)
 
 
 @pytest.fixture
@@ -96,7 +94,7 @@ def test_nothing_is_left_after_a_step(deep: nn.Sequential) -> None:
     aligner = attach(deep, rule())
     aligner.backward(distance(deep(torch.randn(B, S, D, dtype=torch.float64))), UNSORTED)
     assert aligner._one_backward is not None
-    assert not aligner._one_backward.ledger.buffers
+    assert not aligner._one_backward.collector.buffers
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -124,7 +122,7 @@ def test_tables_by_slices(
     name: str, granularity: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row_bytes = len(TASKS) * D * 8
-    monkeypatch.setattr(_ledger, "_CHUNK_BYTES", rows_at_once * row_bytes)
+    monkeypatch.setattr(_collector, "_CHUNK_BYTES", rows_at_once * row_bytes)
     twins = Twins(made(name), rule, granularity=granularity, table_bytes=1)
     for tasks in (UNSORTED, ONE_ABSENT):
         twins.step(tasks)

@@ -32,11 +32,11 @@ from torch import Tensor, nn
 from gradvac import gram as geometry
 from gradvac.analysis.similarities import Similarities, check_once
 from gradvac.gradients import (
-    Batch,
     Granularity,
+    Losses,
     OneBackward,
+    PerTask,
     TasksOfRows,
-    find_mismatches,
     gram,
     read_losses,
     split,
@@ -93,17 +93,11 @@ def measure(
     granularities = _read_granularities(granularity)
     components = [split(model, one) for one in granularities]
     store = _Store(model, names, storage_dtype=storage_dtype, offload=offload)
-    if engine == "per_task":
-        _run(batches, names, store.add_per_task, tick)
-    elif engine == "one_backward":
-        # A table is shown whole, whatever its size: it is stored anyway.
-        separate = OneBackward(model, split(model, "all_layer"), names, table_bytes=1 << 62)
-        try:
-            _run(batches, names, lambda half, b: store.add_at_once(half, b, separate), tick)
-        finally:
-            separate.detach()
-    else:
+    if engine not in ("per_task", "one_backward"):
         raise ValueError(f'engine: must be "per_task" or "one_backward", got {engine!r}.')
+    whole = split(model, "all_layer")
+    separate = PerTask(model, whole) if engine == "per_task" else OneBackward(model, whole, names)
+    _run(batches, names, lambda half, losses: store.add(half, losses, separate), tick)
     grams = store.grams()
     measured: list[Similarities] = []
     for one, members in zip(granularities, components, strict=True):
@@ -124,47 +118,19 @@ class _Store:
         storage_dtype: torch.dtype | None,
         offload: bool,
     ) -> None:
-        self._model, self._num_tasks = model, len(tasks)
+        self._num_tasks = len(tasks)
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self._storage_dtype, self._offload = storage_dtype, offload
         self._rows: list[dict[str, Tensor]] = [{} for _ in range(2 * len(tasks))]  # A then B
 
-    def add_per_task(self, half: int, batch: Batch) -> None:
-        """One backward for every task of the batch."""
-        for position, task in enumerate(batch.present):
-            one = torch.zeros(len(batch.present))
-            one[position] = 1.0
-            gradients = torch.autograd.grad(
-                batch.roots(),
-                list(self._names),
-                batch.starts(one),
-                retain_graph=position < len(batch.present) - 1,
-                allow_unused=True,
-            )
-            for name, gradient in zip(self._names.values(), gradients, strict=True):
-                if gradient is not None:
-                    self._add(half, task, name, gradient)
+    def add(self, half: int, losses: Losses, engine: OneBackward | PerTask) -> None:
+        """Add the task gradients of a batch."""
 
-    def add_at_once(self, half: int, batch: Batch, engine: OneBackward) -> None:
-        """One backward for all tasks."""
-        if engine.unchecked:
-            wrong = find_mismatches(engine, batch, self._model)
-            if wrong:
-                raise ValueError(
-                    f"engine: the task gradients of {', '.join(wrong[:4])} differ from plain "
-                    'autograd\'s; rows of the batch influence each other. Use engine="per_task".'
-                )
-            engine.unchecked = wrong is None
-
-        def look(parameter: nn.Parameter, buffer: object) -> None:
-            gradients: Tensor = buffer.gradients  # type: ignore[attr-defined]
-            for task, gradient in zip(batch.present, gradients.unbind(), strict=True):
+        def deliver(parameter: nn.Parameter, gradients: Tensor) -> None:
+            for task, gradient in zip(losses.present, gradients.unbind(), strict=True):
                 self._add(half, task, self._names[parameter], gradient)
 
-        try:
-            engine.inspect(batch, look)
-        finally:
-            engine.discard()
+        engine.task_gradients(losses, deliver)
 
     def _add(self, half: int, task: int, name: str, gradient: Tensor) -> None:
         row = self._rows[half * self._num_tasks + task]
@@ -195,7 +161,7 @@ class _Store:
 def _run(
     batches: Batches,
     tasks: tuple[str, ...],
-    add: Callable[[int, Batch], None],
+    add: Callable[[int, Losses], None],
     tick: Callable[[], None] | None,
 ) -> None:
     """Give every batch to `add`, with the number of its half."""

@@ -2,51 +2,55 @@
 
 An engine sees autograd and one callable, `weigh(components, gram) -> weights`, never a rule.
 `per_task` runs one backward per task and stores all task gradients; it works for every model and is
-the reference. `one_backward` runs one backward for all tasks and holds task gradients only one
-component at a time.
+the reference. `one_backward` runs one backward for all tasks, on the graph that the forward left
+behind, and holds task gradients only one component at a time.
 
-    _batch.py           losses and tasks as the caller gave them, checked
-    _components.py      which parameters share a Gram matrix
-    _rows.py            `gradvac.rows`: which rows belong to which task
-    _per_task.py        the reference engine
-    _one_backward.py    the fast engine
-    _attachment.py      how it hears of a model's layers
-    _site.py            one layer, and what it saw in the forward pass
-    _tokens.py          what a forward pass hands to the backward pass
-    _layers.py          task gradients of the layers it knows
-    _fallback.py        layers that run task by task
-    _adapters.py        layers of other libraries
-    _contributions.py   what one use of a parameter adds to its task gradients
-    _ledger.py          components as they complete
-    _graph.py           questions to the autograd graph
-    _check.py           comparison with plain autograd on the first batch
-    _kernels.py         Gram matrix, combination and grouped products
-    _triton.py          the same on CUDA
+    _losses.py        what the caller of `backward` gave, checked and in one form
+    _components.py    which parameters share one Gram matrix
+    _rows.py          `gradvac.rows`, with which a forward names the tasks of packed rows
+    _per_task.py      the reference engine
+    _one_backward.py  the fast engine, from losses to updates
+    _graph.py         the autograd graph, read but never changed
+    _junctions.py     the nodes where parameters meet the rows of the batch
+    _ownership.py     codes that show whose the entries of a gradient are
+    _look.py          one look at a graph: passes with codes, and what they show
+    _plan.py          what is known of graphs of one shape
+    _planning.py      plans by shape of graph, verified now and then
+    _passes.py        a backward that stops at the junctions
+    _step.py          the passes of one step over its graph
+    _forming.py       from a junction's output gradient to its parameters' task gradients
+    _fast_paths.py    the operations for which that needs no call of the node
+    _segments.py      entries by task: bring together, sum, mask
+    _uses.py          what one use of a parameter contributes
+    _collector.py     collects uses, and folds components as they complete
+    _update.py        the waist to the rules, and the way into `.grad`
+    _kernels.py       Gram matrix, combination and grouped products
+    _triton.py        the same on CUDA
 """
 
-from gradvac.gradients._attachment import refuse_unsupported
-from gradvac.gradients._batch import Batch, TasksOfRows, read_losses
-from gradvac.gradients._check import find_mismatches
 from gradvac.gradients._components import Components, Granularity, split
 from gradvac.gradients._kernels import gram
+from gradvac.gradients._losses import Losses, TasksOfRows, read_losses
 from gradvac.gradients._one_backward import OneBackward
-from gradvac.gradients._per_task import PerTask, Weigh
-from gradvac.gradients._rows import RowTasks, current_rows, rows
+from gradvac.gradients._per_task import PerTask
+from gradvac.gradients._plan import Refused
+from gradvac.gradients._rows import RowTasks, rows
+from gradvac.gradients._step import Again
+from gradvac.gradients._update import Weigh
 
 __all__ = [
-    "Batch",
+    "Again",
     "Components",
     "Granularity",
+    "Losses",
     "OneBackward",
     "PerTask",
+    "Refused",
     "RowTasks",
     "TasksOfRows",
     "Weigh",
-    "current_rows",
-    "find_mismatches",
     "gram",
     "read_losses",
-    "refuse_unsupported",
     "rows",
     "split",
 ]

@@ -5,9 +5,9 @@ component"). Tied parameters count once, under the first of their names.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 Granularity = str | Callable[[str], str]
 
@@ -161,3 +161,18 @@ def _is_stack(module: nn.Module) -> bool:
 def _holds_stack(module: nn.Module) -> bool:
     containers = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
     return any(isinstance(m, containers) and len(m) > 0 for m in module.modules())
+
+
+def refuse_changed(
+    model: nn.Module, known: Collection[nn.Parameter], leaves: Collection[Tensor]
+) -> None:
+    """Raise if a leaf of the losses is a parameter of the model that no component has."""
+    unknown = {leaf for leaf in leaves if leaf not in known}
+    if not unknown:
+        return
+    for name, parameter in model.named_parameters():
+        if parameter in unknown:
+            raise ValueError(
+                f"model: {name} became trainable, or was replaced, after the Aligner was made; "
+                "make another Aligner after freezing, unfreezing or replacing parameters."
+            )

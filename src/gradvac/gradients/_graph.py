@@ -1,45 +1,199 @@
-"""Looking at autograd's graph."""
+"""The autograd graph of some losses, read but never changed.
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+Nodes come in post-order, children before parents. A node's *signature* is what decides whose
+gradient is whose: which operations there are, how they are connected, and over which dimensions
+they work; not the sizes of this batch.
+"""
 
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.graph import get_gradient_edge
 
-__all__ = ["Node", "graph_leaves", "graph_nodes", "set_aside"]
+LEAF = "torch::autograd::AccumulateGrad"
 
-
-def graph_nodes(roots: Iterable[Tensor]) -> Iterator[Node]:
-    """The nodes below some tensors, each once, without the leaves."""
-    return (node for node in _walk(roots) if node.next_functions)
-
-
-def graph_leaves(roots: Iterable[Tensor]) -> list[Tensor]:
-    """The leaves whose `.grad` a backward from some tensors adds to."""
-    found = (getattr(node, "variable", None) for node in _walk(roots) if not node.next_functions)
-    return [leaf for leaf in found if leaf is not None]
-
-
-def _walk(roots: Iterable[Tensor]) -> Iterator[Node]:
-    seen: set[Node] = set()
-    stack = [root.grad_fn for root in roots]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        stack.extend(following for following, _ in node.next_functions)
-        yield node
+# Settings of operations that move or mix entries along a dimension.
+_SETTINGS = {
+    "NativeBatchNormBackward0": ("_saved_training",),
+    "CudnnBatchNormBackward0": ("_saved_training",),
+    "MiopenBatchNormBackward0": ("_saved_training",),
+    "SelectBackward0": ("_saved_dim", "_saved_index"),
+    "RollBackward0": ("_saved_shifts", "_saved_dims"),
+    "FlipBackward0": ("_saved_dims",),
+    "TransposeBackward0": ("_saved_dim0", "_saved_dim1"),
+    "PermuteBackward0": ("_saved_dims",),
+    "SoftmaxBackward0": ("_saved_dim",),
+    "LogSoftmaxBackward0": ("_saved_dim",),
+    "SumBackward1": ("_saved_dim",),
+    "MeanBackward1": ("_saved_dim",),
+    "CumsumBackward0": ("_saved_dim",),
+    "SliceBackward0": ("_saved_dim",),
+    "CatBackward0": ("_saved_dim",),
+}
 
 
-@contextmanager
-def set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
-    """Give the leaves an empty `.grad`, and afterwards theirs back."""
-    kept = {leaf: leaf.grad for leaf in leaves}
-    for leaf in kept:
-        leaf.grad = None
-    try:
-        yield
-    finally:
-        for leaf, grad in kept.items():
-            leaf.grad = grad
+# The names of nodes by their Python type; asking a node for its name is slow.
+_NAMES: dict[type, str] = {}
+
+
+def _name(node: Any, kind: type) -> str:
+    name: str = node.name()
+    # Some C++ nodes share one type, and Python functions come and go.
+    if kind.__module__ == "builtins" and kind.__name__ != "CppFunction":
+        _NAMES[kind] = name
+    return name
+
+
+class Graph:
+    """The nodes behind some losses.
+
+    Attributes:
+        nodes: In post-order.
+        names: Of the nodes.
+        children: For every node, (position, output number) of each input; position -1: a tensor
+            that needs no gradient.
+        signature: Equal for graphs of the same structure.
+
+    Args:
+        roots: The losses.
+        known: The model's parameters: which of them a leaf is belongs to the structure.
+        settings: What else does.
+    """
+
+    def __init__(
+        self, roots: Sequence[Tensor], known: Collection[Tensor] = (), settings: object = None
+    ) -> None:
+        self.roots = tuple(roots)
+        self.starts = [get_gradient_edge(root).node for root in roots]
+        self.nodes: list[Any] = []
+        self.names: list[str] = []
+        self.children: list[tuple[tuple[int, int], ...]] = []
+        edges: dict[Any, Any] = {}
+        position: dict[Any, int] = {None: -1}
+        stack = list(self.starts)
+        parts: list[object] = [settings]
+        while stack:
+            node = stack[-1]
+            if node in position:
+                stack.pop()
+                continue
+            own = edges.get(node)
+            if own is None:
+                edges[node] = own = node.next_functions
+                waiting = [child for child, _ in own if child not in position]
+                if waiting:
+                    stack.extend(waiting)
+                    continue
+            stack.pop()
+            position[node] = len(self.nodes)
+            kind = type(node)
+            name = _NAMES.get(kind) or _name(node, kind)
+            children = tuple([(position[child], nr) for child, nr in own])
+            self.nodes.append(node)
+            self.names.append(name)
+            self.children.append(children)
+            parts.append(name)
+            if name == LEAF:
+                parts.append(id(node.variable) if node.variable in known else None)
+            else:
+                parts.append(children)
+            if name in _SETTINGS:
+                parts += [str(getattr(node, setting, None)) for setting in _SETTINGS[name]]
+        self.signature = hash(tuple(parts))
+        self.root_positions = [position[start] for start in self.starts]
+
+    def shape(self, position: int, number: int = 0) -> tuple[int, ...]:
+        """The shape of an output of a node."""
+        node = self.nodes[position]
+        if self.names[position] == LEAF:
+            return tuple(node.variable.shape)
+        described = node._input_metadata
+        return tuple(described[number].shape) if number < len(described) else ()
+
+    def leaves(self) -> list[Tensor]:
+        """The leaves that the roots depend on."""
+        pairs = zip(self.nodes, self.names, strict=True)
+        return [node.variable for node, name in pairs if name == LEAF]
+
+    @property
+    def is_reentrant(self) -> bool:
+        """Whether reentrant checkpoints hide parameters; `autograd.grad` cannot pass them."""
+        return any(name.startswith("CheckpointFunctionBackward") for name in self.names)
+
+    def refuse_compiled_too_early(self) -> None:
+        """Raise if a compiled region writes over what its forward saved: it can run only once."""
+        for node, name in zip(self.nodes, self.names, strict=True):
+            if name == "CompiledFunctionBackward":
+                described = getattr(getattr(node, "_forward_cls", None), "metadata", None)
+                if getattr(described, "bw_donated_idxs", ()) is None:
+                    described.bw_donated_idxs = []  # in the form that is asked for on other threads
+                elif getattr(described, "bw_donated_idxs", None):
+                    raise ValueError(
+                        "model: was compiled before the Aligner was made, so that its backward can "
+                        "run only once; make the Aligner before the first compiled batch, or call "
+                        "torch.compiler.reset() and run the batch again."
+                    )
+
+    def reached_by(self) -> list[int]:
+        """For every node, which roots depend on it: bit t for root t."""
+        reached = [0] * len(self.nodes)
+        for root, position in enumerate(self.root_positions):
+            reached[position] |= 1 << root
+        for position in range(len(self.nodes) - 1, -1, -1):
+            own = reached[position]
+            for child, _ in self.children[position]:
+                if child >= 0:
+                    reached[child] |= own
+        return reached
+
+
+def is_python_function(node: Any) -> bool:
+    """Whether the node is a Python `autograd.Function`, a compiled region for instance."""
+    return not callable(node) and hasattr(node, "apply")
+
+
+# A node called inside a running backward computes only what that backward wants; called on
+# another thread it computes everything.
+_ASIDE = ThreadPoolExecutor(1, thread_name_prefix="gradvac")
+
+
+def call_node(node: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The gradients of a node's inputs. Broadcasting is not undone: that is the engine's work."""
+    function: Callable[..., Any] = node if callable(node) else node.apply
+    some = next(g for g in gradients if g is not None)
+    stream = torch.cuda.current_stream(some.device) if some.is_cuda else None
+
+    def run() -> Any:
+        with torch.no_grad(), torch.cuda.stream(stream):
+            return function(*gradients)
+
+    returned = _ASIDE.submit(run).result()
+    return returned if isinstance(returned, tuple) else (returned,)
+
+
+def saved(node: Any, name: str) -> Any:
+    """A saved tensor of a node.
+
+    Activation checkpointing lets each be read once per backward, and the node itself will read it
+    too: what was read is put back.
+    """
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    holder = getattr(raw, "data", None)
+    value = getattr(node, f"_saved_{name}")
+    if hasattr(holder, "handles"):
+        _put_back(raw, holder, value)
+    return value
+
+
+def _put_back(raw: Any, holder: Any, value: Tensor) -> None:
+    from torch.utils.checkpoint import _Handle
+
+    cells = (cell.cell_contents for cell in raw.unpack_hook.__closure__)
+    frame = next(content for content in cells if hasattr(content, "recomputed"))
+    task = torch._C._current_graph_task_id()  # type: ignore[attr-defined]
+    handle = _Handle()
+    frame.recomputed[task][handle] = value
+    holder.handles[task] = handle

@@ -6,16 +6,20 @@ that is faster: both products are memory-bound and read every gradient once.
 
 # T tasks, P parameters, N token rows (rows of a task are contiguous), O outputs, I inputs
 
+from __future__ import annotations
+
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradvac.gradients._rows import Segments
 from gradvac.gram import working_dtype
+
+if TYPE_CHECKING:
+    from gradvac.gradients._segments import Segments
 
 _CHUNK = 1 << 18  # columns converted to the working precision at a time
 _SMALL = 1 << 14  # below this many columns one product in the working precision is cheapest
@@ -32,6 +36,8 @@ def triton_kernels() -> Any:
 
 def gram(gradients: Tensor) -> Tensor:
     """Inner products of the rows of `[T, P]`, in the working precision, `[T, T]`."""
+    if gradients.is_complex():  # the inner product of real and imaginary parts
+        return gram(torch.view_as_real(gradients.contiguous()).flatten(1))
     kernels = triton_kernels() if gradients.is_cuda else None
     num_tasks, size = gradients.shape
     # Float64 gradients are for checking: they keep their precision.
@@ -55,6 +61,9 @@ def gram_reference(gradients: Tensor) -> Tensor:
 
 def combine(weights: Tensor, gradients: Tensor) -> Tensor:
     """sum_t weights[t] gradients[t] for `[T, P]`, in float32 or better, `[P]`."""
+    if gradients.is_complex():
+        parts = torch.view_as_real(gradients.contiguous()).flatten(1)
+        return torch.view_as_complex(combine(weights, parts).view(-1, 2))
     kernels = triton_kernels() if gradients.is_cuda else None
     return (kernels.combine if kernels else combine_reference)(weights, gradients)
 
@@ -77,6 +86,10 @@ def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
         segments: The task of every entry.
     """
     length = left.shape[0]
+    if segments.only is not None:
+        out = left.new_zeros(segments.num_tasks, left.shape[1], right.shape[1])
+        torch.mm(left.t(), right, out=out[segments.only])
+        return out
     left, right = segments.sort(left), segments.sort(right)
     if _grouped_mm_fits(left, right):
         product = F.grouped_mm(left.t(), right, offs=segments.offsets(length))
@@ -97,3 +110,17 @@ def _grouped_mm_fits(left: Tensor, right: Tensor) -> bool:
     """Whether one grouped GEMM does it: bf16 on CUDA with rows of whole 16 bytes."""
     aligned = left.shape[1] % 8 == 0 and right.shape[1] % 8 == 0
     return left.is_cuda and left.dtype == torch.bfloat16 and aligned
+
+
+def norm_sums(
+    gradient: Tensor, x: Tensor, mean: Tensor | None, scale: Tensor, segments: Segments
+) -> tuple[Tensor, Tensor] | None:
+    """Gradients of a normalisation's scale and shift by task, `[T, D]` each.
+
+    None where no kernel does it.
+    """
+    kernels = triton_kernels() if gradient.is_cuda else None
+    if kernels is None or x.dtype == torch.float64 or x.shape[-1] > kernels.WIDEST:
+        return None
+    sums: tuple[Tensor, Tensor] = kernels.norm_sums(gradient, x, mean, scale, segments)
+    return sums

@@ -1,47 +1,51 @@
 """The one_backward engine: vaccination for the price of plain training.
 
-One forward and one backward on a mixed batch. The model is attached to, not wrapped: modules with
-parameters get another `forward` on the instance, whose backward forms task gradients for that
-module alone. When all uses of a component's parameters have arrived, their Gram matrix is taken,
-weighed, the update written to `.grad`, and the task gradients freed.
-
-How the engine knows that all uses have arrived: every use also takes the component's *token*, a
-leaf that needs a gradient and never gets one. Autograd counts the edges into a leaf and visits it
-when the last has been delivered; that visit is the signal. So weights tied between modules, modules
-called twice, modules unused in a step and activation checkpointing need no counting of ours.
+The model and its forward are left alone. `backward` reads the ordinary autograd graph, runs one
+backward over it *without* parameter gradients, and forms task gradients at the junctions
+(`_junctions.py`), where parameters meet the rows of the batch. When all uses of a component's
+parameters have arrived, their Gram matrix is taken, weighed, the update written to `.grad`, and the
+task gradients freed.
 """
 
 # K components, T tasks
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from gradvac.gradients._attachment import Attachment
-from gradvac.gradients._batch import Batch
-from gradvac.gradients._components import Components
-from gradvac.gradients._graph import graph_leaves, graph_nodes, set_aside
-from gradvac.gradients._ledger import Inspect, Ledger, Mode
-from gradvac.gradients._per_task import Weigh
-from gradvac.gradients._rows import RowTasks, Segments
-from gradvac.gradients._site import Forward
-from gradvac.gradients._tokens import Tokens
+from gradvac.gradients._collector import Collector, Write
+from gradvac.gradients._components import Components, refuse_changed
+from gradvac.gradients._forming import Former
+from gradvac.gradients._graph import Graph
+from gradvac.gradients._losses import Losses
+from gradvac.gradients._plan import Plan, Refused
+from gradvac.gradients._planning import Planner
+from gradvac.gradients._rows import DeclaredRows, listen
+from gradvac.gradients._segments import Segments
+from gradvac.gradients._step import Again, Step, WeightedSums
+from gradvac.gradients._update import Weigh, add_to_grad
 from gradvac.indices import index_on
+
+Deliver = Callable[[nn.Parameter, Tensor], None]
+"""Takes a parameter and its task gradients `[T, *shape]`."""
 
 
 class OneBackward:
     """One backward for all tasks.
 
     Args:
-        model: The model to attach to.
+        model: The model; it is only read.
         components: Its components.
         tasks: Task names.
         recompute: Two backward passes with the memory of plain training, for components that
             cannot stream (whole_model, enc_dec): the first takes Gram matrices only.
-        stream_bytes: See `Ledger`.
-        table_bytes: See `Ledger`.
+        check: Verify how rows lie on the first batches and now and then, not only where it is new.
+        keep_graph: Leave the graph intact where a step may still be refused.
+        stream_bytes: See `Collector`.
+        table_bytes: See `Collector`.
     """
 
     name = "one_backward"
@@ -53,199 +57,252 @@ class OneBackward:
         tasks: Sequence[str],
         *,
         recompute: bool = False,
+        check: bool = True,
+        keep_graph: bool = False,
         stream_bytes: int = 1 << 28,
         table_bytes: int = 1 << 32,
     ) -> None:
         self._model, self._tasks, self._recompute = model, tuple(tasks), recompute
+        self._check, self._keep_graph = check, keep_graph
         parameters = dict(model.named_parameters())
         members = [[parameters[p] for p in own] for own in components.values()]
-        self.ledger = Ledger(members, stream_bytes=stream_bytes, table_bytes=table_bytes)
-        self._tokens = Tokens(members[0][0].device)
-        self._forward = Forward(self._tokens)
-        self._last: tuple[Tensor, object, Segments] | None = None
+        self._names = {p: n for n, p in parameters.items() if p.requires_grad}
+        self.collector = Collector(members, stream_bytes=stream_bytes, table_bytes=table_bytes)
+        self._planner = Planner(self._names, self._tasks)
+        self._steps = 0
         self._everyone: tuple[int, ...] = ()  # order of the tasks while accumulating
-        self._accumulated = False
-        self._attachment = Attachment(model, self.ledger, self._forward, self._token_key)
-        _announce(self._attachment.fallbacks)
+        self._outside: dict[Tensor, Tensor] = {}  # plain gradients of leaves that are not ours
+        self._last_rows: tuple[Tensor, object, Segments] | None = None
+        self._announced: set[str] = set()
+        self.plan: Plan | None = None
+        listen(self)
 
-    def _token_key(self, parameter: nn.Parameter) -> object:
-        """What completes together: a component, or with recompute a parameter."""
-        ledger, component = self.ledger, self.ledger.component_of[parameter]
-        if self._recompute:
-            self._tokens.add(parameter, lambda: ledger.parameter_done(parameter))
-            return parameter
-        self._tokens.add(component, lambda: ledger.component_done(component))
-        return component
+    # -- the three things it does --------------------------------------------------------------
 
-    @property
-    def knows_rows(self) -> bool:
-        """Whether the forward said by `gradvac.rows` which rows are whose."""
-        return self._forward.used_rows
+    def backward(self, losses: Losses, weigh: Weigh, *, present: Sequence[int]) -> None:
+        """Differentiate all tasks at once and add the updates to `.grad`.
 
-    @property
-    def unchecked(self) -> bool:
-        """Whether a module took part whose task gradients were never compared."""
-        return self._forward.unchecked
-
-    @unchecked.setter
-    def unchecked(self, value: bool) -> None:
-        self._forward.unchecked = value
-
-    @property
-    def checked_alone(self) -> bool:
-        """Whether they were compared in a batch of a single task, which shows less."""
-        return self._forward.checked_alone
-
-    @checked_alone.setter
-    def checked_alone(self, value: bool) -> None:
-        self._forward.checked_alone = value
-
-    def detach(self) -> None:
-        """Leave the model as it was."""
-        self._attachment.detach()
-
-    # -- backward ----------------------------------------------------------------------------
-
-    def backward(self, batch: Batch, weigh: Weigh, *, present: Sequence[int]) -> None:
-        """Differentiate all tasks at once and add the updates to `.grad`."""
-        everyone = self._everyone if self._accumulated else tuple(present)
+        Raises:
+            Refused: The losses cannot be separated; `.grad` is as it was.
+            Again: What was learned of this graph no longer holds; call once more.
+        """
+        everyone = self._everyone or tuple(present)
         if everyone != tuple(present):
             weigh = _for_some(weigh, [everyone.index(task) for task in present])
-        self._open(batch, everyone, None if self._recompute else weigh)
+        graph = self._read(losses)
+        with self._giving_way():
+            step = self._begin(graph, losses, everyone)
+        kept: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
+        # A step that may still be refused writes at its end.
+        write = (lambda *update: kept.append(update)) if step.is_careful else add_to_grad
         try:
-            if self._recompute:
-                self._run_aside(batch)
-                grams = self.ledger.grams(batch.device)
-                self.ledger.weights = weigh(range(len(self.ledger.members)), grams)
-                self.ledger.mode = Mode.WEIGHTED
-            torch.autograd.backward(batch.roots(), batch.starts())
-            self._refuse_leaks()
-            if not self._recompute:
-                self.ledger.close()
+            if self._everyone:
+                with self._giving_way(step.is_careful):
+                    self._add_to_accumulated(step)
+                self.collector.open({}, weigh, write)
+                self.collector.close()
+            else:
+                with self._giving_way(step.is_careful):
+                    self._run_whole(step, weigh, write)
         finally:
-            self.discard()
+            step.close()
+            if not self._everyone:
+                self.collector.clear()
+        outside = self._outside
+        self.discard()
+        for update in kept:
+            add_to_grad(*update)
+        add_to_grad(list(outside), list(outside.values()))
 
-    def accumulate(self, batch: Batch) -> None:
+    def _run_whole(self, step: Step, weigh: Weigh, write: Write) -> None:
+        if self._recompute:
+            weights = weigh(range(len(self.collector.members)), self._grams(step))
+            self._add_weighted(step, weights, write)
+        else:
+            self.collector.open(step.plan.uses, weigh, write)
+            step.run(self.collector, self.collector.component_of.__getitem__)
+            self.collector.close()
+        self._keep_outside(step)
+
+    @contextmanager
+    def _giving_way(self, is_careful: bool = True) -> Iterator[None]:
+        """Let another engine go on after an error, if there is one and the graph is still whole."""
+        try:
+            yield
+        except (Refused, Again, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if not (self._keep_graph and is_careful):
+                raise
+            raise Refused(f"engine: one_backward met {type(error).__name__}: {error}") from error
+
+    def accumulate(self, losses: Losses) -> None:
         """Add a micro-batch to the stored task gradients: `[T, P]` for all tasks and parameters."""
         if self._recompute:
             raise ValueError(
                 "accumulate: recompute=True keeps no task gradients to add to; leave out one of "
                 'the two, or use engine="per_task".'
             )
-        if not self._accumulated:
-            rest = set(range(len(self._tasks))) - set(batch.present)
-            self._everyone = (*batch.present, *sorted(rest, key=self._tasks.__getitem__))
-        self._accumulated = True
-        self._open(batch, self._everyone, None)
+        rest = set(range(len(self._tasks))) - set(losses.present)
+        everyone = (*losses.present, *sorted(rest, key=self._tasks.__getitem__))
+        graph = self._read(losses)
+        with self._giving_way():
+            step = self._begin(graph, losses, self._everyone or everyone)
         try:
-            torch.autograd.backward(batch.roots(), batch.starts())
-            self._refuse_leaks()
+            with self._giving_way(step.is_careful):
+                self._add_to_accumulated(step)
         finally:
-            self.ledger.pause()
-            self._forward.clear()
+            step.close()
+        self._everyone = self._everyone or everyone
 
-    def inspect(self, batch: Batch, look: Inspect) -> None:
-        """Show every parameter's task gradients to `look`; graph and `.grad` are left alone."""
-        with self.ledger.afresh():
-            self._open(batch, batch.present, None)
-            self.ledger.inspect = look
-            self._run_aside(batch)
-            self.ledger.close()
+    def _add_to_accumulated(self, step: Step) -> None:
+        """Add to what is stored; a pass that is refused leaves it as it was."""
+        collector = self.collector
+        kept = None
+        if step.is_careful and self._everyone:
+            kept = {p: buffer.copy() for p, buffer in collector.buffers.items()}
+        collector.open(dict.fromkeys(self._names, 2), None, None)
+        try:
+            step.run(collector, collector.component_of.__getitem__)
+        except BaseException:
+            if kept is None:
+                self.discard()
+            else:
+                collector.buffers = kept
+            raise
+        self._keep_outside(step)
 
-    def plain_gradients(
-        self, batch: Batch, weights: Tensor, parameters: Sequence[nn.Parameter]
-    ) -> list[Tensor | None]:
-        """Gradients of sum_t weights[t] loss_t by plain autograd; graph and `.grad` stay."""
-        roots, starts = batch.roots(), batch.starts(weights)
-        if not self._holds_reentrant(batch):
-            found = torch.autograd.grad(
-                roots, parameters, starts, retain_graph=True, allow_unused=True
-            )
-            return list(found)
-        with set_aside([*parameters, *graph_leaves(roots)]):
-            torch.autograd.backward(roots, starts, retain_graph=True)
-            return [p.grad for p in parameters]
+    def hand_over(self) -> Iterator[tuple[Tensor, int, Tensor]]:
+        """What was accumulated, as (leaf, task, gradient), for another engine to go on with."""
+        for parameter in self._names:
+            buffer = self.collector.take(parameter)
+            if buffer is not None:
+                for task, gradient in zip(self._everyone, buffer.whole(), strict=True):
+                    yield parameter, task, gradient
+        for leaf, gradient in self._outside.items():
+            yield leaf, self._everyone[0], gradient
+        self.discard()
+
+    def task_gradients(self, losses: Losses, deliver: Deliver) -> None:
+        """Show every parameter's task gradients, in the order of `losses.present`."""
+        step = self._begin(self._read(losses), losses, losses.present)
+        collector = Collector(self.collector.members)
+        collector.open(step.plan.uses, None, None)
+
+        def show(parameter: nn.Parameter) -> None:
+            buffer = collector.take(parameter)
+            if buffer is not None:
+                deliver(parameter, buffer.whole())
+
+        try:
+            step.run(collector, lambda parameter: parameter, show)
+        finally:
+            step.close()
 
     def discard(self) -> None:
-        """Forget the batch and what was accumulated."""
-        self.ledger.clear()
-        self._forward.clear()
-        self._accumulated = False
+        """Forget what was accumulated."""
+        self.collector.clear()
+        self._everyone, self._outside = (), {}
 
-    def _run_aside(self, batch: Batch) -> None:
-        """A backward that concerns the ledger alone: `.grad` of every leaf stays as it is."""
-        roots = batch.roots()
-        parameters = [p for p in self.ledger.component_of if p.requires_grad]
-        inputs: list[Tensor] | None = [*self._tokens.made(), *parameters]
-        aside: list[Tensor] = [*parameters]
-        if self._holds_reentrant(batch):  # reentrant checkpoints refuse `inputs`
-            inputs, aside = None, [*parameters, *graph_leaves(roots)]
-        with set_aside(aside):
-            torch.autograd.backward(roots, batch.starts(), retain_graph=True, inputs=inputs)
-        self._refuse_leaks()
+    @property
+    def has_accumulated(self) -> bool:
+        """Whether task gradients of earlier micro-batches are stored."""
+        return bool(self._everyone)
 
-    def _open(self, batch: Batch, present: tuple[int, ...], weigh: Weigh | None) -> None:
-        if not self._attachment.holds:
-            raise ValueError("engine: this Aligner was detached from its model; make another one.")
-        refusal = self._forward.refusal
-        if refusal is not None:
-            self._forward.clear()  # of this forward; the next may be right
-            raise ValueError(refusal)
+    def describe(self) -> str:
+        """Where rows were found, in words."""
+        return "no batch so far" if self.plan is None else self.plan.describe()
 
-        def resolve(rows: RowTasks | None) -> Segments:
-            if rows is not None:
-                return rows.resolve(self._tasks, present, batch.device)
-            return self._rows_of_losses(batch, present)
+    # -- how -----------------------------------------------------------------------------------
 
-        self.ledger.streaming = not self._holds_reentrant(batch)
-        self.ledger.open(weigh, len(present), resolve)
+    def _read(self, losses: Losses) -> Graph:
+        graph = Graph(losses.roots(), self._names, settings=losses.index is None)
+        refuse_changed(self._model, self._names, graph.leaves())
+        graph.refuse_compiled_too_early()
+        return graph
 
-    def _refuse_leaks(self) -> None:
-        if self.ledger.leaked:
-            names = {p: name for name, p in self._model.named_parameters()}
-            which = ", ".join(sorted(names[p] for p in self.ledger.leaked))
-            raise ValueError(
-                f"engine: {which} is used outside the forward of the module that owns it (as in "
-                "F.linear(x, layer.weight)), where its gradient cannot be separated by task. Call "
-                "the module (a tied nn.Linear for a tied embedding), or use "
-                'engine="per_task".'
-            )
+    def _begin(self, graph: Graph, losses: Losses, present: tuple[int, ...]) -> Step:
+        declared = DeclaredRows()
+        self._steps += 1
+        look = self._check and len(losses.present) > 1 and _is_due(self._steps)
+        look = look and not _is_captured(losses.device)
+        plan = self._planner.plan(graph, losses, declared, look=look)
+        self.plan = plan
+        rows = None if losses.index is None else self._rows_of_losses(losses, present)
+        former = Former(graph, plan, losses, rows, declared, self._tasks, present)
+        return Step(former, keep_graph=self._keep_graph)
 
-    def _rows_of_losses(self, batch: Batch, present: tuple[int, ...]) -> Segments:
-        if batch.index is None:
-            raise ValueError(
-                "losses: a mapping does not say which rows of the batch belong to which task; "
-                "give losses per row with tasks_of_rows, run the forward inside "
-                'gradvac.rows(...), or use engine="per_task".'
-            )
-        index = batch.index
-        if present != batch.present:
-            moved = [present.index(task) for task in batch.present]
+    def _rows_of_losses(self, losses: Losses, present: tuple[int, ...]) -> Segments:
+        assert losses.index is not None
+        index = losses.index
+        if present != losses.present:
+            moved = [present.index(task) for task in losses.present]
             index = index_on(moved, index.device)[index]
-        key = (len(present), batch.device)
-        if self._last is not None and index.device.type == "cpu":
-            known, known_key, segments = self._last  # batches are often laid out alike
+        key = (len(present), losses.device)
+        if self._last_rows is not None and index.device.type == "cpu":
+            known, known_key, segments = self._last_rows  # batches are often laid out alike
             if known_key == key and torch.equal(known, index):
                 return segments
-        segments = Segments(index, len(present), batch.device)
-        self._last = (index, key, segments)
+        segments = Segments(index, len(present), losses.device)
+        self._last_rows = (index, key, segments)
         return segments
 
-    def _holds_reentrant(self, batch: Batch) -> bool:
-        """Whether the graph holds reentrant checkpoints, whose edges autograd cannot count ahead.
+    def _grams(self, step: Step) -> Tensor:
+        """Gram matrices of all components `[K, T, T]`, one parameter in memory at a time."""
+        collector = Collector(self.collector.members, table_bytes=self.collector.table_bytes)
+        collector.open(step.plan.uses, None, None)
+        grams: dict[int, Tensor] = {}
 
-        They run their forward without grad first, so the graph is searched only after that.
-        """
-        if not self._forward.ran_without_grad:
-            return False
-        found = any("CheckpointFunction" in node.name() for node in graph_nodes(batch.roots()))
-        if found and self._forward.used_rows:
-            raise ValueError(
-                "engine: reentrant activation checkpointing runs the forward again outside "
-                "gradvac.rows(...); use torch.utils.checkpoint.checkpoint(..., "
-                "use_reentrant=False)."
+        def add(parameter: nn.Parameter) -> None:
+            buffer = collector.take(parameter)
+            if buffer is not None:
+                component = self.collector.component_of[parameter]
+                own = buffer.gram()
+                grams[component] = grams[component] + own if component in grams else own
+
+        step.run(collector, lambda parameter: parameter, add, again=True)
+        empty = torch.zeros_like(next(iter(grams.values())))
+        return torch.stack([grams.get(k, empty) for k in range(len(self.collector.members))])
+
+    def _add_weighted(self, step: Step, weights: Tensor, write: Write) -> None:
+        """The second backward: sums of task gradients with weights that are known."""
+        sums = WeightedSums(weights, self.collector.component_of)
+
+        def add(parameter: nn.Parameter) -> None:
+            own = sums.take(parameter)
+            if own is not None:
+                write([parameter], [own])
+
+        step.run(sums, lambda parameter: parameter, add)
+
+    def _announce(self, slow: Sequence[str]) -> None:
+        """Say once which places are computed task by task."""
+        new = [place for place in slow if place not in self._announced]
+        self._announced |= set(new)
+        if new:
+            shown = ", ".join(new[:4]) + (", ..." if new[4:] else "")
+            warnings.warn(
+                f"engine: {len(new)} place(s) have no fast path and are computed task by task, "
+                f"which is exact but slower: {shown}.",
+                stacklevel=6,
             )
-        return found
+
+    def _keep_outside(self, step: Step) -> None:
+        """Add to the plain gradients of leaves that are not the model's."""
+        for leaf, gradient in step.outside:
+            earlier = self._outside.get(leaf)
+            self._outside[leaf] = gradient if earlier is None else earlier + gradient
+        self._announce(step.slow)
+
+
+def _is_due(step: int) -> bool:
+    """Steps 1, 2, 10, 100, 1,000, and every thousand from there on."""
+    return step in (1, 2, 10, 100) or step % 1000 == 0
+
+
+def _is_captured(device: torch.device) -> bool:
+    """Whether a CUDA graph is being recorded: there is no waiting for the device then."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _for_some(weigh: Weigh, chosen: list[int]) -> Weigh:
@@ -257,13 +314,3 @@ def _for_some(weigh: Weigh, chosen: list[int]) -> Weigh:
         return own.new_zeros(gram.shape[:-1]).index_copy(1, index, own)
 
     return weigh_some
-
-
-def _announce(fallbacks: Sequence[str]) -> None:
-    if fallbacks:
-        shown = ", ".join(fallbacks[:4]) + (", ..." if fallbacks[4:] else "")
-        warnings.warn(
-            f"engine: {len(fallbacks)} module(s) have no fast path and run task by task in the "
-            f"backward, which is exact but slower: {shown}.",
-            stacklevel=5,
-        )

@@ -5,18 +5,18 @@ Slow and general: it works for every model, and every faster path is compared wi
 
 # K components, T tasks, P parameters of a component
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from gradvac.gradients._batch import Batch
-from gradvac.gradients._components import Components
-from gradvac.gradients._graph import Node, graph_nodes
+from gradvac.gradients._components import Components, refuse_changed
+from gradvac.gradients._graph import LEAF, Graph
 from gradvac.gradients._kernels import combine, gram
-
-Weigh = Callable[[Sequence[int], Tensor], Tensor]
-"""The waist: components (positions) and their Gram matrices [K, T, T] -> weights [K, T]."""
+from gradvac.gradients._losses import Losses
+from gradvac.gradients._passes import without_hooks
+from gradvac.gradients._update import Weigh, add_to_grad
 
 
 class PerTask:
@@ -41,60 +41,86 @@ class PerTask:
     ) -> None:
         parameters = dict(model.named_parameters())
         self._members = [[parameters[p] for p in own] for own in components.values()]
-        self._parameters = [p for own in self._members for p in own]
-        self._model, self._known = model, {id(p) for p in self._parameters}
+        self._model = model
+        self._parameters = {p: None for own in self._members for p in own}
         self._storage_dtype, self._offload = storage_dtype, offload
-        self._rows: dict[int, dict[int, Tensor]] = {}  # task -> parameter (by id) -> gradient
+        self._rows: dict[int, dict[Tensor, Tensor]] = {}  # task -> parameter -> gradient
+        self._outside: dict[Tensor, Tensor] = {}  # plain gradients of leaves that are not ours
 
-    def backward(self, batch: Batch, weigh: Weigh, *, present: Sequence[int]) -> None:
+    def backward(self, losses: Losses, weigh: Weigh, *, present: Sequence[int]) -> None:
         """Differentiate, weigh every component, and add the update to `.grad`.
 
         Args:
-            batch: This micro-batch.
+            losses: Of this micro-batch.
             weigh: From Gram matrices to weights.
-            present: The tasks of this step: those of `batch` and of what was accumulated before.
+            present: The tasks of this step: those of `losses` and of what was accumulated before.
         """
-        self.accumulate(batch)
-        rows, self._rows = self._rows, {}
-        self._fold([rows[task] for task in present], weigh)
+        self.accumulate(losses)
+        rows, outside = self._rows, self._outside
+        self.discard()
+        self._fold([rows.get(task, {}) for task in present], weigh)
+        add_to_grad(list(outside), list(outside.values()))
 
-    def accumulate(self, batch: Batch) -> None:
+    def accumulate(self, losses: Losses) -> None:
         """Add the task gradients of a micro-batch to the stored ones; `.grad` is left alone."""
-        self._refuse_unfrozen()
-        retain = _retain_graph(batch)
-        parameters = [p for p in self._parameters if p.requires_grad]  # some may be frozen by now
-        for position, task in enumerate(batch.present):
-            one = torch.zeros(len(batch.present))
-            one[position] = 1.0
-            roots, starts = batch.roots(), batch.starts(one)
-            if batch.index is None:
-                roots, starts = roots[position : position + 1], starts[position : position + 1]
-            gradients = torch.autograd.grad(
-                roots, parameters, starts, retain_graph=retain[position], allow_unused=True
-            )
-            stored = self._rows.setdefault(task, {})
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                if gradient is not None:
-                    _add(stored, id(parameter), self._store(gradient))
+        for leaf, task, gradient in self._differentiate(losses):
+            self._keep(leaf, task, gradient)
 
-    def _refuse_unfrozen(self) -> None:
-        for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad and id(parameter) not in self._known:
-                raise ValueError(
-                    f"model: {name} became trainable after the Aligner was made; make another "
-                    "Aligner after freezing or unfreezing."
-                )
+    def take_over(self, stored: Iterable[tuple[Tensor, int, Tensor]]) -> None:
+        """Go on with what another engine has accumulated: (leaf, task, gradient)."""
+        for leaf, task, gradient in stored:
+            self._keep(leaf, task, gradient)
+
+    def task_gradients(
+        self, losses: Losses, deliver: Callable[[nn.Parameter, Tensor], None]
+    ) -> None:
+        """Show every parameter's task gradients, in the order of `losses.present`."""
+        self.discard()
+        self.accumulate(losses)
+        rows = [self._rows.get(task, {}) for task in losses.present]
+        self.discard()
+        for parameter in self._parameters:
+            stacked = _stack(rows, parameter)
+            if len(stacked):
+                deliver(parameter, stacked.view(-1, *parameter.shape))
 
     def discard(self) -> None:
         """Forget what was accumulated."""
-        self._rows = {}
+        self._rows, self._outside = {}, {}
 
-    def _store(self, gradient: Tensor) -> Tensor:
+    def _differentiate(self, losses: Losses) -> Iterator[tuple[Tensor, int, Tensor]]:
+        graph = Graph(losses.roots())
+        outside = [leaf for leaf in graph.leaves() if leaf not in self._parameters]
+        refuse_changed(self._model, self._parameters, outside)
+        if len(losses.present) > 1:
+            graph.refuse_compiled_too_early()
+        retain = _retain_graph(losses, graph)
+        leaves = [p for p in self._parameters if p.requires_grad]  # some may be frozen by now
+        gradients_of = _through_grad if graph.is_reentrant else _plain_gradients
+        with without_hooks([*leaves, *outside]):
+            for position, task in enumerate(losses.present):
+                one = torch.zeros(len(losses.present))
+                one[position] = 1.0
+                roots, starts = losses.roots(), losses.starts(one)
+                if losses.index is None:
+                    roots, starts = roots[position : position + 1], starts[position : position + 1]
+                every = [*leaves, *outside]
+                gradients = gradients_of(roots, starts, every, retain[position])
+                for leaf, gradient in zip(every, gradients, strict=True):
+                    if gradient is not None:
+                        yield leaf, task, gradient
+
+    def _keep(self, leaf: Tensor, task: int, gradient: Tensor) -> None:
         gradient = gradient.to_dense() if gradient.is_sparse else gradient
-        dtype = self._storage_dtype or gradient.dtype
-        return gradient.to("cpu" if self._offload else gradient.device, dtype)
+        store = self._rows.setdefault(task, {})
+        if leaf not in self._parameters:
+            store = self._outside
+        else:
+            device = torch.device("cpu") if self._offload else gradient.device
+            gradient = gradient.to(device, self._storage_dtype or gradient.dtype)
+        store[leaf] = store[leaf] + gradient if leaf in store else gradient
 
-    def _fold(self, rows: Sequence[Mapping[int, Tensor]], weigh: Weigh) -> None:
+    def _fold(self, rows: Sequence[dict[Tensor, Tensor]], weigh: Weigh) -> None:
         grams = []
         for own in self._members:
             blocks = [gram(stacked) for stacked in (_stack(rows, p) for p in own) if len(stacked)]
@@ -104,29 +130,49 @@ class PerTask:
         for component_weights, own in zip(weights, self._members, strict=True):
             for parameter in own:
                 stacked = _stack(rows, parameter)
-                if len(stacked):  # unused by every task: .grad stays as it is
-                    add_to_grad(parameter, combine(component_weights, stacked))
                 for row in rows:
-                    assert isinstance(row, dict)
-                    row.pop(id(parameter), None)  # freed as the update takes its place
+                    row.pop(parameter, None)  # freed as the update takes its place
+                if len(stacked):  # unused by every task: .grad stays as it is
+                    add_to_grad([parameter], [combine(component_weights, stacked)])
 
 
-def add_to_grad(parameter: nn.Parameter, update: Tensor) -> None:
-    """Accumulate as torch does."""
-    update = update.view(parameter.shape).to(parameter.dtype)
-    if parameter.grad is None:
-        parameter.grad = update
-    else:
-        parameter.grad.add_(update)
+def _plain_gradients(
+    roots: Sequence[Tensor], starts: Sequence[Tensor], leaves: Sequence[Tensor], retain: bool
+) -> Sequence[Tensor | None]:
+    return torch.autograd.grad(roots, leaves, starts, retain_graph=retain, allow_unused=True)
 
 
-def _add(stored: dict[int, Tensor], key: int, gradient: Tensor) -> None:
-    stored[key] = stored[key] + gradient if key in stored else gradient
+def _through_grad(
+    roots: Sequence[Tensor], starts: Sequence[Tensor], leaves: Sequence[Tensor], retain: bool
+) -> Sequence[Tensor | None]:
+    """Gradients by way of `.grad`, for graphs that refuse to be given inputs."""
+    with _set_aside(leaves):
+        torch.autograd.backward(roots, starts, retain_graph=retain)
+        return [leaf.grad for leaf in leaves]
 
 
-def _stack(rows: Sequence[Mapping[int, Tensor]], parameter: nn.Parameter) -> Tensor:
+@contextmanager
+def _set_aside(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Put `.grad`, and the hooks that wait for it, back as they were."""
+    kept = [leaf.grad for leaf in leaves]
+    hooks = [leaf._post_accumulate_grad_hooks for leaf in leaves]
+    waiting = [dict(own) if own else {} for own in hooks]
+    for leaf, own in zip(leaves, hooks, strict=True):
+        leaf.grad = None
+        if own:
+            own.clear()
+    try:
+        yield
+    finally:
+        for leaf, gradient, own, items in zip(leaves, kept, hooks, waiting, strict=True):
+            leaf.grad = gradient
+            if own is not None:
+                own.update(items)
+
+
+def _stack(rows: Sequence[Mapping[Tensor, Tensor]], parameter: nn.Parameter) -> Tensor:
     """Task gradients of a parameter on its device, `[T, P]`; empty if no task reached it."""
-    found = [row.get(id(parameter)) for row in rows]
+    found = [row.get(parameter) for row in rows]
     known = next((gradient for gradient in found if gradient is not None), None)
     if known is None:
         return parameter.new_empty(0, parameter.numel())
@@ -137,19 +183,19 @@ def _stack(rows: Sequence[Mapping[int, Tensor]], parameter: nn.Parameter) -> Ten
     return stacked
 
 
-def _retain_graph(batch: Batch) -> list[bool]:
+def _retain_graph(losses: Losses, graph: Graph) -> list[bool]:
     """Whether the graph is still needed after each task's backward.
 
     Rows of one batch share their graph. Losses from separate forward passes do not, and each graph
     is freed as soon as its task is done.
     """
-    num_tasks = len(batch.present)
-    if batch.index is not None:
+    num_tasks = len(losses.present)
+    if losses.index is not None:
         return [position < num_tasks - 1 for position in range(num_tasks)]
-    later: set[Node] = set()
-    retain = []
-    for root in reversed(batch.roots()):
-        nodes = set(graph_nodes([root]))
-        retain.append(not later.isdisjoint(nodes))
-        later |= nodes
-    return retain[::-1]
+    later = [0] * num_tasks  # tasks whose graph shares a node with this one's
+    inner = zip(graph.names, graph.reached_by(), strict=True)
+    for reached in {own for name, own in inner if name != LEAF}:
+        own = [task for task in range(num_tasks) if reached >> task & 1]
+        for task in own:
+            later[task] = max(later[task], own[-1])
+    return [last > task for task, last in enumerate(later)]

@@ -1,19 +1,22 @@
-"""Which task every row of an activation belongs to.
+"""`gradvac.rows`: which task every row belongs to, said by the forward itself.
 
 By default, row r of dimension 0 belongs to the task of loss r. Packed batches, whose dimension 0
-counts tokens, say so with `rows(task_of_token)` around the part of the forward they concern.
+counts tokens, say so with `rows(task_of_token)` around the part of the forward they concern. What
+is remembered is an interval of autograd's sequence numbers: the nodes that were made inside.
 """
 
-# N rows, T tasks present
-
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from gradvac.gradients._batch import TasksOfRows, positions, relabel
-from gradvac.indices import index_on
+from gradvac.gradients._losses import TasksOfRows, positions, relabel
+from gradvac.gradients._segments import Segments
+
+_MOST_KEPT = 4096  # blocks; a forward that is never differentiated leaves its own behind
 
 
 class RowTasks:
@@ -27,7 +30,7 @@ class RowTasks:
 
     def resolve(
         self, tasks: Sequence[str], present: Sequence[int], device: torch.device
-    ) -> "Segments":
+    ) -> Segments:
         """Segments for a step."""
         index = relabel(positions(self.given, tasks, "rows"), present, len(tasks))
         if index.device.type == "cpu" and bool((index < 0).any()):
@@ -35,17 +38,40 @@ class RowTasks:
         return Segments(index, len(present), device)
 
 
-_active: list[RowTasks] = []
+class _Block(NamedTuple):
+    """A `rows` block that has run: the sequence numbers of its nodes, and their rows."""
+
+    start: int
+    end: int
+    rows: RowTasks
+
+
+class _Blocks(threading.local):
+    """The blocks of one thread, whose sequence numbers are its own."""
+
+    def __init__(self) -> None:
+        self.active: list[RowTasks] = []
+        self.done: list[_Block] = []
+        self.lost_before = 0  # blocks below this sequence number were dropped
+
+
+_blocks = _Blocks()
+_listeners: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def listen(engine: object) -> None:
+    """Keep blocks from now on, as long as the engine lives: without one, nothing is kept."""
+    _listeners.add(engine)
 
 
 @contextmanager
 def rows(tasks_of_rows: TasksOfRows | RowTasks) -> Iterator[None]:
-    """Say which task every row of dimension 0 belongs to, for the modules that run inside.
+    """Say which task every row of dimension 0 belongs to, for what is computed inside.
 
-    For packed batches, where dimension 0 counts tokens. The innermost context wins, so that the
+    For packed batches, where dimension 0 counts tokens. The innermost block wins, so that the
     keys and values of cross-attention can follow the source while the rest follows the target.
-    It only remembers its argument: without an attached aligner it costs nothing, so that a model
-    can contain it.
+    It only remembers its argument, and without an aligner not even that, so that a model can
+    contain it.
 
     Args:
         tasks_of_rows: A task name or position per row; a list, a tensor, or a `RowTasks`.
@@ -56,81 +82,50 @@ def rows(tasks_of_rows: TasksOfRows | RowTasks) -> Iterator[None]:
         ...     pass  # model(packed tokens)
     """
     given = tasks_of_rows if isinstance(tasks_of_rows, RowTasks) else RowTasks(tasks_of_rows)
-    _active.append(given)
+    if not _listeners or not torch.is_grad_enabled():
+        yield
+        return
+    start = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        _active.pop()
+        end = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        if end > start:
+            _blocks.done.append(_Block(start, end, given))
+        if len(_blocks.done) > _MOST_KEPT:
+            dropped = _blocks.done[: _MOST_KEPT // 2]
+            del _blocks.done[: _MOST_KEPT // 2]
+            _blocks.lost_before = max(block.end for block in dropped)
 
 
-def current_rows() -> RowTasks | None:
-    """The innermost `rows` context."""
-    return _active[-1] if _active else None
+class DeclaredRows:
+    """The blocks of the forward that a backward belongs to."""
 
+    def __init__(self) -> None:
+        # An inner block ends, and is kept, before the one around it.
+        self._blocks = _blocks.done
+        self.lost_before = _blocks.lost_before
 
-class Segments:
-    """Rows by task: how to bring them together, and how to sum over them.
+    def __bool__(self) -> bool:
+        return bool(self._blocks)
 
-    Dimension 0 of a tensor may count several entries a row (a flattened [B * S, D]): each method
-    takes its length as it comes.
-    """
+    def of(self, node: Any) -> RowTasks | None:
+        """The rows of the innermost block in which a node was made."""
+        number = node._sequence_nr()
+        if number < self.lost_before and self._blocks and number < self._blocks[0].start:
+            raise ValueError(
+                "rows: this forward ran so long ago that its gradvac.rows(...) blocks are "
+                "forgotten; call backward before running thousands of other forwards."
+            )
+        for block in self._blocks:
+            if block.start <= number < block.end:
+                return block.rows
+        return None
 
-    def __init__(self, index: Tensor, num_tasks: int, device: torch.device) -> None:
-        self.num_rows, self.num_tasks = len(index), num_tasks
-        on_host = index.device.type == "cpu"
-        # What the host knows without waiting for the device.
-        self._counts = index.bincount(minlength=num_tasks).tolist() if on_host else None
-        is_sorted = on_host and bool((index[1:] >= index[:-1]).all())
-        self.order = None if is_sorted else index_on(index.argsort(stable=True), device)
-        self.tasks = index_on(index, device)
-        self.sizes = (self.tasks == torch.arange(num_tasks, device=device)[:, None]).sum(1)
-        self._offsets: dict[int, Tensor] = {}
-        self._entries: dict[int, tuple[Tensor, ...]] = {}
-        self._indicators: dict[torch.dtype, Tensor] = {}
-
-    @property
-    def may_be_empty(self) -> bool:
-        """Whether some task may have no row."""
-        return self._counts is None or 0 in self._counts
-
-    def counts(self, length: int) -> list[int]:
-        """Entries of every task; waits for the device if the tasks came from there."""
-        if self._counts is None:
-            self._counts = self.sizes.tolist()
-        return [count * (length // self.num_rows) for count in self._counts]
-
-    def offsets(self, length: int) -> Tensor:
-        """End of every task's entries once sorted, int32 `[T]`."""
-        if length not in self._offsets:
-            ends = self.sizes.cumsum(0) * (length // self.num_rows)
-            self._offsets[length] = ends.to(torch.int32)
-        return self._offsets[length]
-
-    def sort(self, values: Tensor) -> Tensor:
-        """Bring the entries of each task together along dimension 0."""
-        if self.order is None:
-            return values
-        whole = values.reshape(self.num_rows, -1)
-        return whole.index_select(0, self.order).view(values.shape)
-
-    def entries_by_task(self, length: int) -> tuple[Tensor, ...]:
-        """The positions of every task's entries in a dimension of `length`."""
-        if length not in self._entries:
-            every = torch.arange(length, device=self.tasks.device)
-            self._entries[length] = self.sort(every).split(self.counts(length))
-        return self._entries[length]
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum over the entries of each task: `[N, D]` -> `[T, D]`, in float32 or better."""
-        dtype = torch.promote_types(values.dtype, torch.float32)
-        if values.shape[0] != self.num_rows:
-            values = values.reshape(self.num_rows, -1, values.shape[-1]).sum(1, dtype=dtype)
-        if dtype not in self._indicators:
-            tasks = torch.arange(self.num_tasks, device=self.tasks.device)
-            self._indicators[dtype] = (self.tasks == tasks[:, None]).to(dtype)
-        return self._indicators[dtype] @ values.to(dtype)
-
-    def spread(self, by_task: Tensor, length: int) -> Tensor:
-        """Give every entry of a dimension 0 of `length` the value of its row or task."""
-        by_row = by_task if by_task is self.tasks else by_task[self.tasks]
-        return by_row.repeat_interleave(length // self.num_rows, output_size=length)
+    def forget(self, nodes: Sequence[Any]) -> None:
+        """Drop the blocks of nodes whose graph is done with."""
+        numbers = sorted(node._sequence_nr() for node in nodes)
+        if not numbers:
+            return
+        low, high = numbers[0], numbers[-1]
+        _blocks.done = [b for b in _blocks.done if b.end <= low or b.start > high]

@@ -1,7 +1,8 @@
-"""Triton kernels: Gram matrix, combination, and normalisation layers by task.
+"""Triton kernels: Gram matrix, combination, and sums over the entries of each task.
 
-All three are bound by memory: each reads its inputs once. Their references are `gram_reference`
-and `combine_reference` in `_kernels.py`, and the torch branch of `NormTasks` in `_layers.py`.
+All are bound by memory: each reads its inputs once. Their references are the torch branches of
+`Segments.sum` in `_segments.py` and of `_norm` in `_fast_paths.py`, and `gram_reference`
+and `combine_reference` in `_kernels.py`.
 """
 
 # T tasks, P parameters, N entries, D width
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradvac.gradients._rows import Segments
+from gradvac.gradients._segments import Segments
 
 MOST_TASKS = 128  # a tile holds all tasks; beyond this the torch form is used
 WIDEST = 8192  # a row of a normalisation is held in registers
@@ -100,12 +101,9 @@ def _norm_kernel(
     X,
     MEAN,
     SCALE,
-    WEIGHT,
     ORDER,
     ENDS,
-    GX,
-    DW,
-    DB,
+    OUT,
     PER_ROW,
     D,
     BLOCK: tl.constexpr,
@@ -115,11 +113,10 @@ def _norm_kernel(
     task, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < D
-    weight = tl.load(WEIGHT + columns, mask=inside, other=0.0).to(tl.float32)
     start = tl.load(ENDS + task - 1, mask=task > 0, other=0)
     end = tl.load(ENDS + task)
-    dw = tl.zeros([BLOCK], tl.float32)
-    db = tl.zeros([BLOCK], tl.float32)
+    by_scale = tl.zeros([BLOCK], tl.float32)
+    by_shift = tl.zeros([BLOCK], tl.float32)
     for entry in range(start + part, end, parts):
         if SORTED:
             row = entry.to(tl.int64)
@@ -127,62 +124,102 @@ def _norm_kernel(
             row = tl.load(ORDER + entry // PER_ROW) * PER_ROW + entry % PER_ROW
         x = tl.load(X + row * D + columns, mask=inside, other=0.0).to(tl.float32)
         gy = tl.load(GY + row * D + columns, mask=inside, other=0.0).to(tl.float32)
-        scale = tl.load(SCALE + row)
-        normal = x * scale
         if not RMS:
-            normal = tl.where(inside, (x - tl.load(MEAN + row)) * scale, 0.0)
-        inner = gy * weight
-        gx = inner - normal * (tl.sum(inner * normal) / D)
-        if not RMS:
-            gx -= tl.sum(inner) / D
-        tl.store(GX + row * D + columns, gx * scale, mask=inside)
-        dw += gy * normal
-        db += gy
+            x = x - tl.load(MEAN + row)
+        by_scale += gy * x * tl.load(SCALE + row)
+        by_shift += gy
     place = (task * parts + part) * D + columns
-    tl.store(DW + place, dw, mask=inside)
+    tl.store(OUT + place, by_scale, mask=inside)
     if not RMS:
-        tl.store(DB + place, db, mask=inside)
+        tl.store(OUT + tl.num_programs(0) * parts * D + place, by_shift, mask=inside)
 
 
-def norm_backward(
-    gy: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    segments: Segments,
-    is_rms: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Input gradient `[N, D]`, and gradients of scale and shift by task `[T, D]`.
-
-    One pass over the rows, where torch takes one for the input and one for the parameters.
-    """
-    length, width = x.shape
+def norm_sums(
+    gradient: Tensor, x: Tensor, mean: Tensor | None, scale: Tensor, segments: Segments
+) -> tuple[Tensor, Tensor]:
+    """Gradients of a normalisation's scale and shift by task, `[T, D]` each, in one pass."""
+    width = x.shape[-1]
+    length = x.numel() // width
     num_tasks = segments.num_tasks
     parts = max(1, 8 * _processors(x) // num_tasks)
-    gx = torch.empty_like(x)
-    partial = x.new_empty(1 if is_rms else 2, num_tasks, parts, width, dtype=torch.float32)
-    order = segments.tasks if segments.order is None else segments.order
+    partial = x.new_empty(1 if mean is None else 2, num_tasks, parts, width, dtype=torch.float32)
     _norm_kernel[(num_tasks, parts)](
-        gy.contiguous(),
+        gradient.contiguous(),
         x.contiguous(),
-        mean.contiguous(),
+        (scale if mean is None else mean).contiguous(),
         scale.contiguous(),
-        weight,
-        order,
+        segments.tasks if segments.order is None else segments.order,
         segments.offsets(length),
-        gx,
-        partial[0],
-        partial[-1],
+        partial,
         length // segments.num_rows,
         width,
         BLOCK=triton.next_power_of_2(width),
-        RMS=is_rms,
+        RMS=mean is None,
         SORTED=segments.order is None,
         num_warps=4 if width <= 2048 else 8,
     )
-    by_task = partial.sum(2)
-    return gx, by_task[0], by_task[-1]
+    sums = partial.sum(2)
+    return sums[0], sums[-1]
+
+
+SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # what `segment_sums` takes
+
+
+@triton.jit
+def _sums_kernel(
+    X,
+    ORDER,
+    ENDS,
+    OUT,
+    PER_ROW,
+    D,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SORTED: tl.constexpr,
+):
+    task, block, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    parts = tl.num_programs(2)
+    columns = block * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < D
+    start = tl.load(ENDS + task - 1, mask=task > 0, other=0)
+    end = tl.load(ENDS + task)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in range(start + part * ROWS, end, parts * ROWS):
+        entry = first + tl.arange(0, ROWS)
+        here = entry < end
+        if SORTED:
+            row = entry.to(tl.int64)
+        else:
+            row = tl.load(ORDER + entry // PER_ROW, mask=here, other=0) * PER_ROW + entry % PER_ROW
+        place = row[:, None] * D + columns[None, :]
+        total += tl.load(X + place, mask=here[:, None] & inside[None, :], other=0.0).to(tl.float32)
+    tl.store(OUT + (part * tl.num_programs(0) + task) * D + columns, tl.sum(total, 0), mask=inside)
+
+
+def segment_sums(values: Tensor, segments: Segments) -> Tensor:
+    """Sums over the entries of each task, `[N, D]` -> `[T, D]`, in float32."""
+    length, width = values.shape
+    num_tasks = segments.num_tasks
+    block = min(128, triton.next_power_of_2(width))
+    blocks = triton.cdiv(width, block)
+    parts = min(
+        triton.cdiv(length, 64 * num_tasks),
+        triton.cdiv(4 * _processors(values), num_tasks * blocks),
+    )
+    partial = values.new_empty(parts, num_tasks, width, dtype=torch.float32)
+    _sums_kernel[(num_tasks, blocks, parts)](
+        values.contiguous(),
+        segments.tasks if segments.order is None else segments.order,
+        segments.offsets(length),
+        partial,
+        length // segments.num_rows,
+        width,
+        ROWS=32,
+        BLOCK=block,
+        SORTED=segments.order is None,
+        num_warps=4,
+    )
+    return partial[0] if parts == 1 else partial.sum(0)
 
 
 def _processors(tensor: Tensor) -> int:

@@ -145,7 +145,7 @@ class Side:
         return (places < self.ends.diff()[:, None])[:, None, None]
 
     def rows(self) -> AbstractContextManager[None]:
-        """Tell an attached aligner whose rows the modules that run inside see."""
+        """Tell an aligner whose rows the operations inside have."""
         return nullcontext() if self._row_tasks is None else gradvac.rows(self._row_tasks)
 
     @cached_property

@@ -39,7 +39,7 @@ class _Align(Section):
         recompute: one_backward: a second backward pass instead of stored task gradients.
         storage_dtype: per_task: dtype of the stored task gradients; unset: that of the parameters.
         offload: per_task: store task gradients in host memory.
-        check: one_backward: compare with plain autograd on the first batch.
+        check: one_backward: verify now and then whose gradients are whose.
         seed: Of the random order; unset: `train.seed`.
     """
 

@@ -7,7 +7,7 @@ architectures at toy size.
 """
 
 from . import huggingface, layers, sequences, structure
-from ._case import ZOO, Case, distance, make, reference_of
+from ._case import ZOO, Case, distance, make
 
 __all__ = [
     "ZOO",
@@ -16,7 +16,6 @@ __all__ = [
     "huggingface",
     "layers",
     "make",
-    "reference_of",
     "sequences",
     "structure",
 ]

@@ -2,7 +2,6 @@
 
 # B rows, S tokens, D width
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,8 +24,6 @@ class Case:
     losses: Losses
     inputs: tuple[Tensor, ...]
     enc_dec: bool = False
-    plain: Callable[[nn.Module], None] | None = None
-    """Makes the model one that autograd.grad can differentiate, where it cannot."""
 
 
 ZOO: dict[str, Callable[[], Case]] = {}
@@ -44,14 +41,6 @@ def make(name: str, dtype: torch.dtype = torch.float64) -> Case:
     found = ZOO[name]()
     inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in found.inputs)
     return replace(found, model=found.model.to(dtype), inputs=inputs)
-
-
-def reference_of(found: Case) -> nn.Module:
-    """A copy of the model for the per_task engine."""
-    model = copy.deepcopy(found.model)
-    if found.plain is not None:
-        found.plain(model)
-    return model
 
 
 def distance(output: Tensor) -> Tensor:

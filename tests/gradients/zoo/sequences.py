@@ -141,9 +141,6 @@ def checkpointed(use_reentrant: bool) -> Case:
         result: Tensor = saving(m.head, saving(m.blocks[0], m.blocks[1].down(x)))
         return result
 
-    def plain(m: Any) -> None:
-        m.use_reentrant = False
-
     model = Model(
         run,
         words=nn.Embedding(V, D),
@@ -152,12 +149,7 @@ def checkpointed(use_reentrant: bool) -> Case:
     )
     model.head.weight = model.words.weight
     model.__dict__["use_reentrant"] = use_reentrant
-    return Case(model, next_token, (tokens_of(B, S),), plain=plain)
-
-
-@case
-def checkpointed_reentrant() -> Case:
-    return checkpointed(use_reentrant=True)
+    return Case(model, next_token, (tokens_of(B, S),))
 
 
 @case

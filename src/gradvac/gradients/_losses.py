@@ -14,7 +14,7 @@ TasksOfRows = Sequence[str] | Sequence[int] | Tensor
 
 
 @dataclass(frozen=True)
-class Batch:
+class Losses:
     """Losses of one backward.
 
     Attributes:
@@ -93,7 +93,7 @@ def read_losses(
     losses: Tensor | Mapping[str, Tensor],
     tasks_of_rows: TasksOfRows | None,
     tasks: Sequence[str],
-) -> Batch:
+) -> Losses:
     """Check what `backward` was given."""
     if isinstance(losses, Tensor):
         return _read_rows(losses, tasks_of_rows, tasks)
@@ -105,7 +105,7 @@ def read_losses(
     return _read_mapping(losses, tasks_of_rows, tasks)
 
 
-def _read_rows(losses: Tensor, tasks_of_rows: TasksOfRows | None, tasks: Sequence[str]) -> Batch:
+def _read_rows(losses: Tensor, tasks_of_rows: TasksOfRows | None, tasks: Sequence[str]) -> Losses:
     if tasks_of_rows is None:
         raise ValueError("tasks_of_rows: losses per row need the task of every row.")
     if losses.dim() != 1:
@@ -132,7 +132,7 @@ def _read_rows(losses: Tensor, tasks_of_rows: TasksOfRows | None, tasks: Sequenc
             "losses: every row has the same entry, a scalar that was expanded; a loss summed over "
             'tasks cannot be separated again. Compute one loss per row (reduction="none").'
         )
-    return Batch(present, losses, relabel(index, present, len(tasks)))
+    return Losses(present, losses, relabel(index, present, len(tasks)))
 
 
 def relabel(index: Tensor, present: Sequence[int], num_tasks: int) -> Tensor:
@@ -144,7 +144,7 @@ def relabel(index: Tensor, present: Sequence[int], num_tasks: int) -> Tensor:
 
 def _read_mapping(
     losses: Mapping[str, Tensor], tasks_of_rows: TasksOfRows | None, tasks: Sequence[str]
-) -> Batch:
+) -> Losses:
     if tasks_of_rows is not None:
         raise ValueError("tasks_of_rows: goes with losses per row; a mapping names its tasks.")
     if not losses:
@@ -162,7 +162,7 @@ def _read_mapping(
             "again. Give each task its own loss, or losses per row with tasks_of_rows."
         )
     present = tuple(tasks.index(task) for task in sorted(losses))
-    return Batch(present, tuple(losses[tasks[position]] for position in present), None)
+    return Losses(present, tuple(losses[tasks[position]] for position in present), None)
 
 
 def _needs_graph(loss: Tensor, what: str) -> None:

@@ -1,0 +1,262 @@
+"""From the output gradients of a junction to the task gradients of its parameters."""
+
+# T tasks
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradvac.gradients._fast_paths import FAST_PATHS
+from gradvac.gradients._graph import LEAF, Graph, call_node
+from gradvac.gradients._losses import Losses
+from gradvac.gradients._ownership import Layout, TaskCodes, mark
+from gradvac.gradients._plan import How, Plan, Refused
+from gradvac.gradients._rows import DeclaredRows, RowTasks
+from gradvac.gradients._segments import Owned, Segments
+from gradvac.gradients._uses import Formed, Use
+
+_SAME_NUMBERS = frozenset(
+    f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze")
+)
+
+Deliver = Callable[[nn.Parameter, Use], None]
+
+
+class Former:
+    """Forms uses at the junctions of one graph.
+
+    Args:
+        graph: The graph.
+        plan: Its junctions, and how rows lie in them.
+        losses: What is differentiated.
+        rows: The tasks of the rows of `losses`; None for a mapping.
+        declared: Rows that the forward named.
+        tasks: Task names.
+        present: The tasks of the task gradients, in order; those of `losses` are among them.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        losses: Losses,
+        rows: Segments | None,
+        declared: DeclaredRows,
+        tasks: Sequence[str],
+        present: Sequence[int],
+    ) -> None:
+        self.graph, self.plan, self.losses = graph, plan, losses
+        self._rows, self._declared, self._tasks, self._present = rows, declared, tasks, present
+        self._here = [present.index(task) for task in losses.present]  # in the task gradients
+        self._reached = graph.reached_by() if rows is None else []
+        self._blocks: dict[RowTasks, Segments] = {}
+        self._single: dict[int, Segments] = {}
+        self.coded: list[Mapping[tuple[int, int], Tensor]] = []
+        self.codes: TaskCodes | None = None
+        self._unexplained: list[Tensor] = []
+        self.slow: list[str] = []
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether a place that is measured has gradients of 16 bits."""
+        return self.plan.lowest.itemsize < 4
+
+    def form(self, number: int, gradients: Sequence[Tensor | None], deliver: Deliver) -> None:
+        """Deliver what a junction contributes to its parameters."""
+        junction = self.plan.drawing.junctions[number]
+        if all(g is None or not g.numel() for g in gradients):
+            if any(g is not None for g in gradients):
+                self._deliver_zeros(junction.parameters, deliver)
+            return
+        node, name = self.graph.nodes[junction.position], self.graph.names[junction.position]
+        owned = [
+            None if g is None else self._owned(number, output, g)
+            for output, g in enumerate(gradients)
+        ]
+        slow: list[int] = []
+        path = FAST_PATHS.get(name)
+        for edge in junction.edges:
+            use = None
+            child = self.graph.children[junction.position][edge]
+            if path is not None and gradients[0] is not None and owned[0] is not None:
+                use = path(node, edge, gradients[0], owned[0], self.graph.shape(*child))
+            if use is None:
+                slow.append(edge)
+            else:
+                self._push(*child, use, deliver)
+        if slow:
+            self._call(junction.position, slow, gradients, owned, deliver)
+
+    def _deliver_zeros(self, parameters: Iterable[nn.Parameter], deliver: Deliver) -> None:
+        """An expert without rows: autograd gives it zeros, not nothing."""
+        for parameter in parameters:
+            zeros = parameter.new_zeros(()).expand(len(self._present), *parameter.shape)
+            deliver(parameter, Formed(zeros, self._of_one(self._here[0])))
+
+    def _owned(self, number: int, output: int, gradient: Tensor) -> Owned:
+        shape = gradient.shape
+        if len(self.losses.present) == 1:
+            return Owned(shape, self._of_one(self._here[0]))
+        how = self.plan.known[number, output]
+        position = self.plan.drawing.junctions[number].position
+        if isinstance(how, Layout):
+            assert self._rows is not None
+            return Owned(shape, self._rows, how.dim, tiled=how.tiled)
+        if how is How.REACHED:
+            root = self._reached[position].bit_length() - 1
+            return Owned(shape, self._of_one(self._here[root]))
+        if how is How.DECLARED:
+            return Owned(shape, self._block(position))
+        return self._measured(number, output, gradient)
+
+    def _of_one(self, task: int) -> Segments:
+        if task not in self._single:
+            device = self.losses.device
+            self._single[task] = Segments.of_one_task(task, len(self._present), device)
+        return self._single[task]
+
+    def _block(self, position: int) -> Segments:
+        block = self._declared.of(self.graph.nodes[position])
+        assert block is not None
+        if block not in self._blocks:
+            self._blocks[block] = block.resolve(self._tasks, self._present, self.losses.device)
+        return self._blocks[block]
+
+    def _measured(self, number: int, output: int, gradient: Tensor) -> Owned:
+        assert self.codes is not None
+        plain = mark(gradient).entries
+        coded = [marks[number, output] for marks in self.coded]
+        owner, unexplained = self.codes.decode(plain, coded)
+        self._unexplained.append(unexplained)
+        if self._here != list(range(len(self._here))):
+            owner = torch.tensor(self._here, device=owner.device)[owner]
+        segments = Segments(owner.reshape(-1), len(self._present), owner.device)
+        return Owned(gradient.shape, segments, None)
+
+    def refuse_mixed_entries(self) -> None:
+        """Raise if entries that were measured belong to several tasks."""
+        if not self._unexplained:
+            return
+        worst = float(torch.stack(self._unexplained).max())
+        self._unexplained = []
+        if worst > self.plan.tolerance:
+            raise Refused(
+                "engine: rows of the batch influence each other in this step, so that gradients "
+                'cannot be separated by task in one backward. Use engine="per_task".'
+            )
+
+    # -- nodes without a fast path ---------------------------------------------------------------
+
+    def _call(
+        self,
+        position: int,
+        edges: Sequence[int],
+        gradients: Sequence[Tensor | None],
+        owned: Sequence[Owned | None],
+        deliver: Deliver,
+    ) -> None:
+        """Call the node once per task, with the other tasks' entries set to zero.
+
+        Exact, because every node is linear in its output gradient.
+        """
+        node = self.graph.nodes[position]
+        first = next(own for own in owned if own is not None)
+        children = [self.graph.children[position][edge] for edge in edges]
+        found: list[list[Tensor | None]] = [[None] * first.num_tasks for _ in edges]
+        own_tasks = self._here if first.only is None else [first.only]
+        if len(own_tasks) > 1:
+            self.slow.append(self._place(position))
+        for task in own_tasks:
+            given = [
+                _only(gradient, own, task) for gradient, own in zip(gradients, owned, strict=True)
+            ]
+            returned = call_node(node, _complete(node, given))
+            for parts, edge, child in zip(found, edges, children, strict=True):
+                value = returned[edge]
+                if value is not None:
+                    parts[task] = value.sum_to_size(self.graph.shape(*child))
+        for parts, child in zip(found, children, strict=True):
+            self._push_parts(parts, child, first.rows, deliver)
+
+    def _push_parts(
+        self,
+        parts: Sequence[Tensor | None],
+        child: tuple[int, int],
+        rows: Segments,
+        deliver: Deliver,
+    ) -> None:
+        known = next((part for part in parts if part is not None), None)
+        if known is not None:
+            whole = [torch.zeros_like(known) if part is None else part for part in parts]
+            self._push(*child, Formed(torch.stack(whole), rows), deliver)
+
+    def _place(self, position: int) -> str:
+        kind = self.graph.names[position].removesuffix("0").removesuffix("Backward")
+        junction = next(j for j in self.plan.drawing.junctions if j.position == position)
+        names = sorted(self.plan.names.get(p, "") for p in junction.parameters)
+        return f"{kind} of {names[0]}" if names else kind
+
+    # -- from a junction's input down to parameters ----------------------------------------------
+
+    def _push(self, position: int, number: int, use: Use, deliver: Deliver) -> None:
+        """Through what was made of parameters alone, T gradients at a time."""
+        name, node = self.graph.names[position], self.graph.nodes[position]
+        if name == LEAF:
+            deliver(node.variable, use)
+            return
+        children = self.graph.children[position]
+        if name == "TBackward0":
+            self._push(*children[0], use.transposed(), deliver)
+        elif name == "ToCopyBackward0":
+            self._push(*children[0], use, deliver)
+        elif name in _SAME_NUMBERS:
+            gradients = use.task_gradients()
+            shape = self.graph.shape(*children[0])
+            formed = Formed(gradients.reshape(len(gradients), *shape), use.segments)
+            self._push(*children[0], formed, deliver)
+        else:
+            self._push_through(position, number, use, deliver)
+
+    def _push_through(self, position: int, number: int, use: Use, deliver: Deliver) -> None:
+        node, children = self.graph.nodes[position], self.graph.children[position]
+        gradients = use.task_gradients()
+        found: list[list[Tensor | None]] = [[None] * len(gradients) for _ in children]
+        described = node._input_metadata
+        tasks = range(len(gradients)) if use.segments.only is None else [use.segments.only]
+        for task in tasks:
+            given: list[Tensor | None] = [None] * max(1, len(described))
+            given[number] = gradients[task].to(described[number].dtype)
+            returned = call_node(node, _complete(node, given))
+            for parts, child, value in zip(found, children, returned, strict=False):
+                if value is not None and child[0] >= 0:
+                    parts[task] = value.sum_to_size(self.graph.shape(*child))
+        for parts, child in zip(found, children, strict=True):
+            if child[0] >= 0:
+                self._push_parts(parts, child, use.segments, deliver)
+
+    def close(self) -> None:
+        """Forget the rows that the forward named."""
+        self._declared.forget([self.graph.nodes[p] for p in self.plan.drawing.row_nodes])
+
+
+def _only(gradient: Tensor | None, owned: Owned | None, task: int) -> Tensor | None:
+    """The entries of one task, the others zero."""
+    if gradient is None or owned is None or owned.only is not None:
+        return gradient
+    return torch.where(
+        owned.mask(task), gradient, torch.zeros((), dtype=gradient.dtype, device=gradient.device)
+    )
+
+
+def _complete(node: Any, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """What a running backward gives a node: Python functions get zeros for absent gradients."""
+    if callable(node):
+        return list(gradients)
+    described = node._input_metadata
+    some = next(g for g in gradients if g is not None)
+    return [
+        torch.zeros(tuple(d.shape), dtype=d.dtype, device=some.device) if g is None else g
+        for g, d in zip(gradients, described, strict=True)
+    ]

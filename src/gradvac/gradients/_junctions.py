@@ -1,0 +1,225 @@
+"""Junctions: the nodes where something made of parameters alone meets the rows of the batch.
+
+Where the line is drawn decides speed, never exactness. A junction drawn too late pushes T gradients
+through the rest, which is slower. One drawn too early holds entries that several rows share (a
+table of positions looked up once for all rows); ownership then shows, and it is moved up to its
+consumers.
+"""
+
+# B rows
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from gradvac.gradients._graph import LEAF, Graph, is_python_function
+
+_PRODUCTS = frozenset(
+    f"{name}Backward0"
+    for name in ("Mm", "Addmm", "Bmm", "Baddbmm", "Addbmm", "Mv", "Addmv", "Dot", "Convolution")
+)
+_TWO_FACTORS = frozenset(f"{name}Backward0" for name in ("Mm", "Addmm", "Bmm", "Baddbmm"))
+_LOOKUPS = frozenset(
+    f"{name}Backward0"
+    for name in ("Embedding", "EmbeddingBag", "Index", "IndexSelect", "Gather", "Take")
+)
+
+
+ANY = range(64)  # dimensions
+
+
+def _after_the_first_index(node: Any) -> Sequence[int]:
+    given = [d for d, index in enumerate(node._saved_indices) if index is not None]
+    return range(given[0] if given else 0, len(ANY))
+
+
+def _its_dimension(node: Any) -> Sequence[int]:
+    dim = node._saved_dim
+    return (dim if dim < 1 << 63 else dim - (1 << 64),)
+
+
+def _of_queries(node: Any) -> Sequence[int]:  # noqa: ARG001
+    return (2,)
+
+
+# Operations that move entries by what the data say, and the dimensions along which they do.
+_MOVERS: dict[str, Callable[[Any], Sequence[int]]] = {
+    "IndexBackward0": _after_the_first_index,
+    "IndexPutBackward0": _after_the_first_index,
+    "UnsafeIndexBackward0": _after_the_first_index,
+    **{
+        f"{name}Backward0": _its_dimension
+        for name in (
+            *("IndexSelect", "IndexAdd", "IndexCopy", "IndexFill", "IndexReduce"),
+            *("Gather", "Scatter", "ScatterAdd", "ScatterReduce", "SliceScatter", "SelectScatter"),
+            *("Sort", "Topk", "Kthvalue", "Slice", "Split", "SplitWithSizes"),
+            *("Softmax", "LogSoftmax"),
+        )
+    },
+    "ScatterBackward1": _its_dimension,
+    "ScaledDotProductFlashAttentionForCpuBackward0": _of_queries,
+    "ScaledDotProductFlashAttentionBackward0": _of_queries,
+    "ScaledDotProductEfficientAttentionBackward0": _of_queries,
+    "ScaledDotProductCudnnAttentionBackward0": _of_queries,
+}
+_MOVE_ANYWHERE = frozenset(
+    f"{name}Backward0"
+    for name in ("MaskedSelect", "MaskedScatter", "Take", "Put", "SegmentReduce", "AsStrided")
+) | {"CopySlices"}
+_KEEP_ROWS = frozenset({"BackwardHookFunctionBackward"})  # Python functions that do
+
+
+def _moves_along(
+    graph: Graph, position: int, made_of: Sequence[frozenset[nn.Parameter] | None]
+) -> Sequence[int]:
+    """The dimensions along which a node may move entries by what the data say."""
+    name, node, children = graph.names[position], graph.nodes[position], graph.children[position]
+    if name in _MOVERS:
+        return _MOVERS[name](node)
+    if name in _MOVE_ANYWHERE or (is_python_function(node) and name not in _KEEP_ROWS):
+        return ANY
+    are_rows = [child >= 0 and made_of[child] is None for child, _ in children]
+    if name in ("EmbeddingBackward0", "EmbeddingBagBackward0") and are_rows[0]:
+        return ANY
+    if name in _TWO_FACTORS:  # a permutation may be a matrix
+        ours = [child >= 0 and made_of[child] is not None for child, _ in children[-2:]]
+        last = len(graph.shape(position)) - 1
+        if not any(ours):
+            return [d for d, moves in zip((last, last - 1), are_rows[-2:], strict=True) if moves]
+    return ()
+
+
+@dataclass
+class Junction:
+    """A node whose output gradient is separated by task.
+
+    Attributes:
+        position: Of the node in the graph.
+        edges: The inputs that are made of parameters alone.
+        parameters: What these inputs are made of.
+        ends: Nothing below the node needs it to run.
+        supposed: All its inputs are made of parameters; that it holds rows is a guess.
+    """
+
+    position: int
+    edges: tuple[int, ...]
+    parameters: frozenset[nn.Parameter]
+    ends: bool
+    supposed: bool
+
+
+@dataclass
+class Drawing:
+    """A graph with its junctions.
+
+    Attributes:
+        junctions: In the order of the graph.
+        outside: Positions of leaves that are not the model's.
+        row_nodes: Positions of the nodes that a backward to the junctions runs through.
+        movers: Operations that move entries by what the data say: position -> dimensions along
+            which they may.
+        behind_movers: For every mover, the junctions whose gradients come through it.
+        holds_no_rows: The roots are made of parameters alone.
+    """
+
+    junctions: list[Junction] = field(default_factory=list)
+    outside: list[int] = field(default_factory=list)
+    row_nodes: list[int] = field(default_factory=list)
+    movers: dict[int, Sequence[int]] = field(default_factory=dict)
+    behind_movers: dict[int, set[int]] = field(default_factory=dict)
+    holds_no_rows: bool = False
+
+    def leaves_outside(self, graph: Graph) -> list[Tensor]:
+        """The leaves that get their plain gradient."""
+        return [graph.nodes[position].variable for position in self.outside]
+
+
+def draw(
+    graph: Graph,
+    tracked: Collection[nn.Parameter],
+    num_rows: Callable[[int], int | None],
+    moved: Collection[int],
+) -> Drawing:
+    """Find the junctions.
+
+    Args:
+        graph: The graph.
+        tracked: The model's parameters.
+        num_rows: How many rows there are where a node (position) works; None if unknown.
+        moved: Positions that were supposed to hold rows and do not.
+    """
+    found = Drawing()
+    made_of: list[frozenset[nn.Parameter] | None] = []  # parameters alone, or None: rows
+    below = [False] * len(graph.nodes)  # whether the backward has something to do below
+    roots = set(graph.root_positions)
+    nothing: frozenset[nn.Parameter] = frozenset()
+    for position, (name, children) in enumerate(zip(graph.names, graph.children, strict=True)):
+        if name == LEAF and position not in roots:
+            variable = graph.nodes[position].variable
+            is_ours = variable in tracked
+            made_of.append(frozenset([variable]) if is_ours else None)
+            if not is_ours:
+                found.outside.append(position)
+                below[position] = True
+            continue
+        edges = tuple(e for e, (c, _) in enumerate(children) if c >= 0 and made_of[c] is not None)
+        alone = bool(edges) and all(c < 0 or made_of[c] is not None for c, _ in children)
+        parameters = nothing.union(*(made_of[children[e][0]] or () for e in edges))
+        found.holds_no_rows |= alone and position in roots
+        if alone and position not in roots:
+            rows = num_rows(position)
+            if position in moved or not _may_hold_rows(graph, position, rows):
+                made_of.append(parameters)
+                continue
+        made_of.append(None)
+        found.row_nodes.append(position)
+        deeper = any(c >= 0 and below[c] for c, _ in children)
+        below[position] = deeper or bool(edges)
+        if edges:
+            supposed = alone and position not in roots
+            found.junctions.append(Junction(position, edges, parameters, not deeper, supposed))
+    for position in found.row_nodes:
+        if below[position] and (dims := _moves_along(graph, position, made_of)):
+            found.movers[position] = dims
+    _find_behind_movers(graph, found)
+    return found
+
+
+def _may_hold_rows(graph: Graph, position: int, rows: int | None) -> bool:
+    """Whether a node of parameters may have taken rows in: as a hidden operand, or by shape."""
+    name, children = graph.names[position], graph.children[position]
+    if is_python_function(graph.nodes[position]):
+        return True
+    hidden = any(child < 0 for child, _ in children)
+    if name in _PRODUCTS:
+        return hidden
+    shape = graph.shape(position)
+    if name in _LOOKUPS:
+        return rows is None or math.prod(shape[:-1]) >= rows
+    inner = [graph.shape(child, number) for child, number in children if child >= 0]
+    if shape in inner:
+        return False
+    grown = all(math.prod(shape) > math.prod(own) for own in inner)
+    return (hidden or grown) and (rows is None or any(d and d % rows == 0 for d in shape))
+
+
+def _find_behind_movers(graph: Graph, drawing: Drawing) -> None:
+    if not drawing.movers:
+        return
+    bit = {mover: 1 << number for number, mover in enumerate(drawing.movers)}
+    through = [0] * len(graph.nodes)  # for every node, the movers its gradient comes through
+    for position in range(len(graph.nodes) - 1, -1, -1):
+        own = through[position] | bit.get(position, 0)
+        if own:
+            for child, _ in graph.children[position]:
+                if child >= 0:
+                    through[child] |= own
+    for mover, own in bit.items():
+        drawing.behind_movers[mover] = {
+            number
+            for number, junction in enumerate(drawing.junctions)
+            if through[junction.position] & own
+        }

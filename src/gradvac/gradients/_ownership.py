@@ -1,0 +1,176 @@
+"""Whose the entries of an output gradient are: measured, not assumed.
+
+Two backward passes over the same graph, one plain and one whose start gradients carry a code per
+row (or task), differ at every entry by the code of the row it belongs to. A few numbers are kept
+per entry, random projections of the last dimension (*marks*). An entry whose marks fit no code
+belongs to several rows: they influence each other. A pass with one code for all shows what rounding
+does.
+"""
+
+# B rows, T tasks, G shape of an output gradient
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Layout(NamedTuple):
+    """Rows lie along `dim`: together, or coming round again (`tiled`)."""
+
+    dim: int
+    tiled: bool = False
+
+    def __str__(self) -> str:
+        which = ("first", "second", "third", "fourth")
+        where = which[self.dim] if self.dim < len(which) else f"{self.dim + 1}th"
+        return f"rows along the {where} dimension" + (", repeated" if self.tiled else "")
+
+
+class Marks(NamedTuple):
+    """A few numbers per vector of the last dimension, and per position in the last dimension."""
+
+    entries: Tensor  # [*G[:-1], R]; [*G, R] if there is at most one dimension
+    columns: Tensor | None  # [G[-1], R]
+
+
+def mark(gradient: Tensor) -> Marks:
+    """Project an output gradient."""
+    is_vector, size = gradient.dim() < 2, gradient.numel()
+    if gradient.is_complex():
+        gradient = torch.view_as_real(gradient).flatten(-2)
+    gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+    if is_vector:
+        return Marks(gradient.reshape(size, -1), None)
+    entries = gradient @ _projection(gradient.shape[-1], gradient.dtype, gradient.device)
+    flat = gradient.reshape(-1, gradient.shape[-1])
+    columns = flat.t() @ _projection(flat.shape[0], gradient.dtype, gradient.device)
+    return Marks(entries, columns)
+
+
+@lru_cache(maxsize=64)
+def _projection(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Several directions, so that hardly any vector is orthogonal to all of them."""
+    generator = torch.Generator().manual_seed(size)
+    return torch.randn(size, 4, generator=generator).to(device, dtype)
+
+
+SAME = 0.6  # a code that all rows share shows what rounding alone does
+
+
+def row_codes(num_rows: int) -> Tensor:
+    """A code for every row, between 1/4 and 1: no overflow that the plain pass would not have."""
+    generator = torch.Generator().manual_seed(num_rows)
+    return 4.0 ** -torch.rand(num_rows, generator=generator, dtype=torch.float64)
+
+
+class TaskCodes:
+    """Codes that tell tasks apart by one number per pass; several passes for many tasks.
+
+    Args:
+        num_tasks: T.
+        is_coarse: Gradients have 16 bits, which tell fewer codes apart.
+    """
+
+    def __init__(self, num_tasks: int, *, is_coarse: bool) -> None:
+        self.base = min(max(num_tasks, 2), 8 if is_coarse else 64)
+        self._octaves = 5.0 / (self.base - 1)
+        self.num_passes, rest = 1, num_tasks - 1
+        while rest := rest // self.base:
+            self.num_passes += 1
+        self._num_tasks = num_tasks
+
+    def of_tasks(self, number: int) -> Tensor:
+        """The code of every task in one of the passes, `[T]`."""
+        digits = torch.arange(self._num_tasks) // self.base**number % self.base
+        return 2.0 ** (-self._octaves * digits.double())
+
+    def decode(self, plain: Tensor, coded: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The task of every entry, and how much of the marks it does not explain (0-dim)."""
+        owner = torch.zeros(plain.shape[:-1], dtype=torch.int64, device=plain.device)
+        size = plain.square().sum(-1)
+        for number in reversed(range(self.num_passes)):
+            quotient = ((coded[number] * plain).sum(-1) / size).clamp_min(1e-30)
+            digit = (-quotient.log2() / self._octaves).round()
+            digit = digit.nan_to_num(0.0, 0.0, 0.0).clamp(0, self.base - 1).to(torch.int64)
+            owner = owner * self.base + digit
+        owner = owner.clamp(max=self._num_tasks - 1)
+        return owner, self.unexplained(plain, coded, owner)
+
+    def unexplained(self, plain: Tensor, coded: Sequence[Tensor], owner: Tensor) -> Tensor:
+        """The largest share of a task's marks that its code does not explain."""
+        shares = [
+            share(plain, marks, self.of_tasks(number).to(plain)[owner], owner, self._num_tasks)
+            for number, marks in enumerate(coded)
+        ]
+        return torch.stack(shares).max()
+
+    def rounding(self, plain: Tensor, same: Tensor, owner: Tensor) -> Tensor:
+        """What `unexplained` would be from rounding alone."""
+        codes = torch.full_like(owner, 1, dtype=plain.dtype) * SAME
+        return share(plain, same, codes, owner, self._num_tasks)
+
+
+def share(plain: Tensor, coded: Tensor, codes: Tensor, group: Tensor, size: int) -> Tensor:
+    """The largest share of a group's marks that the codes do not explain.
+
+    Args:
+        plain: Marks of the plain pass, `[..., R]`.
+        coded: Marks of the pass with codes, `[..., R]`.
+        codes: What each entry's code should be, `[...]`.
+        group: The group of every entry, `[...]`.
+        size: Number of groups.
+    """
+    group, expected = group.reshape(-1), codes[..., None] * plain
+    mass = plain.new_zeros(size).index_add_(0, group, expected.abs().sum(-1).reshape(-1))
+    rest = plain.new_zeros(size).index_add_(0, group, (coded - expected).abs().sum(-1).reshape(-1))
+    return (rest / (mass + 1e-3 * mass.mean()).clamp_min(1e-30)).max()
+
+
+def layouts(shape: Sequence[int], num_rows: int) -> Iterator[Layout]:
+    """The ways in which rows may lie in a tensor, the usual one first."""
+    for dim, size in enumerate(shape):
+        if size and size % num_rows == 0:
+            yield Layout(dim)
+            if size > num_rows:
+                yield Layout(dim, tiled=True)
+
+
+class Fit(NamedTuple):
+    """How well rows along a dimension explain the marks."""
+
+    unexplained: float
+    rounding: float  # what would be unexplained from rounding alone
+    num_rows_seen: int  # rows whose gradient is not zero
+
+
+def fit(
+    plain: Marks, same: Marks, coded: Marks, shape: Sequence[int], layout: Layout, codes: Tensor
+) -> Fit:
+    """Compare marks with the codes of rows along a dimension."""
+    num_rows = len(codes)
+    is_last = len(shape) > 1 and layout.dim == len(shape) - 1
+    ours, equal, theirs = (
+        marks.columns if is_last else marks.entries for marks in (plain, same, coded)
+    )
+    assert ours is not None
+    assert equal is not None
+    assert theirs is not None
+    every = torch.arange(shape[layout.dim], device=ours.device)
+    times = shape[layout.dim] // num_rows
+    row = every % num_rows if layout.tiled else every // times
+    view = [1] * (ours.dim() - 1)
+    view[0 if is_last else layout.dim] = -1
+    row = row.view(view).expand(ours.shape[:-1])
+    unexplained = share(ours, theirs, codes.to(ours)[row], row, num_rows)
+    rounding = share(ours, equal, torch.full_like(row, 1, dtype=ours.dtype) * SAME, row, num_rows)
+    sizes = ours.abs().sum(-1).reshape(-1)
+    seen = ours.new_zeros(num_rows).index_add_(0, row.reshape(-1), sizes) > 0
+    return Fit(float(unexplained), float(rounding), int(seen.sum()))
+
+
+def tolerance(lowest: torch.dtype) -> float:
+    """How much may stay unexplained beyond what rounding was seen to do."""
+    return {torch.float64: 1e-7, torch.float32: 1e-4}.get(lowest, 2e-2)

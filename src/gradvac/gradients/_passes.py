@@ -1,0 +1,117 @@
+"""A backward that stops at the junctions: it computes no parameter gradients of its own."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from gradvac.gradients._graph import Graph
+from gradvac.gradients._junctions import Drawing
+
+Arrive = Callable[[int, Sequence[Tensor | None]], None]
+"""(number of the junction, its output gradients) -> nothing."""
+
+
+def run_pass(
+    graph: Graph,
+    drawing: Drawing,
+    starts: Sequence[Tensor],
+    arrive: Arrive,
+    *,
+    others: Sequence[tuple[int, Arrive]] = (),
+    retain: bool = False,
+) -> list[Tensor | None]:
+    """Differentiate down to the junctions and show each its output gradients.
+
+    Returns the gradients of the leaves that are not the model's: a junction on the way to one is
+    shown what it gets only if the pass goes on to the leaf.
+
+    Args:
+        graph: The graph.
+        drawing: Its junctions.
+        starts: Gradients at the roots.
+        arrive: Called for every junction, as soon as its output gradients are complete.
+        others: Further nodes (positions) to be shown their output gradients.
+        retain: Keep the graph.
+    """
+    handles, ends = [], []
+    inputs: list[Tensor | GradientEdge] = []
+    try:
+        for number, junction in enumerate(drawing.junctions):
+            node = graph.nodes[junction.position]
+            if junction.ends:
+                outputs = max(1, len(node._input_metadata))
+                ends.append((number, len(inputs), outputs))
+                inputs += [GradientEdge(node, output) for output in range(outputs)]
+            else:
+                handles.append(node.register_prehook(_hook(arrive, number)))
+        for position, show in others:
+            handles.append(graph.nodes[position].register_prehook(_hook(show, position)))
+        leaves = drawing.leaves_outside(graph)
+        with _autocast_off(graph.roots[0].device), without_hooks(leaves):
+            gradients = torch.autograd.grad(
+                graph.roots,
+                [*inputs, *leaves],
+                starts,
+                retain_graph=True if retain else None,
+                allow_unused=True,
+            )
+            with torch.no_grad():  # as in the hooks of a running backward
+                for number, first, outputs in ends:
+                    arrive(number, gradients[first : first + outputs])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(gradients[len(inputs) :])
+
+
+def _hook(arrive: Arrive, number: int) -> Callable[[Sequence[Tensor | None]], None]:
+    return lambda gradients: arrive(number, gradients)
+
+
+@contextmanager
+def _autocast_off(device: torch.device) -> Iterator[None]:
+    with ExitStack() as stack:
+        for kind in {"cpu", device.type}:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextmanager
+def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Tensor hooks are for final gradients: let passes over parts of them go unseen."""
+    hooks = [leaf._backward_hooks for leaf in leaves if leaf._backward_hooks]
+    kept = [dict(own) for own in hooks]
+    for own in hooks:
+        own.clear()
+    try:
+        yield
+    finally:
+        for own, items in zip(hooks, kept, strict=True):
+            own.update(items)
+
+
+class Watcher:
+    """Sees which nodes a gradient other than zero comes through."""
+
+    def __init__(self) -> None:
+        self._any: dict[int, Tensor] = {}
+
+    def see(self, position: int, gradients: Sequence[Tensor | None]) -> None:
+        """Take note of a node's output gradients."""
+        for gradient in gradients:
+            if gradient is not None and gradient.numel():
+                known = self._any.get(position)
+                own = gradient.any()
+                self._any[position] = own if known is None else known | own
+
+    def asleep(self) -> frozenset[int]:
+        """The nodes whose gradients were all zero; waits for the device."""
+        if not self._any:
+            return frozenset()
+        device = next(iter(self._any.values())).device
+        awake = torch.stack([own.to(device) for own in self._any.values()]).tolist()
+        return frozenset(p for p, is_awake in zip(self._any, awake, strict=True) if not is_awake)

@@ -1,0 +1,142 @@
+"""The passes of one step over its graph."""
+
+# T tasks
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradvac.gradients._collector import Collector
+from gradvac.gradients._forming import Former
+from gradvac.gradients._ownership import TaskCodes, mark
+from gradvac.gradients._passes import Watcher, run_pass
+from gradvac.gradients._plan import How
+from gradvac.gradients._uses import Use
+
+
+class Again(Exception):  # noqa: N818
+    """A part of the graph that no gradient had come through before woke up."""
+
+
+class WeightedSums:
+    """Takes sums of task gradients with weights that are known."""
+
+    def __init__(self, weights: Tensor, component_of: Mapping[nn.Parameter, int]) -> None:
+        self._weights, self._component_of = weights, component_of
+        self._sums: dict[nn.Parameter, Tensor] = {}
+
+    def deliver(self, parameter: nn.Parameter, use: Use) -> None:
+        """Take what one use of a parameter contributes."""
+        own = use.weighted(self._weights[self._component_of[parameter]])
+        own = own.to(torch.promote_types(own.dtype, torch.float32))
+        known = self._sums.get(parameter)
+        self._sums[parameter] = own if known is None else known + own
+
+    def take(self, parameter: nn.Parameter) -> Tensor | None:
+        """Hand out the sum."""
+        return self._sums.pop(parameter, None)
+
+
+class Step:
+    """One backward: its graph and plan, and the passes over it.
+
+    Args:
+        former: Forms what the junctions of the graph contribute.
+        keep_graph: Leave the graph whole if the step may still be refused.
+
+    Attributes:
+        is_careful: The step may still be refused: nothing may be written before its end.
+        outside: The leaves that are not the model's, and their plain gradients, once it has run.
+        slow: Places that were computed task by task.
+    """
+
+    def __init__(self, former: Former, *, keep_graph: bool) -> None:
+        self._former, self._keep_graph = former, keep_graph
+        self.graph, self.plan, self.losses = former.graph, former.plan, former.losses
+        self.is_careful = not self.plan.proven or self.plan.measured or bool(self.plan.asleep)
+        self.outside: list[tuple[Tensor, Tensor]] = []
+        self.slow: list[str] = former.slow
+
+    def run(
+        self,
+        sink: "Collector | WeightedSums",
+        group_of: Callable[[nn.Parameter], Any],
+        done: Callable[[Any], None] | None = None,
+        *,
+        again: bool = False,
+    ) -> None:
+        """The real pass.
+
+        Args:
+            sink: Takes every use of a parameter.
+            group_of: What completes together.
+            done: Called when all uses of a group's parameters were delivered; by default the
+                collector folds a component.
+            again: Another pass over this graph will follow.
+        """
+        drawing, former = self.plan.drawing, self._former
+        if done is None:
+            assert isinstance(sink, Collector)
+            done = sink.component_done
+        complete = done
+        groups = [
+            {group_of(parameter) for parameter in junction.parameters}
+            for junction in drawing.junctions
+        ]
+        left = Counter(group for own in groups for group in own)
+        watcher = Watcher()
+
+        def arrive(number: int, gradients: Sequence[Tensor | None]) -> None:
+            if drawing.junctions[number].position in self.plan.asleep:
+                watcher.see(drawing.junctions[number].position, gradients)
+            former.form(number, gradients, sink.deliver)
+            for group in groups[number]:
+                left[group] -= 1
+                if not left[group]:
+                    complete(group)
+
+        if self.plan.measured and not former.coded:
+            self._measure()
+        own = {junction.position for junction in drawing.junctions}
+        asleep = [(position, watcher.see) for position in self.plan.asleep - own]
+        retain = again or bool(self.plan.asleep) or (self.is_careful and self._keep_graph)
+        gradients = run_pass(
+            self.graph, drawing, self.losses.starts(), arrive, others=asleep, retain=retain
+        )
+        former.refuse_mixed_entries()
+        if self.plan.asleep and watcher.asleep() != self.plan.asleep:
+            self.plan.unfinished = "a part of it woke up"
+            raise Again
+        if not again:
+            leaves = drawing.leaves_outside(self.graph)
+            pairs = zip(leaves, gradients, strict=True)
+            self.outside = [(leaf, gradient) for leaf, gradient in pairs if gradient is not None]
+            self.plan.proven = True
+
+    def _measure(self) -> None:
+        """Passes with a code per task, for places where owners depend on the data."""
+        places = {key for key, how in self.plan.known.items() if how is How.MEASURED}
+        codes = TaskCodes(len(self.losses.present), is_coarse=self._former.is_coarse)
+        for number in range(codes.num_passes):
+            marks: dict[tuple[int, int], Tensor] = {}
+
+            def see(
+                junction: int,
+                gradients: Sequence[Tensor | None],
+                marks: dict[tuple[int, int], Tensor] = marks,
+            ) -> None:
+                for output, gradient in enumerate(gradients):
+                    if gradient is not None and (junction, output) in places:
+                        marks[junction, output] = mark(gradient).entries
+
+            starts = self.losses.starts(codes.of_tasks(number))
+            run_pass(self.graph, self.plan.drawing, starts, see, retain=True)
+            self._former.coded.append(marks)
+        self._former.codes = codes
+
+    def close(self) -> None:
+        """Let go of the graph."""
+        self._former.close()
