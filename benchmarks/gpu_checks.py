@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformer import Size, Transformer, component, make_batch, row_losses
 
 import gradvac
-from gradvac.gradients import _kernels, _triton
+from gradvac.gradients import _kernels, _triton_stacks, _triton_sums
 from gradvac.gradients._segments import Segments
 from gradvac.rules import _pairwise
 
@@ -45,12 +45,32 @@ def check_products() -> None:
             j = torch.randn(num_tasks, 1_000_003, device=DEVICE).to(dtype)
             report(
                 f"gram T={num_tasks} {dtype}",
-                error(_triton.gram(j), _kernels.gram_reference(j)),
+                error(_triton_stacks.grams([j], [0], 1)[0], _kernels.gram_reference(j)),
                 limit,
             )
             w = torch.randn(num_tasks, device=DEVICE, dtype=torch.float64)
             expected = _kernels.combine_reference(w, j.double())
-            report(f"combine T={num_tasks} {dtype}", error(_triton.combine(w, j), expected), limit)
+            (found,) = _triton_stacks.combine_many(w[None], [j], [0])
+            report(f"combine T={num_tasks} {dtype}", error(found, expected), limit)
+
+
+def check_many() -> None:
+    """Several parameters of two components, one of them a part of a wider stack."""
+    for num_tasks in (3, 25, 100):
+        wide = torch.randn(num_tasks, 5000, device=DEVICE)
+        stacks = [
+            torch.randn(num_tasks, 70_001, device=DEVICE).bfloat16(),
+            wide[:, 1000:1777],
+            torch.randn(num_tasks, 123, device=DEVICE).bfloat16(),
+            wide[:, :1000],
+        ]
+        both = _kernels.Stacked(stacks, [0, 1, 1, 0], 2)
+        on_host = _kernels.Stacked([s.cpu() for s in stacks], [0, 1, 1, 0], 2)
+        report(f"many grams T={num_tasks}", error(both.grams().cpu(), on_host.grams()), 1e-5)
+        weights = torch.randn(2, num_tasks, dtype=torch.float64)
+        pairs = zip(both.combine(weights.to(DEVICE)), on_host.combine(weights), strict=True)
+        worst = max(error(mine.cpu(), theirs) for mine, theirs in pairs)
+        report(f"many updates T={num_tasks}", worst, 1e-5)
 
 
 def check_sweep() -> None:
@@ -100,13 +120,13 @@ def check_sums() -> None:
 
             for dtype in (torch.float32, torch.bfloat16):
                 flat = gy.to(dtype).flatten(0, 1)
-                found = _triton.segment_sums(flat, segments)
+                found = _triton_sums.segment_sums(flat, segments)
                 report(f"sums {dtype} D={width}", error(found, by_task(gy.to(dtype))), 1e-4)
-            by_scale, by_shift = _triton.norm_sums(gy, x, mean, scale, segments)
+            by_scale, by_shift = _triton_sums.norm_sums(gy, x, mean, scale, segments)
             normal = (x - mean[..., None]) * scale[..., None]
             report(f"layer norm D={width} scale", error(by_scale, by_task(gy * normal)), 1e-4)
             report(f"layer norm D={width} shift", error(by_shift, by_task(gy)), 1e-4)
-            by_scale, _ = _triton.norm_sums(gy, x, None, scale, segments)
+            by_scale, _ = _triton_sums.norm_sums(gy, x, None, scale, segments)
             report(f"rms norm D={width}", error(by_scale, by_task(gy * x * scale[..., None])), 1e-4)
 
 
@@ -211,6 +231,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     for check in (
         check_products,
+        check_many,
         check_sweep,
         check_grouped,
         check_sums,

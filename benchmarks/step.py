@@ -5,9 +5,11 @@
     python benchmarks/step.py --size base --modes joint one_backward --graph
 
 Modes: `joint` is one backward of the summed loss, the floor; `one_backward` and `per_task` are this
-library's engines with GradVac per layer; `torchjd` is TorchJD's GradVac per layer; `pairwise` is
-GradVac on flat gradient vectors, as multi-task libraries commonly have it. A step includes the
-optimizer. `--graph` replays the whole step as a CUDA graph, where launches cost nothing.
+library's engines with GradVac per layer; `measured` is one_backward where the model sorts its rows,
+so that their owners are measured every step; `compiled` is joint with torch.compile, and
+`one_backward_compiled` one_backward on a compiled model; `torchjd` is TorchJD's GradVac per layer;
+`pairwise` is GradVac on flat gradient vectors, as multi-task libraries commonly have it. A step
+includes the optimizer. `--graph` replays the whole step as a CUDA graph, where launches cost nothing.
 """
 
 import argparse
@@ -25,13 +27,44 @@ from transformer import SIZES, Transformer, component, make_batch, row_losses
 
 import gradvac
 
-MODES = ("joint", "one_backward", "per_task", "pairwise", "torchjd")
+MODES = (
+    "joint",
+    "one_backward",
+    "measured",
+    "compiled",
+    "one_backward_compiled",
+    "per_task",
+    "pairwise",
+    "torchjd",
+)
 Backward = Callable[[], object]
 
 
 def joint(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:  # noqa: ARG001
     source, target, _ = batch
     return lambda: row_losses(model, source, target).sum().backward()
+
+
+def compiled(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:
+    return joint(torch.compile(model), batch, num_tasks)
+
+
+def aligned_compiled(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:
+    return aligned("one_backward")(torch.compile(model), batch, num_tasks)
+
+
+def measured(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:
+    source, target, tasks = batch
+    names = [f"task{t}" for t in range(num_tasks)]
+    aligner = gradvac.Aligner(model, names, gradvac.GradVac(), component, engine="one_backward")
+    order = torch.randperm(len(source), device=source.device)
+    back = order.argsort()
+
+    def backward() -> None:
+        losses = row_losses(model, source[order], target[order])
+        aligner.backward(losses[back], tasks)
+
+    return backward
 
 
 def aligned(engine: str) -> Callable[[nn.Module, tuple, int], Backward]:
@@ -113,6 +146,9 @@ def task_loss(model: nn.Module, batch: tuple, task: int, num_tasks: int) -> Tens
 MAKERS = {
     "joint": joint,
     "one_backward": aligned("one_backward"),
+    "measured": measured,
+    "compiled": compiled,
+    "one_backward_compiled": aligned_compiled,
     "per_task": aligned("per_task"),
     "torchjd": torchjd,
     "pairwise": pairwise,
@@ -125,6 +161,8 @@ def measure(args: argparse.Namespace, size: str, num_tasks: int, mode: str) -> d
     torch.manual_seed(1)
     model = Transformer(SIZES[size]).to(device)
     batch = make_batch(SIZES[size], num_tasks, device)
+    if args.interleaved:
+        batch = (*batch[:2], [row % num_tasks for row in range(len(batch[0]))])
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-5, fused=device == "cuda", capturable=args.graph
     )
@@ -177,15 +215,21 @@ def main() -> None:
     )
     parser.add_argument("--size", nargs="+", choices=SIZES, default=["tiny"])
     parser.add_argument("--tasks", nargs="+", type=int, default=[4, 8])
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument(
+        "--modes",
+        nargs="+",
+        choices=MODES,
+        default=["joint", "one_backward", "per_task", "pairwise", "torchjd"],
+    )
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--graph", action="store_true")
+    parser.add_argument("--interleaved", action="store_true", help="rows not sorted by task")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
     rows = []
-    print(f"{'size':5} {'tasks':>5} {'mode':13} {'ms':>9} {'time':>6} {'GiB':>7} {'memory':>6}")
+    print(f"{'size':5} {'tasks':>5} {'mode':21} {'ms':>9} {'time':>6} {'GiB':>7} {'memory':>6}")
     for size in args.size:
         for num_tasks in args.tasks:
             floor: dict[str, float] = {}
@@ -196,7 +240,7 @@ def main() -> None:
                         warnings.simplefilter("ignore")
                         found = measure(args, size, num_tasks, mode)
                 except torch.OutOfMemoryError:
-                    print(f"{size:5} {num_tasks:5} {mode:13} out of memory", flush=True)
+                    print(f"{size:5} {num_tasks:5} {mode:21} out of memory", flush=True)
                     continue
                 finally:
                     gc.collect()
@@ -207,7 +251,7 @@ def main() -> None:
                 row["memory"] = found["gib"] / floor["gib"] if floor["gib"] else 1.0
                 rows.append(row)
                 print(
-                    f"{size:5} {num_tasks:5} {mode:13} {1e3 * row['seconds']:9.2f} "
+                    f"{size:5} {num_tasks:5} {mode:21} {1e3 * row['seconds']:9.2f} "
                     f"{row['time']:6.2f} {row['gib']:7.2f} {row['memory']:6.2f}",
                     flush=True,
                 )

@@ -24,8 +24,9 @@ behind, and holds task gradients only one component at a time.
     _uses.py          what one use of a parameter contributes
     _collector.py     collects uses, and folds components as they complete
     _update.py        the waist to the rules, and the way into `.grad`
-    _kernels.py       Gram matrix, combination and grouped products
-    _triton.py        the same on CUDA
+    _kernels.py       Gram matrices, combinations and grouped products
+    _triton_stacks.py Gram matrices and combinations on CUDA
+    _triton_sums.py   sums by task on CUDA
 """
 
 from gradvac.gradients._components import Components, Granularity, split

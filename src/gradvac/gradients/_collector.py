@@ -9,71 +9,62 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from gradvac.gradients._kernels import combine, gram
-from gradvac.gradients._segments import joined
+from gradvac.gradients._kernels import Stacked, gram
+from gradvac.gradients._segments import Segments, joined
 from gradvac.gradients._update import Weigh
-from gradvac.gradients._uses import Formed, Lookup, Outer, Table, Use
+from gradvac.gradients._uses import Formed, Lookup, Outer, Summed, Table, Use
 
-JOINED = 1 << 19  # parameters up to this size share their products within a component
-_CHUNK_BYTES = 1 << 28
+_CHUNK_BYTES = 1 << 31  # of a large table's task gradients at a time
 _WAITING_BYTES = 1 << 26  # of products that wait to be taken at once
 
 Write = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
 
 
 class Dense:
-    """Task gradients of one parameter as `[T, *shape]`.
+    """Task gradients of one parameter as `[T, *shape]`."""
 
-    Args:
-        first: The first use.
-        eager: Take the Gram matrix at once, while the gradients are still in cache; wasted if
-            another use of the parameter arrives.
-    """
+    def __init__(self, first: Use) -> None:
+        # Sums over rows wait: those of a component are taken together.
+        self.waits = first if isinstance(first, Summed) else None
+        self._segments = first.segments
+        self._gradients = None if self.waits is not None else first.task_gradients()
 
-    def __init__(self, first: Use, *, eager: bool) -> None:
-        self.gradients = first.task_gradients()
-        is_large = self.gradients[0].numel() > JOINED
-        self._gram = gram(self.gradients.flatten(1)) if eager and is_large else None
+    @property
+    def gradients(self) -> Tensor:
+        """`[T, *shape]`."""
+        if self._gradients is None:
+            assert self.waits is not None
+            self._gradients, self.waits = self.waits.task_gradients(), None
+        return self._gradients
 
     def add(self, use: Use) -> None:
-        self._gram = None
-        only = use.segments.only
-        if isinstance(use, Formed):
-            only = None
+        """Add another use."""
+        own, only = self.gradients, use.segments.only
+        if not own.is_contiguous():
+            own = self._gradients = own.contiguous()
         if isinstance(use, Lookup):
-            use.add_to(self._own())
+            use.add_to(own)
         elif only is not None and isinstance(use, Table):
-            self._own()[only].add_(use.plain())
+            own[only].add_(use.plain())
         else:
             given = use.task_gradients()
-            wider = torch.promote_types(self.gradients.dtype, given.dtype)
-            if wider == self.gradients.dtype:
-                self._own().add_(given)
-            else:
-                self.gradients = self.gradients.to(wider).add_(given)
-
-    def _own(self) -> Tensor:
-        if not self.gradients.is_contiguous():
-            self.gradients = self.gradients.contiguous()
-        return self.gradients
+            wider = torch.promote_types(own.dtype, given.dtype)
+            self._gradients = own.add_(given) if wider == own.dtype else own.to(wider).add_(given)
 
     @property
     def nbytes(self) -> int:
-        return self.gradients.nbytes
+        return 0 if self._gradients is None else self._gradients.nbytes
 
     def copy(self) -> "Dense":
         twin = copy.copy(self)
-        twin.gradients = self.gradients.clone()
+        twin._gradients, twin.waits = self.gradients.clone(), None
         return twin
 
     def whole(self) -> Tensor:
         return self.gradients
 
     def gram(self) -> Tensor:
-        return gram(self.gradients.flatten(1)) if self._gram is None else self._gram
-
-    def combine(self, weights: Tensor) -> Tensor:
-        return combine(weights, self.gradients.flatten(1))
+        return gram(self.gradients.flatten(1))
 
 
 class Chunked:
@@ -87,7 +78,8 @@ class Chunked:
     def __init__(self, first: Table, num_rows: int, row_bytes: int) -> None:
         self._uses: list[Use] = [first]
         self._num_rows = num_rows
-        self._step = max(1, _CHUNK_BYTES // row_bytes)
+        # A multiple of 64 rows, which matrix products like; all of them on small tables.
+        self._step = max(1, _CHUNK_BYTES // row_bytes // 64 * 64 or _CHUNK_BYTES // row_bytes)
 
     def add(self, use: Use) -> None:
         self._uses.append(use)
@@ -191,7 +183,7 @@ class Collector:
             row_bytes = use.segments.num_tasks * parameter[0].numel() * use.dtype.itemsize
             if parameter.shape[0] * row_bytes > self.table_bytes:
                 return Chunked(use, parameter.shape[0], row_bytes)
-        return Dense(use, eager=self._uses.get(parameter, 1) == 1)
+        return Dense(use)
 
     @torch.no_grad()
     def component_done(self, component: int) -> None:
@@ -232,44 +224,74 @@ class Collector:
             return
         assert self._weigh is not None
         assert self._write is not None
-        parts = [_Parts(own, self.buffers) for _, own in used]
+        fold = _Fold([own for _, own in used], self.buffers)
         for _, own in used:
             for parameter in own:
                 del self.buffers[parameter]
-        weights = self._weigh([k for k, _ in used], torch.stack([part.gram() for part in parts]))
-        for part, own_weights in zip(parts, weights, strict=True):
-            part.write(own_weights, self._write)
+        weights = self._weigh([k for k, _ in used], fold.grams())
+        self._write(fold.parameters, fold.combine(weights))
 
 
-class _Parts:
-    """The buffers of one component; its small parameters are handled as one, to launch less."""
+class _Fold:
+    """The buffers of some components: all their Gram matrices, then all their updates, at once."""
 
     def __init__(
-        self, parameters: list[nn.Parameter], buffers: dict[nn.Parameter, Dense | Chunked]
+        self,
+        members: Sequence[Sequence[nn.Parameter]],
+        buffers: Mapping[nn.Parameter, Dense | Chunked],
     ) -> None:
-        self._large: list[tuple[nn.Parameter, Dense | Chunked]] = []
-        small: dict[torch.dtype, list[tuple[nn.Parameter, Tensor]]] = {}
-        for parameter in parameters:
-            buffer = buffers[parameter]
-            if isinstance(buffer, Dense) and parameter.numel() <= JOINED:
-                own = (parameter, buffer.gradients.reshape(len(buffer.gradients), -1))
-                small.setdefault(buffer.gradients.dtype, []).append(own)
-            else:
-                self._large.append((parameter, buffer))
-        self._joined = [
-            ([p for p, _ in group], torch.cat([gradients for _, gradients in group], dim=1))
-            for group in small.values()
+        self._num = len(members)
+        dense: list[tuple[nn.Parameter, int]] = []
+        self._tables: list[tuple[nn.Parameter, int, Chunked]] = []
+        waiting: dict[Segments, list[tuple[nn.Parameter, Summed]]] = {}
+        for component, own in enumerate(members):
+            for parameter in own:
+                buffer = buffers[parameter]
+                if isinstance(buffer, Chunked):
+                    self._tables.append((parameter, component, buffer))
+                    continue
+                dense.append((parameter, component))
+                if buffer.waits is not None:
+                    waiting.setdefault(buffer.waits.segments, []).append((parameter, buffer.waits))
+        formed = _take_sums(waiting)
+        stacks = [
+            formed[p] if p in formed else _of(buffers[p]).gradients.flatten(1) for p, _ in dense
         ]
+        self._stacked = Stacked(stacks, [component for _, component in dense], self._num)
+        self.parameters = [p for p, _ in dense] + [p for p, _, _ in self._tables]
 
-    def gram(self) -> Tensor:
-        found = [buffer.gram() for _, buffer in self._large]
-        found += [gram(gradients) for _, gradients in self._joined]
-        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+    def grams(self) -> Tensor:
+        """`[K, T, T]`."""
+        total = self._stacked.grams() if self._stacked else None
+        for _, component, table in self._tables:
+            own = table.gram()
+            if total is None:
+                total = own.new_zeros(self._num, *own.shape)
+            total[component] += own
+        assert total is not None
+        return total
 
-    def write(self, weights: Tensor, write: Write) -> None:
-        parameters: list[Tensor] = [parameter for parameter, _ in self._large]
-        updates = [buffer.combine(weights) for _, buffer in self._large]
-        for own, gradients in self._joined:
-            parameters += own
-            updates += combine(weights, gradients).split([p.numel() for p in own])
-        write(parameters, updates)
+    def combine(self, weights: Tensor) -> list[Tensor]:
+        """The updates, in the order of `parameters`."""
+        updates = self._stacked.combine(weights) if self._stacked else []
+        return updates + [table.combine(weights[component]) for _, component, table in self._tables]
+
+
+def _of(buffer: Dense | Chunked) -> Dense:
+    assert isinstance(buffer, Dense)
+    return buffer
+
+
+def _take_sums(
+    waiting: Mapping[Segments, Sequence[tuple[nn.Parameter, Summed]]],
+) -> dict[nn.Parameter, Tensor]:
+    """Sum the rows of many shifts and scales by task in one product, `[T, P]` each."""
+    found: dict[nn.Parameter, Tensor] = {}
+    for segments, uses in waiting.items():
+        dtypes = {use.values.dtype for _, use in uses}
+        for dtype in dtypes:
+            own = [(p, use) for p, use in uses if use.values.dtype == dtype]
+            whole = segments.sum(torch.cat([use.values for _, use in own], dim=1))
+            parts = whole.split([use.values.shape[1] for _, use in own], dim=1)
+            found |= {p: part for (p, _), part in zip(own, parts, strict=True)}
+    return found

@@ -1,14 +1,14 @@
 """Fast paths: how a kind of node gives the task gradients of a parameter without being called.
 
-A fast path is one function from a node, the input that is a parameter's, the gradient of its output
-and whose the entries are, to a `Use`; None where it does not apply. `FAST_PATHS` says for which
-nodes it is. A node without one is called once per task (`_one_backward.py`), which is exact too.
+A fast path is one function from a `Place`, an input of a node that is made of a parameter, to a
+`Use`; None where it does not apply. `FAST_PATHS` says for which nodes it is. A node without one is
+called once per task (`_forming.py`), which is exact too.
 """
 
 # N entries, T tasks, O outputs, I inputs, D width
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,176 +16,150 @@ from torch import Tensor
 from gradvac.gradients._graph import call_node, saved
 from gradvac.gradients._kernels import norm_sums
 from gradvac.gradients._segments import Owned
-from gradvac.gradients._uses import Formed, Lookup, Outer, Use
-
-FastPath = Callable[[Any, int, Tensor, Owned, tuple[int, ...]], Use | None]
-"""(node, number of the input, output gradient, owned, shape of the input) -> use."""
+from gradvac.gradients._uses import Formed, Lookup, Outer, Summed, Use
 
 
-def _summed(values: Tensor, owned: Owned, shape: Sequence[int]) -> Formed | None:
-    if values.is_complex():  # of a real parameter it would be the real part: the node knows
-        return None
-    return Formed(owned.sum(values, shape), owned.rows)
+class Place(NamedTuple):
+    """An input of a node, in a backward."""
+
+    node: Any
+    edge: int  # number of the input
+    gradient: Tensor  # of the node's output
+    owned: Owned  # whose its entries are
+    shape: tuple[int, ...]  # of the input
+
+    def saved(self, name: str) -> Tensor:
+        """A tensor that the node saved in the forward."""
+        value: Tensor = saved(self.node, name)
+        return value
+
+    def summed(self, values: Tensor) -> Use | None:
+        """Values like the output's, summed down to what was broadcast."""
+        if values.is_complex():  # of a real parameter it would be the real part: the node knows
+            return None
+        by_row = self.owned.by_row(values, self.shape)
+        if by_row is not None:
+            return Summed(by_row, self.owned.rows, self.shape)
+        return Formed(self.owned.sum(values, self.shape), self.owned.rows)
+
+    def summed_by_channel(self, values: Tensor) -> Use | None:
+        """Values `[B, C, ...]`, summed over all but the channel."""
+        dtype = torch.promote_types(values.dtype, torch.float32)
+        by_row = values.flatten(2).sum(2, dtype=dtype) if values.dim() > 2 else values
+        return self._replace(owned=self.owned.at(by_row.shape)).summed(by_row)
 
 
 # -- matrix products -------------------------------------------------------------------------
 
 
-def mm(node: Any, edge: int, gradient: Tensor, owned: Owned, _shape: tuple[int, ...]) -> Use | None:
+def mm(at: Place) -> Use | None:
     """`rows @ weight` or `weight @ columns`."""
-    return _product(gradient, owned, lambda: saved(node, "self"), lambda: saved(node, "mat2"), edge)
+    return _product(at, at.edge, "self", "mat2")
 
 
-def addmm(
-    node: Any, edge: int, gradient: Tensor, owned: Owned, shape: tuple[int, ...]
-) -> Use | None:
+def addmm(at: Place) -> Use | None:
     """`bias + rows @ weight`."""
-    factor = node._saved_beta if edge == 0 else node._saved_alpha
+    factor = at.node._saved_beta if at.edge == 0 else at.node._saved_alpha
     if factor != 1:
-        gradient = gradient * factor
-    if edge == 0:
-        return _summed(gradient, owned, shape)
-    mat1, mat2 = (lambda: saved(node, "mat1")), (lambda: saved(node, "mat2"))
-    return _product(gradient, owned, mat1, mat2, edge - 1)
+        at = at._replace(gradient=at.gradient * factor)
+    return at.summed(at.gradient) if at.edge == 0 else _product(at, at.edge - 1, "mat1", "mat2")
 
 
-def _product(
-    gradient: Tensor,
-    owned: Owned,
-    first: Callable[[], Tensor],
-    second: Callable[[], Tensor],
-    edge: int,
-) -> Use | None:
-    if edge == 1 and (segments := owned.flat()) is not None:
-        return Outer(first().conj(), gradient, segments)
-    if edge == 0 and (segments := owned.columns()) is not None:
-        return Outer(gradient.t(), second().conj().t(), segments)
+def _product(at: Place, factor: int, first: str, second: str) -> Use | None:
+    if factor == 1 and (segments := at.owned.flat()) is not None:
+        return Outer(at.saved(first).conj(), at.gradient, segments)
+    if factor == 0 and (segments := at.owned.columns()) is not None:
+        return Outer(at.gradient.t(), at.saved(second).conj().t(), segments)
     return None
 
 
-def bmm(
-    node: Any, edge: int, gradient: Tensor, owned: Owned, _shape: tuple[int, ...]
-) -> Use | None:
+def bmm(at: Place) -> Use | None:
     """Several products at once, whose rows lie along dimension 1."""
-    parts = owned.positions(1)
-    if edge != 1 or parts is None:
+    parts = at.owned.positions(1)
+    if at.edge != 1 or parts is None:
         return None
-    rows = saved(node, "self").conj()
-    found = [rows[:, own].mT @ gradient[:, own] for own in parts]
-    return Formed(torch.stack(found), owned.rows)
+    rows = at.saved("self").conj()
+    found = [rows[:, own].mT @ at.gradient[:, own] for own in parts]
+    return Formed(torch.stack(found), at.owned.rows)
 
 
 # -- lookups ---------------------------------------------------------------------------------
 
 
-def embedding(
-    node: Any, _edge: int, gradient: Tensor, owned: Owned, shape: tuple[int, ...]
-) -> Use | None:
+def embedding(at: Place) -> Use | None:
     """Rows of a table by token."""
-    segments = owned.flat()
-    if segments is None or node._saved_scale_grad_by_freq:
+    segments = at.owned.flat()
+    if segments is None or at.node._saved_scale_grad_by_freq:
         return None
-    tokens = saved(node, "indices").reshape(-1)
-    values = gradient.reshape(-1, shape[1])
-    padding = node._saved_padding_idx
-    if 0 <= padding < shape[0]:
+    tokens = at.saved("indices").reshape(-1)
+    values = at.gradient.reshape(-1, at.shape[1])
+    padding = at.node._saved_padding_idx
+    if 0 <= padding < at.shape[0]:
         values = values.masked_fill((tokens == padding)[:, None], 0.0)
-    return Lookup(values, tokens, shape[0], segments)
+    return Lookup(values, tokens, at.shape[0], segments)
 
 
-def index(
-    node: Any, _edge: int, gradient: Tensor, owned: Owned, shape: tuple[int, ...]
-) -> Use | None:
+def index(at: Place) -> Use | None:
     """`table[tokens]`."""
-    tokens = node._saved_indices
-    plain = len(tokens) == 1 and tokens[0] is not None and len(shape) == 2
-    segments = owned.flat()
+    tokens, segments = at.node._saved_indices, at.owned.flat()
+    plain = len(tokens) == 1 and tokens[0] is not None and len(at.shape) == 2
     if not plain or segments is None or tokens[0].dtype not in (torch.int64, torch.int32):
         return None
-    return Lookup(
-        gradient.reshape(-1, shape[1]), tokens[0].reshape(-1).long() % shape[0], shape[0], segments
-    )
+    rows = tokens[0].reshape(-1).long() % at.shape[0]
+    return Lookup(at.gradient.reshape(-1, at.shape[1]), rows, at.shape[0], segments)
 
 
 # -- normalisations --------------------------------------------------------------------------
 
 
-def layer_norm(
-    node: Any, edge: int, gradient: Tensor, owned: Owned, shape: tuple[int, ...]
-) -> Use | None:
+def layer_norm(at: Place) -> Use | None:
     """Scale (1) and shift (2) of a layer normalisation."""
-    if edge == 2:
-        shift = owned.kept.pop("shift", None)
-        return _summed(gradient, owned, shape) if shift is None else Formed(shift, owned.rows)
-    if edge != 1:
-        return None
-    x, mean, scale = saved(node, "input"), saved(node, "result1"), saved(node, "result2")
-    return _norm(gradient, x, mean, scale, owned, shape)
+    if at.edge == 2:
+        shift = at.owned.kept.pop("shift", None)
+        return at.summed(at.gradient) if shift is None else Formed(shift, at.owned.rows)
+    return _norm(at, at.saved("result1"), at.saved("result2")) if at.edge == 1 else None
 
 
-def rms_norm(
-    node: Any, edge: int, gradient: Tensor, owned: Owned, shape: tuple[int, ...]
-) -> Use | None:
+def rms_norm(at: Place) -> Use | None:
     """Scale (1) of a fused RMS normalisation."""
-    if edge != 1:
-        return None
-    return _norm(gradient, saved(node, "input"), None, saved(node, "result1"), owned, shape)
+    return _norm(at, None, at.saved("result1")) if at.edge == 1 else None
 
 
-def _norm(
-    gradient: Tensor,
-    x: Tensor,
-    mean: Tensor | None,
-    scale: Tensor,
-    owned: Owned,
-    shape: tuple[int, ...],
-) -> Use | None:
-    segments = owned.flat()
-    if len(shape) == 1 and segments is not None and segments.only is None:
-        sums = norm_sums(gradient, x, mean, scale, segments)
+def _norm(at: Place, mean: Tensor | None, scale: Tensor) -> Use | None:
+    x, segments = at.saved("input"), at.owned.flat()
+    if len(at.shape) == 1 and segments is not None and segments.only is None:
+        sums = norm_sums(at.gradient, x, mean, scale, segments)
         if sums is not None:
-            owned.kept["shift"] = sums[1]  # the same pass gave it
-            return Formed(sums[0], owned.rows)
+            at.owned.kept["shift"] = sums[1]  # the same pass gave it
+            return Formed(sums[0], at.owned.rows)
     dtype = torch.promote_types(x.dtype, torch.float32)
     normal = x.to(dtype) if mean is None else x.to(dtype) - mean
-    return _summed(gradient * (normal * scale), owned, shape)
+    return at.summed(at.gradient * (normal * scale))
 
 
-def group_norm(
-    node: Any, edge: int, gradient: Tensor, owned: Owned, shape: tuple[int, ...]
-) -> Use | None:
+def group_norm(at: Place) -> Use | None:
     """Scale (1) and shift (2) of a group normalisation of `[B, C, ...]`."""
-    if edge == 0 or owned.dim is None or owned.dim > 1:
+    if at.edge == 0 or at.owned.dim is None or at.owned.dim > 1:
         return None
-    values = gradient
-    if edge == 1:
-        x, mean, scale = saved(node, "input"), saved(node, "result1"), saved(node, "result2")
-        grouped = x.reshape(node._saved_N, node._saved_group, -1)
-        normal = ((grouped - mean[..., None]) * scale[..., None]).view(x.shape)
-        values = gradient * normal
-    return _by_channel(values, owned, shape)
-
-
-def _by_channel(values: Tensor, owned: Owned, shape: tuple[int, ...]) -> Use | None:
-    """Sum `[B, C, ...]` over all but the channel."""
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    by_row = values.flatten(2).sum(2, dtype=dtype) if values.dim() > 2 else values
-    return _summed(by_row, owned.at(by_row.shape), shape)
+    if at.edge == 2:
+        return at.summed_by_channel(at.gradient)
+    x, mean, scale = at.saved("input"), at.saved("result1"), at.saved("result2")
+    grouped = x.reshape(at.node._saved_N, at.node._saved_group, -1)
+    normal = ((grouped - mean[..., None]) * scale[..., None]).view(x.shape)
+    return at.summed_by_channel(at.gradient * normal)
 
 
 # -- convolutions ----------------------------------------------------------------------------
 
 
-def convolution(
-    node: Any, edge: int, gradient: Tensor, owned: Owned, shape: tuple[int, ...]
-) -> Use | None:
+def convolution(at: Place) -> Use | None:
     """Kernel (1) and shift (2), from the rows of each task alone."""
-    if edge == 2:
-        return _by_channel(gradient, owned, shape) if owned.dim in (0, 1) else None
-    parts = owned.positions(0)
-    if edge != 1 or parts is None:
+    if at.edge == 2:
+        return at.summed_by_channel(at.gradient) if at.owned.dim in (0, 1) else None
+    parts = at.owned.positions(0)
+    if at.edge != 1 or parts is None:
         return None
-    x, weight = saved(node, "input"), saved(node, "weight")
+    x, weight, node = at.saved("input"), at.saved("weight"), at.node
     options = (
         node._saved_stride,
         node._saved_padding,
@@ -194,84 +168,61 @@ def convolution(
         node._saved_output_padding,
         node._saved_groups,
     )
-    out = gradient.new_zeros(owned.num_tasks, *shape)
+    out = at.gradient.new_zeros(at.owned.num_tasks, *at.shape)
     for mine, own in zip(out, parts, strict=True):
         if len(own):
             _, kernel, _ = torch.ops.aten.convolution_backward(
-                gradient[own], x[own], weight, None, *options, (False, True, False)
+                at.gradient[own], x[own], weight, None, *options, (False, True, False)
             )
             mine.copy_(kernel)
-    return Formed(out, owned.rows)
+    return Formed(out, at.owned.rows)
 
 
 # -- entry by entry --------------------------------------------------------------------------
 
 
-def add(node: Any, edge: int, gradient: Tensor, owned: Owned, shape: tuple[int, ...]) -> Use | None:
+def add(at: Place) -> Use | None:
     """A shift that was broadcast: positions, a bias."""
-    return _summed(gradient if edge == 0 else gradient * node._saved_alpha, owned, shape)
+    return at.summed(at.gradient if at.edge == 0 else at.gradient * at.node._saved_alpha)
 
 
-def sub(node: Any, edge: int, gradient: Tensor, owned: Owned, shape: tuple[int, ...]) -> Use | None:
+def sub(at: Place) -> Use | None:
     """A shift that was subtracted."""
-    return _summed(gradient if edge == 0 else gradient * -node._saved_alpha, owned, shape)
+    return at.summed(at.gradient if at.edge == 0 else at.gradient * -at.node._saved_alpha)
 
 
-def mul(node: Any, edge: int, gradient: Tensor, owned: Owned, shape: tuple[int, ...]) -> Use | None:
+def mul(at: Place) -> Use | None:
     """A scale that was broadcast: a temperature, a hand-written normalisation's weight."""
-    other = saved(node, "other" if edge == 0 else "self")
-    return _summed(gradient * other.conj(), owned, shape)
+    return at.summed(at.gradient * at.saved("other" if at.edge == 0 else "self").conj())
 
 
-def div(node: Any, edge: int, gradient: Tensor, owned: Owned, shape: tuple[int, ...]) -> Use | None:
+def div(at: Place) -> Use | None:
     """A scale that divides."""
-    other = saved(node, "other")
-    if gradient.is_complex() or getattr(node, "_saved_rounding_mode", None) is not None:
+    if at.gradient.is_complex() or getattr(at.node, "_saved_rounding_mode", None) is not None:
         return None
-    if edge == 0:
-        return _summed(gradient / other, owned, shape)
-    return _summed(-gradient * saved(node, "self") / (other * other), owned, shape)
+    other = at.saved("other")
+    if at.edge == 0:
+        return at.summed(at.gradient / other)
+    return at.summed(-at.gradient * at.saved("self") / (other * other))
 
 
-def expand(
-    _node: Any, _edge: int, gradient: Tensor, owned: Owned, shape: tuple[int, ...]
-) -> Use | None:
+def expand(at: Place) -> Use | None:
     """One for all rows: a class token, a soft prompt."""
-    return _summed(gradient, owned, shape)
+    return at.summed(at.gradient)
 
 
-def entrywise(
-    node: Any, edge: int, gradient: Tensor, owned: Owned, shape: tuple[int, ...]
-) -> Use | None:
+def entrywise(at: Place) -> Use | None:
     """Any operation on single entries: one call of the node for all tasks.
 
     Broadcasting is not undone by the node, so that its result still has an entry for every row.
     """
-    value = call_node(node, [gradient])[edge]
-    if value is None or value.shape != gradient.shape:
+    value = call_node(at.node, [at.gradient])[at.edge]
+    if value is None or value.shape != at.gradient.shape:
         return None
-    return _summed(value, owned, shape)
+    return at.summed(value)
 
 
-_ENTRYWISE = (
-    "Where",
-    "Addcmul",
-    "Addcdiv",
-    "Pow1",
-    "Maximum",
-    "Minimum",
-    "Lerp1",
-    "PreluKernel",
-    "Atan2",
-    "Logaddexp",
-    "Hypot",
-    "Rsub1",
-    "Xlogy",
-)
-
-FAST_PATHS: dict[str, FastPath] = {
-    **{f"{name}Backward0": entrywise for name in _ENTRYWISE if name[-1] != "1"},
-    **{f"{name[:-1]}Backward1": entrywise for name in _ENTRYWISE if name[-1] == "1"},
+FAST_PATHS: dict[str, Callable[[Place], Use | None]] = {
     "MmBackward0": mm,
     "AddmmBackward0": addmm,
     "BmmBackward0": bmm,
@@ -286,4 +237,13 @@ FAST_PATHS: dict[str, FastPath] = {
     "MulBackward0": mul,
     "DivBackward0": div,
     "ExpandBackward0": expand,
+    "WhereBackward0": entrywise,
+    "AddcmulBackward0": entrywise,
+    "AddcdivBackward0": entrywise,
+    "PowBackward1": entrywise,
+    "MaximumBackward0": entrywise,
+    "MinimumBackward0": entrywise,
+    "LerpBackward1": entrywise,
+    "PreluKernelBackward0": entrywise,
+    "RsubBackward1": entrywise,
 }

@@ -2,17 +2,17 @@
 
 # T tasks
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradvac.gradients._fast_paths import FAST_PATHS
+from gradvac.gradients._fast_paths import FAST_PATHS, Place
 from gradvac.gradients._graph import LEAF, Graph, call_node
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._ownership import Layout, TaskCodes, mark
-from gradvac.gradients._plan import How, Plan, Refused
+from gradvac.gradients._plan import How, Plan, Refused, Route
 from gradvac.gradients._rows import DeclaredRows, RowTasks
 from gradvac.gradients._segments import Owned, Segments
 from gradvac.gradients._uses import Formed, Use
@@ -77,23 +77,24 @@ class Former:
         ]
         slow: list[int] = []
         path = FAST_PATHS.get(name)
-        for edge in junction.edges:
+        for route in self.plan.routes[number]:
             use = None
-            child = self.graph.children[junction.position][edge]
             if path is not None and gradients[0] is not None and owned[0] is not None:
-                use = path(node, edge, gradients[0], owned[0], self.graph.shape(*child))
+                use = path(Place(node, route.edge, gradients[0], owned[0], self._shape(route)))
             if use is None:
-                slow.append(edge)
+                slow.append(route.edge)
+            elif route.parameter is not None:
+                deliver(route.parameter, use.transposed() if route.transposed else use)
             else:
-                self._push(*child, use, deliver)
+                self._push(*route.child, use, deliver)
         if slow:
             self._call(junction.position, slow, gradients, owned, deliver)
 
-    def _deliver_zeros(self, parameters: Iterable[nn.Parameter], deliver: Deliver) -> None:
-        """An expert without rows: autograd gives it zeros, not nothing."""
-        for parameter in parameters:
-            zeros = parameter.new_zeros(()).expand(len(self._present), *parameter.shape)
-            deliver(parameter, Formed(zeros, self._of_one(self._here[0])))
+    def _shape(self, route: Route) -> tuple[int, ...]:
+        if route.parameter is None:
+            return self.graph.shape(*route.child)
+        shape = tuple(route.parameter.shape)
+        return shape[::-1] if route.transposed else shape
 
     def _owned(self, number: int, output: int, gradient: Tensor) -> Owned:
         shape = gradient.shape
@@ -207,9 +208,9 @@ class Former:
             deliver(node.variable, use)
             return
         children = self.graph.children[position]
-        if name == "TBackward0":
+        if name == "TBackward0" and len(self.graph.shape(position)) == 2:
             self._push(*children[0], use.transposed(), deliver)
-        elif name == "ToCopyBackward0":
+        elif name in ("TBackward0", "ToCopyBackward0"):
             self._push(*children[0], use, deliver)
         elif name in _SAME_NUMBERS:
             gradients = use.task_gradients()
@@ -237,7 +238,10 @@ class Former:
                 self._push_parts(parts, child, use.segments, deliver)
 
     def close(self) -> None:
-        """Forget the rows that the forward named."""
+        """Forget the rows that the forward named, and what was sorted by them."""
+        for segments in (self._rows, *self._blocks.values()):
+            if segments is not None:
+                segments.forget_sorted()
         self._declared.forget([self.graph.nodes[p] for p in self.plan.drawing.row_nodes])
 
 

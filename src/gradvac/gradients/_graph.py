@@ -53,28 +53,33 @@ class Graph:
     Attributes:
         nodes: In post-order.
         names: Of the nodes.
-        children: For every node, (position, output number) of each input; position -1: a tensor
-            that needs no gradient.
         signature: Equal for graphs of the same structure.
 
     Args:
         roots: The losses.
-        known: The model's parameters: which of them a leaf is belongs to the structure.
+        known: Identities (`id`) of the model's parameters: which of them a leaf is belongs to the
+            structure.
         settings: What else does.
     """
 
     def __init__(
-        self, roots: Sequence[Tensor], known: Collection[Tensor] = (), settings: object = None
+        self, roots: Sequence[Tensor], known: Collection[int] = (), settings: object = None
     ) -> None:
         self.roots = tuple(roots)
-        self.starts = [get_gradient_edge(root).node for root in roots]
+        starts = [get_gradient_edge(root).node for root in roots]
         self.nodes: list[Any] = []
         self.names: list[str] = []
-        self.children: list[tuple[tuple[int, int], ...]] = []
-        edges: dict[Any, Any] = {}
-        position: dict[Any, int] = {None: -1}
-        stack = list(self.starts)
-        parts: list[object] = [settings]
+        self._edges: dict[Any, tuple[tuple[Any, int], ...]] = {}
+        self._position: dict[Any, int] = {None: -1}
+        self._children: list[tuple[tuple[int, int], ...]] | None = None
+        self.signature = hash((settings, *self._walk(starts, known)))
+        self.root_positions = [self._position[start] for start in starts]
+
+    def _walk(self, starts: Sequence[Any], known: Collection[int]) -> list[object]:
+        """Collect the nodes, and what tells graphs apart. Runs every step, so it is kept lean."""
+        nodes, names, edges, position = self.nodes, self.names, self._edges, self._position
+        parts: list[object] = []
+        stack = list(starts)
         while stack:
             node = stack[-1]
             if node in position:
@@ -85,25 +90,37 @@ class Graph:
                 edges[node] = own = node.next_functions
                 waiting = [child for child, _ in own if child not in position]
                 if waiting:
-                    stack.extend(waiting)
+                    stack += waiting
                     continue
             stack.pop()
-            position[node] = len(self.nodes)
+            position[node] = len(nodes)
+            nodes.append(node)
             kind = type(node)
             name = _NAMES.get(kind) or _name(node, kind)
-            children = tuple([(position[child], nr) for child, nr in own])
-            self.nodes.append(node)
-            self.names.append(name)
-            self.children.append(children)
+            names.append(name)
             parts.append(name)
-            if name == LEAF:
-                parts.append(id(node.variable) if node.variable in known else None)
-            else:
-                parts.append(children)
-            if name in _SETTINGS:
-                parts += [str(getattr(node, setting, None)) for setting in _SETTINGS[name]]
-        self.signature = hash(tuple(parts))
-        self.root_positions = [position[start] for start in self.starts]
+            if own:
+                parts += [position[c] if not nr else (position[c], nr) for c, nr in own]
+                if name in _SETTINGS:
+                    parts += [str(getattr(node, one, None)) for one in _SETTINGS[name]]
+            elif name == LEAF:
+                identity = id(node.variable)
+                parts.append(identity if identity in known else None)
+        return parts
+
+    @property
+    def children(self) -> list[tuple[tuple[int, int], ...]]:
+        """For every node, (position, output number) of each input.
+
+        Position -1 is a tensor that needs no gradient.
+        """
+        if self._children is None:
+            position = self._position
+            self._children = [
+                tuple((position[child], number) for child, number in self._edges[node])
+                for node in self.nodes
+            ]
+        return self._children
 
     def shape(self, position: int, number: int = 0) -> tuple[int, ...]:
         """The shape of an output of a node."""

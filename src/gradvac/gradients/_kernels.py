@@ -8,6 +8,7 @@ that is faster: both products are memory-bound and read every gradient once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -22,30 +23,25 @@ if TYPE_CHECKING:
     from gradvac.gradients._segments import Segments
 
 _CHUNK = 1 << 18  # columns converted to the working precision at a time
-_SMALL = 1 << 14  # below this many columns one product in the working precision is cheapest
 
 
 @cache
-def triton_kernels() -> Any:
-    """The module of Triton kernels, or None where Triton is not installed."""
+def triton_kernels(name: str) -> Any:
+    """A module of Triton kernels ("stacks" or "sums"), or None where Triton is not installed."""
     try:
-        return import_module("gradvac.gradients._triton")
+        return import_module(f"gradvac.gradients._triton_{name}")
     except ImportError:
         return None
 
 
 def gram(gradients: Tensor) -> Tensor:
     """Inner products of the rows of `[T, P]`, in the working precision, `[T, T]`."""
-    if gradients.is_complex():  # the inner product of real and imaginary parts
-        return gram(torch.view_as_real(gradients.contiguous()).flatten(1))
-    kernels = triton_kernels() if gradients.is_cuda else None
-    num_tasks, size = gradients.shape
-    # Float64 gradients are for checking: they keep their precision.
-    fits = size > _SMALL and gradients.dtype != torch.float64
-    if kernels is None or not fits or num_tasks > kernels.MOST_TASKS:
-        return gram_reference(gradients)
-    total: Tensor = kernels.gram(gradients)
-    return total
+    return Stacked([gradients], [0], 1).grams()[0]
+
+
+def combine(weights: Tensor, gradients: Tensor) -> Tensor:
+    """sum_t weights[t] gradients[t] for `[T, P]`, in float32 or better, `[P]`."""
+    return Stacked([gradients], [0], 1).combine(weights[None])[0]
 
 
 def gram_reference(gradients: Tensor) -> Tensor:
@@ -59,15 +55,6 @@ def gram_reference(gradients: Tensor) -> Tensor:
     return total
 
 
-def combine(weights: Tensor, gradients: Tensor) -> Tensor:
-    """sum_t weights[t] gradients[t] for `[T, P]`, in float32 or better, `[P]`."""
-    if gradients.is_complex():
-        parts = torch.view_as_real(gradients.contiguous()).flatten(1)
-        return torch.view_as_complex(combine(weights, parts).view(-1, 2))
-    kernels = triton_kernels() if gradients.is_cuda else None
-    return (kernels.combine if kernels else combine_reference)(weights, gradients)
-
-
 def combine_reference(weights: Tensor, gradients: Tensor) -> Tensor:
     """`combine` in torch operations."""
     dtype = torch.promote_types(gradients.dtype, torch.float32)
@@ -75,6 +62,85 @@ def combine_reference(weights: Tensor, gradients: Tensor) -> Tensor:
         return weights.to(dtype) @ gradients
     chunks = gradients.split(_CHUNK, dim=1)
     return torch.cat([weights.to(dtype) @ chunk.to(dtype) for chunk in chunks])
+
+
+_JOINED = 1 << 19  # parameters up to this size share their products within a component
+
+
+class Stacked:
+    """Task gradients of many parameters, for all Gram matrices and all updates at once.
+
+    Args:
+        stacks: `[T, P]` of every parameter; each may be a part of a wider one.
+        groups: The component of every parameter.
+        num_groups: K.
+    """
+
+    def __init__(self, stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> None:
+        self._is_complex = [stack.is_complex() for stack in stacks]
+        self._stacks = [_as_real(stack) if stack.is_complex() else stack for stack in stacks]
+        self._groups, self._num_groups = groups, num_groups
+        # Parameters whose products are taken as one; on CUDA a kernel takes them all.
+        self._joined: list[tuple[int, list[int], Tensor]] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._stacks)
+
+    def grams(self) -> Tensor:
+        """`[K, T, T]`, in the working precision."""
+        kernels = self._kernels()
+        if kernels is not None:
+            total: Tensor = kernels.grams(self._stacks, self._groups, self._num_groups)
+            return total
+        num_tasks, device = len(self._stacks[0]), self._stacks[0].device
+        shape = (self._num_groups, num_tasks, num_tasks)
+        found = torch.zeros(shape, dtype=working_dtype(device), device=device)
+        for group, _, stack in self._join():
+            found[group] += gram_reference(stack)
+        return found
+
+    def combine(self, weights: Tensor) -> list[Tensor]:
+        """sum_t weights[k, t] g_t of every parameter, in float32 or better, `[P]` each."""
+        kernels = self._kernels()
+        if kernels is not None:
+            return list(kernels.combine_many(weights, self._stacks, self._groups))
+        found = list(self._stacks)
+        for group, members, stack in self._join():
+            pieces = combine_reference(weights[group], stack)
+            sizes = [self._stacks[m].shape[1] for m in members]
+            for member, piece in zip(members, pieces.split(sizes), strict=True):
+                found[member] = piece
+        return [
+            torch.view_as_complex(own.view(-1, 2)) if is_complex else own
+            for own, is_complex in zip(found, self._is_complex, strict=True)
+        ]
+
+    def _kernels(self) -> Any:
+        first = self._stacks[0]
+        kernels = triton_kernels("stacks") if first.is_cuda else None
+        if kernels is None or len(first) > kernels.MOST_TASKS or any(self._is_complex):
+            return None
+        return kernels if all(s.dtype in kernels.DTYPES for s in self._stacks) else None
+
+    def _join(self) -> list[tuple[int, list[int], Tensor]]:
+        """(component, numbers of parameters, their gradients side by side)."""
+        if self._joined is None:
+            small: dict[tuple[int, torch.dtype], list[int]] = {}
+            self._joined = []
+            for number, (stack, group) in enumerate(zip(self._stacks, self._groups, strict=True)):
+                if stack.shape[1] > _JOINED:
+                    self._joined.append((group, [number], stack))
+                else:
+                    small.setdefault((group, stack.dtype), []).append(number)
+            for (group, _), members in small.items():
+                side_by_side = torch.cat([self._stacks[m] for m in members], dim=1)
+                self._joined.append((group, members, side_by_side))
+        return self._joined
+
+
+def _as_real(stack: Tensor) -> Tensor:
+    """The inner product of complex gradients is that of real and imaginary parts."""
+    return torch.view_as_real(stack.contiguous()).flatten(1)
 
 
 def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
@@ -91,7 +157,7 @@ def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
         torch.mm(left.t(), right, out=out[segments.only])
         return out
     left, right = segments.sort(left), segments.sort(right)
-    if _grouped_mm_fits(left, right):
+    if _grouped_mm_fits(left, right) and not _are_many_and_equal(segments, length):
         product = F.grouped_mm(left.t(), right, offs=segments.offsets(length))
         if segments.may_be_empty:  # the kernel leaves the result of an empty group undefined
             product.masked_fill_((segments.sizes == 0)[:, None, None], 0.0)
@@ -104,6 +170,13 @@ def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
     for own, mine, theirs in zip(out, left.split(counts), right.split(counts), strict=True):
         torch.mm(mine.t(), theirs, out=own)
     return out
+
+
+def _are_many_and_equal(segments: Segments, length: int) -> bool:
+    """Whether a batched product is faster than a grouped one: many tasks of equal size."""
+    if segments.num_tasks < 16 or not segments.is_known_to_host:
+        return False
+    return len(set(segments.counts(length))) == 1
 
 
 def _grouped_mm_fits(left: Tensor, right: Tensor) -> bool:
@@ -119,7 +192,7 @@ def norm_sums(
 
     None where no kernel does it.
     """
-    kernels = triton_kernels() if gradient.is_cuda else None
+    kernels = triton_kernels("sums") if gradient.is_cuda else None
     if kernels is None or x.dtype == torch.float64 or x.shape[-1] > kernels.WIDEST:
         return None
     sums: tuple[Tensor, Tensor] = kernels.norm_sums(gradient, x, mean, scale, segments)

@@ -24,7 +24,7 @@ from gradvac.gradients._ownership import (
     tolerance,
 )
 from gradvac.gradients._passes import Arrive, Watcher, run_pass
-from gradvac.gradients._plan import How, Known, Plan, Refused
+from gradvac.gradients._plan import How, Known, Plan, Refused, Route
 from gradvac.gradients._rows import DeclaredRows, RowTasks
 
 _MOST_ATTEMPTS = 24
@@ -72,6 +72,7 @@ class Look:
                 plan.uses = _count_uses(self.graph, self.drawing)
                 plan.measured = How.MEASURED in plan.known.values()
                 plan.lowest, plan.names = self._lowest(), self.names
+                plan.routes = [_routes(self.graph, own) for own in self.drawing.junctions]
                 plan.tolerance = tolerance(plan.lowest) + 4 * self.rounding
                 return plan
         raise Refused(self._coupled(self.mixed))
@@ -333,3 +334,16 @@ def _count_uses(graph: Graph, drawing: Drawing) -> dict[nn.Parameter, int]:
             else:
                 uses.update(junction.parameters)
     return dict(uses)
+
+
+def _routes(graph: Graph, junction: Junction) -> list[Route]:
+    found = []
+    for edge in junction.edges:
+        child = graph.children[junction.position][edge]
+        position, transposed = child[0], False
+        while graph.names[position] in ("TBackward0", "ToCopyBackward0"):
+            transposed ^= graph.names[position] == "TBackward0" and len(graph.shape(position)) == 2
+            position = graph.children[position][0][0]
+        parameter = graph.nodes[position].variable if graph.names[position] == LEAF else None
+        found.append(Route(edge, child, parameter, transposed))
+    return found

@@ -68,6 +68,7 @@ class OneBackward:
         members = [[parameters[p] for p in own] for own in components.values()]
         self._names = {p: n for n, p in parameters.items() if p.requires_grad}
         self.collector = Collector(members, stream_bytes=stream_bytes, table_bytes=table_bytes)
+        self._identities = frozenset(id(p) for p in self._names)
         self._planner = Planner(self._names, self._tasks)
         self._steps = 0
         self._everyone: tuple[int, ...] = ()  # order of the tasks while accumulating
@@ -120,7 +121,7 @@ class OneBackward:
             self._add_weighted(step, weights, write)
         else:
             self.collector.open(step.plan.uses, weigh, write)
-            step.run(self.collector, self.collector.component_of.__getitem__)
+            step.run(self.collector)
             self.collector.close()
         self._keep_outside(step)
 
@@ -163,7 +164,7 @@ class OneBackward:
             kept = {p: buffer.copy() for p, buffer in collector.buffers.items()}
         collector.open(dict.fromkeys(self._names, 2), None, None)
         try:
-            step.run(collector, collector.component_of.__getitem__)
+            step.run(collector)
         except BaseException:
             if kept is None:
                 self.discard()
@@ -195,7 +196,7 @@ class OneBackward:
                 deliver(parameter, buffer.whole())
 
         try:
-            step.run(collector, lambda parameter: parameter, show)
+            step.run(collector, show)
         finally:
             step.close()
 
@@ -216,8 +217,9 @@ class OneBackward:
     # -- how -----------------------------------------------------------------------------------
 
     def _read(self, losses: Losses) -> Graph:
-        graph = Graph(losses.roots(), self._names, settings=losses.index is None)
-        refuse_changed(self._model, self._names, graph.leaves())
+        graph = Graph(losses.roots(), self._identities, settings=losses.index is None)
+        if not self._planner.knows(graph):
+            refuse_changed(self._model, self._names, graph.leaves())
         graph.refuse_compiled_too_early()
         return graph
 
@@ -260,7 +262,7 @@ class OneBackward:
                 own = buffer.gram()
                 grams[component] = grams[component] + own if component in grams else own
 
-        step.run(collector, lambda parameter: parameter, add, again=True)
+        step.run(collector, add, again=True)
         empty = torch.zeros_like(next(iter(grams.values())))
         return torch.stack([grams.get(k, empty) for k in range(len(self.collector.members))])
 
@@ -273,7 +275,7 @@ class OneBackward:
             if own is not None:
                 write([parameter], [own])
 
-        step.run(sums, lambda parameter: parameter, add)
+        step.run(sums, add)
 
     def _announce(self, slow: Sequence[str]) -> None:
         """Say once which places are computed task by task."""

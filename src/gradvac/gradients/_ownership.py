@@ -29,6 +29,9 @@ class Layout(NamedTuple):
         return f"rows along the {where} dimension" + (", repeated" if self.tiled else "")
 
 
+_AT_ONCE = 1 << 26
+
+
 class Marks(NamedTuple):
     """A few numbers per vector of the last dimension, and per position in the last dimension."""
 
@@ -41,13 +44,20 @@ def mark(gradient: Tensor) -> Marks:
     is_vector, size = gradient.dim() < 2, gradient.numel()
     if gradient.is_complex():
         gradient = torch.view_as_real(gradient).flatten(-2)
-    gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+    dtype = torch.promote_types(gradient.dtype, torch.float32)
     if is_vector:
-        return Marks(gradient.reshape(size, -1), None)
-    entries = gradient @ _projection(gradient.shape[-1], gradient.dtype, gradient.device)
+        return Marks(gradient.reshape(size, -1).to(dtype), None)
     flat = gradient.reshape(-1, gradient.shape[-1])
-    columns = flat.t() @ _projection(flat.shape[0], gradient.dtype, gradient.device)
-    return Marks(entries, columns)
+    across = _projection(flat.shape[1], dtype, gradient.device)
+    along = _projection(flat.shape[0], dtype, gradient.device)
+    entries = flat.new_empty(flat.shape[0], across.shape[1], dtype=dtype)
+    columns = flat.new_zeros(flat.shape[1], across.shape[1], dtype=dtype)
+    step = max(1, _AT_ONCE // flat.shape[1])  # the gradient of large logits is not copied whole
+    for start in range(0, len(flat), step):
+        part = flat[start : start + step].to(dtype)
+        torch.mm(part, across, out=entries[start : start + step])
+        columns.addmm_(part.t(), along[start : start + step])
+    return Marks(entries.view(*gradient.shape[:-1], -1), columns)
 
 
 @lru_cache(maxsize=64)
@@ -123,10 +133,18 @@ def share(plain: Tensor, coded: Tensor, codes: Tensor, group: Tensor, size: int)
         group: The group of every entry, `[...]`.
         size: Number of groups.
     """
-    group, expected = group.reshape(-1), codes[..., None] * plain
-    mass = plain.new_zeros(size).index_add_(0, group, expected.abs().sum(-1).reshape(-1))
-    rest = plain.new_zeros(size).index_add_(0, group, (coded - expected).abs().sum(-1).reshape(-1))
+    expected = codes[..., None] * plain
+    both = torch.stack([expected.abs().sum(-1), (coded - expected).abs().sum(-1)])
+    mass, rest = _sums(both.reshape(2, -1), group.reshape(-1), size)
     return (rest / (mass + 1e-3 * mass.mean()).clamp_min(1e-30)).max()
+
+
+def _sums(values: Tensor, group: Tensor, size: int) -> Tensor:
+    """Sums by group, `[2, N]` -> `[2, size]`."""
+    if size > 128:
+        return values.new_zeros(2, size).index_add_(1, group, values)
+    members = group[:, None] == torch.arange(size, device=group.device)
+    return values @ members.to(values.dtype)  # a few groups: additions would queue up
 
 
 def layouts(shape: Sequence[int], num_rows: int) -> Iterator[Layout]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -27,6 +28,18 @@ class How(Enum):
 Known = Layout | How
 
 
+class Route(NamedTuple):
+    """The way from an input of a junction to its parameter.
+
+    Casts and a transposition may lie between; `parameter` is None for any other way.
+    """
+
+    edge: int
+    child: tuple[int, int]
+    parameter: nn.Parameter | None
+    transposed: bool
+
+
 @dataclass
 class Plan:
     """What is known of graphs with one signature."""
@@ -43,6 +56,8 @@ class Plan:
     lowest: torch.dtype = torch.float32
     tolerance: float = 0.0  # how much of what is measured may stay unexplained
     names: Mapping[nn.Parameter, str] = field(default_factory=dict)
+    routes: list[list[Route]] = field(default_factory=list)  # from every junction
+    components: list[set[int]] | None = None  # that every junction contributes to
 
     def describe(self) -> str:
         """How rows lie, in words."""

@@ -35,6 +35,11 @@ class Planner:
         self._plans: dict[int, Plan] = {}
         self._refused: dict[int, str] = {}
 
+    def knows(self, graph: Graph) -> bool:
+        """Whether such a graph was seen before, without leaves that are not the model's."""
+        plan = self._plans.get(graph.signature)
+        return plan is not None and not plan.drawing.outside
+
     def plan(self, graph: Graph, losses: Losses, declared: DeclaredRows, *, look: bool) -> Plan:
         """The plan for a graph, verified if it is new, unfit for these shapes, or on request."""
         reason = self._refused.get(graph.signature)

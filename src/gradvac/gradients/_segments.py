@@ -55,6 +55,11 @@ class Segments:
         return self._sizes
 
     @property
+    def is_known_to_host(self) -> bool:
+        """Whether counts are known without waiting for the device."""
+        return self._counts is not None
+
+    @property
     def may_be_empty(self) -> bool:
         """Whether some task may have no row."""
         return self._counts is None or 0 in self._counts
@@ -78,8 +83,7 @@ class Segments:
             return values
         if self._sorted is not None:  # queries, keys and values have one input
             source, result = self._sorted
-            same_memory = source.data_ptr() == values.data_ptr() and source.shape == values.shape
-            if same_memory and source.stride() == values.stride() and source.dtype == values.dtype:
+            if _are_the_same(source, values):
                 return result
         whole = values.reshape(self.num_rows, -1)
         result = whole.index_select(0, self.order).view(values.shape)
@@ -89,6 +93,8 @@ class Segments:
     def forget_sorted(self) -> None:
         """Let go of the last values that were sorted."""
         self._sorted = None
+        for spread in self._spread.values():
+            spread.forget_sorted()
 
     def entries_by_task(self, length: int) -> tuple[Tensor, ...]:
         """The positions of every task's entries in a dimension of `length`."""
@@ -97,7 +103,8 @@ class Segments:
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the entries of each task: `[N, D]` -> `[T, D]`, in float32 or better."""
-        kernels = triton_kernels() if values.is_cuda else None
+        # Launching a kernel of our own costs more than it saves on a few rows.
+        kernels = triton_kernels("sums") if values.is_cuda and len(values) > 4096 else None
         if kernels is not None and values.dtype in kernels.SUMMED and self.only is None:
             summed: Tensor = kernels.segment_sums(values, self)
             return summed
@@ -128,6 +135,13 @@ class Segments:
             index = along.view(view).expand(shape).reshape(-1)
             self._spread[key] = Segments(index, self.num_tasks, self.tasks.device)
         return self._spread[key]
+
+
+def _are_the_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are one piece of memory, read alike."""
+    if one.data_ptr() != other.data_ptr() or one._version != other._version:
+        return False
+    return (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
 
 
 def joined(parts: Sequence[tuple[Segments, int]]) -> Segments:
@@ -199,6 +213,15 @@ class Owned:
         view = [1] * len(self.shape)
         view[self.dim] = -1
         return (along == task).view(view)
+
+    def by_row(self, values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+        """Sums over the entries of each row, `[B, D]`; None where that is not a step on the way."""
+        inner = values.shape[len(values.shape) - len(shape) :]
+        entries = values.numel() // max(1, math.prod(shape) * self.rows.num_rows)
+        if self.dim != 0 or self.tiled or self.only is not None or inner != shape or entries < 2:
+            return None
+        dtype = torch.promote_types(values.dtype, torch.float32)
+        return values.reshape(self.rows.num_rows, entries, -1).sum(1, dtype=dtype)
 
     def sum(self, values: Tensor, shape: Sequence[int]) -> Tensor:
         """Sum over each task's entries, down to the shape of what was broadcast: `[T, *shape]`."""

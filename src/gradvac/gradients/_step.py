@@ -3,7 +3,7 @@
 # T tasks
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,8 +63,7 @@ class Step:
     def run(
         self,
         sink: "Collector | WeightedSums",
-        group_of: Callable[[nn.Parameter], Any],
-        done: Callable[[Any], None] | None = None,
+        done: Callable[[nn.Parameter], None] | None = None,
         *,
         again: bool = False,
     ) -> None:
@@ -72,21 +71,17 @@ class Step:
 
         Args:
             sink: Takes every use of a parameter.
-            group_of: What completes together.
-            done: Called when all uses of a group's parameters were delivered; by default the
-                collector folds a component.
+            done: Called with a parameter when all its uses were delivered; by default, the
+                collector is told when those of a component were.
             again: Another pass over this graph will follow.
         """
         drawing, former = self.plan.drawing, self._former
-        if done is None:
+        groups: Sequence[Collection[Any]] = [junction.parameters for junction in drawing.junctions]
+        complete: Callable[[Any], None] | None = done
+        if complete is None:
             assert isinstance(sink, Collector)
-            done = sink.component_done
-        complete = done
-        groups = [
-            {group_of(parameter) for parameter in junction.parameters}
-            for junction in drawing.junctions
-        ]
-        left = Counter(group for own in groups for group in own)
+            groups, complete = self._components(sink), sink.component_done
+        left = Counter([group for own in groups for group in own])
         watcher = Watcher()
 
         def arrive(number: int, gradients: Sequence[Tensor | None]) -> None:
@@ -115,6 +110,14 @@ class Step:
             pairs = zip(leaves, gradients, strict=True)
             self.outside = [(leaf, gradient) for leaf, gradient in pairs if gradient is not None]
             self.plan.proven = True
+
+    def _components(self, collector: Collector) -> list[set[int]]:
+        """The components that every junction contributes to."""
+        if self.plan.components is None:
+            component_of = collector.component_of
+            junctions = self.plan.drawing.junctions
+            self.plan.components = [{component_of[p] for p in j.parameters} for j in junctions]
+        return self.plan.components
 
     def _measure(self) -> None:
         """Passes with a code per task, for places where owners depend on the data."""

@@ -97,6 +97,7 @@ class Lookup(Table):
     tokens: Tensor  # [N]
     num_rows: int
     segments: Segments
+    _once: tuple[Tensor, Tensor] | None = None  # what `_merged` found
 
     @property
     def dtype(self) -> torch.dtype:
@@ -133,21 +134,45 @@ class Lookup(Table):
         return total.index_add_(0, self.tokens, values.to(dtype))
 
     def _scatter(self, gradients: Tensor, tokens: Tensor) -> Tensor:
-        row = self._tasks() * gradients.shape[1] + tokens
         flat = gradients.view(-1, gradients.shape[2])
-        values = self.values
-        if gradients.dtype in (torch.bfloat16, torch.float16):
-            # Frequent tokens would lose their small summands in 16 bits: sum in float32 first.
-            row, order = row.sort()
+        if gradients.dtype not in (torch.bfloat16, torch.float16):
+            row = self._tasks() * gradients.shape[1] + tokens
+            flat.index_add_(0, row, self.values.to(gradients.dtype))
+            return gradients
+        order, values = self._merged()
+        row = (self._tasks() * gradients.shape[1] + tokens)[order]
+        flat.index_add_(0, row, values.to(gradients.dtype))
+        return gradients
+
+    def _merged(self) -> tuple[Tensor, Tensor]:
+        """Occurrences by task and token, and their values: the first has the sum, others zero.
+
+        Frequent tokens would lose their small summands in 16 bits: they are summed in float32.
+        """
+        if self._once is None:
+            row, order = (self._tasks() * self.num_rows + self.tokens).sort()
             first = torch.ones_like(row, dtype=torch.bool)
             first[1:] = row[1:] != row[:-1]
             slot = first.cumsum(0) - 1  # occurrences of one (task, token) share a slot
-            sums = torch.zeros_like(values, dtype=torch.float32)
-            sums.index_add_(0, slot, values[order].float())
-            # The first occurrence carries the sum, the others add zero to the same row.
-            values = sums[slot] * first[:, None]
-        flat.index_add_(0, row, values.to(gradients.dtype))
-        return gradients
+            sums = torch.zeros_like(self.values, dtype=torch.float32)
+            sums.index_add_(0, slot, self.values[order].float())
+            self._once = (order, sums[slot] * first[:, None])
+        return self._once
+
+
+@dataclass
+class Summed(Use):
+    """A shift or a scale: g = sum of the rows' values."""
+
+    values: Tensor  # [B, D]
+    segments: Segments
+    shape: tuple[int, ...]
+
+    def task_gradients(self) -> Tensor:
+        return self.segments.sum(self.values).view(-1, *self.shape)
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        return Formed(self.task_gradients(), self.segments).weighted(weights)
 
 
 @dataclass

@@ -1,13 +1,10 @@
-"""Triton kernels: Gram matrix, combination, and sums over the entries of each task.
+"""Triton kernels: sums over the entries of each task, for shifts, scales and normalisations.
 
-All are bound by memory: each reads its inputs once. Their references are the torch branches of
-`Segments.sum` in `_segments.py` and of `_norm` in `_fast_paths.py`, and `gram_reference`
-and `combine_reference` in `_kernels.py`.
+Bound by memory: each reads its inputs once. Their references are the torch branches of
+`Segments.sum` in `_segments.py` and of `_norm` in `_fast_paths.py`.
 """
 
-# T tasks, P parameters, N entries, D width
-
-from functools import cache
+# T tasks, N entries, D width
 
 import torch
 import triton
@@ -15,84 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from gradvac.gradients._segments import Segments
+from gradvac.gradients._triton_stacks import processors_of
 
-MOST_TASKS = 128  # a tile holds all tasks; beyond this the torch form is used
 WIDEST = 8192  # a row of a normalisation is held in registers
-_PROGRAMS_PER_PROCESSOR = 4
-
-
-@triton.jit
-def _gram_kernel(
-    J,
-    OUT,
-    P,
-    T: tl.constexpr,
-    TASKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    rows = tl.arange(0, TASKS)
-    columns = tl.arange(0, BLOCK)
-    base = J + rows[:, None].to(tl.int64) * P
-    total = tl.zeros([TASKS, TASKS], tl.float32)
-    for start in range(tl.program_id(0) * BLOCK, P, tl.num_programs(0) * BLOCK):
-        inside = (rows < T)[:, None] & (start + columns < P)[None, :]
-        tile = tl.load(base + (start + columns)[None, :], mask=inside, other=0.0)
-        total = tl.dot(tile, tl.trans(tile), total, input_precision=PRECISION)
-    place = tl.program_id(0) * TASKS * TASKS + rows[:, None] * TASKS + rows[None, :]
-    tl.store(OUT + place, total)
-
-
-def gram(gradients: Tensor) -> Tensor:
-    """Inner products of the rows of `[T, P]`: float32 within a program, float64 across."""
-    num_tasks, size = gradients.shape
-    gradients = gradients.contiguous()
-    tasks = max(16, triton.next_power_of_2(num_tasks))
-    block = max(32, 8192 // tasks)
-    programs = min(triton.cdiv(size, block), _PROGRAMS_PER_PROCESSOR * _processors(gradients))
-    partial = gradients.new_empty(programs, tasks, tasks, dtype=torch.float32)
-    _gram_kernel[(programs,)](
-        gradients,
-        partial,
-        size,
-        T=num_tasks,
-        TASKS=tasks,
-        BLOCK=block,
-        PRECISION="ieee",
-        num_warps=4,
-        num_stages=4,
-    )
-    return partial.sum(0, dtype=torch.float64)[:num_tasks, :num_tasks]
-
-
-@triton.jit
-def _combine_kernel(J, W, OUT, P, T: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < P
-    kind = tl.float64 if WIDE else tl.float32
-    total = tl.zeros([BLOCK], kind)
-    for task in range(T):
-        row = tl.load(J + task * tl.cast(P, tl.int64) + place, mask=inside, other=0.0)
-        total += tl.load(W + task).to(kind) * row.to(kind)
-    tl.store(OUT + place, total, mask=inside)
-
-
-def combine(weights: Tensor, gradients: Tensor) -> Tensor:
-    """sum_t weights[t] gradients[t] for `[T, P]`, in float32 or better."""
-    num_tasks, size = gradients.shape
-    gradients = gradients.contiguous()
-    out = gradients.new_empty(size, dtype=torch.promote_types(gradients.dtype, torch.float32))
-    _combine_kernel[(triton.cdiv(size, 2048),)](
-        gradients,
-        weights.contiguous(),
-        out,
-        size,
-        T=num_tasks,
-        BLOCK=2048,
-        WIDE=out.dtype == torch.float64,
-        num_warps=8,
-    )
-    return out
+SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # what `segment_sums` takes
 
 
 @triton.jit
@@ -141,7 +64,7 @@ def norm_sums(
     width = x.shape[-1]
     length = x.numel() // width
     num_tasks = segments.num_tasks
-    parts = max(1, 8 * _processors(x) // num_tasks)
+    parts = max(1, 8 * processors_of(x.device) // num_tasks)
     partial = x.new_empty(1 if mean is None else 2, num_tasks, parts, width, dtype=torch.float32)
     _norm_kernel[(num_tasks, parts)](
         gradient.contiguous(),
@@ -160,9 +83,6 @@ def norm_sums(
     )
     sums = partial.sum(2)
     return sums[0], sums[-1]
-
-
-SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # what `segment_sums` takes
 
 
 @triton.jit
@@ -202,10 +122,8 @@ def segment_sums(values: Tensor, segments: Segments) -> Tensor:
     num_tasks = segments.num_tasks
     block = min(128, triton.next_power_of_2(width))
     blocks = triton.cdiv(width, block)
-    parts = min(
-        triton.cdiv(length, 64 * num_tasks),
-        triton.cdiv(4 * _processors(values), num_tasks * blocks),
-    )
+    wanted = triton.cdiv(4 * processors_of(values.device), num_tasks * blocks)
+    parts = min(triton.cdiv(length, 64 * num_tasks), wanted)
     partial = values.new_empty(parts, num_tasks, width, dtype=torch.float32)
     _sums_kernel[(num_tasks, blocks, parts)](
         values.contiguous(),
@@ -220,12 +138,3 @@ def segment_sums(values: Tensor, segments: Segments) -> Tensor:
         num_warps=4,
     )
     return partial[0] if parts == 1 else partial.sum(0)
-
-
-def _processors(tensor: Tensor) -> int:
-    return _processors_of(tensor.device)
-
-
-@cache
-def _processors_of(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,235 @@
+"""Triton kernels: Gram matrices and updates of many parameters at once.
+
+Bound by memory: each reads every gradient once. Their reference is the torch branch of `Stacked` in
+`_kernels.py`.
+"""
+
+# K components, T tasks, P parameters
+
+from collections.abc import Sequence
+from functools import cache, lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradvac.indices import index_on
+
+MOST_TASKS = 128  # a tile holds all tasks; beyond this the torch form is used
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # float64 is for checking: torch's
+
+
+# -- many parameters at once -----------------------------------------------------------------
+# A chunk is a range of one parameter's columns; every program takes one chunk.
+
+
+def _columns(sizes: Sequence[int], device: torch.device) -> int:
+    """Columns of a chunk: so many that there are about eight programs per processor."""
+    wanted = sum(sizes) // (8 * processors_of(device))
+    return max(2048, triton.cdiv(wanted, 2048) * 2048)
+
+
+class _Chunks:
+    """Where the chunks of some parameters lie; the same every step, but for addresses."""
+
+    def __init__(
+        self,
+        columns: int,
+        sizes: Sequence[int],
+        groups: Sequence[int],
+        num_groups: int,
+        device: torch.device,
+    ) -> None:
+        member: list[int] = []
+        start: list[int] = []
+        for number, size in enumerate(sizes):
+            first = range(0, size, columns)
+            member += [number] * len(first)
+            start += first
+        places, place = [], 0
+        for size in sizes:
+            places.append(place)
+            place += (size + 63) // 64 * 64  # updates begin at multiples of 256 bytes
+        self.num, self.places, self.length = len(member), places, place
+        self.member = index_on(member, device)
+        self.start = index_on(start, device)
+        self.sizes = index_on(list(sizes), device)
+        self.place = index_on(places, device)
+        self.group = index_on([groups[m] for m in member], device)
+        every = torch.arange(num_groups, device=device)[:, None]
+        self.of_group = (self.group == every).double()  # [K, chunks]
+
+
+@lru_cache(maxsize=64)
+def _chunks(
+    columns: int,
+    sizes: tuple[int, ...],
+    groups: tuple[int, ...],
+    num_groups: int,
+    device: torch.device,
+) -> _Chunks:
+    return _Chunks(columns, sizes, groups, num_groups, device)
+
+
+def _addresses(stacks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Where every parameter's gradients begin, and how far its tasks lie apart."""
+    given = [[s.data_ptr() for s in stacks], [s.stride(0) for s in stacks]]
+    table = torch.tensor(given, dtype=torch.int64, pin_memory=True)
+    if torch.cuda.is_current_stream_capturing():
+        _KEPT.append(table)  # a recorded graph copies from it again
+    on_device = table.to(stacks[0].device, non_blocking=True)
+    return on_device[0], on_device[1]
+
+
+_KEPT: list[Tensor] = []
+
+
+def _by_dtype(stacks: Sequence[Tensor]) -> list[list[int]]:
+    found: dict[torch.dtype, list[int]] = {}
+    for number, stack in enumerate(stacks):
+        found.setdefault(stack.dtype, []).append(number)
+    return list(found.values())
+
+
+@triton.jit
+def _grams_kernel(
+    LIKE,
+    ADDRESS,
+    STRIDE,
+    MEMBER,
+    START,
+    SIZE,
+    OUT,
+    T: tl.constexpr,
+    TASKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    member = tl.load(MEMBER + chunk)
+    first = tl.load(START + chunk)
+    size = tl.load(SIZE + member)
+    base = tl.load(ADDRESS + member).to(LIKE.dtype)
+    rows = tl.arange(0, TASKS)
+    columns = tl.arange(0, BLOCK)
+    lines = base + rows[:, None].to(tl.int64) * tl.load(STRIDE + member)
+    total = tl.zeros([TASKS, TASKS], tl.float32)
+    end = tl.minimum(first + CHUNK, size)
+    for start in range(first, end, BLOCK):
+        inside = (rows < T)[:, None] & (start + columns < end)[None, :]
+        tile = tl.load(lines + (start + columns)[None, :], mask=inside, other=0.0)
+        total = tl.dot(tile, tl.trans(tile), total, input_precision=PRECISION)
+    place = chunk * TASKS * TASKS + rows[:, None] * TASKS + rows[None, :]
+    tl.store(OUT + place, total)
+
+
+def grams(stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> Tensor:
+    """Gram matrices by component, `[K, T, T]`: float32 within a chunk, float64 across."""
+    num_tasks = len(stacks[0])
+    tasks = max(16, triton.next_power_of_2(num_tasks))
+    found = []
+    for own in _by_dtype(stacks):
+        parts = [_rows_together(stacks[n]) for n in own]
+        sizes = tuple(part.shape[1] for part in parts)
+        own_groups = tuple(groups[n] for n in own)
+        columns = _columns(sizes, parts[0].device)
+        chunks = _chunks(columns, sizes, own_groups, num_groups, parts[0].device)
+        address, stride = _addresses(parts)
+        partial = parts[0].new_empty(chunks.num, tasks, tasks, dtype=torch.float32)
+        is_wide = parts[0].dtype == torch.float32
+        _grams_kernel[(chunks.num,)](
+            parts[0],
+            address,
+            stride,
+            chunks.member,
+            chunks.start,
+            chunks.sizes,
+            partial,
+            T=num_tasks,
+            TASKS=tasks,
+            BLOCK=(64 if is_wide else 128) if tasks == 128 else max(32, 8192 // tasks),
+            CHUNK=columns,
+            # Float32 products of many tasks are slow but on tensor cores, in three parts each.
+            PRECISION="tf32x3" if is_wide and tasks > 32 else "ieee",
+            num_warps=8 if tasks == 128 else 4,
+            num_stages=3 if tasks == 128 else 4,
+        )
+        found.append(chunks.of_group @ partial.flatten(1).double())
+    total = found[0] if len(found) == 1 else torch.stack(found).sum(0)
+    return total.view(num_groups, tasks, tasks)[:, :num_tasks, :num_tasks]
+
+
+def _rows_together(stack: Tensor) -> Tensor:
+    return stack if stack.stride(1) == 1 else stack.contiguous()
+
+
+@triton.jit
+def _combine_many_kernel(
+    LIKE,
+    ADDRESS,
+    STRIDE,
+    MEMBER,
+    START,
+    SIZE,
+    GROUP,
+    PLACE,
+    W,
+    OUT,
+    T: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    member = tl.load(MEMBER + chunk)
+    start = tl.load(START + chunk) + tl.program_id(1) * BLOCK
+    size = tl.load(SIZE + member)
+    base = tl.load(ADDRESS + member).to(LIKE.dtype)
+    stride = tl.load(STRIDE + member)
+    weights = W + tl.load(GROUP + chunk) * T
+    columns = start + tl.arange(0, BLOCK)
+    inside = columns < size
+    total = tl.zeros([BLOCK], tl.float32)
+    for task in range(T):
+        row = tl.load(base + task * stride + columns, mask=inside, other=0.0)
+        total += tl.load(weights + task).to(tl.float32) * row.to(tl.float32)
+    tl.store(OUT + tl.load(PLACE + member) + columns, total, mask=inside)
+
+
+def combine_many(weights: Tensor, stacks: Sequence[Tensor], groups: Sequence[int]) -> list[Tensor]:
+    """sum_t weights[k, t] g_t of every parameter, in float32, `[P]` each."""
+    num_groups, num_tasks = weights.shape
+    weights = weights.contiguous()
+    found: list[Tensor] = [weights] * len(stacks)
+    for own in _by_dtype(stacks):
+        parts = [_rows_together(stacks[n]) for n in own]
+        sizes = tuple(part.shape[1] for part in parts)
+        own_groups = tuple(groups[n] for n in own)
+        columns = _columns(sizes, parts[0].device)
+        chunks = _chunks(columns, sizes, own_groups, num_groups, parts[0].device)
+        address, stride = _addresses(parts)
+        out = parts[0].new_empty(chunks.length, dtype=torch.float32)
+        _combine_many_kernel[(chunks.num, columns // 2048)](
+            parts[0],
+            address,
+            stride,
+            chunks.member,
+            chunks.start,
+            chunks.sizes,
+            chunks.group,
+            chunks.place,
+            weights,
+            out,
+            T=num_tasks,
+            BLOCK=2048,
+            num_warps=8,
+        )
+        for number, place, size in zip(own, chunks.places, sizes, strict=True):
+            found[number] = out[place : place + size]
+    return found
+
+
+@cache
+def processors_of(device: torch.device) -> int:
+    """Multiprocessors of a GPU."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
