@@ -9,7 +9,8 @@ library's engines with GradVac per layer; `measured` is one_backward where the m
 so that their owners are measured every step; `compiled` is joint with torch.compile, and
 `one_backward_compiled` one_backward on a compiled model; `torchjd` is TorchJD's GradVac per layer;
 `pairwise` is GradVac on flat gradient vectors, as multi-task libraries commonly have it. A step
-includes the optimizer. `--graph` replays the whole step as a CUDA graph, where launches cost nothing.
+includes the optimizer. `--graph` replays the whole step as a CUDA graph, where launches cost
+nothing.
 """
 
 import argparse
@@ -158,6 +159,7 @@ MAKERS = {
 def measure(args: argparse.Namespace, size: str, num_tasks: int, mode: str) -> dict[str, float]:
     """Median seconds and peak GiB of a step."""
     device = args.device
+    torch.compiler.reset()  # what another mode compiled may have given its buffers away
     torch.manual_seed(1)
     model = Transformer(SIZES[size]).to(device)
     batch = make_batch(SIZES[size], num_tasks, device)
