@@ -2,7 +2,7 @@
 
 # T tasks
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -89,6 +89,12 @@ class Former:
                 self._push(*route.child, use, deliver)
         if slow:
             self._call(junction.position, slow, gradients, owned, deliver)
+
+    def _deliver_zeros(self, parameters: Iterable[nn.Parameter], deliver: Deliver) -> None:
+        """An expert without rows: autograd gives it zeros, not nothing."""
+        for parameter in parameters:
+            zeros = parameter.new_zeros(()).expand(len(self._present), *parameter.shape)
+            deliver(parameter, Formed(zeros, self._of_one(self._here[0])))
 
     def _shape(self, route: Route) -> tuple[int, ...]:
         if route.parameter is None:
