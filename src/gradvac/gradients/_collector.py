@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradvac.gradients._kernels import Stacked, gram
 from gradvac.gradients._segments import Segments, joined
 from gradvac.gradients._update import Weigh
-from gradvac.gradients._uses import Formed, Lookup, Outer, Summed, Table, Use
+from gradvac.gradients._uses import Lookup, Outer, Summed, Table, Use
 
 _CHUNK_BYTES = 1 << 31  # of a large table's task gradients at a time
 _WAITING_BYTES = 1 << 26  # of products that wait to be taken at once
