@@ -24,8 +24,9 @@ from gradvac.gradients import (
     read_losses,
     split,
 )
+from gradvac.hints import some
 from gradvac.models import allow_second_passes, refuse_replicas
-from gradvac.rules import GradVac, Rule
+from gradvac.rules import GradVac, Rule, rule_named
 
 ENGINES = ("auto", "one_backward", "per_task")
 
@@ -63,7 +64,7 @@ class Aligner:
     Args:
         model: The model to train. Its trainable parameters are divided once, here.
         tasks: Names, in the order you want to see them.
-        rule: How task gradients are combined; default `GradVac()`.
+        rule: How task gradients are combined, or the name of such a rule; default `GradVac()`.
         granularity: Which parameters share a component: "whole_model", "enc_dec", "all_layer",
             "all_matrix", or a callable from parameter name to component name.
         engine: "one_backward" (one backward on a mixed batch), "per_task" (one per task, any
@@ -93,7 +94,7 @@ class Aligner:
         self,
         model: nn.Module,
         tasks: Sequence[str],
-        rule: Rule | None = None,
+        rule: Rule | str | None = None,
         granularity: Granularity = "all_layer",
         engine: str = "auto",
         *,
@@ -114,7 +115,8 @@ class Aligner:
                 'offload, storage_dtype: are for engine="per_task"; one_backward stores nothing.'
             )
         refuse_replicas(model)
-        self.rule = GradVac() if rule is None else rule
+        rule = GradVac() if rule is None else rule
+        self.rule = rule_named(rule) if isinstance(rule, str) else rule
         model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper renames parameters
         self.components: Components = split(model, granularity)
         self.rule.bind(self.tasks, tuple(self.components))
@@ -300,8 +302,8 @@ class Aligner:
             )
         if not set(state["components"]) & set(self.components):
             raise ValueError(
-                f"state: was saved with other components ({_some(state['components'])}; here "
-                f"{_some(list(self.components))}); use the granularity it was saved with."
+                f"state: was saved with other components ({some(state['components'])}; here "
+                f"{some(list(self.components))}); use the granularity it was saved with."
             )
         self.rule.load_state_dict(state)
         found = Restored(
@@ -313,7 +315,7 @@ class Aligner:
         return found
 
     def __repr__(self) -> str:
-        tasks = f"{len(self.tasks)} tasks ({_some(self.tasks)})"
+        tasks = f"{len(self.tasks)} tasks ({some(self.tasks)})"
         return (
             f"Aligner({tasks}, rule={self.rule}, {len(self.components)} components, "
             f"engine={self.engine} ({self._asked}: {self._why}))"
@@ -334,7 +336,3 @@ def _differences(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     new = tuple(name for name in here if name not in there)
     return new, tuple(name for name in there if name not in here)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -142,3 +142,10 @@ def test_a_failed_step_leaves_nothing_behind(engine: str) -> None:
         one.backward(own(batch.source, batch.words), batch.tasks)
     for left, right in zip(model.parameters(), fresh.parameters(), strict=True):
         assert torch.equal(left.grad, right.grad)
+
+
+def test_rules_by_name() -> None:
+    aligner = Aligner(torch.nn.Linear(2, 1), ["a", "b"], rule="pcgrad")
+    assert "PCGrad" in repr(aligner)
+    with pytest.raises(ValueError, match="gradvac"):
+        Aligner(torch.nn.Linear(2, 1), ["a", "b"], rule="gradvacc")

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from torch import Tensor, nn
 
+from gradvac.sides import side_and_owner
+
 Granularity = str | Callable[[str], str]
 
 GRANULARITIES = ("whole_model", "enc_dec", "all_layer", "all_matrix")
-_ENCODER = frozenset({"encoder", "encoders", "enc"})
-_DECODER = frozenset({"decoder", "decoders", "dec"})
 
 
 class Components(Mapping[str, tuple[str, ...]]):
@@ -91,7 +91,7 @@ def _assignment(
 
 def _enc_dec(model: nn.Module, parameters: list[str]) -> Callable[[str], str]:
     """Encoder, decoder, and what neither owns (a shared embedding, a head): "shared"."""
-    sides = {name: _side(name) for name in parameters}
+    sides = {name: side_and_owner(name) for name in parameters}
     found = Counter(side for side, _ in sides.values())
     owners = {side: {owner for own, owner in sides.values() if own == side} for side in found}
     # Side by side: the `decoder` inside a masked language model's head makes it no decoder.
@@ -103,19 +103,6 @@ def _enc_dec(model: nn.Module, parameters: list[str]) -> Callable[[str], str]:
             f'{[name for name, _ in model.named_children()]}. Use "all_layer", or a callable.'
         )
     return lambda name: sides[name][0]
-
-
-def _side(name: str) -> tuple[str, str]:
-    """The side a parameter is on, and the path of the module that owns this side."""
-    segments = name.split(".")
-    # The outermost word decides: `decoder.layers.0.encoder_attn` belongs to the decoder.
-    for depth, segment in enumerate(segments):
-        words = frozenset(segment.lower().split("_"))
-        if words & _DECODER:
-            return "decoder", ".".join(segments[:depth])
-        if words & _ENCODER:
-            return "encoder", ".".join(segments[:depth])
-    return "shared", ""
 
 
 def _layers(model: nn.Module) -> dict[str, str]:
