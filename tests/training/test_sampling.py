@@ -161,3 +161,19 @@ def test_a_cap_that_cannot_hold_is_refused() -> None:
         config.shares(UNEVEN, 0, num_rows=500_000)
     with pytest.raises(ValueError, match="does not know beforehand how many rows"):
         config.build(UNEVEN)
+
+
+def test_processes_share_one_draw() -> None:
+    """All slots of all processes are one draw, which another number of processes goes on with."""
+    config = SamplingConfig(temperature=5.0)
+    whole, parts = config.build(SIZES, seed=3), [config.build(SIZES, seed=3) for _ in range(3)]
+    for step in range(4):
+        found = [own.draw_slots(2, step=step, rank=r, size=3) for r, own in enumerate(parts)]
+        np.testing.assert_array_equal(np.concatenate(found), whole.draw(6, step=step))
+    fewer = [config.build(SIZES, seed=0) for _ in range(2)]
+    for own in fewer:
+        own.load_state_dict(parts[0].state_dict())
+    found = [own.draw_slots(3, step=4, rank=r, size=2) for r, own in enumerate(fewer)]
+    np.testing.assert_array_equal(np.concatenate(found), whole.draw(6, step=4))
+    with pytest.raises(ValueError, match=r"rank: must be in 0\.\.1"):
+        whole.draw_slots(1, step=5, rank=2, size=2)

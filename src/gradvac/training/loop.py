@@ -19,7 +19,7 @@ from gradvac.hints import nearest
 from gradvac.training import checkpoint
 from gradvac.training.display import Display
 from gradvac.training.optimizer import set_lr
-from gradvac.training.processes import StopSignals, untouched_random_state
+from gradvac.training.processes import StopSignals, refuse_several, untouched_random_state
 from gradvac.training.recipe import BatchT, Recipe
 from gradvac.training.runlog import RunLog, after
 from gradvac.training.settings import RunConfig
@@ -75,9 +75,8 @@ def train(
     Args:
         recipe: Model, batches, losses, validation.
         settings: The recipe's config.
-        run: The run folder. Killed at any moment and called again, training continues from the
-            last intact checkpoint; on a CPU the weights are those of an uninterrupted run, bit for
-            bit.
+        run: The run folder. Killed at any moment and called again, training continues from the last
+            intact checkpoint; on a CPU, weights are those of an uninterrupted run bit for bit.
         display: Where progress and messages go; None: standard output.
         watch: Called after every step with its number and its `Alignment`.
         files: Name -> contents of files that the run needs wherever its folder is moved, such as a
@@ -88,6 +87,7 @@ def train(
         DivergedError: `train.max_bad_steps` steps in a row were not finite, or the weights are not.
         CheckpointError: A checkpoint could not be written; those before are intact.
     """
+    refuse_several()
     with (
         display or Display() as display,
         RunLog(Path(run), settings, say=display.say) as log,

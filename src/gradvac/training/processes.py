@@ -41,6 +41,17 @@ def peak_memory(device: torch.device) -> float:
     return most / (2**30 if sys.platform == "darwin" else 2**20)
 
 
+def refuse_several() -> None:
+    """Raise where a launcher has started this process as one of several."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size.isdecimal() and int(size) > 1:
+        raise ValueError(
+            f"train: was started as one of {size} processes (WORLD_SIZE), but recipes train in a "
+            "single one; start it without torchrun. In a loop of your own, an Aligner takes a "
+            "model in DistributedDataParallel."
+        )
+
+
 def set_threads(num: int) -> None:
     """Let torch use so many CPU threads; 0: its own choice."""
     if num:

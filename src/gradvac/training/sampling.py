@@ -191,6 +191,27 @@ class TaskSampler:
         found = np.searchsorted(self._edges[temperature], chance, side="right")
         return np.minimum(found, len(self.tasks) - 1)  # the last edge may round to below 1
 
+    def draw_slots(
+        self, num: int, *, step: int, rank: int, size: int
+    ) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Draw the tasks of one process's batch: together, a minibatch of tasks, as the paper has.
+
+        What a process sends to others grows with the number of its tasks, so that few slots per
+        process and many rows per slot are cheap. All processes draw alike and take their own part.
+
+        Args:
+            num: Slots of a process; two of them may draw the same task.
+            step: As in `draw`.
+            rank: Of the process.
+            size: Number of processes.
+
+        Returns:
+            Positions in `tasks`, `[num]`.
+        """
+        if not 0 <= rank < size:
+            raise ValueError(f"rank: must be in 0..{size - 1} for size {size}, got {rank}.")
+        return self.draw(num * size, step=step)[rank * num : (rank + 1) * num]
+
     def state_dict(self) -> dict[str, Any]:
         """Seed and number of draws so far."""
         return {"seed": self._seed, "num_calls": self._num_calls}
