@@ -16,6 +16,7 @@ GradNorm and plain joint training are beside it. See `Aligner` for an example.
     rules/           Gram matrix -> weights: one method per file
     gradients/       autograd engines: task gradients -> Gram matrix, weights -> .grad
     alignment.py     what one step did, for people and records to look at
+    restored.py      what a state that is loaded has in common with what is there
     aligner.py       engine -> Gram -> rule -> .grad; state
     runs/            the run folder: every file name, one atomic write, one lock, scores by task
     corpora/         constructed languages with a known family tree
@@ -36,9 +37,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradvac import rules
-    from gradvac.aligner import Aligner, Restored
+    from gradvac.aligner import Aligner
     from gradvac.alignment import Alignment
     from gradvac.gradients import Components, RowTasks, rows
+    from gradvac.restored import Restored
     from gradvac.rules import *  # noqa: F403
 
     __version__: str
@@ -46,9 +48,10 @@ if TYPE_CHECKING:
     __all__ += rules.__all__  # type: ignore[has-type]
 
 _ROOMS = {
-    "gradvac.aligner": ("Aligner", "Restored"),
+    "gradvac.aligner": ("Aligner",),
     "gradvac.alignment": ("Alignment",),
     "gradvac.gradients": ("Components", "RowTasks", "rows"),
+    "gradvac.restored": ("Restored",),
     "gradvac.rules": ("EmaTarget", "FixedTarget", "Rule", "Weighing", "rule_named"),
 }
 _NAMES = {name: room for room, names in _ROOMS.items() for name in names}

@@ -3,9 +3,9 @@
 # K components, T tasks, B rows
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, overload
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -13,56 +13,35 @@ from torch import Tensor, nn
 from gradvac import gram as geometry
 from gradvac.alignment import Alignment, Part, assemble, warn_if_identical
 from gradvac.gradients import (
-    Again,
+    ENGINES,
     Components,
+    Engine,
+    Engines,
+    Exchange,
     Granularity,
     Losses,
-    OneBackward,
-    PerTask,
-    Refused,
+    Ranks,
     TasksOfRows,
+    Weigh,
+    digest,
     read_losses,
     split,
 )
 from gradvac.hints import some
-from gradvac.models import allow_second_passes, refuse_replicas
+from gradvac.models import allow_second_passes, unwrap
+from gradvac.restored import Restored, differences
 from gradvac.rules import GradVac, Rule, rule_named
 
-ENGINES = ("auto", "one_backward", "per_task")
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What `Aligner.load_state_dict` found: names on one side only."""
-
-    new_tasks: tuple[str, ...]
-    dropped_tasks: tuple[str, ...]
-    new_components: tuple[str, ...]
-    dropped_components: tuple[str, ...]
-
-    @property
-    def complete(self) -> bool:
-        """Whether everything matched."""
-        return not any(
-            (self.new_tasks, self.dropped_tasks, self.new_components, self.dropped_components)
-        )
-
-    def __str__(self) -> str:
-        said = {
-            "tasks that start afresh": self.new_tasks,
-            "saved tasks not used": self.dropped_tasks,
-            "components that start afresh": self.new_components,
-            "saved components not used": self.dropped_components,
-        }
-        found = [f"{what}: {', '.join(names)}" for what, names in said.items() if names]
-        return "; ".join(found) or "everything matched"
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class Aligner:
     """Combines task gradients by a rule, per component and step.
 
     Args:
-        model: The model to train. Its trainable parameters are divided once, here.
+        model: The model to train; in `DistributedDataParallel` if several processes do. Its
+            trainable parameters are divided once, here.
         tasks: Names, in the order you want to see them.
         rule: How task gradients are combined, or the name of such a rule; default `GradVac()`.
         granularity: Which parameters share a component: "whole_model", "enc_dec", "all_layer",
@@ -78,6 +57,10 @@ class Aligner:
         stream_bytes: one_backward lets complete components wait for each other up to this size.
         table_bytes: one_backward never forms task gradients of a matrix larger than this, and
             takes a second product instead.
+        process_group: The processes that train a model which is not in DistributedDataParallel;
+            None: each trains a model of its own.
+        exact: Between processes: False leaves out the inner products of gradients of different
+            processes, and sends less; see the guide.
 
     Example:
         >>> import torch
@@ -104,6 +87,8 @@ class Aligner:
         check: bool = True,
         stream_bytes: int = 1 << 28,
         table_bytes: int = 1 << 32,
+        process_group: "ProcessGroup | Literal['auto'] | None" = "auto",
+        exact: bool = True,
     ) -> None:
         self.tasks = _read_tasks(tasks)
         if engine not in ENGINES:
@@ -114,38 +99,44 @@ class Aligner:
             raise ValueError(
                 'offload, storage_dtype: are for engine="per_task"; one_backward stores nothing.'
             )
-        refuse_replicas(model)
+        model, group = unwrap(model, process_group)
+        if group is not None and (recompute or offload or storage_dtype is not None):
+            raise ValueError(
+                "recompute, offload, storage_dtype: are for a single process; with several, each "
+                "keeps the task gradients of its own rows until they are exchanged."
+            )
+        if group is None and not exact:
+            raise ValueError("exact: False is for several processes; a single one is exact.")
         rule = GradVac() if rule is None else rule
         self.rule = rule_named(rule) if isinstance(rule, str) else rule
-        model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper renames parameters
         self.components: Components = split(model, granularity)
         self.rule.bind(self.tasks, tuple(self.components))
-        self._asked, self._said = engine, set[str]()
-        self._per_task = PerTask(
-            model, self.components, storage_dtype=storage_dtype, offload=offload
+        self._engines = Engines(
+            engine,
+            model,
+            self.components,
+            self.tasks,
+            recompute=recompute,
+            storage_dtype=storage_dtype,
+            offload=offload,
+            check=check,
+            stream_bytes=stream_bytes,
+            table_bytes=table_bytes,
+            is_shared=group is not None,
         )
-        self._one_backward: OneBackward | None = None
-        if engine != "per_task":
-            self._one_backward = OneBackward(
-                model,
-                self.components,
-                self.tasks,
-                recompute=recompute,
-                check=check,
-                keep_graph=engine == "auto",
-                stream_bytes=stream_bytes,
-                table_bytes=table_bytes,
-            )
         allow_second_passes()
-        self._ran: OneBackward | PerTask = self._one_backward or self._per_task
-        self._why = "as asked" if engine == "per_task" else "no batch so far"
         self._pending: dict[int, Tensor] = {}  # losses of accumulated tasks, by position
         self._first = True
+        self._exchange: Exchange | None = None
+        if group is not None:
+            self._exchange = Exchange(
+                model, self.components, self.tasks, Ranks(group), exact=exact, facts=self._facts
+            )
 
     @property
     def engine(self) -> str:
         """The engine that ran last, or will run first: "one_backward" or "per_task"."""
-        return self._ran.name
+        return self._engines.ran.name
 
     @overload
     def backward(
@@ -175,7 +166,9 @@ class Aligner:
         """Differentiate, combine by the rule, and add the update to `.grad`.
 
         Entries of one task are summed, so normalise them as you want them weighted. With `Sum()`
-        the result equals `losses.sum().backward()`.
+        the result equals `losses.sum().backward()`. Of several processes, each gives its own rows,
+        and the update is the mean over processes, as it is without an aligner; a process that has
+        no rows gives none, `backward({})`, because the others wait for it.
 
         Args:
             losses: One entry per row of the batch, `[B]`, with `tasks_of_rows`; or a mapping
@@ -189,85 +182,90 @@ class Aligner:
         Returns:
             What was done; None with `accumulate=True`.
         """
+        if self._exchange is not None:
+            return self._backward_together(self._exchange, losses, tasks_of_rows, accumulate)
         given = read_losses(losses, tasks_of_rows, self.tasks)
-        earlier = dict(self._pending)
+        is_later = bool(self._pending)
+        self._add_losses(given)
+        try:
+            if accumulate:
+                self._engines.run(lambda engine: engine.accumulate(given), is_later=is_later)
+                return None
+            alignment = self._take_step(given, is_later)
+        except BaseException:
+            self.detach()
+            raise
+        self._pending = {}
+        return alignment
+
+    def _add_losses(self, given: Losses) -> None:
         for position, loss in zip(given.present, given.task_losses(), strict=True):
             before = self._pending.get(position)
             self._pending[position] = loss if before is None else before + loss
+
+    def _backward_together(
+        self,
+        exchange: Exchange,
+        losses: Tensor | Mapping[str, Tensor],
+        tasks_of_rows: TasksOfRows | None,
+        accumulate: bool,
+    ) -> Alignment | None:
+        """What `backward` does in each of several processes: all of them agree, or none moves."""
         try:
-            alignment = self._run(given, bool(earlier), accumulate)
-        except BaseException:
-            for engine in (self._one_backward, self._per_task):
-                if engine is not None:
-                    engine.discard()
-            self._pending = {}
+            if not isinstance(losses, Tensor | Mapping) or len(losses):
+                given = read_losses(losses, tasks_of_rows, self.tasks)
+                self._engines.run(lambda engine: exchange.collect(engine, given), is_later=False)
+                self._add_losses(given)
+        except Exception as error:
+            self.detach()
+            if not accumulate:
+                exchange.agreement.fail(error)
             raise
-        if not accumulate:
-            self._pending = {}
-        return alignment
-
-    def _run(self, losses: Losses, is_later: bool, accumulate: bool) -> Alignment | None:
-        """One micro-batch, in one_backward if that is possible."""
-        engine = self._one_backward
-        if engine is None or (is_later and self._ran is self._per_task):
-            return self._run_in(self._per_task, losses, accumulate)
+        if accumulate:
+            return None
         try:
-            alignment = self._run_in(engine, losses, accumulate)
-        except Refused as refusal:
-            if self._asked == "one_backward" or (is_later and not engine.has_accumulated):
-                raise
-            self._continue_per_task(str(refusal))
-            return self._run_in(self._per_task, losses, accumulate)
-        self._why = engine.describe()
-        return alignment
+            agreed = exchange.agree(self._pending)
+            fold = partial(exchange.fold, agreed)
+            return self._align(fold, agreed.present, agreed.losses)
+        finally:
+            self.detach()
 
-    def _continue_per_task(self, reason: str) -> None:
-        assert self._one_backward is not None
-        self._per_task.take_over(self._one_backward.hand_over())
-        self._why = reason.removeprefix("engine: ").removesuffix(' Use engine="per_task".')
-        if reason not in self._said:
-            self._said.add(reason)
-            warnings.warn(f'engine: "auto" continues with per_task. {self._why}', stacklevel=5)
+    def _take_step(self, losses: Losses, is_later: bool) -> Alignment:
+        present = tuple(self._pending)
+        values = torch.stack([self._pending[position] for position in present])
 
-    def _run_in(
-        self, engine: OneBackward | PerTask, losses: Losses, accumulate: bool
-    ) -> Alignment | None:
-        try:
-            alignment = self._one_try(engine, losses, accumulate)
-        except Again:  # it was learned anew: once more
-            alignment = self._one_try(engine, losses, accumulate)
-        self._ran = engine
-        return alignment
+        def step(engine: Engine) -> Alignment:
+            fold = partial(engine.backward, losses, present=present)
+            return self._align(fold, present, values)
 
-    def _one_try(
-        self, engine: OneBackward | PerTask, losses: Losses, accumulate: bool
-    ) -> Alignment | None:
-        if not accumulate:
-            return self._step(engine, losses, tuple(self._pending))
-        engine.accumulate(losses)
-        return None
+        return self._engines.run(step, is_later=is_later)
 
-    def _step(
-        self, engine: OneBackward | PerTask, given: Losses, present: tuple[int, ...]
+    def _align(
+        self, fold: Callable[[Weigh], None], present: tuple[int, ...], losses: Tensor
     ) -> Alignment:
-        losses = torch.stack([self._pending[position] for position in present])
+        """A step of the rule around a fold of the gradients, which asks for weights."""
         parts: list[Part] = []
 
         def weigh(components: Sequence[int], gram: Tensor) -> Tensor:
             weighing = self.rule.weigh(components, gram)
-            parts.append(Part(components, gram, weighing.weights, weighing.target, weighing.active))
-            return weighing.weights
+            weights = weighing.weights
+            if self._exchange is not None:  # whatever a rule draws, replicas stay equal
+                weights = self._exchange.ranks.from_first(weights)
+            parts.append(Part(components, gram, weights, weighing.target, weighing.active))
+            return weights
 
         self.rule.begin(present, losses)
-        engine.backward(given, weigh, present=present)
+        fold(weigh)
         unused = sorted(set(range(len(self.components))) - {k for p in parts for k in p.components})
         if unused:  # no module of theirs ran: nothing to weigh, but something to report
-            dtype = geometry.working_dtype(given.device)
+            dtype = geometry.working_dtype(losses.device)
             weigh(unused, losses.new_zeros(len(unused), len(present), len(present), dtype=dtype))
         self.rule.commit()
         names = [self.tasks[position] for position in sorted(present)]
         order = [present.index(position) for position in sorted(present)]
-        alignment = assemble(parts, tuple(names), tuple(self.components), order)
+        alignment = assemble(
+            parts, tuple(names), tuple(self.components), order, exact=self.is_exact
+        )
         if self._first and len(names) > 1 and bool(alignment.gram.isfinite().all()):
             self._first = False
             warn_if_identical(alignment)
@@ -275,10 +273,23 @@ class Aligner:
 
     def detach(self) -> None:
         """Let go of the model. There is nothing to undo: the model was only read."""
-        for engine in (self._one_backward, self._per_task):
-            if engine is not None:
-                engine.discard()
+        self._engines.discard()
+        if self._exchange is not None:
+            self._exchange.discard()
         self._pending = {}
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether Gram matrices are those of the whole batch of all processes."""
+        return self._exchange is None or self._exchange.exact
+
+    def _facts(self) -> dict[str, object]:
+        """What all processes have to agree on, besides the model."""
+        return {
+            "rule": self.rule,
+            "the state of the rule": digest(self.rule.state_dict()),
+            "exact": self.is_exact,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, with the task and component names it belongs to."""
@@ -306,9 +317,11 @@ class Aligner:
                 f"{some(list(self.components))}); use the granularity it was saved with."
             )
         self.rule.load_state_dict(state)
+        if self._exchange is not None:
+            self._exchange.agreement.state_changed()
         found = Restored(
-            *_differences(self.tasks, state["tasks"]),
-            *_differences(tuple(self.components), state["components"]),
+            *differences(self.tasks, state["tasks"]),
+            *differences(tuple(self.components), state["components"]),
         )
         if not found.complete:
             warnings.warn(f"state: {found}.", stacklevel=2)
@@ -316,9 +329,13 @@ class Aligner:
 
     def __repr__(self) -> str:
         tasks = f"{len(self.tasks)} tasks ({some(self.tasks)})"
+        where = ""
+        if self._exchange is not None:
+            how = "exact" if self._exchange.exact else "approximate: no products between processes"
+            where = f", {self._exchange.ranks.size} processes ({how})"
         return (
             f"Aligner({tasks}, rule={self.rule}, {len(self.components)} components, "
-            f"engine={self.engine} ({self._asked}: {self._why}))"
+            f"engine={self.engine} ({self._engines.asked}: {self._engines.why}){where})"
         )
 
 
@@ -329,10 +346,3 @@ def _read_tasks(tasks: Sequence[str]) -> tuple[str, ...]:
     if twice:
         raise ValueError(f"tasks: {twice[0]!r} occurs twice; every task needs a name of its own.")
     return tuple(tasks)
-
-
-def _differences(
-    here: Sequence[str], there: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    new = tuple(name for name in here if name not in there)
-    return new, tuple(name for name in there if name not in here)

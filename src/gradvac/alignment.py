@@ -28,6 +28,7 @@ class Alignment:
         target: `[K, T, T]`, the targets this step was held to; NaN for rules without targets.
         active: bool `[K, T, T]`: [k, i, j] if g_i was altered against g_j.
         gram: `[K, T, T]`, inner products of the unaltered task gradients.
+        exact: False if products between gradients of different processes were left out of `gram`.
     """
 
     tasks: tuple[str, ...]
@@ -36,6 +37,7 @@ class Alignment:
     target: Tensor
     active: Tensor
     gram: Tensor = field(repr=False)
+    exact: bool = True
 
     @cached_property
     def similarity(self) -> Tensor:
@@ -60,7 +62,7 @@ class Alignment:
     def __repr__(self) -> str:
         return (
             f"Alignment({len(self.tasks)} tasks, {len(self.components)} components, "
-            f"device={self.gram.device})"
+            f"device={self.gram.device}{'' if self.exact else ', approximate'})"
         )
 
 
@@ -80,6 +82,8 @@ def assemble(
     tasks: tuple[str, ...],
     components: tuple[str, ...],
     order: Sequence[int],
+    *,
+    exact: bool = True,
 ) -> Alignment:
     """Put parts together: components in model order, tasks moved to `order`."""
     positions = [k for part in parts for k in part.components]
@@ -100,6 +104,7 @@ def assemble(
         target=joined("target"),
         active=joined("active"),
         gram=joined("gram"),
+        exact=exact,
     )
 
 
@@ -121,5 +126,5 @@ def warn_if_identical(alignment: Alignment) -> None:
             "losses: all tasks have the same gradient. If every task was given the loss of the "
             "whole batch, its gradients were summed before they came here and cannot be "
             "separated; give each task the loss of its own rows.",
-            stacklevel=5,
+            stacklevel=8,
         )

@@ -1,15 +1,75 @@
 """What the aligner asks of a model before it reads its graphs."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _TAG = "gradvac"
 
 
-def refuse_replicas(model: nn.Module) -> None:
-    """Raise for models whose gradients are exchanged between processes."""
+def unwrap(
+    model: nn.Module, process_group: ProcessGroup | Literal["auto"] | None
+) -> tuple[nn.Module, ProcessGroup | None]:
+    """The model inside wrappers of torch, and the processes that train it together.
+
+    Args:
+        model: A model, compiled or not, in DistributedDataParallel or not.
+        process_group: What the caller of the aligner said.
+
+    Raises:
+        ValueError: Its gradients would be exchanged behind our back, or not at all.
+    """
+    model = _compiled(model)
     if not torch.distributed.is_available():
-        return
+        return model, None
+    from torch.nn.parallel import DistributedDataParallel
+
+    if isinstance(model, DistributedDataParallel):
+        _refuse_options(model)
+        if process_group not in ("auto", model.process_group):
+            raise ValueError(
+                "process_group: the model brings its own; leave it out, or give the plain module "
+                "(model.module)."
+            )
+        process_group = model.process_group
+        model = _compiled(model.module)
+    _refuse_replicas(model)
+    if process_group == "auto":
+        _refuse_to_guess()
+        return model, None
+    if process_group is not None:
+        _refuse_shared_statistics(model)
+    return model, process_group
+
+
+def _compiled(model: nn.Module) -> nn.Module:
+    """torch.compile's wrapper renames parameters."""
+    return getattr(model, "_orig_mod", model)
+
+
+def _refuse_options(model: nn.parallel.DistributedDataParallel) -> None:
+    refused = {
+        "static_graph=True": model.static_graph,
+        "mixed_precision=...": model.mixed_precision is not None,
+        "delay_all_reduce_named_params=...": model._delay_all_reduce_all_params,
+    }
+    for option, is_set in refused.items():
+        if is_set:
+            raise ValueError(
+                f"model: DistributedDataParallel with {option} exchanges gradients in the middle "
+                "of a backward, which the Aligner does at its end; leave the option out "
+                "(torch.autocast is the mixed precision that both understand)."
+            )
+
+
+def _refuse_replicas(model: nn.Module) -> None:
+    """Raise for models whose gradients are exchanged in ways that are not understood here."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -18,10 +78,33 @@ def refuse_replicas(model: nn.Module) -> None:
         if isinstance(module, replicas):
             which = type(module).__name__ if not name else f"{name} ({type(module).__name__})"
             raise ValueError(
-                f"model: {which} exchanges gradients between processes, which the Aligner does not "
-                "take part in yet; every process would train a model of its own. Give it the plain "
-                "module (model.module) in a single process."
+                f"model: {which} exchanges gradients between processes in a way that the Aligner "
+                "does not take part in; every process would train a model of its own. Wrap the "
+                "whole model, and nothing else, in DistributedDataParallel; or give the plain "
+                "module and process_group=torch.distributed.group.WORLD."
             )
+
+
+def _refuse_shared_statistics(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise ValueError(
+                f"model: {name} (SyncBatchNorm) makes the rows of all processes depend on each "
+                "other, so their tasks cannot be separated; use nn.BatchNorm or nn.LayerNorm."
+            )
+
+
+def _refuse_to_guess() -> None:
+    """A plain model in a job of several processes: together, or each for itself?"""
+    from torch import distributed
+
+    if distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise ValueError(
+            f"process_group: this job has {distributed.get_world_size()} processes, but the model "
+            "is a plain module. Give process_group=torch.distributed.group.WORLD to train one "
+            "model together (or wrap it in DistributedDataParallel), or process_group=None to "
+            "train one model per process."
+        )
 
 
 def allow_second_passes() -> None:

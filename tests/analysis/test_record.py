@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +272,9 @@ def test_a_killed_process_leaves_a_record_that_opens(tmp_path: Path) -> None:
         steps = read_record(path).steps.tolist()
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) >= reached - 2 * 5
+
+
+def test_approximate_similarities_are_called_so(tmp_path: Path) -> None:
+    alignments = [replace(own, exact=False) for own in make_alignments(2)]
+    write(tmp_path / "record.bin", alignments, rule="gradvac")
+    assert read_record(tmp_path).rule == "gradvac(approximate similarities)"

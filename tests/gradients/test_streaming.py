@@ -94,8 +94,8 @@ def test_second_backward_holds_one_parameter_at_a_time(held: Held, deep: nn.Sequ
 def test_nothing_is_left_after_a_step(deep: nn.Sequential) -> None:
     aligner = attach(deep, rule())
     aligner.backward(distance(deep(torch.randn(B, S, D, dtype=torch.float64))), UNSORTED)
-    assert aligner._one_backward is not None
-    assert not aligner._one_backward.collector.buffers
+    assert aligner._engines._one_backward is not None
+    assert not aligner._engines._one_backward.collector.buffers
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -12,6 +12,7 @@ FLOORS = {
     "sides": 0,
     "indices": 0,
     "models": 0,
+    "restored": 0,
     "tasks": 0,
     "rules": 1,
     "gradients": 1,

@@ -73,6 +73,7 @@ class Recorder:
             raise ValueError(f"every, chunk: must be at least 1, got {every} and {chunk}.")
         self._every, self._chunk_size = every, chunk
         self._tasks, self._rule, self._vaccinated = tuple(tasks), rule, vaccinated
+        self._is_exact = True
         self._components: tuple[str, ...] = ()
         self._device = torch.device("cpu")
         self._open, self._waiting = _Chunk(), list[_Chunk]()
@@ -90,6 +91,7 @@ class Recorder:
         if step % self._every:
             return
         self._components, self._device = alignment.components, alignment.gram.device
+        self._is_exact &= alignment.exact
         while self._waiting and _has_arrived(self._waiting[0]):
             self._write(self._waiting.pop(0))
         self._open.steps.append(step)
@@ -130,7 +132,7 @@ class Recorder:
         names: dict[str, Any] = {
             "tasks": self._tasks,
             "components": self._components,
-            "rule": self._rule,
+            "rule": self._rule if self._is_exact else f"{self._rule}(approximate similarities)",
         }
         if self._vaccinated is not None:
             names["vaccinated"] = list(self._vaccinated)

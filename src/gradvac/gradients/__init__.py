@@ -9,6 +9,7 @@ behind, and holds task gradients only one component at a time.
     _components.py    which parameters share one Gram matrix
     _rows.py          `gradvac.rows`, with which a forward names the tasks of packed rows
     _per_task.py      the reference engine
+    _choice.py        which of the engines runs
     _one_backward.py  the fast engine, from losses to updates
     _graph.py         the autograd graph, read but never changed
     _junctions.py     the nodes where parameters meet the rows of the batch
@@ -24,32 +25,41 @@ behind, and holds task gradients only one component at a time.
     _uses.py          what one use of a parameter contributes
     _collector.py     collects uses, and folds components as they complete
     _update.py        the waist to the rules, and the way into `.grad`
+    _exchange.py      task gradients of several processes, put together exactly
+    _agreement.py     what the processes tell each other before
+    _distributed.py   all collectives between them
     _kernels.py       Gram matrices, combinations and grouped products
     _triton_stacks.py Gram matrices and combinations on CUDA
     _triton_sums.py   sums by task on CUDA
 """
 
+from gradvac.gradients._agreement import digest
+from gradvac.gradients._choice import ENGINES, Engine, Engines
 from gradvac.gradients._components import Components, Granularity, split
+from gradvac.gradients._distributed import Ranks
+from gradvac.gradients._exchange import Exchange
 from gradvac.gradients._kernels import gram
 from gradvac.gradients._losses import Losses, TasksOfRows, read_losses
 from gradvac.gradients._one_backward import OneBackward
 from gradvac.gradients._per_task import PerTask
-from gradvac.gradients._plan import Refused
 from gradvac.gradients._rows import RowTasks, rows
-from gradvac.gradients._step import Again
 from gradvac.gradients._update import Weigh
 
 __all__ = [
-    "Again",
+    "ENGINES",
     "Components",
+    "Engine",
+    "Engines",
+    "Exchange",
     "Granularity",
     "Losses",
     "OneBackward",
     "PerTask",
-    "Refused",
+    "Ranks",
     "RowTasks",
     "TasksOfRows",
     "Weigh",
+    "digest",
     "gram",
     "read_losses",
     "rows",

@@ -184,9 +184,15 @@ class OneBackward:
             yield leaf, self._everyone[0], gradient
         self.discard()
 
-    def task_gradients(self, losses: Losses, deliver: Deliver) -> None:
-        """Show every parameter's task gradients, in the order of `losses.present`."""
-        step = self._begin(self._read(losses), losses, losses.present)
+    def task_gradients(self, losses: Losses, deliver: Deliver) -> dict[Tensor, Tensor]:
+        """Show every parameter's task gradients, in the order of `losses.present`.
+
+        Returns:
+            The plain gradients of leaves that are not the model's.
+        """
+        graph = self._read(losses)
+        with self._giving_way():
+            step = self._begin(graph, losses, losses.present)
         collector = Collector(self.collector.members)
         collector.open(step.plan.uses, None, None)
 
@@ -196,7 +202,9 @@ class OneBackward:
                 deliver(parameter, buffer.whole())
 
         try:
-            step.run(collector, show)
+            with self._giving_way(step.is_careful):
+                step.run(collector, show)
+            return dict(step.outside)
         finally:
             step.close()
 

@@ -27,6 +27,8 @@ class PerTask:
         components: Its components.
         storage_dtype: Of the stored task gradients; None: that of each parameter.
         offload: Store task gradients in host memory; each component visits the device twice.
+        is_shared: Other processes train this model too, which a backward through `.grad` would
+            call upon at every task.
     """
 
     name = "per_task"
@@ -38,12 +40,13 @@ class PerTask:
         *,
         storage_dtype: torch.dtype | None = None,
         offload: bool = False,
+        is_shared: bool = False,
     ) -> None:
         parameters = dict(model.named_parameters())
         self._members = [[parameters[p] for p in own] for own in components.values()]
         self._model = model
         self._parameters = {p: None for own in self._members for p in own}
-        self._storage_dtype, self._offload = storage_dtype, offload
+        self._storage_dtype, self._offload, self._is_shared = storage_dtype, offload, is_shared
         self._rows: dict[int, dict[Tensor, Tensor]] = {}  # task -> parameter -> gradient
         self._outside: dict[Tensor, Tensor] = {}  # plain gradients of leaves that are not ours
 
@@ -73,16 +76,22 @@ class PerTask:
 
     def task_gradients(
         self, losses: Losses, deliver: Callable[[nn.Parameter, Tensor], None]
-    ) -> None:
-        """Show every parameter's task gradients, in the order of `losses.present`."""
+    ) -> dict[Tensor, Tensor]:
+        """Show every parameter's task gradients, in the order of `losses.present`.
+
+        Returns:
+            The plain gradients of leaves that are not the model's.
+        """
         self.discard()
         self.accumulate(losses)
         rows = [self._rows.get(task, {}) for task in losses.present]
+        outside = self._outside
         self.discard()
         for parameter in self._parameters:
             stacked = _stack(rows, parameter)
             if len(stacked):
                 deliver(parameter, stacked.view(-1, *parameter.shape))
+        return outside
 
     def discard(self) -> None:
         """Forget what was accumulated."""
@@ -94,6 +103,11 @@ class PerTask:
         refuse_changed(self._model, self._parameters, outside)
         if len(losses.present) > 1:
             graph.refuse_compiled_too_early()
+        if graph.is_reentrant and self._is_shared:
+            raise ValueError(
+                "losses: their graph has reentrant checkpoints, which several processes cannot "
+                "separate by task; use torch.utils.checkpoint with use_reentrant=False."
+            )
         retain = _retain_graph(losses, graph)
         leaves = [p for p in self._parameters if p.requires_grad]  # some may be frozen by now
         gradients_of = _through_grad if graph.is_reentrant else _plain_gradients

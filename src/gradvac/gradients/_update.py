@@ -9,11 +9,14 @@ Weigh = Callable[[Sequence[int], Tensor], Tensor]
 """Components (positions) and their Gram matrices [K, T, T] -> weights [K, T]."""
 
 
-def add_to_grad(leaves: Sequence[Tensor], updates: Sequence[Tensor]) -> None:
+def add_to_grad(
+    leaves: Sequence[Tensor], updates: Sequence[Tensor], *, by_hand: bool = False
+) -> None:
     """Accumulate final gradients.
 
     Where somebody waits for a leaf's gradient, autograd itself accumulates it, so that hooks are
-    torch's business.
+    torch's business; unless it is done by hand, because a replica's own hooks, which cannot be
+    told apart there, would exchange it once more.
     """
     watched: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
@@ -27,5 +30,22 @@ def add_to_grad(leaves: Sequence[Tensor], updates: Sequence[Tensor]) -> None:
                 leaf.grad = update
             else:  # fused optimizers take for granted that both lie alike in memory
                 leaf.grad = torch.empty_like(leaf).copy_(update)
-    if watched:
+    if by_hand:
+        for leaf, update in watched:
+            _accumulate(leaf, update)
+    elif watched:
         torch.autograd.backward([leaf for leaf, _ in watched], [own for _, own in watched])
+
+
+@torch.no_grad()
+def _accumulate(leaf: Tensor, update: Tensor) -> None:
+    """What autograd does with a leaf's gradient."""
+    for hook in list((leaf._backward_hooks or {}).values()):
+        changed = hook(update)
+        update = update if changed is None else changed
+    if leaf.grad is None:
+        leaf.grad = torch.empty_like(leaf).copy_(update)
+    else:
+        leaf.grad.add_(update)
+    for hook in list((leaf._post_accumulate_grad_hooks or {}).values()):
+        hook(leaf)

@@ -1,0 +1,39 @@
+"""What a state that is loaded has in common with what is there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What `Aligner.load_state_dict` found: names on one side only."""
+
+    new_tasks: tuple[str, ...]
+    dropped_tasks: tuple[str, ...]
+    new_components: tuple[str, ...]
+    dropped_components: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything matched."""
+        return not any(
+            (self.new_tasks, self.dropped_tasks, self.new_components, self.dropped_components)
+        )
+
+    def __str__(self) -> str:
+        said = {
+            "tasks that start afresh": self.new_tasks,
+            "saved tasks not used": self.dropped_tasks,
+            "components that start afresh": self.new_components,
+            "saved components not used": self.dropped_components,
+        }
+        found = [f"{what}: {', '.join(names)}" for what, names in said.items() if names]
+        return "; ".join(found) or "everything matched"
+
+
+def differences(
+    here: Sequence[str], there: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names that only the first has, and names that only the second has."""
+    new = tuple(name for name in here if name not in there)
+    return new, tuple(name for name in there if name not in here)
