@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from gradvac.cli import app
 from gradvac.experiments import compare_runs, find_runs, to_json, to_markdown
+from gradvac.experiments.verdicts import front
 from gradvac.runs import RunFolder
 
 from .made_runs import make_run
@@ -153,3 +154,16 @@ def test_command(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["compare", str(folder), "--baseline", "jiont"])
     assert refused.exit_code == 1
     assert "joint" in refused.stderr
+
+
+def test_the_front_of_resource_levels(tmp_path: Path) -> None:
+    """One is best for high, one for low resources, one in between; one is beaten everywhere."""
+    made = {"flat": (0.5, 0.7), "even": (0.6, 0.6), "steep": (0.7, 0.5), "beaten": (0.4, 0.4)}
+    for number, (name, (high, low)) in enumerate(made.items()):
+        quality = {"en-fr": high, "en-hi": low}
+        settings = {"sampling.temperature": float(number + 1)}
+        make_run(tmp_path / name / "seed-0", quality=quality, settings=settings)
+    found = compare_runs([tmp_path])
+    levels = [row for row in found.rows if row.kind == "level"]
+    assert set(front(levels)) == {"flat", "even", "steep"}
+    assert "Trade-off between resource levels" in to_markdown(found)

@@ -79,6 +79,7 @@ def test_runs_come_after_those_they_need() -> None:
     [
         ({"methods": [{"name": "a"}, {"name": "a"}]}, "there twice"),
         ({"grid": {"train.seed": []}}, "at least one value"),
+        ({"methods": [{"name": "a", "set": {"x.y": 1}, "grid": {"x.y": [2]}}]}, "sets and varies"),
         (
             {"methods": [{"name": "a", "set": {"model.init": "{run:frist}"}}, {"name": "first"}]},
             "first",

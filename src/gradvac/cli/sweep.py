@@ -10,7 +10,7 @@ import typer
 from gradvac.cli._common import config_folders, needs
 
 if TYPE_CHECKING:
-    from gradvac.experiments import Sweep
+    from gradvac.experiments import Sweep, Trial
 
 
 @needs("nmt", "tagging", "report")
@@ -41,7 +41,7 @@ def sweep(
     Runs are in OUT/METHOD/seed-N: `gradvac compare OUT` compares them. What each method was given
     in runs, steps and seconds is in OUT/budget.md.
     """
-    from gradvac.experiments import budget_table, budgets
+    from gradvac.experiments import budget_table, budgets, prediction_table, predictions
     from gradvac.runs.files import write_text
 
     if launcher not in ("local", "submitit"):
@@ -67,6 +67,12 @@ def sweep(
     table = budget_table(budgets(ended))
     write_text(found.out / "budget.md", table)
     print(table, end="")
+    points: dict[str, list[Trial]] = {}
+    for trial in found.trials:
+        points.setdefault(trial.name, []).append(trial)
+    if told := predictions(points):
+        write_text(found.out / "prediction.md", prediction_table(told))
+        print(f"How far short runs predicted long ones is in {found.out / 'prediction.md'}.")
     failed = [trial for trial, how in ended.items() if how.status == "failed"]
     for trial in failed:
         print(f"{trial.label}: failed: {ended[trial].error}")

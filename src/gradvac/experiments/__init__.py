@@ -15,6 +15,7 @@ the runs: from one config, several at a time, resumable.
     worker.py       one run in a process of its own
     launchers.py    processes of this machine, or submitit
     halving.py      the weaker half stops early
+    prediction.py   how far short runs predict long ones
     budget.py       what every method was given
     frozen.py       a rule's mean weights, from the record of a run
 """
@@ -23,6 +24,7 @@ from gradvac.experiments.budget import Budget, budget_table, budgets
 from gradvac.experiments.comparison import Comparison, compare_groups, compare_runs
 from gradvac.experiments.groups import Group, ScoredRun, find_runs, group_runs, read_run
 from gradvac.experiments.plan import SweepConfig, Trial, expand
+from gradvac.experiments.prediction import Prediction, prediction_table, predictions
 from gradvac.experiments.sweep import Ended, Sweep
 from gradvac.experiments.tables import to_json, to_markdown
 
@@ -31,6 +33,7 @@ __all__ = [
     "Comparison",
     "Ended",
     "Group",
+    "Prediction",
     "ScoredRun",
     "Sweep",
     "SweepConfig",
@@ -42,6 +45,8 @@ __all__ = [
     "expand",
     "find_runs",
     "group_runs",
+    "prediction_table",
+    "predictions",
     "read_run",
     "to_json",
     "to_markdown",

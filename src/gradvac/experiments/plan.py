@@ -101,6 +101,10 @@ class SweepConfig(Section):
             for key, values in grid.items():
                 if not values or len({repr(value) for value in values}) < len(values):
                     raise ValueError(f"grid: {key} must have at least one value, and each once")
+        for method in self.methods:
+            both = [key for key in {**method.grid, **method.parts} if key in method.set]
+            if both:
+                raise ValueError(f"methods: {method.name!r} both sets and varies {both[0]}")
         many = [method.name for method in self.methods if len(method.parts) > 1]
         if many:
             raise ValueError(f"methods: {many[0]!r} has parts of several settings; give one")

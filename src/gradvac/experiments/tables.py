@@ -10,7 +10,7 @@ from typing import Any
 
 from gradvac.experiments.comparison import Comparison
 from gradvac.experiments.curves import Cost
-from gradvac.experiments.verdicts import Cell, Row
+from gradvac.experiments.verdicts import Cell, Row, front
 
 _UNKNOWN = "-"
 
@@ -43,6 +43,9 @@ def to_markdown(comparison: Comparison) -> str:
         rows = [row for row in others if row.kind == kind]
         if rows:
             parts += [f"## {title}", _rows(rows, methods)]
+    levels = [row for row in others if row.kind == "level"]
+    if levels and len(methods) > 2:
+        parts += ["## Trade-off between resource levels", _trade_off(levels)]
     if comparison.losses:
         parts += ["## Losses, at equal steps and at equal time", _rows(comparison.losses, methods)]
     parts += ["## Cost", _costs(comparison)]
@@ -98,6 +101,15 @@ def _cell(cell: Cell | None, row: Row) -> str:
     if cell.against is None:
         return _mean(cell, row)
     return f"{_mean(cell, row)} ({_signed(cell.against.difference, row)}, {cell.against.verdict})"
+
+
+def _trade_off(levels: Sequence[Row]) -> str:
+    """Who is on the Pareto front of the resource levels."""
+    best = front(levels)
+    return (
+        f"No other method is at least as good at all levels and better at one: {', '.join(best)}. "
+        "By means over seeds, without a test: the verdicts above say what is more than noise."
+    )
 
 
 def _costs(comparison: Comparison) -> str:

@@ -133,3 +133,25 @@ def _verdict(change: float, p_value: float, higher_is_better: bool) -> str:
     if p_value >= LEVEL:
         return NOISE
     return BETTER if (change > 0) == higher_is_better else WORSE
+
+
+def front(rows: Sequence[Row]) -> list[str]:
+    """Methods that no other one equals or beats in all rows and beats in one: the Pareto front.
+
+    By means over seeds, without a test: a method may be on it by chance. Methods that lack a row
+    are left out.
+    """
+    signs = [1.0 if row.higher_is_better else -1.0 for row in rows]
+    names = [name for name in rows[0].cells if all(name in row.cells for row in rows)]
+    points = {
+        name: [sign * row.cells[name].mean for sign, row in zip(signs, rows, strict=True)]
+        for name in names
+    }
+
+    def is_beaten(own: list[float]) -> bool:
+        return any(
+            other != own and all(a >= b for a, b in zip(other, own, strict=True))
+            for other in points.values()
+        )
+
+    return [name for name, own in points.items() if not is_beaten(own)]
