@@ -52,7 +52,6 @@ with tempfile.TemporaryDirectory() as folder:
         train_dataset=data,
         tasks=[f"en-{language}" for language in LANGUAGES],
         rule=GradVac(vaccinated=["en-sw", "en-zu"]),
-        engine="per_task",
     )
     trainer.train()
 print(trainer.aligner.tasks, trainer.alignment.similarity.mean(0))

@@ -50,10 +50,16 @@ def assert_same(one: Gradients, other: Gradients) -> None:
             torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.parametrize("engine", ["per_task", "auto"])
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sum_gives_the_plain_trainers_gradients(
-    kind: str, accumulation: int, make_model: Make, make_examples: Make, arguments: Make
+    kind: str,
+    accumulation: int,
+    engine: str,
+    make_model: Make,
+    make_examples: Make,
+    arguments: Make,
 ) -> None:
     """Seven micro-batches in groups of three: the last group is a single one."""
     examples = make_examples(kind, 42)
@@ -69,7 +75,7 @@ def test_sum_gives_the_plain_trainers_gradients(
         kept = Gradients()
         aligned: dict[str, Any] = {}
         if trainer_class is AlignedTrainer:
-            aligned = {"tasks": TASKS, "rule": Sum(), "engine": "per_task"}
+            aligned = {"tasks": TASKS, "rule": Sum(), "engine": engine}
         trainer = trainer_class(
             model=make_model(kind),
             args=arguments(**options),
