@@ -144,7 +144,7 @@ class Graph:
         """Raise if a compiled region writes over what its forward saved: it can run only once."""
         for node, name in zip(self.nodes, self.names, strict=True):
             if name == "CompiledFunctionBackward":
-                described = getattr(getattr(node, "_forward_cls", None), "metadata", None)
+                described: Any = getattr(getattr(node, "_forward_cls", None), "metadata", None)
                 if getattr(described, "bw_donated_idxs", ()) is None:
                     described.bw_donated_idxs = []  # in the form that is asked for on other threads
                 elif getattr(described, "bw_donated_idxs", None):
@@ -210,7 +210,7 @@ def _put_back(raw: Any, holder: Any, value: Tensor) -> None:
 
     cells = (cell.cell_contents for cell in raw.unpack_hook.__closure__)
     frame = next(content for content in cells if hasattr(content, "recomputed"))
-    task = torch._C._current_graph_task_id()  # type: ignore[attr-defined]
+    task = torch._C._current_graph_task_id()
     handle = _Handle()
     frame.recomputed[task][handle] = value
     holder.handles[task] = handle

@@ -249,11 +249,11 @@ class Look:
         if dims is ANY or codes is None or key not in plain or key not in coded:
             return False
         shape = self.graph.shape(mover)
-        dims = {d % len(shape) if d < 0 else d for d in dims}
+        moved = {d % len(shape) if d < 0 else d for d in dims}
         for layout in layouts(shape, len(codes)):
             result = fit(plain[key], self.same[key], coded[key], shape, layout, codes)
             if self._is_explained(result.unexplained, result.rounding):
-                return layout.dim not in dims
+                return layout.dim not in moved
         return False
 
     def _lowest(self) -> torch.dtype:

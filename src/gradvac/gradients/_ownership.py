@@ -95,7 +95,7 @@ class TaskCodes:
     def of_tasks(self, number: int) -> Tensor:
         """The code of every task in one of the passes, `[T]`."""
         digits = torch.arange(self._num_tasks) // self.base**number % self.base
-        return 2.0 ** (-self._octaves * digits.double())
+        return torch.exp2(-self._octaves * digits.double())
 
     def decode(self, plain: Tensor, coded: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The task of every entry, and how much of the marks it does not explain (0-dim)."""
@@ -136,7 +136,8 @@ def share(plain: Tensor, coded: Tensor, codes: Tensor, group: Tensor, size: int)
     expected = codes[..., None] * plain
     both = torch.stack([expected.abs().sum(-1), (coded - expected).abs().sum(-1)])
     mass, rest = _sums(both.reshape(2, -1), group.reshape(-1), size)
-    return (rest / (mass + 1e-3 * mass.mean()).clamp_min(1e-30)).max()
+    shares: Tensor = rest / (mass + 1e-3 * mass.mean()).clamp_min(1e-30)
+    return shares.max()
 
 
 def _sums(values: Tensor, group: Tensor, size: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ def run_pass(
         retain: Keep the graph.
     """
     handles, ends = [], []
-    inputs: list[Tensor | GradientEdge] = []
+    inputs: list[Any] = []  # tensors and edges
     try:
         for number, junction in enumerate(drawing.junctions):
             node = graph.nodes[junction.position]

@@ -99,7 +99,8 @@ class Segments:
     def entries_by_task(self, length: int) -> tuple[Tensor, ...]:
         """The positions of every task's entries in a dimension of `length`."""
         every = torch.arange(length, device=self.tasks.device)
-        return self.sort(every).split(self.counts(length))
+        parts: tuple[Tensor, ...] = self.sort(every).split(self.counts(length))
+        return parts
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the entries of each task: `[N, D]` -> `[T, D]`, in float32 or better."""
