@@ -58,7 +58,7 @@ def test_without_structure_claims_are_rare(num: int, settings: dict) -> None:
         ({"by_step": 0.3}, {"Time"}),
         ({"by_step": 0.3, "measured": False}, {"Time"}),
     ],
-    ids=lambda value: "-".join(map(str, value)),
+    ids=lambda value: "-".join(sorted(map(str, value))),
 )
 def test_what_was_planted_is_found(planted: dict, kinds: set[str]) -> None:
     found = Counter(
