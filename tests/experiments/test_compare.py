@@ -167,3 +167,11 @@ def test_the_front_of_resource_levels(tmp_path: Path) -> None:
     levels = [row for row in found.rows if row.kind == "level"]
     assert set(front(levels)) == {"flat", "even", "steep"}
     assert "Trade-off between resource levels" in to_markdown(found)
+
+
+def test_frozen_weights_of_every_seed_are_one_method(tmp_path: Path) -> None:
+    for seed in range(2):
+        weights = {"encoder": {"en-fr": 1.0 + seed, "en-hi": 1.0}}
+        settings = {"align.component_weights": weights}
+        make_run(tmp_path / "frozen" / f"seed-{seed}", rule="frozen", seed=seed, settings=settings)
+    assert compare_runs([tmp_path]).seeds == {"frozen": (0, 1)}

@@ -19,6 +19,7 @@ SEED = "train.seed"
 SEED_FOLDER = "seed-"  # begins the name of a run's folder within that of its method
 PART = "+"  # METHOD+PART: models that stand together for one method, such as bilingual ones
 _INIT = "model.init"
+_FROZEN = "align.component_weights."  # from a run of the same seed, and so other ones for each
 _NOT_COMPARED = {
     *(SEED, "align.seed", "sampling.seed", "data.prepared", "data.root"),
     *(f"train.{key}" for key in TECHNICAL),
@@ -113,7 +114,11 @@ def read_run(path: Path, *, split: str, weights: str | int, metric: str | None) 
     if counts is not None:
         _check_counts(path, chosen, counts)
     settings = _settings(folder)
-    compared = {key: value for key, value in settings.items() if key not in _NOT_COMPARED}
+    compared = {
+        key: value
+        for key, value in settings.items()
+        if key not in _NOT_COMPARED and not key.startswith(_FROZEN)
+    }
     signature = folder.read_signature()
     if _INIT in settings:
         compared[_INIT] = _parent(Path(str(settings[_INIT])))
