@@ -122,6 +122,7 @@ def read_run(path: Path, *, split: str, weights: str | int, metric: str | None) 
     signature = folder.read_signature()
     if _INIT in settings:
         compared[_INIT] = _parent(Path(str(settings[_INIT])))
+        compared.pop("data.vocabulary.model", None)  # that run's
     else:  # weights to start from are part of the data, and differ from seed to seed
         compared["data"] = signature.get("data", "")
     return ScoredRun(
