@@ -33,6 +33,7 @@ def test_the_configs_of_the_paper_are_there() -> None:
         "tatoeba",
         "bible",
         "families",
+        "twin",
     }
     paper = {code for code, real in languages.LANGUAGES.items() if real.resource_level}
     massive = config.load(NmtConfig, CONFIGS / "massive25.toml")

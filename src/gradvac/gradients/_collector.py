@@ -64,7 +64,7 @@ class Dense:
         return self.gradients
 
     def gram(self) -> Tensor:
-        return gram(self.gradients.flatten(1))
+        return gram(_flat(self.gradients))
 
 
 class Chunked:
@@ -254,9 +254,7 @@ class _Fold:
                 if buffer.waits is not None:
                     waiting.setdefault(buffer.waits.segments, []).append((parameter, buffer.waits))
         formed = _take_sums(waiting)
-        stacks = [
-            formed[p] if p in formed else _of(buffers[p]).gradients.flatten(1) for p, _ in dense
-        ]
+        stacks = [formed[p] if p in formed else _flat(_of(buffers[p]).gradients) for p, _ in dense]
         self._stacked = Stacked(stacks, [component for _, component in dense], self._num)
         self.parameters = [p for p, _ in dense] + [p for p, _, _ in self._tables]
 
@@ -275,6 +273,11 @@ class _Fold:
         """The updates, in the order of `parameters`."""
         updates = self._stacked.combine(weights) if self._stacked else []
         return updates + [table.combine(weights[component]) for _, component, table in self._tables]
+
+
+def _flat(gradients: Tensor) -> Tensor:
+    """`[T, *shape]` -> `[T, P]`, of single numbers too."""
+    return gradients.reshape(len(gradients), -1)
 
 
 def _of(buffer: Dense | Chunked) -> Dense:
