@@ -53,7 +53,9 @@ class Dense:
 
     @property
     def nbytes(self) -> int:
-        return 0 if self._gradients is None else self._gradients.nbytes
+        held = self._gradients if self.waits is None else self.waits.values
+        assert held is not None
+        return held.nbytes
 
     def copy(self) -> "Dense":
         twin = copy.copy(self)
