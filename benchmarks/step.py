@@ -10,7 +10,9 @@ so that their owners are measured every step; `compiled` is joint with torch.com
 `one_backward_compiled` one_backward on a compiled model; `torchjd` is TorchJD's GradVac per layer;
 `pairwise` is GradVac on flat gradient vectors, as multi-task libraries commonly have it. A step
 includes the optimizer. `--graph` replays the whole step as a CUDA graph, where launches cost
-nothing.
+nothing. `--rounds 3` measures every mode three times, taking turns, and gives the median of the
+rounds' ratios: a host whose speed changes within a run does not decide. Peak memory is that of all
+steps from the second on, those that verify the layout of rows included.
 """
 
 import argparse
@@ -19,8 +21,9 @@ import json
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -157,7 +160,7 @@ MAKERS = {
 
 
 def measure(args: argparse.Namespace, size: str, num_tasks: int, mode: str) -> dict[str, float]:
-    """Median seconds and peak GiB of a step."""
+    """Median seconds of a step, and the peak GiB of all steps but the first."""
     device = args.device
     torch.compiler.reset()  # what another mode compiled may have given its buffers away
     torch.manual_seed(1)
@@ -176,13 +179,41 @@ def measure(args: argparse.Namespace, size: str, num_tasks: int, mode: str) -> d
             backward()
         optimizer.step()
 
-    repeat(step, 3, device)
-    run = captured(step) if args.graph else step
+    repeat(step, 1, device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
+    repeat(step, args.warmup, device)
+    run = captured(step) if args.graph else step
     times = repeat(run, args.iterations, device)
     memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
     return {"seconds": statistics.median(times), "spread": max(times) - min(times), "gib": memory}
+
+
+def compare(args: argparse.Namespace, size: str, num_tasks: int) -> Iterator[dict[str, Any]]:
+    """A row per mode, relative to the first: medians over rounds in which the modes take turns."""
+    rounds: dict[str, list[dict[str, float]]] = {mode: [] for mode in args.modes}
+    for _ in range(args.rounds):
+        for mode in args.modes:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    rounds[mode].append(measure(args, size, num_tasks, mode))
+            except torch.OutOfMemoryError:
+                print(f"{size:5} {num_tasks:5} {mode:21} out of memory", flush=True)
+            finally:
+                gc.collect()
+                if args.device == "cuda":
+                    torch.cuda.empty_cache()
+    floor = rounds[args.modes[0]]
+    for mode, measured in rounds.items():
+        if len(measured) < len(floor):
+            continue
+        ratios = [own["seconds"] / one["seconds"] for own, one in zip(measured, floor, strict=True)]
+        gib = max(own["gib"] for own in measured)
+        row: dict[str, Any] = {"size": size, "tasks": num_tasks, "mode": mode, "graph": args.graph}
+        row |= {"seconds": statistics.median(own["seconds"] for own in measured), "gib": gib}
+        row |= {"time": statistics.median(ratios), "ratios": ratios}
+        yield row | {"memory": gib / max(one["gib"] for one in floor) if gib else 1.0}
 
 
 def repeat(step: Callable[[], None], most: int, device: str) -> list[float]:
@@ -224,6 +255,8 @@ def main() -> None:
         default=["joint", "one_backward", "per_task", "pairwise", "torchjd"],
     )
     parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--warmup", type=int, default=11, help="the first looks are over then")
+    parser.add_argument("--rounds", type=int, default=1, help="the modes take turns so often")
     parser.add_argument("--graph", action="store_true")
     parser.add_argument("--interleaved", action="store_true", help="rows not sorted by task")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -234,26 +267,10 @@ def main() -> None:
     print(f"{'size':5} {'tasks':>5} {'mode':21} {'ms':>9} {'time':>6} {'GiB':>7} {'memory':>6}")
     for size in args.size:
         for num_tasks in args.tasks:
-            floor: dict[str, float] = {}
-            for mode in args.modes:
-                row = {"size": size, "tasks": num_tasks, "mode": mode, "graph": args.graph}
-                try:
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("ignore")
-                        found = measure(args, size, num_tasks, mode)
-                except torch.OutOfMemoryError:
-                    print(f"{size:5} {num_tasks:5} {mode:21} out of memory", flush=True)
-                    continue
-                finally:
-                    gc.collect()
-                    if args.device == "cuda":
-                        torch.cuda.empty_cache()
-                floor = floor or found
-                row |= found | {"time": found["seconds"] / floor["seconds"]}
-                row["memory"] = found["gib"] / floor["gib"] if floor["gib"] else 1.0
+            for row in compare(args, size, num_tasks):
                 rows.append(row)
                 print(
-                    f"{size:5} {num_tasks:5} {mode:21} {1e3 * row['seconds']:9.2f} "
+                    f"{size:5} {num_tasks:5} {row['mode']:21} {1e3 * row['seconds']:9.2f} "
                     f"{row['time']:6.2f} {row['gib']:7.2f} {row['memory']:6.2f}",
                     flush=True,
                 )
