@@ -35,7 +35,8 @@ lint: install  ## ruff and mypy
 test: lint  ## lint, type-check, run all tests
 	$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-docs: install  ## build the documentation into site/
+docs: install  ## write what follows from the code into the pages, build them into site/
+	$(BIN)/python docs/write_pages.py
 	$(BIN)/mkdocs build --strict
 
 bench: install  ## time the rules and a small step on this machine

@@ -41,7 +41,8 @@ def main(folder: Path) -> None:
             recorder(step, aligner.backward(rows, [task for task in tasks for _ in range(16)]))
             optimizer.step()
     batches = {t: [lambda t=t: losses(model, [t], 500).sum()] * 4 for t in tasks}
-    save_similarities(folder / "similarity.npz", measure(model, batches, "all_layer", step=200))
+    measured = measure(model, batches, "all_layer", step=200)
+    save_similarities(folder / "similarity.npz", measured.parts)
     run = load_run(folder, families=FAMILIES)
     for sentence in summarise(run):
         print(f"{sentence.about}: {sentence.text}")

@@ -55,7 +55,7 @@ def test_measure_is_that_of_the_cpu(offload: bool) -> None:
     def found(device: str) -> list[np.ndarray]:
         model.to(device)
         batches = {task: [partial(loss, device, x) for x in own] for task, own in inputs.items()}
-        return [one.values for one in measure(model, batches, offload=offload)]
+        return [one.values for one in measure(model, batches, offload=offload).parts]
 
     for one, other in zip(found("cpu"), found("cuda"), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)

@@ -85,14 +85,14 @@ COMPONENTS = {
 def test_against_gradients_taken_one_by_one(
     model: Model, batches: dict[str, list[Callable[[], Tensor]]]
 ) -> None:
-    found = measure(model, batches, ["all_layer", "enc_dec"], step=7)
-    assert [(one.granularity, one.lines) for one in found] == [
+    measured = measure(model, batches, ["all_layer", "enc_dec"], step=7)
+    assert [(one.granularity, one.lines) for one in measured.parts] == [
         ("all_layer", "same"),
         ("all_layer", "different"),
         ("enc_dec", "same"),
         ("enc_dec", "different"),
     ]
-    for same, different in (found[:2], found[2:]):
+    for same, different in zip(measured.same.values(), measured.different.values(), strict=True):
         assert same.tasks == TASKS
         assert same.steps.tolist() == [7]
         expected = COMPONENTS[same.granularity]
@@ -138,7 +138,7 @@ def test_one_backward_equals_per_task(model: Model, storage: dict[str, bool]) ->
     batches = [partial(rows_of, model, n) for n in range(4)]
     slow = measure(model, batches, tasks=TASKS)
     fast = measure(model, batches, tasks=TASKS, engine="one_backward", **storage)
-    for one, other in zip(slow, fast, strict=True):
+    for one, other in zip(slow.parts, fast.parts, strict=True):
         np.testing.assert_allclose(one.values, other.values, atol=1e-6)
         np.testing.assert_allclose(one.reliability, other.reliability, atol=1e-6)
     single = {
@@ -146,7 +146,7 @@ def test_one_backward_equals_per_task(model: Model, storage: dict[str, bool]) ->
         for t, task in enumerate(("hi", "fr", "tr"))
     }
     by_task = measure(model, single, tasks=TASKS)
-    np.testing.assert_allclose(by_task[0].values, slow[0].values, atol=1e-6)
+    np.testing.assert_allclose(by_task.parts[0].values, slow.parts[0].values, atol=1e-6)
     assert type(model.encoder) is nn.Linear
     assert all(p.grad is None for p in model.parameters())
 
@@ -170,7 +170,7 @@ def measure_signal_and_noise(signals: Tensor, noises: Tensor) -> tuple[Similarit
         task: [lambda g=g: F.linear(g[None], model.weight).sum() for g in given[t]]
         for t, task in enumerate(TASKS[: len(signals)])
     }
-    return measure(model, batches)
+    return measure(model, batches).parts
 
 
 def test_reliability_and_corrected_cosine_with_exact_noise() -> None:

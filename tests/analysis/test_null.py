@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def test_a_planted_distance_and_a_planted_difference_are_found() -> None:
     far = np.array(
         [[0.3 if a == b else 1.0 for b in structure.FAMILIES] for a in structure.FAMILIES]
     )
-    near = run.distances._replace(values=far)  # type: ignore[union-attr]
+    near = replace(run.distances, values=far)  # type: ignore[union-attr]
     assert "Distance" in claims(structure_with(run, near))
     other = structure.make(draw, name="other", shared=0.5)
     assert "difference" in claims_of_two(structure.make(draw), other)

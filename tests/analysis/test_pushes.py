@@ -2,6 +2,7 @@
 
 # T tasks
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,6 @@ def test_one_sentence_per_task() -> None:
     said = [sentence.text for sentence in say_pushes(pushes)]
     assert "Losses that other tasks are predicted to push up: mr (by fr) and fr (by hi)." in said
     assert "Predicted to get worse by the whole update: fr." in said
-    unsure = pushes._replace(p_values=certain + 1, total_p_values=certain[0] + 1)
+    unsure = replace(pushes, p_values=certain + 1, total_p_values=certain[0] + 1)
     assert "en-fr (-25%, can be chance)" in say_each_push(unsure)[1].text
     assert say_pushes(unsure)[-1].text == "No task is clearly predicted to push another's loss up."

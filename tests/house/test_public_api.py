@@ -57,9 +57,6 @@ def test_rules_speak_for_themselves(rule: type[gradvac.Rule]) -> None:
     assert not rule.does.endswith(".")
     assert ">>> from gradvac import" in (rule.__doc__ or "")
     assert set(rule.task_options) | set(rule.config_keys) <= set(options_of(rule))
-    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-    assert f'| `{rule.__name__}` | `"{rule.name}"` | {rule.does} |' in guide, "its row in the table"
-    assert f"::: gradvac.{rule.__name__}" in (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 
 
 def test_results_with_tensors_compare_by_identity() -> None:

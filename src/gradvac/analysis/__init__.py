@@ -5,19 +5,19 @@ steps and for free (`Recorder`); but batches differ from task to task and are sm
 compares gradients on given batches, such as a set that says the same things in all languages, and
 tells how reliable they are. Both give `Similarities`: steps, components, tasks, cosines.
 
-    similarities.py   the data class; `similarity.npz`
-    measure.py        gradients of any PyTorch model -> Similarities
-    recorder.py       Alignment -> `record.bin`, while training
-    record.py         `record.bin` -> Record; a format that NumPy alone can read
-    components.py     where in a model a component is, by its name
-    heat_maps.py      an Alignment as pixels, for TensorBoard
-    step_log.py       an Alignment as a few numbers, for the log of any loop
-    run.py            a run folder as report and figures see it
-    scores.py         scores of several runs, by one metric
-    statistics/       families, distances, layers, steps, runs (SciPy)
-    views.py          what figures and report have in common
-    figures/          the paper's figures
-    report/           one page to look at
+    similarities.py      the data class; `similarity.npz`
+    measurement.py       gradients of any PyTorch model -> Similarities
+    recorder.py          Alignment -> `record.bin`, while training
+    record.py            `record.bin` -> Record; a format that NumPy alone can read
+    components.py        where in a model a component is, by its name
+    heat_map_images.py   an Alignment as pixels, for TensorBoard
+    step_log.py          an Alignment as a few numbers, for the log of any loop
+    run.py               a run folder as report and figures see it
+    scores.py            scores of several runs, by one metric
+    statistics/          families, distances, layers, steps, runs (SciPy)
+    views.py             what figures and report have in common
+    figures/             the paper's figures
+    report/              one page to look at
 
 A loop of your own:
 
@@ -26,8 +26,8 @@ A loop of your own:
         recorder(step, aligner.backward(losses, tasks))
 """
 
-from gradvac.analysis.heat_maps import heat_maps
-from gradvac.analysis.measure import measure
+from gradvac.analysis.heat_map_images import heat_maps
+from gradvac.analysis.measurement import Measured, measure
 from gradvac.analysis.record import Record, read_record
 from gradvac.analysis.recorder import Recorder
 from gradvac.analysis.run import KnownDistances, Run, load_run
@@ -41,6 +41,7 @@ from gradvac.analysis.step_log import step_values
 
 __all__ = [
     "KnownDistances",
+    "Measured",
     "Record",
     "Recorder",
     "Run",

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,8 @@ from gradvac.analysis.similarities import Similarities, load_similarities
 from gradvac.runs import RunFolder, TaskScores
 
 
-class KnownDistances(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class KnownDistances:
     """How far apart tasks are known to be, whatever their gradients say.
 
     Attributes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +118,7 @@ def _on_tasks(table: KnownDistances, tasks: Sequence[str]) -> KnownDistances:
         if name in rows and known[rows[name]].any():
             row_of[task] = rows[name]
     chosen = list(row_of.values())
-    return table._replace(tasks=tuple(row_of), values=table.values[np.ix_(chosen, chosen)])
+    return replace(table, tasks=tuple(row_of), values=table.values[np.ix_(chosen, chosen)])
 
 
 def _is_of_two_others(task: str, tasks: Sequence[str]) -> bool:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,8 @@ import numpy.typing as npt
 Tokens = npt.NDArray[np.integer]
 
 
-class Ragged(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Ragged:
     """Sentences of any length, one after the other."""
 
     tokens: Tokens  # [N]
@@ -38,5 +39,5 @@ class Ragged(NamedTuple):
     @classmethod
     def join(cls, parts: Sequence[Ragged]) -> Ragged:
         """Put the sentences of several together."""
-        tokens, lengths = zip(*parts, strict=True)
-        return cls(np.concatenate(tokens), np.concatenate(lengths))
+        tokens = np.concatenate([part.tokens for part in parts])
+        return cls(tokens, np.concatenate([part.lengths for part in parts]))

@@ -31,9 +31,8 @@ class _Align(Section):
     """How task gradients are combined.
 
     Attributes:
-        rule: What `gradvac.rules.RULES` names: "gradvac", "pcgrad", "mgda", "gradnorm", "torchjd";
-            "sum" for joint training whose task gradients are recorded, "none" for joint training
-            without them: plain autograd.
+        rule: The name of a [rule](guide.md#rules); "sum" is joint training whose task gradients
+            are recorded, "none" joint training without them: plain autograd.
         granularity: Which parameters share a component.
         engine: How task gradients are obtained.
         recompute: one_backward: a second backward pass instead of stored task gradients.

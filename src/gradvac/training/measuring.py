@@ -24,7 +24,7 @@ from gradvac.analysis import (
     measure,
     save_similarities,
 )
-from gradvac.analysis.measure import Batches
+from gradvac.analysis.measurement import Batches
 from gradvac.runs import RunFolder
 from gradvac.runs.files import remove_leftovers
 from gradvac.training import checkpoint
@@ -75,18 +75,18 @@ def measure_checkpoints(
         ValueError: There is no checkpoint, or similarities that were measured otherwise.
     """
     folder = RunFolder(run)
-    found = find_weights(run, weights, say=partial(console.print, markup=False))
+    every = find_weights(run, weights, say=partial(console.print, markup=False))
     with folder.lock_beside("similarity"):
         remove_leftovers(run, of=folder.similarity)
         before = _read_before(folder.similarity, about)
-        measured = set(before[0].steps.tolist()) if before else set()
-        left = [one for one in found if one.step not in measured]
+        steps = set(before[0].steps.tolist()) if before else set()
+        left = [one for one in every if one.step not in steps]
         with _progress(console, len(left) * plan.num_batches) as progress:
             bar = progress.add_task("", total=len(left) * plan.num_batches)
             for one in left:
                 progress.update(bar, description=f"step {one.step}")
                 load_weights(model, one.read(), origin=f"{run}, step {one.step}")
-                parts = measure(
+                measured = measure(
                     model,
                     plan.batches(model),
                     granularities,
@@ -96,8 +96,8 @@ def measure_checkpoints(
                     offload=offload,
                     tick=lambda: progress.advance(bar),
                 )
-                old = zip(before, parts, strict=True)
-                before = tuple(map(concatenate, old)) if before else parts
+                together = zip(before, measured.parts, strict=True)
+                before = tuple(map(concatenate, together)) if before else measured.parts
                 save_similarities(folder.similarity, before, json.dumps(about))
     return before
 

@@ -4,6 +4,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, permutations
 from math import factorial, prod
@@ -84,7 +85,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-class Shuffles(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Shuffles:
     """Ways to shuffle: `[N, T]`, and whether they are all there are (the true one among them)."""
 
     orders: NDArray[np.int64]

@@ -13,7 +13,7 @@ from one half and the update from the other, so that the shares are unbiased.
 # S steps, K components, T tasks
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,8 @@ Matrix = NDArray[np.floating]
 _MOST_BLOCKS = 10  # neighbouring steps are alike, so that means over long stretches are compared
 
 
-class Pushes(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Pushes:
     """Predicted fall of every task's loss, per unit of learning rate.
 
     Attributes:

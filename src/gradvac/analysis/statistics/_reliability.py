@@ -9,7 +9,7 @@ that chance may have moved by more than `REACH` is not told at all.
 
 # S steps, K components, T tasks
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,8 @@ Matrix = NDArray[np.floating]
 REACH = 0.05  # half a 99 % interval: more is "not reliable enough"
 
 
-class Corrected(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Corrected:
     """Corrected similarities of all pairs.
 
     Attributes:

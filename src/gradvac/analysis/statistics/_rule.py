@@ -2,7 +2,7 @@
 
 # S steps, K components, T tasks
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,8 @@ from gradvac.analysis.record import Record
 Counts = NDArray[np.int64]
 
 
-class RuleCounts(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class RuleCounts:
     """Directed pairs (i, j) at every step, over the layers of the model, each `[S]`.
 
     Only eligible pairs count: task i is vaccinated, and the similarity of both is known. A

@@ -3,6 +3,7 @@
 # T tasks
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -55,7 +56,8 @@ def similarity_against_score(
     return RankCorrelation(rho, (float(low), float(high)), p_value)
 
 
-class RunComparison(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class RunComparison:
     """Two runs on the same tasks.
 
     `difference` is second minus first, `[T, T]`; `change` tests it over tasks; `pattern` says

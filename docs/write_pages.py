@@ -1,6 +1,10 @@
-"""Writes settings.md: every setting with its type, default and meaning, from the config classes.
+"""Writes the parts of these pages that follow from the code.
 
-python docs/write_settings.py          (a test compares the page with what this would write)
+    settings.md      every setting with its type, default and meaning, from the config classes
+    guide.md         the table of rules, from their classes
+    api.md           the list of rules
+
+python docs/write_pages.py          (a test compares the pages with what this would write)
 """
 
 from __future__ import annotations
@@ -18,15 +22,17 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from gradvac.nmt import NmtConfig
+from gradvac.rules import RULES
 from gradvac.tagging import TaggingConfig
 from gradvac.training import RunConfig
 from gradvac.training._toml import write_toml
 
-PAGE = Path(__file__).with_name("settings.md")
+DOCS = Path(__file__).parent
+_BEGIN, _END = "<!-- written by docs/write_pages.py -->\n", "<!-- until here -->\n"
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _INTRODUCTION = """# Settings
 
-Every setting of a run: written by `python docs/write_settings.py` from the classes that read them.
+Every setting of a run: written by `python docs/write_pages.py` from the classes that read them.
 A setting is a line of a TOML file, or an override on the command line, `section.key=value`. What is
 not set has its default; a run folder's `config.toml` holds all of them. *Required* ones have none.
 """
@@ -130,8 +136,8 @@ def tables(section: type[BaseModel], name: str) -> list[str]:
     ]
 
 
-def page() -> str:
-    """The whole page."""
+def settings_page() -> str:
+    """The whole page of settings."""
     lines = [_INTRODUCTION]
     shared = RunConfig.model_fields
     for title, model in (
@@ -147,6 +153,37 @@ def page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def rule_table() -> str:
+    """The rules with what configs call them and what they do."""
+    rows = [f'| `{rule.__name__}` | `"{name}"` | {rule.does} |' for name, rule in RULES.items()]
+    return "\n".join(["| class | name | what it does |", "| --- | --- | --- |", *rows]) + "\n"
+
+
+def rule_list() -> str:
+    """The rules as the page of the API includes them."""
+    return "\n".join(f"::: gradvac.{rule.__name__}\n" for rule in RULES.values())
+
+
+def with_part(page: str, part: str) -> str:
+    """A page with what stands between the two marks replaced."""
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    assert begin, "the page has lost its marks"
+    assert end, "the page has lost its marks"
+    return f"{before}{begin}\n{part}\n{end}{after}"
+
+
+def pages(docs: Path) -> dict[str, str]:
+    """Name -> text, of every page of a folder that this writes or has a part in."""
+    parts = {"guide.md": rule_table(), "api.md": rule_list()}
+    made = {
+        name: with_part((docs / name).read_text(encoding="utf-8"), part)
+        for name, part in parts.items()
+    }
+    return made | {"settings.md": settings_page()}
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    sys.stdout.write(f"{PAGE} is written.\n")
+    for name, text in pages(DOCS).items():
+        (DOCS / name).write_text(text, encoding="utf-8")
+    sys.stdout.write("The pages are written.\n")

@@ -2,7 +2,8 @@
 
     model.eval()
     batches = {"fr": [lambda b=b: loss(model, b) for b in french], "hi": [...]}
-    same, different = measure(model, batches, granularity="all_layer")
+    measured = measure(model, batches, "all_layer")
+    same = measured.same["all_layer"]
     print(same.tasks, same.values[0].mean(0))                        # [T, T]
 
 Raw cosines measure noise as much as tasks: with few sentences all are near 0. So every task's
@@ -23,6 +24,7 @@ its device, while products are taken. 25 tasks and 60 M parameters in float32: 1
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -51,6 +53,25 @@ Rows = Callable[[], tuple[Tensor, TasksOfRows]]
 Batches = Mapping[str, Sequence[Loss]] | Sequence[Rows]
 
 
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What `measure` found: similarities at one step, by the name of their granularity.
+
+    Attributes:
+        same: On the same lines.
+        different: On different lines, with what `statistics.corrected` and
+            `statistics.measured_pushes` need.
+    """
+
+    same: Mapping[str, Similarities]
+    different: Mapping[str, Similarities]
+
+    @property
+    def parts(self) -> tuple[Similarities, ...]:
+        """All of them: of every granularity those on the same lines, then on different lines."""
+        return tuple(lines[name] for name in self.same for lines in (self.same, self.different))
+
+
 def measure(
     model: nn.Module,
     batches: Batches,
@@ -62,7 +83,7 @@ def measure(
     storage_dtype: torch.dtype | None = None,
     offload: bool = False,
     tick: Callable[[], None] | None = None,
-) -> tuple[Similarities, ...]:
+) -> Measured:
     """Cosines between the gradients of tasks, on the same and on different lines.
 
     `.grad` and the model's mode stay as they are; in training mode dropout blurs the gradients.
@@ -82,29 +103,31 @@ def measure(
         tick: Called after every batch, such as to move a progress bar.
 
     Returns:
-        For every granularity, in order: the similarities on the same lines, then those on
-        different lines, at one step.
+        The similarities on the same lines and those on different lines, by granularity.
 
     Raises:
         ValueError: There are fewer than two tasks or batches of a task, they are not in lists, or a
             task or the name of a granularity comes twice.
     """
-    names = _read_tasks(batches, tasks)
+    tasks = _read_tasks(batches, tasks)
     granularities = _read_granularities(granularity)
     components = [split(model, one) for one in granularities]
-    store = _Store(model, names, storage_dtype=storage_dtype, offload=offload)
+    store = _Store(model, tasks, storage_dtype=storage_dtype, offload=offload)
     if engine not in ("per_task", "one_backward"):
         raise ValueError(f'engine: must be "per_task" or "one_backward", got {engine!r}.')
     whole = split(model, "all_layer")
-    separate = PerTask(model, whole) if engine == "per_task" else OneBackward(model, whole, names)
-    _run(batches, names, lambda half, losses: store.add(half, losses, separate), tick)
+    separate = PerTask(model, whole) if engine == "per_task" else OneBackward(model, whole, tasks)
+    _run(batches, tasks, lambda half, losses: store.add(half, losses, separate), tick)
     grams = store.grams()
-    measured: list[Similarities] = []
+    same, different = {}, {}
     for one, members in zip(granularities, components, strict=True):
         # Inner products are additive over parameters: a component's is the sum of its parameters'.
-        found = [torch.stack([grams[p] for p in own]).sum(0) for own in members.values()]
-        measured += _compare(torch.stack(found), names, tuple(members), step, _name(one))
-    return tuple(measured)
+        summed = [torch.stack([grams[p] for p in names]).sum(0) for names in members.values()]
+        label = _name(one)
+        same[label], different[label] = _compare(
+            torch.stack(summed), tasks, tuple(members), step, label
+        )
+    return Measured(same, different)
 
 
 class _Store:
@@ -142,20 +165,20 @@ class _Store:
 
     def grams(self) -> dict[str, Tensor]:
         """Inner products of all halves by parameter, `[2T, 2T]`, on the host; frees the store."""
-        found = {}
+        grams = {}
         for parameter, name in self._names.items():
             gradients = [row.pop(name, None) for row in self._rows]
-            known = next((g for g in gradients if g is not None), None)
-            if known is None:
-                found[name] = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
+            example = next((g for g in gradients if g is not None), None)
+            if example is None:
+                grams[name] = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
                 continue
             device = parameter.device
-            stacked = known.new_zeros(len(gradients), parameter.numel(), device=device)
+            stacked = example.new_zeros(len(gradients), parameter.numel(), device=device)
             for row, gradient in zip(stacked, gradients, strict=True):
                 if gradient is not None:
                     row.copy_(gradient.reshape(-1))
-            found[name] = gram(stacked).cpu().double()
-        return found
+            grams[name] = gram(stacked).cpu().double()
+        return grams
 
 
 def _run(
@@ -167,8 +190,8 @@ def _run(
     """Give every batch to `add`, with the number of its half."""
     tick = tick or (lambda: None)
     if isinstance(batches, Mapping):
-        for task, own in batches.items():
-            for number, run in enumerate(own):
+        for task, functions in batches.items():
+            for number, run in enumerate(functions):
                 add(number % 2, read_losses({task: run()}, None, tasks))
                 tick()
         return
@@ -186,15 +209,15 @@ def _compare(
     across = _cosine(grams)[:, :num, num:]  # [i, j]: cos(A_i, B_j)
     reliability = across.diagonal(dim1=1, dim2=2)  # [K, T]
     half_norms = geometry.norms(grams).unflatten(1, (2, num))  # [K, 2, T]
-    same, different, own, crossed, norms = (
+    same, different, agreement, crossed, norms = (
         one.float().numpy()[None]
         for one in (_cosine(whole), (across + across.mT) / 2, reliability, across, half_norms)
     )
     steps = np.array([step], dtype=np.int64)
     made = partial(Similarities, tasks, components, steps, granularity=granularity)
     return (
-        made(same, own, lines="same"),
-        made(different, own, crossed, norms, lines="different"),
+        made(same, agreement, lines="same"),
+        made(different, agreement, crossed, norms, lines="different"),
     )
 
 
