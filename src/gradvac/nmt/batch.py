@@ -97,7 +97,7 @@ class Side:
             packed: Keep them one after the other instead of padding with token 0.
             longest: S, if it shall be more than the longest sentence has.
         """
-        tokens, lengths = sentences
+        tokens, lengths = sentences.tokens, sentences.lengths
         ends = np.concatenate([[0], np.cumsum(lengths)])
         longest = longest or int(lengths.max())
         if packed:
