@@ -21,6 +21,8 @@ TWIN = ROOT / "configs" / "nmt" / "twin.toml"
 class InProcess:
     """A launcher that runs workers at once, here: torch takes its time to import."""
 
+    jobs = 1
+
     def __init__(self) -> None:
         self.ended: dict[Any, int] = {}
         self.started: list[str] = []
@@ -35,7 +37,7 @@ class InProcess:
                 self.ended[task] = 1
         return task
 
-    def wait_for_one(self) -> dict[Any, int]:
+    def wait_for_one(self, timeout: float | None = None) -> dict[Any, int]:
         ended, self.ended = self.ended, {}
         return ended
 

@@ -23,8 +23,8 @@ def test_a_grid_is_every_combination() -> None:
     assert len(trials) == 8
     assert [str(trial.run) for trial in trials[:3]] == [
         "out/sum-rows=16/seed-0",
-        "out/sum-rows=16/seed-1",
         "out/sum-rows=32/seed-0",
+        "out/gradvac-rows=16/seed-0",
     ]
     assert trials[0].settings == {"align.rule": "sum", "batch.rows": 16, "train.seed": 0}
     assert {trial.method for trial in trials} == {"sum", "gradvac"}
@@ -46,13 +46,13 @@ def test_methods_have_grids_of_their_own() -> None:
     assert [str(trial.run) for trial in found] == [
         "out/joint-temperature=1.0/seed-0",
         "out/joint-temperature=5.0/seed-0",
-        "out/joint-temperature=1.0/seed-1",
-        "out/joint-temperature=5.0/seed-1",
-        "out/weighted/seed-7",
         "out/bilingual+en-fr/seed-0",
         "out/bilingual+en-hi/seed-0",
+        "out/joint-temperature=1.0/seed-1",
+        "out/joint-temperature=5.0/seed-1",
         "out/bilingual+en-fr/seed-1",
         "out/bilingual+en-hi/seed-1",
+        "out/weighted/seed-7",
     ]
     assert all(trial.settings["train.max_steps"] == 9 for trial in found)
 
@@ -65,13 +65,24 @@ def test_runs_come_after_those_they_need() -> None:
         {"name": "vac"},
     ]
     found = expand(config(methods=methods, grid={"train.seed": [3]}), OUT)
-    assert [trial.name for trial in found] == ["first", "vac", "frozen", "after"]
-    frozen, after = found[2:]
+    assert [trial.name for trial in found] == ["first", "after", "vac", "frozen"]
+    after, frozen = found[1], found[3]
     assert after.needs == (OUT / "first" / "seed-3",)
     assert resolve(after, OUT, None)["model.init"] == "out/first/seed-3"
     assert after.settings["data.prepared"] == "out/d-3"
     made = resolve(frozen, OUT, lambda run: {"table": {"en-fr": len(str(run))}})
     assert made["align.component_weights"] == {"table": {"en-fr": len("out/vac/seed-3")}}
+
+
+def test_methods_take_turns_and_seeds_come_one_after_the_other() -> None:
+    methods = [
+        {"name": "late", "turn": 2},
+        {"name": "many", "grid": {"train.seed": [0, 1, 2]}},
+        {"name": "few"},
+    ]
+    found = expand(config(methods=methods, grid={"train.seed": [0, 1]}), OUT)
+    labels = [f"{trial.name}{trial.seed}" for trial in found]
+    assert labels == ["many0", "few0", "many1", "few1", "many2", "late0", "late1"]
 
 
 @pytest.mark.parametrize(

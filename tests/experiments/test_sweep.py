@@ -16,7 +16,6 @@ import torch
 from gradvac.experiments import Sweep, budget_table, budgets, compare_runs
 from gradvac.experiments.halving import FILE, rungs
 from gradvac.experiments.launchers import Processes, Submitit
-from gradvac.experiments.plan import Trial
 from gradvac.runs import RunFolder
 from gradvac.training import checkpoint
 
@@ -111,7 +110,7 @@ def test_processes_save_when_the_user_stops_them(tmp_path: Path, prepared: Path)
     command += ["--jobs", "2", f"data.prepared={prepared}", "train.max_steps=4000"]
     command += ['data.tasks=["en-qsm", "en-qsk"]', "train.validate_every=0"]
     process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
-    runs = [tmp_path / "out" / "joint" / f"seed-{seed}" for seed in (0, 1)]
+    runs = [tmp_path / "out" / name / "seed-0" for name in ("joint", "bilingual+en-qsm")]
     deadline = time.monotonic() + 120
     while not all(RunFolder(run).read_metrics() for run in runs) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -130,12 +129,45 @@ def test_submitit_runs_jobs(sweep: Make) -> None:
     assert statuses(made) == {"twin.seed-0": "done"}
 
 
-def test_a_process_that_is_killed_has_failed(sweep: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = sweep("")
-    monkeypatch.setattr(
-        "gradvac.experiments.launchers._WORKER", "import os; print('here'); os._exit(9)"
+def test_a_lane_does_several_runs_and_outlives_one_that_is_killed(
+    sweep: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run is killed; the second one, of the same lane, is as any other."""
+    killed = (
+        "from gradvac.experiments import worker\n"
+        "import os, signal\n"
+        "real = worker.work\n"
+        "def work(**task):\n"
+        "    print('here', os.getppid(), flush=True)\n"
+        "    if task['settings']['train.seed'] == 0:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return real(**task)\n"
+        "worker.work = work\n"
+        "worker.serve()\n"
     )
+    monkeypatch.setattr("gradvac.experiments.launchers._LANE", killed)
+    made = sweep('[grid]\n"train.seed" = [0, 1]\n')
     made.run(Processes(1))
-    trial: Trial = made.trials[0]
-    assert made.ended(trial).status == "failed"
-    assert made.ended(trial).error.startswith("exit status 9")
+    assert statuses(made) == {"twin.seed-0": "failed", "twin.seed-1": "done"}
+    assert made.ended(made.trials[0]).error.startswith("exit status -9: here")
+    logs = [(made.out / "trials" / f"twin.seed-{seed}.log").read_text() for seed in (0, 1)]
+    assert logs[0].split()[1] == logs[1].split()[1]  # the lane's process number
+
+
+def test_a_lane_that_ends_is_told(sweep: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradvac.experiments.launchers._LANE", "raise SystemExit(7)")
+    made = sweep("")
+    made.run(Processes(1))
+    assert "ended with exit status 7" in made.ended(made.trials[0]).error
+
+
+def test_when_its_time_is_over_a_sweep_leaves_and_goes_on_later(sweep: Make) -> None:
+    """The run that is under way saves, the next one does not begin; both end as if unbroken."""
+    long = {"train.max_steps": 3000, "train.validate_every": 0, "train.checkpoint_every": 3000}
+    made = sweep('[grid]\n"train.seed" = [0, 1]\n', **long)
+    made.run(Processes(1), seconds=12)
+    assert set(statuses(made).values()) == {"waiting"}
+    first, second = (trial.run for trial in made.trials)
+    assert RunFolder(first).kept_checkpoints()[-1][0] > 0
+    assert not second.exists()
+    assert "12 seconds are over; the same command continues." in made.said  # type: ignore[attr-defined]

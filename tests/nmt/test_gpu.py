@@ -55,7 +55,9 @@ def test_trains_and_translates(
     assert translator.translate(["ba de fi go", "ka le"], "yy") == ["AB ED IF OG", "AK EL"]
 
 
-@pytest.mark.parametrize("rule", ["none", "sum", "gradvac"])
+@pytest.mark.parametrize(
+    "rule", ["none", "sum", "gradvac", "pcgrad", "gradnorm", "mgda", "control"]
+)
 def test_recorded_steps_equal_those_as_written(
     toy_config: Callable[..., NmtConfig], tmp_path: Path, quiet: Display, rule: str
 ) -> None:

@@ -31,6 +31,10 @@ def sweep(
         bool,
         typer.Option("--halving", help="Stop the weaker half early, again and again, by dev loss."),
     ] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="After so many, runs save and leave; the same command continues.", min=1),
+    ] = None,
     launcher: Annotated[
         str, typer.Option(help="local: processes of this machine; submitit: Slurm and others.")
     ] = "local",
@@ -61,7 +65,7 @@ def sweep(
         else Processes(jobs)
     )
     try:
-        ended = found.run(started, retry=retry, halving=halving)
+        ended = found.run(started, retry=retry, halving=halving, seconds=seconds)
     except InterruptedSweep:
         raise typer.Exit(130) from None
     table = budget_table(budgets(ended))

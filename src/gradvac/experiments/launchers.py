@@ -2,80 +2,158 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 _WORKER = "from gradvac.experiments.worker import main; main()"
+_LANE = "from gradvac.experiments.worker import serve; serve()"
 _POLL = 0.2  # seconds between two looks at the jobs of a cluster
 
 
 class Launcher(Protocol):
-    """Runs workers, some at a time."""
+    """Runs workers.
+
+    Attributes:
+        jobs: How many at a time; no more may be started.
+    """
+
+    jobs: int
 
     def start(self, task: Path, log: Path) -> Any:
         """Begin the worker of a file; what it prints goes to `log`."""
 
-    def wait_for_one(self) -> dict[Any, int]:
-        """Wait until a job ends; all that have ended, with their exit status."""
+    def wait_for_one(self, timeout: float | None = None) -> dict[Any, int]:
+        """Wait until a job ends, or so many seconds; all that have ended, with exit status."""
 
     def stop(self) -> None:
-        """Let running workers save and leave."""
+        """Let running workers save and leave; nothing can be started any more."""
 
 
-def run_worker(task: Path, log: Path, running: set[Any] | None = None) -> int:
-    """Run a worker to its end; its exit status."""
+def run_worker(task: Path, log: Path) -> int:
+    """Run a worker to its end in a process that knows nothing yet; its exit status."""
     command = [sys.executable, "-c", _WORKER, str(task)]
     with log.open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        if running is None:
-            return process.wait()
-        running.add(process)
-        try:
-            return process.wait()
-        finally:
-            running.discard(process)
+        return subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
 
 
 class Processes:
-    """One process for each run on this machine.
+    """A process for each run, on this machine, forked by lanes that have imported everything.
 
     Args:
         jobs: How many at a time.
     """
 
     def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
         self._pool = ThreadPoolExecutor(jobs)
-        self._running: set[Any] = set()
-        self._stopping = threading.Event()
-        self._jobs: set[Future[int]] = set()
+        self._idle: deque[_Lane] = deque()
+        self._busy: set[_Lane] = set()
+        self._started: set[Future[int]] = set()
 
     def start(self, task: Path, log: Path) -> Future[int]:
-        """Begin, or wait for a free place."""
+        """Begin, in a lane that is free or new."""
         job = self._pool.submit(self._run, task, log)
-        self._jobs.add(job)
+        self._started.add(job)
         return job
 
     def _run(self, task: Path, log: Path) -> int:
-        if self._stopping.is_set():
-            return 130
-        return run_worker(task, log, self._running)
+        lane = self._idle.popleft() if self._idle else _Lane()
+        self._busy.add(lane)
+        try:
+            status = lane.run(task, log)
+        finally:
+            self._busy.discard(lane)
+        if lane.is_alive():
+            self._idle.append(lane)
+        return status
 
-    def wait_for_one(self) -> dict[Future[int], int]:
+    def wait_for_one(self, timeout: float | None = None) -> dict[Future[int], int]:
         """Wait until a process ends."""
-        ended, self._jobs = wait(self._jobs, return_when=FIRST_COMPLETED)
+        ended, self._started = wait(self._started, timeout, return_when=FIRST_COMPLETED)
         return {job: job.result() for job in ended}
 
     def stop(self) -> None:
         """Ask all processes to save and leave, and wait for them."""
-        self._stopping.set()
-        for process in list(self._running):
-            process.terminate()
-        self._pool.shutdown(cancel_futures=True)
+        for lane in list(self._busy):
+            lane.interrupt()
+        self._pool.shutdown()
+        while self._idle:
+            self._idle.pop().close()
+
+
+class _Lane:
+    """A process that forks a child for one run after the other."""
+
+    def __init__(self) -> None:
+        # Without NVML, a look for GPUs would take hold of them; children could not.
+        environment = os.environ | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _LANE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._child: int | None = None
+        self._is_stopping = False
+
+    def run(self, task: Path, log: Path) -> int:
+        """Run a worker to its end; its exit status."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps([str(task), str(log)]) + "\n")
+            self._process.stdin.flush()
+        child = self._answer()
+        if child is None:
+            return self._died(log)
+        self._child = child
+        if self._is_stopping:
+            self.interrupt()
+        status = self._answer()
+        self._child = None
+        return self._died(log) if status is None else status
+
+    def _answer(self) -> int | None:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return int(line) if line else None
+
+    def _died(self, log: Path) -> int:
+        status = self._process.wait()
+        self.close()
+        with log.open("a", encoding="utf-8") as output:
+            output.write(f"the process that starts runs ended with exit status {status}\n")
+        return status or 1
+
+    def is_alive(self) -> bool:
+        """Whether it can take another run."""
+        return self._process.poll() is None
+
+    def interrupt(self) -> None:
+        """Ask the run to save and leave."""
+        self._is_stopping = True
+        if self._child is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGTERM)
+
+    def close(self) -> None:
+        """End it, once its run has ended."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+        self._process.wait()
 
 
 class Submitit:
@@ -98,35 +176,26 @@ class Submitit:
         given = dict(options)
         self._executor = submitit.AutoExecutor(folder=folder, cluster=given.pop("cluster", None))
         self._executor.update_parameters(**given)
-        self._jobs, self._waiting, self._started = jobs, list[Any](), dict[Any, Any]()
+        self.jobs, self._started = jobs, dict[Any, Any]()
 
     def start(self, task: Path, log: Path) -> Any:
-        """Begin, or wait for a free place."""
-        ticket = (task, log)
-        self._waiting.append(ticket)
-        self._fill()
-        return ticket
+        """Submit it."""
+        self._started[task] = self._executor.submit(run_worker, task, log)
+        return task
 
-    def _fill(self) -> None:
-        while self._waiting and len(self._started) < self._jobs:
-            ticket = self._waiting.pop(0)
-            self._started[ticket] = self._executor.submit(run_worker, *ticket)
-
-    def wait_for_one(self) -> dict[Any, int]:
+    def wait_for_one(self, timeout: float | None = None) -> dict[Any, int]:
         """Wait until a job ends; one that the cluster killed has status 1."""
-        pause = threading.Event()
+        end, pause = time.monotonic() + (timeout or 0.0), threading.Event()
         while True:
-            ended = {ticket: _status(job) for ticket, job in self._started.items() if job.done()}
-            for ticket in ended:
-                del self._started[ticket]
-            self._fill()
-            if ended:
+            ended = {task: _status(job) for task, job in self._started.items() if job.done()}
+            for task in ended:
+                del self._started[task]
+            if ended or (timeout is not None and time.monotonic() >= end):
                 return ended
             pause.wait(_POLL)
 
     def stop(self) -> None:
         """Cancel what was submitted; training saves when its job is told to end."""
-        self._waiting.clear()
         for job in self._started.values():
             job.cancel()
 

@@ -61,6 +61,7 @@ class MethodConfig(Section):
         parts: One setting -> values whose models stand together for the method, each with some of
             the tasks.
         scored: Whether its runs are scored and compared; not those that others only start from.
+        turn: Methods of a later turn begin after those of the turns before.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
@@ -68,6 +69,7 @@ class MethodConfig(Section):
     grid: dict[str, list[Any]] = Field(default_factory=dict)
     parts: dict[str, list[Any]] = Field(default_factory=dict)
     scored: bool = True
+    turn: int = Field(default=1, ge=1)
 
 
 class SweepConfig(Section):
@@ -140,7 +142,9 @@ class Trial:
 
 
 def expand(config: SweepConfig, out: Path, extra: Mapping[str, Any] | None = None) -> list[Trial]:
-    """All runs of a sweep, those that others need first.
+    """All runs of a sweep in their order: turn by turn, then seed by seed; needed ones first.
+
+    So a sweep that is stopped has treated all methods of a turn alike.
 
     Args:
         config: The sweep.
@@ -151,7 +155,20 @@ def expand(config: SweepConfig, out: Path, extra: Mapping[str, Any] | None = Non
         ValueError: Two points have one name, or a reference leads nowhere.
     """
     methods = config.methods or [_whole(config)]
-    trials = [trial for method in methods for trial in _trials(config, method, out, extra or {})]
+    turns = sorted({method.turn for method in methods})
+    trials = [
+        trial
+        for turn in turns
+        for trial in sorted(
+            (
+                trial
+                for method in methods
+                if method.turn == turn
+                for trial in _trials(config, method, out, extra or {})
+            ),
+            key=lambda trial: trial.seed,
+        )
+    ]
     places = [trial.run for trial in trials]
     twice = [run for run in places if places.count(run) > 1]
     if twice:
@@ -260,10 +277,10 @@ def _ordered(trials: Sequence[Trial]) -> list[Trial]:
     places: set[Path] = set()
     waiting = list(trials)
     while waiting:
-        ready = [trial for trial in waiting if places.issuperset(trial.needs)]
-        if not ready:
+        ready = next((trial for trial in waiting if places.issuperset(trial.needs)), None)
+        if ready is None:
             raise ValueError(f"{waiting[0].name}: needs runs that need it; break the circle.")
-        done += ready
-        places |= {trial.run for trial in ready}
-        waiting = [trial for trial in waiting if trial.run not in places]
+        done.append(ready)
+        places.add(ready.run)
+        waiting.remove(ready)
     return done

@@ -10,6 +10,8 @@ OUT/budget.md                       runs, steps and seconds by method
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,10 @@ _TAIL = 2000  # characters of a log that may hold the reason of a failure
 
 class InterruptedSweep(KeyboardInterrupt):
     """The user stopped the sweep; the same command continues."""
+
+
+class _TimeIsOverError(Exception):
+    """A sweep has used the seconds it was given."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,7 @@ class Sweep:
     ) -> None:
         self.config, self.base, self.out, self.say = config, base, out, say
         self.trials = expand(config, out, extra)
+        self._end = math.inf
         self._check()
 
     def _check(self) -> None:
@@ -91,7 +98,12 @@ class Sweep:
                 raise ValueError(f"{trial.name}: {error}") from None
 
     def run(
-        self, launcher: Launcher | None = None, *, retry: bool = False, halving: bool = False
+        self,
+        launcher: Launcher | None = None,
+        *,
+        retry: bool = False,
+        halving: bool = False,
+        seconds: float | None = None,
     ) -> dict[Trial, Ended]:
         """Run what is not done; call it again to go on.
 
@@ -100,6 +112,7 @@ class Sweep:
             retry: Also run what has failed before.
             halving: Stop the weaker half of the points early, by their loss on development data;
                 see `halving.py`.
+            seconds: After so many, runs save and leave, and no other begins; None: no limit.
 
         Raises:
             InterruptedSweep: The user stopped it.
@@ -114,13 +127,26 @@ class Sweep:
                 for trial in self.trials:
                     if self.ended(trial).status == FAILED:
                         self._result(trial).unlink()
-            if halving:
-                from gradvac.experiments.halving import halve
-
-                halve(self, launcher)
-            else:
-                self.run_trials(self.trials, launcher)
+            self._end = math.inf if seconds is None else time.monotonic() + seconds
+            try:
+                self._run(launcher, halving=halving)
+            except _TimeIsOverError:
+                self.say(f"{seconds:,.0f} seconds are over; the same command continues.")
+            except KeyboardInterrupt:
+                self.say("Stopping: runs save and leave; the same command continues.")
+                launcher.stop()
+                raise InterruptedSweep from None
+            finally:
+                launcher.stop()
         return {trial: self.ended(trial) for trial in self.trials}
+
+    def _run(self, launcher: Launcher, *, halving: bool) -> None:
+        if halving:
+            from gradvac.experiments.halving import halve
+
+            halve(self, launcher)
+        else:
+            self.run_trials(self.trials, launcher)
 
     def _described(self) -> dict[str, Any]:
         return {
@@ -156,26 +182,31 @@ class Sweep:
         """Run some of the runs as far as step `pause_at` (0: to the end)."""
         waiting = [trial for trial in trials if not self._is_there(trial, pause_at)]
         jobs: dict[Any, Trial] = {}
-        try:
-            while waiting or jobs:
-                for trial in list(waiting):
-                    needed = [self._of(run) for run in trial.needs]
-                    states = [self.ended(other).status for other in needed]
-                    if FAILED in states:
-                        waiting.remove(trial)
-                        other = needed[states.index(FAILED)].label
-                        self._fail(trial, f"it needs {other}, which failed")
-                    elif all(state == DONE for state in states):
-                        waiting.remove(trial)
-                        self._start(trial, launcher, jobs, pause_at)
-                if not jobs:
-                    break
-                for job, status in launcher.wait_for_one().items():
-                    self._note(jobs.pop(job), status)
-        except KeyboardInterrupt:
-            self.say("Stopping: runs save and leave; the same command continues.")
-            launcher.stop()
-            raise InterruptedSweep from None
+        while True:
+            while len(jobs) < launcher.jobs and (trial := self._next(waiting)) is not None:
+                waiting.remove(trial)
+                self._start(trial, launcher, jobs, pause_at)
+            if not jobs:
+                break
+            left = None if self._end == math.inf else max(0.0, self._end - time.monotonic())
+            ended = launcher.wait_for_one(left)
+            for job, status in ended.items():
+                self._note(jobs.pop(job), status)
+            if time.monotonic() >= self._end and (jobs or waiting):
+                raise _TimeIsOverError
+
+    def _next(self, waiting: list[Trial]) -> Trial | None:
+        """The first run whose needs are there; those whose needs have failed, fail."""
+        for trial in list(waiting):
+            needed = [self._of(run) for run in trial.needs]
+            states = [self.ended(other).status for other in needed]
+            if FAILED in states:
+                waiting.remove(trial)
+                other = needed[states.index(FAILED)].label
+                self._fail(trial, f"it needs {other}, which failed")
+            elif all(state == DONE for state in states):
+                return trial
+        return None
 
     def _of(self, run: Path) -> Trial:
         return next(trial for trial in self.trials if trial.run == run)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,3 +85,42 @@ def work(
 def main() -> None:
     """Do what the file says that is named on the command line."""
     sys.exit(work(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+
+
+def serve() -> None:
+    """Do what files say, one after the other, each in a child of this process.
+
+    To import torch and a recipe takes longer than many a small run, so it is done once, here. This
+    process must leave the GPU alone, which children could not use otherwise.
+
+    A line of standard input is a list of two paths: what `main` takes, and a log. The process
+    number of the child is printed, and then its exit status.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the children's, which save and leave
+    for line in sys.stdin:
+        task, log = map(Path, json.loads(line))
+        recipe_named(json.loads(task.read_text(encoding="utf-8"))["recipe"])
+        with warnings.catch_warnings():
+            # Python warns of threads: those of NumPy's matrix products, which know what to do.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            os._exit(_work_in_child(task, log))
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _work_in_child(task: Path, log: Path) -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for ours, standard in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(ours, standard)
+    try:
+        return work(**json.loads(task.read_text(encoding="utf-8")))
+    except BaseException:  # nothing may go on where the parent's work is
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()

@@ -20,6 +20,7 @@ from gradvac.nmt.batch import Side
 from gradvac.nmt.model import Transformer
 from gradvac.nmt.ragged import Ragged, Tokens
 from gradvac.nmt.slots import Extent, Hypothesis, Search, Slots, length_penalty
+from gradvac.training.processes import free_generator
 
 __all__ = ["Decoder", "Hypothesis", "Search", "length_penalty", "search"]
 
@@ -288,6 +289,7 @@ class _Graphs:
                     graph.capture_end()
         except RuntimeError as error:
             self._works = False
+            free_generator(torch.device("cuda"))
             warnings.warn(
                 f"translation runs without CUDA graphs, which is slower: {error}", stacklevel=2
             )

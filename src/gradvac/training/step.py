@@ -16,6 +16,7 @@ from torch import Tensor
 from gradvac import Alignment
 from gradvac.training.ahead import DEVICE_WORK
 from gradvac.training.optimizer import clip, step_unless
+from gradvac.training.processes import free_generator
 from gradvac.training.recipe import BatchT, Recipe
 from gradvac.training.settings import RunConfig
 from gradvac.training.state import RunState
@@ -160,11 +161,7 @@ class GraphStep(Generic[BatchT]):
         """Go on without: nothing that was recorded has run, so that the step is still to take."""
         self.works = False
         graph.reset()
-        # Its generator still counts for the recording; the copy has the same place and does not.
-        index = self._device.index
-        index = torch.cuda.current_device() if index is None else index
-        generator = torch.cuda.default_generators[index]
-        generator.graphsafe_set_state(generator.clone_state())
+        free_generator(self._device)
         message = f"train.graph: steps are not recorded as a CUDA graph, but slower: {error}"
         self._say(message)
         warnings.warn(message, stacklevel=2)
