@@ -98,9 +98,19 @@ class Chunked:
         found = []
         for start in range(0, self._num_rows, self._step):
             end = min(start + self._step, self._num_rows)
-            parts = [_slice(use, start, end).flatten(1) for use in self._uses]
-            found.append(gram(reduce(torch.add, parts)))
+            found.append(gram(self._slice(start, end).flatten(1)))
         return torch.stack(found).sum(0)
+
+    def _slice(self, start: int, end: int) -> Tensor:
+        """Task gradients of some rows: products first, then lookups are added in place."""
+        first, *others = sorted(self._uses, key=lambda use: isinstance(use, Lookup))
+        total = _slice(first, start, end)
+        for use in others:
+            if isinstance(use, Lookup):
+                use.add_to(total, start)
+            else:
+                total = total + _slice(use, start, end)
+        return total
 
     def combine(self, weights: Tensor) -> Tensor:
         parts = [use.weighted(weights) for use in self._uses]

@@ -114,16 +114,27 @@ class Lookup(Table):
         shape = (self.segments.num_tasks, self.num_rows, self.values.shape[1])
         return self.add_to(self.values.new_zeros(shape))
 
-    def add_to(self, gradients: Tensor) -> Tensor:
-        """Add to task gradients `[T, V, I]` in place: no second buffer for a tied table."""
-        return self._scatter(gradients, self.tokens)
+    def add_to(self, gradients: Tensor, start: int = 0) -> Tensor:
+        """Add to task gradients of the table's rows from `start` on, `[T, rows, I]`, in place.
+
+        No second buffer for a table that is also the softmax's.
+        """
+        tokens, size = self.tokens - start, gradients.shape[1]
+        order, values = None, self.values
+        if gradients.dtype in (torch.bfloat16, torch.float16):
+            order, values = self._merged()
+        row = self._tasks() * size + tokens
+        if size < self.num_rows:  # tokens outside add zeros somewhere
+            inside = (tokens >= 0) & (tokens < size)
+            row = torch.where(inside, row, 0)
+            values = values * (inside if order is None else inside[order])[:, None]
+        flat = gradients.view(-1, gradients.shape[2])
+        flat.index_add_(0, row if order is None else row[order], values.to(gradients.dtype))
+        return gradients
 
     def slice(self, start: int, end: int) -> Tensor:
-        size, width = end - start, self.values.shape[1]
-        empty = self.values.new_zeros(self.segments.num_tasks, size + 1, width)
-        inside = (self.tokens >= start) & (self.tokens < end)
-        tokens = torch.where(inside, self.tokens - start, size)  # the extra row takes the others
-        return self._scatter(empty, tokens)[:, :size]
+        shape = (self.segments.num_tasks, end - start, self.values.shape[1])
+        return self.add_to(self.values.new_zeros(shape), start)
 
     def _tasks(self) -> Tensor:
         return self.segments.along(self.tokens.shape[0])
@@ -132,17 +143,6 @@ class Lookup(Table):
         dtype = torch.promote_types(values.dtype, torch.float32)
         total = values.new_zeros(self.num_rows, values.shape[1], dtype=dtype)
         return total.index_add_(0, self.tokens, values.to(dtype))
-
-    def _scatter(self, gradients: Tensor, tokens: Tensor) -> Tensor:
-        flat = gradients.view(-1, gradients.shape[2])
-        if gradients.dtype not in (torch.bfloat16, torch.float16):
-            row = self._tasks() * gradients.shape[1] + tokens
-            flat.index_add_(0, row, self.values.to(gradients.dtype))
-            return gradients
-        order, values = self._merged()
-        row = (self._tasks() * gradients.shape[1] + tokens)[order]
-        flat.index_add_(0, row, values.to(gradients.dtype))
-        return gradients
 
     def _merged(self) -> tuple[Tensor, Tensor]:
         """Occurrences by task and token, and their values: the first has the sum, others zero.
