@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,6 +54,37 @@ def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert results[0] == results[1]
     assert results[0][1]["kept"] == 1200
     assert results[0][1]["dropped"] == {"repetition": 1100, "not UTF-8": 5}
+
+
+@pytest.fixture
+def a_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A real instance of Ray on this machine, with two workers."""
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of what it does
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # writes no token into the home folder
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("a_cluster")
+def test_a_cluster_prepares_the_same_files(
+    toy_config: Callable[..., NmtConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(workers, "LINES_AT_ONCE", 200)
+    monkeypatch.setattr(workers, "_ALONE", 2)
+    signatures, found = [], []
+    for engine in ("processes", "ray"):
+        data = {"limit": {}, "engine": engine, "processes": 1, "prepared": str(tmp_path / engine)}
+        prepared = prepare(toy_config(data=data).data, say=lambda _: None)
+        signatures.append(prepared.signature)
+        files = sorted((tmp_path / engine / "tokens").glob("*.bin"))
+        found.append({path.name: path.read_bytes() for path in files})
+    assert signatures[0] == signatures[1]
+    assert found[0] == found[1]
+    assert len(found[0]) >= 4
 
 
 def test_shards_are_one_corpus_and_are_made_again_one_by_one(

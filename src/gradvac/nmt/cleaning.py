@@ -104,6 +104,7 @@ def clean(
     held_out: HeldOut = (set(), set()),
     limit: int | None = None,
     processes: int = 1,
+    engine: str = "processes",
 ) -> Iterator[tuple[str, str]]:
     """Pass on the training pairs to keep, and count the others.
 
@@ -114,9 +115,10 @@ def clean(
         held_out: Fingerprints of the held-out sentences of each of the two languages.
         limit: Keep no more pairs than this; reading goes on, so that damage further down is found.
         processes: Processes that look at the lines; 0: one for every core.
+        engine: What runs them: "processes" of this machine, or "ray".
     """
-    seen = Seen()
-    judged = ordered_map(judge, chunks(lines), shared=(config, held_out), processes=processes)
+    seen, shared = Seen(), (config, held_out)
+    judged = ordered_map(judge, chunks(lines), shared=shared, processes=processes, engine=engine)
     for block, (reasons, marks) in judged:
         if config.deduplicate:
             open_ones = [place for place, reason in enumerate(reasons) if reason is None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from gradvac.nmt.cleaning import Report
 from gradvac.nmt.sealed import Seal
 from gradvac.nmt.tokens import TokenWriter
 from gradvac.nmt.vocabulary import Vocabulary
-from gradvac.nmt.workers import chunks
+from gradvac.nmt.workers import chunks, num_cores, ordered_map
 
 SHARD = 1_000_000  # pairs of text that one pair of token files is made of
 
@@ -42,7 +42,8 @@ def cut(
     vocabulary: Vocabulary,
     *,
     most: int | None,
-    threads: int,
+    processes: int = 0,
+    engine: str = "processes",
 ) -> Cut:
     """Write the token files of a shard.
 
@@ -51,13 +52,14 @@ def cut(
         paths: Its token files, without `.bin`, in the order of the two sides.
         vocabulary: What text is cut with.
         most: Pairs with more tokens on a side are dropped; None: none is.
-        threads: To cut with.
+        processes: How many cut at a time; 0: one for every core.
+        engine: Where: "processes" stands for threads of this one, or "ray".
     """
     found = Cut()
+    encoded = _encoded(chunks(lines), vocabulary, processes=processes, engine=engine)
     with ExitStack() as stack:
         writers = [stack.enter_context(TokenWriter(path, len(vocabulary))) for path in paths]
-        for texts in chunks(lines):
-            sides = [vocabulary.encode(side, threads=threads) for side in zip(*texts, strict=True)]
+        for texts, sides in encoded:
             kept = []
             for text, row in zip(texts, zip(*sides, strict=True), strict=True):
                 if most is None or max(map(len, row)) <= most:
@@ -70,3 +72,28 @@ def cut(
                 writer.write(row[side] for row in kept)
     found.seals = {path: seal for writer in writers for path, seal in writer.seals.items()}
     return found
+
+
+Pieces = list[list[int]]
+
+
+def _encoded(
+    blocks: Iterable[list[tuple[str, str]]],
+    vocabulary: Vocabulary,
+    *,
+    processes: int,
+    engine: str,
+) -> Iterator[tuple[list[tuple[str, str]], list[Pieces]]]:
+    if engine == "processes":  # SentencePiece's own threads need no copies of the text
+        threads = processes or num_cores()
+        return ((texts, encode_pairs(texts, vocabulary, threads)) for texts in blocks)
+    return ordered_map(
+        encode_pairs, blocks, shared=(vocabulary,), processes=processes, engine=engine
+    )
+
+
+def encode_pairs(
+    texts: Sequence[tuple[str, str]], vocabulary: Vocabulary, threads: int = 1
+) -> list[Pieces]:
+    """Cut both sides of some pairs."""
+    return [vocabulary.encode(side, threads=threads) for side in zip(*texts, strict=True)]

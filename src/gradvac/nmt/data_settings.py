@@ -78,6 +78,9 @@ class DataConfig(Section):
         max_tokens: Training pairs with a longer side are dropped; `translate` cuts its input there.
         processes: Processes that clean large corpora, and threads that cut them; 0: one for every
             core. They change nothing.
+        engine: What cleans and cuts large corpora: "processes" of this machine, or "ray" (extra
+            `ray`): the cluster that RAY_ADDRESS names, or an instance of this machine. It changes
+            nothing. Files are read and written here.
         resource_levels: Thresholds.
         cleaning: What else is dropped.
         vocabulary: The shared vocabulary.
@@ -98,6 +101,7 @@ class DataConfig(Section):
     tasks: list[str] = Field(default_factory=list)
     max_tokens: int = Field(default=256, ge=1)
     processes: int = Field(default=0, ge=0)
+    engine: Literal["processes", "ray"] = "processes"
     resource_levels: ResourceLevels = ResourceLevels()
     cleaning: CleaningConfig = CleaningConfig()
     vocabulary: VocabularyConfig = VocabularyConfig()

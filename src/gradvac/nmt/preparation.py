@@ -38,7 +38,6 @@ from gradvac.nmt.sealed import (
 )
 from gradvac.nmt.tokens import shard_name
 from gradvac.nmt.vocabulary import Vocabulary, draw_lines, extend, learn
-from gradvac.nmt.workers import num_cores
 from gradvac.runs import files
 from gradvac.tasks import parse
 
@@ -218,6 +217,7 @@ class _Preparation:
             held_out=(marks[first], marks[second]),
             limit=self.limit(pair),
             processes=self.config.processes,
+            engine=self.config.engine,
         )
 
     def limit(self, pair: str) -> int | None:
@@ -320,8 +320,8 @@ class _Preparation:
             place.unlink(missing_ok=True)
             self.say(f"Cutting {name.replace('.', ' ', 1)} into tokens")
             paths = [self.folder / "tokens" / f"{name}.{code}" for code in parse(pair)]
-            threads = self.config.processes or num_cores()
-            found = cutting.cut(block, paths, vocabulary, most=most, threads=threads)
+            num, engine = self.config.processes, self.config.engine
+            found = cutting.cut(block, paths, vocabulary, most=most, processes=num, engine=engine)
             seals = self.named(found.seals)
             report = found.report.to_dict()
             facts = {"key": keys[shard], "report": report, "sizes": found.sizes, "files": seals}

@@ -18,7 +18,7 @@ from gradvac.tasks import parse, turned
 
 MANIFEST, REPORT, VOCABULARY = PREPARED_MANIFEST, "report.json", "vocabulary.model"
 # These choose among what was prepared, or say where things are; they do not change it.
-_IRRELEVANT = {"prepared", "root", "directions", "tasks", "resource_levels", "processes"}
+_IRRELEVANT = {"prepared", "root", "directions", "tasks", "resource_levels", "processes", "engine"}
 _FACTS = {"settings", "sizes", "signature", "files", "shards"}
 _REMEDY = "run `gradvac nmt prepare` again, which mends it"
 
