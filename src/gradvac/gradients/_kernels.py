@@ -1,7 +1,7 @@
 """The two products on stacked task gradients, and the grouped weight gradient.
 
-Each has a torch form, which is the reference, and on CUDA a Triton kernel (`_triton_stacks.py`) where
-that is faster: both products are memory-bound and read every gradient once.
+Each has a torch form, which is the reference, and on CUDA a Triton kernel (`_triton_stacks.py`)
+where that is faster: both products are memory-bound and read every gradient once.
 """
 
 # T tasks, P parameters, N token rows (rows of a task are contiguous), O outputs, I inputs
