@@ -63,14 +63,21 @@ def test_recorded_steps_equal_those_as_written(
 ) -> None:
     for graph in (True, False):
         config = toy_config(
-            train={"device": "cuda", "graph": graph, "max_steps": 25, "validate_every": 0},
+            # In float32 products by task need the tasks' sizes on the host: nothing to record.
+            train={
+                "device": "cuda",
+                "precision": "bf16",
+                "graph": graph,
+                "max_steps": 25,
+                "validate_every": 0,
+            },
             batch={"fixed": True},
             align={"rule": rule},
         )
         train_translation(config, tmp_path / str(graph), display=quiet)
     recorded, written = (checkpoint.weights(tmp_path / str(g), "last") for g in (True, False))
-    for name, value in written.items():
-        torch.testing.assert_close(recorded[name], value, rtol=1e-3, atol=1e-4)
+    for name, value in written.items():  # additions on the device come in any order
+        assert (recorded[name] - value).norm() < 1e-2 * value.norm(), name
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
