@@ -25,10 +25,12 @@ from gradvac.gradients import (
     Weigh,
     digest,
     read_losses,
+    read_own_losses,
     split,
+    whole,
 )
 from gradvac.hints import some
-from gradvac.models import allow_second_passes, unwrap
+from gradvac.models import allow_second_passes, is_sharded, unwrap
 from gradvac.restored import Restored, differences
 from gradvac.rules import GradVac, Rule, rule_named
 
@@ -40,7 +42,7 @@ class Aligner:
     """Combines task gradients by a rule, per component and step.
 
     Args:
-        model: The model to train; in `DistributedDataParallel` if several processes do. Its
+        model: The model to train; in `DistributedDataParallel`, or FSDP2, if several processes do. Its
             trainable parameters are divided once, here.
         tasks: Names, in the order you want to see them.
         rule: How task gradients are combined, or the name of such a rule; default `GradVac()`.
@@ -107,23 +109,29 @@ class Aligner:
             )
         if group is None and not exact:
             raise ValueError("exact: False is for several processes; a single one is exact.")
+        if not exact and is_sharded(model):
+            raise ValueError(
+                "exact: False needs the whole gradient in every process, which FSDP2 does not "
+                "keep; give every process few tasks instead."
+            )
         rule = GradVac() if rule is None else rule
         self.rule = rule_named(rule) if isinstance(rule, str) else rule
         self.components: Components = split(model, granularity)
         self.rule.bind(self.tasks, tuple(self.components))
-        self._engines = Engines(
-            engine,
-            model,
-            self.components,
-            self.tasks,
-            recompute=recompute,
-            storage_dtype=storage_dtype,
-            offload=offload,
-            check=check,
-            stream_bytes=stream_bytes,
-            table_bytes=table_bytes,
-            is_shared=group is not None,
-        )
+        with whole(model):
+            self._engines = Engines(
+                engine,
+                model,
+                self.components,
+                self.tasks,
+                recompute=recompute,
+                storage_dtype=storage_dtype,
+                offload=offload,
+                check=check,
+                stream_bytes=stream_bytes,
+                table_bytes=table_bytes,
+                is_shared=group is not None,
+            )
         allow_second_passes()
         self._pending: dict[int, Tensor] = {}  # losses of accumulated tasks, by position
         self._first = True
@@ -186,7 +194,7 @@ class Aligner:
             return self._backward_together(self._exchange, losses, tasks_of_rows, accumulate)
         given = read_losses(losses, tasks_of_rows, self.tasks)
         is_later = bool(self._pending)
-        self._add_losses(given)
+        given.add_to(self._pending)
         try:
             if accumulate:
                 self._engines.run(lambda engine: engine.accumulate(given), is_later=is_later)
@@ -198,11 +206,6 @@ class Aligner:
         self._pending = {}
         return alignment
 
-    def _add_losses(self, given: Losses) -> None:
-        for position, loss in zip(given.present, given.task_losses(), strict=True):
-            before = self._pending.get(position)
-            self._pending[position] = loss if before is None else before + loss
-
     def _backward_together(
         self,
         exchange: Exchange,
@@ -212,23 +215,21 @@ class Aligner:
     ) -> Alignment | None:
         """What `backward` does in each of several processes: all of them agree, or none moves."""
         try:
-            if not isinstance(losses, Tensor | Mapping) or len(losses):
-                given = read_losses(losses, tasks_of_rows, self.tasks)
-                self._engines.run(lambda engine: exchange.collect(engine, given), is_later=False)
-                self._add_losses(given)
-        except Exception as error:
+            error = exchange.take_part(
+                self._engines,
+                lambda: read_own_losses(losses, tasks_of_rows, self.tasks),
+                self._pending,
+                accumulate=accumulate,
+            )
+            if accumulate:
+                return None
+            agreed = exchange.close(self._pending, error)
+            alignment = self._align(partial(exchange.fold, agreed), agreed.present, agreed.losses)
+        except BaseException:
             self.detach()
-            if not accumulate:
-                exchange.agreement.fail(error)
             raise
-        if accumulate:
-            return None
-        try:
-            agreed = exchange.agree(self._pending)
-            fold = partial(exchange.fold, agreed)
-            return self._align(fold, agreed.present, agreed.losses)
-        finally:
-            self.detach()
+        self._pending = {}
+        return alignment
 
     def _take_step(self, losses: Losses, is_later: bool) -> Alignment:
         present = tuple(self._pending)
@@ -332,7 +333,7 @@ class Aligner:
         where = ""
         if self._exchange is not None:
             how = "exact" if self._exchange.exact else "approximate: no products between processes"
-            where = f", {self._exchange.ranks.size} processes ({how})"
+            where = f", {self._exchange.ranks.size} processes ({how}{self._exchange.shards})"
         return (
             f"Aligner({tasks}, rule={self.rule}, {len(self.components)} components, "
             f"engine={self.engine} ({self._engines.asked}: {self._engines.why}){where})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ def unwrap(
     """The model inside wrappers of torch, and the processes that train it together.
 
     Args:
-        model: A model, compiled or not, in DistributedDataParallel or not.
+        model: A model, compiled or not, in DistributedDataParallel, sharded by FSDP2, or neither.
         process_group: What the caller of the aligner said.
 
     Raises:
@@ -39,6 +39,13 @@ def unwrap(
             )
         process_group = model.process_group
         model = _compiled(model.module)
+    elif is_sharded(model):
+        if process_group != "auto":
+            raise ValueError(
+                "process_group: the mesh of fully_shard says which processes train the model; "
+                "leave the argument out."
+            )
+        process_group = _group_of_mesh(model)
     _refuse_replicas(model)
     if process_group == "auto":
         _refuse_to_guess()
@@ -75,14 +82,53 @@ def _refuse_replicas(model: nn.Module) -> None:
 
     replicas = (DistributedDataParallel, DataParallel, FullyShardedDataParallel, FSDPModule)
     for name, module in model.named_modules():
-        if isinstance(module, replicas):
+        if isinstance(module, replicas) and not (is_sharded(model) and is_sharded(module)):
             which = type(module).__name__ if not name else f"{name} ({type(module).__name__})"
             raise ValueError(
                 f"model: {which} exchanges gradients between processes in a way that the Aligner "
                 "does not take part in; every process would train a model of its own. Wrap the "
-                "whole model, and nothing else, in DistributedDataParallel; or give the plain "
-                "module and process_group=torch.distributed.group.WORLD."
+                "whole model, and nothing else, in DistributedDataParallel; or call fully_shard on "
+                "the model itself too; or give the plain module and "
+                "process_group=torch.distributed.group.WORLD."
             )
+
+
+def is_sharded(model: object) -> bool:
+    """Whether FSDP2 divides the model among processes."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(model, FSDPModule)
+
+
+def _group_of_mesh(model: nn.Module) -> ProcessGroup:
+    """The processes of an FSDP2 model, all of whose parameters lie alike over one mesh."""
+    from torch import distributed
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    trained: dict[str, Any] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    plain = [name for name, own in trained.items() if not isinstance(own, DTensor)]
+    if plain or not trained:
+        raise ValueError(
+            f"model: {', '.join(plain[:3]) or 'no parameter'} is not sharded, so FSDP2 would not "
+            "exchange its gradient; call fully_shard on the model itself, without ignored_params."
+        )
+    mesh = next(iter(trained.values())).device_mesh
+    understood = ((Shard(0),), (Replicate(), Shard(0)))
+    for name, own in trained.items():
+        if own.device_mesh != mesh or own.placements not in understood:
+            raise ValueError(
+                f"model: {name} is placed as {own.placements} on {own.device_mesh}; the Aligner "
+                "understands fully_shard along dimension 0, over one mesh of processes, or of "
+                "replicas and shards (HSDP)."
+            )
+    world: Any = distributed.group.WORLD
+    if mesh.ndim == 2 and mesh.mesh.flatten().tolist() != list(range(distributed.get_world_size())):
+        raise ValueError(
+            f"model: its mesh of replicas and shards is {mesh}; the Aligner needs all processes of "
+            "the job in it, in their order."
+        )
+    found: ProcessGroup = mesh.get_group() if mesh.ndim == 1 else world
+    return found
 
 
 def _refuse_shared_statistics(model: nn.Module) -> None:

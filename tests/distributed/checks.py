@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradvac import MGDA, Aligner, Alignment, GradNorm, GradVac, PCGrad, Rule, Sum, TorchJD
 
+from . import sharded
 from .problems import (
     TASKS,
     Net,
@@ -315,17 +316,17 @@ def traffic(world: World) -> None:
         tasks = [(n % num_tasks + world.rank) % len(TASKS) for n in range(len(tokens))]
         aligner.backward(model(tokens), tasks)
         ranks = aligner._exchange.ranks
-        words = ranks.sent["all_gather"]  # who holds what, and the combined slices
+        first = ranks.sent["all_gather"]
         ranks.sent.clear()
         aligner.backward(model(tokens), tasks)
-        assert ranks.sent["all_gather"] == words
-        large = ranks.sent["all_to_all"] + (words - 7 * 8 * (world.size - 1))
+        assert ranks.sent["all_gather"] == first
+        large = ranks.sent["all_to_all"] + first
         padding = (num_tasks + 1) * (world.size - 1) * 8
         assert abs(large - plain * (num_tasks + 1) / 2) <= padding
-        small = ranks.sent["all_reduce"] + ranks.sent["broadcast"]
+        small = sum(ranks.sent[kind] for kind in ("all_reduce", "broadcast", "words"))
         present = min(len(TASKS), world.size + num_tasks - 1)
         numbers = len(aligner.components) * present * (2 * present + 1)
-        assert small <= 8 * numbers
+        assert small <= 8 * (numbers + 2 * present + 4 * world.size)
 
 
 def refusals(world: World) -> None:
@@ -398,7 +399,7 @@ def _checks() -> dict[str, tuple[Check, int]]:
     )
     for check in others:
         found[check.__name__.replace("_", " ")] = (check, 2 if check is hooks else 3)
-    return found
+    return found | sharded.checks(RULES)
 
 
 CHECKS = _checks()

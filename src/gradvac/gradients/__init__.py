@@ -26,6 +26,8 @@ behind, and holds task gradients only one component at a time.
     _collector.py     collects uses, and folds components as they complete
     _update.py        the waist to the rules, and the way into `.grad`
     _exchange.py      task gradients of several processes, put together exactly
+    _shards.py        what every process has of the parameters
+    _buckets.py       parameters that are exchanged at once
     _agreement.py     what the processes tell each other before
     _distributed.py   all collectives between them
     _kernels.py       Gram matrices, combinations and grouped products
@@ -39,10 +41,11 @@ from gradvac.gradients._components import Components, Granularity, split
 from gradvac.gradients._distributed import Ranks
 from gradvac.gradients._exchange import Exchange
 from gradvac.gradients._kernels import gram
-from gradvac.gradients._losses import Losses, TasksOfRows, read_losses
+from gradvac.gradients._losses import Losses, TasksOfRows, read_losses, read_own_losses
 from gradvac.gradients._one_backward import OneBackward
 from gradvac.gradients._per_task import PerTask
 from gradvac.gradients._rows import RowTasks, rows
+from gradvac.gradients._shards import whole
 from gradvac.gradients._update import Weigh
 
 __all__ = [
@@ -62,6 +65,8 @@ __all__ = [
     "digest",
     "gram",
     "read_losses",
+    "read_own_losses",
     "rows",
     "split",
+    "whole",
 ]

@@ -4,16 +4,15 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from gradvac import gram as geometry
 from gradvac.gradients._components import Components
 from gradvac.gradients._distributed import Ranks
-from gradvac.indices import index_on
+from gradvac.gradients._shards import Shards
 
 _WORD = 48  # bits that a float64 holds without rounding
 _FINE, _FAILED, _CHANGED = 0.0, 1.0, 2.0  # what a process says before the exchange
@@ -26,24 +25,22 @@ class Agreed:
     Attributes:
         present: Tasks that any of them has, by name.
         losses: Their losses, `[T]`: means over processes, as gradients are.
-        held: The tasks of every process.
         used: Parameters that any task of any process reached.
     """
 
     present: tuple[int, ...]
     losses: Tensor
-    held: tuple[tuple[int, ...], ...]
     used: frozenset[nn.Parameter]
 
 
 class Agreement:
-    """A few numbers of every process, before each step; everything they were set up with, once.
+    """A few numbers of every process, twice a step; everything they were set up with, once.
 
     Args:
         ranks: The processes.
         tasks: Task names.
         components: The model's components.
-        parameters: Theirs, in order.
+        shards: What every process has of its parameters.
         facts: What else must be the same: name -> value. Asked again when the state has changed.
     """
 
@@ -52,78 +49,83 @@ class Agreement:
         ranks: Ranks,
         tasks: Sequence[str],
         components: Components,
-        parameters: Sequence[nn.Parameter],
+        shards: Shards,
         facts: Callable[[], Mapping[str, object]],
     ) -> None:
         self._ranks, self._tasks, self._components = ranks, tuple(tasks), components
-        self._parameters, self._facts = parameters, facts
-        self._device = parameters[0].device
+        self._shards, self._facts = shards, facts
+        self._parameters = list(shards.leaves.values())
         self._state, self._is_known = _CHANGED, False
 
     def state_changed(self) -> None:
         """Compare the rule's state with that of the other processes before the next step."""
         self._state = _CHANGED
 
-    def fail(self, error: Exception) -> None:
-        """Tell the others, who wait for us, that this step will not be."""
-        self._first_words()
-        self._ranks.all_gather(self._words(_FAILED, {}, ()))
-        self._ranks.gather_objects(f"{type(error).__name__}: {error}")
+    def in_order(self, tasks: Iterable[int]) -> tuple[int, ...]:
+        """Tasks by name: results do not depend on how they are listed."""
+        return tuple(sorted(tasks, key=self._tasks.__getitem__))
 
-    def agree(self, losses: Mapping[int, Tensor], used: Collection[nn.Parameter]) -> Agreed:
-        """Learn who holds what.
-
-        Args:
-            losses: Of the tasks of this process.
-            used: Parameters that they reach.
+    def hold(self, tasks: Iterable[int], error: Exception | None) -> tuple[tuple[int, ...], ...]:
+        """Before the backward: the tasks of every process.
 
         Raises:
-            RuntimeError: Another process could not do its part.
+            Exception: What this process met.
+            RuntimeError: Another process met something.
             ValueError: The processes are not set up alike, or none has a row.
         """
         self._first_words()
-        words = self._ranks.all_gather(self._words(self._state, losses, used))
-        known = words.tolist()
+        state = self._state if error is None else _FAILED
+        said, held = self._ask(state, tasks, len(self._tasks), error)
+        if _CHANGED in said:
+            self._compare("state", self._facts())
+            self._state = _FINE
+        if not any(held):
+            raise ValueError("losses: no process has a row; at least one needs a batch.")
+        return tuple(tuple(own) for own in held)
+
+    def conclude(
+        self, used: Collection[nn.Parameter], error: Exception | None
+    ) -> frozenset[nn.Parameter]:
+        """After the backward: the parameters that any process reached.
+
+        Raises:
+            Exception: What this process met.
+            RuntimeError: Another process met something.
+        """
+        reached = [n for n, p in enumerate(self._parameters) if p in used]
+        state = _FINE if error is None else _FAILED
+        _, found = self._ask(state, reached, len(self._parameters), error)
+        return frozenset(self._parameters[n] for own in found for n in own)
+
+    def _ask(
+        self, state: float, positions: Iterable[int], num: int, error: Exception | None
+    ) -> tuple[list[float], list[list[int]]]:
+        """What every process says: its state, and some of `num` positions."""
+        known = self._ranks.gather_words([state, *_bits(positions, num)])
         said = [own[0] for own in known]
         if _FAILED in said:
-            messages = self._ranks.gather_objects(None)
+            message = None if error is None else f"{type(error).__name__}: {error}"
+            messages = self._ranks.gather_objects(message)
+            if error is not None:
+                raise error
             rank = said.index(_FAILED)
             raise RuntimeError(
                 f"processes: rank {rank} could not take this step, so none does: {messages[rank]}"
             )
-        if _CHANGED in said:
-            self._compare("state", self._facts())
-            self._state = _FINE
-        num_tasks = len(self._tasks)
-        end = 1 + _num_words(num_tasks)
-        held = tuple(tuple(_positions(own[1:end])) for own in known)
-        present = tuple(sorted(set().union(*held), key=self._tasks.__getitem__))
-        if not present:
-            raise ValueError("losses: no process has a row; at least one needs a batch.")
-        reached = {n for own in known for n in _positions(own[end + num_tasks :])}
-        means = words[:, end : end + num_tasks].sum(0) / self._ranks.size
-        return Agreed(
-            present,
-            means[index_on(present, means.device)].to(geometry.working_dtype(means.device)),
-            held,
-            frozenset(self._parameters[n] for n in reached),
-        )
+        return said, [_positions(own[1:]) for own in known]
 
     def _first_words(self) -> None:
         """Before the first exchange: whether all processes were set up alike."""
         if self._is_known:
             return
-        total = squares = torch.zeros((), dtype=torch.float64, device=self._device)
-        for parameter in self._parameters:
-            values = parameter.detach().abs().double()
-            total, squares = total + values.sum(), squares + values.square().sum()
         here = {
             "tasks": self._tasks,
             "granularity": {name: tuple(own) for name, own in self._components.items()},
             "parameters": [(tuple(p.shape), str(p.dtype)) for p in self._parameters],
             **self._facts(),
-            "the values of the parameters": (float(total), float(squares)),
         }
+        if self._shards.num == 1:  # of shards there is one of each
+            here["the values of the parameters"] = _values(self._parameters)
         self._compare("setup", here)
         self._state, self._is_known = _FINE, True
 
@@ -140,27 +142,20 @@ class Agreement:
                         f"same Aligner and the same {what}; only their rows differ."
                     )
 
-    def _words(
-        self, state: float, losses: Mapping[int, Tensor], used: Collection[nn.Parameter]
-    ) -> Tensor:
-        """What this process says, as float64, which all backends exchange."""
-        reached = [n for n, p in enumerate(self._parameters) if p in used]
-        num_tasks = len(self._tasks)
-        host = [state, *_bits(losses, num_tasks)], _bits(reached, len(self._parameters))
-        values = torch.zeros(num_tasks, dtype=torch.float64, device=self._device)
-        for task, loss in losses.items():
-            values[task] = loss
-        first, last = (torch.tensor(h, dtype=torch.float64, device=self._device) for h in host)
-        return torch.cat([first, values, last])
+
+def _values(parameters: Sequence[nn.Parameter]) -> tuple[float, float]:
+    """Two sums over all parameters, which differ where these do."""
+    device = parameters[0].device
+    total = squares = torch.zeros((), dtype=torch.float64, device=device)
+    for parameter in parameters:
+        values = parameter.detach().abs().double()
+        total, squares = total + values.sum(), squares + values.square().sum()
+    return float(total), float(squares)
 
 
-def _num_words(num: int) -> int:
-    return -(-num // _WORD)
-
-
-def _bits(positions: Collection[int], num: int) -> list[float]:
+def _bits(positions: Iterable[int], num: int) -> list[float]:
     """Positions below `num` as bits of words."""
-    words = [0] * _num_words(num)
+    words = [0] * -(-num // _WORD)
     for position in positions:
         words[position // _WORD] |= 1 << position % _WORD
     return [float(word) for word in words]

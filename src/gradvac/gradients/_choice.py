@@ -94,6 +94,11 @@ class Engines:
         self.why = engine.describe()
         return found
 
+    def run_one_task(self, do: Callable[[Engine], Found]) -> Found:
+        """Do something with a micro-batch of one task: its plain gradient needs no engine."""
+        self.why = "one task in the last batch of this process, so a plain backward"
+        return self._run_in(self._per_task, do)
+
     def discard(self) -> None:
         """Forget what was accumulated."""
         for engine in (self._one_backward, self._per_task):

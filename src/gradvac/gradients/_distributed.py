@@ -1,6 +1,6 @@
 """Collectives between the processes of a job: every one of them is in this file.
 
-Where all processes of a job train together, they run in a process group of their own, so that they
+Where all processes of a job train together, they run in process groups of their own, so that they
 cannot be mistaken for those of the model. Each counts what this process sends.
 """
 
@@ -18,10 +18,33 @@ from torch import Tensor
 
 Found = TypeVar("Found")
 
-_own_groups: "WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup]" = WeakKeyDictionary()
+_Pair = tuple[dist.ProcessGroup, dist.ProcessGroup]  # between devices, and between hosts
+_own_groups: "WeakKeyDictionary[dist.ProcessGroup, _Pair]" = WeakKeyDictionary()
 # The name before torch 2.13, where it is deprecated.
 _gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _PATIENCE = 5.0  # seconds that a process waits to learn which others are still there
+
+
+class Arriving:
+    """What a collective brings; it may still be on its way.
+
+    Args:
+        found: What it is written to.
+        wait: Waits for that.
+        given: What is being sent, to be kept until then.
+    """
+
+    def __init__(
+        self, found: Tensor, wait: Callable[[], object] | None = None, given: Tensor | None = None
+    ) -> None:
+        self._found, self._wait, self._given = found, wait, given
+
+    def wait(self) -> Tensor:
+        """What came."""
+        if self._wait is not None:
+            self._wait()
+        self._wait = self._given = None
+        return self._found
 
 
 class Ranks:
@@ -34,27 +57,38 @@ class Ranks:
         rank: Ours, in the group.
         size: Their number, W.
         sent: Bytes this process has sent, by kind of collective, where rings are used.
+        is_broken: A collective has failed: there are no others.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         own = _own_groups.get(group)
         if own is None:
-            # A part of the job cannot make a group by itself: the others would have to take part.
-            is_everyone = dist.get_world_size(group) == dist.get_world_size()
-            own = _own_groups[group] = dist.new_group() if is_everyone else group
-        self._group = own
+            own = _own_groups[group] = _groups_like(group)
+        self._group, self._hosts = own
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.sent: Counter[str] = Counter()
+        self.is_broken = False
 
-    def all_gather(self, own: Tensor) -> Tensor:
-        """Tensors of one size from all processes, `[W, ...]`."""
-        found = own.new_empty(self.size, *own.shape)
-        flat = found.view(-1)
-        self._run(lambda: _gather(flat, own.reshape(-1), group=self._group))
-        self.sent["all_gather"] += (self.size - 1) * own.nbytes
-        return found
+    def gather_words(self, own: Sequence[float]) -> list[list[float]]:
+        """A few numbers of every process, for the host."""
+        is_host = "gloo" in dist.get_backend(self._hosts)
+        values = torch.tensor(own, dtype=torch.float64, device=None if is_host else "cuda")
+        found = values.new_empty(self.size, len(values))
+        self._run(lambda: _gather(found.view(-1), values, group=self._hosts))
+        self.sent["words"] += (self.size - 1) * values.nbytes
+        return found.tolist()
 
-    def all_to_all(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
+    def all_gather_later(self, own: Tensor, num: int, among: dist.ProcessGroup | None) -> Arriving:
+        """Tensors of one size from all processes, or from `num` among them, `[num, ...]`."""
+        found = own.new_empty(num, *own.shape)
+        group = self._group if among is None else among
+        work = self._run(
+            lambda: _gather(found.view(-1), own.reshape(-1), group=group, async_op=True)
+        )
+        self.sent["all_gather"] += (num - 1) * own.nbytes
+        return Arriving(found, lambda: self._run(work.wait), own)
+
+    def all_to_all(self, own: Tensor, sizes: Sequence[int]) -> Arriving:
         """Slice r of `own` `[W, m, S]` to process r; rows of all processes come back.
 
         Args:
@@ -67,13 +101,18 @@ class Ranks:
         width = own.shape[2]
         found = own.new_empty(sum(sizes), width)
         counts, mine = [size * width for size in sizes], own.shape[1] * width
-        self._run(
+        work = self._run(
             lambda: dist.all_to_all_single(
-                found.view(-1), own.reshape(-1), counts, [mine] * self.size, group=self._group
+                found.view(-1),
+                own.reshape(-1),
+                counts,
+                [mine] * self.size,
+                group=self._group,
+                async_op=True,
             )
         )
         self.sent["all_to_all"] += (self.size - 1) * mine * own.element_size()
-        return found
+        return Arriving(found, lambda: self._run(work.wait), own)
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """Sum over the processes, in place."""
@@ -91,13 +130,16 @@ class Ranks:
     def gather_objects(self, own: object) -> list[Any]:
         """Any objects, from all processes."""
         found: list[Any] = [None] * self.size
-        self._run(lambda: dist.all_gather_object(found, own, group=self._group))
+        self._run(lambda: dist.all_gather_object(found, own, group=self._hosts))
         return found
 
     def _run(self, collective: Callable[[], Found]) -> Found:
         try:
             return collective()
         except RuntimeError as error:
+            if self.is_broken:  # said once
+                raise
+            self.is_broken = True
             raise RuntimeError(
                 f"processes: rank {self.rank} of {self.size} could not exchange gradients: "
                 f"{self._missing()}. This step is lost; start the job again from its last "
@@ -108,9 +150,10 @@ class Ranks:
         """Who gives no sign of life, in words."""
         try:
             # Those who still wait for us notice when our connections close.
-            dist.destroy_process_group(self._group)
-            store = dist.distributed_c10d._get_default_store()
             mark = f"gradvac/{self._group.group_name}/alive"
+            for group in {self._group, self._hosts}:
+                dist.destroy_process_group(group)
+            store = dist.distributed_c10d._get_default_store()
             store.set(f"{mark}/{self.rank}", "1")
             missing = [rank for rank in range(self.size) if rank != self.rank]
             end = time.monotonic() + _PATIENCE
@@ -123,6 +166,15 @@ class Ranks:
             return "all processes are there, but their exchange failed"
         who = ", ".join(str(rank) for rank in missing)
         return f"rank {who} has ended or does not answer"
+
+
+def _groups_like(group: dist.ProcessGroup) -> _Pair:
+    """Groups of our own between devices and between hosts, where no device is waited for."""
+    # A part of the job cannot make a group by itself: the others would have to take part.
+    if dist.get_world_size(group) != dist.get_world_size():
+        return group, group
+    own = dist.new_group()
+    return own, own if dist.get_backend(own) == "gloo" else dist.new_group(backend="gloo")
 
 
 def _first_line(error: BaseException) -> str:

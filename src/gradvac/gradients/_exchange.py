@@ -1,52 +1,46 @@
 """Task gradients of several processes, put together exactly.
 
-Every process differentiates its own rows, in whichever engine, and keeps its m task gradients. Then
-the processes agree on who holds what, and exchange, a few components at a time:
+Every process differentiates its own rows, in whichever engine, and gets m task gradients. The
+processes agree on who holds what, and exchange:
 
-    all-to-all   every process gets a slice of all parameters from all others: m P / W numbers each
+    all-to-all   every process gets a slice of all parameters from all others: m P / W numbers each,
+                 a bucket of parameters at a time, while the backward goes on
     locally      rows of one task are summed, and the slice's part of the Gram matrix is taken
     all-reduce   of the parts, [K, T, T]: a Gram matrix is a sum over parameters
     locally      the rule gives all processes the same weights; each combines its slice
-    all-gather   of the combined slices
+    all-gather   of the combined slices, among the processes that keep the same parameters
 
-So a process sends (m + 1) P numbers where an all-reduce sends 2 P. A Gram matrix is *not* a sum
-over processes: `exact=False` treats it as one, leaves out the products between gradients of
-different processes, and sends what an all-reduce sends.
+So a process sends (m + 1) P numbers where an all-reduce sends 2 P, and m P where FSDP2, whose
+slices stay where they are, sends P. A Gram matrix is *not* a sum over processes: `exact=False`
+treats it as one, leaves out the products between gradients of different processes, and sends what
+an all-reduce sends.
 """
 
-# W processes, K components, T tasks present on any of them, m on this one, P parameters, S a slice
+# W processes, K components, T tasks present on any of them, m on this one, P parameters, S shards
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from gradvac import gram as geometry
 from gradvac.gradients._agreement import Agreed, Agreement
+from gradvac.gradients._buckets import Bucket, divide
+from gradvac.gradients._choice import Engine, Engines
 from gradvac.gradients._components import Components
-from gradvac.gradients._distributed import Ranks, device_of
+from gradvac.gradients._distributed import Arriving, Ranks, device_of
 from gradvac.gradients._kernels import combine, gram
 from gradvac.gradients._losses import Losses
+from gradvac.gradients._shards import Shards, whole
 from gradvac.gradients._update import Weigh, add_to_grad
 from gradvac.indices import index_on
 
-_BUCKET_BYTES = 1 << 26  # of one task's gradients that are exchanged at once
-
-Deliver = Callable[[nn.Parameter, Tensor], None]
-
-
-class Engine(Protocol):
-    """What separates the tasks of this process."""
-
-    def task_gradients(self, losses: Losses, deliver: Deliver) -> Mapping[Tensor, Tensor]: ...
-
 
 class Exchange:
-    """Keeps the task gradients of this process, and combines them with those of the others.
+    """Sends the task gradients of this process, and combines them with those of the others.
 
     Args:
-        model: The model, a replica of which every process has.
+        model: The model: a replica of it, or a shard, is in every process.
         components: Its components.
         tasks: Task names.
         ranks: The processes.
@@ -64,20 +58,82 @@ class Exchange:
         exact: bool,
         facts: Callable[[], Mapping[str, object]],
     ) -> None:
-        parameters = dict(model.named_parameters())
-        self._members = [[parameters[p] for p in own] for own in components.values()]
-        self._parameters = [p for own in self._members for p in own]
-        self._device = device_of(self._parameters)
-        self.ranks, self.exact = ranks, exact
-        self.agreement = Agreement(ranks, tasks, components, self._parameters, facts)
+        self._model, self.ranks, self.exact = model, ranks, exact
+        self.shards = Shards(model, ranks)
+        leaves = self.shards.leaves
+        component_of = {leaves[p]: k for k, own in enumerate(components.values()) for p in own}
+        self._kept = {leaf: self.shards.parameters[name] for name, leaf in leaves.items()}
+        self._device = device_of(list(leaves.values()))
+        self._buckets = divide(component_of, self.shards)
+        self._bucket_of = {p: n for n, b in enumerate(self._buckets) for p in b.parameters}
+        self._num_components = len(components)
+        self.agreement = Agreement(ranks, tasks, components, self.shards, facts)
         self._gradients: dict[nn.Parameter, dict[int, Tensor]] = {}
+        self._used: set[nn.Parameter] = set()
+        self._awaited: set[nn.Parameter] | None = None  # None: not known yet
+        self._held: tuple[tuple[int, ...], ...] = ()
+        self._sent: list[Tensor | Arriving] = []  # a bucket's rows, or their way to their owners
+
+    def take_part(
+        self,
+        engines: Engines,
+        read: Callable[[], Losses | None],
+        losses: dict[int, Tensor],
+        *,
+        accumulate: bool,
+    ) -> Exception | None:
+        """Differentiate a micro-batch of this process, while the others differentiate theirs.
+
+        Args:
+            engines: How.
+            read: Gives the losses; None: this process has no rows.
+            losses: Of earlier micro-batches, by task; these are added.
+            accumulate: More micro-batches will follow before the exchange.
+
+        Returns:
+            What went wrong: `close` tells it to the others. Of an accumulated micro-batch, they
+            hear nothing.
+        """
+        given, error = None, None
+        with whole(self._model):
+            try:
+                given = read()
+            except Exception as own:
+                error = own
+            if not accumulate:
+                held = {*losses, *(given.present if given else ())}
+                self._held = self.agreement.hold(held, error)
+            try:
+                if error is None and given is not None:
+                    self._differentiate(engines, given)
+                    given.add_to(losses)
+            except Exception as own:
+                error = own
+        if accumulate and error is not None:
+            raise error
+        return error
 
     # -- this process --------------------------------------------------------------------------
 
-    def collect(self, engine: Engine, losses: Losses) -> None:
-        """Add the task gradients of a micro-batch to those that wait; no process is asked."""
-        fresh: dict[nn.Parameter, Tensor] = {}
-        outside = engine.task_gradients(losses, fresh.__setitem__)
+    def _differentiate(self, engines: Engines, losses: Losses) -> None:
+        def collect(engine: Engine) -> None:
+            self._collect(engine, losses)
+
+        if len(losses.present) == 1:
+            engines.run_one_task(collect)
+        else:
+            engines.run(collect, is_later=False)
+
+    def _collect(self, engine: Engine, losses: Losses) -> None:
+        """Add the task gradients of a micro-batch to those that wait; send what is complete."""
+
+        def deliver(parameter: nn.Parameter, gradients: Tensor) -> None:
+            self._add(parameter, losses.present, gradients)
+            if self._awaited is not None:
+                self._awaited.discard(parameter)
+                self._send_complete()
+
+        outside = engine.task_gradients(losses, deliver, self._expect)
         if outside:
             shapes = ", ".join(str(tuple(leaf.shape)) for leaf in list(outside)[:3])
             raise ValueError(
@@ -85,152 +141,139 @@ class Exchange:
                 f"{shapes}), whose gradients no process would share with the others; make one "
                 "nn.Module of everything that is trained, and give that to the Aligner."
             )
-        for parameter, gradients in fresh.items():
-            own = self._gradients.setdefault(parameter, {})
-            for task, gradient in zip(losses.present, gradients, strict=True):
-                own[task] = own[task] + gradient if task in own else gradient
+
+    def _expect(self, parameters: Iterable[nn.Parameter]) -> None:
+        """What the backward is going to deliver: buckets without any of it may leave."""
+        self._awaited = set(parameters)
+        self._send_complete()
+
+    def _add(self, parameter: nn.Parameter, tasks: Sequence[int], gradients: Tensor) -> None:
+        assert self._bucket_of[parameter] >= len(self._sent), "came after its bucket had left"
+        own = self._gradients.setdefault(parameter, {})
+        for task, gradient in zip(tasks, gradients, strict=True):
+            own[task] = own[task] + gradient if task in own else gradient
+        self._used.add(parameter)
 
     def discard(self) -> None:
         """Forget what waits."""
-        self._gradients = {}
+        self._gradients, self._used, self._awaited = {}, set(), None
+        self._held, self._sent = (), []
 
     # -- all processes -------------------------------------------------------------------------
 
-    def agree(self, losses: Mapping[int, Tensor]) -> Agreed:
-        """Learn who holds what; see `Agreement.agree`."""
-        return self.agreement.agree(losses, self._gradients.keys())
+    def close(self, losses: Mapping[int, Tensor], error: Exception | None) -> Agreed:
+        """After it: send what is left, and learn whether all processes got here.
+
+        Args:
+            losses: Of the tasks of this process.
+            error: What this process met, if it cannot go on.
+        """
+        self._awaited = set()
+        if error is not None:
+            if self.ranks.is_broken:  # nobody there to tell
+                raise error
+            self._gradients = {}
+        self._send_complete()
+        used = self.agreement.conclude(self._used, error)
+        present = self.agreement.in_order({task for own in self._held for task in own})
+        values = torch.zeros(len(present), dtype=torch.float64, device=self._device)
+        for task, loss in losses.items():
+            values[present.index(task)] = loss
+        means = self.ranks.all_reduce(values) / self.ranks.size
+        return Agreed(present, means.to(geometry.working_dtype(means.device)), used)
 
     @torch.no_grad()
     def fold(self, agreed: Agreed, weigh: Weigh) -> None:
-        """Gram -> weights -> `.grad`, a few components at a time, alike in all processes."""
-        for bucket in self._buckets(agreed.used):
-            own = self._side_by_side(bucket, agreed.held[self.ranks.rank])
-            update = (self._exactly if self.exact else self._nearly)(bucket, own, agreed, weigh)
-            updates = update[: bucket.length].split(bucket.sizes)
-            add_to_grad(
-                bucket.parameters,
-                [_as_given(u, p) for u, p in zip(updates, bucket.parameters, strict=True)],
-                by_hand=True,
-            )
-        self.discard()
-
-    def _exactly(self, bucket: "_Bucket", own: Tensor, agreed: Agreed, weigh: Weigh) -> Tensor:
-        ranks, num_mine = self.ranks, own.shape[0]
-        width = -(-bucket.length // ranks.size)
-        padded = own.new_zeros(num_mine, ranks.size * width)
-        padded[:, : bucket.length] = own
-        slices = padded.view(num_mine, ranks.size, width).transpose(0, 1).contiguous()
-        rows = ranks.all_to_all(slices, [len(tasks) for tasks in agreed.held])
-        where = [agreed.present.index(task) for tasks in agreed.held for task in tasks]
-        dtype = torch.promote_types(rows.dtype, torch.float32)
-        sums = rows.new_zeros(len(agreed.present), width, dtype=dtype)
-        sums.index_add_(0, index_on(where, rows.device), rows.to(dtype))
-        sums /= ranks.size
-        parts = bucket.parts(ranks.rank * width, (ranks.rank + 1) * width)
-        grams = _grams(sums, parts, len(bucket.components))
-        weights = weigh(bucket.components, ranks.all_reduce(grams))
-        update = own.new_zeros(width)
-        for component, start, end in parts:
-            update[start:end] = combine(weights[component], sums[:, start:end])
-        return ranks.all_gather(update).view(-1)
-
-    def _nearly(self, bucket: "_Bucket", own: Tensor, agreed: Agreed, weigh: Weigh) -> Tensor:
-        ranks, num_tasks = self.ranks, len(agreed.present)
-        mine = index_on(
-            [agreed.present.index(task) for task in agreed.held[ranks.rank]], own.device
+        """Gram -> weights -> `.grad`, alike in all processes."""
+        num_tasks = len(agreed.present)
+        dtype = geometry.working_dtype(self._device)
+        grams = torch.zeros(
+            self._num_components, num_tasks, num_tasks, dtype=dtype, device=self._device
         )
-        parts = bucket.parts(0, bucket.length)
-        dtype = geometry.working_dtype(own.device)
-        grams = own.new_zeros(len(bucket.components), num_tasks, num_tasks, dtype=dtype)
-        if len(own):
-            local = _grams(own, parts, len(bucket.components)) / ranks.size**2
-            grams[:, mine[:, None], mine] = local
-        weights = weigh(bucket.components, ranks.all_reduce(grams))
-        update = own.new_zeros(bucket.length)
-        for component, start, end in parts if len(own) else ():
-            update[start:end] = combine(weights[component, mine] / ranks.size, own[:, start:end])
-        return ranks.all_reduce(update)
+        rows = [self._rows(number, agreed) for number in range(len(self._buckets))]
+        for bucket, own in zip(self._buckets, rows, strict=True):
+            for component, start, end in bucket.parts(*self._columns(bucket)):
+                if len(own):
+                    grams[component] += gram(own[:, start:end])
+        reached = sorted({k for b in self._buckets for k in b.components_of(agreed.used)})
+        index = index_on(reached, self._device)
+        grams = self.ranks.all_reduce(grams[index])
+        weights = grams.new_zeros(self._num_components, num_tasks)
+        weights[index] = weigh(reached, grams)
+        self._write(rows, weights, agreed)
+        self.discard()
 
     # -- how -----------------------------------------------------------------------------------
 
-    def _buckets(self, used: frozenset[nn.Parameter]) -> "list[_Bucket]":
-        """Components that are exchanged at once; a component is never divided."""
-        buckets: list[_Bucket] = []
-        for component, members in enumerate(self._members):
-            own = [p for p in members if p in used]
-            if not own:
+    @torch.no_grad()
+    def _send_complete(self) -> None:
+        """Send the buckets whose gradients are here, in an order that all processes keep."""
+        while self._held and len(self._sent) < len(self._buckets):
+            bucket = self._buckets[len(self._sent)]
+            if self._awaited is None or not self._awaited.isdisjoint(bucket.parameters):
+                return
+            rows = self._side_by_side(bucket)
+            if not self.exact:
+                self._sent.append(rows[:, 0, : bucket.width])
                 continue
-            if not buckets or buckets[-1].nbytes >= _BUCKET_BYTES:
-                buckets.append(_Bucket())
-            buckets[-1].add(component, own)
-        return buckets
+            copies = self.ranks.size // self.shards.num
+            by_rank = rows.unflatten(2, (copies, -1)).permute(2, 1, 0, 3).flatten(0, 1)
+            sizes = [len(tasks) for tasks in self._held]
+            self._sent.append(self.ranks.all_to_all(by_rank.contiguous(), sizes))
 
-    def _side_by_side(self, bucket: "_Bucket", tasks: Sequence[int]) -> Tensor:
-        """Task gradients of this process, `[m, P]`; zero where a task does not reach."""
-        rows = torch.zeros(len(tasks), bucket.length, dtype=bucket.dtype, device=self._device)
-        start = 0
-        for parameter, size in zip(bucket.parameters, bucket.sizes, strict=True):
+    def _side_by_side(self, bucket: Bucket) -> Tensor:
+        """Task gradients of this process, `[m, S, width]`; zero where a task does not reach."""
+        tasks, shards = self._held[self.ranks.rank], self.shards
+        width = -(-bucket.width // shards.copies) * shards.copies
+        rows = torch.zeros(len(tasks), shards.num, width, dtype=bucket.dtype, device=self._device)
+        for parameter, start, end in bucket.places():
             own = self._gradients.pop(parameter, {})
             for row, task in zip(rows, tasks, strict=True):
                 if task in own:
-                    row[start : start + size] = _flat(own[task])
-            start += size
+                    shards.scatter(own[task], row[:, start:end])
         return rows
 
+    def _columns(self, bucket: Bucket) -> tuple[int, int]:
+        """The columns of a shard that this process sums up: all, unless others have it too."""
+        if not self.exact:
+            return 0, bucket.width
+        width = -(-bucket.width // self.shards.copies)
+        return self.shards.own_copy * width, (self.shards.own_copy + 1) * width
 
-class _Bucket:
-    """Some components and their parameters, side by side."""
+    def _rows(self, number: int, agreed: Agreed) -> Tensor:
+        """What this process sums up of a bucket: its columns of all tasks, `[T, columns]`."""
+        sent = self._sent[number]
+        held = self._held if self.exact else (self._held[self.ranks.rank],)
+        rows = sent if isinstance(sent, Tensor) else sent.wait()
+        self._sent[number] = rows.new_empty(0)  # freed
+        where = [agreed.present.index(task) for tasks in held for task in tasks]
+        dtype = torch.promote_types(rows.dtype, torch.float32)
+        sums = rows.new_zeros(len(agreed.present), rows.shape[1], dtype=dtype)
+        sums.index_add_(0, index_on(where, rows.device), rows.to(dtype))
+        return sums.div_(self.ranks.size)
 
-    def __init__(self) -> None:
-        self.components: list[int] = []
-        self.parameters: list[nn.Parameter] = []
-        self.sizes: list[int] = []
-        self._ends: list[int] = []
-        self.dtype = torch.bfloat16
+    def _write(self, rows: list[Tensor], weights: Tensor, agreed: Agreed) -> None:
+        """Combine, gather the slices where several processes keep them, and add to `.grad`."""
+        updates: list[Arriving] = []
+        for number, bucket in enumerate(self._buckets):
+            own, rows[number] = rows[number], weights.new_empty(0)
+            update = own.new_zeros(own.shape[1], dtype=bucket.dtype)
+            for component, start, end in bucket.parts(*self._columns(bucket)):
+                update[start:end] = combine(weights[component], own[:, start:end])
+            updates.append(self._gather(update))
+        for bucket, arriving in zip(self._buckets, updates, strict=True):
+            found = arriving.wait().view(-1)
+            used = [place for place in bucket.places() if place[0] in agreed.used]
+            kept = [self._kept[parameter] for parameter, _, _ in used]
+            given = [
+                self.shards.as_gradient(found[start:end], parameter)
+                for parameter, (_, start, end) in zip(kept, used, strict=True)
+            ]
+            add_to_grad(kept, given, by_hand=True)
 
-    def add(self, component: int, parameters: Sequence[nn.Parameter]) -> None:
-        """Append a component."""
-        real = [p.real.dtype if p.is_complex() else p.dtype for p in parameters]
-        for dtype in real:  # what an all-reduce of the gradients would send
-            known = self.dtype if self.parameters else dtype
-            self.dtype = torch.promote_types(known, dtype)
-        self.components.append(component)
-        self.parameters += parameters
-        self.sizes += [p.numel() * (2 if p.is_complex() else 1) for p in parameters]
-        self._ends.append(sum(self.sizes))
-
-    @property
-    def length(self) -> int:
-        return self._ends[-1]
-
-    @property
-    def nbytes(self) -> int:
-        return self.length * self.dtype.itemsize
-
-    def parts(self, start: int, end: int) -> list[tuple[int, int, int]]:
-        """The components within start..end: (number, first column, end), counted from start."""
-        found, first = [], 0
-        for number, last in enumerate(self._ends):
-            here, there = max(first, start), min(last, end)
-            if here < there:
-                found.append((number, here - start, there - start))
-            first = last
-        return found
-
-
-def _grams(rows: Tensor, parts: Sequence[tuple[int, int, int]], num: int) -> Tensor:
-    """Of every part of the columns, `[K, T, T]`."""
-    dtype = geometry.working_dtype(rows.device)
-    found = rows.new_zeros(num, rows.shape[0], rows.shape[0], dtype=dtype)
-    for component, start, end in parts:
-        found[component] = gram(rows[:, start:end])
-    return found
-
-
-def _flat(gradient: Tensor) -> Tensor:
-    gradient = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-    return gradient.reshape(-1)
-
-
-def _as_given(update: Tensor, parameter: nn.Parameter) -> Tensor:
-    return torch.view_as_complex(update.view(-1, 2)) if parameter.is_complex() else update.clone()
+    def _gather(self, update: Tensor) -> Arriving:
+        if not self.exact:
+            return Arriving(self.ranks.all_reduce(update))
+        if self.shards.copies == 1:
+            return Arriving(update)
+        return self.ranks.all_gather_later(update, self.shards.copies, self.shards.among)

@@ -56,6 +56,11 @@ class Losses:
         total = self.losses.new_zeros(len(self.present))
         return total.index_add(0, index_on(self.index, total.device), self.losses.detach())
 
+    def add_to(self, losses: dict[int, Tensor]) -> None:
+        """Add the losses of the present tasks to those of earlier micro-batches."""
+        for task, loss in zip(self.present, self.task_losses(), strict=True):
+            losses[task] = losses[task] + loss if task in losses else loss
+
 
 def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -> Tensor:
     """Positions in `tasks`, int64; on the device if they came as a tensor there."""
@@ -103,6 +108,17 @@ def read_losses(
             f"got {type(losses).__name__}."
         )
     return _read_mapping(losses, tasks_of_rows, tasks)
+
+
+def read_own_losses(
+    losses: Tensor | Mapping[str, Tensor],
+    tasks_of_rows: TasksOfRows | None,
+    tasks: Sequence[str],
+) -> Losses | None:
+    """The same for one of several processes, which may have nothing."""
+    if isinstance(losses, Tensor | Mapping) and not len(losses):
+        return None
+    return read_losses(losses, tasks_of_rows, tasks)
 
 
 def _read_rows(losses: Tensor, tasks_of_rows: TasksOfRows | None, tasks: Sequence[str]) -> Losses:

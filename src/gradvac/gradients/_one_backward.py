@@ -10,7 +10,7 @@ task gradients freed.
 # K components, T tasks
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -31,6 +31,7 @@ from gradvac.indices import index_on
 
 Deliver = Callable[[nn.Parameter, Tensor], None]
 """Takes a parameter and its task gradients `[T, *shape]`."""
+Expect = Callable[[Iterable[nn.Parameter]], None]
 
 
 class OneBackward:
@@ -184,8 +185,16 @@ class OneBackward:
             yield leaf, self._everyone[0], gradient
         self.discard()
 
-    def task_gradients(self, losses: Losses, deliver: Deliver) -> dict[Tensor, Tensor]:
+    def task_gradients(
+        self, losses: Losses, deliver: Deliver, expect: Expect | None = None
+    ) -> dict[Tensor, Tensor]:
         """Show every parameter's task gradients, in the order of `losses.present`.
+
+        Args:
+            losses: Of this micro-batch.
+            deliver: Takes them, each as soon as it is complete.
+            expect: Is told before which parameters may come; then nothing is delivered by a step
+                that may still be refused.
 
         Returns:
             The plain gradients of leaves that are not the model's.
@@ -195,15 +204,23 @@ class OneBackward:
             step = self._begin(graph, losses, losses.present)
         collector = Collector(self.collector.members)
         collector.open(step.plan.uses, None, None)
+        kept: list[tuple[nn.Parameter, Tensor]] = []
+        waits = expect is not None and step.is_careful
+        if expect is not None:
+            expect(step.plan.uses)
 
         def show(parameter: nn.Parameter) -> None:
             buffer = collector.take(parameter)
-            if buffer is not None:
+            if buffer is not None and waits:
+                kept.append((parameter, buffer.whole()))
+            elif buffer is not None:
                 deliver(parameter, buffer.whole())
 
         try:
             with self._giving_way(step.is_careful):
                 step.run(collector, show)
+            for parameter, gradients in kept:
+                deliver(parameter, gradients)
             return dict(step.outside)
         finally:
             step.close()

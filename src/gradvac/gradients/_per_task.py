@@ -75,23 +75,72 @@ class PerTask:
             self._keep(leaf, task, gradient)
 
     def task_gradients(
-        self, losses: Losses, deliver: Callable[[nn.Parameter, Tensor], None]
+        self,
+        losses: Losses,
+        deliver: Callable[[nn.Parameter, Tensor], None],
+        expect: Callable[[Iterable[nn.Parameter]], None] | None = None,
     ) -> dict[Tensor, Tensor]:
         """Show every parameter's task gradients, in the order of `losses.present`.
+
+        Args:
+            losses: Of this micro-batch.
+            deliver: Takes them at the end.
+            expect: Is told which parameters may come; then those of a single task are delivered as
+                the backward completes them.
 
         Returns:
             The plain gradients of leaves that are not the model's.
         """
+        if expect is not None and len(losses.present) == 1:
+            return self._deliver_one_task(losses, deliver, expect)
         self.discard()
         self.accumulate(losses)
         rows = [self._rows.get(task, {}) for task in losses.present]
         outside = self._outside
         self.discard()
+        if expect is not None:
+            expect({p for p in self._parameters if any(p in row for row in rows)})
         for parameter in self._parameters:
             stacked = _stack(rows, parameter)
             if len(stacked):
                 deliver(parameter, stacked.view(-1, *parameter.shape))
         return outside
+
+    def _deliver_one_task(
+        self,
+        losses: Losses,
+        deliver: Callable[[nn.Parameter, Tensor], None],
+        expect: Callable[[Iterable[nn.Parameter]], None],
+    ) -> dict[Tensor, Tensor]:
+        """A plain backward, whose gradients are those of the task: any model, compiled or not."""
+        graph = Graph(losses.roots())
+        leaves = graph.leaves()
+        reached = set(leaves)
+        own = [parameter for parameter in self._parameters if parameter in reached]
+        outside = [leaf for leaf in leaves if leaf not in self._parameters]
+        refuse_changed(self._model, self._parameters, outside)
+        self._refuse_reentrant(graph)
+        expect(own)
+
+        def show(leaf: nn.Parameter) -> Callable[[Tensor], Tensor]:
+            def hook(gradient: Tensor) -> Tensor:
+                dense = gradient.to_dense() if gradient.is_sparse else gradient
+                deliver(leaf, dense.unsqueeze(0))
+                return gradient.new_zeros(()).expand(gradient.shape)  # nobody else needs it
+
+            return hook
+
+        with without_hooks(leaves):
+            handles = [leaf.register_hook(show(leaf)) for leaf in own]
+            try:
+                gradients = torch.autograd.grad(
+                    losses.roots(), leaves, losses.starts(), allow_unused=True
+                )
+            finally:
+                for handle in handles:
+                    handle.remove()
+        found = dict(zip(leaves, gradients, strict=True))
+        return {leaf: g for leaf in outside if (g := found[leaf]) is not None}
 
     def discard(self) -> None:
         """Forget what was accumulated."""
@@ -103,11 +152,7 @@ class PerTask:
         refuse_changed(self._model, self._parameters, outside)
         if len(losses.present) > 1:
             graph.refuse_compiled_too_early()
-        if graph.is_reentrant and self._is_shared:
-            raise ValueError(
-                "losses: their graph has reentrant checkpoints, which several processes cannot "
-                "separate by task; use torch.utils.checkpoint with use_reentrant=False."
-            )
+        self._refuse_reentrant(graph)
         retain = _retain_graph(losses, graph)
         leaves = [p for p in self._parameters if p.requires_grad]  # some may be frozen by now
         gradients_of = _through_grad if graph.is_reentrant else _plain_gradients
@@ -123,6 +168,13 @@ class PerTask:
                 for leaf, gradient in zip(every, gradients, strict=True):
                     if gradient is not None:
                         yield leaf, task, gradient
+
+    def _refuse_reentrant(self, graph: Graph) -> None:
+        if graph.is_reentrant and self._is_shared:
+            raise ValueError(
+                "losses: their graph has reentrant checkpoints, which several processes cannot "
+                "separate by task; use torch.utils.checkpoint with use_reentrant=False."
+            )
 
     def _keep(self, leaf: Tensor, task: int, gradient: Tensor) -> None:
         gradient = gradient.to_dense() if gradient.is_sparse else gradient

@@ -21,7 +21,9 @@ def add_to_grad(
     watched: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
         for leaf, update in zip(leaves, updates, strict=True):
-            update = update.view(leaf.shape).to(leaf.device, leaf.dtype)
+            if update.shape != leaf.shape:
+                update = update.view(leaf.shape)
+            update = update.to(leaf.device, leaf.dtype)
             if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
                 watched.append((leaf, update))
             elif leaf.grad is not None:

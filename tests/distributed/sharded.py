@@ -1,0 +1,310 @@
+"""Checks of models that FSDP2 divides among the processes."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+from gradvac import Aligner, Alignment, GradVac, Rule, Sum
+
+from .problems import (
+    TASKS,
+    Net,
+    Rows,
+    all_rows,
+    alone,
+    assert_equal_everywhere,
+    divided,
+    made,
+    rows,
+    together,
+    tokens_by_task,
+    trained,
+)
+from .processes import Check, World
+
+
+class Tied(Rows):
+    """The table is the head too, and one part is behind a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 6))
+        self.head = nn.Linear(6, 11)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        deep = checkpoint(self.body, self.table(tokens), use_reentrant=False)
+        return self.head(deep).square().sum(1)
+
+
+class Deep(nn.Module):
+    """A stack of layers, every one of them a unit of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        deep = self.table(tokens)
+        for layer in self.layers:
+            deep = layer(deep).tanh()
+        return self.head(deep).square().sum(1)
+
+
+def sharded(world: World, model: nn.Module, mesh: DeviceMesh | None = None, **options: object):
+    """The model in this process: a stack or body by itself, and the rest."""
+    options["mesh"] = DeviceMesh.from_group(world.group, "cpu") if mesh is None else mesh
+    if not isinstance(model, Net):  # how often it runs its body depends on the tasks
+        for unit in model.layers if isinstance(model, Deep) else [model.body]:
+            fully_shard(unit, **options)
+    return fully_shard(model, **options)
+
+
+def assert_same(here: nn.Module, there: nn.Module, tolerance: float, of_grad: bool = False) -> None:
+    """Of the whole parameters, or their gradients."""
+    others = dict(there.named_parameters())
+    for name, own in here.named_parameters():
+        own, other = (own.grad, others[name].grad) if of_grad else (own, others[name])
+        assert (own is None) == (other is None), name
+        if own is not None:
+            whole = own.full_tensor()
+            other = other.full_tensor() if hasattr(other, "full_tensor") else other
+            assert whole.dtype == other.dtype
+            assert (whole - other).abs().max() < tolerance, name
+
+
+def equals_one_process(
+    world: World, rule: Callable[[], Rule], dtype: torch.dtype, tolerance: float, engine: str
+) -> None:
+    """Five steps with Adam: W processes do what one does with all rows."""
+    model, whole = sharded(world, made(Net, dtype)), made(Net, dtype)
+    aligner = Aligner(model, TASKS, rule(), engine=engine)
+    reference = alone(whole, rule())
+    found = trained(model, lambda step: aligner.backward(model(tokens_by_task(step, world.rank))))
+    wanted = trained(
+        whole, lambda step: reference.backward(divided(whole(together(world, step)), world.size))
+    )
+    assert_same(model, whole, tolerance)
+    for here, there in zip(found, wanted, strict=True):
+        assert here.tasks == there.tasks
+        torch.testing.assert_close(here.weights, there.weights, rtol=1e-4, atol=1e-5)
+    assert_equal_everywhere(world, [here.weights for here in found])
+
+
+def mixed_rows(world: World, kind: type[nn.Module], engine: str, **options: object) -> None:
+    """Rows of all tasks in one batch, in one backward where that was asked for."""
+    model, whole = sharded(world, made(kind), **options), made(kind)
+    aligner = Aligner(model, TASKS, GradVac(beta=0.1), engine=engine)
+    reference = alone(whole, GradVac(beta=0.1))
+
+    def mine(step: int) -> Alignment:
+        tokens, tasks = rows(step, world.rank)
+        return aligner.backward(model(tokens), tasks)
+
+    def whole_batch(step: int) -> Alignment:
+        tokens, tasks = all_rows(world, step)
+        return reference.backward(whole(tokens) / world.size, tasks)
+
+    trained(model, mine)
+    trained(whole, whole_batch)
+    assert_same(model, whole, 1e-12)
+    assert aligner.engine == engine
+    assert f"{world.size} shards, whole during the backward" in repr(aligner)
+    assert all(p.to_local().numel() < p.numel() for p in model.parameters())
+
+
+def sum_is_plain(world: World, kind: type[nn.Module], **options: object) -> None:
+    """With Sum, gradients are those of FSDP2 alone; which works on afterwards."""
+    model, plain = (sharded(world, made(kind), **options) for _ in range(2))
+    aligner = Aligner(model, TASKS, Sum())
+    for step in range(5):
+        tokens, tasks = rows(step, world.rank)
+        plain(tokens).sum().backward()
+        if step < 3:
+            aligner.backward(model(tokens), tasks)
+        else:
+            model(tokens).sum().backward()
+        assert_same(model, plain, 1e-6 if "mp_policy" in options else 1e-12, of_grad=True)
+        if step % 2:  # otherwise the next one is added
+            model.zero_grad()
+            plain.zero_grad()
+
+
+def accumulated(world: World) -> None:
+    """Micro-batches: ours, and those of torch around them."""
+    model, whole = sharded(world, made(Rows)), made(Rows)
+    aligner, reference = Aligner(model, TASKS, GradVac()), alone(whole, GradVac())
+    batches = [(step, rank) for step in range(3) for rank in range(world.size)]
+    for step in range(3):
+        model.set_requires_gradient_sync(step == 2)
+        model.set_reshard_after_backward(step == 2)
+        tokens, tasks = rows(step, world.rank)
+        found = aligner.backward(model(tokens), tasks, accumulate=step < 2)
+        assert all(p.grad is None for p in model.parameters()) == (step < 2)
+    for step, rank in batches:
+        tokens, tasks = rows(step, rank)
+        is_last = (step, rank) == batches[-1]
+        wanted = reference.backward(whole(tokens) / world.size, tasks, accumulate=not is_last)
+    torch.testing.assert_close(found.gram, wanted.gram)
+    assert_same(model, whole, 1e-12, of_grad=True)
+
+
+def an_error_in_one(world: World) -> None:
+    """An error in one process is an error in all, and the next step is as if it had not been."""
+    model, whole = sharded(world, made(Deep)), made(Deep)
+    aligner = Aligner(model, TASKS, GradVac(), engine="one_backward")
+    reference = alone(whole, GradVac())
+    tokens, tasks = rows(0, world.rank)
+
+    def breaks(gradient: Tensor) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    for is_late in (False, True):
+        losses = model(tokens)
+        own = tasks
+        if world.rank == 1 and is_late:  # in the middle of the backward
+            deep = model.table(tokens)
+            deep.register_hook(breaks)
+            losses = losses + deep.sum(1) * 0
+        elif world.rank == 1:
+            own = tasks[:1]
+        with pytest.raises((ValueError, ZeroDivisionError, RuntimeError)) as caught:
+            aligner.backward(losses, own)
+        what = "on purpose" if is_late else "has 1 entries"
+        assert what in str(caught.value)
+        assert ("rank 1 could not" in str(caught.value)) == (world.rank != 1)
+        assert all(p.grad is None for p in model.parameters())
+    aligner.backward(model(tokens), tasks)
+    tokens, tasks = all_rows(world, 0)
+    reference.backward(whole(tokens) / world.size, tasks)
+    assert_same(model, whole, 1e-12, of_grad=True)
+
+
+def without_rows(world: World) -> None:
+    """A process without a batch runs its forward, as FSDP2 wants it, and gives no losses."""
+    model, whole = sharded(world, made(Rows)), made(Rows)
+    aligner, reference = Aligner(model, TASKS, GradVac()), alone(whole, GradVac())
+    tokens, tasks = rows(0, world.rank)
+    losses = model(tokens)
+    aligner.backward({} if world.rank == 1 else losses, None if world.rank == 1 else tasks)
+    others = [rows(0, rank) for rank in range(world.size) if rank != 1]
+    tokens, tasks = (torch.cat(parts) for parts in zip(*others, strict=True))
+    reference.backward(whole(tokens) / world.size, tasks)
+    assert_same(model, whole, 1e-12, of_grad=True)
+
+
+def replicas_and_shards(world: World) -> None:
+    """HSDP: shards within a node, replicas between nodes."""
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("replicate", "shard"))
+    model, whole = sharded(world, made(Deep), mesh), made(Deep)
+    plain = sharded(world, made(Deep), mesh)
+    aligner, reference = Aligner(model, TASKS, GradVac()), alone(whole, GradVac())
+    tokens, tasks = rows(0, world.rank)
+    Aligner(plain, TASKS, Sum()).backward(plain(tokens), tasks)
+    gradients = [p.grad.full_tensor() for p in plain.parameters()]
+    plain.zero_grad()
+    plain(tokens).sum().backward()
+    for own, parameter in zip(gradients, plain.parameters(), strict=True):
+        torch.testing.assert_close(own, parameter.grad.full_tensor())
+
+    def mine(step: int) -> Alignment:
+        tokens, tasks = rows(step, world.rank)
+        return aligner.backward(model(tokens), tasks)
+
+    def whole_batch(step: int) -> Alignment:
+        tokens, tasks = all_rows(world, step)
+        return reference.backward(whole(tokens) / world.size, tasks)
+
+    trained(model, mine)
+    trained(whole, whole_batch)
+    assert_same(model, whole, 1e-12)
+    assert_equal_everywhere(world, [p.full_tensor() for p in model.parameters()])
+
+
+def traffic(world: World) -> None:
+    """A process with m tasks sends m times what FSDP2's reduce-scatter sends."""
+    model = sharded(world, made(Deep))
+    padded = sum(-(-p.shape[0] // world.size) * p[0].numel() for p in model.parameters())
+    plain = 8 * padded * (world.size - 1)
+    for num_tasks in (1, 2, 4):
+        aligner = Aligner(model, TASKS, GradVac())
+        tokens = rows(0, world.rank)[0]
+        tasks = [(n % num_tasks + world.rank) % len(TASKS) for n in range(len(tokens))]
+        aligner.backward(model(tokens), tasks)
+        sent = aligner._exchange.ranks.sent
+        assert sent["all_to_all"] == num_tasks * plain
+        assert sent["all_gather"] == 0
+        assert sent["all_reduce"] + sent["broadcast"] <= 8 * 2 * len(aligner.components) * 4 * 6
+
+
+def refusals(world: World) -> None:
+    """What could not be exact is refused, with the fix."""
+    mesh = DeviceMesh.from_group(world.group, "cpu")
+    half = nn.Sequential(fully_shard(nn.Linear(2, 2), mesh=mesh), nn.Linear(2, 2))
+    ignoring = made(Rows)
+    fully_shard(ignoring, mesh=mesh, ignored_params={ignoring.head.weight})
+    offloading = fully_shard(made(Rows), mesh=mesh, offload_policy=CPUOffloadPolicy(False))
+    halved = fully_shard(made(Deep), mesh=mesh)
+    halved.set_gradient_divide_factor(2.0)
+    cases: list[tuple[nn.Module, Mapping[str, object], str]] = [
+        (half, {}, "0 .FSDPLinear. exchanges gradients.*call fully_shard on the model itself"),
+        (ignoring, {}, "head.weight is not sharded"),
+        (offloading, {}, "CPUOffloadPolicy"),
+        (halved, {}, "set_gradient_divide_factor"),
+        (sharded(world, made(Rows)), {"process_group": world.group}, "mesh of fully_shard says"),
+        (sharded(world, made(Rows)), {"exact": False}, "exact: False"),
+    ]
+    for model, options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            Aligner(model, TASKS, **options)
+
+    model = sharded(world, made(Rows))
+    model.head.weight.requires_grad_(False)
+    aligner = Aligner(model, TASKS)
+    model.head.weight.requires_grad_(True)
+    tokens, tasks = rows(0, world.rank)
+    with pytest.raises(ValueError, match=r"head\.weight became trainable"):
+        aligner.backward(model(tokens), tasks)
+
+
+def checks(rules: Mapping[str, Callable[[], Rule]]) -> dict[str, tuple[Check, int]]:
+    """By name: a check, and how many processes run it."""
+    found: dict[str, tuple[Check, int]] = {}
+    for name, rule in rules.items():
+        for size in (2, 3, 4) if name == "gradvac" else (3,):
+            found[f"{name}, {size} processes, float64"] = (
+                partial(
+                    equals_one_process,
+                    rule=rule,
+                    dtype=torch.float64,
+                    tolerance=1e-12,
+                    engine="auto",
+                ),
+                size,
+            )
+    single = partial(equals_one_process, rule=rules["gradvac"], dtype=torch.float32, tolerance=1e-6)
+    found["gradvac, float32"] = (partial(single, engine="per_task"), 4)
+    for kind in (Rows, Tied, Deep):
+        for stays in (True, False):
+            how = "sharded again" if stays else "whole"
+            found[f"{kind.__name__}, {how} after the forward"] = (
+                partial(mixed_rows, kind=kind, engine="one_backward", reshard_after_forward=stays),
+                3,
+            )
+    found["per_task"] = (partial(mixed_rows, kind=Tied, engine="per_task"), 2)
+    half = MixedPrecisionPolicy(torch.float32, torch.float64)
+    found["Sum is plain"] = (partial(sum_is_plain, kind=Deep), 3)
+    found["Sum is plain, tied"] = (partial(sum_is_plain, kind=Tied), 2)
+    found["Sum is plain, mixed precision"] = (partial(sum_is_plain, kind=Deep, mp_policy=half), 3)
+    for check in (accumulated, an_error_in_one, without_rows, traffic, refusals):
+        found[check.__name__.replace("_", " ")] = (check, 3)
+    found["replicas and shards"] = (replicas_and_shards, 4)
+    return {f"FSDP2: {name}": own for name, own in found.items()}
