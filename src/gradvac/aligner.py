@@ -42,8 +42,8 @@ class Aligner:
     """Combines task gradients by a rule, per component and step.
 
     Args:
-        model: The model to train; in `DistributedDataParallel`, or FSDP2, if several processes do. Its
-            trainable parameters are divided once, here.
+        model: The model to train; in `DistributedDataParallel`, or sharded by FSDP2, if several
+            processes do. Its trainable parameters are divided once, here.
         tasks: Names, in the order you want to see them.
         rule: How task gradients are combined, or the name of such a rule; default `GradVac()`.
         granularity: Which parameters share a component: "whole_model", "enc_dec", "all_layer",

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradvac import MGDA, Aligner, Alignment, GradNorm, GradVac, PCGrad, Rule, Sum, TorchJD
 
-from . import sharded
+from . import one_task, sharded
 from .problems import (
     TASKS,
     Net,
@@ -399,7 +399,7 @@ def _checks() -> dict[str, tuple[Check, int]]:
     )
     for check in others:
         found[check.__name__.replace("_", " ")] = (check, 2 if check is hooks else 3)
-    return found | sharded.checks(RULES)
+    return found | sharded.checks(RULES) | one_task.checks()
 
 
 CHECKS = _checks()
