@@ -164,7 +164,8 @@ def measure(args: argparse.Namespace, size: str, num_tasks: int, mode: str) -> d
     device = args.device
     torch.compiler.reset()  # what another mode compiled may have given its buffers away
     torch.manual_seed(1)
-    model = Transformer(SIZES[size]).to(device)
+    with torch.device(device):
+        model = Transformer(SIZES[size])
     batch = make_batch(SIZES[size], num_tasks, device)
     if args.interleaved:
         batch = (*batch[:2], [row % num_tasks for row in range(len(batch[0]))])
