@@ -77,8 +77,9 @@ class Moment:
     Attributes:
         rows: 0 ... R - 1.
         steps: Which step every slot is at, `[R]`.
-        readable: Which keys a beam sees: its own and those of its ancestors, `[R, 1, K, L * K]`.
-        source: Which source tokens are real, `[R, 1, 1, S]`.
+        readable: 0 for the keys a beam sees, its own and those of its ancestors; -inf for the
+            others: `[R, 1, K, L * K]`.
+        source: The same of the source tokens that are real, `[R, 1, 1, S]`.
     """
 
     rows: Tensor

@@ -84,11 +84,17 @@ class Slots:
         self._rows = torch.arange(num_slots, device=device)
         self._beams = torch.arange(num_beams, dtype=torch.int16, device=device)
         self._blocked = torch.tensor(search.forbidden, dtype=torch.int64, device=device)
-        self._source = torch.zeros(num_slots, 1, 1, source, dtype=torch.bool, device=device)
+        # What attention adds, 0 where a key is seen; every layer would make it of a mask of bools.
+        self._seen, self._unseen = weight.new_zeros(()), weight.new_full((), -torch.inf)
+        self._source = weight.new_full((num_slots, 1, 1, source), -torch.inf)
         self._read = torch.zeros(num_slots, target, num_beams, dtype=torch.int64, device=device)
         self._newest = self._read.new_full((num_slots, num_beams), search.bos)
         kind = torch.promote_types(weight.dtype, torch.float32)
         self._scores = torch.zeros(num_slots, num_beams, dtype=kind, device=device)
+        lengths = torch.arange(target + 2, dtype=torch.float64)
+        penalties = torch.as_tensor(length_penalty(lengths, search.alpha))
+        self._penalties = penalties.to(device, kind)  # of a translation of so many tokens
+        self._last_penalty = self._penalties.new_ones(num_slots)  # of one as long as can be
         # -1: that step has not been taken, and what lies there is not to be seen.
         self._ancestry = self._beams.new_full((num_slots, num_beams, target), -1)
         self._length = self._read.new_zeros(num_slots)  # steps taken
@@ -102,6 +108,7 @@ class Slots:
     def _own(self) -> list[Tensor]:
         own = [self._source, self._read, self._newest, self._scores, self._ancestry, self._length]
         own += [self._limit, self._num_ended, self._best, self._best_path, self._best_length]
+        own += [self._last_penalty]
         return [*own, self.done, *(part for layer in self.cache for part in layer.tensors())]
 
     def fill(self, places: Sequence[int], source: Side, limits: Sequence[int]) -> None:
@@ -117,13 +124,16 @@ class Slots:
         for layer, (keys, values) in zip(self.cache, self._model.read_source(source), strict=True):
             layer.source_keys[chosen, :, : source.longest] = keys
             layer.source_values[chosen, :, : source.longest] = values
-        self._source[chosen] = False
-        self._source[chosen, :, :, : source.longest] = True if source.mask is None else source.mask
+        self._source[chosen] = -torch.inf
+        real = source.mask
+        shown = self._seen if real is None else torch.where(real, self._seen, self._unseen)
+        self._source[chosen, :, :, : source.longest] = shown
         self._newest[chosen] = self._search.bos
         # All beams start alike, so only the first may be continued at first.
         self._scores[chosen] = torch.where(self._beams > 0, -torch.inf, 0.0).to(self._scores.dtype)
         self._ancestry[chosen] = -1
         self._limit[chosen] = torch.tensor(list(limits), device=device)
+        self._last_penalty[chosen] = self._penalties[self._limit[chosen]]
         for counts in (self._length, self._num_ended, self._best_length):
             counts[chosen] = 0
         self._best[chosen] = -torch.inf
@@ -148,6 +158,7 @@ class Slots:
         ancestry[rows, :, at] = self._beams
         self._read[rows, at] = self._newest[:num]
         readable = (ancestry[..., None] == self._beams).flatten(2)[:, None]
+        readable = torch.where(readable, self._seen, self._unseen)
         now = Moment(rows, at, readable, self._source[:num, ..., : extent.source])
         places = steps * self._search.num_beams
         cache = [layer.part(num, extent.source, places) for layer in self.cache]
@@ -189,8 +200,8 @@ class Slots:
         ends = ends[:, :num_beams] & scores.isfinite() & open_ones
         self._num_ended[:num] += ends.sum(1)
         length = self._length[:num]
-        penalty = length_penalty(length[:, None].double() + 1, self._search.alpha)
-        normal = scores.masked_fill(~ends, -torch.inf) / torch.as_tensor(penalty).to(scores.dtype)
+        penalty = self._penalties[length + 1][:, None]
+        normal = torch.where(ends, scores, -torch.inf) / penalty
         best, rank = normal.max(1)
         better = best > self._best[:num]
         path = ancestry[self._rows[:num], beam.gather(1, rank[:, None])[:, 0]]
@@ -202,8 +213,7 @@ class Slots:
     def _finish(self, num: int) -> None:
         """A sentence is done when enough has ended, or when nothing open can become the best."""
         limit, best = self._limit[:num], self._best[:num]
-        penalty = torch.as_tensor(length_penalty(limit.double(), self._search.alpha))
-        hope = self._scores[:num, 0] / penalty.to(best.dtype)
+        hope = self._scores[:num, 0] / self._last_penalty[:num]
         done = (self._num_ended[:num] >= self._search.num_beams) | (best >= hope)
         self.done[:num] |= done | (limit <= self._length[:num])
 
