@@ -33,8 +33,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from gradvac.nmt import SIZES, Batch, Size, Stream, TaskData, TokenFile, TokenWriter, Transformer
 from gradvac.nmt.settings import BatchConfig
-from gradvac.training import Ahead, RunConfig, SamplingConfig, StepLosses
+from gradvac.training import WHOLE, Ahead, Part, RunConfig, SamplingConfig, StepLosses
 from gradvac.training.optimizer import OptimizerConfig, clip, set_lr, step_unless
+from gradvac.training.ranks import Job
 from gradvac.training.state import RunState
 from gradvac.training.step import GraphStep, Step
 
@@ -87,7 +88,8 @@ class Recipe:
             compile_loss=arguments.compile_loss,
         )
 
-    def batches(self) -> Ahead[Batch]:
+    def batches(self, part: Part = WHOLE) -> Ahead[Batch]:
+        assert part == WHOLE
         stream = self._corpus.stream(self._arguments.tokens, packed=True, fixed=self._fixed)
         on_gpu = self._arguments.device == "cuda"
         return Ahead(stream, prepare=Batch.pin if on_gpu else None)
@@ -150,8 +152,8 @@ def ours(
         }
     )
     recipe = Recipe(corpus, arguments, size, fixed=graph or arguments.fixed)
-    state: Any = RunState(recipe, settings)  # type: ignore[arg-type]
-    step: Any = Step(recipe, settings, state)  # type: ignore[arg-type]
+    state: Any = RunState(recipe, settings, Job())  # type: ignore[arg-type]
+    step: Any = Step(settings, state)
     if graph:
         step = GraphStep(step, state.device, say=print)
 

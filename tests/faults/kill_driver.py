@@ -23,6 +23,8 @@ from typing import Any
 import py3langid
 import tiny
 import torch
+import torch._dynamo  # once, before the processes part
+import torch.distributed.fsdp
 
 KILLS = {"prepare": 14, "train": 18, "similarity": 8, "score": 8}  # at operations on files
 MOMENTS = 6  # SIGKILLs at random moments of all stages together

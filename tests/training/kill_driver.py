@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+import torch._dynamo  # once, before the processes part
+import torch.distributed.fsdp
 from toy import ToyConfig, ToyRecipe, outcome
 
 from gradvac.analysis import read_record

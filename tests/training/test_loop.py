@@ -161,10 +161,10 @@ def test_accumulation_equals_one_large_batch(
             return self._queue.pop(0)
 
     class Recipe(toy.ToyRecipe):  # type: ignore[name-defined,misc]
-        def batches(self) -> Any:
+        def batches(self, part: Any) -> Any:
             kind = Halves if self.settings.optimizer.accumulation == 2 else toy.ToyStream
             sampler = self.settings.sampling.build(toy.SIZES, seed=0)
-            return kind(self, sampler, 8)
+            return kind(self, sampler, 8, part)
 
         def losses(self, batch: Any) -> Any:
             np.random.seed(0)  # the toy draws noise once per call, here the same
@@ -231,7 +231,7 @@ def test_a_graph_that_cannot_be_is_refused(
     tmp_path: Path, settings: Settings, run_toy: RunToy
 ) -> None:
     with pytest.raises(
-        ValueError, match=r"train\.graph = true needs a GPU and batches of one size"
+        ValueError, match=r"train\.graph = true needs a GPU, one process and batches"
     ):
         run_toy(settings(train={"graph": True, "device": "cpu"}), tmp_path)
 

@@ -14,7 +14,6 @@ from gradvac.training import choose_device, seed_everything
 from gradvac.training.processes import (
     StopSignals,
     random_state,
-    refuse_several,
     restore_random_state,
     untouched_random_state,
 )
@@ -114,13 +113,3 @@ def test_what_nohup_ignores_stays_ignored() -> None:
             assert signals.received is None
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_one_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torchrun starts them: two of them would train into one folder, each for itself."""
-    refuse_several()
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    refuse_several()
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="one of 2 processes"):
-        refuse_several()

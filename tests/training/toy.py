@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.training import (
+    WHOLE,
+    Part,
     RunConfig,
     Section,
     StepLosses,
@@ -40,13 +42,14 @@ class ToyBatch:
     goals: Tensor
     tasks: list[int]
     num_tokens: int
+    weight: float = 1.0
 
 
 class ToyStream:
     """Rows drawn by temperature, taken from every task's data in turn."""
 
-    def __init__(self, recipe: ToyRecipe, sampler: TaskSampler, rows: int) -> None:
-        self._recipe, self._sampler, self._rows = recipe, sampler, rows
+    def __init__(self, recipe: ToyRecipe, sampler: TaskSampler, rows: int, part: Part) -> None:
+        self._recipe, self._sampler, self._rows, self._part = recipe, sampler, rows, part
         self._taken = [0] * len(sampler.tasks)
         self._handed_out = 0
 
@@ -60,8 +63,11 @@ class ToyStream:
             row = self._taken[task] % len(inputs)
             self._taken[task] += 1
             rows.append((inputs[row], goals[row]))
-        inputs, goals = (torch.stack(column) for column in zip(*rows, strict=True))
-        return ToyBatch(inputs, goals, drawn, num_tokens=len(drawn))
+        ours = self._part.cut([1.0] * len(rows))
+        weight = float(ours.start < ours.stop)
+        ours = ours if weight else slice(0, 1)
+        inputs, goals = (torch.stack(column) for column in zip(*rows[ours], strict=True))
+        return ToyBatch(inputs, goals, drawn[ours], num_tokens=len(drawn), weight=weight)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -110,14 +116,14 @@ class ToyRecipe:
             nn.Linear(width, 2),
         )
 
-    def batches(self) -> ToyStream:
+    def batches(self, part: Part = WHOLE) -> ToyStream:
         sampler = self.settings.sampling.build(SIZES, seed=self.settings.train.seed)
-        return ToyStream(self, sampler, self._rows)
+        return ToyStream(self, sampler, self._rows, part)
 
     def losses(self, batch: ToyBatch) -> StepLosses:
         device = next(self.model.parameters()).device
         inputs, goals = (x.to(device, non_blocking=True) for x in (batch.inputs, batch.goals))
-        losses = (self.model(inputs) - goals).square().sum(1)
+        losses = (self.model(inputs) - goals).square().sum(1) * batch.weight
         noise = np.random.random() * 1e-3  # global random state is part of a run
         losses = losses * (1.0 + noise)
         if self._calls in self._spoil:

@@ -38,7 +38,7 @@ behind, and holds task gradients only one component at a time.
 from gradvac.gradients._agreement import digest
 from gradvac.gradients._choice import ENGINES, Engine, Engines
 from gradvac.gradients._components import Components, Granularity, split
-from gradvac.gradients._distributed import Ranks
+from gradvac.gradients._distributed import RankError, Ranks
 from gradvac.gradients._exchange import Exchange
 from gradvac.gradients._kernels import gram
 from gradvac.gradients._losses import Losses, TasksOfRows, read_losses, read_own_losses
@@ -58,6 +58,7 @@ __all__ = [
     "Losses",
     "OneBackward",
     "PerTask",
+    "RankError",
     "Ranks",
     "RowTasks",
     "TasksOfRows",

@@ -9,6 +9,7 @@ cannot be mistaken for those of the model. Each counts what this process sends.
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -23,6 +24,10 @@ _own_groups: "WeakKeyDictionary[dist.ProcessGroup, _Pair]" = WeakKeyDictionary()
 # The name before torch 2.13, where it is deprecated.
 _gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _PATIENCE = 5.0  # seconds that a process waits to learn which others are still there
+
+
+class RankError(RuntimeError):
+    """Another process of the job has ended, or could not go on; says which."""
 
 
 class Arriving:
@@ -52,6 +57,8 @@ class Ranks:
 
     Args:
         group: The process group they are in.
+        patience: Give these collectives a group of their own, of the hosts, in which processes
+            wait so long for each other; None: as long as in `group`.
 
     Attributes:
         rank: Ours, in the group.
@@ -60,9 +67,12 @@ class Ranks:
         is_broken: A collective has failed: there are no others.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, *, patience: timedelta | None = None) -> None:
         own = _own_groups.get(group)
-        if own is None:
+        if patience is not None:
+            patient = dist.new_group(backend="gloo", timeout=patience)
+            own = (patient, patient)
+        elif own is None:
             own = _own_groups[group] = _groups_like(group)
         self._group, self._hosts = own
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
@@ -140,7 +150,7 @@ class Ranks:
             if self.is_broken:  # said once
                 raise
             self.is_broken = True
-            raise RuntimeError(
+            raise RankError(
                 f"processes: rank {self.rank} of {self.size} could not exchange gradients: "
                 f"{self._missing()}. This step is lost; start the job again from its last "
                 f"checkpoint. ({_first_line(error)})"

@@ -22,12 +22,15 @@ from gradvac.nmt.translator import Translator
 from gradvac.runs import RunFolder
 from gradvac.tasks import parse
 from gradvac.training import (
+    WHOLE,
     Ahead,
     Display,
+    Part,
     Result,
     StepLosses,
     choose_device,
     effective_epochs,
+    join,
     seed_everything,
     train,
 )
@@ -72,12 +75,17 @@ class TranslationRecipe:
             return self._is_packed() and on_gpu and config.train.graph is not False
         return config.batch.fixed
 
-    def batches(self) -> Ahead[Batch]:
+    def batches(self, part: Part = WHOLE) -> Ahead[Batch]:
         """Open the training data at their beginning; the next batches are prepared ahead."""
         on_gpu = choose_device(self.config.train.device).type == "cuda"
-        return Ahead(self._stream(), prepare=Batch.pin if on_gpu else None)
+        if part.of > 1 and self._is_fixed():
+            raise ValueError(
+                f"batch.fixed: is for one process, but {part.of} train; set it to false, and "
+                "train.graph too."
+            )
+        return Ahead(self._stream(part), prepare=Batch.pin if on_gpu else None)
 
-    def _stream(self) -> Stream:
+    def _stream(self, part: Part = WHOLE) -> Stream:
         return Stream(
             [self._data(TRAIN, task) for task in self.tasks],
             self.config.sampling,
@@ -87,6 +95,7 @@ class TranslationRecipe:
             accumulation=self.config.optimizer.accumulation,
             num_steps=self.config.train.max_steps,
             seed=self.config.train.seed,
+            part=part,
         )
 
     def losses(self, batch: Batch) -> StepLosses:
@@ -182,14 +191,16 @@ def train_translation(
         run: The run folder; it gets a copy of the vocabulary.
         display: Where progress and messages go.
     """
-    display = display or Display()
-    require_parent(config.model)
-    prepared = open_or_prepare(config.data, say=display.say)
-    seed_everything(config.train.seed)
-    recipe = TranslationRecipe(config, prepared)
-    epochs = recipe.epochs()
-    display.console.print(recipe.epochs_table(epochs))
-    for warning in warn_of_schedule(config, epochs):
-        display.say(warning)
-    vocabulary = {RunFolder(Path(run)).vocabulary.name: prepared.files[VOCABULARY].read_bytes()}
-    return train(recipe, config, run, display=display, files=vocabulary)
+    with join(config.train.device) as job:
+        display = job.display(display)
+        say = display.say
+        job.together(lambda: require_parent(config.model))
+        prepared = job.first_then_others(lambda: open_or_prepare(config.data, say=say))
+        seed_everything(config.train.seed)
+        recipe = TranslationRecipe(config, prepared)
+        epochs = recipe.epochs()
+        display.console.print(recipe.epochs_table(epochs))
+        for warning in warn_of_schedule(config, epochs):
+            say(warning)
+        vocabulary = {RunFolder(Path(run)).vocabulary.name: prepared.files[VOCABULARY].read_bytes()}
+        return train(recipe, config, run, display=display, files=vocabulary)

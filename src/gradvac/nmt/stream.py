@@ -7,6 +7,9 @@ they were drawn. The batches of a chunk come in random order.
 
 A task's sentences come in a new random order on every pass, which is a function of the seed, the
 task and the number of the pass: where a stream stands is a handful of numbers.
+
+Of several processes, each draws the same batches and reads its part of each. A batch is cut between
+neighbours, and those of a task are neighbours, so that a process has few tasks.
 """
 
 # T tasks
@@ -15,18 +18,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gradvac.nmt.batch import Batch, Frame, make_batch
 from gradvac.nmt.ragged import Ragged
 from gradvac.nmt.settings import BatchConfig
 from gradvac.nmt.tokens import TokenFile, TokenShards
 from gradvac.nmt.vocabulary import BOS, EOS
-from gradvac.training import Passes, SamplingConfig, TaskSampler, task_probabilities
+from gradvac.training import (
+    WHOLE,
+    Part,
+    Passes,
+    SamplingConfig,
+    TaskSampler,
+    task_probabilities,
+)
 
 Numbers = npt.NDArray[np.int64]
 _TOKEN_UNIT = 64  # what matrix products like
@@ -120,6 +131,7 @@ class Stream:
         accumulation: Batches of an optimizer step, by which the schedule counts.
         num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
         seed: Of everything drawn.
+        part: Which part of every batch is read here.
     """
 
     def __init__(
@@ -133,9 +145,10 @@ class Stream:
         accumulation: int = 1,
         num_steps: int | None = None,
         seed: int = 0,
+        part: Part = WHOLE,
     ) -> None:
         self._tasks, self._config, self._packed = list(tasks), config, packed
-        self._accumulation, self._seed = accumulation, seed
+        self._accumulation, self._seed, self._part = accumulation, seed, part
         num_batches = None if num_steps is None else num_steps * accumulation
         self._sampler, means = _sampler(tasks, sampling, config, num_batches, seed)
         self.frame = None if longest is None else _frame(config.tokens, means, longest)
@@ -154,7 +167,24 @@ class Stream:
             self._open_chunk()
         chosen = self._open[self._next]
         self._next += 1
-        return gather_batch(self._tasks, chosen, packed=self._packed, frame=self.frame)
+        if self._part.of == 1:
+            return gather_batch(self._tasks, chosen, packed=self._packed, frame=self.frame)
+        return self._own_part(chosen)
+
+    def _own_part(self, chosen: list[Numbers]) -> Batch:
+        lengths = [task.lengths(own) for task, own in zip(self._tasks, chosen, strict=True)]
+        sizes = np.concatenate(lengths, axis=1)  # [2, B]
+        ours = self._part.cut(sizes.sum(0))
+        is_empty = ours.start == ours.stop
+        first, last = (0, 1) if is_empty else (ours.start, ours.stop)
+        starts = np.cumsum([0, *(len(own) for own in chosen)])
+        own = [
+            numbers[max(0, first - start) : max(0, last - start)]
+            for numbers, start in zip(chosen, starts.tolist(), strict=False)
+        ]
+        batch = gather_batch(self._tasks, own, packed=self._packed)
+        counts = torch.zeros(len(batch), dtype=torch.bool) if is_empty else None
+        return replace(batch, num_tokens=int(sizes[1].sum()), counts=counts)
 
     @property
     def rows_per_batch(self) -> float:

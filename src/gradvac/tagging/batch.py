@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradvac.tagging.encoding import Numbers, Windows
-from gradvac.training import Passes, SamplingConfig
+from gradvac.training import WHOLE, Part, Passes, SamplingConfig
 
 NO_LABEL = -100
 
@@ -27,7 +27,7 @@ class TagBatch:
         mask: True where there is a sub-word, `[B, S]`.
         labels: The label of a word on its first sub-word, -100 elsewhere, `[B, S]`.
         tasks: The task of every row; rows of a task are together.
-        num_tokens: Words with a label.
+        num_tokens: Words with a label, of all parts of the batch.
     """
 
     tokens: Tensor
@@ -47,6 +47,23 @@ class TagBatch:
             one.to(device, non_blocking=True) for one in (self.tokens, self.mask, self.labels)
         )
         return TagBatch(tokens, mask, labels, self.tasks, self.num_tokens)
+
+    def take(self, part: Part) -> TagBatch:
+        """The part of one process; one without rows gets a row whose words have no label."""
+        if part.of == 1:
+            return self
+        ours = part.cut(self.mask.sum(1).numpy())
+        is_empty = ours.start == ours.stop
+        rows = slice(0, 1) if is_empty else ours
+        columns = slice(0, int(self.mask[rows].sum(1).max()))
+        labels = self.labels[rows, columns]
+        return TagBatch(
+            self.tokens[rows, columns].contiguous(),
+            self.mask[rows, columns].contiguous(),
+            torch.full_like(labels, NO_LABEL) if is_empty else labels.contiguous(),
+            self.tasks[rows],
+            self.num_tokens,
+        )
 
 
 def make_batch(tasks: Sequence[Windows], chosen: Sequence[Numbers], *, pad: int) -> TagBatch:
@@ -90,6 +107,7 @@ class TagStream:
         accumulation: Batches of an optimizer step, by which the schedule counts.
         num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
         seed: Of everything drawn.
+        part: Which part of every batch is handed out here.
     """
 
     def __init__(
@@ -102,8 +120,10 @@ class TagStream:
         accumulation: int = 1,
         num_steps: int | None = None,
         seed: int = 0,
+        part: Part = WHOLE,
     ) -> None:
         self._windows, self._rows, self._pad = list(tasks.values()), rows, pad
+        self._part = part
         sizes = {task: len(own) for task, own in tasks.items()}
         num_rows = None if num_steps is None else num_steps * accumulation * rows
         self._sampler = sampling.build(sizes, seed=seed, num_rows=num_rows)
@@ -120,7 +140,7 @@ class TagStream:
         self._num_batches += 1
         counts = np.bincount(drawn, minlength=len(self._windows))
         chosen = [self._passes.take(task, int(count)) for task, count in enumerate(counts)]
-        return make_batch(self._windows, chosen, pad=self._pad)
+        return make_batch(self._windows, chosen, pad=self._pad).take(self._part)
 
     def state_dict(self) -> dict[str, Any]:
         """Say where the stream stands."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gradvac.training import Passes, SamplingConfig
+from gradvac.training import WHOLE, Part, Passes, SamplingConfig
 
 Blocks = npt.NDArray[np.int32]
 
@@ -27,7 +27,8 @@ class MaskedBatch:
         places: Of the hidden ones, as many in every row, `[B, M]`.
         hidden: What was there, `[B, M]`.
         languages: The language of every row.
-        num_tokens: Hidden sub-words.
+        num_tokens: Hidden sub-words, of all parts of the batch.
+        counts: Whether the rows count; they do not where a process has none of its own.
     """
 
     tokens: Tensor
@@ -35,18 +36,30 @@ class MaskedBatch:
     hidden: Tensor
     languages: list[int]
     num_tokens: int
+    counts: bool = True
 
     def pin(self) -> MaskedBatch:
         """The same in memory from which a GPU copies without a wait."""
         tokens, places, hidden = (o.pin_memory() for o in (self.tokens, self.places, self.hidden))
-        return MaskedBatch(tokens, places, hidden, self.languages, self.num_tokens)
+        return replace(self, tokens=tokens, places=places, hidden=hidden)
 
     def to(self, device: torch.device) -> MaskedBatch:
         """The same on a device."""
         tokens, places, hidden = (
             one.to(device, non_blocking=True) for one in (self.tokens, self.places, self.hidden)
         )
-        return MaskedBatch(tokens, places, hidden, self.languages, self.num_tokens)
+        return replace(self, tokens=tokens, places=places, hidden=hidden)
+
+    def take(self, part: Part) -> MaskedBatch:
+        """The part of one process; one without rows gets a row that does not count."""
+        if part.of == 1:
+            return self
+        ours = part.cut([1.0] * len(self.languages))
+        is_empty = ours.start == ours.stop
+        rows = slice(0, 1) if is_empty else ours
+        tokens, places, hidden = self.tokens[rows], self.places[rows], self.hidden[rows]
+        own = self.languages[rows]
+        return MaskedBatch(tokens, places, hidden, own, self.num_tokens, not is_empty)
 
 
 def cut_blocks(tokenizer: Any, lines: Sequence[str], size: int) -> Blocks:
@@ -124,6 +137,7 @@ class MaskedStream:
         vocabulary: Tokens there are.
         accumulation: Batches of an optimizer step.
         seed: Of everything drawn.
+        part: Which part of every batch is handed out here.
     """
 
     def __init__(
@@ -137,8 +151,9 @@ class MaskedStream:
         vocabulary: int,
         accumulation: int,
         seed: int,
+        part: Part = WHOLE,
     ) -> None:
-        self._blocks = list(blocks.values())
+        self._blocks, self._part = list(blocks.values()), part
         sizes = {lang: len(own) for lang, own in blocks.items()}
         self._sampler = sampling.build(sizes, seed=seed)
         self._passes = Passes(list(sizes.values()), seed=seed)
@@ -160,7 +175,7 @@ class MaskedStream:
             mask=self._mask,
             vocabulary=self._vocabulary,
             generator=generator,
-        )
+        ).take(self._part)
 
     def state_dict(self) -> dict[str, Any]:
         """Say where the stream stands."""

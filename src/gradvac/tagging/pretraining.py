@@ -9,7 +9,7 @@ holds the best weights and the tokenizer, for `AutoModel` and `AutoTokenizer`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,17 @@ from gradvac.tagging.tagger import ENCODER
 from gradvac.tagging.text import read_text
 from gradvac.tagging.tokenizer import TokenizerConfig, train_tokenizer
 from gradvac.training import (
+    WHOLE,
     Ahead,
     Display,
+    Part,
     Result,
     RunConfig,
     Section,
     StepLosses,
     checkpoint,
     choose_device,
+    join,
     seed_everything,
     train,
 )
@@ -201,7 +204,7 @@ class PretrainRecipe:
             )
         )
 
-    def batches(self) -> Ahead[MaskedBatch]:
+    def batches(self, part: Part = WHOLE) -> Ahead[MaskedBatch]:
         """Open the text at its beginning."""
         config = self.config
         stream = MaskedStream(
@@ -213,6 +216,7 @@ class PretrainRecipe:
             vocabulary=len(self.tokenizer),
             accumulation=config.optimizer.accumulation,
             seed=config.train.seed,
+            part=part,
         )
         on_gpu = choose_device(config.train.device).type == "cuda"
         return Ahead(stream, prepare=MaskedBatch.pin if on_gpu else None)
@@ -229,7 +233,7 @@ class PretrainRecipe:
         places = batch.places[:, :, None].expand(-1, -1, width)
         logits = self.model.cls(states.gather(1, places))  # [B, M, V]
         losses = F.cross_entropy(logits.float().transpose(1, 2), batch.hidden, reduction="none")
-        return losses.sum(1)
+        return losses.sum(1) if batch.counts else losses.sum(1) * 0.0
 
     def validate(self) -> Mapping[str, float]:
         """Compute the loss per hidden sub-word of every language, the same ones every time."""
@@ -277,17 +281,24 @@ def pretrain(config: PretrainConfig, run: str | Path, *, display: Display | None
         run: The run folder; a run that stopped is continued.
         display: Where progress and messages go.
     """
-    display = display or Display()
-    data = TextData(config, say=display.say)
-    seed_everything(config.train.seed)
-    recipe = PretrainRecipe(config, data)
-    display.console.print(recipe.table())
-    result = train(recipe, config, run, display=display)
-    if result.reason != "interrupted":
-        which = "last" if result.best_step is None else "best"
-        checkpoint.load_into(recipe.model, Path(run), which)
-        with quiet_transformers():
-            recipe.model.cpu().save_pretrained(Path(run) / ENCODER)
-            recipe.tokenizer.save_pretrained(Path(run) / ENCODER)
-        display.say(f"The encoder ({which} weights) is in {Path(run) / ENCODER}.")
-    return result
+    with join(config.train.device) as job:
+        display = job.display(display)
+        say = display.say
+        data = job.first_then_others(lambda: TextData(config, say=say))
+        seed_everything(config.train.seed)
+        recipe = PretrainRecipe(config, data)
+        display.console.print(recipe.table())
+        result = train(recipe, config, run, display=display)
+        if result.reason != "interrupted":
+            job.on_first(lambda: _save_encoder(recipe, result, say))
+        return result
+
+
+def _save_encoder(recipe: PretrainRecipe, result: Result, say: Callable[[str], None]) -> None:
+    which = "last" if result.best_step is None else "best"
+    folder = result.run / ENCODER
+    checkpoint.load_into(recipe.model, result.run, which)
+    with quiet_transformers():
+        recipe.model.cpu().save_pretrained(folder)
+        recipe.tokenizer.save_pretrained(folder)
+    say(f"The encoder ({which} weights) is in {folder}.")

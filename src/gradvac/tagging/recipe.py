@@ -22,12 +22,15 @@ from gradvac.tagging.preparation import Prepared, open_or_prepare
 from gradvac.tagging.settings import DEV, TRAIN, TaggingConfig
 from gradvac.tagging.tagger import ENCODER, logits_of, pad_token, predict_windows
 from gradvac.training import (
+    WHOLE,
     Ahead,
     Display,
+    Part,
     Result,
     StepLosses,
     choose_device,
     effective_epochs,
+    join,
     seed_everything,
     train,
 )
@@ -62,7 +65,7 @@ class TaggingRecipe:
         }
         self._pad = pad_token(self.tokenizer)
 
-    def batches(self) -> Ahead[TagBatch]:
+    def batches(self, part: Part = WHOLE) -> Ahead[TagBatch]:
         """Open the training data at their beginning."""
         stream = TagStream(
             {task: self.prepared.windows(TRAIN, task) for task in self.tasks},
@@ -72,6 +75,7 @@ class TaggingRecipe:
             accumulation=self.config.optimizer.accumulation,
             num_steps=self.config.train.max_steps,
             seed=self.config.train.seed,
+            part=part,
         )
         on_gpu = choose_device(self.config.train.device).type == "cuda"
         return Ahead(stream, prepare=TagBatch.pin if on_gpu else None)
@@ -146,13 +150,15 @@ def train_tagging(
         run: The run folder; it gets the encoder's config and tokenizer.
         display: Where progress and messages go.
     """
-    display = display or Display()
-    prepared = open_or_prepare(config, say=display.say)
-    config = config.with_steps(sum(prepared.sizes[TRAIN].values()))
-    seed_everything(config.train.seed)
-    recipe = TaggingRecipe(config, prepared)
-    display.console.print(recipe.epochs())
-    return train(recipe, config, run, display=display, files=_encoder_files(recipe))
+    with join(config.train.device) as job:
+        display = job.display(display)
+        say = display.say
+        prepared = job.first_then_others(lambda: open_or_prepare(config, say=say))
+        settings = config.with_steps(sum(prepared.sizes[TRAIN].values()))
+        seed_everything(settings.train.seed)
+        recipe = TaggingRecipe(settings, prepared)
+        display.console.print(recipe.epochs())
+        return train(recipe, settings, run, display=display, files=_encoder_files(recipe))
 
 
 def _encoder_files(recipe: TaggingRecipe) -> dict[str, bytes]:

@@ -13,6 +13,9 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     sampling.py     [sampling]: tasks drawn by temperature; effective epochs
     passes.py       every task's rows, in a new random order on every pass
     optimizer.py    [optimizer]: Adam, learning rate, clipping; steps that skip themselves
+    ranks.py        the processes that train one run together
+    plain.py        losses of joint training without an aligner, in one process or several
+    result.py       how a training ends
     recipe.py       the protocol between a recipe and the loop
     loop.py         train(recipe, config, run)
     step.py         one optimizer step, eager or as a CUDA graph
@@ -41,11 +44,13 @@ from gradvac.training.ahead import Ahead
 from gradvac.training.align import AlignConfig
 from gradvac.training.config import ConfigError, Section
 from gradvac.training.display import Display
-from gradvac.training.loop import DivergedError, Result, train
+from gradvac.training.loop import train
 from gradvac.training.optimizer import OptimizerConfig
 from gradvac.training.passes import Passes
 from gradvac.training.processes import choose_device, seed_everything
+from gradvac.training.ranks import WHOLE, Part, RankError, join
 from gradvac.training.recipe import Batch, BatchStream, Recipe, StepLosses
+from gradvac.training.result import DivergedError, Result
 from gradvac.training.runlog import RunLog, read_metrics
 from gradvac.training.sampling import (
     SamplingConfig,
@@ -60,6 +65,7 @@ from gradvac.training.signature import Signature
 from gradvac.training.weights import CheckpointError
 
 __all__ = [
+    "WHOLE",
     "Ahead",
     "AlignConfig",
     "Batch",
@@ -69,7 +75,9 @@ __all__ = [
     "Display",
     "DivergedError",
     "OptimizerConfig",
+    "Part",
     "Passes",
+    "RankError",
     "Recipe",
     "Result",
     "RunConfig",
@@ -86,6 +94,7 @@ __all__ = [
     "config",
     "effective_epochs",
     "format_epochs",
+    "join",
     "read_metrics",
     "seed_everything",
     "task_probabilities",

@@ -21,6 +21,9 @@ from gradvac.rules import RULES, Option, Rule, options_of, rule_named
 from gradvac.runs.files import hash_of
 from gradvac.training.config import Section
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 ALL = "all"  # tasks
 _MOST_SHOWN = 80  # characters of a setting in a signature
 NONE = "none"  # no rule: plain autograd
@@ -123,6 +126,7 @@ class _Align(Section):
         resource_levels: Mapping[str, str] | None = None,
         *,
         seed: int = 0,
+        process_group: ProcessGroup | Literal["auto"] | None = "auto",
     ) -> Aligner | None:
         """The aligner these settings describe; None for rule "none".
 
@@ -131,6 +135,7 @@ class _Align(Section):
             tasks: Task names.
             resource_levels: Task -> level, for options that name tasks.
             seed: Used where the section has none.
+            process_group: As of `Aligner`: the processes that train the model together.
         """
         if self.rule == NONE:
             return None
@@ -145,6 +150,7 @@ class _Align(Section):
             storage_dtype=None if self.storage_dtype is None else _DTYPES[self.storage_dtype],
             offload=self.offload,
             check=self.check,
+            process_group=process_group,
         )
 
     def build_rule(self, tasks: Sequence[str], levels: Mapping[str, str], *, seed: int) -> Rule:

@@ -7,9 +7,8 @@ lines, in the order in which they happen.
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal
+from typing import Generic
 
 import torch
 
@@ -19,9 +18,11 @@ from gradvac.hints import nearest
 from gradvac.training import checkpoint
 from gradvac.training.display import Display
 from gradvac.training.optimizer import set_lr
-from gradvac.training.processes import StopSignals, refuse_several, untouched_random_state
+from gradvac.training.processes import StopSignals, untouched_random_state
+from gradvac.training.ranks import Job, RankError, join
 from gradvac.training.recipe import BatchT, Recipe
-from gradvac.training.runlog import RunLog, after
+from gradvac.training.result import DivergedError, Reason, Result
+from gradvac.training.runlog import RunLog, after, open_log
 from gradvac.training.settings import RunConfig
 from gradvac.training.signature import Signature
 from gradvac.training.state import RunState
@@ -29,36 +30,7 @@ from gradvac.training.step import GraphStep, Step, StepResult, autocast
 from gradvac.training.weights import is_finite
 
 Watch = Callable[[int, Alignment], None]
-Reason = Literal["finished", "early_stop", "interrupted", "paused"]
 _DRAW_EVERY = 10  # log entries
-
-
-class DivergedError(RuntimeError):
-    """Too many steps in a row had a loss or gradient that was not finite."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a call of `train` ended.
-
-    Attributes:
-        run: The run folder.
-        step: Optimizer steps taken, in all.
-        reason: "finished" (all steps), "early_stop" (patience), "interrupted" (a signal) or
-            "paused" (`train.pause_at`); after these two the same call continues.
-        best_step: Step of `best.safetensors`; None before the first validation.
-        best_score: Its `train.metric`.
-        skipped_steps: Steps whose loss or gradient was not finite.
-        seconds: Time spent training, without validation and saving.
-    """
-
-    run: Path
-    step: int
-    reason: Reason
-    best_step: int | None
-    best_score: float | None
-    skipped_steps: int
-    seconds: float
 
 
 def train(
@@ -86,15 +58,16 @@ def train(
         ValueError: The folder is in use, or holds a run with other settings, data or files.
         DivergedError: `train.max_bad_steps` steps in a row were not finite, or the weights are not.
         CheckpointError: A checkpoint could not be written; those before are intact.
+        RankError: Another process of the job has ended or failed; checkpoints are intact.
     """
-    refuse_several()
     with (
-        display or Display() as display,
-        RunLog(Path(run), settings, say=display.say) as log,
+        join(settings.train.device) as job,
+        job.display(display) as display,
+        job.together(lambda: open_log(Path(run), settings, job, say=display.say)) as log,
         StopSignals() as signals,
     ):
-        log.keep(files or {})
-        loop = _Loop(recipe, settings, log, display, signals, watch)
+        job.together(lambda: log.keep(files or {}))
+        loop = _Loop(recipe, settings, log, display, signals, watch, job)
         with ExitStack() as stack:
             stack.push(loop.close)
             return loop.run()
@@ -109,14 +82,17 @@ class _Loop(Generic[BatchT]):
         display: Display,
         signals: StopSignals,
         watch: Watch | None,
+        job: Job,
     ) -> None:
-        self.recipe, self.settings, self.log = recipe, settings, log
+        self.recipe, self.settings, self.log, self.job = recipe, settings, log, job
         self.display, self.signals, self.watch = display, signals, watch
-        self.state = RunState(recipe, settings)
+        self.state = RunState(recipe, settings, job)
         self.recorder: Recorder | None = None
         self.take_step: Callable[[list[BatchT]], StepResult] | None = None
 
     def close(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, RankError) and self.state.saved >= 0:
+            self.display.say(f"The last checkpoint is that of step {self.state.saved}.")
         if self.state.aligner is not None:
             self.state.aligner.detach()
         if self.recorder is not None:
@@ -145,6 +121,7 @@ class _Loop(Generic[BatchT]):
                 self.watch(state.at.step, alignment)
             if self.is_due(train.log_every):
                 self.write_log(alignment)
+            self.signals.received = self.job.agree_on_stop(self.signals.received)
             if self.signals.received and state.at.step < train.max_steps:
                 return self.finish("interrupted")
 
@@ -163,8 +140,9 @@ class _Loop(Generic[BatchT]):
 
     def open_record(self) -> None:
         """Continue the record at the step we stand at; what a killed process added goes."""
-        if self.settings.train.record_every and self.state.aligner is not None:
-            chosen = getattr(self.state.aligner.rule, "vaccinated", None)  # None: all
+        aligner, is_wanted = self.state.aligner, self.settings.train.record_every
+        if is_wanted and aligner is not None and self.job.is_first:
+            chosen = getattr(aligner.rule, "vaccinated", None)  # None: all
             self.recorder = Recorder(
                 self.log.folder.record,
                 every=self.settings.train.record_every,
@@ -199,14 +177,16 @@ class _Loop(Generic[BatchT]):
 
     def choose_step(self, batch: BatchT) -> Callable[[list[BatchT]], StepResult]:
         """A step as it is written; or recorded, if batches have one size."""
-        step, wanted = Step(self.recipe, self.settings, self.state), self.settings.train.graph
+        step, wanted = Step(self.settings, self.state), self.settings.train.graph
         on_gpu, framed = self.state.device.type == "cuda", getattr(batch, "frame", None) is not None
-        if wanted is True and not (on_gpu and framed):
+        is_possible = on_gpu and framed and self.job.size == 1
+        if wanted is True and not is_possible:
             raise ValueError(
-                "train.graph = true needs a GPU and batches of one size (batch.fixed = true); "
-                f'this run has device {self.state.device.type!r}. Use "auto".'
+                "train.graph = true needs a GPU, one process and batches of one size (batch.fixed "
+                f"= true); this run has device {self.state.device.type!r} and {self.job.size} "
+                'process(es). Use "auto".'
             )
-        if wanted is not False and on_gpu and framed:
+        if wanted is not False and is_possible:
             return GraphStep(step, self.state.device, say=self.display.say)
         return step
 
@@ -251,7 +231,7 @@ class _Loop(Generic[BatchT]):
         state.meters.pause()
         state.model.eval()
         with untouched_random_state(), torch.no_grad(), autocast(self.settings, state.device):
-            scores = dict(self.recipe.validate())
+            scores = self.job.on_first(lambda: dict(self.recipe.validate()))
         state.model.train()
         if train.metric not in scores:
             hint = nearest(train.metric, scores)
@@ -260,10 +240,8 @@ class _Loop(Generic[BatchT]):
         sign = -1.0 if train.higher_is_better else 1.0
         if math.isfinite(score) and (at.best_score is None or sign * score < sign * at.best_score):
             self.require_finite()
-            self.log.require_place()
             at.best_score, at.best_step, at.stale = score, at.step, 0
-            facts = {"step": at.step, train.metric: score}
-            checkpoint.save_weights(self.log.run, "best", state.model.state_dict(), facts)
+            self.job.on_first(self.save_best)
         else:
             at.stale += 1
         at.validated = at.step
@@ -271,6 +249,12 @@ class _Loop(Generic[BatchT]):
         best = "" if at.best_score is None else f" (best {at.best_score:.4f}, step {at.best_step})"
         self.display.say(f"step {at.step}  {train.metric} {score:.4f}{best}")
         state.meters.go_on()
+
+    def save_best(self) -> None:
+        self.log.require_place()
+        at = self.state.at
+        facts = {"step": at.step, self.settings.train.metric: at.best_score}
+        checkpoint.save_weights(self.log.run, "best", self.state.model.state_dict(), facts)
 
     def save_if_good(self) -> None:
         """A checkpoint, but none of a bad stretch, which would push good ones off the disk."""
@@ -321,7 +305,8 @@ class _Loop(Generic[BatchT]):
         else:
             self.save()
             if train.average_last:
-                checkpoint.average(self.log.run, train.average_last, say=self.display.say)
+                num, say = train.average_last, self.display.say
+                self.job.on_first(lambda: checkpoint.average(self.log.run, num, say=say))
             said = f"Finished after {at.step} steps."
             if reason == "early_stop":
                 said = (
@@ -343,6 +328,7 @@ class _Loop(Generic[BatchT]):
                 tasks=self.recipe.tasks,
                 data=state.data,
                 device=state.device,
+                num_processes=self.job.size,
             )
         )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import distributed
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -51,17 +52,6 @@ def free_generator(device: torch.device) -> None:
     generator.graphsafe_set_state(generator.clone_state())
 
 
-def refuse_several() -> None:
-    """Raise where a launcher has started this process as one of several."""
-    size = os.environ.get("WORLD_SIZE", "1")
-    if size.isdecimal() and int(size) > 1:
-        raise ValueError(
-            f"train: was started as one of {size} processes (WORLD_SIZE), but recipes train in a "
-            "single one; start it without torchrun. In a loop of your own, an Aligner takes a "
-            "model in DistributedDataParallel."
-        )
-
-
 def set_threads(num: int) -> None:
     """Let torch use so many CPU threads; 0: its own choice."""
     if num:
@@ -82,7 +72,7 @@ def random_state() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": [kind, [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": [torch.cuda.get_rng_state(index) for index in _own_gpus()],
     }
 
 
@@ -92,8 +82,18 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(state["torch"])
-    for index, own in enumerate(state["cuda"][: torch.cuda.device_count()]):
+    for index, own in zip(_own_gpus(), state["cuda"], strict=False):
         torch.cuda.set_rng_state(own, index)
+
+
+def _own_gpus() -> list[int]:
+    """All GPUs; of several processes, each leaves those of the others alone."""
+    if not torch.cuda.is_available():
+        return []
+    is_one_of_several = distributed.is_available() and distributed.is_initialized()
+    if is_one_of_several and distributed.get_world_size() > 1:
+        return [torch.cuda.current_device()]
+    return list(range(torch.cuda.device_count()))
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor, nn
 
 from gradvac.gradients import TasksOfRows
+from gradvac.training.ranks import Part
 
 
 class Batch(Protocol):
@@ -38,7 +39,10 @@ class Batch(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that carry a loss (target tokens without padding); rows where there are none."""
+        """Tokens that carry a loss (target tokens without padding); rows where there are none.
+
+        Of the whole batch, also where this is only the part of one process.
+        """
         ...
 
 
@@ -77,7 +81,8 @@ class StepLosses:
             accumulation changes nothing. A row that shall weigh more is multiplied here.
         tasks: The task of every entry, by name or position: a list, or a tensor.
         shown: Further values for the log, as sums over the micro-batch of quantities per token
-            (such as the unsmoothed loss). The loop divides by tokens and logs `train/NAME`.
+            (such as the unsmoothed loss), the same names every time. The loop divides by tokens
+            and logs `train/NAME`.
             Tensors may stay on the device.
     """
 
@@ -104,8 +109,11 @@ class Recipe(Protocol[BatchT]):
         """Task -> "high", "medium", "low", ...; `[align]` may name levels. May be empty."""
         ...
 
-    def batches(self) -> BatchStream[BatchT]:
+    def batches(self, part: Part) -> BatchStream[BatchT]:
         """A stream at its beginning; called once per `train`.
+
+        Of several processes, each gets its part of every batch; see `Part`. What is drawn, and the
+        stream's state, are those of the whole batches, so that they do not depend on the part.
 
         A temperature schedule counts optimizer steps: a stream that hands out its n-th micro-batch
         (from 0) is in step `n // config.optimizer.accumulation`.

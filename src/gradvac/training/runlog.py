@@ -19,6 +19,7 @@ from gradvac.runs.files import write_json, write_text
 from gradvac.runs.kept import keep_file
 from gradvac.training import config
 from gradvac.training.config import ConfigError
+from gradvac.training.ranks import Job
 from gradvac.training.settings import EXTENSIBLE, TECHNICAL, RunConfig
 from gradvac.training.signature import Signature
 from gradvac.training.weights import CheckpointError
@@ -147,6 +148,46 @@ class RunLog:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with after(error):
             self.close()
+
+
+class SilentLog(RunLog):
+    """The log of a process that writes nothing, because the first of its job does."""
+
+    def __init__(self, run: Path, settings: RunConfig) -> None:
+        self.run, self._settings, self.folder = run, settings, RunFolder(run)
+
+    def keep(self, files: Mapping[str, bytes]) -> None:
+        """Leave it to the first process, as all that follows."""
+
+    def require_place(self) -> None:
+        """See `keep`."""
+
+    def check_settings(self) -> None:
+        """See `keep`."""
+
+    def begin(self, *, step: int, metrics_bytes: int) -> None:
+        """See `keep`."""
+
+    def sign(self, signature: Signature) -> None:
+        """See `keep`."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """See `keep`."""
+
+    def draw(self, step: int, name: str, pixels: NDArray[np.uint8]) -> None:
+        """See `keep`."""
+
+    def position(self) -> int:
+        """No byte is ours."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def open_log(run: Path, settings: RunConfig, job: Job, *, say: Callable[[str], None]) -> RunLog:
+    """The log of a run, for one of the processes that train it."""
+    return RunLog(run, settings, say=say) if job.is_first else SilentLog(run, settings)
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ class Signature:
         tasks: Sequence[str],
         data: str,
         device: torch.device,
+        num_processes: int = 1,
     ) -> "Signature":
         """The signature of a run.
 
@@ -41,7 +42,9 @@ class Signature:
             tasks: Task names.
             data: The recipe's `data_signature()`.
             device: Where it runs.
+            num_processes: How many train together, on a device of this kind each.
         """
+        several = f"{num_processes}x" if num_processes > 1 else ""
         return cls(
             {
                 "rule": settings.align.describe_rule(),
@@ -52,7 +55,7 @@ class Signature:
                 "precision": settings.train.precision,
                 "config": config_hash(settings),
                 "data": short_hash(data),
-                "device": _device_name(device),
+                "device": f"{several}{_device_name(device)}",
                 "torch": torch.__version__,
                 "version": importlib.metadata.version("gradvac"),
             }

@@ -3,19 +3,20 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Generic
+from typing import Any, Generic
 
 from gradvac.runs import RunFolder
-from gradvac.training import checkpoint
+from gradvac.training import checkpoint, config
 from gradvac.training.meters import Meters
 from gradvac.training.optimizer import settle
+from gradvac.training.plain import losses_of
 from gradvac.training.processes import (
-    choose_device,
     random_state,
     restore_random_state,
     seed_everything,
     set_threads,
 )
+from gradvac.training.ranks import Job, refuse_shared_statistics
 from gradvac.training.recipe import BatchT, Recipe
 from gradvac.training.runlog import RunLog
 from gradvac.training.settings import RunConfig
@@ -39,20 +40,29 @@ class RunState(Generic[BatchT]):
     Args:
         recipe: The recipe; its model is moved to the device.
         settings: Its config.
+        job: The processes that train it.
     """
 
-    def __init__(self, recipe: Recipe[BatchT], settings: RunConfig) -> None:
+    def __init__(self, recipe: Recipe[BatchT], settings: RunConfig, job: Job) -> None:
         set_threads(settings.train.threads)
-        seed = settings.train.seed
-        seed_everything(seed)
-        self.device = choose_device(settings.train.device)
+        self.job, self._seed = job, settings.train.seed
+        seed_everything(job.seed(self._seed))
+        self.device = job.device(settings.train.device)
         self.model = recipe.model.to(self.device).train()
+        if job.size > 1:
+            refuse_shared_statistics(self.model)
         self.aligner = settings.align.build(
-            self.model, recipe.tasks, recipe.resource_levels, seed=seed
+            self.model,
+            recipe.tasks,
+            recipe.resource_levels,
+            seed=self._seed,
+            process_group=job.group,
         )
+        self.losses = losses_of(recipe, None if self.aligner is not None else job.group)
         self.optimizer = settings.optimizer.build(self.model)
-        self.batches = recipe.batches()
+        self.batches = recipe.batches(job.part)
         self.data = recipe.data_signature()
+        job.require_same({"the config": config.dump(settings), "the data": self.data})
         self.meters = Meters(self.device)
         self.at = Position()
         self.saved = -1  # step of the newest checkpoint
@@ -70,7 +80,7 @@ class RunState(Generic[BatchT]):
         """
         if self.saved == self.at.step:
             return
-        log.require_place()
+        randomness, *others = self.job.gather(random_state())
         state = {
             "optimizer": self.optimizer.state_dict(),
             "aligner": None if self.aligner is None else self.aligner.state_dict(),
@@ -79,16 +89,16 @@ class RunState(Generic[BatchT]):
             "position": asdict(self.at),
             "data": self.data,
             "metrics_bytes": log.position(),
-            "random": random_state(),
+            "random": randomness,
+            "random_of_others": others,  # by rank, from 1
         }
-        checkpoint.save(
-            log.run,
-            self.at.step,
-            self.model.state_dict(),
-            state,
-            keep=self._keep,
-            is_stop=is_stop,
-        )
+
+        def write() -> None:
+            log.require_place()
+            weights = self.model.state_dict()
+            checkpoint.save(log.run, self.at.step, weights, state, keep=self._keep, is_stop=is_stop)
+
+        self.job.on_first(write)
         self.saved = self.at.step
 
     def resume(self, log: RunLog, *, say: Callable[[str], None]) -> None:
@@ -103,17 +113,34 @@ class RunState(Generic[BatchT]):
         Raises:
             ValueError: The run has other settings or other data, or weights without a checkpoint.
         """
-        checkpoint.clean(log.run)
-        last = checkpoint.latest(log.run, say=say)
+        last = self.job.on_first(lambda: _find(log, say=say))
         if last is None:
-            _refuse_weights(log.run)
             log.begin(step=0, metrics_bytes=0)
             self.save(log)
             return
-        log.check_settings()
-        state = last.state()
+        state = self.job.together(lambda: self._load(last))
+        self.job.on_first(lambda: checkpoint.prune(log.run, last.step, keep=self._keep))
+        log.begin(step=last.step, metrics_bytes=state["metrics_bytes"])
+        everyone = [state["random"], *state.get("random_of_others", [])]
+        if self.job.rank < len(everyone):
+            restore_random_state(everyone[self.job.rank])
+        else:  # there were fewer processes until now
+            seed_everything(self.job.seed(self._seed, step=last.step))
+        say(f"Continuing from step {last.step}.")
+
+    def _load(self, last: checkpoint.Checkpoint) -> dict[str, Any]:
+        """Take over a checkpoint; returns the rest of it."""
+        try:
+            state = last.state()
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{last.path}: rank {self.job.rank} does not see it; the run folder has to be on "
+                "storage that all processes share."
+            ) from error
         if state["data"] != self.data:
-            raise ValueError(f"run: {log.run} was trained on other data; choose another folder.")
+            raise ValueError(
+                f"run: {last.path.parents[1]} was trained on other data; choose another folder."
+            )
         weights = last.weights()
         if not is_finite(weights):
             raise CheckpointError(
@@ -129,10 +156,18 @@ class RunState(Generic[BatchT]):
         self.meters.load_state_dict(state["meters"])
         self.at = Position(**state["position"])
         self.saved = last.step
-        checkpoint.prune(log.run, last.step, keep=self._keep)  # a killed process may not have
-        log.begin(step=last.step, metrics_bytes=state["metrics_bytes"])
-        restore_random_state(state["random"])
-        say(f"Continuing from step {last.step}.")
+        return state
+
+
+def _find(log: RunLog, *, say: Callable[[str], None]) -> checkpoint.Checkpoint | None:
+    """The checkpoint to continue from, if the run may be continued; None to begin."""
+    checkpoint.clean(log.run)
+    last = checkpoint.latest(log.run, say=say)
+    if last is None:
+        _refuse_weights(log.run)
+    else:
+        log.check_settings()
+    return last
 
 
 def _refuse_weights(run: Path) -> None:

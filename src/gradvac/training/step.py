@@ -17,7 +17,7 @@ from gradvac import Alignment
 from gradvac.training.ahead import DEVICE_WORK
 from gradvac.training.optimizer import clip, step_unless
 from gradvac.training.processes import free_generator
-from gradvac.training.recipe import BatchT, Recipe
+from gradvac.training.recipe import BatchT
 from gradvac.training.settings import RunConfig
 from gradvac.training.state import RunState
 
@@ -27,7 +27,8 @@ class StepResult:
     """What a step leaves, on the device.
 
     Attributes:
-        sums: The loss and what else is shown, summed over the tokens of the step.
+        sums: The loss and what else is shown, summed over the tokens of the step, in all
+            processes.
         norm: Of the gradient, before clipping.
         bad: Whether loss or gradient was not finite, so that the step was skipped.
         alignment: What the rule did; None without one.
@@ -43,15 +44,12 @@ class Step(Generic[BatchT]):
     """A step that runs as it is written.
 
     Args:
-        recipe: Model and losses.
-        settings: Its config.
-        state: Model, aligner and optimizer.
+        settings: The run's config.
+        state: Model, losses, aligner and optimizer.
     """
 
-    def __init__(
-        self, recipe: Recipe[BatchT], settings: RunConfig, state: RunState[BatchT]
-    ) -> None:
-        self._recipe, self._settings, self._state = recipe, settings, state
+    def __init__(self, settings: RunConfig, state: RunState[BatchT]) -> None:
+        self._settings, self._state = settings, state
 
     def __call__(self, batches: Sequence[BatchT]) -> StepResult:
         """Take a step, which skips itself, on the device, if it is not finite."""
@@ -62,18 +60,20 @@ class Step(Generic[BatchT]):
         """Take a step whose number of tokens is a tensor."""
         state, sums = self._state, dict[str, Tensor | float]()
         alignment = None
+        mean_tokens = num_tokens / state.job.size  # gradients are means over processes
         for position, batch in enumerate(batches, start=1):
+            is_last = position == len(batches)
             with autocast(self._settings, state.device):
-                found = self._recipe.losses(batch)
-            losses = found.losses / num_tokens
+                found = state.losses(batch, is_last)
+            losses = found.losses / mean_tokens
             if state.aligner is None:
-                losses.sum().backward()
+                with state.job.naming_who_is_gone():
+                    losses.sum().backward()
             else:
-                alignment = state.aligner.backward(
-                    losses, found.tasks, accumulate=position < len(batches)
-                )
+                alignment = state.aligner.backward(losses, found.tasks, accumulate=not is_last)
             for name, value in {"loss": found.losses.detach().sum(), **found.shown}.items():
                 sums[name] = sums.get(name, 0.0) + value
+        sums = state.job.add_up(sums, state.device)
         norm = clip(state.model, self._settings.optimizer.clip_norm)
         bad = ~(norm.isfinite() & torch.as_tensor(sums["loss"]).isfinite())
         step_unless(state.optimizer, bad)

@@ -1,0 +1,68 @@
+"""Losses whose gradients are averaged over processes without an aligner, by torch itself."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic
+
+from torch import Tensor, nn
+
+from gradvac.training.recipe import BatchT, Recipe, StepLosses
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+LossesOf = Callable[[BatchT, bool], StepLosses]
+
+
+def losses_of(recipe: Recipe[BatchT], group: "ProcessGroup | None") -> LossesOf[BatchT]:
+    """The losses of a batch, by (batch, whether it is the last of its step).
+
+    Args:
+        recipe: Computes them.
+        group: Processes over which gradients are averaged when the last batch of a step is
+            differentiated; None: nobody averages them, or an aligner does.
+    """
+    if group is not None:
+        return _Averaged(recipe, group)
+
+    def losses(batch: BatchT, _: bool) -> StepLosses:
+        return recipe.losses(batch)
+
+    return losses
+
+
+class _Averaged(Generic[BatchT]):
+    def __init__(self, recipe: Recipe[BatchT], group: "ProcessGroup") -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        self._losses = _Losses(recipe)
+        # Buffers are tables that grow with the data, not statistics: see `refuse_shared_statistics`
+        self._replica = DistributedDataParallel(
+            self._losses,
+            process_group=group,
+            broadcast_buffers=False,
+            find_unused_parameters=True,
+        )
+
+    def __call__(self, batch: BatchT, is_last: bool) -> StepLosses:
+        if is_last:
+            losses = self._replica(batch)
+        else:
+            with self._replica.no_sync():
+                losses = self._replica(batch)
+        found = self._losses.found
+        return StepLosses(losses, found.tasks, found.shown)
+
+
+class _Losses(nn.Module):
+    """A recipe's losses as the forward pass of a module, which is what torch replicates."""
+
+    found: StepLosses
+
+    def __init__(self, recipe: Recipe[Any]) -> None:
+        super().__init__()
+        self.model = recipe.model
+        self._of = recipe.losses
+
+    def forward(self, batch: Any) -> Tensor:
+        self.found = self._of(batch)
+        return self.found.losses
