@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic
 
+import torch
 from torch import Tensor, nn
 
 from gradvac.training.recipe import BatchT, Recipe, StepLosses
@@ -35,12 +36,12 @@ class _Averaged(Generic[BatchT]):
         from torch.nn.parallel import DistributedDataParallel
 
         self._losses = _Losses(recipe)
-        # Buffers are tables that grow with the data, not statistics: see `refuse_shared_statistics`
+        # Buffers are no statistics (`refuse_shared_statistics`), but tables that may grow with the
+        # data, differently in every process.
+        buffers = [name for name, _ in self._losses.named_buffers()]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._losses, buffers)
         self._replica = DistributedDataParallel(
-            self._losses,
-            process_group=group,
-            broadcast_buffers=False,
-            find_unused_parameters=True,
+            self._losses, process_group=group, find_unused_parameters=True
         )
 
     def __call__(self, batch: BatchT, is_last: bool) -> StepLosses:
@@ -62,6 +63,10 @@ class _Losses(nn.Module):
         super().__init__()
         self.model = recipe.model
         self._of = recipe.losses
+        # Rows of one process may leave out a parameter that others need. Torch takes that, but
+        # warns where it never happens; with this one it always does.
+        like = next(recipe.model.parameters())
+        self.left_out = nn.Parameter(torch.zeros(1, dtype=like.dtype, device=like.device))
 
     def forward(self, batch: Any) -> Tensor:
         self.found = self._of(batch)

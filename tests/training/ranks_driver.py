@@ -1,0 +1,271 @@
+"""Trains the toy recipe in several processes, in many ways; writes what came of it as JSON.
+
+    python ranks_driver.py FOLDER
+
+Processes are forks of this one, so that torch is imported once, and meet by way of a file.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # once, before the processes part
+import torch.distributed as dist
+import torch.distributed.fsdp
+from torch import nn
+from toy import ToyBatch, ToyConfig, ToyRecipe, outcome
+
+from gradvac.gradients import _distributed
+from gradvac.training import Display, StepLosses, checkpoint, read_metrics, train
+
+Found = dict[str, Any]
+Settings = dict[str, dict[str, Any]]
+PATIENCE = timedelta(seconds=60)
+RULES: dict[str, dict[str, Any]] = {
+    "gradvac": {"rule": "gradvac"},
+    "pcgrad": {"rule": "pcgrad"},
+    "gradnorm": {"rule": "gradnorm"},
+    "none": {"rule": "none"},
+}
+
+
+def settings(**sections: dict[str, Any]) -> ToyConfig:
+    base: Settings = {
+        "train": {"max_steps": 12, "log_every": 3, "validate_every": 4, "checkpoint_every": 4}
+        | {"record_every": 2, "writers": [], "threads": 1},
+        "optimizer": {"warmup_steps": 4, "lr": 1e-2},
+        "model": {"dropout": 0.0},
+    }
+    for name, section in sections.items():
+        base[name] = base.get(name, {}) | section
+    return ToyConfig.model_validate(base)
+
+
+class Exact(ToyRecipe):
+    """The toy in float64 and without noise, so that only the division into parts is left.
+
+    Args:
+        config: Its config.
+        fail: (rank, step) -> what happens there, or nothing.
+    """
+
+    def __init__(self, config: ToyConfig, fail: Callable[[int, int], object], **options: Any):
+        super().__init__(config, **options)
+        self.model.double()
+        self.data = {task: (x.double(), y.double()) for task, (x, y) in self.data.items()}
+        self._fail, self._step = fail, 0
+
+    def losses(self, batch: ToyBatch) -> StepLosses:
+        spoiled = self._fail(rank_of(), self._step)
+        self._step += 1
+        losses = (self.model(batch.inputs) - batch.goals).square().sum(1) * batch.weight
+        losses = losses * torch.nan if spoiled == "nan" else losses
+        return StepLosses(losses, batch.tasks, {"error": losses.detach().sqrt().sum()})
+
+
+def rank_of() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def nothing(rank: int, step: int) -> None:
+    return None
+
+
+def run(
+    size: int,
+    folder: Path,
+    config: ToyConfig | Callable[[int], ToyConfig],
+    *,
+    fail: Callable[[int, int], object] = nothing,
+    recipe: Callable[..., Any] = Exact,
+    **options: Any,
+) -> list[Found]:
+    """Train in so many processes; what each of them says in the end."""
+    context = multiprocessing.get_context("fork")
+    folder.mkdir(parents=True, exist_ok=True)
+    results = [folder / f"said-{rank}.json" for rank in range(size)]
+    meeting = folder / f"meeting-{time.monotonic_ns()}"
+
+    def work(rank: int) -> None:
+        if size > 1:
+            where = f"file://{meeting}"
+            dist.init_process_group("gloo", where, PATIENCE, size, rank)
+        own = config(rank) if callable(config) else config
+        try:
+            done = train(
+                recipe(own, fail, **options), own, folder / "run", display=Display(quiet=True)
+            )
+            said: Found = {"reason": done.reason, "step": done.step, "best": done.best_score}
+        except Exception as error:
+            said = {"error": type(error).__name__, "message": str(error)}
+        results[rank].write_text(json.dumps(said))
+        os._exit(0)
+
+    for path in results:
+        path.unlink(missing_ok=True)
+    started = [context.Process(target=work, args=(rank,)) for rank in range(size)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(90)
+        if process.is_alive():
+            process.kill()
+    return [json.loads(p.read_text()) if p.exists() else {"gone": True} for p in results]
+
+
+def gap(folder: Path, other: Path) -> float:
+    """The largest difference of two runs: their last and best weights, and what they logged."""
+    largest = 0.0
+    for which in ("last", "best"):
+        one, two = (checkpoint.weights(f / "run", which) for f in (folder, other))
+        largest = max([largest, *(float((one[k] - two[k]).abs().max()) for k in one)])
+    logs = [read_metrics(f / "run") for f in (folder, other)]
+    assert [sorted(entry) for entry in logs[0]] == [sorted(entry) for entry in logs[1]]
+    for one, two in zip(*logs, strict=True):
+        for key in one:
+            if "second" not in key and "memory" not in key and "similarity" not in key:
+                largest = max(largest, abs(one[key] - two[key]))
+    return largest
+
+
+# -- what is tried -----------------------------------------------------------------------------
+
+
+def same_as_one(folder: Path) -> Found:
+    """Two and three processes, with and without accumulation, and more processes than rows."""
+    found: Found = {}
+    for name, accumulation, rows, sizes in (
+        ("gradvac", 1, 6, (2, 3)),
+        ("gradvac", 2, 2, (3,)),
+        ("pcgrad", 1, 6, (3,)),
+        ("gradnorm", 1, 6, (2,)),
+        ("none", 2, 6, (2, 3)),
+        ("none", 1, 2, (3,)),
+    ):
+        config = settings(align=RULES[name], optimizer={"accumulation": accumulation})
+        own = folder / f"{name}-{accumulation}-{rows}"
+        for size in (1, *sizes):
+            said = run(size, own / str(size), config, rows=rows)
+            assert all(one.get("reason") == "finished" for one in said), said
+        for size in sizes:
+            found[f"{own.name}-{size}"] = gap(own / "1", own / str(size))
+    return found
+
+
+def other_sizes(folder: Path) -> Found:
+    """2 -> 3 -> 1 -> 2 processes, against one that was not interrupted."""
+    found: Found = {}
+    for name in ("gradvac", "none"):
+        align, own = RULES[name], folder / name
+        run(1, own / "whole", settings(align=align))
+        for size, until in ((2, 3), (3, 6), (1, 10), (2, 0)):
+            said = run(size, own / "parts", settings(align=align, train={"pause_at": until}))
+            expected = "paused" if until else "finished"
+            assert all(one.get("reason") == expected for one in said), said
+        found[name] = gap(own / "whole", own / "parts")
+    return found
+
+
+def with_dropout(folder: Path) -> Found:
+    """Two processes, stopped and continued by two: bit for bit."""
+    config = {"model": {"dropout": 0.3}}
+    run(2, folder / "whole", settings(**config))
+    for until in (5, 0):
+        run(2, folder / "parts", settings(**config, train={"pause_at": until}))
+    whole, parts = (outcome(folder / which / "run") for which in ("whole", "parts"))
+    return {"differ": [key for key in whole if whole[key] != parts.get(key)]}
+
+
+def signals(folder: Path) -> Found:
+    """A signal in any process stops all of them, after the same step."""
+    found: Found = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+
+        def fail(rank: int, step: int, number: int = number) -> None:
+            if (rank, step) == (1, 5):
+                os.kill(os.getpid(), number)
+
+        own = folder / number.name
+        said = run(2, own, settings(), fail=fail)
+        found[number.name] = [said, checkpoint.kept(own / "run")[-1].step]
+    return found
+
+
+def bad_numbers(folder: Path) -> Found:
+    """A loss of one process is not finite: all skip the step; too often: all give up."""
+    once = run(2, folder / "once", settings(), fail=lambda r, s: "nan" if (r, s) == (1, 5) else "")
+    log = read_metrics(folder / "once" / "run")
+    skipped = [entry["train/skipped_steps"] for entry in log if "train/loss" in entry]
+    config = settings(train={"max_bad_steps": 3})
+    often = run(2, folder / "often", config, fail=lambda r, s: "nan" if r and s >= 5 else "")
+    steps = [one.step for one in checkpoint.kept(folder / "often" / "run")]
+    return {"once": once, "skipped": skipped, "often": often, "kept": steps}
+
+
+def deaths(folder: Path) -> Found:
+    """A process ends without a word: the others say who, and the run can be continued."""
+    found: Found = {}
+    run(1, folder / "whole", settings())
+    for name, both in (("gradvac", (0, 1)), ("none", (1,))):
+        for dead in both:
+
+            def fail(rank: int, step: int, dead: int = dead) -> None:
+                if (rank, step) == (dead, 5):
+                    os._exit(9)
+
+            own = folder / f"{name}-{dead}"
+            config = settings(align=RULES[name])
+            said = run(2, own, config, fail=fail)
+            intact = [c.step for c in checkpoint.kept(own / "run") if c.damage() is None]
+            again = run(2, own, config)
+            found[own.name] = {"said": said, "intact": intact, "again": again}
+    found["gap"] = gap(folder / "whole", folder / "gradvac-1")
+    return found
+
+
+def refusals(folder: Path) -> Found:
+    """What one process cannot do, none does."""
+
+    def broken(config: ToyConfig, fail: Any) -> Exact:
+        made = Exact(config, fail)
+        made.model = nn.Sequential(made.model, nn.BatchNorm1d(2)).double()
+        return made
+
+    run(1, folder / "other", settings())
+    return {
+        "seeds": run(2, folder / "seeds", lambda rank: settings(train={"seed": rank})),
+        "settings": run(2, folder / "other", settings(optimizer={"lr": 2e-2})),
+        "statistics": run(2, folder / "statistics", settings(), recipe=broken),
+        "graph": run(2, folder / "graph", settings(train={"graph": True})),
+    }
+
+
+TRIED = (same_as_one, other_sizes, with_dropout, signals, bad_numbers, deaths, refusals)
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    _distributed._PATIENCE = 1.0  # seconds to learn who is missing
+    found: Found = {}
+    for tried in TRIED:
+        begin = time.monotonic()
+        try:
+            found[tried.__name__] = tried(folder / tried.__name__)
+        except Exception as error:
+            found[tried.__name__] = {"failed": f"{type(error).__name__}: {error}"}
+        print(f"{tried.__name__}: {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
