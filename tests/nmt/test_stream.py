@@ -13,7 +13,7 @@ import torch
 
 from gradvac.nmt import Batch, Stream, TaskData, TokenFile, TokenWriter
 from gradvac.nmt.settings import BatchConfig
-from gradvac.training import SamplingConfig, TemperaturePhase
+from gradvac.training import Part, SamplingConfig, TemperaturePhase
 
 SIZES = {"en-aa": 600, "en-bb": 80, "en-cc": 3}
 
@@ -146,3 +146,31 @@ def test_batches_that_were_cut_otherwise_are_not_continued(stream: Callable[...,
         with pytest.raises(ValueError, match="batches were packed = True"):
             other.load_state_dict(packed.state_dict())
     stream(packed=True).load_state_dict(packed.state_dict())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_parts_of_processes_are_the_batch(
+    stream: Callable[..., Stream], packed: bool, size: int
+) -> None:
+    """Every row once, tokens in equal shares, few tasks each; and the state of all is one."""
+    whole = stream(packed=packed, tokens=120)
+    parts = [stream(packed=packed, tokens=120, part=Part(n, size)) for n in range(size)]
+    shares, num_tasks = [], []
+    for _ in range(60):
+        batch, own = next(whole), [next(part) for part in parts]
+        counted = [one for one in own if one.counts is None]
+        empty = [one for one in own if one.counts is not None]
+        assert torch.equal(torch.cat([one.labels for one in counted]), batch.labels)
+        assert torch.equal(torch.cat([one.tasks for one in counted]), batch.tasks)
+        assert {one.num_tokens for one in own} == {batch.num_tokens}
+        assert len(counted) == min(size, len(batch))
+        assert all(len(one) == 1 and not bool(one.counts.any()) for one in empty)  # type: ignore[union-attr]
+        shares += [len(one.labels) / batch.num_tokens for one in counted]
+        num_tasks += [len(one.tasks.unique()) for one in counted]
+        assert all(part.state_dict() == whole.state_dict() for part in parts)
+    assert np.mean(num_tasks) < 1 + 3 / size
+    if size < 8:
+        assert max(shares) < 1.6 / size
+    whole.load_state_dict(parts[-1].state_dict())  # by any number of processes
+    assert torch.equal(next(whole).labels[:1], next(parts[0]).labels[:1])

@@ -110,8 +110,10 @@ def tells_mistakes(command: Command[Parameters]) -> Command[Parameters]:
 def _mistakes() -> tuple[type[Exception], ...]:
     """What a user can mend. Only a command that imported training can have met its errors."""
     training = sys.modules.get("gradvac.training")
-    own = () if training is None else (training.CheckpointError, training.DivergedError)
-    return (ValueError, OSError, *own)
+    if training is None:
+        return ValueError, OSError
+    own = training.CheckpointError, training.DivergedError, training.RankError
+    return ValueError, OSError, *own
 
 
 def _tell_warning(message: Warning | str, *_: object, **__: object) -> None:

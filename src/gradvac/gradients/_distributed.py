@@ -151,7 +151,7 @@ class Ranks:
                 raise
             self.is_broken = True
             raise RankError(
-                f"processes: rank {self.rank} of {self.size} could not exchange gradients: "
+                f"processes: rank {self.rank} of {self.size} could not reach the others: "
                 f"{self._missing()}. This step is lost; start the job again from its last "
                 f"checkpoint. ({_first_line(error)})"
             ) from error

@@ -14,6 +14,7 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     passes.py       every task's rows, in a new random order on every pass
     optimizer.py    [optimizer]: Adam, learning rate, clipping; steps that skip themselves
     ranks.py        the processes that train one run together
+    meeting.py      where they meet
     plain.py        losses of joint training without an aligner, in one process or several
     result.py       how a training ends
     recipe.py       the protocol between a recipe and the loop

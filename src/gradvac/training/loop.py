@@ -91,8 +91,9 @@ class _Loop(Generic[BatchT]):
         self.take_step: Callable[[list[BatchT]], StepResult] | None = None
 
     def close(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, RankError) and self.state.saved >= 0:
-            self.display.say(f"The last checkpoint is that of step {self.state.saved}.")
+        found = checkpoint.kept(self.log.run)
+        if isinstance(error, RankError) and found:
+            self.display.say(f"The last checkpoint is that of step {found[-1].step}.")
         if self.state.aligner is not None:
             self.state.aligner.detach()
         if self.recorder is not None:

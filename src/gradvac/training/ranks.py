@@ -24,6 +24,7 @@ from torch import Tensor, distributed, nn
 from gradvac.gradients import RankError, Ranks
 from gradvac.hints import some
 from gradvac.training.display import Display
+from gradvac.training.meeting import meet
 from gradvac.training.processes import choose_device
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 _NEEDED = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-# How long processes wait for one that prepares data, validates or writes, and for one that should
-# take its next step. One that ends is noticed at once, whatever these are.
-_LONG_WORK, _STEP = timedelta(days=7), timedelta(minutes=30)
+# How long processes wait for one that prepares data, validates or writes. One that ends is noticed
+# at once, whatever this is.
+_LONG_WORK = timedelta(days=7)
 _COMMUNICATION = re.compile(r"gloo|nccl|process ?group|connection", re.IGNORECASE)
 _current: "ContextVar[Job | None]" = ContextVar("job", default=None)
 
@@ -85,7 +86,7 @@ class Job:
         self.rank, self.size = 0, 1
         if group is not None:
             self._waiting = Ranks(group, patience=_LONG_WORK)
-            self._hosts, self._devices = Ranks(group, patience=_STEP), Ranks(group)
+            self._stepping = Ranks(group)
             self.rank, self.size = self._waiting.rank, self._waiting.size
 
     @property
@@ -189,8 +190,8 @@ class Job:
         if self.size == 1:
             return received
         number = 0 if received is None else int(signal.Signals[received])
-        said = self._hosts.all_gather(torch.tensor([number]))
-        heard = [number for number in said.flatten().tolist() if number]
+        said = self._stepping.gather_words([number])
+        heard = [int(number) for (number,) in said if number]
         return signal.Signals(heard[0]).name if heard else None
 
     @contextmanager
@@ -209,7 +210,7 @@ class Job:
             return dict(sums)
         names = sorted(sums)
         own = [torch.as_tensor(sums[name], dtype=torch.float64, device=device) for name in names]
-        total = self._devices.all_reduce(torch.stack(own))
+        total = self._stepping.all_reduce(torch.stack(own))
         return dict(zip(names, total.unbind(), strict=True))
 
 
@@ -232,7 +233,7 @@ def join(device: str = "auto") -> Iterator[Job]:
     is_ours = not _is_initialized() and _announced() > 1
     if is_ours:
         on_gpu = choose_device(device).type == "cuda"
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+        meet("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     group = distributed.group.WORLD if _is_initialized() else None
     if group is not None and distributed.get_world_size() == 1:
         group = None

@@ -1,0 +1,61 @@
+"""Where the processes of a job meet, also after torchrun has started them again.
+
+All attempts of a torchrun share one store of keys and values, in which those of processes that have
+died are still there: whoever reads their addresses waits for the dead. So the processes of every
+attempt agree on a number of their own first, and use keys that begin with it.
+"""
+
+import os
+import secrets
+import time
+from datetime import timedelta
+
+from torch import distributed
+from torch.distributed import PrefixStore, Store
+
+_PREFIX = "gradvac/meeting"
+_PAUSE = 0.02  # seconds between two looks
+
+
+def meet(backend: str, *, patience: timedelta = timedelta(minutes=30)) -> None:
+    """Make the process group of all processes that the environment speaks of.
+
+    Args:
+        backend: As of `init_process_group`.
+        patience: How long to wait for the others.
+    """
+    store, rank, size = next(distributed.rendezvous("env://", timeout=patience))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        attempt = (_number if rank == 0 else _ask)(store, rank, size, patience)
+        store = PrefixStore(f"{_PREFIX}/{attempt}", store)
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+
+
+def _number(store: Store, _: int, size: int, patience: timedelta) -> int:
+    """What the first process does: number the attempt, and tell everybody who asks."""
+    attempt = store.add(f"{_PREFIX}/attempts", 1)
+    missing, told = set(range(1, size)), set[bytes]()
+    end = time.monotonic() + patience.total_seconds()
+    while missing and time.monotonic() < end:
+        for rank in list(missing):
+            if store.check([f"{_PREFIX}/{attempt}/heard/{rank}"]):
+                missing.remove(rank)
+            elif store.check([f"{_PREFIX}/asks/{rank}"]):
+                sign = store.get(f"{_PREFIX}/asks/{rank}")
+                if sign not in told:  # of this attempt, or of a process that is dead
+                    store.set(f"{_PREFIX}/tells/{sign.decode()}", str(attempt))
+                    told.add(sign)
+        time.sleep(_PAUSE)
+    if missing:
+        raise RuntimeError(f"processes: rank {min(missing)} of {size} did not come.")
+    return attempt
+
+
+def _ask(store: Store, rank: int, _: int, patience: timedelta) -> int:
+    """What every other one does; the answer is to a sign that only it knows."""
+    sign = secrets.token_hex(8)
+    store.set(f"{_PREFIX}/asks/{rank}", sign)
+    store.wait([f"{_PREFIX}/tells/{sign}"], patience)
+    attempt = int(store.get(f"{_PREFIX}/tells/{sign}"))
+    store.set(f"{_PREFIX}/{attempt}/heard/{rank}", "1")
+    return attempt
