@@ -40,6 +40,7 @@ A recipe's config extends `RunConfig` with sections of its own:
     settings = config.load(TaggingConfig, "ner.toml", ["optimizer.lr=3e-5", "train.seed=2"])
 """
 
+from gradvac.gradients import RankError
 from gradvac.training import checkpoint, config
 from gradvac.training.ahead import Ahead
 from gradvac.training.align import AlignConfig
@@ -49,7 +50,7 @@ from gradvac.training.loop import train
 from gradvac.training.optimizer import OptimizerConfig
 from gradvac.training.passes import Passes
 from gradvac.training.processes import choose_device, seed_everything
-from gradvac.training.ranks import WHOLE, Part, RankError, join
+from gradvac.training.ranks import WHOLE, Part, join
 from gradvac.training.recipe import Batch, BatchStream, Recipe, StepLosses
 from gradvac.training.result import DivergedError, Result
 from gradvac.training.runlog import RunLog, read_metrics

@@ -14,12 +14,13 @@ import torch
 
 from gradvac import Alignment
 from gradvac.analysis import Recorder, heat_maps, step_values
+from gradvac.gradients import RankError
 from gradvac.hints import nearest
 from gradvac.training import checkpoint
 from gradvac.training.display import Display
 from gradvac.training.optimizer import set_lr
 from gradvac.training.processes import StopSignals, untouched_random_state
-from gradvac.training.ranks import Job, RankError, join
+from gradvac.training.ranks import Job, join
 from gradvac.training.recipe import BatchT, Recipe
 from gradvac.training.result import DivergedError, Reason, Result
 from gradvac.training.runlog import RunLog, after, open_log

@@ -11,7 +11,8 @@ import time
 from datetime import timedelta
 
 from torch import distributed
-from torch.distributed import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 _PREFIX = "gradvac/meeting"
 _PAUSE = 0.02  # seconds between two looks
@@ -24,7 +25,7 @@ def meet(backend: str, *, patience: timedelta = timedelta(minutes=30)) -> None:
         backend: As of `init_process_group`.
         patience: How long to wait for the others.
     """
-    store, rank, size = next(distributed.rendezvous("env://", timeout=patience))
+    store, rank, size = next(rendezvous("env://", timeout=patience))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         attempt = (_number if rank == 0 else _ask)(store, rank, size, patience)
         store = PrefixStore(f"{_PREFIX}/{attempt}", store)
