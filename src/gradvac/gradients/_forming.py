@@ -170,7 +170,7 @@ class Former:
         """
         node = self.graph.nodes[position]
         first = next(own for own in owned if own is not None)
-        children = [self.graph.children[position][edge] for edge in edges]
+        children = [self.graph.children(position)[edge] for edge in edges]
         found: list[list[Tensor | None]] = [[None] * first.num_tasks for _ in edges]
         own_tasks = self._here if first.only is None else [first.only]
         if len(own_tasks) > 1:
@@ -213,7 +213,7 @@ class Former:
         if name == LEAF:
             deliver(node.variable, use)
             return
-        children = self.graph.children[position]
+        children = self.graph.children(position)
         if name == "TBackward0" and len(self.graph.shape(position)) == 2:
             self._push(*children[0], use.transposed(), deliver)
         elif name in ("TBackward0", "ToCopyBackward0"):
@@ -227,7 +227,7 @@ class Former:
             self._push_through(position, number, use, deliver)
 
     def _push_through(self, position: int, number: int, use: Use, deliver: Deliver) -> None:
-        node, children = self.graph.nodes[position], self.graph.children[position]
+        node, children = self.graph.nodes[position], self.graph.children(position)
         gradients = use.task_gradients()
         found: list[list[Tensor | None]] = [[None] * len(gradients) for _ in children]
         described = node._input_metadata

@@ -15,36 +15,26 @@ from torch.autograd.graph import get_gradient_edge
 
 LEAF = "torch::autograd::AccumulateGrad"
 
-# Settings of operations that move or mix entries along a dimension.
-_SETTINGS = {
-    "NativeBatchNormBackward0": ("_saved_training",),
-    "CudnnBatchNormBackward0": ("_saved_training",),
-    "MiopenBatchNormBackward0": ("_saved_training",),
-    "SelectBackward0": ("_saved_dim", "_saved_index"),
-    "RollBackward0": ("_saved_shifts", "_saved_dims"),
-    "FlipBackward0": ("_saved_dims",),
-    "TransposeBackward0": ("_saved_dim0", "_saved_dim1"),
-    "PermuteBackward0": ("_saved_dims",),
-    "SoftmaxBackward0": ("_saved_dim",),
-    "LogSoftmaxBackward0": ("_saved_dim",),
-    "SumBackward1": ("_saved_dim",),
-    "MeanBackward1": ("_saved_dim",),
-    "CumsumBackward0": ("_saved_dim",),
-    "SliceBackward0": ("_saved_dim",),
-    "CatBackward0": ("_saved_dim",),
-}
+# What an operation saves of how it moves or mixes entries along dimensions.
+_SETTINGS = frozenset(
+    f"_saved_{name}"
+    for name in (
+        *("dim", "dims", "dim0", "dim1", "dim2", "dimension", "size", "step"),
+        *("index", "shifts", "offset", "training"),
+    )
+)
+
+_Kind = tuple[str, tuple[str, ...]]
+_KINDS: dict[type, _Kind] = {}  # names of nodes and of their settings; asking a node is slow
 
 
-# The names of nodes by their Python type; asking a node for its name is slow.
-_NAMES: dict[type, str] = {}
-
-
-def _name(node: Any, kind: type) -> str:
-    name: str = node.name()
+def _kind(node: Any) -> _Kind:
+    kind = type(node)
+    found = (node.name(), tuple(name for name in dir(node) if name in _SETTINGS))
     # Some C++ nodes share one type, and Python functions come and go.
     if kind.__module__ == "builtins" and kind.__name__ != "CppFunction":
-        _NAMES[kind] = name
-    return name
+        _KINDS[kind] = found
+    return found
 
 
 class Graph:
@@ -71,7 +61,6 @@ class Graph:
         self.names: list[str] = []
         self._edges: dict[Any, tuple[tuple[Any, int], ...]] = {}
         self._position: dict[Any, int] = {None: -1}
-        self._children: list[tuple[tuple[int, int], ...]] | None = None
         self.signature = hash((settings, *self._walk(starts, known)))
         self.root_positions = [self._position[start] for start in starts]
 
@@ -95,32 +84,25 @@ class Graph:
             stack.pop()
             position[node] = len(nodes)
             nodes.append(node)
-            kind = type(node)
-            name = _NAMES.get(kind) or _name(node, kind)
+            name, settings = _KINDS.get(type(node)) or _kind(node)
             names.append(name)
             parts.append(name)
             if own:
                 parts += [position[c] if not nr else (position[c], nr) for c, nr in own]
-                if name in _SETTINGS:
-                    parts += [str(getattr(node, one, None)) for one in _SETTINGS[name]]
+                if settings:
+                    parts += [str(getattr(node, one)) for one in settings]
             elif name == LEAF:
                 identity = id(node.variable)
                 parts.append(identity if identity in known else None)
         return parts
 
-    @property
-    def children(self) -> list[tuple[tuple[int, int], ...]]:
-        """For every node, (position, output number) of each input.
+    def children(self, position: int) -> tuple[tuple[int, int], ...]:
+        """(position, output number) of each input of a node.
 
         Position -1 is a tensor that needs no gradient.
         """
-        if self._children is None:
-            position = self._position
-            self._children = [
-                tuple((position[child], number) for child, number in self._edges[node])
-                for node in self.nodes
-            ]
-        return self._children
+        where = self._position
+        return tuple((where[child], number) for child, number in self._edges[self.nodes[position]])
 
     def shape(self, position: int, number: int = 0) -> tuple[int, ...]:
         """The shape of an output of a node."""
@@ -161,7 +143,7 @@ class Graph:
             reached[position] |= 1 << root
         for position in range(len(self.nodes) - 1, -1, -1):
             own = reached[position]
-            for child, _ in self.children[position]:
+            for child, _ in self.children(position):
                 if child >= 0:
                     reached[child] |= own
         return reached

@@ -76,7 +76,7 @@ def _moves_along(
     graph: Graph, position: int, made_of: Sequence[frozenset[nn.Parameter] | None]
 ) -> Sequence[int]:
     """The dimensions along which a node may move entries by what the data say."""
-    name, node, children = graph.names[position], graph.nodes[position], graph.children[position]
+    name, node, children = graph.names[position], graph.nodes[position], graph.children(position)
     if name in _MOVERS:
         return _MOVERS[name](node)
     if name in _MOVE_ANYWHERE or (is_python_function(node) and name not in _KEEP_ROWS):
@@ -156,7 +156,8 @@ def draw(
     below = [False] * len(graph.nodes)  # whether the backward has something to do below
     roots = set(graph.root_positions)
     nothing: frozenset[nn.Parameter] = frozenset()
-    for position, (name, children) in enumerate(zip(graph.names, graph.children, strict=True)):
+    for position, name in enumerate(graph.names):
+        children = graph.children(position)
         if name == LEAF and position not in roots:
             variable = graph.nodes[position].variable
             is_ours = variable in tracked
@@ -190,7 +191,7 @@ def draw(
 
 def _may_hold_rows(graph: Graph, position: int, rows: int | None) -> bool:
     """Whether a node of parameters may have taken rows in: as a hidden operand, or by shape."""
-    name, children = graph.names[position], graph.children[position]
+    name, children = graph.names[position], graph.children(position)
     if is_python_function(graph.nodes[position]):
         return True
     hidden = any(child < 0 for child, _ in children)
@@ -214,7 +215,7 @@ def _find_behind_movers(graph: Graph, drawing: Drawing) -> None:
     for position in range(len(graph.nodes) - 1, -1, -1):
         own = through[position] | bit.get(position, 0)
         if own:
-            for child, _ in graph.children[position]:
+            for child, _ in graph.children(position):
                 if child >= 0:
                     through[child] |= own
     for mover, own in bit.items():

@@ -328,7 +328,7 @@ def _count_uses(graph: Graph, drawing: Drawing) -> dict[nn.Parameter, int]:
     uses: Counter[nn.Parameter] = Counter()
     for junction in drawing.junctions:
         for edge in junction.edges:
-            child = graph.children[junction.position][edge][0]
+            child = graph.children(junction.position)[edge][0]
             if graph.names[child] == LEAF:
                 uses[graph.nodes[child].variable] += 1
             else:
@@ -339,11 +339,11 @@ def _count_uses(graph: Graph, drawing: Drawing) -> dict[nn.Parameter, int]:
 def _routes(graph: Graph, junction: Junction) -> list[Route]:
     found = []
     for edge in junction.edges:
-        child = graph.children[junction.position][edge]
+        child = graph.children(junction.position)[edge]
         position, transposed = child[0], False
         while graph.names[position] in ("TBackward0", "ToCopyBackward0"):
             transposed ^= graph.names[position] == "TBackward0" and len(graph.shape(position)) == 2
-            position = graph.children[position][0][0]
+            position = graph.children(position)[0][0]
         parameter = graph.nodes[position].variable if graph.names[position] == LEAF else None
         found.append(Route(edge, child, parameter, transposed))
     return found
