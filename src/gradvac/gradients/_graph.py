@@ -112,6 +112,17 @@ class Graph:
         described = node._input_metadata
         return tuple(described[number].shape) if number < len(described) else ()
 
+    def inner_shapes(self, position: int) -> list[tuple[int, ...]]:
+        """The shapes of a node's inputs, as far as they need gradients."""
+        known = getattr(self.nodes[position], "_saved_self_sym_sizes", None)
+        if known is not None:
+            return [known]
+        return [self.shape(*child) for child in self.children(position) if child[0] >= 0]
+
+    def sizes(self) -> int:
+        """Equal for graphs of one signature and the same sizes."""
+        return hash(tuple(self.shape(position) for position in range(len(self.nodes))))
+
     def leaves(self) -> list[Tensor]:
         """The leaves that the roots depend on."""
         pairs = zip(self.nodes, self.names, strict=True)

@@ -69,6 +69,9 @@ _MOVE_ANYWHERE = frozenset(
     f"{name}Backward0"
     for name in ("MaskedSelect", "MaskedScatter", "Take", "Put", "SegmentReduce", "AsStrided")
 ) | {"CopySlices"}
+# Operations whose effect depends on the sizes of the batch: they regroup entries, or add some.
+VIEWS = frozenset(f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Squeeze"))
+_STRETCHERS = frozenset(f"{name}Backward0" for name in ("Cat", "Repeat", "ConstantPadNd"))
 _KEEP_ROWS = frozenset({"BackwardHookFunctionBackward"})  # Python functions that do
 
 
@@ -122,6 +125,7 @@ class Drawing:
         movers: Operations that move entries by what the data say: position -> dimensions along
             which they may.
         behind_movers: For every mover, the junctions whose gradients come through it.
+        sized: Positions of operations whose effect depends on the sizes of the batch.
         holds_no_rows: The roots are made of parameters alone.
     """
 
@@ -130,6 +134,7 @@ class Drawing:
     row_nodes: list[int] = field(default_factory=list)
     movers: dict[int, Sequence[int]] = field(default_factory=dict)
     behind_movers: dict[int, set[int]] = field(default_factory=dict)
+    sized: list[int] = field(default_factory=list)
     holds_no_rows: bool = False
 
     def leaves_outside(self, graph: Graph) -> list[Tensor]:
@@ -182,9 +187,11 @@ def draw(
         if edges:
             supposed = alone and position not in roots
             found.junctions.append(Junction(position, edges, parameters, not deeper, supposed))
-    for position in found.row_nodes:
-        if below[position] and (dims := _moves_along(graph, position, made_of)):
+    for position in filter(below.__getitem__, found.row_nodes):
+        if dims := _moves_along(graph, position, made_of):
             found.movers[position] = dims
+        if graph.names[position] in VIEWS or graph.names[position] in _STRETCHERS:
+            found.sized.append(position)
     _find_behind_movers(graph, found)
     return found
 

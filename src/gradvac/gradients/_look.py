@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradvac.gradients._graph import LEAF, Graph
-from gradvac.gradients._junctions import ANY, Drawing, Junction, draw
+from gradvac.gradients._junctions import ANY, VIEWS, Drawing, Junction, draw
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._ownership import (
     SAME,
@@ -24,7 +24,7 @@ from gradvac.gradients._ownership import (
     tolerance,
 )
 from gradvac.gradients._passes import Arrive, Watcher, run_pass
-from gradvac.gradients._plan import How, Known, Plan, Refused, Route
+from gradvac.gradients._plan import How, Known, Plan, Refused, Route, Sized, spans_of
 from gradvac.gradients._rows import DeclaredRows, RowTasks
 
 _MOST_ATTEMPTS = 24
@@ -51,6 +51,10 @@ class Look:
         self.mixed: list[Junction] = []
         self.rounding = 0.0
         self.num_alone = len(graph.nodes)  # nodes made of parameters alone, before any was moved
+        self.plain: dict[Any, Marks] = {}
+        self.same: dict[Any, Marks] = {}
+        self.by_row: dict[Any, Marks] = {}
+        self.by_task: list[dict[Any, Marks]] = []
         self.spent: list[torch.Tensor] = []  # what all passes together started from
 
     def take(self) -> Plan:
@@ -74,6 +78,7 @@ class Look:
                 plan.lowest, plan.names = self._lowest(), self.names
                 plan.routes = [_routes(self.graph, own) for own in self.drawing.junctions]
                 plan.tolerance = tolerance(plan.lowest) + 4 * self.rounding
+                plan.sizes = {plan.sizes_of(self.graph, self.num_rows)}
                 return plan
         raise Refused(self._coupled(self.mixed))
 
@@ -98,6 +103,7 @@ class Look:
     def _try(self) -> Plan | None:
         """A plan, or None if a junction had to be moved."""
         plan = Plan(self.drawing)
+        self.by_task = []
         todo: list[tuple[int, int]] = []  # where codes must tell
         for number, junction in enumerate(self.drawing.junctions):
             for output in range(max(1, len(self.graph.nodes[junction.position]._input_metadata))):
@@ -116,42 +122,22 @@ class Look:
         return bool(self.reached) and self.reached[junction.position].bit_count() == 1
 
     def _measure(self, plan: Plan, todo: list[tuple[int, int]]) -> Plan | None:
-        graph, losses = self.graph, self.losses
-        plain, plan.asleep = self._marks(losses.starts(), watch=True)
+        losses = self.losses
+        self.plain, plan.asleep = self._marks(losses.starts(), watch=True)
         self.tolerance = tolerance(self._lowest())
-        finite = all(bool(m.entries.isfinite().all()) for m in plain.values())
-        if not finite:
+        if not all(bool(marks.entries.isfinite().all()) for marks in self.plain.values()):
             plan.known |= {key: self._unseen(key) for key in todo}
             plan.unfinished = "the gradients were not finite"
             return plan
         self.same, _ = self._marks([SAME * start for start in losses.starts()])
-        codes = None
-        by_row: dict[tuple[int, int], Marks] = {}
-        by_task: list[dict[tuple[int, int], Marks]] = []
         if self.num_rows is not None:
-            codes = row_codes(self.num_rows)
-            by_row, _ = self._marks((codes.to(losses.roots()[0]),))
-        moving = self._moving(plain, by_row, codes)
-        task_codes = TaskCodes(len(losses.present), is_coarse=self._lowest().itemsize < 4)
+            self.codes = row_codes(self.num_rows)
+            self.by_row, _ = self._marks((self.codes.to(losses.roots()[0]),))
+        moving = self._moving()
         mixed: list[Junction] = []
         for key in todo:
-            if key not in plain or not bool(plain[key].entries.any()):
-                plan.known[key] = self._unseen(key)
-                continue
-            number, output = key
-            junction = self.drawing.junctions[number]
-            shape = graph.shape(junction.position, output)
-            how: Known | None = None
-            block = self._block(junction.position)
-            if block is None and codes is not None and number not in moving:
-                how = self._layout(plain[key], by_row[key], shape, codes, plan, key)
-            if how is None:
-                if not by_task:
-                    by_task = [
-                        self._marks(losses.starts(task_codes.of_tasks(n)))[0]
-                        for n in range(task_codes.num_passes)
-                    ]
-                how = self._by_task(plain, by_task, key, shape, block, task_codes)
+            junction = self.drawing.junctions[key[0]]
+            how = self._how(key, plan, is_moving=key[0] in moving)
             if how is None:
                 mixed.append(junction)
             else:
@@ -162,39 +148,47 @@ class Look:
                 raise Refused(self._coupled(mixed))
             self.mixed, self.moved = mixed, self.moved | early
             return None
+        plan.sized = self._sized(plan)
         return plan
 
-    def _layout(
-        self,
-        plain: Marks,
-        coded: Marks,
-        shape: Sequence[int],
-        codes: torch.Tensor,
-        plan: Plan,
-        key: tuple[int, int],
-    ) -> Layout | None:
-        num_rows = len(codes)
-        for layout in layouts(shape, num_rows):
-            result = fit(plain, self.same[key], coded, shape, layout, codes)
-            if self._is_explained(result.unexplained, result.rounding):
-                if result.num_rows_seen < (num_rows + 1) // 2:
+    def _how(self, key: tuple[int, int], plan: Plan, *, is_moving: bool) -> Known | None:
+        """How the owners at a place are known; None if rows are mixed there."""
+        if not self._is_awake(key):
+            return self._unseen(key)
+        position = self.drawing.junctions[key[0]].position
+        shape, block = self.graph.shape(position, key[1]), self._block(position)
+        if block is None and not is_moving:
+            layout, num_seen = self._layout(key, shape)
+            if layout is not None:
+                assert self.num_rows is not None
+                if num_seen < (self.num_rows + 1) // 2:
                     plan.unfinished = "few rows have a gradient so far"
-                if shape[layout.dim] > num_rows:
-                    plan.expanded.add(key)
                 return layout
-        return None
+        return self._by_task(key, shape, block)
+
+    def _is_awake(self, key: Any) -> bool:
+        return key in self.plain and bool(self.plain[key].entries.any())
+
+    def _layout(self, key: Any, shape: Sequence[int]) -> tuple[Layout | None, int]:
+        """Where rows lie, if they lie along a dimension, and how many have a gradient."""
+        for layout in layouts(shape, self.num_rows) if self.num_rows else ():
+            given = (self.plain[key], self.same[key], self.by_row[key])
+            result = fit(*given, shape, layout, self.codes)
+            if self._is_explained(result.unexplained, result.rounding):
+                return layout, result.num_rows_seen
+        return None, 0
 
     def _by_task(
-        self,
-        plain: Mapping[tuple[int, int], Marks],
-        coded: Sequence[Mapping[tuple[int, int], Marks]],
-        key: tuple[int, int],
-        shape: Sequence[int],
-        block: RowTasks | None,
-        codes: TaskCodes,
+        self, key: tuple[int, int], shape: Sequence[int], block: RowTasks | None
     ) -> How | None:
-        marks, same = plain[key].entries, self.same[key].entries
-        others = [own[key].entries for own in coded]
+        codes = TaskCodes(len(self.losses.present), is_coarse=self._lowest().itemsize < 4)
+        if not self.by_task:
+            self.by_task = [
+                self._marks(self.losses.starts(codes.of_tasks(n)))[0]
+                for n in range(codes.num_passes)
+            ]
+        marks, same = self.plain[key].entries, self.same[key].entries
+        others = [own[key].entries for own in self.by_task]
 
         def is_explained(owner: torch.Tensor) -> bool:
             unexplained = codes.unexplained(marks, others, owner)
@@ -223,38 +217,47 @@ class Look:
             return Layout(0)
         return How.MEASURED
 
-    def _moving(
-        self,
-        plain: Mapping[Any, Marks],
-        coded: Mapping[Any, Marks],
-        codes: torch.Tensor | None,
-    ) -> set[int]:
+    def _moving(self) -> set[int]:
         """Junctions whose entries are moved by what the data say, along the rows."""
         moving: set[int] = set()
-        for mover in self.drawing.movers:
+        for mover, dims in self.drawing.movers.items():
             behind = self.drawing.behind_movers[mover]
-            if behind and not behind <= moving and not self._keeps_rows(mover, plain, coded, codes):
+            if behind and not behind <= moving and not self._keeps_rows(mover, dims):
                 moving |= behind
         return moving
 
-    def _keeps_rows(
-        self,
-        mover: int,
-        plain: Mapping[Any, Marks],
-        coded: Mapping[Any, Marks],
-        codes: torch.Tensor | None,
-    ) -> bool:
-        key = ("mover", mover)
-        dims = self.drawing.movers[mover]
-        if dims is ANY or codes is None or key not in plain or key not in coded:
+    def _keeps_rows(self, mover: int, dims: Sequence[int]) -> bool:
+        key, shape = ("above", mover), self.graph.shape(mover)
+        if dims is ANY or key not in self.plain or key not in self.by_row:
             return False
-        shape = self.graph.shape(mover)
-        moved = {d % len(shape) if d < 0 else d for d in dims}
-        for layout in layouts(shape, len(codes)):
-            result = fit(plain[key], self.same[key], coded[key], shape, layout, codes)
-            if self._is_explained(result.unexplained, result.rounding):
-                return layout.dim not in moved
-        return False
+        layout, _ = self._layout(key, shape)
+        return layout is not None and layout.dim not in {d % len(shape) for d in dims}
+
+    def _sized(self, plan: Plan) -> list[Sized]:
+        """Where rows lie at operations that depend on sizes, if something behind them relies on it.
+
+        Those that no gradient has come through are looked at when they wake up.
+        """
+        learned = {
+            self.drawing.junctions[number].position
+            for (number, _), how in plan.known.items()
+            if isinstance(how, Layout)
+        }
+        relied_on = [False] * len(self.graph.nodes)
+        for position in range(len(self.graph.nodes)):
+            inner = (child for child, _ in self.graph.children(position) if child >= 0)
+            relied_on[position] = position in learned or any(relied_on[child] for child in inner)
+        found = []
+        for position in self.drawing.sized:
+            if relied_on[position] and self._is_awake(("above", position)):
+                above, _ = self._layout(("above", position), self.graph.shape(position))
+                below = above
+                if self.graph.names[position] in VIEWS:
+                    inside = self.graph.inner_shapes(position)[0]
+                    below, _ = self._layout(("below", position), inside)
+                spans = spans_of(self.graph, position, above, self.num_rows)
+                found.append(Sized(position, above, below, spans))
+        return found
 
     def _lowest(self) -> torch.dtype:
         dtypes = {
@@ -279,12 +282,15 @@ class Look:
             if watch:
                 watcher.see(self.drawing.junctions[number].position, gradients)
 
-        def see_mover(position: int, gradients: Sequence[torch.Tensor | None]) -> None:
+        def see_inner(position: int, gradients: Sequence[torch.Tensor | None]) -> None:
             if gradients and gradients[0] is not None and gradients[0].numel():
-                found["mover", position] = mark(gradients[0])
+                found["above", position] = mark(gradients[0])
+                if self.graph.names[position] in VIEWS:
+                    inside = self.graph.inner_shapes(position)[0]
+                    found["below", position] = mark(gradients[0].reshape(inside))
 
-        movers = self.drawing.movers
-        others = [(mover, see_mover) for mover in movers if movers[mover] is not ANY]
+        movers = {mover for mover, dims in self.drawing.movers.items() if dims is not ANY}
+        others = [(position, see_inner) for position in movers.union(self.drawing.sized)]
         if watch:
             inner = set(self.drawing.row_nodes) - {j.position for j in self.drawing.junctions}
             others += [(position, watcher.see) for position in inner]

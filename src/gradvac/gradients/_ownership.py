@@ -9,6 +9,7 @@ does.
 
 # B rows, T tasks, G shape of an output gradient
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -22,6 +23,16 @@ class Layout(NamedTuple):
 
     dim: int
     tiled: bool = False
+
+    def stride(self, shape: Sequence[int], num_rows: int) -> int | None:
+        """From one row to the next in the order of memory; None where rows cannot lie so.
+
+        Entry e belongs to row (e // stride) % B, in both forms.
+        """
+        if self.dim >= len(shape) or not shape[self.dim] or shape[self.dim] % num_rows:
+            return None
+        inner = math.prod(shape[self.dim + 1 :])
+        return inner if self.tiled else inner * (shape[self.dim] // num_rows)
 
     def __str__(self) -> str:
         which = ("first", "second", "third", "fourth")

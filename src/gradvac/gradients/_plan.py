@@ -9,8 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from gradvac.gradients._junctions import Drawing
+from gradvac.gradients._graph import Graph
+from gradvac.gradients._junctions import VIEWS, Drawing
 from gradvac.gradients._ownership import Layout
+
+_MOST_SIZES = 4096
 
 
 class Refused(ValueError):  # noqa: N818
@@ -40,13 +43,26 @@ class Route(NamedTuple):
     transposed: bool
 
 
+class Sized(NamedTuple):
+    """Where rows lay at an operation whose effect depends on sizes: in its output, and its input.
+
+    `spans` are the sizes along the rows, in rows, of an operation that changes them.
+    """
+
+    position: int
+    above: Layout | None
+    below: Layout | None
+    spans: tuple[float, ...]
+
+
 @dataclass
 class Plan:
     """What is known of graphs with one signature."""
 
     drawing: Drawing
     known: dict[tuple[int, int], Known] = field(default_factory=dict)  # junction, output -> how
-    expanded: set[tuple[int, int]] = field(default_factory=set)  # seen with several entries a row
+    sized: list[Sized] = field(default_factory=list)
+    sizes: set[object] = field(default_factory=set)  # of batches for which it is known to hold
     uses: Mapping[nn.Parameter, int] = field(default_factory=dict)
     unfinished: str | None = None  # why the next batch must be looked at too
     asleep: frozenset[int] = frozenset()  # positions that no gradient has come through so far
@@ -59,6 +75,43 @@ class Plan:
     routes: list[list[Route]] = field(default_factory=list)  # from every junction
     components: list[set[int]] | None = None  # that every junction contributes to
 
+    def sizes_of(self, graph: Graph, num_rows: int | None) -> tuple[object, ...]:
+        """The sizes of a batch, as far as what was learned may depend on them."""
+        own = [graph.shape(self.drawing.junctions[number].position, o) for number, o in self.known]
+        sized = [(graph.shape(p), *graph.inner_shapes(p)) for p, *_ in self.sized]
+        return (num_rows, *own, *sized)
+
+    def holds_for(self, graph: Graph, num_rows: int | None) -> bool:
+        """Whether rows lie as they were found to, in a graph of this signature and other sizes.
+
+        Which dimension they lie along follows from the operations, but for those that regroup
+        entries by sizes: a view must have rows at the same distance on both sides, and what
+        changes the size along the rows must do so as before.
+        """
+        if num_rows is None:
+            return True
+        sizes = self.sizes_of(graph, num_rows)
+        if sizes in self.sizes:
+            return True
+        for (number, output), how in self.known.items():
+            shape = graph.shape(self.drawing.junctions[number].position, output)
+            if isinstance(how, Layout) and how.stride(shape, num_rows) is None:
+                return False
+        for position, above, below, spans in self.sized:
+            if above is None or below is None:  # rows lay in a way that has no name
+                return False
+            stride = above.stride(graph.shape(position), num_rows)
+            if graph.names[position] in VIEWS:
+                inside = below.stride(graph.inner_shapes(position)[0], num_rows)
+                fits = stride is not None and stride == inside
+            else:
+                fits = spans_of(graph, position, above, num_rows) == spans
+            if not fits:
+                return False
+        if len(self.sizes) < _MOST_SIZES:
+            self.sizes.add(sizes)
+        return True
+
     def describe(self) -> str:
         """How rows lie, in words."""
         count = Counter(
@@ -67,3 +120,15 @@ class Plan:
         return "; ".join(
             f"{what} ({number} of {len(self.known)} places)" for what, number in count.most_common()
         )
+
+
+def spans_of(
+    graph: Graph, position: int, layout: Layout | None, num_rows: int | None
+) -> tuple[float, ...]:
+    """The sizes along the rows, in rows, of a node that changes them; empty if it does not."""
+    if layout is None or num_rows is None:
+        return ()
+    shapes = [graph.shape(position), *graph.inner_shapes(position)]
+    from_end = layout.dim - len(shapes[0])
+    sizes = [shape[from_end] if -from_end <= len(shape) else 1 for shape in shapes]
+    return tuple(size / num_rows for size in sizes) if len(set(sizes)) > 1 else ()

@@ -6,20 +6,18 @@ entries by what the data say (masks, routing, sorting) is not learned: it is mea
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple
 
 from torch import nn
 
 from gradvac.gradients._graph import Graph
 from gradvac.gradients._look import Look
 from gradvac.gradients._losses import Losses
-from gradvac.gradients._ownership import Layout
 from gradvac.gradients._plan import Plan, Refused
 from gradvac.gradients._rows import DeclaredRows
 
-_MOST_KEPT = 256  # plans
-
-Value = TypeVar("Value")
+_MOST_KEPT = 256  # signatures
+_MOST_SIZES = 16  # of batches, for which a plan or a refusal is kept by signature
 
 
 class Planner:
@@ -32,51 +30,52 @@ class Planner:
 
     def __init__(self, names: Mapping[nn.Parameter, str], tasks: Sequence[str]) -> None:
         self._names, self._tasks = names, tasks
-        self._plans: dict[int, Plan] = {}
-        self._refused: dict[int, str] = {}
+        self._known: dict[int, _Known] = {}
 
     def knows(self, graph: Graph) -> bool:
         """Whether such a graph was seen before, without leaves that are not the model's."""
-        plan = self._plans.get(graph.signature)
-        return plan is not None and not plan.drawing.outside
+        known = self._known.get(graph.signature)
+        return known is not None and any(not plan.drawing.outside for plan in known.plans)
 
     def plan(self, graph: Graph, losses: Losses, declared: DeclaredRows, *, look: bool) -> Plan:
-        """The plan for a graph, verified if it is new, unfit for these shapes, or on request."""
-        reason = self._refused.get(graph.signature)
-        if reason is not None:
-            raise Refused(reason)
-        plan = self._plans.get(graph.signature)
-        if plan is None or look or plan.unfinished or not _fits(plan, graph, losses):
-            looked = Look(self._names, self._tasks, graph, losses, declared, plan)
-            try:
-                plan = looked.take()
-            except Refused as refusal:
-                _remember(self._refused, graph.signature, str(refusal))
-                raise
-            finally:
-                looked.undo()
-            _remember(self._plans, graph.signature, plan)
+        """The plan for a graph, verified if it is new, does not hold for its sizes, or on request.
+
+        Raises:
+            Refused: Rows influence each other; or they did whenever such a graph was looked at.
+        """
+        known = self._known.pop(graph.signature, None) or _Known([], {})
+        self._known[graph.signature] = known  # the latest: a model may make a new one every step
+        if len(self._known) > _MOST_KEPT:
+            del self._known[next(iter(self._known))]
+        if known.refusals:
+            known.refuse(graph)
+        num_rows = None if losses.index is None else len(losses.index)
+        for plan in known.plans:
+            if not look and not plan.unfinished and plan.holds_for(graph, num_rows):
+                return plan
+        earlier = known.plans[0] if known.plans else None
+        looked = Look(self._names, self._tasks, graph, losses, declared, earlier)
+        try:
+            plan = looked.take()
+        except Refused as refusal:
+            known.refusals[graph.sizes()] = str(refusal)
+            raise
+        finally:
+            looked.undo()
+        known.plans[:] = [plan, *(own for own in known.plans if not own.unfinished)][:_MOST_SIZES]
         return plan
 
 
-def _remember(known: dict[int, Value], signature: int, value: Value) -> None:
-    """Keep the latest: a model may make a new graph every step."""
-    known.pop(signature, None)
-    known[signature] = value
-    if len(known) > _MOST_KEPT:
-        del known[next(iter(known))]
+class _Known(NamedTuple):
+    """What is known of graphs with one signature: plans, the latest first; refusals by sizes."""
 
+    plans: list[Plan]
+    refusals: dict[int, str]
 
-def _fits(plan: Plan, graph: Graph, losses: Losses) -> bool:
-    """Whether the layouts that were learned can be those of these shapes."""
-    if losses.index is None:
-        return True
-    num_rows = len(losses.index)
-    for (number, output), how in plan.known.items():
-        if isinstance(how, Layout):
-            shape = graph.shape(plan.drawing.junctions[number].position, output)
-            if len(shape) <= how.dim or shape[how.dim] % num_rows:
-                return False
-            if shape[how.dim] > num_rows and (number, output) not in plan.expanded:
-                return False
-    return True
+    def refuse(self, graph: Graph) -> None:
+        """Raise if a batch of these sizes was refused, or every one of many sizes."""
+        reason = self.refusals.get(graph.sizes())
+        if reason is None and not self.plans and len(self.refusals) >= _MOST_SIZES:
+            reason = next(iter(self.refusals.values()))
+        if reason is not None:
+            raise Refused(reason)
