@@ -1,4 +1,4 @@
-"""Batches of many sizes: what was learned is used again where it is sure to hold, and only there."""
+"""Batches of many sizes: what was learned is used again only where it is sure to hold."""
 
 # B rows, S tokens, D width
 

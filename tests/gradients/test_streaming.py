@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradvac import GradVac
-from gradvac.gradients import _collector
-from gradvac.gradients._uses import Use
+from gradvac.gradients import _buffers, _collector
+from gradvac.gradients._uses import Outer, Use
 
-from .parity import ONE_ABSENT, TASKS, UNSORTED, Twins, attach, made
+from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, Twins, attach, made
 from .zoo import ZOO
-from .zoo._case import B, Block, D, S, distance
+from .zoo._case import B, Block, Case, D, Model, S, distance, output
 
 
 def rule() -> GradVac:
@@ -26,17 +26,17 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most, self.folds = 0, 0
         own = _collector.Collector
-        deliver, fold = own.deliver, own._fold
+        add, fold = own._add, own._fold
 
-        def spy_deliver(collector: Any, parameter: nn.Parameter, use: Use) -> None:
-            deliver(collector, parameter, use)
+        def spy_add(collector: Any, parameter: nn.Parameter, use: Use) -> None:
+            add(collector, parameter, use)
             self.most = max(self.most, sum(b.nbytes for b in collector.buffers.values()))
 
         def spy_fold(collector: Any) -> None:
             fold(collector)
             self.folds += 1
 
-        monkeypatch.setattr(own, "deliver", spy_deliver)
+        monkeypatch.setattr(own, "_add", spy_add)
         monkeypatch.setattr(own, "_fold", spy_fold)
 
 
@@ -57,8 +57,8 @@ def backward(model: nn.Module, **options: Any) -> None:
 
 
 def bytes_of(model: nn.Module) -> int:
-    """Of the task gradients of matrices, and of shifts' and scales' sums by row, which wait."""
-    return sum(p.nbytes * (len(TASKS) if p.dim() > 1 else B) for p in model.parameters())
+    """Of the task gradients."""
+    return len(TASKS) * sum(p.nbytes for p in model.parameters())
 
 
 def test_holds_one_component_at_a_time(held: Held, deep: nn.Sequential) -> None:
@@ -87,9 +87,7 @@ def test_whole_model_holds_all_task_gradients(held: Held, deep: nn.Sequential) -
 def test_second_backward_holds_one_parameter_at_a_time(held: Held, deep: nn.Sequential) -> None:
     backward(deep, granularity="whole_model", recompute=True)
     largest = max(deep.parameters(), key=lambda p: p.numel())
-    # With the sums by row of its bias, which have not been taken by task yet.
-    of_one_layer = len(TASKS) * largest.nbytes + B * largest.shape[0] * 8
-    assert held.most == of_one_layer
+    assert held.most == len(TASKS) * largest.nbytes
 
 
 def test_nothing_is_left_after_a_step(deep: nn.Sequential) -> None:
@@ -124,7 +122,7 @@ def test_tables_by_slices(
     name: str, granularity: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row_bytes = len(TASKS) * D * 8
-    monkeypatch.setattr(_collector, "_CHUNK_BYTES", rows_at_once * row_bytes)
+    monkeypatch.setattr(_buffers, "_CHUNK_BYTES", rows_at_once * row_bytes)
     twins = Twins(made(name), rule, granularity=granularity, table_bytes=1)
     for tasks in (UNSORTED, ONE_ABSENT):
         twins.step(tasks)
@@ -141,6 +139,40 @@ def test_a_table_above_the_limit_is_never_formed(held: Held) -> None:
     aligner = attach(model, rule(), check=False, table_bytes=20 * len(TASKS) * D * 8)
     aligner.backward(distance(model(torch.randint(0, 40, (B, S)))), UNSORTED)
     assert held.most == bytes_of(block)
+
+
+def test_products_of_equal_shape_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the sums of all shifts and scales: a few launches for a whole model."""
+    formed: list[int] = []
+    form = Outer.form
+
+    def spy(uses: Any) -> Any:
+        formed.append(len(uses))
+        return form(uses)
+
+    monkeypatch.setattr(Outer, "form", staticmethod(spy))
+    model = nn.Sequential(*(nn.Linear(D, D) for _ in range(5))).double()
+    twins = Twins(Case(model, output, (torch.randn(B, S, D).double(),)), rule)
+    for tasks in (UNSORTED, [0, 1, 2, 0, 1, 2], SORTED):
+        twins.step(tasks)
+    assert formed == [5, 5, 5]
+
+
+def test_a_table_of_which_few_rows_are_used(held: Held) -> None:
+    """Task gradients of the batch's tokens alone, whichever they are and however often used."""
+    words = nn.Embedding(400, D, padding_idx=3)
+
+    def run(m: Any, tokens: Tensor) -> Tensor:
+        result: Tensor = m.block(m.words(tokens) + m.words(tokens.flip(1) // 2))
+        return result
+
+    model = Model(run, words=words, block=Block()).double()
+    tokens = torch.randint(0, 400, (B, S))
+    tokens[:, 0] = 3
+    twins = Twins(Case(model, output, (tokens,)), rule, check=False)
+    for tasks in (UNSORTED, SORTED, ONE_ABSENT):
+        twins.step(tasks)
+    assert held.most < len(TASKS) * words.weight.nbytes
 
 
 def test_reused_weights_are_weighed_once(held: Held) -> None:

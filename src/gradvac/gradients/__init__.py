@@ -23,6 +23,7 @@ behind, and holds task gradients only one component at a time.
     _fast_paths.py    the operations for which that needs no call of the node
     _segments.py      entries by task: bring together, sum, mask
     _uses.py          what one use of a parameter contributes
+    _buffers.py       collects the uses of one parameter
     _collector.py     collects uses, and folds components as they complete
     _update.py        the waist to the rules, and the way into `.grad`
     _exchange.py      task gradients of several processes, put together exactly

@@ -87,12 +87,14 @@ def bmm(at: Place) -> Use | None:
 
 
 def embedding(at: Place) -> Use | None:
-    """Rows of a table by token."""
+    """Rows of a table by token; also from the gradients of all tasks, one after the other."""
     segments = at.owned.flat()
     if segments is None or at.node._saved_scale_grad_by_freq:
         return None
     tokens = at.saved("indices").reshape(-1)
     values = at.gradient.reshape(-1, at.shape[1])
+    if len(values) > len(tokens):
+        tokens = tokens.repeat(len(values) // len(tokens))
     padding = at.node._saved_padding_idx
     if 0 <= padding < at.shape[0]:
         values = values.masked_fill((tokens == padding)[:, None], 0.0)

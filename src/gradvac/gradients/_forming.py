@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.gradients._fast_paths import FAST_PATHS, Place
+from gradvac.gradients._fast_paths import FAST_PATHS, Place, embedding
 from gradvac.gradients._graph import LEAF, Graph, call_node
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._ownership import Layout, TaskCodes, mark
@@ -218,6 +218,8 @@ class Former:
             self._push(*children[0], use.transposed(), deliver)
         elif name in ("TBackward0", "ToCopyBackward0"):
             self._push(*children[0], use, deliver)
+        elif (looked_up := self._look_up(position, use)) is not None:
+            self._push(*children[0], looked_up, deliver)
         elif name in _SAME_NUMBERS:
             gradients = use.task_gradients()
             shape = self.graph.shape(*children[0])
@@ -225,6 +227,15 @@ class Former:
             self._push(*children[0], formed, deliver)
         else:
             self._push_through(position, number, use, deliver)
+
+    def _look_up(self, position: int, use: Use) -> Use | None:
+        """A table of positions: the gradients of all tasks are those of a batch with a row each."""
+        if self.graph.names[position] != "EmbeddingBackward0" or use.segments.only is not None:
+            return None
+        gradients, shape = use.task_gradients(), self.graph.shape(*self.graph.children(position)[0])
+        tasks = Segments(torch.arange(len(gradients)), len(gradients), gradients.device)
+        owned = Owned(gradients.shape, tasks)
+        return embedding(Place(self.graph.nodes[position], 0, gradients, owned, shape))
 
     def _push_through(self, position: int, number: int, use: Use, deliver: Deliver) -> None:
         node, children = self.graph.nodes[position], self.graph.children(position)

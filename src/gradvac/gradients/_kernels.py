@@ -172,6 +172,26 @@ def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
     return out
 
 
+def grouped_outers(
+    lefts: Sequence[Tensor], rights: Sequence[Tensor], segments: Segments
+) -> Sequence[Tensor]:
+    """`grouped_outer` of many small products of equal shapes: a few launches for all of them.
+
+    Args:
+        lefts: `[N, O]` each.
+        rights: `[N, I]` each.
+        segments: The task of every entry, in all of them.
+    """
+    length = lefts[0].shape[0]
+    is_equal = segments.is_known_to_host and len(set(segments.counts(length))) == 1
+    if len(lefts) == 1 or not is_equal:
+        return [grouped_outer(*both, segments) for both in zip(lefts, rights, strict=True)]
+    shape = (len(lefts) * segments.num_tasks, length // segments.num_tasks, -1)
+    left, right = (segments.sort_each(torch.stack(list(own))) for own in (lefts, rights))
+    product = torch.bmm(left.view(shape).mT, right.view(shape))
+    return product.view(len(lefts), segments.num_tasks, *product.shape[1:]).unbind()
+
+
 def _are_many_and_equal(segments: Segments, length: int) -> bool:
     """Whether a batched product is faster than a grouped one: many tasks of equal size."""
     if segments.num_tasks < 16 or not segments.is_known_to_host:

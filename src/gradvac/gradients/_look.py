@@ -2,7 +2,6 @@
 
 # B rows, T tasks
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from gradvac.gradients._graph import LEAF, Graph
-from gradvac.gradients._junctions import ANY, VIEWS, Drawing, Junction, draw
+from gradvac.gradients._junctions import ANY, VIEWS, Junction, draw
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._ownership import (
     SAME,
@@ -73,7 +72,6 @@ class Look:
             plan = self._try()
             if plan is not None:
                 plan.moved = self.moved
-                plan.uses = _count_uses(self.graph, self.drawing)
                 plan.measured = How.MEASURED in plan.known.values()
                 plan.lowest, plan.names = self._lowest(), self.names
                 plan.routes = [_routes(self.graph, own) for own in self.drawing.junctions]
@@ -328,18 +326,6 @@ class Look:
             f"engine: rows of the batch influence each other, so the gradients of {shown} cannot "
             f'be separated by task in one backward: {why}. Use engine="per_task".'
         )
-
-
-def _count_uses(graph: Graph, drawing: Drawing) -> dict[nn.Parameter, int]:
-    uses: Counter[nn.Parameter] = Counter()
-    for junction in drawing.junctions:
-        for edge in junction.edges:
-            child = graph.children(junction.position)[edge][0]
-            if graph.names[child] == LEAF:
-                uses[graph.nodes[child].variable] += 1
-            else:
-                uses.update(junction.parameters)
-    return dict(uses)
 
 
 def _routes(graph: Graph, junction: Junction) -> list[Route]:

@@ -16,10 +16,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from gradvac.gradients._buffers import Chunked
 from gradvac.gradients._collector import Collector, Write
 from gradvac.gradients._components import Components, refuse_changed
 from gradvac.gradients._forming import Former
 from gradvac.gradients._graph import Graph
+from gradvac.gradients._kernels import gram
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._plan import Plan, Refused
 from gradvac.gradients._planning import Planner
@@ -101,7 +103,7 @@ class OneBackward:
             if self._everyone:
                 with self._giving_way(step.is_careful):
                     self._add_to_accumulated(step)
-                self.collector.open({}, weigh, write)
+                self.collector.open(weigh, write)
                 self.collector.close()
             else:
                 with self._giving_way(step.is_careful):
@@ -121,7 +123,7 @@ class OneBackward:
             weights = weigh(range(len(self.collector.members)), self._grams(step))
             self._add_weighted(step, weights, write)
         else:
-            self.collector.open(step.plan.uses, weigh, write)
+            self.collector.open(weigh, write)
             step.run(self.collector)
             self.collector.close()
         self._keep_outside(step)
@@ -163,13 +165,15 @@ class OneBackward:
         kept = None
         if step.is_careful and self._everyone:
             kept = {p: buffer.copy() for p, buffer in collector.buffers.items()}
-        collector.open(dict.fromkeys(self._names, 2), None, None)
+        collector.open(None, None)
         try:
             step.run(collector)
+            collector.form_waiting()
         except BaseException:
             if kept is None:
                 self.discard()
             else:
+                collector.clear()
                 collector.buffers = kept
             raise
         self._keep_outside(step)
@@ -203,11 +207,10 @@ class OneBackward:
         with self._giving_way():
             step = self._begin(graph, losses, losses.present)
         collector = Collector(self.collector.members)
-        collector.open(step.plan.uses, None, None)
         kept: list[tuple[nn.Parameter, Tensor]] = []
         waits = expect is not None and step.is_careful
         if expect is not None:
-            expect(step.plan.uses)
+            expect(step.plan.parameters())
 
         def show(parameter: nn.Parameter) -> None:
             buffer = collector.take(parameter)
@@ -277,14 +280,13 @@ class OneBackward:
     def _grams(self, step: Step) -> Tensor:
         """Gram matrices of all components `[K, T, T]`, one parameter in memory at a time."""
         collector = Collector(self.collector.members, table_bytes=self.collector.table_bytes)
-        collector.open(step.plan.uses, None, None)
         grams: dict[int, Tensor] = {}
 
         def add(parameter: nn.Parameter) -> None:
             buffer = collector.take(parameter)
             if buffer is not None:
                 component = self.collector.component_of[parameter]
-                own = buffer.gram()
+                own = buffer.gram() if isinstance(buffer, Chunked) else gram(buffer.stack())
                 grams[component] = grams[component] + own if component in grams else own
 
         step.run(collector, add, again=True)

@@ -63,7 +63,6 @@ class Plan:
     known: dict[tuple[int, int], Known] = field(default_factory=dict)  # junction, output -> how
     sized: list[Sized] = field(default_factory=list)
     sizes: set[object] = field(default_factory=set)  # of batches for which it is known to hold
-    uses: Mapping[nn.Parameter, int] = field(default_factory=dict)
     unfinished: str | None = None  # why the next batch must be looked at too
     asleep: frozenset[int] = frozenset()  # positions that no gradient has come through so far
     moved: set[int] = field(default_factory=set)
@@ -74,6 +73,11 @@ class Plan:
     names: Mapping[nn.Parameter, str] = field(default_factory=dict)
     routes: list[list[Route]] = field(default_factory=list)  # from every junction
     components: list[set[int]] | None = None  # that every junction contributes to
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those that such graphs reach, in the order of the model."""
+        reached = {p for junction in self.drawing.junctions for p in junction.parameters}
+        return [parameter for parameter in self.names if parameter in reached]
 
     def sizes_of(self, graph: Graph, num_rows: int | None) -> tuple[object, ...]:
         """The sizes of a batch, as far as what was learned may depend on them."""

@@ -90,6 +90,13 @@ class Segments:
         self._sorted = (values, result)  # the source is kept, or its memory might be another's
         return result
 
+    def sort_each(self, values: Tensor) -> Tensor:
+        """Bring the entries of each task together along dimension 1, `[k, N, D]`."""
+        if self.order is None:
+            return values
+        rows = values.view(len(values), self.num_rows, -1)
+        return rows.index_select(1, self.order).view(values.shape)
+
     def forget_sorted(self) -> None:
         """Let go of the last values that were sorted."""
         self._sorted = None

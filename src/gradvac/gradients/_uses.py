@@ -8,13 +8,16 @@ since sum_t w_t g_t of a linear layer is just (w[task] * dY)^T X.
 # N entries, T tasks, O rows of the parameter, I its columns
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradvac.gradients._kernels import combine, grouped_outer
-from gradvac.gradients._segments import Segments
+from gradvac.gradients._kernels import combine, grouped_outer, grouped_outers
+from gradvac.gradients._segments import Segments, joined
 
 
 class Use(ABC):
@@ -56,13 +59,66 @@ class Table(Use):
         """Task gradients of the matrix's rows start..end, `[T, end - start, I]`."""
 
 
+class Waiting(ABC):
+    """A use that is cheap to keep, and cheaper to form together with others of its kind."""
+
+    @property
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Of what it keeps."""
+
+    @property
+    @abstractmethod
+    def formed_bytes(self) -> int:
+        """Of its task gradients."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> Hashable:
+        """Uses of one kind are formed together."""
+
+    @staticmethod
+    @abstractmethod
+    def join(uses: "Sequence[Any]") -> Any:
+        """Several uses of one parameter as one."""
+
+    @staticmethod
+    @abstractmethod
+    def form(uses: "Sequence[Any]") -> Sequence[Tensor]:
+        """The task gradients of uses of one kind."""
+
+
 @dataclass
-class Outer(Table):
+class Outer(Table, Waiting):
     """A matrix product: g = left^T right, summed over entries."""
 
     left: Tensor  # [N, O]
     right: Tensor  # [N, I]
     segments: Segments
+
+    @property
+    def held_bytes(self) -> int:
+        return self.left.nbytes + self.right.nbytes
+
+    @property
+    def formed_bytes(self) -> int:
+        size = self.segments.num_tasks * self.left.shape[1] * self.right.shape[1]
+        return size * self.left.element_size()
+
+    @property
+    def kind(self) -> Hashable:
+        return self.segments, self.left.dtype, self.left.shape, self.right.shape
+
+    @staticmethod
+    def join(uses: "Sequence[Outer]") -> "Outer":
+        """A loop over time uses a weight at every step: one product for all."""
+        left, right = torch.cat([u.left for u in uses]), torch.cat([u.right for u in uses])
+        return Outer(left, right, joined([(u.segments, u.left.shape[0]) for u in uses]))
+
+    @staticmethod
+    def form(uses: "Sequence[Outer]") -> Sequence[Tensor]:
+        segments = uses[0].segments
+        return grouped_outers([u.left for u in uses], [u.right for u in uses], segments)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -102,6 +158,29 @@ class Lookup(Table):
     @property
     def dtype(self) -> torch.dtype:
         return self.values.dtype
+
+    @staticmethod
+    def join(uses: "Sequence[Lookup]") -> "Lookup":
+        """Several uses of one table as one."""
+        if len(uses) == 1:
+            return uses[0]
+        values, tokens = torch.cat([u.values for u in uses]), torch.cat([u.tokens for u in uses])
+        segments = joined([(u.segments, len(u.tokens)) for u in uses])
+        return Lookup(values, tokens, uses[0].num_rows, segments)
+
+    def renumbered(self) -> "tuple[Tensor, Lookup]":
+        """The tokens of the batch `[N]`, and the same use of a table of their rows alone.
+
+        There are fewer different tokens than N: the rest stands for token 0, and has no values.
+        """
+        found, order = self.tokens.sort()
+        is_new = torch.ones_like(found)
+        is_new[1:] = found[1:] != found[:-1]
+        row = is_new.cumsum(0) - 1
+        tokens = torch.zeros_like(found).scatter_(0, row, found)
+        rows = torch.empty_like(found).scatter_(0, order, row)
+        values = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
+        return tokens, Lookup(values, rows, len(rows), self.segments)
 
     def plain(self) -> Tensor:
         return self._sum(self.values)
@@ -161,12 +240,35 @@ class Lookup(Table):
 
 
 @dataclass
-class Summed(Use):
+class Summed(Use, Waiting):
     """A shift or a scale: g = sum of the rows' values."""
 
     values: Tensor  # [B, D]
     segments: Segments
     shape: tuple[int, ...]
+
+    @property
+    def held_bytes(self) -> int:
+        return self.values.nbytes
+
+    @property
+    def formed_bytes(self) -> int:
+        return self.segments.num_tasks * self.values[:1].nbytes
+
+    @property
+    def kind(self) -> Hashable:
+        return self.segments, self.values.dtype
+
+    @staticmethod
+    def join(uses: "Sequence[Summed]") -> "Summed":
+        values = reduce(torch.add, [use.values for use in uses])
+        return Summed(values, uses[0].segments, uses[0].shape)
+
+    @staticmethod
+    def form(uses: "Sequence[Summed]") -> Sequence[Tensor]:
+        whole = uses[0].segments.sum(torch.cat([use.values for use in uses], dim=1))
+        parts = whole.split([use.values.shape[1] for use in uses], dim=1)
+        return [part.reshape(-1, *use.shape) for part, use in zip(parts, uses, strict=True)]
 
     def task_gradients(self) -> Tensor:
         return self.segments.sum(self.values).view(-1, *self.shape)
