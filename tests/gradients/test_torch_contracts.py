@@ -99,7 +99,7 @@ def test_inputs_that_require_grad(engine: str) -> None:
         (expected,) = torch.autograd.grad(distance(reference(other)).sum(), other)
         torch.testing.assert_close(one.grad, expected)
     if aligner._engines._one_backward is not None:
-        assert len(aligner._engines._one_backward._planner._plans) == 1
+        assert len(aligner._engines._one_backward._planner._known) == 1
 
 
 # -- hooks ---------------------------------------------------------------------------------------

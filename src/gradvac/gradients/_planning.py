@@ -50,19 +50,23 @@ class Planner:
         if known.refusals:
             known.refuse(graph)
         num_rows = None if losses.index is None else len(losses.index)
-        for plan in known.plans:
-            if not look and not plan.unfinished and plan.holds_for(graph, num_rows):
-                return plan
+        look = look or any(plan.unfinished for plan in known.plans)
+        fitting = [plan for plan in known.plans if plan.holds_for(graph, num_rows)]
+        if fitting and not look:
+            return fitting[0]
         earlier = known.plans[0] if known.plans else None
         looked = Look(self._names, self._tasks, graph, losses, declared, earlier)
         try:
             plan = looked.take()
         except Refused as refusal:
             known.refusals[graph.sizes()] = str(refusal)
+            if len(known.refusals) > _MOST_KEPT:
+                del known.refusals[next(iter(known.refusals))]
             raise
         finally:
             looked.undo()
-        known.plans[:] = [plan, *(own for own in known.plans if not own.unfinished)][:_MOST_SIZES]
+        rest = [own for own in known.plans if not own.unfinished and own not in fitting]
+        known.plans[:] = [plan, *rest][:_MOST_SIZES]
         return plan
 
 
