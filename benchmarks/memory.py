@@ -1,9 +1,9 @@
-"""Memory over many steps: live tensors, Python's objects and the process, after 100 steps and at the end.
+"""Memory over many steps: live tensors, Python's objects and the process, early and at the end.
 
     python benchmarks/memory.py                  # 2,000 steps of three small models
     python benchmarks/memory.py --steps 200
 
-A step that left something behind (a graph, a plan for every new length) would show as growth. Lengths
+A step that left something behind (a graph, a plan for every length) would show as growth. Lengths
 vary from step to step where the model allows it. Ends with an error if live tensors or Python's
 objects have grown by more than a kilobyte a step would.
 """
