@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradvac import Aligner, GradVac
+from gradvac.gradients import _look
 
 from .parity import TASKS, UNSORTED, assert_same_gradients, attach, plain_backward
 from .zoo._case import B, Block, Case, D, HandWrittenNorm, Model, S, distance, mlp, output
@@ -334,3 +335,27 @@ def test_slower_places_are_announced_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         aligner.backward(distance(model(torch.randn(B, D))), ROWS)  # and not again
+
+
+def test_a_scheduled_look_without_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known goes on being used; a first look needs its memory."""
+    model = nn.Linear(D, 3).double()
+    aligner, x = attach(model), torch.randn(B, D).double()
+    look = _look.Look.take
+
+    def no_memory(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(_look.Look, "take", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        aligner.backward(distance(model(x)), ROWS)
+    monkeypatch.setattr(_look.Look, "take", look)
+    aligner.backward(distance(model(x)), ROWS)
+    model.zero_grad()
+    monkeypatch.setattr(_look.Look, "take", no_memory)
+    for _ in range(7):
+        aligner.backward(distance(model(x)), ROWS)
+        model.zero_grad()
+    with pytest.warns(UserWarning, match="ran out of memory; verification skipped"):
+        aligner.backward(distance(model(x)), ROWS)  # the tenth
+    assert model.weight.grad is not None

@@ -57,6 +57,17 @@ class Look:
         self.spent: list[torch.Tensor] = []  # what all passes together started from
 
     def take(self) -> Plan:
+        """A plan for the graph.
+
+        Raises:
+            Refused: Rows influence each other.
+        """
+        try:
+            return self._find()
+        finally:
+            self._undo()
+
+    def _find(self) -> Plan:
         """Draw junctions until none is too early, and find out how rows lie in each."""
         num_nodes = len(self.graph.nodes)
         for _ in range(_MOST_ATTEMPTS):
@@ -302,7 +313,7 @@ class Look:
         self.spent = [one + other for one, other in zip(spent, starts, strict=True)]
         run_pass(self.graph, self.drawing, starts, see, others=others, retain=True)
 
-    def undo(self) -> None:
+    def _undo(self) -> None:
         """Take back what `retain_grad` of activations has added up so far."""
         if self.spent:
             self._pass([-start for start in self.spent], lambda *_: None)

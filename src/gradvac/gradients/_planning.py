@@ -5,9 +5,11 @@ first batches, now and then, and until every part of the graph was seen with a g
 entries by what the data say (masks, routing, sorting) is not learned: it is measured every step.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from gradvac.gradients._graph import Graph
@@ -50,21 +52,27 @@ class Planner:
         if known.refusals:
             known.refuse(graph)
         num_rows = None if losses.index is None else len(losses.index)
-        look = look or any(plan.unfinished for plan in known.plans)
+        is_finished = not any(plan.unfinished for plan in known.plans)
         fitting = [plan for plan in known.plans if plan.holds_for(graph, num_rows)]
-        if fitting and not look:
+        if fitting and is_finished and not look:
             return fitting[0]
         earlier = known.plans[0] if known.plans else None
-        looked = Look(self._names, self._tasks, graph, losses, declared, earlier)
         try:
-            plan = looked.take()
+            plan = Look(self._names, self._tasks, graph, losses, declared, earlier).take()
         except Refused as refusal:
             known.refusals[graph.sizes()] = str(refusal)
             if len(known.refusals) > _MOST_KEPT:
                 del known.refusals[next(iter(known.refusals))]
             raise
-        finally:
-            looked.undo()
+        except torch.OutOfMemoryError:
+            if not fitting or not is_finished:
+                raise
+            warnings.warn(
+                "engine: this step was to verify whose gradients are whose, but its passes, which "
+                "keep the graph, ran out of memory; verification skipped.",
+                stacklevel=8,
+            )
+            return fitting[0]
         rest = [own for own in known.plans if not own.unfinished and own not in fitting]
         known.plans[:] = [plan, *rest][:_MOST_SIZES]
         return plan

@@ -67,6 +67,12 @@ class Segments:
     def counts(self, length: int) -> list[int]:
         """Entries of every task; waits for the device if the tasks came from there."""
         if self._counts is None:
+            if self.tasks.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise ValueError(
+                    "tasks_of_rows: are on the device, so that their counts are not known while a "
+                    "CUDA graph is recorded, and products in float32 need them; train in bf16 "
+                    "(torch.autocast), or give the tasks as a list."
+                )
             self._counts = self.sizes.tolist()
         return [count * (length // self.num_rows) for count in self._counts]
 
