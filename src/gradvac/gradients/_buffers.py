@@ -13,7 +13,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from gradvac.gradients._kernels import gram
+from gradvac.gradients._kernels import gram, wide
 from gradvac.gradients._uses import Lookup, Table, Use
 
 _CHUNK_BYTES = 1 << 31  # of a large table's task gradients at a time
@@ -54,7 +54,8 @@ class Dense:
 
     def stack(self) -> Tensor:
         """`[T, P]`, for Gram matrices and combinations."""
-        return self.gradients.reshape(len(self.gradients), -1)
+        own = self.gradients
+        return own if own.dim() == 2 else own.reshape(len(own), -1)
 
     def spread(self, combined: Tensor) -> Tensor:
         """The gradient from a combination of what `stack` gave."""
@@ -143,7 +144,7 @@ class Chunked:
     def combine(self, weights: Tensor) -> Tensor:
         """sum_t weights[t] g_t, never having formed the g_t."""
         parts = [use.weighted(weights) for use in self._uses]
-        dtype = torch.promote_types(parts[0].dtype, torch.float32)
+        dtype = wide(parts[0].dtype)
         return reduce(torch.add, [part.to(dtype) for part in parts])
 
 

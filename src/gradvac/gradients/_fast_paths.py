@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradvac.gradients._graph import call_node, saved
-from gradvac.gradients._kernels import norm_sums
+from gradvac.gradients._kernels import norm_sums, wide
 from gradvac.gradients._segments import Owned
 from gradvac.gradients._uses import Formed, Lookup, Outer, Summed, Use
 
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
     def summed_by_channel(self, values: Tensor) -> Use | None:
         """Values `[B, C, ...]`, summed over all but the channel."""
-        dtype = torch.promote_types(values.dtype, torch.float32)
+        dtype = wide(values.dtype)
         by_row = values.flatten(2).sum(2, dtype=dtype) if values.dim() > 2 else values
         return self._replace(owned=self.owned.at(by_row.shape)).summed(by_row)
 
@@ -134,7 +134,7 @@ def _norm(at: Place, mean: Tensor | None, scale: Tensor) -> Use | None:
         if sums is not None:
             at.owned.kept["shift"] = sums[1]  # the same pass gave it
             return Formed(sums[0], at.owned.rows)
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    dtype = wide(x.dtype)
     normal = x.to(dtype) if mean is None else x.to(dtype) - mean
     return at.summed(at.gradient * (normal * scale))
 

@@ -34,6 +34,12 @@ def triton_kernels(name: str) -> Any:
         return None
 
 
+@cache
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums of such numbers are taken in: float32 or better."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def gram(gradients: Tensor) -> Tensor:
     """Inner products of the rows of `[T, P]`, in the working precision, `[T, T]`."""
     return Stacked([gradients], [0], 1).grams()[0]
@@ -57,7 +63,7 @@ def gram_reference(gradients: Tensor) -> Tensor:
 
 def combine_reference(weights: Tensor, gradients: Tensor) -> Tensor:
     """`combine` in torch operations."""
-    dtype = torch.promote_types(gradients.dtype, torch.float32)
+    dtype = wide(gradients.dtype)
     if gradients.dtype == dtype:
         return weights.to(dtype) @ gradients
     chunks = gradients.split(_CHUNK, dim=1)

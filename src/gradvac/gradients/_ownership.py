@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradvac.gradients._kernels import wide
+
 
 class Layout(NamedTuple):
     """Rows lie along `dim`: together, or coming round again (`tiled`)."""
@@ -55,7 +57,7 @@ def mark(gradient: Tensor) -> Marks:
     is_vector, size = gradient.dim() < 2, gradient.numel()
     if gradient.is_complex():
         gradient = torch.view_as_real(gradient).flatten(-2)
-    dtype = torch.promote_types(gradient.dtype, torch.float32)
+    dtype = wide(gradient.dtype)
     if is_vector:
         return Marks(gradient.reshape(size, -1).to(dtype), None)
     flat = gradient.reshape(-1, gradient.shape[-1])

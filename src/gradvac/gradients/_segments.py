@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradvac.gradients._kernels import triton_kernels
+from gradvac.gradients._kernels import triton_kernels, wide
 from gradvac.indices import index_on
 
 
@@ -122,7 +122,7 @@ class Segments:
         if kernels is not None and values.dtype in kernels.SUMMED and self.only is None:
             summed: Tensor = kernels.segment_sums(values, self)
             return summed
-        dtype = torch.promote_types(values.dtype, torch.float32)
+        dtype = wide(values.dtype)
         if values.shape[0] != self.num_rows:
             values = values.reshape(self.num_rows, -1, values.shape[-1]).sum(1, dtype=dtype)
         if dtype not in self._indicators:
@@ -234,12 +234,12 @@ class Owned:
         entries = values.numel() // max(1, math.prod(shape) * self.rows.num_rows)
         if self.dim != 0 or self.tiled or self.only is not None or inner != shape or entries < 2:
             return None
-        dtype = torch.promote_types(values.dtype, torch.float32)
+        dtype = wide(values.dtype)
         return values.reshape(self.rows.num_rows, entries, -1).sum(1, dtype=dtype)
 
     def sum(self, values: Tensor, shape: Sequence[int]) -> Tensor:
         """Sum over each task's entries, down to the shape of what was broadcast: `[T, *shape]`."""
-        dtype = torch.promote_types(values.dtype, torch.float32)
+        dtype = wide(values.dtype)
         kept = (*(1 for _ in range(values.dim() - len(shape))), *shape)
         if self.only is not None:
             out = values.new_zeros(self.num_tasks, *shape, dtype=dtype)

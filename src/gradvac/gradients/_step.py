@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from gradvac.gradients._collector import Collector
 from gradvac.gradients._forming import Former
+from gradvac.gradients._kernels import wide
 from gradvac.gradients._ownership import TaskCodes, mark
 from gradvac.gradients._passes import Watcher, run_pass
 from gradvac.gradients._plan import How
@@ -31,7 +31,7 @@ class WeightedSums:
     def deliver(self, parameter: nn.Parameter, use: Use) -> None:
         """Take what one use of a parameter contributes."""
         own = use.weighted(self._weights[self._component_of[parameter]])
-        own = own.to(torch.promote_types(own.dtype, torch.float32))
+        own = own.to(wide(own.dtype))
         known = self._sums.get(parameter)
         self._sums[parameter] = own if known is None else known + own
 

@@ -19,19 +19,23 @@ def add_to_grad(
     told apart there, would exchange it once more.
     """
     watched: list[tuple[Tensor, Tensor]] = []
+    added: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
         for leaf, update in zip(leaves, updates, strict=True):
             if update.shape != leaf.shape:
                 update = update.view(leaf.shape)
-            update = update.to(leaf.device, leaf.dtype)
+            if update.dtype != leaf.dtype or update.device != leaf.device:
+                update = update.to(leaf.device, leaf.dtype)
             if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
                 watched.append((leaf, update))
             elif leaf.grad is not None:
-                leaf.grad.add_(update)
+                added.append((leaf.grad, update))
             elif leaf.stride() == update.stride():
                 leaf.grad = update
             else:  # fused optimizers take for granted that both lie alike in memory
                 leaf.grad = torch.empty_like(leaf).copy_(update)
+        if added:
+            torch._foreach_add_([own for own, _ in added], [update for _, update in added])
     if by_hand:
         for leaf, update in watched:
             _accumulate(leaf, update)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradvac.gradients._kernels import combine, grouped_outer, grouped_outers
+from gradvac.gradients._kernels import combine, grouped_outer, grouped_outers, wide
 from gradvac.gradients._segments import Segments, joined
 
 
@@ -179,7 +179,7 @@ class Lookup(Table):
         row = is_new.cumsum(0) - 1
         tokens = torch.zeros_like(found).scatter_(0, row, found)
         rows = torch.empty_like(found).scatter_(0, order, row)
-        values = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
+        values = self.values.to(wide(self.values.dtype))
         return tokens, Lookup(values, rows, len(rows), self.segments)
 
     def plain(self) -> Tensor:
@@ -219,7 +219,7 @@ class Lookup(Table):
         return self.segments.along(self.tokens.shape[0])
 
     def _sum(self, values: Tensor) -> Tensor:
-        dtype = torch.promote_types(values.dtype, torch.float32)
+        dtype = wide(values.dtype)
         total = values.new_zeros(self.num_rows, values.shape[1], dtype=dtype)
         return total.index_add_(0, self.tokens, values.to(dtype))
 
@@ -253,7 +253,7 @@ class Summed(Use, Waiting):
 
     @property
     def formed_bytes(self) -> int:
-        return self.segments.num_tasks * self.values[:1].nbytes
+        return self.segments.num_tasks * self.values.shape[1] * self.values.element_size()
 
     @property
     def kind(self) -> Hashable:
@@ -268,7 +268,8 @@ class Summed(Use, Waiting):
     def form(uses: "Sequence[Summed]") -> Sequence[Tensor]:
         whole = uses[0].segments.sum(torch.cat([use.values for use in uses], dim=1))
         parts = whole.split([use.values.shape[1] for use in uses], dim=1)
-        return [part.reshape(-1, *use.shape) for part, use in zip(parts, uses, strict=True)]
+        both = zip(parts, uses, strict=True)
+        return [part if len(u.shape) == 1 else part.reshape(-1, *u.shape) for part, u in both]
 
     def task_gradients(self) -> Tensor:
         return self.segments.sum(self.values).view(-1, *self.shape)
