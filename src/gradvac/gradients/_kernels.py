@@ -188,13 +188,10 @@ def grouped_outers(
         rights: `[N, I]` each.
         segments: The task of every entry, in all of them.
     """
-    length = lefts[0].shape[0]
-    is_equal = segments.is_known_to_host and len(set(segments.counts(length))) == 1
-    if len(lefts) == 1 or not is_equal:
-        return [grouped_outer(*both, segments) for both in zip(lefts, rights, strict=True)]
-    shape = (len(lefts) * segments.num_tasks, length // segments.num_tasks, -1)
-    left, right = (segments.sort_each(torch.stack(list(own))) for own in (lefts, rights))
-    product = torch.bmm(left.view(shape).mT, right.view(shape))
+    if len(lefts) == 1:
+        return [grouped_outer(lefts[0], rights[0], segments)]
+    every = segments.repeated(len(lefts))
+    product = grouped_outer(torch.cat(list(lefts)), torch.cat(list(rights)), every)
     return product.view(len(lefts), segments.num_tasks, *product.shape[1:]).unbind()
 
 

@@ -29,6 +29,7 @@ class Segments:
         self, index: Tensor, num_tasks: int, device: torch.device, *, only: int | None = None
     ) -> None:
         self.num_rows, self.num_tasks, self.only = len(index), num_tasks, only
+        self._index = index
         on_host = index.device.type == "cpu"
         # What the host knows without waiting for the device.
         self._counts = index.bincount(minlength=num_tasks).tolist() if on_host else None
@@ -96,12 +97,13 @@ class Segments:
         self._sorted = (values, result)  # the source is kept, or its memory might be another's
         return result
 
-    def sort_each(self, values: Tensor) -> Tensor:
-        """Bring the entries of each task together along dimension 1, `[k, N, D]`."""
-        if self.order is None:
-            return values
-        rows = values.view(len(values), self.num_rows, -1)
-        return rows.index_select(1, self.order).view(values.shape)
+    def repeated(self, times: int) -> "Segments":
+        """Segments of several batches like this one, each with tasks of its own."""
+        if times not in self._spread:
+            first = self.num_tasks * torch.arange(times, device=self._index.device)
+            index = (first[:, None] + self._index).reshape(-1)
+            self._spread[times] = Segments(index, times * self.num_tasks, self.tasks.device)
+        return self._spread[times]
 
     def forget_sorted(self) -> None:
         """Let go of the last values that were sorted."""
