@@ -121,6 +121,8 @@ class Graph:
 
     def sizes(self) -> int:
         """Equal for graphs of one signature and the same sizes."""
+        if self.is_nested:
+            return 0
         return hash(tuple(self.shape(position) for position in range(len(self.nodes))))
 
     def leaves(self) -> list[Tensor]:
@@ -132,6 +134,12 @@ class Graph:
     def is_reentrant(self) -> bool:
         """Whether reentrant checkpoints hide parameters; `autograd.grad` cannot pass them."""
         return any(name.startswith("CheckpointFunctionBackward") for name in self.names)
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether nested tensors are part of it, which have no shape to speak of."""
+        every = (described for node in self.nodes for described in node._input_metadata)
+        return any(one.is_nested_tensor or one.is_cpp_nested_tensor for one in every)
 
     def refuse_compiled_too_early(self) -> None:
         """Raise if a compiled region writes over what its forward saved: it can run only once."""

@@ -69,6 +69,7 @@ class Look:
 
     def _find(self) -> Plan:
         """Draw junctions until none is too early, and find out how rows lie in each."""
+        self._refuse_odd_graphs()
         num_nodes = len(self.graph.nodes)
         for _ in range(_MOST_ATTEMPTS):
             drawing = draw(self.graph, self.names.keys(), self._rows_at, self.moved)
@@ -79,7 +80,6 @@ class Look:
                 # What was supposed to hold rows does, and they are mixed on the way to the losses.
                 raise Refused(self._coupled(self.mixed))
             self.drawing = drawing
-            self._refuse_odd_graphs()
             plan = self._try()
             if plan is not None:
                 plan.moved = self.moved
@@ -107,6 +107,11 @@ class Look:
                 "engine: reentrant activation checkpointing hides the parameters it uses; "
                 "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or use "
                 'engine="per_task".'
+            )
+        if self.graph.is_nested:
+            raise Refused(
+                "engine: nested tensors have no rows of one size; pad them "
+                '(torch.nested.to_padded_tensor) before the model, or use engine="per_task".'
             )
 
     def _try(self) -> Plan | None:
