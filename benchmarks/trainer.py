@@ -1,6 +1,7 @@
 """AlignedTrainer against the plain Trainer: the time of a step of the same model in one run.
 
     python benchmarks/trainer.py                          # BERT-base, batch 32, 12 tasks, bf16
+    python benchmarks/trainer.py --varying                # another length every batch
     python benchmarks/trainer.py --size tiny --cpu        # a try
 
 Token classification with sentences of one length, random weights and labels: time depends on none
@@ -24,6 +25,7 @@ from transformers import (
     Trainer,
     TrainerCallback,
     TrainingArguments,
+    default_data_collator,
 )
 
 from gradvac import GradVac, Sum
@@ -56,6 +58,19 @@ class Clock(TrainerCallback):
             self.start = now
 
 
+class Cut:
+    """A collator that cuts every batch to a length of its own, the same ones in every run."""
+
+    def __init__(self, length: int) -> None:
+        self._length, self._generator = length, torch.Generator().manual_seed(0)
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        shortest = self._length // 4
+        own = int(torch.randint(shortest, self._length + 1, (), generator=self._generator))
+        batch = default_data_collator(features)
+        return {name: value[:, :own].contiguous() for name, value in batch.items()}
+
+
 def examples(args: argparse.Namespace) -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(0)
     num = args.batch * (args.warmup + args.steps)
@@ -85,7 +100,9 @@ def run(args: argparse.Namespace, name: str, data: list[dict[str, Any]], folder:
         disable_tqdm=True,
         dataloader_num_workers=0,
     )
-    common = {"model": model, "args": arguments, "callbacks": [clock]}
+    common: dict[str, Any] = {"model": model, "args": arguments, "callbacks": [clock]}
+    if args.varying:
+        common["data_collator"] = Cut(args.length)
     tasks = [f"task{n}" for n in range(args.tasks)]
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -114,6 +131,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine", default="auto")
+    parser.add_argument("--varying", action="store_true", help="another length every batch")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--out", type=Path, help="write JSON there")
     args = parser.parse_args()

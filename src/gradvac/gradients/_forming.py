@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from gradvac.gradients._fast_paths import FAST_PATHS, Place, embedding
 from gradvac.gradients._graph import LEAF, Graph, call_node
+from gradvac.gradients._junctions import Route
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._ownership import Layout, TaskCodes, mark
-from gradvac.gradients._plan import How, Plan, Refused, Route
+from gradvac.gradients._plan import How, Plan, Refused
 from gradvac.gradients._rows import DeclaredRows, RowTasks
 from gradvac.gradients._segments import Owned, Segments
 from gradvac.gradients._uses import Formed, Use

@@ -11,7 +11,7 @@ consumers.
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -193,6 +193,32 @@ def draw(
         if graph.names[position] in VIEWS or graph.names[position] in _STRETCHERS:
             found.sized.append(position)
     _find_behind_movers(graph, found)
+    return found
+
+
+class Route(NamedTuple):
+    """The way from an input of a junction to its parameter.
+
+    Casts and a transposition may lie between; `parameter` is None for any other way.
+    """
+
+    edge: int
+    child: tuple[int, int]
+    parameter: nn.Parameter | None
+    transposed: bool
+
+
+def routes(graph: Graph, junction: Junction) -> list[Route]:
+    """The ways from a junction to its parameters."""
+    found = []
+    for edge in junction.edges:
+        child = graph.children(junction.position)[edge]
+        position, transposed = child[0], False
+        while graph.names[position] in ("TBackward0", "ToCopyBackward0"):
+            transposed ^= graph.names[position] == "TBackward0" and len(graph.shape(position)) == 2
+            position = graph.children(position)[0][0]
+        parameter = graph.nodes[position].variable if graph.names[position] == LEAF else None
+        found.append(Route(edge, child, parameter, transposed))
     return found
 
 

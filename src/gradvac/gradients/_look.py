@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gradvac.gradients._graph import LEAF, Graph
-from gradvac.gradients._junctions import ANY, VIEWS, Junction, draw
+from gradvac.gradients._junctions import ANY, VIEWS, Junction, draw, routes
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._ownership import (
     SAME,
@@ -23,7 +23,7 @@ from gradvac.gradients._ownership import (
     tolerance,
 )
 from gradvac.gradients._passes import Arrive, Watcher, run_pass
-from gradvac.gradients._plan import How, Known, Plan, Refused, Route, Sized, spans_of
+from gradvac.gradients._plan import How, Known, Plan, Refused, Sized, spans_of
 from gradvac.gradients._rows import DeclaredRows, RowTasks
 
 _MOST_ATTEMPTS = 24
@@ -85,7 +85,7 @@ class Look:
                 plan.moved = self.moved
                 plan.measured = How.MEASURED in plan.known.values()
                 plan.lowest, plan.names = self._lowest(), self.names
-                plan.routes = [_routes(self.graph, own) for own in self.drawing.junctions]
+                plan.routes = [routes(self.graph, own) for own in self.drawing.junctions]
                 plan.tolerance = tolerance(plan.lowest) + 4 * self.rounding
                 plan.sizes = {plan.sizes_of(self.graph, self.num_rows)}
                 return plan
@@ -342,16 +342,3 @@ class Look:
             f"engine: rows of the batch influence each other, so the gradients of {shown} cannot "
             f'be separated by task in one backward: {why}. Use engine="per_task".'
         )
-
-
-def _routes(graph: Graph, junction: Junction) -> list[Route]:
-    found = []
-    for edge in junction.edges:
-        child = graph.children(junction.position)[edge]
-        position, transposed = child[0], False
-        while graph.names[position] in ("TBackward0", "ToCopyBackward0"):
-            transposed ^= graph.names[position] == "TBackward0" and len(graph.shape(position)) == 2
-            position = graph.children(position)[0][0]
-        parameter = graph.nodes[position].variable if graph.names[position] == LEAF else None
-        found.append(Route(edge, child, parameter, transposed))
-    return found

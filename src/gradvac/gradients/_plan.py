@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradvac.gradients._graph import Graph
-from gradvac.gradients._junctions import VIEWS, Drawing
+from gradvac.gradients._junctions import VIEWS, Drawing, Route
 from gradvac.gradients._ownership import Layout
 
 _MOST_SIZES = 4096
@@ -29,18 +29,6 @@ class How(Enum):
 
 
 Known = Layout | How
-
-
-class Route(NamedTuple):
-    """The way from an input of a junction to its parameter.
-
-    Casts and a transposition may lie between; `parameter` is None for any other way.
-    """
-
-    edge: int
-    child: tuple[int, int]
-    parameter: nn.Parameter | None
-    transposed: bool
 
 
 class Sized(NamedTuple):
