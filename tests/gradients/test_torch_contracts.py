@@ -327,11 +327,6 @@ def test_replicas_are_refused(engine: str) -> None:
     message = r"model: .*DistributedDataParallel.*every process would train.*the whole model"
     with pytest.raises(ValueError, match=message):
         Aligner(nn.Sequential(replica), TASKS, engine=engine)
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = torch.distributed.init_device_mesh("cpu", (1,))
-    with pytest.raises(ValueError, match="FSDP"):
-        Aligner(fully_shard(Block(), mesh=mesh), TASKS, engine=engine)
 
 
 def test_many_tasks_and_few_rows() -> None:
