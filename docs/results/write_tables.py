@@ -21,6 +21,7 @@ from gradvac.runs import RunFolder
 from gradvac.runs.files import write_text
 
 _FEWEST = 2  # seeds
+_PREDICTED = ("table1", "main", "mixture")
 
 
 class Question(NamedTuple):
@@ -49,6 +50,11 @@ QUESTIONS = (
         "main",
         "The same with more seeds: GradVac and the temperature, each alone and together",
         ("joint", "gradvac", "temperature2", "temperature2_gradvac"),
+    ),
+    Question(
+        "variants",
+        "Variants of GradVac against joint training",
+        ("joint", "gradvac", "gradvac_all", "gradvac_model", "gradvac_fixed"),
     ),
     Question(
         "tuned",
@@ -124,7 +130,7 @@ def write_question(question: Question, runs: Path, out: Path) -> str:
         path for method in there for seed in sorted(shared) for path in by_method[method][seed]
     ]
     found = compare_runs(paths, baseline=question.methods[0])
-    text = to_markdown(found).partition("\n")[2].replace("\n## ", "\n### ").lstrip("\n")
+    text = to_markdown(found).partition("\n")[2].lstrip("\n")
     told = f"Left out, as fewer than two seeds were finished: {', '.join(left_out)}.\n\n"
     text = f"# {question.asked}\n\n{told if left_out else ''}{text}"
     write_text(out / f"{question.name}.md", text)
@@ -132,22 +138,29 @@ def write_question(question: Question, runs: Path, out: Path) -> str:
 
 
 def write_predictions(runs: Path, out: Path) -> None:
-    """How far short runs predict long ones, over the mixtures at full length."""
-    mixtures = next(question.methods for question in QUESTIONS if question.name == "mixture")
-    points = {}
-    for method in mixtures:
-        paths = [path for own in seeds_of(runs, method).values() for path in own]
-        trials = [Trial(method, method, 0, {}, path, True, ()) for path in paths]
-        if trials:
-            points[method] = trials
-    if found := predictions(points):
-        write_text(out / "prediction.md", prediction_table(found))
+    """How far short runs predict long ones: methods from English, on the seeds that they share."""
+    asked = (question.methods for question in QUESTIONS if question.name in _PREDICTED)
+    by_method = {method: seeds_of(runs, method) for own in asked for method in own}
+    there = {method: seeds for method, seeds in by_method.items() if len(seeds) >= _FEWEST}
+    shared = sorted(set.intersection(*map(set, there.values()))) if there else []
+    points = {
+        method: [Trial(method, method, n, {}, path, True, ()) for n in shared for path in seeds[n]]
+        for method, seeds in there.items()
+    }
+    if shared and (found := predictions(points)):
+        about = "# How far short runs predict long ones\n\nDevelopment loss. "
+        about += f"{len(points)} methods ({', '.join(points)}), {len(shared)} seeds each.\n\n"
+        write_text(out / "prediction.md", about + prediction_table(found))
 
 
 def write_updates(runs: Path, out: Path) -> None:
     """What rules did to the update: means over the log entries of all runs of a method."""
     keys = ("update_cosine", "update_ratio", "active", "similarity")
     lines = [
+        "# What rules did to the update",
+        "",
+        "Means over components and over the log entries of all runs.",
+        "",
         "| method | cosine to the plain sum | length, of the plain sum | pairs altered | cosine "
         "between tasks |",
         "| --- | --- | --- | --- | --- |",
