@@ -96,8 +96,8 @@ def check_grouped() -> None:
         tasks = torch.tensor([0, 2, 2, 0, 3, 3, 3, 0, 2, 5, 5, 3])  # unsorted, 1 and 4 absent
         for index in (tasks, tasks.to(DEVICE), tasks.sort().values):
             segments = Segments(index, 6, DEVICE)
-            left = torch.randn(12 * 37, 64, device=DEVICE).to(dtype)
-            right = torch.randn(12 * 37, 128, device=DEVICE).to(dtype)
+            left = torch.randn(12 * 37, 63, device=DEVICE).to(dtype)  # not of whole 16 bytes
+            right = torch.randn(12 * 37, 129, device=DEVICE).to(dtype)
             found = _kernels.grouped_outer(left, right, segments)
             owner = index.to(DEVICE).repeat_interleave(37)
             expected = torch.stack(

@@ -47,7 +47,7 @@ def test_trains_and_translates(
     toy_config: Callable[..., NmtConfig], tmp_path: Path, quiet: Display
 ) -> None:
     config = toy_config(
-        train={"device": "cuda", "precision": "bf16", "max_steps": 400, "validate_every": 400},
+        train={"device": "cuda", "precision": "bf16", "max_steps": 800, "validate_every": 800},
         data={"limit": {}, "vocabulary": {"size": 400, "threads": 1}},
     )
     train_translation(config, tmp_path / "run", display=quiet)

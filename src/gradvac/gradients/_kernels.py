@@ -163,8 +163,10 @@ def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
         torch.mm(left.t(), right, out=out[segments.only])
         return out
     left, right = segments.sort(left), segments.sort(right)
-    if _grouped_mm_fits(left, right) and not _are_many_and_equal(segments, length):
-        product = F.grouped_mm(left.t(), right, offs=segments.offsets(length))
+    is_grouped = left.is_cuda and left.dtype == torch.bfloat16
+    if is_grouped and not _are_many_and_equal(segments, length):
+        whole = F.grouped_mm(_padded(left).t(), _padded(right), offs=segments.offsets(length))
+        product = whole[:, : left.shape[1], : right.shape[1]]
         if segments.may_be_empty:  # the kernel leaves the result of an empty group undefined
             product.masked_fill_((segments.sizes == 0)[:, None, None], 0.0)
         return product
@@ -202,10 +204,10 @@ def _are_many_and_equal(segments: Segments, length: int) -> bool:
     return len(set(segments.counts(length))) == 1
 
 
-def _grouped_mm_fits(left: Tensor, right: Tensor) -> bool:
-    """Whether one grouped GEMM does it: bf16 on CUDA with rows of whole 16 bytes."""
-    aligned = left.shape[1] % 8 == 0 and right.shape[1] % 8 == 0
-    return left.is_cuda and left.dtype == torch.bfloat16 and aligned
+def _padded(matrix: Tensor) -> Tensor:
+    """Rows of whole 16 bytes, as a grouped product wants them."""
+    missing = -matrix.shape[1] % 8
+    return F.pad(matrix, (0, missing)) if missing else matrix
 
 
 def norm_sums(

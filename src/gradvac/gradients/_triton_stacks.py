@@ -101,6 +101,7 @@ def _grams_kernel(
     START,
     SIZE,
     OUT,
+    ONE,  # 1.0, but unknown to the compiler, which would let the tensor cores add
     T: tl.constexpr,
     TASKS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -120,15 +121,17 @@ def _grams_kernel(
     for start in range(first, end, BLOCK):
         inside = (rows < T)[:, None] & (start + columns < end)[None, :]
         tile = tl.load(lines + (start + columns)[None, :], mask=inside, other=0.0)
+        # Tensor cores cut off what an addition loses: tiles are added up here, small parts first.
         if IS_WIDE:
             high = tile.to(tl.bfloat16)
             low = (tile - high.to(tl.float32)).to(tl.bfloat16)
-            total = tl.dot(high, tl.trans(high), total)
-            total = tl.dot(high, tl.trans(low), total)
-            total = tl.dot(low, tl.trans(high), total)
-            total = tl.dot(low, tl.trans(low), total)
+            part = tl.dot(low, tl.trans(low))
+            part = tl.dot(low, tl.trans(high), part)
+            part = tl.dot(high, tl.trans(low), part)
+            part = tl.dot(high, tl.trans(high), part)
         else:
-            total = tl.dot(tile, tl.trans(tile), total)
+            part = tl.dot(tile, tl.trans(tile))
+        total += part * ONE
     place = chunk * TASKS * TASKS + rows[:, None] * TASKS + rows[None, :]
     tl.store(OUT + place, total)
 
@@ -159,6 +162,7 @@ def grams(stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> T
             chunks.start,
             chunks.sizes,
             partial,
+            1.0,
             T=num_tasks,
             TASKS=tasks,
             BLOCK=min(512, (8192 if is_wide else 16384) // tasks),
