@@ -31,9 +31,7 @@ model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(),
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 loader = DataLoader(make_data(), batch_size=32, shuffle=True)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-aligner = AcceleratedAligner(
-    accelerator, Aligner(accelerator.unwrap_model(model), TASKS, GradVac())
-)
+aligner = AcceleratedAligner(accelerator, Aligner(model, TASKS, GradVac()))
 for _ in range(20):
     for x, y, tasks_of_rows in loader:
         with accelerator.accumulate(model):

@@ -280,6 +280,11 @@ class Aligner:
         self._pending = {}
 
     @property
+    def num_processes(self) -> int:
+        """How many processes train the model together."""
+        return 1 if self._exchange is None else self._exchange.ranks.size
+
+    @property
     def is_exact(self) -> bool:
         """Whether Gram matrices are those of the whole batch of all processes."""
         return self._exchange is None or self._exchange.exact

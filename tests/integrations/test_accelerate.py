@@ -10,6 +10,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
 from gradvac import Aligner, GradVac, Sum
@@ -49,9 +50,7 @@ def run(
 ) -> tuple[nn.Module, AcceleratedAligner]:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
     model, optimizer = accelerator.prepare(*model_and_optimizer())
-    aligner = AcceleratedAligner(
-        accelerator, Aligner(accelerator.unwrap_model(model), TASKS, rule, engine="per_task")
-    )
+    aligner = AcceleratedAligner(accelerator, Aligner(model, TASKS, rule, engine="per_task"))
     if folder is not None and folder.is_dir():
         accelerator.load_state(str(folder))
     for batch in data() if batches is None else batches:
@@ -136,9 +135,14 @@ def test_loss_scaling_reaches_every_row() -> None:
         torch.testing.assert_close(parameter.grad, gradient * 1024)
 
 
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_the_backward_pass_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator = Accelerator(cpu=True)
     model, _ = accelerator.prepare(*model_and_optimizer())
+    aligner = Aligner(model, TASKS, engine="per_task")
     monkeypatch.setattr(Accelerator, "num_processes", property(lambda _: 4))
-    with pytest.raises(ValueError, match="there are 4, and each would combine its own"):
-        AcceleratedAligner(accelerator, Aligner(model, TASKS, engine="per_task"))
+    with pytest.raises(ValueError, match="4 processes train, but the aligner knows of 1"):
+        AcceleratedAligner(accelerator, aligner)
+    kind = property(lambda _: DistributedType.FSDP)
+    monkeypatch.setattr(Accelerator, "distributed_type", kind)
+    with pytest.raises(ValueError, match="accelerator: FSDP runs the backward pass itself"):
+        AcceleratedAligner(accelerator, aligner)

@@ -149,9 +149,16 @@ def test_equal_to_a_bare_aligner_loop(
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(
+    ("accumulation", "engine"), [(1, "per_task"), (2, "per_task"), (2, "one_backward")]
+)
 def test_a_resumed_trainer_equals_an_uninterrupted_one(
-    accumulation: int, make_model: Make, make_examples: Make, arguments: Make, tmp_path: Path
+    accumulation: int,
+    engine: str,
+    make_model: Make,
+    make_examples: Make,
+    arguments: Make,
+    tmp_path: Path,
 ) -> None:
     def trainer(folder: str, **options: Any) -> AlignedTrainer:
         return AlignedTrainer(
@@ -166,7 +173,7 @@ def test_a_resumed_trainer_equals_an_uninterrupted_one(
             train_dataset=make_examples("tokens"),
             tasks=TASKS,
             rule=GradVac(beta=0.3),
-            engine="per_task",
+            engine=engine,
         )
 
     whole = trainer("whole")
@@ -280,12 +287,21 @@ def test_options_that_replace_the_loss_are_refused(
         AlignedTrainer(model, arguments(), tasks=TASKS, compute_loss_func=lambda *_: None)
 
 
-def test_several_processes_are_refused(
+def test_several_gpus_of_one_process_are_refused(
+    make_model: Make, arguments: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = arguments()
+    monkeypatch.setattr(type(args), "n_gpu", property(lambda _: 2))
+    with pytest.raises(ValueError, match=r"over 2 GPUs \(DataParallel\); start one"):
+        AlignedTrainer(make_model("tokens"), args, tasks=TASKS)
+
+
+def test_processes_the_aligner_does_not_know_of_are_refused(
     make_model: Make, arguments: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = arguments()
     monkeypatch.setattr(type(args), "world_size", property(lambda _: 2))
-    with pytest.raises(ValueError, match="there are 2, and each would combine its own task"):
+    with pytest.raises(ValueError, match="2 processes train, but the aligner knows of 1"):
         AlignedTrainer(make_model("tokens"), args, tasks=TASKS)
 
 

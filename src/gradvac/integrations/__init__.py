@@ -8,10 +8,10 @@ the trainers are optional packages.
     accelerate.py       AcceleratedAligner: one line in the place of accelerator.backward
     lightning.py        AlignedModule: a mixin for LightningModule
     _row_losses.py      losses of rows from the outputs of a Hugging Face model
-    _one_process.py     the refusal of several processes
+    _processes.py       what is asked of several processes
 
-Several processes are refused with the reason: replicas would align their own gradients each and
-drift apart.
+In several processes, replicas are those of `DistributedDataParallel`; what runs the backward pass
+itself (DeepSpeed, FSDP) is refused by name.
 """
 
 __all__: list[str] = []

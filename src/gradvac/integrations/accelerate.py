@@ -1,6 +1,7 @@
 """Accelerate: one line in the place of `accelerator.backward(loss)`.
 
-    aligner = AcceleratedAligner(accelerator, Aligner(accelerator.unwrap_model(model), tasks))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    aligner = AcceleratedAligner(accelerator, Aligner(model, tasks))
     for batch in loader:
         with accelerator.accumulate(model):
             losses, tasks_of_rows = ...               # one loss per row
@@ -8,7 +9,9 @@
             optimizer.step()
             optimizer.zero_grad()
 
-Gradient accumulation, loss scaling and `save_state` / `load_state` are Accelerate's.
+Gradient accumulation, loss scaling and `save_state` / `load_state` are Accelerate's. In several
+processes (`accelerate launch`, `torchrun`) the gradients are means over them, as they are without
+an aligner.
 """
 
 from __future__ import annotations
@@ -17,14 +20,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from torch import Tensor
 
 from gradvac import Aligner, Alignment
 from gradvac.gradients import TasksOfRows
-from gradvac.integrations._one_process import refuse_several
-
-_PLAIN = (DistributedType.NO,)
+from gradvac.integrations._processes import refuse_engine, require_together
 
 
 class AcceleratedAligner:
@@ -32,20 +32,16 @@ class AcceleratedAligner:
 
     Args:
         accelerator: The accelerator; the aligner's state is registered with it.
-        aligner: An aligner of the unwrapped model.
+        aligner: An aligner of the prepared model.
 
     Raises:
-        ValueError: There are several processes, or an engine (DeepSpeed, FSDP) that runs the
-            backward pass itself.
+        ValueError: The backward pass is run by something else (DeepSpeed, FSDP), or the aligner
+            does not know of the accelerator's processes.
     """
 
     def __init__(self, accelerator: Accelerator, aligner: Aligner) -> None:
-        refuse_several(accelerator.num_processes, "accelerate launch --num_processes 1")
-        if accelerator.distributed_type not in _PLAIN:
-            raise ValueError(
-                f"accelerator: {accelerator.distributed_type} runs the backward pass itself; use "
-                "an accelerator without it."
-            )
+        refuse_engine(str(accelerator.distributed_type.value), "accelerator")
+        require_together(aligner, accelerator.num_processes, "aligner")
         self.accelerator, self.aligner = accelerator, aligner
         accelerator.register_for_checkpointing(self)
 

@@ -9,7 +9,8 @@
             return self.aligned_loss(losses, batch["tasks"])
 
 Precision plugins, accumulation, clipping and checkpoints are Lightning's; the aligner's state is
-part of every checkpoint.
+part of every checkpoint. With `strategy="ddp"` the aligner has to know of the other processes:
+`Aligner(self.net, ..., process_group=torch.distributed.group.WORLD)`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from gradvac import Aligner, Alignment
 from gradvac.gradients import TasksOfRows
-from gradvac.integrations._one_process import refuse_several
+from gradvac.integrations._processes import require_together
 
 _STATE = "gradvac_aligner"
 
@@ -83,12 +84,21 @@ class AlignedModule:
         losses, tasks = self._losses
         self._losses = None
         trainer: Any = self.trainer  # type: ignore[attr-defined]
-        refuse_several(trainer.world_size, "Trainer(devices=1, num_nodes=1)")
+        if not self._is_checked:
+            self._refuse_strategy(trainer)
         scaled = self._scaled_like(loss, losses)
         is_accumulating = self.automatic_optimization and trainer.fit_loop._should_accumulate()  # type: ignore[attr-defined]
         alignment = self.aligner.backward(scaled, tasks, accumulate=is_accumulating)
         if alignment is not None:
             self.alignment = alignment
+
+    def _refuse_strategy(self, trainer: Any) -> None:
+        name = type(trainer.strategy).__name__
+        if trainer.world_size > 1 and name != "DDPStrategy":
+            raise ValueError(
+                f'Trainer: {name} exchanges gradients in its own way; use strategy="ddp".'
+            )
+        require_together(self.aligner, trainer.world_size, "configure_aligner")
 
     def _scaled_like(self, loss: Tensor, losses: Tensor | Mapping[str, Tensor]) -> Any:
         """The losses with what Lightning did to their sum: accumulation and loss scaling."""

@@ -11,7 +11,7 @@
 
 Everything else is the Trainer's: precision, clipping, accumulation, evaluation, logging,
 checkpoints and `resume_from_checkpoint`, which include the aligner. With `rule=Sum()` the
-gradients are those of the plain Trainer.
+gradients are those of the plain Trainer, also in several processes (torchrun).
 """
 
 # B rows
@@ -23,13 +23,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from transformers import Seq2SeqTrainer, Trainer, default_data_collator
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gradvac import Aligner, Alignment, Sum
 from gradvac.analysis import step_values
-from gradvac.integrations._one_process import refuse_several
+from gradvac.integrations._processes import refuse_engine, require_together
 from gradvac.integrations._row_losses import Normaliser, logits_of, sum_by_row
 
 TASKS_OF_ROWS = "tasks_of_rows"
@@ -86,8 +86,7 @@ class _Aligned(_AnyTrainer):
         options: The Trainer's own arguments.
 
     Raises:
-        ValueError: There are several processes, or an option that replaces the loss or the
-            backward pass.
+        ValueError: An option replaces the loss or the backward pass (DeepSpeed, FSDP).
     """
 
     def __init__(
@@ -108,9 +107,10 @@ class _Aligned(_AnyTrainer):
         assert self.model is not None
         if not isinstance(self.data_collator, TaskCollator):
             self.data_collator = TaskCollator(self.data_collator, task_column)
-        self.aligner = Aligner(
-            self.model, tasks, rule, granularity, engine, **(aligner_options or {})
-        )
+        together = {"process_group": distributed.group.WORLD} if self.args.world_size > 1 else {}
+        chosen = {**together, **(aligner_options or {})}
+        self.aligner = Aligner(self.model, tasks, rule, granularity, engine, **chosen)
+        require_together(self.aligner, self.args.world_size, "aligner_options")
         self.alignment: Alignment | None = None
         self._normaliser = Normaliser()
         base: Any = self.model
@@ -119,15 +119,12 @@ class _Aligned(_AnyTrainer):
 
     def _refuse(self) -> None:
         args = self.args
-        refuse_several(args.world_size, "without torchrun or accelerate launch")
-        refuse_several(args.n_gpu, "with CUDA_VISIBLE_DEVICES set to one GPU")
-        taken = {
-            "DeepSpeed": self.is_deepspeed_enabled,
-            "FSDP": self.is_fsdp_enabled,
-        }
-        for name, is_on in taken.items():
-            if is_on:
-                raise ValueError(f"args: {name} runs the backward pass itself; switch it off.")
+        if args.n_gpu > 1:
+            raise ValueError(
+                f"args: this process would divide batches over {args.n_gpu} GPUs (DataParallel); "
+                "start one process per GPU with torchrun, or set CUDA_VISIBLE_DEVICES to one."
+            )
+        refuse_engine(str(self.accelerator.distributed_type.value), "args")
         replaced = {
             "compute_loss_func": self.compute_loss_func is not None,
             "label_smoothing_factor": bool(args.label_smoothing_factor),
@@ -164,6 +161,8 @@ class _Aligned(_AnyTrainer):
             losses = self._losses(model, inputs, num_items_in_batch)
         if not (self.model_accepts_loss_kwargs and num_items_in_batch is not None):
             losses = losses / self.current_gradient_accumulation_steps
+        elif self.args.average_tokens_across_devices:  # labels of all processes, and a mean
+            losses = losses * self.aligner.num_processes
         if len(losses) != len(tasks):
             raise ValueError(
                 f"row_losses: gave {len(losses)} entries for {len(tasks)} rows; give one per row."
@@ -215,7 +214,8 @@ class _Aligned(_AnyTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        torch.save(self.aligner.state_dict(), os.path.join(output_dir, _STATE))
+        if self.args.should_save:
+            torch.save(self.aligner.state_dict(), os.path.join(output_dir, _STATE))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

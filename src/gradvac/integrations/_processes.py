@@ -1,0 +1,35 @@
+"""What all integrations ask of several processes."""
+
+from gradvac import Aligner
+
+_REPLICAS = ("NO", "MULTI_CPU", "MULTI_GPU")
+
+
+def refuse_engine(kind: str, argument: str) -> None:
+    """Refuse what runs the backward pass itself.
+
+    Args:
+        kind: Accelerate's word for how processes train together.
+        argument: Where the user chose it.
+    """
+    if kind not in _REPLICAS:
+        raise ValueError(
+            f"{argument}: {kind} runs the backward pass itself; switch it off. Several processes "
+            "train replicas of the model (DistributedDataParallel)."
+        )
+
+
+def require_together(aligner: Aligner, num_processes: int, argument: str) -> None:
+    """Stop before replicas drift apart.
+
+    Args:
+        aligner: The aligner.
+        num_processes: Processes of the trainer.
+        argument: Where the aligner comes from.
+    """
+    if aligner.num_processes != num_processes:
+        raise ValueError(
+            f"{argument}: {num_processes} processes train, but the aligner knows of "
+            f"{aligner.num_processes}, so that replicas would drift apart; give Aligner the model "
+            "in DistributedDataParallel, or process_group=torch.distributed.group.WORLD."
+        )
