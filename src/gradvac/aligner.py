@@ -33,6 +33,7 @@ from gradvac.hints import some
 from gradvac.models import allow_second_passes, is_sharded, unwrap
 from gradvac.restored import Restored, differences
 from gradvac.rules import GradVac, Rule, rule_named
+from gradvac.tasks import read_names
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -92,7 +93,7 @@ class Aligner:
         process_group: "ProcessGroup | Literal['auto'] | None" = "auto",
         exact: bool = True,
     ) -> None:
-        self.tasks = _read_tasks(tasks)
+        self.tasks = read_names(tasks)
         if engine not in ENGINES:
             raise ValueError(f"engine: must be one of {ENGINES}, got {engine!r}.")
         if engine == "per_task" and recompute:
@@ -343,12 +344,3 @@ class Aligner:
             f"Aligner({tasks}, rule={self.rule}, {len(self.components)} components, "
             f"engine={self.engine} ({self._engines.asked}: {self._engines.why}){where})"
         )
-
-
-def _read_tasks(tasks: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(tasks, str) or not all(isinstance(task, str) for task in tasks) or not tasks:
-        raise ValueError(f"tasks: must be a non-empty list of names, got {tasks!r}.")
-    twice = [task for task in tasks if list(tasks).count(task) > 1]
-    if twice:
-        raise ValueError(f"tasks: {twice[0]!r} occurs twice; every task needs a name of its own.")
-    return tuple(tasks)

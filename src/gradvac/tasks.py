@@ -113,6 +113,16 @@ def directions(tasks: Sequence[str]) -> list[tuple[str, list[str]]]:
     return [(name if len(groups) > 1 else "", members) for name, members in groups.items()]
 
 
+def read_names(tasks: Sequence[str]) -> tuple[str, ...]:
+    """Names as a user gives them: at least one, each its own."""
+    if isinstance(tasks, str) or not all(isinstance(task, str) for task in tasks) or not tasks:
+        raise ValueError(f"tasks: must be a non-empty list of names, got {tasks!r}.")
+    twice = [task for task in tasks if list(tasks).count(task) > 1]
+    if twice:
+        raise ValueError(f"tasks: {twice[0]!r} occurs twice; every task needs a name of its own.")
+    return tuple(tasks)
+
+
 def both_ways(tasks: Sequence[str]) -> tuple[str, list[str], list[str]] | None:
     """The pivot, the tasks into it, and those out of it; None with fewer than two of either."""
     pivot, groups = pivot_of(tasks), by_direction(tasks)
