@@ -154,6 +154,7 @@ def compare(
 ) -> dict[str, Any]:
     """Time both with some beams."""
     to, chosen = arguments.to, [f"decoding.beams={beams}"]
+    chosen += [given for given in arguments.override if given.startswith("decoding.")]
     plain = [*chosen, "decoding.length_penalty=0.0", "train.precision=fp32"]
     exact = Translator.from_run(run, weights=weights, overrides=plain)
     pegasus = make_pegasus(exact.model, longest=1024, decoding=exact.settings)

@@ -123,8 +123,8 @@ class DecodingConfig(Section):
         length_penalty: Exponent of ((5 + length) / 6); larger favours longer translations.
         max_ratio: A translation has at most `max_ratio * source + max_extra` tokens.
         max_extra: See `max_ratio`.
-        graph: Record the steps of the search as CUDA graphs, on a GPU. Off by default: not yet seen
-            on one.
+        graph: Record the steps of the search as CUDA graphs, on a GPU. Off by default: seen to say
+            the same on one, but not timed yet.
         memory: GiB for what is kept of the sentences that are translated at a time; unset: a part
             of what is free.
     """

@@ -51,9 +51,9 @@ class TrainConfig(Section):
         seed: Of everything random that has no seed of its own.
         precision: "bf16" runs forward passes under autocast; parameters stay in float32.
         graph: Record a step as a CUDA graph and replay it: "auto" does so on a GPU if all batches
-            have one size (`batch.fixed`), true insists on it. Off by default: faster where it was
-            timed (see the log), but not yet seen through a whole training. If recording fails,
-            training says so and goes on without.
+            have one size (`batch.fixed`), true insists on it. Off by default: it is for one
+            process, and keeps the memory of a step beside what other steps need. If recording
+            fails, training says so and goes on without.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1".
         threads: CPU threads; 0: torch's choice.
         writers: Where metrics go besides `metrics.jsonl`.
