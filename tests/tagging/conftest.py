@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Callable
 from functools import partial
@@ -11,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from transformers import BertConfig, BertForMaskedLM
 
 from gradvac.tagging import TaggingConfig
 from gradvac.tagging.encoder import quiet_transformers
 from gradvac.tagging.tokenizer import TokenizerConfig, train_tokenizer
-from gradvac.training import Display
+
+from ..shown import Shown
 
 WORDS = {
     "NOUN": ["tree", "river", "stone", "house", "boat"],
@@ -138,19 +137,6 @@ def settings(
 ) -> Callable[..., TaggingConfig]:
     """The same in the test's own folder."""
     return partial(settings_in, tmp_path)
-
-
-class Shown(Display):
-    """A display whose text can be read afterwards."""
-
-    def __init__(self) -> None:
-        super().__init__(Console(file=io.StringIO(), width=200))
-
-    @property
-    def text(self) -> str:
-        file = self.console.file
-        assert isinstance(file, io.StringIO)
-        return file.getvalue()
 
 
 @pytest.fixture

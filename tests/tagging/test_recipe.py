@@ -274,3 +274,19 @@ def test_unknown_labels_and_broken_predictions_are_told(trained: Path) -> None:
     assert "1 predicted tags break IOB2" in caption
     assert "counted as wrong: aa 1" in caption
     assert (score.f1, score.strict_f1) == (pytest.approx(200 / 3), 0)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"metric": "dev/f1s"}, "'dev/f1s' is not measured; there are dev/loss, dev/loss/aa"),
+        ({"metric": "dev/f1", "higher_is_better": False}, "must be true for 'dev/f1'"),
+    ],
+)
+def test_a_wrong_metric_is_told_before_training(
+    settings: Settings, train: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        settings(train=train)
+    f1 = {"metric": "dev/f1/aa", "higher_is_better": True}
+    assert settings(train=f1).train.metric == "dev/f1/aa"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
-from gradvac.training import Display, Result, train
+from gradvac.training import Result, train
+
+from ..shown import Shown
 
 
 @pytest.fixture(scope="session")
@@ -58,19 +58,6 @@ def settings(toy: ModuleType) -> Callable[..., Any]:
         return toy.ToyConfig.model_validate(base)
 
     return make
-
-
-class Shown(Display):
-    """A display whose text can be read afterwards."""
-
-    def __init__(self) -> None:
-        super().__init__(Console(file=io.StringIO(), width=1000))
-
-    @property
-    def text(self) -> str:
-        file = self.console.file
-        assert isinstance(file, io.StringIO)
-        return file.getvalue()
 
 
 @pytest.fixture

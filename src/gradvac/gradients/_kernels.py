@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gradvac.gradients._segments import Segments
 
 _CHUNK = 1 << 18  # columns converted to the working precision at a time
+_CACHED = 1 << 14  # on a CPU, where what was converted should still be in the cache when multiplied
 
 
 @cache
@@ -55,7 +56,7 @@ def gram_reference(gradients: Tensor) -> Tensor:
     num_tasks = gradients.shape[0]
     dtype = working_dtype(gradients.device)
     total = gradients.new_zeros(num_tasks, num_tasks, dtype=dtype)
-    for chunk in gradients.split(_CHUNK, dim=1):
+    for chunk in gradients.split(_CHUNK if gradients.is_cuda else _CACHED, dim=1):
         block = chunk.to(dtype)
         total.addmm_(block, block.t())
     return total

@@ -38,7 +38,7 @@ from gradvac.nmt.sealed import (
 )
 from gradvac.nmt.tokens import shard_name
 from gradvac.nmt.vocabulary import Vocabulary, draw_lines, extend, learn
-from gradvac.runs import files
+from gradvac.runs import files, other_settings
 from gradvac.tasks import parse
 
 Say = Callable[[str], None]
@@ -83,11 +83,7 @@ def open_or_prepare(config: DataConfig, *, say: Say = print) -> Prepared:
     settings = read_manifest(config.prepared).get("settings", {})
     changed = [f"data.{key}" for key, new in relevant(config).items() if settings.get(key) != new]
     if settings:
-        raise ValueError(
-            f"data.prepared: {config.prepared} was prepared with other settings "
-            f"({', '.join(changed)}); choose another folder, or replace it with "
-            "`gradvac nmt prepare`."
-        )
+        raise other_settings(config.prepared, changed, "nmt")
     return prepare(config, say=say, only_if_none=True)
 
 

@@ -176,19 +176,7 @@ class NmtConfig(RunConfig):
     def _metric_is_measured(self) -> NmtConfig:
         """Told now, and not after the hours until the first validation."""
         kinds = {"loss": False} | ({"bleu": True} if self.validation.bleu_sentences else {})
-        names = {
-            name: is_higher_better
-            for kind, is_higher_better in kinds.items()
-            for name in (f"dev/{kind}", *(f"dev/{kind}/{task}" for task in self.data.all_tasks()))
-        }
-        metric = self.train.metric
-        if metric not in names:
-            hint = "; BLEU needs validation.bleu_sentences" if metric.startswith("dev/bleu") else ""
-            raise ValueError(
-                f"train.metric = {metric!r} is not measured; there are {', '.join(names)}{hint}"
-            )
-        if self.train.higher_is_better != names[metric]:
-            raise ValueError(
-                f"train.higher_is_better must be {str(names[metric]).lower()} for {metric!r}"
-            )
+        is_bleu = self.train.metric.startswith("dev/bleu")
+        hint = "; BLEU needs validation.bleu_sentences" if is_bleu else ""
+        self.train.check_metric(kinds, self.data.all_tasks(), hint)
         return self

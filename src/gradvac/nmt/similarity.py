@@ -19,7 +19,6 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from gradvac.analysis import Similarities
-from gradvac.gradients import split as split_model
 from gradvac.nmt.data_settings import DEV
 from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.settings import NmtConfig
@@ -84,18 +83,8 @@ def measure_run(
         raise other_data(run, settings.data.prepared, "nmt")
     prepared.require_vocabulary_of(run)
     model = settings.model.build(len(prepared.vocabulary)).to(choose_device(device)).eval()
-    for granularity in granularities:
-        split_model(model, granularity)  # a wrong one is told before any work is done
     lines = aligned_lines(prepared, split, tasks, num_lines)
     data = [_data(prepared, split, task) for task in tasks]
-    about = {
-        "set": split,
-        "lines": len(lines[tasks[0]]),
-        "data": prepared.signature,
-        "tasks": tasks,
-        "granularities": list(granularities),
-        "weights": weights_hash(config.load(NmtConfig, folder.config)),
-    }
     return measure_checkpoints(
         run,
         model,
@@ -103,7 +92,12 @@ def measure_run(
         granularities,
         tasks=tasks,
         weights=weights,
-        about=about,
+        about={
+            "set": split,
+            "lines": len(lines[tasks[0]]),
+            "data": prepared.signature,
+            "weights": weights_hash(config.load(NmtConfig, folder.config)),
+        },
         engine=engine,
         offload=offload,
         console=console or Console(quiet=True),

@@ -10,15 +10,15 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from gradvac.nmt.decode import Decoder, Search
 from gradvac.nmt.model import Transformer
 from gradvac.nmt.ragged import Ragged
 from gradvac.nmt.settings import DecodingConfig, NmtConfig
 from gradvac.nmt.vocabulary import BOS, EOS, Vocabulary
-from gradvac.runs import RunFolder
 from gradvac.tasks import parse
-from gradvac.training import checkpoint, choose_device, config
+from gradvac.training import FromRun, checkpoint
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Counts:
     cut: int = 0
 
 
-class Translator:
+class Translator(FromRun):
     """Translates with a trained model.
 
     Args:
@@ -51,6 +51,8 @@ class Translator:
         >>> translator = Translator.from_run("runs/demo")
         >>> translator.translate(["the old man sleeps"], "qso")
     """
+
+    settings_class = NmtConfig
 
     def __init__(
         self,
@@ -68,29 +70,15 @@ class Translator:
         self.counts = Counts()
 
     @classmethod
-    def from_run(
-        cls,
-        run: str | Path,
-        *,
-        weights: str | int = "best",
-        device: str = "auto",
-        overrides: Sequence[str] = (),
+    def open(
+        cls, run: Path, settings: NmtConfig, weights: str | int, device: torch.device
     ) -> Translator:
-        """Load the model of a run.
-
-        Args:
-            run: The run folder.
-            weights: "best", "last", "averaged", or a step.
-            device: "auto", "cpu", "cuda", ...
-            overrides: Of its config, such as "decoding.beams=8".
-        """
-        run = Path(run)
-        settings = config.load(NmtConfig, RunFolder(run).config, overrides)
+        """Load the model of a run whose settings have been read."""
         vocabulary = Vocabulary.of_run(run)
         model = settings.model.build(len(vocabulary))
         checkpoint.load_into(model, run, weights)
         return cls(
-            model.to(choose_device(device)).eval(),
+            model.to(device).eval(),
             vocabulary,
             settings.decoding,
             targets=[parse(task).target for task in settings.data.all_tasks()],

@@ -16,7 +16,13 @@ A recipe of your own:
     write_scores(folder.scores_of("test", "best"), [TaskScores("F1", {"de": 91.2, "fr": 88.0})])
 """
 
-from gradvac.runs.folder import PREPARED_MANIFEST, RunFolder, other_data, prepared_sizes
+from gradvac.runs.folder import (
+    PREPARED_MANIFEST,
+    RunFolder,
+    other_data,
+    other_settings,
+    prepared_sizes,
+)
 from gradvac.runs.scores import TaskScores, read_scores, write_scores
 
 __all__ = [
@@ -24,6 +30,7 @@ __all__ = [
     "RunFolder",
     "TaskScores",
     "other_data",
+    "other_settings",
     "prepared_sizes",
     "read_scores",
     "write_scores",

@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -178,6 +178,14 @@ def other_data(run: Path, prepared: Path, recipe: str) -> ValueError:
     return ValueError(
         f"data.prepared: {prepared} does not hold the data of {run}; run `gradvac {recipe} "
         f"prepare` with its {RunFolder(run).config.name}, or give data.prepared=..."
+    )
+
+
+def other_settings(prepared: Path, changed: Sequence[str], recipe: str) -> ValueError:
+    """The error to raise where data were prepared otherwise, and another run may need them."""
+    return ValueError(
+        f"data.prepared: {prepared} was prepared with other settings ({', '.join(changed)}); "
+        f"choose another folder, or replace it with `gradvac {recipe} prepare`."
     )
 
 

@@ -6,20 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gradvac.tagging.encoding import Numbers, Windows
-from gradvac.training import WHOLE, Part, Passes, SamplingConfig
+from gradvac.training import WHOLE, Part, RowStream, SamplingConfig, TensorBatch
 
 NO_LABEL = -100
 
 
 @dataclass(frozen=True, eq=False)
-class TagBatch:
+class TagBatch(TensorBatch):
     """Rows of several languages.
 
     Attributes:
@@ -35,18 +34,6 @@ class TagBatch:
     labels: Tensor
     tasks: list[int]
     num_tokens: int
-
-    def pin(self) -> TagBatch:
-        """The same in memory from which a GPU copies without a wait."""
-        tokens, mask, labels = (one.pin_memory() for one in (self.tokens, self.mask, self.labels))
-        return TagBatch(tokens, mask, labels, self.tasks, self.num_tokens)
-
-    def to(self, device: torch.device) -> TagBatch:
-        """The same on a device."""
-        tokens, mask, labels = (
-            one.to(device, non_blocking=True) for one in (self.tokens, self.mask, self.labels)
-        )
-        return TagBatch(tokens, mask, labels, self.tasks, self.num_tokens)
 
     def take(self, part: Part) -> TagBatch:
         """The part of one process; one without rows gets a row whose words have no label."""
@@ -96,16 +83,16 @@ def by_length(windows: Windows, rows: int) -> Iterator[Numbers]:
         yield order[first : first + rows]
 
 
-class TagStream:
+class TagStream(RowStream[TagBatch]):
     """An endless stream of batches that can be stopped and continued exactly.
 
     Args:
         tasks: Task -> its windows.
         sampling: Temperature and its schedule.
-        rows: Rows of a batch.
         pad: The padding token.
-        accumulation: Batches of an optimizer step, by which the schedule counts.
-        num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
+        rows: Rows of a batch.
+        accumulation: See `RowStream`, like what follows.
+        num_steps: Optimizer steps of the whole training.
         seed: Of everything drawn.
         part: Which part of every batch is handed out here.
     """
@@ -115,43 +102,24 @@ class TagStream:
         tasks: Mapping[str, Windows],
         sampling: SamplingConfig,
         *,
-        rows: int,
         pad: int,
+        rows: int,
         accumulation: int = 1,
         num_steps: int | None = None,
         seed: int = 0,
         part: Part = WHOLE,
     ) -> None:
-        self._windows, self._rows, self._pad = list(tasks.values()), rows, pad
-        self._part = part
-        sizes = {task: len(own) for task, own in tasks.items()}
-        num_rows = None if num_steps is None else num_steps * accumulation * rows
-        self._sampler = sampling.build(sizes, seed=seed, num_rows=num_rows)
-        self._passes = Passes(list(sizes.values()), seed=seed)
-        self._accumulation, self._num_batches = accumulation, 0
+        super().__init__(
+            {task: len(windows) for task, windows in tasks.items()},
+            sampling,
+            rows=rows,
+            accumulation=accumulation,
+            num_steps=num_steps,
+            seed=seed,
+            part=part,
+        )
+        self._windows, self._pad = list(tasks.values()), pad
 
-    def __iter__(self) -> TagStream:
-        return self
-
-    def __next__(self) -> TagBatch:
-        """Draw the tasks of the rows, then each task's next windows."""
-        step = self._num_batches // self._accumulation
-        drawn = self._sampler.draw(self._rows, step=step)
-        self._num_batches += 1
-        counts = np.bincount(drawn, minlength=len(self._windows))
-        chosen = [self._passes.take(task, int(count)) for task, count in enumerate(counts)]
-        return make_batch(self._windows, chosen, pad=self._pad).take(self._part)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Say where the stream stands."""
-        return {
-            "sampler": self._sampler.state_dict(),
-            **self._passes.state_dict(),
-            "num_batches": self._num_batches,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue there."""
-        self._sampler.load_state_dict(state["sampler"])
-        self._passes.load_state_dict(state)
-        self._num_batches = int(state["num_batches"])
+    def make(self, chosen: Sequence[Numbers], number: int) -> TagBatch:  # noqa: ARG002
+        """A batch of the chosen windows of every task."""
+        return make_batch(self._windows, chosen, pad=self._pad)

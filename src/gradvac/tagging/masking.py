@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gradvac.training import WHOLE, Part, Passes, SamplingConfig
+from gradvac.training import WHOLE, Part, RowStream, SamplingConfig, TensorBatch
 
 Blocks = npt.NDArray[np.int32]
+Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class MaskedBatch:
+class MaskedBatch(TensorBatch):
     """Blocks with hidden sub-words.
 
     Attributes:
@@ -37,18 +38,6 @@ class MaskedBatch:
     languages: list[int]
     num_tokens: int
     counts: bool = True
-
-    def pin(self) -> MaskedBatch:
-        """The same in memory from which a GPU copies without a wait."""
-        tokens, places, hidden = (o.pin_memory() for o in (self.tokens, self.places, self.hidden))
-        return replace(self, tokens=tokens, places=places, hidden=hidden)
-
-    def to(self, device: torch.device) -> MaskedBatch:
-        """The same on a device."""
-        tokens, places, hidden = (
-            one.to(device, non_blocking=True) for one in (self.tokens, self.places, self.hidden)
-        )
-        return replace(self, tokens=tokens, places=places, hidden=hidden)
 
     def take(self, part: Part) -> MaskedBatch:
         """The part of one process; one without rows gets a row that does not count."""
@@ -125,7 +114,7 @@ def hide(
     )
 
 
-class MaskedStream:
+class MaskedStream(RowStream[MaskedBatch]):
     """An endless stream of batches that can be stopped and continued exactly.
 
     Args:
@@ -153,40 +142,25 @@ class MaskedStream:
         seed: int,
         part: Part = WHOLE,
     ) -> None:
-        self._blocks, self._part = list(blocks.values()), part
-        sizes = {lang: len(own) for lang, own in blocks.items()}
-        self._sampler = sampling.build(sizes, seed=seed)
-        self._passes = Passes(list(sizes.values()), seed=seed)
-        self._rows, self._share, self._mask, self._vocabulary = rows, share, mask, vocabulary
-        self._accumulation, self._seed, self._num_batches = accumulation, seed, 0
+        super().__init__(
+            {language: len(its_blocks) for language, its_blocks in blocks.items()},
+            sampling,
+            rows=rows,
+            accumulation=accumulation,
+            seed=seed,
+            part=part,
+        )
+        self._blocks, self._seed = list(blocks.values()), seed
+        self._share, self._mask, self._vocabulary = share, mask, vocabulary
 
-    def __next__(self) -> MaskedBatch:
-        """Draw languages, their next blocks, and what is hidden in them."""
-        drawn = self._sampler.draw(self._rows, step=self._num_batches // self._accumulation)
-        generator = np.random.default_rng([self._seed, 1, self._num_batches])
-        self._num_batches += 1
-        counts = np.bincount(drawn, minlength=len(self._blocks)).tolist()
-        chosen = [own[self._passes.take(n, counts[n])] for n, own in enumerate(self._blocks)]
-        languages = [n for n, count in enumerate(counts) for _ in range(count)]
+    def make(self, chosen: Sequence[Numbers], number: int) -> MaskedBatch:
+        """The chosen blocks of every language, and what is hidden in them."""
+        parts = [blocks[numbers] for blocks, numbers in zip(self._blocks, chosen, strict=True)]
         return hide(
-            np.concatenate(chosen),
-            languages,
+            np.concatenate(parts),
+            [language for language, numbers in enumerate(chosen) for _ in numbers],
             share=self._share,
             mask=self._mask,
             vocabulary=self._vocabulary,
-            generator=generator,
-        ).take(self._part)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Say where the stream stands."""
-        return {
-            "sampler": self._sampler.state_dict(),
-            **self._passes.state_dict(),
-            "num_batches": self._num_batches,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue there."""
-        self._sampler.load_state_dict(state["sampler"])
-        self._passes.load_state_dict(state)
-        self._num_batches = int(state["num_batches"])
+            generator=np.random.default_rng([self._seed, 1, number]),
+        )

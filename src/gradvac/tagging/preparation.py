@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gradvac.runs import PREPARED_MANIFEST, other_data
+from gradvac.runs import PREPARED_MANIFEST, other_data, other_settings
 from gradvac.runs.files import (
     FolderLock,
     hash_file,
@@ -119,10 +119,7 @@ def open_or_prepare(config: TaggingConfig, *, say: Say = print) -> Prepared:
     former = read_json(folder / PREPARED_MANIFEST).get("settings", {})
     changed = [key for key, new in relevant(config).items() if former.get(key) != new]
     if former:
-        raise ValueError(
-            f"data.prepared: {folder} was prepared with other settings ({', '.join(changed)}); "
-            "choose another folder, or replace it with `gradvac tagging prepare`."
-        )
+        raise other_settings(folder, changed, "tagging")
     return prepare(config, say=say)
 
 

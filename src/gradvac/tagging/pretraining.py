@@ -119,6 +119,7 @@ class PretrainConfig(RunConfig):
                 f"batch.tokens = {self.batch.tokens} is more than encoder.max_tokens = "
                 f"{self.encoder.max_tokens}"
             )
+        self.train.check_metric({"loss": False}, self.text.languages)
         return self
 
 

@@ -113,6 +113,12 @@ class TaggingConfig(RunConfig):
     model: ModelConfig = ModelConfig()
     batch: BatchConfig = BatchConfig()
 
+    @model_validator(mode="after")
+    def _metric_is_measured(self) -> TaggingConfig:
+        kinds = {"loss": False, "f1": True, "accuracy": True}
+        self.train.check_metric(kinds, self.data.languages)
+        return self
+
     def with_steps(self, num_windows: int) -> TaggingConfig:
         """These settings with the steps that `batch.epochs` stands for."""
         if not self.batch.epochs:

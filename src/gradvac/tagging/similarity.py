@@ -18,7 +18,6 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from gradvac.analysis import Similarities
-from gradvac.gradients import split as split_model
 from gradvac.runs import RunFolder
 from gradvac.tagging.batch import make_batch
 from gradvac.tagging.encoding import Numbers, Windows
@@ -84,8 +83,6 @@ def measure_run(
             "gradients; choose another set with --set."
         )
     model = load_run_model(run).to(choose_device(device)).eval()
-    for granularity in granularities:
-        split_model(model, granularity)  # a wrong one is told before any work is done
     return measure_checkpoints(
         run,
         model,
@@ -97,8 +94,6 @@ def measure_run(
             "set": split,
             "lines": num,
             "data": prepared.signature,
-            "tasks": tasks,
-            "granularities": list(granularities),
             "weights": weights_hash(config.load(TaggingConfig, folder.config)),
         },
         engine="per_task",

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradvac.runs import RunFolder
 from gradvac.runs.kept import read_kept
 from gradvac.tagging.batch import TagBatch, by_length, make_batch
 from gradvac.tagging.encoder import build_model, load_tokenizer
 from gradvac.tagging.encoding import Windows, WordEncoder
 from gradvac.tagging.settings import TaggingConfig
-from gradvac.training import checkpoint, choose_device, config
+from gradvac.training import FromRun, checkpoint
 from gradvac.training.weights import load_weights
 
 ENCODER = "encoder"  # folder of a run: the encoder's config and tokenizer, without weights
@@ -70,7 +69,7 @@ def predict_windows(
     return tags
 
 
-class Tagger:
+class Tagger(FromRun):
     """Tags with a trained model.
 
     Args:
@@ -90,6 +89,8 @@ class Tagger:
         [['B-PER', 'O', 'O', 'B-LOC']]
     """
 
+    settings_class = TaggingConfig
+
     def __init__(
         self,
         model: nn.Module,
@@ -106,27 +107,12 @@ class Tagger:
         self.counts: Counter[str] = self._encoder.counts
 
     @classmethod
-    def from_run(
-        cls,
-        run: str | Path,
-        *,
-        weights: str | int = "best",
-        device: str = "auto",
-        overrides: Sequence[str] = (),
+    def open(
+        cls, run: Path, settings: TaggingConfig, weights: str | int, device: torch.device
     ) -> Tagger:
-        """Load the model of a run, from nothing but its folder.
-
-        Args:
-            run: The run folder.
-            weights: "best", "last", "averaged", or a step.
-            device: "auto", "cpu", "cuda", ...
-            overrides: Of its config, such as "batch.score_rows=64".
-        """
-        run = Path(run)
-        settings = config.load(TaggingConfig, RunFolder(run).config, overrides)
-        model = load_run_model(run, weights).to(choose_device(device)).eval()
+        """Load the model of a run whose settings have been read."""
         return cls(
-            model,
+            load_run_model(run, weights).to(device).eval(),
             load_run_tokenizer(run),
             settings.data.all_labels(),
             max_tokens=settings.model.max_tokens,

@@ -12,6 +12,7 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     align.py        [align]: rule, granularity, engine -> Aligner
     sampling.py     [sampling]: tasks drawn by temperature; effective epochs
     passes.py       every task's rows, in a new random order on every pass
+    row_stream.py   batches of rows drawn from tasks, and an endless stream of them
     optimizer.py    [optimizer]: Adam, learning rate, clipping; steps that skip themselves
     ranks.py        the processes that train one run together
     meeting.py      where they meet
@@ -27,6 +28,7 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     runlog.py       the run folder: lock, config, metrics
     writers.py      TensorBoard, wandb, trackio
     meters.py       sums between two log entries
+    from_run.py     what is made from the folder of a run: a translator, a tagger
     measuring.py    gradient similarity at every checkpoint of a run
     signature.py    what a number depends on, in one line
     processes.py    device, seeds, random state, threads, signals
@@ -46,6 +48,7 @@ from gradvac.training.ahead import Ahead
 from gradvac.training.align import AlignConfig
 from gradvac.training.config import ConfigError, Section
 from gradvac.training.display import Display
+from gradvac.training.from_run import FromRun
 from gradvac.training.loop import train
 from gradvac.training.optimizer import OptimizerConfig
 from gradvac.training.passes import Passes
@@ -53,6 +56,7 @@ from gradvac.training.processes import choose_device, seed_everything
 from gradvac.training.ranks import WHOLE, Part, join
 from gradvac.training.recipe import Batch, BatchStream, Recipe, StepLosses
 from gradvac.training.result import DivergedError, Result
+from gradvac.training.row_stream import RowStream, TensorBatch
 from gradvac.training.runlog import RunLog, read_metrics
 from gradvac.training.sampling import (
     SamplingConfig,
@@ -76,12 +80,14 @@ __all__ = [
     "ConfigError",
     "Display",
     "DivergedError",
+    "FromRun",
     "OptimizerConfig",
     "Part",
     "Passes",
     "RankError",
     "Recipe",
     "Result",
+    "RowStream",
     "RunConfig",
     "RunLog",
     "SamplingConfig",
@@ -90,6 +96,7 @@ __all__ = [
     "StepLosses",
     "TaskSampler",
     "TemperaturePhase",
+    "TensorBatch",
     "TrainConfig",
     "checkpoint",
     "choose_device",

@@ -25,6 +25,7 @@ from gradvac.analysis import (
     save_similarities,
 )
 from gradvac.analysis.measurement import Batches
+from gradvac.gradients import split
 from gradvac.runs import RunFolder
 from gradvac.runs.files import remove_leftovers
 from gradvac.training import checkpoint
@@ -75,6 +76,9 @@ def measure_checkpoints(
         ValueError: There is no checkpoint, or similarities that were measured otherwise.
     """
     folder = RunFolder(run)
+    for granularity in granularities:
+        split(model, granularity)  # a wrong one is told before any work is done
+    about = dict(about) | {"tasks": list(tasks), "granularities": list(granularities)}
     every = find_weights(run, weights, say=partial(console.print, markup=False))
     with folder.lock_beside("similarity"):
         remove_leftovers(run, of=folder.similarity)

@@ -1,6 +1,7 @@
 """[train], and the sections every recipe has."""
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
@@ -97,6 +98,29 @@ class TrainConfig(Section):
                 f"{self.keep}"
             )
         return self
+
+    def check_metric(self, kinds: Mapping[str, bool], tasks: Iterable[str], hint: str = "") -> None:
+        """Refuse a metric that validation will not give, before the hours until it shows.
+
+        Args:
+            kinds: Kind of score, such as "loss" -> whether more of it is better.
+            tasks: By task there is a score of every kind, too.
+            hint: What to do about it.
+        """
+        every = list(tasks)
+        better = {
+            name: more_is_better
+            for kind, more_is_better in kinds.items()
+            for name in (f"dev/{kind}", *(f"dev/{kind}/{task}" for task in every))
+        }
+        if self.metric not in better:
+            raise ValueError(
+                f"train.metric = {self.metric!r} is not measured; there are {', '.join(better)}"
+                f"{hint}"
+            )
+        if self.higher_is_better != better[self.metric]:
+            right = str(better[self.metric]).lower()
+            raise ValueError(f"train.higher_is_better must be {right} for {self.metric!r}")
 
 
 class RunConfig(Section):

@@ -1,0 +1,49 @@
+"""What is made from the folder of a run: its settings, with overrides, and some of its weights."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+
+from gradvac.runs import RunFolder
+from gradvac.training import config
+from gradvac.training.processes import choose_device
+from gradvac.training.settings import RunConfig
+
+
+class FromRun(ABC):
+    """Something that does a trained model's work, such as translating.
+
+    Class attributes:
+        settings_class: The settings of such runs.
+    """
+
+    settings_class: ClassVar[type[RunConfig]]
+
+    @classmethod
+    def from_run(
+        cls,
+        run: str | Path,
+        *,
+        weights: str | int = "best",
+        device: str = "auto",
+        overrides: Sequence[str] = (),
+    ) -> Self:
+        """Load the model of a run, from nothing but its folder.
+
+        Args:
+            run: The run folder.
+            weights: "best", "last", "averaged", or a step.
+            device: "auto", "cpu", "cuda", ...
+            overrides: Of its config, such as "decoding.beams=8".
+        """
+        run = Path(run)
+        settings = config.load(cls.settings_class, RunFolder(run).config, overrides)
+        return cls.open(run, settings, weights, choose_device(device))
+
+    @classmethod
+    @abstractmethod
+    def open(cls, run: Path, settings: Any, weights: str | int, device: torch.device) -> Self:
+        """Make it of a run whose settings have been read."""

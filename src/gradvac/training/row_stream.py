@@ -1,0 +1,101 @@
+"""Batches of rows that are drawn from tasks, and an endless stream of them."""
+
+# T tasks
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradvac.training.passes import Numbers, Passes
+from gradvac.training.ranks import WHOLE, Part
+from gradvac.training.sampling import SamplingConfig
+
+B = TypeVar("B", bound="TensorBatch")
+
+
+@dataclass(frozen=True, eq=False)
+class TensorBatch(ABC):
+    """A batch that moves with all of its tensors."""
+
+    @abstractmethod
+    def take(self, part: Part) -> Self:
+        """The part of one process."""
+
+    def pin(self) -> Self:
+        """The same in memory from which a GPU copies without a wait."""
+        return self._map(Tensor.pin_memory)
+
+    def to(self, device: torch.device) -> Self:
+        """The same on a device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: one for name, one in values.items() if isinstance(one, Tensor)}
+        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
+
+
+class RowStream(ABC, Generic[B]):
+    """An endless stream of batches of rows that can be stopped and continued exactly.
+
+    Args:
+        sizes: Task -> its rows.
+        sampling: How tasks are drawn.
+        rows: Rows of a batch.
+        accumulation: Batches of an optimizer step, by which a schedule counts.
+        num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
+        seed: Of everything drawn.
+        part: Which part of every batch is handed out here.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        sampling: SamplingConfig,
+        *,
+        rows: int,
+        accumulation: int,
+        num_steps: int | None = None,
+        seed: int,
+        part: Part = WHOLE,
+    ) -> None:
+        num_rows = None if num_steps is None else num_steps * accumulation * rows
+        self._sampler = sampling.build(sizes, seed=seed, num_rows=num_rows)
+        self._passes = Passes(list(sizes.values()), seed=seed)
+        self._num_tasks, self._rows, self._part = len(sizes), rows, part
+        self._accumulation, self._num_batches = accumulation, 0
+
+    @abstractmethod
+    def make(self, chosen: Sequence[Numbers], number: int) -> B:
+        """A batch of the chosen rows of every task, and its number in the stream."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> B:
+        """Draw the tasks of the rows, then each task's next ones."""
+        number = self._num_batches
+        drawn = self._sampler.draw(self._rows, step=number // self._accumulation)
+        self._num_batches += 1
+        counts = np.bincount(drawn, minlength=self._num_tasks).tolist()
+        chosen = [self._passes.take(task, count) for task, count in enumerate(counts)]
+        return self.make(chosen, number).take(self._part)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say where the stream stands."""
+        return {
+            "sampler": self._sampler.state_dict(),
+            **self._passes.state_dict(),
+            "num_batches": self._num_batches,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue there."""
+        self._sampler.load_state_dict(state["sampler"])
+        self._passes.load_state_dict(state)
+        self._num_batches = int(state["num_batches"])
