@@ -23,7 +23,10 @@ def compare(
         str | None, typer.Option(help="BLEU, chrF++, F1, ...; default: the first of the scores.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also write it: a .md or .json file.")
+        Path | None, typer.Option("--out", "-o", help="Also write it: a .md, .json or .html file.")
+    ] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(help="Also draw it: a folder for PDF, SVG and PNG files.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not Markdown.")] = False,
 ) -> None:
@@ -34,14 +37,19 @@ def compare(
     show them too; see the page on experiments.
     """
     from gradvac.experiments import compare_runs, to_json, to_markdown
+    from gradvac.experiments.page import to_html
+    from gradvac.experiments.pictures import write_pictures
     from gradvac.runs.files import write_text
 
-    if out is not None and out.suffix not in (".md", ".json"):
-        raise ValueError(f"--out: {out} must end in .md or .json.")
+    writers = {".md": to_markdown, ".json": to_json, ".html": to_html}
+    if out is not None and out.suffix not in writers:
+        raise ValueError(f"--out: {out} must end in {', '.join(writers)}.")
     chosen: str | int = int(weights) if weights.isdigit() else weights
     found = compare_runs(runs, baseline=baseline, split=split, weights=chosen, metric=metric)
     text = to_json(found) if as_json else to_markdown(found)
     typer.echo(text, nl=False)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, to_json(found) if out.suffix == ".json" else to_markdown(found))
+        write_text(out, writers[out.suffix](found))
+    if pictures is not None:
+        write_pictures(found, pictures)

@@ -10,6 +10,8 @@ the runs: from one config, several at a time, resumable.
     verdicts.py     better, worse or within noise: one row of a table
     comparison.py   methods against a baseline
     tables.py       a comparison as Markdown and JSON
+    pictures.py     a comparison in pictures
+    page.py         a comparison as one offline page
     plan.py         the config of a sweep, and the runs it stands for
     sweep.py        runs executed, resumed and retried
     worker.py       one run in a process of its own

@@ -41,6 +41,7 @@ class Comparison:
         costs: Method -> what it cost.
         test: The test behind the verdicts.
         remarks: What a reader must know: what was left out, what is not comparable.
+        mixtures: Methods that are plain joint training with some temperature and task weights.
     """
 
     metric: str
@@ -52,6 +53,7 @@ class Comparison:
     costs: Mapping[str, Cost]
     test: str
     remarks: Sequence[str] = field(default_factory=list)
+    mixtures: Sequence[str] = ()
 
 
 def compare_runs(
@@ -131,6 +133,7 @@ def compare_groups(
         costs={group.name: curves.cost_of(group) for group in groups},
         test=_test_used(drawn is not None),
         remarks=said,
+        mixtures=[group.name for group in groups if _is_mixture(group.runs[0])],
     )
 
 
@@ -149,10 +152,11 @@ def _find_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
 
 
 def _is_plain(run: ScoredRun) -> bool:
-    settings = run.settings
-    return settings.get("align.rule") in ("sum", "none") and not any(
-        key.startswith("align.weights.") for key in settings
-    )
+    return _is_mixture(run) and not any(key.startswith("align.weights.") for key in run.settings)
+
+
+def _is_mixture(run: ScoredRun) -> bool:
+    return run.settings.get("align.rule") in ("sum", "none")
 
 
 def _remarks(groups: Sequence[Group], first: Group) -> Iterator[str]:

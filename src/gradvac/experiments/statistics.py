@@ -76,11 +76,13 @@ class Spread:
         return float(2.0 * stats.t.sf(abs(self.mean) / self.error, self.freedom))
 
     def smallest(self, num_tests: int = 1) -> float:
-        """The smallest true difference that such runs find in four cases of five.
+        """The smallest true difference that such runs find in four cases of five; NaN: unknown.
 
         Args:
             num_tests: Tests that stand side by side, which makes each of them stricter.
         """
+        if self.error == 0.0:  # no seed has changed anything: how much others might is not known
+            return math.nan
         needed = _quantile(1.0 - LEVEL / 2.0 / num_tests, self.freedom)
         return self.error * (needed + _quantile(POWER, self.freedom))
 

@@ -6,13 +6,14 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradvac.experiments.comparison import Comparison
 from gradvac.experiments.curves import Cost
-from gradvac.experiments.verdicts import Cell, Row, front
+from gradvac.experiments.verdicts import BETTER, NOISE, UNKNOWN, WORSE, Cell, Row, front
 
 _UNKNOWN = "-"
+_VERDICTS = {verdict: f"**{verdict}**" for verdict in (BETTER, WORSE, NOISE, UNKNOWN)}
 
 
 def to_json(comparison: Comparison) -> str:
@@ -28,48 +29,61 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class Table(NamedTuple):
+    """A table of a comparison, in words."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def tables_of(comparison: Comparison) -> list[Table]:
+    """All tables, in the order in which they are read."""
+    methods, rows = list(comparison.seeds), comparison.rows
+    tables = [_average(rows[0], comparison)]
+    for kind, title in (("level", "By resource level"), ("task", "By task")):
+        tables.append(_by_method(title, [row for row in rows if row.kind == kind], methods))
+    losses = "Losses, at equal steps and at equal time"
+    tables += [_by_method(losses, comparison.losses, methods), _costs(comparison)]
+    return [table for table in tables if table.rows]
+
+
 def to_markdown(comparison: Comparison) -> str:
     """Tables and the test behind them."""
-    metric = comparison.metric
-    average, *others = comparison.rows
     methods = list(comparison.seeds)
     parts = [
-        f"# {metric}: {len(methods)} methods against {comparison.baseline}",
+        f"# {comparison.metric}: {len(methods)} methods against {comparison.baseline}",
         f"Scored: {comparison.note}." if comparison.note else "",
-        f"## Average {metric}",
-        _average(average, comparison),
     ]
-    for kind, title in (("level", "By resource level"), ("task", "By task")):
-        rows = [row for row in others if row.kind == kind]
-        if rows:
-            parts += [f"## {title}", _rows(rows, methods)]
-    levels = [row for row in others if row.kind == "level"]
-    if levels and len(methods) > 2:
-        parts += ["## Trade-off between resource levels", _trade_off(levels)]
-    if comparison.losses:
-        parts += ["## Losses, at equal steps and at equal time", _rows(comparison.losses, methods)]
-    parts += ["## Cost", _costs(comparison)]
-    parts += ["## How this was tested", f"Verdicts: {comparison.test}. {_EXPLAINED}"]
+    levels = [row for row in comparison.rows if row.kind == "level"]
+    for table in tables_of(comparison):
+        rows = [[_VERDICTS.get(cell, cell) for cell in row] for row in table.rows]
+        lines = [_line(table.head), _line(["---"] * len(table.head)), *map(_line, rows)]
+        parts += [f"## {table.title}", "\n".join(lines)]
+        if table.title == "By task" and levels and len(methods) > 2:
+            parts += ["## Trade-off between resource levels", _trade_off(levels)]
+    parts += ["## How this was tested", f"Verdicts: {comparison.test}. {EXPLAINED}"]
     if comparison.remarks:
         parts.append("\n".join(f"- {line}" for line in comparison.remarks))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-_EXPLAINED = (
+EXPLAINED = (
     "Numbers are means over seeds with the reach of their 95 % confidence interval. *Smallest "
     "found*: a true difference of that size would have been found in four cases of five; a method "
-    "within noise may still differ by less. Losses and scores of development sets know no "
-    "sentences: their intervals are about other seeds."
+    "within noise may still differ by less; - where it cannot be told, because there is a single "
+    "seed or all seeds gave the same. Losses and scores of development sets know no sentences: "
+    "their intervals are about other seeds."
 )
 
 
-def _average(row: Row, comparison: Comparison) -> str:
+def _average(row: Row, comparison: Comparison) -> Table:
     head = ("method", "seeds", comparison.metric, "difference", "95 % interval", "p")
-    lines = [_line((*head, "smallest found", "verdict")), _line(["---"] * 8)]
+    lines: list[Sequence[str]] = []
     for name, seeds in comparison.seeds.items():
         cell = row.cells.get(name)
         if cell is None:
-            lines.append(_line((name, len(seeds), *[_UNKNOWN] * 6)))
+            lines.append((name, str(len(seeds)), *[_UNKNOWN] * 6))
             continue
         against = cell.against
         if against is None:
@@ -79,20 +93,20 @@ def _average(row: Row, comparison: Comparison) -> str:
             rest = (
                 _signed(against.difference, row),
                 _UNKNOWN if math.isnan(against.low) else interval,
-                _number(against.adjusted, 3),
+                "< 0.001" if against.adjusted < 0.001 else _number(against.adjusted, 3),
                 _number(against.smallest, row.digits),
-                f"**{against.verdict}**",
+                against.verdict,
             )
-        lines.append(_line((name, len(seeds), _mean(cell, row), *rest)))
-    return "\n".join(lines)
+        lines.append((name, str(len(seeds)), _mean(cell, row), *rest))
+    return Table(f"Average {comparison.metric}", (*head, "smallest found", "verdict"), lines)
 
 
-def _rows(rows: Sequence[Row], methods: Sequence[str]) -> str:
-    lines = [_line(("", *methods)), _line(["---"] * (1 + len(methods)))]
-    for row in rows:
-        cells = (row.cells.get(name) for name in methods)
-        lines.append(_line((row.name, *(_cell(cell, row) for cell in cells))))
-    return "\n".join(lines)
+def _by_method(title: str, rows: Sequence[Row], methods: Sequence[str]) -> Table:
+    return Table(
+        title,
+        ("", *methods),
+        [(row.name, *(_cell(row.cells.get(name), row) for name in methods)) for row in rows],
+    )
 
 
 def _cell(cell: Cell | None, row: Row) -> str:
@@ -112,13 +126,11 @@ def _trade_off(levels: Sequence[Row]) -> str:
     )
 
 
-def _costs(comparison: Comparison) -> str:
-    head = ("method", "steps", "best step", "seconds", "ms a step", "relative", "peak memory, GiB")
-    lines = [_line(head), _line(["---"] * len(head))]
+def _costs(comparison: Comparison) -> Table:
+    head = ("method", "steps", "best step", "seconds", "ms per step", "relative")
     first = comparison.costs[comparison.baseline].seconds_per_step
-    for name, cost in comparison.costs.items():
-        lines.append(_line((name, *_cost(cost, first))))
-    return "\n".join(lines)
+    rows = [(name, *_cost(cost, first)) for name, cost in comparison.costs.items()]
+    return Table("Cost", (*head, "peak memory, GiB"), rows)
 
 
 def _cost(cost: Cost, first: float | None) -> Sequence[str]:

@@ -1,0 +1,105 @@
+"""A comparison as pictures and as a page: what they show is what the tables say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from gradvac.cli import app
+from gradvac.experiments import compare_runs
+from gradvac.experiments.page import headline, say_trade_off
+from gradvac.experiments.pictures import beyond_the_mixtures, draw
+
+from .. import browser
+from .made_runs import make_run
+
+# temperature, or rule -> share of words right in high- and low-resource tasks
+POINTS = {"t1": (0.70, 0.30), "t2": (0.66, 0.42), "t5": (0.55, 0.50), "bad": (0.5, 0.3)}
+
+
+def mixtures(folder: Path, *, gradvac: tuple[float, float]) -> Path:
+    for seed in range(4):
+        for name, (high, low) in POINTS.items():
+            make_run(
+                folder / name / f"seed-{seed}",
+                seed=seed,
+                quality={"en-fr": high, "en-hi": low},
+                settings={"sampling.temperature": list(POINTS).index(name) + 1.0},
+            )
+        quality = dict(zip(("en-fr", "en-hi"), gradvac, strict=True))
+        make_run(folder / "gradvac" / f"seed-{seed}", rule="gradvac", seed=seed, quality=quality)
+    return folder
+
+
+def test_the_front_is_that_of_the_mixtures_and_every_method_has_its_point(tmp_path: Path) -> None:
+    found = compare_runs([mixtures(tmp_path, gradvac=(0.68, 0.52))], baseline="t5")
+    assert found.mixtures == ["t5", "bad", "t1", "t2"]
+    axes = draw(found)["trade_off"].axes[0]
+    shown = {text.get_text(): text.xy for text in axes.texts}  # type: ignore[attr-defined]
+    high, low = (next(r for r in found.rows if r.name == level) for level in ("high", "low"))
+    assert shown == {
+        name: (high.cells[name].mean, low.cells[name].mean)
+        for name in ("t5", "bad", "t1", "t2", "gradvac")
+    }
+    (front,) = (line for line in axes.lines if len(line.get_xdata()) == 3)  # type: ignore[arg-type]
+    corners = list(zip(front.get_xdata(), front.get_ydata(), strict=True))  # type: ignore[arg-type]
+    assert corners == sorted(shown[name] for name in ("t1", "t2", "t5"))
+    assert "high resource tasks" in axes.get_xlabel()
+    assert beyond_the_mixtures(found) == ["gradvac"]
+    assert "no mixture equals or beats gradvac" in say_trade_off(found)
+
+
+def test_a_method_below_the_front_is_said_to_be(tmp_path: Path) -> None:
+    found = compare_runs([mixtures(tmp_path, gradvac=(0.6, 0.35))], baseline="t5")
+    assert beyond_the_mixtures(found) == []
+    assert "equalled or beaten by one of them" in say_trade_off(found)
+
+
+def test_differences_are_drawn_with_their_intervals(tmp_path: Path) -> None:
+    found = compare_runs([mixtures(tmp_path, gradvac=(0.68, 0.52))], baseline="t5")
+    axes = draw(found)["differences"].axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["bad", "gradvac", "t1", "t2"]
+    intervals = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 2][1:]  # type: ignore[arg-type]
+    for name, interval in zip(names, intervals, strict=True):
+        against = found.rows[0].cells[name].against
+        assert against is not None
+        assert list(interval) == [against.low, against.high]  # type: ignore[arg-type]
+    assert headline(found).startswith("gradvac is better than t5 by")
+    assert headline(found).endswith("Of the others: 2 worse, 1 better.")
+
+
+def test_scores_that_are_all_equal_say_nothing_about_other_seeds(tmp_path: Path) -> None:
+    for seed in range(3):
+        for rule in ("sum", "gradvac"):
+            make_run(tmp_path / rule / f"seed-{seed}", rule=rule, seed=seed, quality=0.0)
+    found = compare_runs([tmp_path])
+    assert headline(found) == "Whether anything differs from sum cannot be told from these runs."
+    assert "| - | **within noise** |" in CliRunner().invoke(app, ["compare", str(tmp_path)]).output
+
+
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    folder = mixtures(tmp_path / "sweep", gradvac=(0.68, 0.52))
+    out, pictures = tmp_path / "page.html", tmp_path / "pictures"
+    command = ["compare", str(folder), "--baseline", "t5", "-o", str(out)]
+    done = CliRunner().invoke(app, [*command, "--pictures", str(pictures)])
+    assert done.exit_code == 0, done.output
+    assert {path.name for path in pictures.iterdir()} == {
+        f"{name}.{kind}" for name in ("differences", "trade_off") for kind in ("pdf", "svg", "png")
+    }
+    with browser.start() as driver:
+        page = browser.Page(driver)
+        for width in (390, 1440):
+            page.open(out, width=width, dark=width == 390)
+            assert page.js("document.documentElement.scrollWidth") <= width
+            top = "document.querySelector('#differences svg').getBoundingClientRect().top"
+            assert page.js(top) < 600
+            assert page.js("document.documentElement.dataset.theme") == (
+                "dark" if width == 390 else "light"
+            )
+        assert "better than t5" in page.find("main").text
+        assert page.find("td.better").is_displayed()
+        page.find("#theme").click()
+        assert page.js("document.documentElement.dataset.theme") == "dark"
+        assert not page.troubles()
