@@ -55,10 +55,9 @@ def headline(comparison: Comparison) -> str:
     digits, metric = row.digits, comparison.metric
     told = {name: one for name, one in judged.items() if one.verdict in (BETTER, WORSE)}
     if told:
-        name = max(
-            told, key=lambda name: (told[name].verdict == BETTER, abs(told[name].difference))
-        )
-        one = told.pop(name)
+        order = {n: (one.verdict == BETTER, abs(one.difference)) for n, one in told.items()}
+        name = max(order, key=order.__getitem__)
+        one = told[name]
         rest = Counter(judged[other].verdict for other in judged if other != name)
         others = ", ".join(f"{count} {verdict}" for verdict, count in rest.items())
         return (
