@@ -7,6 +7,7 @@ operation on files, with the file that was being written cut, or at some moment.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -48,6 +49,11 @@ def run_driver(driver: Path, folder: Path) -> dict[str, Any]:
 def _search_path(driver: Path) -> list[str]:
     inherited = os.environ.get("PYTHONPATH")
     return [str(Path(__file__).parent), str(driver.parent), *([inherited] if inherited else [])]
+
+
+def import_everything() -> None:
+    """What torch imports when its first optimizer is made: once, and not in every fork."""
+    importlib.import_module("torch._dynamo")
 
 
 def arm(operations: Sequence[tuple[Any, str]], at: int, cut: float) -> Callable[[], int]:

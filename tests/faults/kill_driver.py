@@ -21,7 +21,7 @@ from typing import Any
 import py3langid
 import tiny
 import torch
-from killing import KILLED, fork
+from killing import KILLED, fork, import_everything
 
 KILLS = {"prepare": 14, "train": 18, "similarity": 8, "score": 8}  # at operations on files
 MOMENTS = 6  # SIGKILLs at random moments of all stages together
@@ -44,6 +44,7 @@ def outcome(folder: Path, stages: list[str]) -> list[str]:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
+    import_everything()
     py3langid.classify("once, and not in every fork")
     chance, names = random.Random(0), list(tiny.STAGES)
     report: dict[str, Any] = {"kills": 0, "operations": {}, "failed": []}

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from killing import KILLED, SAVING, fork
+from killing import KILLED, SAVING, fork, import_everything
 from toy import ToyConfig, ToyRecipe, outcome
 
 from gradvac.analysis import read_record
@@ -56,6 +56,7 @@ def digest(run: Path) -> str:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
+    import_everything()
     started = time.perf_counter()
     status, num_operations = fork(partial(work, folder / "whole"), operations=SAVING)
     duration = time.perf_counter() - started
