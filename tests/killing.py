@@ -52,8 +52,9 @@ def _search_path(driver: Path) -> list[str]:
 
 
 def import_everything() -> None:
-    """What torch imports when its first optimizer is made: once, and not in every fork."""
-    importlib.import_module("torch._dynamo")
+    """What torch imports when it is first needed: once, before the processes part."""
+    for name in ("torch._dynamo", "torch.distributed.fsdp"):
+        importlib.import_module(name)
 
 
 def arm(operations: Sequence[tuple[Any, str]], at: int, cut: float) -> Callable[[], int]:
