@@ -7,6 +7,7 @@ some, and compared.
 
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -31,7 +32,7 @@ def classes() -> Iterator[type]:
             continue
         name = ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
         for one in vars(importlib.import_module(name)).values():
-            here = isinstance(one, type) and one.__module__ == name
+            here = isinstance(one, type) and one.__module__ == name and not inspect.isabstract(one)
             if here and (dataclasses.is_dataclass(one) or hasattr(one, "_fields")):
                 yield one
 
