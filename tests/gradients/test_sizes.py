@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gradvac import Aligner, GradVac
 from gradvac.gradients import _look
+from gradvac.gradients._graph import Graph
 
 from .parity import TASKS, UNSORTED, assert_same_gradients
 from .zoo._case import Block, D, Model, distance
@@ -150,3 +151,17 @@ def test_sequence_first_models_are_not_looked_at_again(looks: list[int]) -> None
     model = Model(lambda m, x: m.e(x.transpose(0, 1)).transpose(0, 1), e=encoder).double()
     exact_steps(model, [(6, length, D) for length in (5, 6, 1, 8, 12, 16, 7)], "one_backward")
     assert len(looks) <= 2
+
+
+def test_what_is_looked_up_is_not_part_of_the_structure() -> None:
+    """Nor is it asked for: on a GPU that would wait for the device in every step."""
+    table = torch.randn(7, 3, requires_grad=True)
+
+    def signature(index: list[int]) -> int:
+        rows = table.index_select(0, torch.tensor(index))
+        return Graph([rows.gather(1, torch.tensor([index[:2]] * len(index))).sum()]).signature
+
+    assert signature([0, 1, 2]) == signature([2, 2, 1])
+    assert (
+        Graph([table.select(0, 1).sum()]).signature != Graph([table.select(0, 2).sum()]).signature
+    )

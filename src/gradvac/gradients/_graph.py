@@ -30,7 +30,9 @@ _KINDS: dict[type, _Kind] = {}  # names of nodes and of their settings; asking a
 
 def _kind(node: Any) -> _Kind:
     kind = type(node)
-    found = (node.name(), tuple(name for name in dir(node) if name in _SETTINGS))
+    given = (name for name in dir(node) if name in _SETTINGS)
+    # An index may be a tensor: data, which the structure does not depend on.
+    found = (node.name(), tuple(n for n in given if not isinstance(getattr(node, n), Tensor)))
     # Some C++ nodes share one type, and Python functions come and go.
     if kind.__module__ == "builtins" and kind.__name__ != "CppFunction":
         _KINDS[kind] = found
