@@ -35,6 +35,8 @@ from gradvac.gradients._shards import Shards, whole
 from gradvac.gradients._update import Weigh, add_to_grad
 from gradvac.indices import index_on
 
+_IN_FLIGHT = 8  # buckets on their way at once: what is sent and received takes memory
+
 
 class Exchange:
     """Sends the task gradients of this process, and combines them with those of the others.
@@ -72,7 +74,9 @@ class Exchange:
         self._used: set[nn.Parameter] = set()
         self._awaited: set[nn.Parameter] | None = None  # None: not known yet
         self._held: tuple[tuple[int, ...], ...] = ()
-        self._sent: list[Tensor | Arriving] = []  # a bucket's rows, or their way to their owners
+        self._present: tuple[int, ...] = ()
+        self._sent: list[Arriving] = []  # the rows of some buckets, on their way
+        self._sums: list[Tensor] = []  # what came of those before: our columns, by task
 
     def take_part(
         self,
@@ -103,6 +107,7 @@ class Exchange:
             if not accumulate:
                 held = {*losses, *(given.present if given else ())}
                 self._held = self.agreement.hold(held, error)
+                self._present = self.agreement.in_order({t for own in self._held for t in own})
             try:
                 if error is None and given is not None:
                     self._differentiate(engines, given)
@@ -148,7 +153,7 @@ class Exchange:
         self._send_complete()
 
     def _add(self, parameter: nn.Parameter, tasks: Sequence[int], gradients: Tensor) -> None:
-        assert self._bucket_of[parameter] >= len(self._sent), "came after its bucket had left"
+        assert self._bucket_of[parameter] >= self.num_sent, "came after its bucket had left"
         own = self._gradients.setdefault(parameter, {})
         for task, gradient in zip(tasks, gradients, strict=True):
             own[task] = own[task] + gradient if task in own else gradient
@@ -157,7 +162,12 @@ class Exchange:
     def discard(self) -> None:
         """Forget what waits."""
         self._gradients, self._used, self._awaited = {}, set(), None
-        self._held, self._sent = (), []
+        self._held, self._present, self._sent, self._sums = (), (), [], []
+
+    @property
+    def num_sent(self) -> int:
+        """Buckets that have left in this step."""
+        return len(self._sent) + len(self._sums)
 
     # -- all processes -------------------------------------------------------------------------
 
@@ -174,8 +184,10 @@ class Exchange:
                 raise error
             self._gradients = {}
         self._send_complete()
+        while self._sent:
+            self._receive()
         used = self.agreement.conclude(self._used, error)
-        present = self.agreement.in_order({task for own in self._held for task in own})
+        present = self._present
         values = torch.zeros(len(present), dtype=torch.float64, device=self._device)
         for task, loss in losses.items():
             values[present.index(task)] = loss
@@ -190,17 +202,15 @@ class Exchange:
         grams = torch.zeros(
             self._num_components, num_tasks, num_tasks, dtype=dtype, device=self._device
         )
-        rows = [self._rows(number, agreed) for number in range(len(self._buckets))]
-        for bucket, own in zip(self._buckets, rows, strict=True):
+        for bucket, own in zip(self._buckets, self._sums, strict=True):
             for component, start, end in bucket.parts(*self._columns(bucket)):
-                if len(own):
-                    grams[component] += gram(own[:, start:end])
+                grams[component] += gram(own[:, start:end])
         reached = sorted({k for b in self._buckets for k in b.components_of(agreed.used)})
         index = index_on(reached, self._device)
         grams = self.ranks.all_reduce(grams[index])
         weights = grams.new_zeros(self._num_components, num_tasks)
         weights[index] = weigh(reached, grams)
-        self._write(rows, weights, agreed)
+        self._write(weights, agreed)
         self.discard()
 
     # -- how -----------------------------------------------------------------------------------
@@ -208,13 +218,15 @@ class Exchange:
     @torch.no_grad()
     def _send_complete(self) -> None:
         """Send the buckets whose gradients are here, in an order that all processes keep."""
-        while self._held and len(self._sent) < len(self._buckets):
-            bucket = self._buckets[len(self._sent)]
+        while self._held and self.num_sent < len(self._buckets):
+            bucket = self._buckets[self.num_sent]
             if self._awaited is None or not self._awaited.isdisjoint(bucket.parameters):
                 return
+            if len(self._sent) == _IN_FLIGHT:
+                self._receive()
             rows = self._side_by_side(bucket)
             if not self.exact:
-                self._sent.append(rows[:, 0, : bucket.width])
+                self._sent.append(Arriving(rows[:, 0, : bucket.width]))
                 continue
             copies = self.ranks.size // self.shards.num
             by_rank = rows.unflatten(2, (copies, -1)).permute(2, 1, 0, 3).flatten(0, 1)
@@ -240,23 +252,21 @@ class Exchange:
         width = -(-bucket.width // self.shards.copies)
         return self.shards.own_copy * width, (self.shards.own_copy + 1) * width
 
-    def _rows(self, number: int, agreed: Agreed) -> Tensor:
-        """What this process sums up of a bucket: its columns of all tasks, `[T, columns]`."""
-        sent = self._sent[number]
+    def _receive(self) -> None:
+        """Of the bucket that left first: the columns of this process, summed by task."""
+        rows = self._sent.pop(0).wait()
         held = self._held if self.exact else (self._held[self.ranks.rank],)
-        rows = sent if isinstance(sent, Tensor) else sent.wait()
-        self._sent[number] = rows.new_empty(0)  # freed
-        where = [agreed.present.index(task) for tasks in held for task in tasks]
+        where = [self._present.index(task) for tasks in held for task in tasks]
         dtype = torch.promote_types(rows.dtype, torch.float32)
-        sums = rows.new_zeros(len(agreed.present), rows.shape[1], dtype=dtype)
+        sums = rows.new_zeros(len(self._present), rows.shape[1], dtype=dtype)
         sums.index_add_(0, index_on(where, rows.device), rows.to(dtype))
-        return sums.div_(self.ranks.size)
+        self._sums.append(sums.div_(self.ranks.size))
 
-    def _write(self, rows: list[Tensor], weights: Tensor, agreed: Agreed) -> None:
+    def _write(self, weights: Tensor, agreed: Agreed) -> None:
         """Combine, gather the slices where several processes keep them, and add to `.grad`."""
         updates: list[Arriving] = []
-        for number, bucket in enumerate(self._buckets):
-            own, rows[number] = rows[number], weights.new_empty(0)
+        for bucket in self._buckets:
+            own = self._sums.pop(0)
             update = own.new_zeros(own.shape[1], dtype=bucket.dtype)
             for component, start, end in bucket.parts(*self._columns(bucket)):
                 update[start:end] = combine(weights[component], own[:, start:end])
