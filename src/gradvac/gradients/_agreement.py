@@ -26,11 +26,13 @@ class Agreed:
         present: Tasks that any of them has, by name.
         losses: Their losses, `[T]`: means over processes, as gradients are.
         used: Parameters that any task of any process reached.
+        grams: Gram matrices of all components, `[K, T, T]`.
     """
 
     present: tuple[int, ...]
     losses: Tensor
     used: frozenset[nn.Parameter]
+    grams: Tensor
 
 
 class Agreement:

@@ -187,29 +187,20 @@ class Exchange:
         while self._sent:
             self._receive()
         used = self.agreement.conclude(self._used, error)
-        present = self._present
-        values = torch.zeros(len(present), dtype=torch.float64, device=self._device)
+        own = torch.zeros(len(self._present), dtype=torch.float64, device=self._device)
         for task, loss in losses.items():
-            values[present.index(task)] = loss
-        means = self.ranks.all_reduce(values) / self.ranks.size
-        return Agreed(present, means.to(geometry.working_dtype(means.device)), used)
+            own[self._present.index(task)] = loss / self.ranks.size
+        grams = self._grams()
+        small = self.ranks.all_reduce(torch.cat([own.to(grams.dtype), grams.view(-1)]))
+        return Agreed(self._present, small[: len(own)], used, small[len(own) :].view(grams.shape))
 
     @torch.no_grad()
     def fold(self, agreed: Agreed, weigh: Weigh) -> None:
         """Gram -> weights -> `.grad`, alike in all processes."""
-        num_tasks = len(agreed.present)
-        dtype = geometry.working_dtype(self._device)
-        grams = torch.zeros(
-            self._num_components, num_tasks, num_tasks, dtype=dtype, device=self._device
-        )
-        for bucket, own in zip(self._buckets, self._sums, strict=True):
-            for component, start, end in bucket.parts(*self._columns(bucket)):
-                grams[component] += gram(own[:, start:end])
-        reached = sorted({k for b in self._buckets for k in b.components_of(agreed.used)})
+        reached = sorted({k for bucket in self._buckets for k in bucket.components_of(agreed.used)})
         index = index_on(reached, self._device)
-        grams = self.ranks.all_reduce(grams[index])
-        weights = grams.new_zeros(self._num_components, num_tasks)
-        weights[index] = weigh(reached, grams)
+        weights = agreed.grams.new_zeros(agreed.grams.shape[:2])
+        weights[index] = weigh(reached, agreed.grams[index])
         self._write(weights, agreed)
         self.discard()
 
@@ -261,6 +252,17 @@ class Exchange:
         sums = rows.new_zeros(len(self._present), rows.shape[1], dtype=dtype)
         sums.index_add_(0, index_on(where, rows.device), rows.to(dtype))
         self._sums.append(sums.div_(self.ranks.size))
+
+    @torch.no_grad()
+    def _grams(self) -> Tensor:
+        """The part of our columns in all Gram matrices, `[K, T, T]`."""
+        shape = (self._num_components, len(self._present), len(self._present))
+        dtype = geometry.working_dtype(self._device)
+        grams = torch.zeros(shape, dtype=dtype, device=self._device)
+        for bucket, own in zip(self._buckets, self._sums, strict=True):
+            for component, start, end in bucket.parts(*self._columns(bucket)):
+                grams[component] += gram(own[:, start:end])
+        return grams
 
     def _write(self, weights: Tensor, agreed: Agreed) -> None:
         """Combine, gather the slices where several processes keep them, and add to `.grad`."""
