@@ -72,7 +72,10 @@ _MOVE_ANYWHERE = frozenset(
 # Operations whose effect depends on the sizes of the batch: they regroup entries, or add some.
 VIEWS = frozenset(f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Squeeze"))
 _STRETCHERS = frozenset(f"{name}Backward0" for name in ("Cat", "Repeat", "ConstantPadNd"))
-_KEEP_ROWS = frozenset({"BackwardHookFunctionBackward"})  # Python functions that do
+_KEEP_ROWS = frozenset(  # Python functions that do
+    f"{name}Backward"
+    for name in ("BackwardHookFunction", "RegisterPostBackwardFunction")  # hooks of FSDP2, too
+)
 
 
 def _moves_along(
