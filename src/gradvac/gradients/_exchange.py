@@ -228,12 +228,15 @@ class Exchange:
         """Task gradients of this process, `[m, S, width]`; zero where a task does not reach."""
         tasks, shards = self._held[self.ranks.rank], self.shards
         width = -(-bucket.width // shards.copies) * shards.copies
-        rows = torch.zeros(len(tasks), shards.num, width, dtype=bucket.dtype, device=self._device)
+        rows = torch.empty(len(tasks), shards.num, width, dtype=bucket.dtype, device=self._device)
+        rows[:, :, bucket.width :] = 0
         for parameter, start, end in bucket.places():
             own = self._gradients.pop(parameter, {})
             for row, task in zip(rows, tasks, strict=True):
                 if task in own:
                     shards.scatter(own[task], row[:, start:end])
+                else:
+                    row[:, start:end] = 0
         return rows
 
     def _columns(self, bucket: Bucket) -> tuple[int, int]:
@@ -251,7 +254,7 @@ class Exchange:
         dtype = torch.promote_types(rows.dtype, torch.float32)
         sums = rows.new_zeros(len(self._present), rows.shape[1], dtype=dtype)
         sums.index_add_(0, index_on(where, rows.device), rows.to(dtype))
-        self._sums.append(sums.div_(self.ranks.size))
+        self._sums.append(sums)
 
     @torch.no_grad()
     def _grams(self) -> Tensor:
@@ -262,11 +265,12 @@ class Exchange:
         for bucket, own in zip(self._buckets, self._sums, strict=True):
             for component, start, end in bucket.parts(*self._columns(bucket)):
                 grams[component] += gram(own[:, start:end])
-        return grams
+        return grams / self.ranks.size**2  # of means
 
     def _write(self, weights: Tensor, agreed: Agreed) -> None:
         """Combine, gather the slices where several processes keep them, and add to `.grad`."""
         updates: list[Arriving] = []
+        weights = weights / self.ranks.size  # sums become means
         for bucket in self._buckets:
             own = self._sums.pop(0)
             update = own.new_zeros(own.shape[1], dtype=bucket.dtype)

@@ -103,13 +103,15 @@ class Shards:
         return -(-parameter.shape[0] // self.num) * (size // parameter.shape[0])
 
     def scatter(self, gradient: Tensor, shards: Tensor) -> None:
-        """Write a gradient into `shards` `[S, width]`; what is padded stays as it is."""
+        """Write a gradient into `shards` `[S, width]`, and zeros after its end."""
         flat = torch.view_as_real(gradient) if gradient.is_complex() else gradient
         flat = flat.reshape(-1)
         full, rest = divmod(len(flat), max(1, shards.shape[1]))
         shards[:full] = flat[: len(flat) - rest].view(full, shards.shape[1])
-        if rest:
+        if full < self.num:
             shards[full, :rest] = flat[len(flat) - rest :]
+            shards[full, rest:] = 0
+            shards[full + 1 :] = 0
 
     def as_gradient(self, update: Tensor, parameter: Any) -> Tensor:
         """From real numbers `[width]` to what belongs into `.grad`."""
