@@ -95,6 +95,9 @@ class Slots:
         penalties = torch.as_tensor(length_penalty(lengths, search.alpha))
         self._penalties = penalties.to(device, kind)  # of a translation of so many tokens
         self._last_penalty = self._penalties.new_ones(num_slots)  # of one as long as can be
+        # Numbers of the host would be copied to the device at every use.
+        self._never = self._scores.new_full((), -torch.inf)
+        self._eos, self._first = self._read.new_full((), search.eos), self._read.new_zeros(())
         # -1: that step has not been taken, and what lies there is not to be seen.
         self._ancestry = self._beams.new_full((num_slots, num_beams, target), -1)
         self._length = self._read.new_zeros(num_slots)  # steps taken
@@ -164,14 +167,16 @@ class Slots:
         cache = [layer.part(num, extent.source, places) for layer in self.cache]
         logits = self._model.step(self._newest[:num], cache, now)
         scores, beam, token = self._candidates(logits.log_softmax(-1, dtype=self._scores.dtype))
-        ends = token == self._search.eos
-        self._end(scores, beam, ends, ancestry)
-        scores, order = scores.masked_fill(ends, -torch.inf).topk(self._search.num_beams)
-        beam = beam.gather(1, order)
+        ends, is_open = token == self._eos, ~self.done[:num]
+        self._end(scores, beam, ends & is_open[:, None], ancestry)
+        scores = torch.where(ends, self._never, scores)
+        if self._search.num_beams > 1:  # a single beam has a single candidate
+            scores, order = scores.topk(self._search.num_beams)
+            beam, token = beam.gather(1, order), token.gather(1, order)
+            ancestry.copy_(ancestry.gather(1, beam[..., None].expand_as(ancestry)))
         self._scores[:num] = scores
-        self._newest[:num] = token.gather(1, order)
-        ancestry.copy_(ancestry.gather(1, beam[..., None].expand_as(ancestry)))
-        at += ~self.done[:num]
+        self._newest[:num] = token
+        at += is_open
         self._finish(num)
 
     def _candidates(self, chances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -180,31 +185,36 @@ class Slots:
         Each beam can end in one way only, so that twice as many hold enough that go on.
         """
         num, num_beams, vocabulary = chances.shape
-        eos = self._search.eos
         chances.index_fill_(-1, self._blocked, -torch.inf)
         wanted = 1 if num_beams == 1 else min(2 * num_beams, vocabulary)
         values, tokens = largest(chances, wanted)
         must_end = (self._limit[:num] <= self._length[:num] + 1)[:, None, None]
-        end = torch.full_like(values, -torch.inf)
-        end[..., 0] = chances[..., eos]
-        values, tokens = torch.where(must_end, end, values), torch.where(must_end, eos, tokens)
+        end = chances[..., self._search.eos, None]
+        if wanted > 1:
+            end = torch.cat([end, self._never.expand(num, num_beams, wanted - 1)], -1)
+        values = torch.where(must_end, end, values)
+        tokens = torch.where(must_end, self._eos, tokens)
         totals = (self._scores[:num, :, None] + values).flatten(1)
+        if totals.shape[1] == 1:
+            return totals, self._first.expand(num, 1), tokens.flatten(1)
         scores, where = totals.topk(min(2 * num_beams, totals.shape[1]))
         return scores, where // wanted, tokens.flatten(1).gather(1, where)
 
     def _end(self, scores: Tensor, beam: Tensor, ends: Tensor, ancestry: Tensor) -> None:
         """Keep the best translation that ends now, if it is better than those before."""
         num, num_beams = len(scores), self._search.num_beams
-        open_ones = ~self.done[:num, None]
         scores = scores[:, :num_beams]
-        ends = ends[:, :num_beams] & scores.isfinite() & open_ones
+        ends = ends[:, :num_beams] & (scores > self._never)
         self._num_ended[:num] += ends.sum(1)
         length = self._length[:num]
         penalty = self._penalties[length + 1][:, None]
-        normal = torch.where(ends, scores, -torch.inf) / penalty
-        best, rank = normal.max(1)
+        normal = torch.where(ends, scores, self._never) / penalty
+        if num_beams == 1:
+            best, path = normal[:, 0], ancestry[:, 0]
+        else:
+            best, rank = normal.max(1)
+            path = ancestry[self._rows[:num], beam.gather(1, rank[:, None])[:, 0]]
         better = best > self._best[:num]
-        path = ancestry[self._rows[:num], beam.gather(1, rank[:, None])[:, 0]]
         kept = self._best_path[:num, : path.shape[1]]
         kept.copy_(torch.where(better[:, None], path, kept))
         self._best_length[:num] = torch.where(better, length, self._best_length[:num])
