@@ -188,24 +188,9 @@ def add(at: Place) -> Use | None:
     return at.summed(at.gradient if at.edge == 0 else at.gradient * at.node._saved_alpha)
 
 
-def sub(at: Place) -> Use | None:
-    """A shift that was subtracted."""
-    return at.summed(at.gradient if at.edge == 0 else at.gradient * -at.node._saved_alpha)
-
-
 def mul(at: Place) -> Use | None:
     """A scale that was broadcast: a temperature, a hand-written normalisation's weight."""
     return at.summed(at.gradient * at.saved("other" if at.edge == 0 else "self").conj())
-
-
-def div(at: Place) -> Use | None:
-    """A scale that divides."""
-    if at.gradient.is_complex() or getattr(at.node, "_saved_rounding_mode", None) is not None:
-        return None
-    other = at.saved("other")
-    if at.edge == 0:
-        return at.summed(at.gradient / other)
-    return at.summed(-at.gradient * at.saved("self") / (other * other))
 
 
 def expand(at: Place) -> Use | None:
@@ -235,9 +220,9 @@ FAST_PATHS: dict[str, Callable[[Place], Use | None]] = {
     "NativeGroupNormBackward0": group_norm,
     "ConvolutionBackward0": convolution,
     "AddBackward0": add,
-    "SubBackward0": sub,
+    "SubBackward0": entrywise,
     "MulBackward0": mul,
-    "DivBackward0": div,
+    "DivBackward0": entrywise,
     "ExpandBackward0": expand,
     "WhereBackward0": entrywise,
     "AddcmulBackward0": entrywise,

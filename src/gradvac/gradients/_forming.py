@@ -169,36 +169,38 @@ class Former:
 
         Exact, because every node is linear in its output gradient.
         """
-        node = self.graph.nodes[position]
         first = next(own for own in owned if own is not None)
-        children = [self.graph.children(position)[edge] for edge in edges]
-        found: list[list[Tensor | None]] = [[None] * first.num_tasks for _ in edges]
-        own_tasks = self._here if first.only is None else [first.only]
-        if len(own_tasks) > 1:
+        tasks = self._here if first.only is None else [first.only]
+        if len(tasks) > 1:
             self.slow.append(self._place(position))
-        for task in own_tasks:
-            given = [
-                _only(gradient, own, task) for gradient, own in zip(gradients, owned, strict=True)
-            ]
-            returned = call_node(node, _complete(node, given))
-            for parts, edge, child in zip(found, edges, children, strict=True):
-                value = returned[edge]
-                if value is not None:
-                    parts[task] = value.sum_to_size(self.graph.shape(*child))
-        for parts, child in zip(found, children, strict=True):
-            self._push_parts(parts, child, first.rows, deliver)
 
-    def _push_parts(
+        def given(task: int) -> list[Tensor | None]:
+            return [_only(g, own, task) for g, own in zip(gradients, owned, strict=True)]
+
+        self._call_for_each(position, edges, tasks, given, first.rows, deliver)
+
+    def _call_for_each(
         self,
-        parts: Sequence[Tensor | None],
-        child: tuple[int, int],
+        position: int,
+        edges: Sequence[int],
+        tasks: Sequence[int],
+        given: Callable[[int], list[Tensor | None]],
         rows: Segments,
         deliver: Deliver,
     ) -> None:
-        known = next((part for part in parts if part is not None), None)
-        if known is not None:
-            whole = [torch.zeros_like(known) if part is None else part for part in parts]
-            self._push(*child, Formed(torch.stack(whole), rows), deliver)
+        """Call a node with what is given for each task, and push what it returns."""
+        node, children = self.graph.nodes[position], self.graph.children(position)
+        found: dict[int, Tensor] = {}  # edge -> task gradients
+        for task in tasks:
+            returned = call_node(node, _complete(node, given(task)))
+            for edge in edges:
+                part, shape = returned[edge], self.graph.shape(*children[edge])
+                if part is not None:
+                    if edge not in found:
+                        found[edge] = part.new_zeros(len(self._present), *shape)
+                    found[edge][task] = part.sum_to_size(shape)
+        for edge, gradients in found.items():
+            self._push(*children[edge], Formed(gradients, rows), deliver)
 
     def _place(self, position: int) -> str:
         kind = self.graph.names[position].removesuffix("0").removesuffix("Backward")
@@ -239,27 +241,21 @@ class Former:
         return embedding(Place(self.graph.nodes[position], 0, gradients, owned, shape))
 
     def _push_through(self, position: int, number: int, use: Use, deliver: Deliver) -> None:
-        node, children = self.graph.nodes[position], self.graph.children(position)
-        gradients = use.task_gradients()
-        found: list[list[Tensor | None]] = [[None] * len(gradients) for _ in children]
-        described = node._input_metadata
-        tasks = range(len(gradients)) if use.segments.only is None else [use.segments.only]
-        for task in tasks:
-            given: list[Tensor | None] = [None] * max(1, len(described))
-            given[number] = gradients[task].to(described[number].dtype)
-            returned = call_node(node, _complete(node, given))
-            for parts, child, value in zip(found, children, returned, strict=False):
-                if value is not None and child[0] >= 0:
-                    parts[task] = value.sum_to_size(self.graph.shape(*child))
-        for parts, child in zip(found, children, strict=True):
-            if child[0] >= 0:
-                self._push_parts(parts, child, use.segments, deliver)
+        gradients, rows = use.task_gradients(), use.segments
+        described = self.graph.nodes[position]._input_metadata
+
+        def given(task: int) -> list[Tensor | None]:
+            found: list[Tensor | None] = [None] * max(1, len(described))
+            found[number] = gradients[task].to(described[number].dtype)
+            return found
+
+        children = enumerate(self.graph.children(position))
+        edges = [edge for edge, (child, _) in children if child >= 0]
+        tasks = range(len(gradients)) if rows.only is None else [rows.only]
+        self._call_for_each(position, edges, tasks, given, rows, deliver)
 
     def close(self) -> None:
-        """Forget the rows that the forward named, and what was sorted by them."""
-        for segments in (self._rows, *self._blocks.values()):
-            if segments is not None:
-                segments.forget_sorted()
+        """Forget the rows that the forward named."""
         self._declared.forget([self.graph.nodes[p] for p in self.plan.drawing.row_nodes])
 
 

@@ -127,7 +127,6 @@ class Drawing:
         row_nodes: Positions of the nodes that a backward to the junctions runs through.
         movers: Operations that move entries by what the data say: position -> dimensions along
             which they may.
-        behind_movers: For every mover, the junctions whose gradients come through it.
         sized: Positions of operations whose effect depends on the sizes of the batch.
         holds_no_rows: The roots are made of parameters alone.
     """
@@ -136,7 +135,6 @@ class Drawing:
     outside: list[int] = field(default_factory=list)
     row_nodes: list[int] = field(default_factory=list)
     movers: dict[int, Sequence[int]] = field(default_factory=dict)
-    behind_movers: dict[int, set[int]] = field(default_factory=dict)
     sized: list[int] = field(default_factory=list)
     holds_no_rows: bool = False
 
@@ -195,7 +193,6 @@ def draw(
             found.movers[position] = dims
         if graph.names[position] in VIEWS or graph.names[position] in _STRETCHERS:
             found.sized.append(position)
-    _find_behind_movers(graph, found)
     return found
 
 
@@ -241,22 +238,3 @@ def _may_hold_rows(graph: Graph, position: int, rows: int | None) -> bool:
         return False
     grown = all(math.prod(shape) > math.prod(own) for own in inner)
     return (hidden or grown) and (rows is None or any(d and d % rows == 0 for d in shape))
-
-
-def _find_behind_movers(graph: Graph, drawing: Drawing) -> None:
-    if not drawing.movers:
-        return
-    bit = {mover: 1 << number for number, mover in enumerate(drawing.movers)}
-    through = [0] * len(graph.nodes)  # for every node, the movers its gradient comes through
-    for position in range(len(graph.nodes) - 1, -1, -1):
-        own = through[position] | bit.get(position, 0)
-        if own:
-            for child, _ in graph.children(position):
-                if child >= 0:
-                    through[child] |= own
-    for mover, own in bit.items():
-        drawing.behind_movers[mover] = {
-            number
-            for number, junction in enumerate(drawing.junctions)
-            if through[junction.position] & own
-        }

@@ -151,7 +151,7 @@ class Look:
         mixed: list[Junction] = []
         for key in todo:
             junction = self.drawing.junctions[key[0]]
-            how = self._how(key, plan, is_moving=key[0] in moving)
+            how = self._how(key, plan, is_moving=moving[junction.position])
             if how is None:
                 mixed.append(junction)
             else:
@@ -231,13 +231,15 @@ class Look:
             return Layout(0)
         return How.MEASURED
 
-    def _moving(self) -> set[int]:
-        """Junctions whose entries are moved by what the data say, along the rows."""
-        moving: set[int] = set()
-        for mover, dims in self.drawing.movers.items():
-            behind = self.drawing.behind_movers[mover]
-            if behind and not behind <= moving and not self._keeps_rows(mover, dims):
-                moving |= behind
+    def _moving(self) -> list[bool]:
+        """For every node, whether its gradient comes through what moves rows as the data say."""
+        moving, movers = [False] * len(self.graph.nodes), self.drawing.movers
+        for position in range(len(moving) - 1, -1, -1):
+            moves = position in movers and not self._keeps_rows(position, movers[position])
+            if moving[position] or moves:
+                for child, _ in self.graph.children(position):
+                    if child >= 0:
+                        moving[child] = True
         return moving
 
     def _keeps_rows(self, mover: int, dims: Sequence[int]) -> bool:

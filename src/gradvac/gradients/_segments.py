@@ -40,7 +40,6 @@ class Segments:
         self._offsets: dict[int, Tensor] = {}
         self._indicators: dict[torch.dtype, Tensor] = {}
         self._spread: dict[object, Segments] = {}
-        self._sorted: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def of_one_task(cls, task: int, num_tasks: int, device: torch.device) -> "Segments":
@@ -88,14 +87,8 @@ class Segments:
         """Bring the entries of each task together along dimension 0."""
         if self.order is None:
             return values
-        if self._sorted is not None:  # queries, keys and values have one input
-            source, result = self._sorted
-            if _are_the_same(source, values):
-                return result
         whole = values.reshape(self.num_rows, -1)
-        result = whole.index_select(0, self.order).view(values.shape)
-        self._sorted = (values, result)  # the source is kept, or its memory might be another's
-        return result
+        return whole.index_select(0, self.order).view(values.shape)
 
     def repeated(self, times: int) -> "Segments":
         """Segments of several batches like this one, each with tasks of its own."""
@@ -104,12 +97,6 @@ class Segments:
             index = (first[:, None] + self._index).reshape(-1)
             self._spread[times] = Segments(index, times * self.num_tasks, self.tasks.device)
         return self._spread[times]
-
-    def forget_sorted(self) -> None:
-        """Let go of the last values that were sorted."""
-        self._sorted = None
-        for spread in self._spread.values():
-            spread.forget_sorted()
 
     def entries_by_task(self, length: int) -> tuple[Tensor, ...]:
         """The positions of every task's entries in a dimension of `length`."""
@@ -151,13 +138,6 @@ class Segments:
             index = along.view(view).expand(shape).reshape(-1)
             self._spread[key] = Segments(index, self.num_tasks, self.tasks.device)
         return self._spread[key]
-
-
-def _are_the_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are one piece of memory, read alike."""
-    if one.data_ptr() != other.data_ptr() or one._version != other._version:
-        return False
-    return (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
 
 
 def joined(parts: Sequence[tuple[Segments, int]]) -> Segments:
@@ -205,16 +185,17 @@ class Owned:
             return self.rows
         if self.dim is None or self.dim != len(self.shape) - 1:
             return None
-        size = (self.shape[-1],)
-        return self.rows.over(size, 0, tiled=True) if self.tiled else self.rows
+        return self._alone(self.shape[-1])
 
     def positions(self, dim: int) -> tuple[Tensor, ...] | None:
         """The positions of every task along `dim`; None unless rows lie along it."""
         if self.dim != dim or self.only is not None:
             return None
-        size = (self.shape[dim],)
-        segments = self.rows.over(size, 0, tiled=True) if self.tiled else self.rows
-        return segments.entries_by_task(self.shape[dim])
+        return self._alone(self.shape[dim]).entries_by_task(self.shape[dim])
+
+    def _alone(self, size: int) -> Segments:
+        """Segments of the dimension of the rows."""
+        return self.rows.over((size,), 0, tiled=True) if self.tiled else self.rows
 
     def at(self, shape: Sequence[int]) -> "Owned":
         """The same for another tensor whose rows lie likewise."""

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,33 +58,21 @@ class Table(Use):
         """Task gradients of the matrix's rows start..end, `[T, end - start, I]`."""
 
 
-class Waiting(ABC):
-    """A use that is cheap to keep, and cheaper to form together with others of its kind."""
+class Waiting(Use):
+    """A use that is cheap to keep, and cheaper to form together with others of its kind.
 
-    @property
-    @abstractmethod
-    def held_bytes(self) -> int:
-        """Of what it keeps."""
+    It has `join`, several uses of one parameter as one, and `form`, the task gradients of several
+    uses of one kind.
 
-    @property
-    @abstractmethod
-    def formed_bytes(self) -> int:
-        """Of its task gradients."""
+    Attributes:
+        kind: Uses of one kind are formed together.
+        held_bytes: Of what it keeps.
+        formed_bytes: Of its task gradients.
+    """
 
-    @property
-    @abstractmethod
-    def kind(self) -> Hashable:
-        """Uses of one kind are formed together."""
-
-    @staticmethod
-    @abstractmethod
-    def join(uses: "Sequence[Any]") -> Any:
-        """Several uses of one parameter as one."""
-
-    @staticmethod
-    @abstractmethod
-    def form(uses: "Sequence[Any]") -> Sequence[Tensor]:
-        """The task gradients of uses of one kind."""
+    kind: Hashable
+    held_bytes: int
+    formed_bytes: int
 
 
 @dataclass
@@ -96,18 +83,12 @@ class Outer(Table, Waiting):
     right: Tensor  # [N, I]
     segments: Segments
 
-    @property
-    def held_bytes(self) -> int:
-        return self.left.nbytes + self.right.nbytes
-
-    @property
-    def formed_bytes(self) -> int:
-        size = self.segments.num_tasks * self.left.shape[1] * self.right.shape[1]
-        return size * self.left.element_size()
-
-    @property
-    def kind(self) -> Hashable:
-        return self.segments, self.left.dtype, self.left.shape, self.right.shape
+    def __post_init__(self) -> None:
+        left, right = self.left, self.right
+        self.kind = (self.segments, left.dtype, left.shape, right.shape)
+        self.held_bytes = left.nbytes + right.nbytes
+        size = self.segments.num_tasks * left.shape[1] * right.shape[1]
+        self.formed_bytes = size * left.element_size()
 
     @staticmethod
     def join(uses: "Sequence[Outer]") -> "Outer":
@@ -240,24 +221,17 @@ class Lookup(Table):
 
 
 @dataclass
-class Summed(Use, Waiting):
+class Summed(Waiting):
     """A shift or a scale: g = sum of the rows' values."""
 
     values: Tensor  # [B, D]
     segments: Segments
     shape: tuple[int, ...]
 
-    @property
-    def held_bytes(self) -> int:
-        return self.values.nbytes
-
-    @property
-    def formed_bytes(self) -> int:
-        return self.segments.num_tasks * self.values.shape[1] * self.values.element_size()
-
-    @property
-    def kind(self) -> Hashable:
-        return self.segments, self.values.dtype
+    def __post_init__(self) -> None:
+        values = self.values
+        self.kind, self.held_bytes = (self.segments, values.dtype), values.nbytes
+        self.formed_bytes = self.segments.num_tasks * values.shape[1] * values.element_size()
 
     @staticmethod
     def join(uses: "Sequence[Summed]") -> "Summed":
