@@ -56,7 +56,7 @@ class Former:
         self._single: dict[int, Segments] = {}
         self.coded: list[Mapping[tuple[int, int], Tensor]] = []
         self.codes: TaskCodes | None = None
-        self._unexplained: list[Tensor] = []
+        self._seen: dict[tuple[int, ...], list[tuple[Tensor, ...]]] = {}  # by shape: marks, owners
         self.slow: list[str] = []
 
     @property
@@ -134,10 +134,10 @@ class Former:
 
     def _measured(self, number: int, output: int, gradient: Tensor) -> Owned:
         assert self.codes is not None
-        plain = mark(gradient).entries
+        plain = mark(gradient, columns_too=False).entries
         coded = [marks[number, output] for marks in self.coded]
-        owner, unexplained = self.codes.decode(plain, coded)
-        self._unexplained.append(unexplained)
+        owner = self.codes.owners(plain, coded)
+        self._seen.setdefault(tuple(plain.shape), []).append((owner, plain, *coded))
         if self._here != list(range(len(self._here))):
             owner = torch.tensor(self._here, device=owner.device)[owner]
         segments = Segments(owner.reshape(-1), len(self._present), owner.device)
@@ -145,11 +145,15 @@ class Former:
 
     def refuse_mixed_entries(self) -> None:
         """Raise if entries that were measured belong to several tasks."""
-        if not self._unexplained:
+        if not self._seen:
             return
-        worst = float(torch.stack(self._unexplained).max())
-        self._unexplained = []
-        if worst > self.plan.tolerance:
+        assert self.codes is not None
+        worst = []
+        for places in self._seen.values():  # all places of one shape at once
+            owner, plain, *coded = (torch.stack(own) for own in zip(*places, strict=True))
+            worst.append(self.codes.unexplained(plain, coded, owner, len(places)))
+        self._seen = {}
+        if float(torch.stack(worst).max()) > self.plan.tolerance:
             raise Refused(
                 "engine: rows of the batch influence each other in this step, so that gradients "
                 'cannot be separated by task in one backward. Use engine="per_task".'

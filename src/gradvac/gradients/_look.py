@@ -15,11 +15,11 @@ from gradvac.gradients._ownership import (
     SAME,
     Layout,
     Marks,
-    TaskCodes,
     fit,
     layouts,
     mark,
     row_codes,
+    task_codes,
     tolerance,
 )
 from gradvac.gradients._passes import Arrive, Watcher, run_pass
@@ -195,7 +195,7 @@ class Look:
     def _by_task(
         self, key: tuple[int, int], shape: Sequence[int], block: RowTasks | None
     ) -> How | None:
-        codes = TaskCodes(len(self.losses.present), is_coarse=self._lowest().itemsize < 4)
+        codes = task_codes(len(self.losses.present), self._lowest().itemsize < 4)
         if not self.by_task:
             self.by_task = [
                 self._marks(self.losses.starts(codes.of_tasks(n)))[0]
@@ -214,8 +214,7 @@ class Look:
             along = segments.along(shape[0]).view(-1, *(1,) * (marks.dim() - 2))
             if is_explained(along.expand(marks.shape[:-1])):
                 return How.DECLARED
-        owner, _ = codes.decode(marks, others)
-        return How.MEASURED if is_explained(owner) else None
+        return How.MEASURED if is_explained(codes.owners(marks, others)) else None
 
     def _is_explained(self, unexplained: float, rounding: float) -> bool:
         self.rounding = max(self.rounding, rounding)

@@ -52,8 +52,8 @@ class Marks(NamedTuple):
     columns: Tensor | None  # [G[-1], R]
 
 
-def mark(gradient: Tensor) -> Marks:
-    """Project an output gradient."""
+def mark(gradient: Tensor, *, columns_too: bool = True) -> Marks:
+    """Project an output gradient, its columns only where rows may lie along them."""
     is_vector, size = gradient.dim() < 2, gradient.numel()
     if gradient.is_complex():
         gradient = torch.view_as_real(gradient).flatten(-2)
@@ -62,15 +62,17 @@ def mark(gradient: Tensor) -> Marks:
         return Marks(gradient.reshape(size, -1).to(dtype), None)
     flat = gradient.reshape(-1, gradient.shape[-1])
     across = _projection(flat.shape[1], dtype, gradient.device)
-    along = _projection(flat.shape[0], dtype, gradient.device)
-    entries = flat.new_empty(flat.shape[0], across.shape[1], dtype=dtype)
-    columns = flat.new_zeros(flat.shape[1], across.shape[1], dtype=dtype)
-    step = max(1, _AT_ONCE // flat.shape[1])  # the gradient of large logits is not copied whole
-    for start in range(0, len(flat), step):
-        part = flat[start : start + step].to(dtype)
-        torch.mm(part, across, out=entries[start : start + step])
-        columns.addmm_(part.t(), along[start : start + step])
-    return Marks(entries.view(*gradient.shape[:-1], -1), columns)
+    entries, columns, start = [], None, 0
+    # The gradient of large logits is not copied whole.
+    for part in flat.split(max(1, _AT_ONCE // flat.shape[1])):
+        part = part.to(dtype)
+        entries.append(part @ across)
+        if columns_too:
+            along = _projection(flat.shape[0], dtype, gradient.device)[start : start + len(part)]
+            own = part.t() @ along
+            columns, start = own if columns is None else columns + own, start + len(part)
+    whole = entries[0] if len(entries) == 1 else torch.cat(entries)
+    return Marks(whole.view(*gradient.shape[:-1], -1), columns)
 
 
 @lru_cache(maxsize=64)
@@ -87,6 +89,12 @@ def row_codes(num_rows: int) -> Tensor:
     """A code for every row, between 1/4 and 1: no overflow that the plain pass would not have."""
     generator = torch.Generator().manual_seed(num_rows)
     return 4.0 ** -torch.rand(num_rows, generator=generator, dtype=torch.float64)
+
+
+@lru_cache(maxsize=64)
+def task_codes(num_tasks: int, is_coarse: bool) -> "TaskCodes":
+    """The same object for every step."""
+    return TaskCodes(num_tasks, is_coarse=is_coarse)
 
 
 class TaskCodes:
@@ -110,23 +118,32 @@ class TaskCodes:
         digits = torch.arange(self._num_tasks) // self.base**number % self.base
         return torch.exp2(-self._octaves * digits.double())
 
-    def decode(self, plain: Tensor, coded: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The task of every entry, and how much of the marks it does not explain (0-dim)."""
-        owner = torch.zeros(plain.shape[:-1], dtype=torch.int64, device=plain.device)
-        size = plain.square().sum(-1)
-        for number in reversed(range(self.num_passes)):
-            quotient = ((coded[number] * plain).sum(-1) / size).clamp_min(1e-30)
-            digit = (-quotient.log2() / self._octaves).round()
-            digit = digit.nan_to_num(0.0, 0.0, 0.0).clamp(0, self.base - 1).to(torch.int64)
-            owner = owner * self.base + digit
-        owner = owner.clamp(max=self._num_tasks - 1)
-        return owner, self.unexplained(plain, coded, owner)
+    @lru_cache(maxsize=16)  # noqa: B019 (they are as many as there are devices)
+    def _on(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The codes of all passes `[passes, T]`, and where one ends and the next begins."""
+        codes = torch.stack([self.of_tasks(number) for number in range(self.num_passes)])
+        between = torch.arange(self.base - 1, dtype=torch.float64) + 0.5
+        edges = -torch.exp2(-self._octaves * between)
+        return codes.to(device, dtype), edges.to(device, dtype)
 
-    def unexplained(self, plain: Tensor, coded: Sequence[Tensor], owner: Tensor) -> Tensor:
+    def owners(self, plain: Tensor, coded: Sequence[Tensor]) -> Tensor:
+        """The task of every entry whose marks fit a code; any task for the others."""
+        _, edges = self._on(plain.device, plain.dtype)
+        size, owner = plain.square().sum(-1), None
+        for marks in reversed(coded):
+            digit = torch.bucketize(-(marks * plain).sum(-1) / size, edges)
+            owner = digit if owner is None else owner * self.base + digit
+        assert owner is not None
+        return owner.clamp(max=self._num_tasks - 1)
+
+    def unexplained(
+        self, plain: Tensor, coded: Sequence[Tensor], owner: Tensor, num_places: int = 1
+    ) -> Tensor:
         """The largest share of a task's marks that its code does not explain."""
+        codes, _ = self._on(plain.device, plain.dtype)
         shares = [
-            share(plain, marks, self.of_tasks(number).to(plain)[owner], owner, self._num_tasks)
-            for number, marks in enumerate(coded)
+            share(plain, marks, own[owner], owner, self._num_tasks, num_places)
+            for marks, own in zip(coded, codes, strict=True)
         ]
         return torch.stack(shares).max()
 
@@ -136,7 +153,9 @@ class TaskCodes:
         return share(plain, same, codes, owner, self._num_tasks)
 
 
-def share(plain: Tensor, coded: Tensor, codes: Tensor, group: Tensor, size: int) -> Tensor:
+def share(
+    plain: Tensor, coded: Tensor, codes: Tensor, group: Tensor, size: int, num_places: int = 1
+) -> Tensor:
     """The largest share of a group's marks that the codes do not explain.
 
     Args:
@@ -145,11 +164,16 @@ def share(plain: Tensor, coded: Tensor, codes: Tensor, group: Tensor, size: int)
         codes: What each entry's code should be, `[...]`.
         group: The group of every entry, `[...]`.
         size: Number of groups.
+        num_places: Dimension 0 counts so many places, each with groups of its own.
     """
     expected = codes[..., None] * plain
     both = torch.stack([expected.abs().sum(-1), (coded - expected).abs().sum(-1)])
-    mass, rest = _sums(both.reshape(2, -1), group.reshape(-1), size)
-    shares: Tensor = rest / (mass + 1e-3 * mass.mean()).clamp_min(1e-30)
+    if num_places > 1:
+        first = size * torch.arange(num_places, device=group.device)
+        group = group.reshape(num_places, -1) + first[:, None]
+    sums = _sums(both.reshape(2, -1), group.reshape(-1), num_places * size)
+    mass, rest = sums.view(2, num_places, size)
+    shares: Tensor = rest / (mass + 1e-3 * mass.mean(1, keepdim=True)).clamp_min(1e-30)
     return shares.max()
 
 

@@ -248,6 +248,8 @@ class Owned:
         if kept[-1] == 1 != values.shape[-1]:
             values = values.sum(-1, keepdim=True, dtype=dtype)
         lead = values.shape[:-1]
+        if all(size == 1 for size in kept[:-1]):
+            return self.rows.sum(values.reshape(math.prod(lead), -1))
         place, size = torch.zeros((), dtype=torch.int64, device=values.device), 1
         for dim in reversed(range(len(lead))):
             if kept[dim] != 1:

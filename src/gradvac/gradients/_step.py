@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradvac.gradients._collector import Collector
 from gradvac.gradients._forming import Former
 from gradvac.gradients._kernels import wide
-from gradvac.gradients._ownership import TaskCodes, mark
+from gradvac.gradients._ownership import mark, task_codes
 from gradvac.gradients._passes import Watcher, run_pass
 from gradvac.gradients._plan import How
 from gradvac.gradients._uses import Use
@@ -122,7 +122,7 @@ class Step:
     def _measure(self) -> None:
         """Passes with a code per task, for places where owners depend on the data."""
         places = {key for key, how in self.plan.known.items() if how is How.MEASURED}
-        codes = TaskCodes(len(self.losses.present), is_coarse=self._former.is_coarse)
+        codes = task_codes(len(self.losses.present), self._former.is_coarse)
         for number in range(codes.num_passes):
             marks: dict[tuple[int, int], Tensor] = {}
 
@@ -133,7 +133,7 @@ class Step:
             ) -> None:
                 for output, gradient in enumerate(gradients):
                     if gradient is not None and (junction, output) in places:
-                        marks[junction, output] = mark(gradient).entries
+                        marks[junction, output] = mark(gradient, columns_too=False).entries
 
             starts = self.losses.starts(codes.of_tasks(number))
             run_pass(self.graph, self.plan.drawing, starts, see, retain=True)
