@@ -38,7 +38,8 @@ class Adapter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.how == "beside":
-            return self.base(x) * self.size + 2.0 * (x @ self.down.T @ self.up.T)
+            beside: Tensor = self.base(x) * self.size
+            return beside + 2.0 * (x @ self.down.T @ self.up.T)
         weight = self.base.weight + 2.0 * self.up @ self.down
         if self.how == "normalised":
             weight = weight / weight.norm(dim=1, keepdim=True)
@@ -74,7 +75,8 @@ class Part(nn.Module):
         self.linear, self.norm = nn.Linear(D, D), nn.LayerNorm(D)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(torch.tanh(self.linear(x))) + x
+        result: Tensor = self.norm(torch.tanh(self.linear(x)))
+        return result + x
 
 
 def test_scripted_submodules() -> None:

@@ -95,31 +95,31 @@ def copies_behind_rows(m: Any, x: Tensor) -> Tensor:
     """Rows, and behind them k copies of each."""
     first = m.first(x[:, 0])
     others = m.first(x[:, 1:].reshape(-1, D))
-    both = m.last(torch.cat([first, others]).tanh())
+    both: Tensor = m.last(torch.cat([first, others]).tanh())
     return both[:B] + both[B:].reshape(B, -1, 3).mean(1)
 
 
 def tiled_or_together(m: Any, x: Tensor) -> Tensor:
     """Rows come round again in short sequences, and stay together in long ones."""
     hidden = m.first(x)
-    if x.shape[1] > 4:
-        hidden = hidden.reshape(-1, D)
-        return m.last(hidden.tanh()).reshape(B, -1, 3)
-    hidden = hidden.transpose(0, 1).reshape(-1, D)
-    return m.last(hidden.tanh()).reshape(-1, B, 3).transpose(0, 1)
+    is_long = x.shape[1] > 4
+    hidden = (hidden if is_long else hidden.transpose(0, 1)).reshape(-1, D)
+    result: Tensor = m.last(hidden.tanh())
+    return result.reshape(B, -1, 3) if is_long else result.reshape(-1, B, 3).transpose(0, 1)
 
 
 def rows_in_the_middle(m: Any, x: Tensor) -> Tensor:
     """Rows lie in the middle of what is merged, and chunks of two are taken of it."""
     hidden = m.first(x).unflatten(1, (2, -1)).permute(1, 0, 2, 3).reshape(-1, 2, D)
-    hidden = m.last(hidden.tanh()).reshape(2, B, -1, 3).permute(1, 0, 2, 3)
-    return hidden.reshape(B, -1)
+    result: Tensor = m.last(hidden.tanh()).reshape(2, B, -1, 3)
+    return result.permute(1, 0, 2, 3).reshape(B, -1)
 
 
 def one_for_all_or_one_each(m: Any, x: Tensor) -> Tensor:
     """What is added is made from the first row alone, or from each."""
     context = x[:, :1] if x.shape[1] > 3 else x[:1, :1]
-    return m.last((m.first(x) + m.first(context)).tanh())
+    result: Tensor = m.last((m.first(x) + m.first(context)).tanh())
+    return result
 
 
 CHANGING: dict[str, tuple[Run, list[int]]] = {

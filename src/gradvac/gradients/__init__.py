@@ -5,35 +5,57 @@ An engine sees autograd and one callable, `weigh(components, gram) -> weights`, 
 the reference. `one_backward` runs one backward for all tasks, on the graph that the forward left
 behind, and holds task gradients only one component at a time.
 
+Ten ideas, and where they are:
+
+*Losses* of rows or tasks, and *components*, which share one Gram matrix
+
     _losses.py        what the caller of `backward` gave, checked and in one form
-    _components.py    which parameters share one Gram matrix
     _rows.py          `gradvac.rows`, with which a forward names the tasks of packed rows
-    _per_task.py      the reference engine
+    _components.py    which parameters share one Gram matrix
+
+*Engines*
+
     _choice.py        which of the engines runs
+    _per_task.py      the reference engine
     _one_backward.py  the fast engine, from losses to updates
+
+The *graph* and its *junctions*, where parameters meet the rows of the batch
+
     _graph.py         the autograd graph, read but never changed
-    _junctions.py     the nodes where parameters meet the rows of the batch
+    _junctions.py     the junctions of a graph, and what moves rows on the way to them
+    _passes.py        a backward that stops at the junctions
+
+*Owners* of the entries of a gradient, and a *plan*: what is known of them
+
     _ownership.py     codes that show whose the entries of a gradient are
     _look.py          one look at a graph: passes with codes, and what they show
-    _plan.py          what is known of graphs of one shape
-    _planning.py      plans by shape of graph, verified now and then
-    _passes.py        a backward that stops at the junctions
+    _plan.py          what is known of graphs of one structure, and for which sizes it holds
+    _planning.py      plans by structure of graph, verified now and then
+
+*Uses*: what a junction contributes to a parameter, by *segments*, the entries of each task
+
     _step.py          the passes of one step over its graph
     _forming.py       from a junction's output gradient to its parameters' task gradients
     _fast_paths.py    the operations for which that needs no call of the node
     _segments.py      entries by task: bring together, sum, mask
     _uses.py          what one use of a parameter contributes
+
+The *fold*: from the uses of a component to its Gram matrix, its weights and `.grad`
+
     _buffers.py       collects the uses of one parameter
     _collector.py     collects uses, and folds components as they complete
+    _kernels.py       Gram matrices, combinations and grouped products
+    _triton_stacks.py Gram matrices and combinations on CUDA
+    _triton_sums.py   sums by task on CUDA
     _update.py        the waist to the rules, and the way into `.grad`
+
+The same between processes
+
     _exchange.py      task gradients of several processes, put together exactly
     _shards.py        what every process has of the parameters
     _buckets.py       parameters that are exchanged at once
     _agreement.py     what the processes tell each other before
     _distributed.py   all collectives between them
-    _kernels.py       Gram matrices, combinations and grouped products
-    _triton_stacks.py Gram matrices and combinations on CUDA
-    _triton_sums.py   sums by task on CUDA
 """
 
 from gradvac.gradients._agreement import digest

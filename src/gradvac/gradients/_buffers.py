@@ -82,12 +82,15 @@ class LookedUp:
         twin._uses = list(self._uses)
         return twin
 
+    def joined(self) -> Lookup:
+        """All uses as one."""
+        return Lookup.join(self._uses)
+
     def whole(self) -> Tensor:
-        return Lookup.join(self._uses).task_gradients()
+        return self.joined().task_gradients()
 
     def stack(self) -> Tensor:
-        tokens, use = Lookup.join(self._uses).renumbered()
-        self._tokens = tokens
+        self._tokens, use = self.joined().renumbered()
         return use.task_gradients().flatten(1)
 
     def spread(self, combined: Tensor) -> Tensor:
@@ -178,8 +181,8 @@ def joined_buffer(known: Buffer, use: Use, shape: Sequence[int], table_bytes: in
         if isinstance(use, Lookup):
             known.add(use)
             return known
-        lookup = Lookup.join(known._uses)
-        known = first_buffer(use, shape, table_bytes)
-        use = lookup
+        earlier = known.joined()
+        known, use = first_buffer(use, shape, table_bytes), earlier
+        assert not isinstance(known, LookedUp)
     known.add(use)
     return known

@@ -95,7 +95,10 @@ class Segments:
         if times not in self._spread:
             first = self.num_tasks * torch.arange(times, device=self._index.device)
             index = (first[:, None] + self._index).reshape(-1)
-            self._spread[times] = Segments(index, times * self.num_tasks, self.tasks.device)
+            found = Segments(index, times * self.num_tasks, self.tasks.device)
+            if found._counts is None and self._counts is not None:
+                found._counts = times * self._counts  # the device was asked before
+            self._spread[times] = found
         return self._spread[times]
 
     def entries_by_task(self, length: int) -> tuple[Tensor, ...]:
