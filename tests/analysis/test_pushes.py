@@ -136,6 +136,11 @@ def test_one_sentence_per_task() -> None:
     said = [sentence.text for sentence in say_pushes(pushes)]
     assert "Losses that other tasks are predicted to push up: mr (by fr) and fr (by hi)." in said
     assert "Predicted to get worse by the whole update: fr." in said
+    help_of = "The largest help from another task: hi gets 30% of its predicted progress from mr."
+    assert help_of in said
     unsure = replace(pushes, p_values=certain + 1, total_p_values=certain[0] + 1)
     assert "en-fr (-25%, can be chance)" in say_each_push(unsure)[1].text
     assert say_pushes(unsure)[-1].text == "No task is clearly predicted to push another's loss up."
+    # Shares of a progress that may be none are no news, however large.
+    assert say_each_push(unsure)[0].text.endswith("; this progress itself is not told from chance.")
+    assert not [s for s in say_pushes(unsure) if "largest help" in s.text]

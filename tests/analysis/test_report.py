@@ -321,9 +321,9 @@ def test_depth_tells_a_turn() -> None:
     tasks = tuple(f"en-{code}" for code in CODES)
     found = Similarities(tasks, components, np.array([10]), flat.astype(np.float32))
     text = said(replace(run, measured=(found,)))
-    turn = "0.10 between 0.40 in layer 0, 0.40 in layer 2 (p < 0.0001)."
+    turn = "0.10 against 0.40 (0.40 in layer 0, 0.40 in layer 2; p < 0.0001)."
     middle = "The middle layers of the encoder are less similar than its first and last"
-    assert f"{middle}: {turn}" in text
+    assert f"{middle} on average: {turn}" in text
     rises = "0.10 in layer 0, 0.30 in layer 2 (p < 0.0001)."
     assert f"Similarity rises with depth in the decoder: {rises}" in text
 

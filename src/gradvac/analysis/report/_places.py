@@ -152,8 +152,9 @@ def say_depth(main: Similarities) -> list[Sentence]:
             inner = np.mean([mean for _, mean in means[1:-1]])
             how = "more" if test.bend.mean > 0 else "less"
             text = (
-                f"The middle layers of the {name} are {how} similar than its first and last: "
-                f"{inner:z.2f} between {text} ({p_text(bend)})."
+                f"The middle layers of the {name} are {how} similar than its first and last "
+                f"on average: {inner:z.2f} against {(start + end) / 2:z.2f} ({text}; "
+                f"{p_text(bend)})."
             )
             said.append(Sentence(DEPTH, text, claims=True))
         elif is_clear(slope):

@@ -75,6 +75,8 @@ def say_pushes(pushes: Pushes) -> list[Sentence]:
     labels = task_names.labels(pushes.tasks)
     shares = pushes.shares.copy()
     np.fill_diagonal(shares, np.nan)
+    better = _tasks_that_move(pushes, 1)
+    shares[[i for i in range(len(labels)) if i not in better]] = np.nan  # shares of a small number
     said = []
     if not np.isnan(shares).all():
         task, helper = np.unravel_index(int(np.nanargmax(shares)), shares.shape)
@@ -90,7 +92,7 @@ def say_pushes(pushes: Pushes) -> list[Sentence]:
     if harm:
         text = f"Losses that other tasks are predicted to push up: {listed(harm)}."
         said.append(Sentence(PUSHES, text, claims=True))
-    worse = [labels[i] for i in _worse_tasks(pushes)]
+    worse = [labels[i] for i in _tasks_that_move(pushes, -1)]
     if worse:
         text = f"Predicted to get worse by the whole update: {listed(worse)}."
         said.append(Sentence(PUSHES, text, claims=True))
@@ -109,16 +111,12 @@ def say_each_push(pushes: Pushes, names: Mapping[str, str] | None = None) -> lis
     labels = [(names or {}).get(task, task) for task in pushes.tasks]
     if len(set(labels)) < len(labels):  # one language, both ways
         labels = list(pushes.tasks)
-    harmful, worse = set(_harmful_pairs(pushes)), set(_worse_tasks(pushes))
-    return [
-        Sentence(labels[task], text)
-        for task, text in enumerate(_each(pushes, labels, harmful, worse))
-    ]
+    return [Sentence(labels[task], text) for task, text in enumerate(_each(pushes, labels))]
 
 
-def _each(
-    pushes: Pushes, labels: list[str], harmful: set[tuple[int, int]], worse: set[int]
-) -> Iterator[str]:
+def _each(pushes: Pushes, labels: list[str]) -> Iterator[str]:
+    harmful = set(_harmful_pairs(pushes))
+    better, worse = _tasks_that_move(pushes, 1), _tasks_that_move(pushes, -1)
     for task, label in enumerate(labels):
         shares = pushes.shares[task]
         own_name = pushes.tasks[task]
@@ -141,7 +139,8 @@ def _each(
             f"{labels[j]} ({shares[j]:z.0%}{'' if (task, j) in harmful else ', can be chance'})"
             for j in sorted(against, key=lambda j: shares[j])
         ]
-        yield text + (f"; held back by {listed(held, 4)}" if held else "") + "."
+        text += f"; held back by {listed(held, 4)}" if held else ""
+        yield text + ("." if task in better else "; this progress itself is not told from chance.")
 
 
 def _harmful_pairs(pushes: Pushes) -> list[tuple[int, int]]:
@@ -156,6 +155,7 @@ def _harmful_pairs(pushes: Pushes) -> list[tuple[int, int]]:
     ]
 
 
-def _worse_tasks(pushes: Pushes) -> list[int]:
+def _tasks_that_move(pushes: Pushes, sign: int) -> list[int]:
+    """Tasks that a test finds to get better (1) or worse (-1), all tasks considered."""
     adjusted = statistics.holm(pushes.total_p_values.tolist())
-    return [i for i, p in enumerate(adjusted) if is_clear(p) and pushes.totals[i] < 0]
+    return [i for i, p in enumerate(adjusted) if is_clear(p) and sign * pushes.totals[i] > 0]
