@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -230,6 +231,40 @@ def replicas_and_shards(world: World) -> None:
     assert_equal_everywhere(world, [p.full_tensor() for p in model.parameters()])
 
 
+def alone_with_shards(world: World) -> None:
+    """A job of one process: there is one shard of everything."""
+    groups = [dist.new_group([rank]) for rank in range(world.size)]
+    mesh = DeviceMesh.from_group(groups[world.rank], "cpu")
+    model, whole = sharded(world, made(Deep), mesh), made(Deep)
+    aligner, reference = Aligner(model, TASKS, GradVac()), alone(whole, GradVac())
+    tokens, tasks = rows(0, world.rank)
+    trained(model, lambda _: aligner.backward(model(tokens), tasks))
+    trained(whole, lambda _: reference.backward(whole(tokens), tasks))
+    assert all(type(p.grad) is type(p.data) for p in model.parameters())
+    assert_same(model, whole, 1e-12)
+
+
+def hooks(world: World) -> None:
+    """An optimizer in the backward: hooks see the final gradient of their shard, once."""
+    model, whole = sharded(world, made(Deep)), made(Deep)
+    aligner, reference = Aligner(model, TASKS, GradVac()), alone(whole, GradVac())
+
+    def descend(parameter: Tensor) -> None:
+        with torch.no_grad():
+            parameter.sub_(0.1 * parameter.grad)
+        parameter.grad = None
+
+    for parameter in [*model.parameters(), *whole.parameters()]:
+        parameter.register_post_accumulate_grad_hook(descend)
+    for step in range(3):
+        tokens, tasks = rows(step, world.rank)
+        aligner.backward(model(tokens), tasks)
+        tokens, tasks = all_rows(world, step)
+        reference.backward(whole(tokens) / world.size, tasks)
+    assert all(p.grad is None for p in model.parameters())
+    assert_same(model, whole, 1e-12)
+
+
 def traffic(world: World) -> None:
     """A process with m tasks sends m times what FSDP2's reduce-scatter sends."""
     model = sharded(world, made(Deep))
@@ -305,7 +340,8 @@ def checks(rules: Mapping[str, Callable[[], Rule]]) -> dict[str, tuple[Check, in
     found["Sum is plain"] = (partial(sum_is_plain, kind=Deep), 3)
     found["Sum is plain, tied"] = (partial(sum_is_plain, kind=Tied), 2)
     found["Sum is plain, mixed precision"] = (partial(sum_is_plain, kind=Deep, mp_policy=half), 3)
-    for check in (accumulated, an_error_in_one, without_rows, traffic, refusals):
+    for check in (accumulated, an_error_in_one, without_rows, hooks, traffic, refusals):
         found[check.__name__.replace("_", " ")] = (check, 3)
     found["replicas and shards"] = (replicas_and_shards, 4)
+    found["alone with shards"] = (alone_with_shards, 4)
     return {f"FSDP2: {name}": own for name, own in found.items()}

@@ -126,7 +126,7 @@ class Agreement:
             "parameters": [(tuple(p.shape), str(p.dtype)) for p in self._parameters],
             **self._facts(),
         }
-        if self._shards.num == 1:  # of shards there is one of each
+        if not self._shards.are_made:  # of shards there is one of each
             here["the values of the parameters"] = _values(self._parameters)
         self._compare("setup", here)
         self._state, self._is_known = _FINE, True

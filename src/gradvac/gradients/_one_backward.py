@@ -209,7 +209,7 @@ class OneBackward:
         collector = Collector(self.collector.members)
         kept: list[tuple[nn.Parameter, Tensor]] = []
         waits = expect is not None and step.is_careful
-        if expect is not None:
+        if expect is not None and not waits:
             expect(step.plan.parameters())
 
         def show(parameter: nn.Parameter) -> None:
@@ -222,6 +222,8 @@ class OneBackward:
         try:
             with self._giving_way(step.is_careful):
                 step.run(collector, show)
+            if expect is not None and waits:
+                expect([parameter for parameter, _ in kept])
             for parameter, gradients in kept:
                 deliver(parameter, gradients)
             return dict(step.outside)

@@ -55,6 +55,7 @@ class Shards:
         parameters: Name -> what this process keeps and its optimizer updates: the parameter, or
             its shard of it.
         leaves: Name -> the whole parameter, a leaf of graphs.
+        are_made: FSDP2 divides the parameters.
         num: Shards of a parameter, S; 1: every process keeps all of it.
         own: Ours.
         copies: Processes with the same shard, R.
@@ -68,8 +69,9 @@ class Shards:
         self.leaves = trained
         self.num, self.own, self.copies, self.own_copy = 1, 0, ranks.size, ranks.rank
         self.among: Any = None
+        self.are_made = bool(_sharded_modules(model))
         self._sends: dict[int, torch.dtype] = {}
-        if not _sharded_modules(model):
+        if not self.are_made:
             return
         some: Any = next(iter(trained.values()))
         mesh = some.device_mesh
@@ -87,7 +89,7 @@ class Shards:
 
     def __str__(self) -> str:
         """What there is to say beside the number of processes."""
-        return "" if self.num == 1 else f", {self.num} shards, whole during the backward"
+        return f", {self.num} shards, whole during the backward" if self.are_made else ""
 
     def sent_dtype(self, name: str) -> torch.dtype:
         """The dtype in which gradients of a parameter are exchanged; its own, unless FSDP2 says."""
@@ -115,7 +117,7 @@ class Shards:
 
     def as_gradient(self, update: Tensor, parameter: Any) -> Tensor:
         """From real numbers `[width]` to what belongs into `.grad`."""
-        if self.num == 1:
+        if not self.are_made:
             return _shaped(update, parameter.shape, parameter.is_complex())
         from torch.distributed.tensor import DTensor
 
