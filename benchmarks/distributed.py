@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from gradvac import Aligner, GradVac
+from gradvac import Aligner, GradVac, Sum
 
 Step = Callable[[], None]
 
@@ -82,6 +82,21 @@ def steps_of(
     return steps, aligners, sent_plainly(how, model)
 
 
+def difference(how: str, options: argparse.Namespace) -> float:
+    """How far gradients with Sum are from plain ones, which they should equal, relatively."""
+    model = build(how, options)
+    torch.manual_seed(1 + dist.get_rank())
+    rows = torch.randn(options.rows, options.width, device=options.device)
+    aligner = Aligner(model, ["even", "odd"], Sum())
+    aligner.backward(model(rows).square().mean(1), [n % 2 for n in range(len(rows))])
+    found = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    model(rows).square().mean(1).sum().backward()
+    pairs = zip(found, model.parameters(), strict=True)
+    whole = [[getattr(g, "full_tensor", lambda g=g: g)() for g in (a, b.grad)] for a, b in pairs]
+    return max(float((a - b).norm() / b.norm()) for a, b in whole)
+
+
 def timed(steps: Mapping[str, Step], device: str, num: int) -> dict[str, tuple[float, float]]:
     """The least of several turns of every kind of step: seconds of the clock, of the processor."""
     fastest = dict.fromkeys(steps, (float("inf"), float("inf")))
@@ -110,7 +125,12 @@ def measure(how: str, options: argparse.Namespace) -> list[dict[str, float]]:
         steps[name]()
         ratio = sum(sent.values()) / plain_bytes if plain_bytes else 1.0
         clock, used = (a / b for a, b in zip(seconds[name], seconds["plain"], strict=True))
-        row = {"tasks": int(name), "time": clock, "processor": used, "sent": ratio}
+        row: dict[str, float] = {
+            "tasks": int(name),
+            "time": clock,
+            "processor": used,
+            "sent": ratio,
+        }
         table.append(row | {"plain_ms": 1e3 * seconds["plain"][0]})
     return table
 
@@ -123,11 +143,13 @@ def work(rank: int, size: int, where: str | None, options: argparse.Namespace) -
         dist.init_process_group()
     else:
         dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size)
+    differences = {how: difference(how, options) for how in options.kinds}
     tables = {how: measure(how, options) for how in options.kinds}
     if dist.get_rank() == 0:
         shape = f"{options.width} wide, {options.layers} layers, {options.rows} rows each"
         print(f"{dist.get_world_size()} processes on {options.device}, {shape}")
         for how, table in tables.items():
+            print(f"{how}: gradients with Sum are plain ones to {differences[how]:.1e}, relatively")
             print(f"plain {how} {table[0]['plain_ms']:.1f} ms; relative to it:")
             for row in table:
                 times = f"time {row['time']:.2f}, processor {row['processor']:.2f}"
