@@ -26,6 +26,7 @@ from gradvac.gradients import (
     digest,
     read_losses,
     read_own_losses,
+    sharded_modules,
     split,
     whole,
 )
@@ -119,7 +120,7 @@ class Aligner:
         self.rule = rule_named(rule) if isinstance(rule, str) else rule
         self.components: Components = split(model, granularity)
         self.rule.bind(self.tasks, tuple(self.components))
-        with whole(model):
+        with whole(sharded_modules(model)):
             self._engines = Engines(
                 engine,
                 model,

@@ -68,7 +68,7 @@ from gradvac.gradients._losses import Losses, TasksOfRows, read_losses, read_own
 from gradvac.gradients._one_backward import OneBackward
 from gradvac.gradients._per_task import PerTask
 from gradvac.gradients._rows import RowTasks, rows
-from gradvac.gradients._shards import whole
+from gradvac.gradients._shards import sharded_modules, whole
 from gradvac.gradients._update import Weigh
 
 __all__ = [
@@ -91,6 +91,7 @@ __all__ = [
     "read_losses",
     "read_own_losses",
     "rows",
+    "sharded_modules",
     "split",
     "whole",
 ]

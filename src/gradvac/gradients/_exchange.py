@@ -60,7 +60,7 @@ class Exchange:
         exact: bool,
         facts: Callable[[], Mapping[str, object]],
     ) -> None:
-        self._model, self.ranks, self.exact = model, ranks, exact
+        self.ranks, self.exact = ranks, exact
         self.shards = Shards(model, ranks)
         leaves = self.shards.leaves
         component_of = {leaves[p]: k for k, own in enumerate(components.values()) for p in own}
@@ -99,7 +99,7 @@ class Exchange:
             hear nothing.
         """
         given, error = None, None
-        with whole(self._model):
+        with whole(self.shards.modules):
             try:
                 given = read()
             except Exception as own:

@@ -8,7 +8,7 @@ exchange has to know of shards.
 
 # S shards, R processes with the same shard, W = R S processes
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,12 +19,14 @@ from gradvac.gradients._distributed import Ranks
 
 
 @contextmanager
-def whole(model: nn.Module) -> Iterator[None]:
+def whole(modules: Sequence[Any]) -> Iterator[None]:
     """All parameters in this process, and no gradients exchanged by the model itself.
 
-    All processes have to come here together. A model without shards is as it was.
+    All processes have to come here together.
+
+    Args:
+        modules: Those of `sharded_modules`.
     """
-    modules = _sharded_modules(model)
     groups = [group for module in modules for group in _groups(module)]
     kept = [(g.reduce_grads, g.all_reduce_grads, g.reshard_after_backward) for g in groups]
     for module in modules:
@@ -55,7 +57,8 @@ class Shards:
         parameters: Name -> what this process keeps and its optimizer updates: the parameter, or
             its shard of it.
         leaves: Name -> the whole parameter, a leaf of graphs.
-        are_made: FSDP2 divides the parameters.
+        modules: Those that FSDP2 divides.
+        are_made: Whether there are any.
         num: Shards of a parameter, S; 1: every process keeps all of it.
         own: Ours.
         copies: Processes with the same shard, R.
@@ -69,7 +72,8 @@ class Shards:
         self.leaves = trained
         self.num, self.own, self.copies, self.own_copy = 1, 0, ranks.size, ranks.rank
         self.among: Any = None
-        self.are_made = bool(_sharded_modules(model))
+        self.modules = sharded_modules(model)
+        self.are_made = bool(self.modules)
         self._sends: dict[int, torch.dtype] = {}
         if not self.are_made:
             return
@@ -78,9 +82,9 @@ class Shards:
         self.num, self.own = mesh.size(-1), mesh.get_local_rank(mesh.ndim - 1)
         self.copies, self.own_copy = ranks.size // self.num, ranks.rank // self.num
         self.among = mesh.get_group(0) if mesh.ndim == 2 else None
-        with whole(model):
+        with whole(self.modules):
             self.leaves = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        for module in _sharded_modules(model):
+        for module in self.modules:
             for group in _groups(module):
                 _refuse_offload(group)
                 for own in group.fsdp_params if group.mp_policy.reduce_dtype else ():
@@ -140,7 +144,8 @@ def _shaped(update: Tensor, shape: torch.Size, is_complex: bool) -> Tensor:
     return update.clone().view(shape)
 
 
-def _sharded_modules(model: nn.Module) -> list[Any]:
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """The modules that FSDP2 brings together one by one; none of a model without shards."""
     if not torch.distributed.is_available():
         return []
     from torch.distributed.fsdp import FSDPModule
