@@ -204,9 +204,9 @@ def say_noise(main: Similarities, run: Run) -> list[Sentence]:
         found = statistics.corrected(halves, None if side == views.MODEL else side)
         if found is None:
             continue
-        reach = "" if np.isnan(found.mean_reach) else f" (give or take {found.mean_reach:.2f})"
         value = "not reliable enough to say" if np.isnan(found.mean) else f"{found.mean:z.2f}"
-        value += reach
+        if found.mean_reach < 1:  # more than a cosine can be off says nothing
+            value += f" (give or take {found.mean_reach:.2f})"
         parts.append(f"{value}{inside(side)}")
     if parts:
         text = f"With endless data, two tasks would share on average: {together(parts)}."
