@@ -229,6 +229,11 @@ def replicas_and_shards(world: World) -> None:
     trained(whole, whole_batch)
     assert_same(model, whole, 1e-12)
     assert_equal_everywhere(world, [p.full_tensor() for p in model.parameters()])
+    if world.rank == 3:
+        with torch.no_grad():
+            plain.head.bias.to_local().add_(1e-9)
+    with pytest.raises(ValueError, match="rank 3 and rank 1 differ in the values of shard 1"):
+        Aligner(plain, TASKS).backward(plain(tokens), tasks)
 
 
 def alone_with_shards(world: World) -> None:

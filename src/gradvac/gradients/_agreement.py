@@ -124,28 +124,29 @@ class Agreement:
             "tasks": self._tasks,
             "granularity": {name: tuple(own) for name, own in self._components.items()},
             "parameters": [(tuple(p.shape), str(p.dtype)) for p in self._parameters],
+            "the number of shards": self._shards.num,
             **self._facts(),
+            f"the values of {self._shards.kept}": _values(self._shards.local()),
         }
-        if not self._shards.are_made:  # of shards there is one of each
-            here["the values of the parameters"] = _values(self._parameters)
         self._compare("setup", here)
         self._state, self._is_known = _FINE, True
 
     def _compare(self, what: str, here: Mapping[str, object]) -> None:
-        """Raise in all processes if one differs from the first."""
-        shown = {key: _shown(value) for key, value in here.items()}
-        first, *others = self._ranks.gather_objects(shown)
-        for rank, other in enumerate(others, start=1):
-            for key in first:
-                if first[key] != other.get(key):
+        """Raise in all processes if one differs from the first that has the same."""
+        found = self._ranks.gather_objects({key: _shown(value) for key, value in here.items()})
+        first: dict[str, int] = {}
+        for rank, own in enumerate(found):
+            for key, value in own.items():
+                other = first.setdefault(key, rank)
+                if value != found[other][key]:
                     raise ValueError(
-                        f"processes: rank {rank} and rank 0 differ in {key}: "
-                        f"{other.get(key, 'nothing')} and {first[key]}. All processes need the "
-                        f"same Aligner and the same {what}; only their rows differ."
+                        f"processes: rank {rank} and rank {other} differ in {key}: {value} and "
+                        f"{found[other][key]}. All processes need the same Aligner and the same "
+                        f"{what}; only their rows differ."
                     )
 
 
-def _values(parameters: Sequence[nn.Parameter]) -> tuple[float, float]:
+def _values(parameters: Sequence[Tensor]) -> tuple[float, float]:
     """Two sums over all parameters, which differ where these do."""
     device = parameters[0].device
     total = squares = torch.zeros((), dtype=torch.float64, device=device)

@@ -95,6 +95,16 @@ class Shards:
         """What there is to say beside the number of processes."""
         return f", {self.num} shards, whole during the backward" if self.are_made else ""
 
+    @property
+    def kept(self) -> str:
+        """What this process keeps, in words."""
+        return f"shard {self.own} of the parameters" if self.are_made else "the parameters"
+
+    def local(self) -> list[Tensor]:
+        """What this process keeps of the parameters."""
+        kept: list[Any] = list(self.parameters.values())
+        return [own.to_local() if self.are_made else own for own in kept]
+
     def sent_dtype(self, name: str) -> torch.dtype:
         """The dtype in which gradients of a parameter are exchanged; its own, unless FSDP2 says."""
         leaf = self.leaves[name]
