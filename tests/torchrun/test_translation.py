@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -42,10 +43,13 @@ chunk = 2
 lr = 1e-3
 warmup_steps = 2
 eps = 1e-4  # gradients of the keys' biases are 0, and rounding shall not grow to the size of a step
+[validation]
+bleu_sentences = 4
 [train]
-max_steps = 16
-validate_every = 8
+max_steps = 20
+validate_every = 10
 checkpoint_every = 4
+keep = 9
 log_every = 4
 threads = 1
 device = "cpu"
@@ -102,17 +106,21 @@ def test_a_killed_process_is_named_and_torchrun_starts_again(folder: Path) -> No
     assert "error: processes: rank 0 of 2" in done.stderr
     assert "rank 1 has ended or does not answer" in done.stderr
     # The first process speaks, and nobody else does.
-    assert done.stdout.count("Finished after 16 steps.") == 1
+    assert done.stdout.count("Finished after 20 steps.") == 1
     (continued,) = re.findall(r"Continuing from step (\d+)\.", done.stdout)
     assert int(continued) >= 8
     assert str(RunFolder(folder / "two").read_signature()["device"]).startswith("2x")
 
 
+def assert_close(one: Path, other: Path, which: str) -> None:
+    expected, found = (checkpoint.weights(run, which) for run in (one, other))
+    for name, weights in expected.items():
+        torch.testing.assert_close(found[name], weights, atol=1e-6, rtol=1e-5)
+
+
 def test_the_run_is_that_of_one_process(folder: Path) -> None:
     for which in ("last", "best"):
-        one, two = (checkpoint.weights(folder / name, which) for name in ("one", "two"))
-        for name, weights in one.items():
-            torch.testing.assert_close(two[name], weights, atol=1e-6, rtol=1e-5)
+        assert_close(folder / "one", folder / "two", which)
     logs = [read_metrics(folder / name) for name in ("one", "two")]
     assert [entry["step"] for entry in logs[0]] == [entry["step"] for entry in logs[1]]
     for one, two in zip(*logs, strict=True):
@@ -120,13 +128,10 @@ def test_the_run_is_that_of_one_process(folder: Path) -> None:
             assert one[key] == pytest.approx(two[key], rel=1e-5)
 
 
-def test_one_process_uses_it(folder: Path) -> None:
-    translator = Translator.from_run(folder / "two", device="cpu")
-    assert len(translator.translate(["ba de fi", "go hu"], "xx")) == 2
-
-
-def test_the_slurm_script_continues_it(folder: Path) -> None:
+def test_the_slurm_script_continues_a_run_with_shards(folder: Path) -> None:
     """With torchrun as it is, and the two commands of Slurm that it calls in miniature."""
+    shutil.copytree(folder / "one", folder / "three")
+    shutil.rmtree(RunFolder(folder / "three").checkpoint(20))
     script = Path(__file__).parents[2] / "examples" / "slurm.sh"
     commands = {"scontrol": "echo localhost", "srun": 'exec "$@"'}
     for name, line in commands.items():
@@ -138,7 +143,7 @@ def test_the_slurm_script_continues_it(folder: Path) -> None:
     slurm = {"JOB_NODELIST": "localhost", "NNODES": "1", "GPUS_ON_NODE": "2", "JOB_ID": "7"}
     places = [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]
     done = subprocess.run(
-        ["bash", str(script), "one", "train.max_steps=18"],
+        ["bash", str(script), "three", "train.parallel=fsdp"],
         cwd=folder,
         env=os.environ
         | {f"SLURM_{name}": value for name, value in slurm.items()}
@@ -151,4 +156,11 @@ def test_the_slurm_script_continues_it(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Continuing from step 16." in done.stdout
     assert "2 processes (exact)" in done.stdout
-    assert "Finished after 18 steps." in done.stdout
+    assert "Finished after 20 steps." in done.stdout
+    (last,) = (one for one in checkpoint.kept(folder / "three") if one.step == 20)
+    assert last.is_sharded
+    for which in ("last", "best"):
+        assert_close(folder / "one", folder / "three", which)
+    # One process puts the shards together.
+    translator = Translator.from_run(folder / "three", weights="last", device="cpu")
+    assert len(translator.translate(["ba de fi", "go hu"], "xx")) == 2

@@ -133,7 +133,10 @@ def gap(folder: Path, other: Path) -> float:
     assert [sorted(entry) for entry in logs[0]] == [sorted(entry) for entry in logs[1]]
     for one, two in zip(*logs, strict=True):
         for key in one:
-            if "second" not in key and "memory" not in key and "similarity" not in key:
+            is_clock = "second" in key or "memory" in key
+            if one[key] is None or two[key] is None:
+                assert one[key] is two[key]
+            elif not is_clock:
                 largest = max(largest, abs(one[key] - two[key]))
     return largest
 
@@ -144,16 +147,20 @@ def gap(folder: Path, other: Path) -> float:
 def same_as_one(folder: Path) -> Found:
     """Two and three processes, with and without accumulation, and more processes than rows."""
     found: Found = {}
-    for name, accumulation, rows, sizes in (
-        ("gradvac", 1, 6, (2, 3)),
-        ("gradvac", 2, 2, (3,)),
-        ("pcgrad", 1, 6, (3,)),
-        ("gradnorm", 1, 6, (2,)),
-        ("none", 2, 6, (2, 3)),
-        ("none", 1, 2, (3,)),
+    for parallel, name, accumulation, rows, sizes in (
+        ("ddp", "gradvac", 1, 6, (2, 3)),
+        ("ddp", "gradvac", 2, 2, (3,)),
+        ("ddp", "pcgrad", 1, 6, (3,)),
+        ("ddp", "gradnorm", 1, 6, (2,)),
+        ("ddp", "none", 2, 6, (2, 3)),
+        ("ddp", "none", 1, 2, (3,)),
+        ("fsdp", "gradvac", 1, 2, (3,)),
+        ("fsdp", "gradvac", 2, 6, (2,)),
+        ("fsdp", "none", 2, 6, (3,)),
     ):
-        config = settings(align=RULES[name], optimizer={"accumulation": accumulation})
-        own = folder / f"{name}-{accumulation}-{rows}"
+        sections = {"optimizer": {"accumulation": accumulation}, "train": {"parallel": parallel}}
+        config = settings(align=RULES[name], **sections)
+        own = folder / f"{name}-{accumulation}-{rows}-{parallel}"
         for size in (1, *sizes):
             said = run(size, own / str(size), config, rows=rows)
             assert all(one.get("reason") == "finished" for one in said), said
@@ -163,16 +170,23 @@ def same_as_one(folder: Path) -> Found:
 
 
 def other_sizes(folder: Path) -> Found:
-    """2 -> 3 -> 1 -> 2 processes, against one that was not interrupted."""
+    """2 -> 3 -> 1 -> 2 processes, against one that was not interrupted; shards now and then."""
     found: Found = {}
-    for name in ("gradvac", "none"):
-        align, own = RULES[name], folder / name
+    whole, shared = ("ddp",) * 4, ("fsdp",) * 4
+    for case, name, modes in (
+        ("replicas", "gradvac", whole),
+        ("replicas without a rule", "none", whole),
+        ("shards", "gradvac", shared),
+        ("both", "none", ("fsdp", "ddp", "ddp", "fsdp")),
+    ):
+        align, own = RULES[name], folder / case
         run(1, own / "whole", settings(align=align))
-        for size, until in ((2, 3), (3, 6), (1, 10), (2, 0)):
-            said = run(size, own / "parts", settings(align=align, train={"pause_at": until}))
+        for (size, until), mode in zip(((2, 3), (3, 6), (1, 10), (2, 0)), modes, strict=True):
+            config = settings(align=align, train={"pause_at": until, "parallel": mode})
+            said = run(size, own / "parts", config)
             expected = "paused" if until else "finished"
             assert all(one.get("reason") == expected for one in said), said
-        found[name] = gap(own / "whole", own / "parts")
+        found[case] = gap(own / "whole", own / "parts")
     return found
 
 
@@ -203,13 +217,33 @@ def signals(folder: Path) -> Found:
 
 def bad_numbers(folder: Path) -> Found:
     """A loss of one process is not finite: all skip the step; too often: all give up."""
-    once = run(2, folder / "once", settings(), fail=lambda r, s: "nan" if (r, s) == (1, 5) else "")
-    log = read_metrics(folder / "once" / "run")
-    skipped = [entry["train/skipped_steps"] for entry in log if "train/loss" in entry]
+    once, skipped = [], []
+    for parallel in ("ddp", "fsdp"):
+        config, own = settings(train={"parallel": parallel}), folder / f"once-{parallel}"
+        once += run(2, own, config, fail=lambda r, s: "nan" if (r, s) == (1, 5) else "")
+        log = [entry for entry in read_metrics(own / "run") if "train/loss" in entry]
+        skipped.append([entry["train/skipped_steps"] for entry in log])
+    alike = gap(folder / "once-ddp", folder / "once-fsdp")
     config = settings(train={"max_bad_steps": 3})
     often = run(2, folder / "often", config, fail=lambda r, s: "nan" if r and s >= 5 else "")
     steps = [one.step for one in checkpoint.kept(folder / "often" / "run")]
-    return {"once": once, "skipped": skipped, "often": often, "kept": steps}
+    return {"once": once, "skipped": skipped, "alike": alike, "often": often, "kept": steps}
+
+
+def damages(folder: Path) -> Found:
+    """A shard that is damaged: the checkpoint before is continued from."""
+    config = settings(train={"parallel": "fsdp"})
+    run(1, folder / "whole", settings())
+    run(2, folder / "parts", settings(train={"parallel": "fsdp", "pause_at": 10}))
+    last = checkpoint.kept(folder / "parts" / "run")[-1]
+    shard = sorted((last.path / "shards").glob("*.distcp"))[1]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    told = [last.step, last.damage()]
+    said = run(3, folder / "parts", config)
+    told.append([one.get("reason") for one in said])
+    return {"told": told, "gap": gap(folder / "whole", folder / "parts")}
 
 
 def deaths(folder: Path) -> Found:
@@ -250,7 +284,7 @@ def refusals(folder: Path) -> Found:
     }
 
 
-TRIED = (same_as_one, other_sizes, with_dropout, signals, bad_numbers, deaths, refusals)
+TRIED = (same_as_one, other_sizes, with_dropout, signals, bad_numbers, damages, deaths, refusals)
 
 
 def main(folder: Path) -> None:

@@ -282,6 +282,8 @@ def pretrain(config: PretrainConfig, run: str | Path, *, display: Display | None
         run: The run folder; a run that stopped is continued.
         display: Where progress and messages go.
     """
+    if config.train.parallel == "fsdp":
+        raise ValueError('train.parallel: pretraining keeps whole models; use "ddp".')
     with join(config.train.device) as job:
         display = job.display(display)
         say = display.say

@@ -16,6 +16,7 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     optimizer.py    [optimizer]: Adam, learning rate, clipping; steps that skip themselves
     ranks.py        the processes that train one run together
     meeting.py      where they meet
+    shards.py       a model that is divided among them, and its checkpoints
     plain.py        losses of joint training without an aligner, in one process or several
     result.py       how a training ends
     recipe.py       the protocol between a recipe and the loop

@@ -2,7 +2,10 @@
 
     RUN/checkpoints/step-00001000/model.safetensors     weights
                                   state.pt              optimizer, aligner, batches, loop, random
-                                  manifest.json         step, SHA-256 of the two
+                                  manifest.json         step, SHA-256 of the others
+                                  shards/               weights and optimizer of a model that is
+                                                        divided among processes, in the place of
+                                                        model.safetensors (`shards.py`)
     RUN/best.safetensors, RUN/averaged.safetensors      weights to use
 
 A checkpoint is written into a hidden folder, forced to disk, and renamed: whoever is killed
@@ -16,7 +19,8 @@ how often it was interrupted.
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,7 @@ from gradvac.runs.files import (
     sync,
     write_json,
 )
+from gradvac.training import shards
 from gradvac.training.weights import (
     CheckpointError,
     load_weights,
@@ -54,12 +59,19 @@ class Checkpoint:
 
     def weights(self) -> dict[str, Tensor]:
         """The model's `state_dict`, on the CPU."""
+        if self.is_sharded:
+            return shards.read_weights(self.path / shards.SHARDS)
         return read_weights(self.path / MODEL)
 
     def state(self) -> dict[str, Any]:
         """What was given to `save`, on the CPU."""
         state: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
         return state
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether every process wrote its part."""
+        return (self.path / shards.SHARDS).is_dir()
 
     @property
     def is_stop(self) -> bool:
@@ -72,7 +84,8 @@ class Checkpoint:
         hashes = manifest.get("files")
         if manifest.get("step") != self.step or not isinstance(hashes, dict):
             return f"{MANIFEST} is missing, or not what was written"
-        for name in (MODEL, STATE):
+        parts = [name for name in hashes if name.startswith(f"{shards.SHARDS}/")]
+        for name in (STATE, *(parts or [MODEL])):
             try:
                 if hash_file(self.path / name, "sha256") != hashes.get(name):
                     return f"{name} is not what was written"
@@ -81,10 +94,28 @@ class Checkpoint:
         return None
 
 
+@contextmanager
+def writing(run: Path, step: int) -> Iterator[Path]:
+    """The hidden folder in which a checkpoint is written.
+
+    Raises:
+        CheckpointError: Something inside failed; the folder is gone again.
+    """
+    folder = RunFolder(run).checkpoints
+    temporary = folder / f"{TEMPORARY}{step:08d}"
+    try:
+        folder.mkdir(exist_ok=True)
+        temporary.mkdir(exist_ok=True)
+        yield temporary
+    except Exception as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(_failure(run, f"the checkpoint of step {step}", error)) from error
+
+
 def save(
     run: Path,
     step: int,
-    weights: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor] | None,
     state: Mapping[str, Any],
     *,
     keep: int,
@@ -95,7 +126,8 @@ def save(
     Args:
         run: The run folder.
         step: Optimizer steps taken.
-        weights: The model's `state_dict`; tied weights may share memory.
+        weights: The model's `state_dict`; tied weights may share memory. None: shards of it lie in
+            the hidden folder already (`writing`).
         state: Everything else: nested dicts and lists of plain values and tensors.
         keep: How many regular checkpoints stay.
         is_stop: Whether this one is not regular, but where the run was stopped.
@@ -105,25 +137,22 @@ def save(
             checkpoints before are as they were.
     """
     _check_plain(state, "state")
-    folder = RunFolder(run).checkpoints
-    target, temporary = RunFolder(run).checkpoint(step), folder / f"{TEMPORARY}{step:08d}"
-    try:
-        folder.mkdir(exist_ok=True)
-        temporary.mkdir()
-        write_weights(temporary / MODEL, weights, {"step": str(step)})
+    target = RunFolder(run).checkpoint(step)
+    with writing(run, step) as temporary:
+        if weights is not None:
+            write_weights(temporary / MODEL, weights, {"step": str(step)})
         with (temporary / STATE).open("wb") as file:  # a path would hide why writing fails
             torch.save(state, file)
         sync(temporary / STATE)
-        hashes = {name: hash_file(temporary / name, "sha256") for name in (MODEL, STATE)}
+        written = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
+        names = {path: path.relative_to(temporary).as_posix() for path in written}
+        hashes = {name: hash_file(path, "sha256") for path, name in names.items()}
         stop = {"stop": True} if is_stop else {}
         write_json(temporary / MANIFEST, {"step": step, "files": hashes, **stop})
         if target.exists():  # damaged, or it would have been continued from
             shutil.rmtree(target)
         os.rename(temporary, target)
-        sync(folder)
-    except Exception as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(_failure(run, f"the checkpoint of step {step}", error)) from error
+        sync(target.parent)
     prune(run, step, keep=keep)
     return Checkpoint(target, step)
 

@@ -25,10 +25,10 @@ from gradvac.training.recipe import BatchT, Recipe
 from gradvac.training.result import DivergedError, Reason, Result
 from gradvac.training.runlog import RunLog, after, open_log
 from gradvac.training.settings import RunConfig
+from gradvac.training.shards import whole
 from gradvac.training.signature import Signature
 from gradvac.training.state import RunState
 from gradvac.training.step import GraphStep, Step, StepResult, autocast
-from gradvac.training.weights import is_finite
 
 Watch = Callable[[int, Alignment], None]
 _DRAW_EVERY = 10  # log entries
@@ -232,7 +232,12 @@ class _Loop(Generic[BatchT]):
         state, at, train = self.state, self.state.at, self.settings.train
         state.meters.pause()
         state.model.eval()
-        with untouched_random_state(), torch.no_grad(), autocast(self.settings, state.device):
+        with (
+            untouched_random_state(),
+            torch.no_grad(),
+            autocast(self.settings, state.device),
+            whole(state.model),
+        ):
             scores = self.job.on_first(lambda: dict(self.recipe.validate()))
         state.model.train()
         if train.metric not in scores:
@@ -243,7 +248,7 @@ class _Loop(Generic[BatchT]):
         if math.isfinite(score) and (at.best_score is None or sign * score < sign * at.best_score):
             self.require_finite()
             at.best_score, at.best_step, at.stale = score, at.step, 0
-            self.job.on_first(self.save_best)
+            state.save_best(self.log, {"step": at.step, train.metric: score})
         else:
             at.stale += 1
         at.validated = at.step
@@ -251,12 +256,6 @@ class _Loop(Generic[BatchT]):
         best = "" if at.best_score is None else f" (best {at.best_score:.4f}, step {at.best_step})"
         self.display.say(f"step {at.step}  {train.metric} {score:.4f}{best}")
         state.meters.go_on()
-
-    def save_best(self) -> None:
-        self.log.require_place()
-        at = self.state.at
-        facts = {"step": at.step, self.settings.train.metric: at.best_score}
-        checkpoint.save_weights(self.log.run, "best", self.state.model.state_dict(), facts)
 
     def save_if_good(self) -> None:
         """A checkpoint, but none of a bad stretch, which would push good ones off the disk."""
@@ -277,7 +276,7 @@ class _Loop(Generic[BatchT]):
 
     def require_finite(self) -> None:
         """Refuse to keep weights that are none, and that nothing will mend."""
-        if not is_finite(self.state.model.state_dict()):
+        if not self.state.is_finite():
             raise DivergedError(
                 f"train: the weights are not finite at step {self.state.at.step}. {self.way_out()}"
             )
@@ -288,7 +287,7 @@ class _Loop(Generic[BatchT]):
         by = self.signals.received or "train.pause_at"
         said = f"Stopped by {by} after step {at.step}"
         bad_in_a_row = state.meters.bad_in_a_row
-        if bad_in_a_row or not is_finite(state.model.state_dict()):
+        if bad_in_a_row or not state.is_finite():
             return (
                 f"{said}. Nothing was saved here, as the loss or its gradient was not finite in "
                 f"the last {bad_in_a_row} steps; the same command continues from step "

@@ -1,7 +1,7 @@
 """[optimizer]: Adam, the learning rate by step, clipping, and steps that skip themselves."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -89,10 +89,12 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def clip(model: nn.Module, max_norm: float) -> Tensor:
     """Scale gradients down to `max_norm` (0: leave them), and return their norm before that."""
     parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm: Any = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of all shards
     if max_norm:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    return norm
+    found: Tensor = norm
+    return found
 
 
 def step_unless(optimizer: torch.optim.Optimizer, bad: Tensor) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 from torch import Tensor, nn
 
+from gradvac.models import is_sharded
 from gradvac.training.recipe import BatchT, Recipe, StepLosses
 
 if TYPE_CHECKING:
@@ -24,8 +25,11 @@ def losses_of(recipe: Recipe[BatchT], group: "ProcessGroup | None") -> LossesOf[
     """
     if group is not None:
         return _Averaged(recipe, group)
+    model: Any = recipe.model
 
-    def losses(batch: BatchT, _: bool) -> StepLosses:
+    def losses(batch: BatchT, is_last: bool) -> StepLosses:
+        if is_sharded(model):  # averages by itself, unless an aligner does
+            model.set_requires_gradient_sync(is_last)
         return recipe.losses(batch)
 
     return losses

@@ -21,6 +21,7 @@ TECHNICAL = (
     "pause_at",
     "device",
     "threads",
+    "parallel",
     "writers",
     "project",
 )
@@ -57,6 +58,8 @@ class TrainConfig(Section):
             fails, training says so and goes on without.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1".
         threads: CPU threads; 0: torch's choice.
+        parallel: What each of several processes (torchrun) keeps of the model: "ddp" all of it,
+            "fsdp" its share of parameters, gradients and moments (FSDP2).
         writers: Where metrics go besides `metrics.jsonl`.
         project: Name under which wandb and trackio file the run.
     """
@@ -78,6 +81,7 @@ class TrainConfig(Section):
     graph: bool | Literal["auto"] = False
     device: str = "auto"
     threads: NonNegativeInt = 0
+    parallel: Literal["ddp", "fsdp"] = "ddp"
     writers: list[WriterName] = Field(default_factory=lambda: list[WriterName](["tensorboard"]))
     project: str = "gradvac"
 

@@ -1,12 +1,12 @@
 """What a run consists of between two steps, saved and restored as one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic
 
 from gradvac.runs import RunFolder
-from gradvac.training import checkpoint, config
+from gradvac.training import checkpoint, config, shards
 from gradvac.training.meters import Meters
 from gradvac.training.optimizer import settle
 from gradvac.training.plain import losses_of
@@ -49,16 +49,20 @@ class RunState(Generic[BatchT]):
         seed_everything(job.seed(self._seed))
         self.device = job.device(settings.train.device)
         self.model = recipe.model.to(self.device).train()
-        if job.size > 1:
+        self.is_sharded = settings.train.parallel == "fsdp" and job.group is not None
+        if job.group is not None:
             refuse_shared_statistics(self.model)
+            if self.is_sharded:
+                shards.shard(self.model, job.group, self.device)
         self.aligner = settings.align.build(
             self.model,
             recipe.tasks,
             recipe.resource_levels,
             seed=self._seed,
-            process_group=job.group,
+            process_group="auto" if self.is_sharded else job.group,
         )
-        self.losses = losses_of(recipe, None if self.aligner is not None else job.group)
+        averaging = None if self.is_sharded or self.aligner is not None else job.group
+        self.losses = losses_of(recipe, averaging)
         self.optimizer = settings.optimizer.build(self.model)
         self.batches = recipe.batches(job.part)
         self.data = recipe.data_signature()
@@ -82,7 +86,7 @@ class RunState(Generic[BatchT]):
             return
         randomness, *others = self.job.gather(random_state())
         state = {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": None if self.is_sharded else self.optimizer.state_dict(),
             "aligner": None if self.aligner is None else self.aligner.state_dict(),
             "batches": self.batches.state_dict(),
             "meters": self.meters.state_dict(),
@@ -93,13 +97,35 @@ class RunState(Generic[BatchT]):
             "random_of_others": others,  # by rank, from 1
         }
 
+        def write_shards() -> None:
+            with checkpoint.writing(log.run, self.at.step) as folder:
+                shards.write(folder / shards.SHARDS, self.model, self.optimizer)
+
         def write() -> None:
             log.require_place()
-            weights = self.model.state_dict()
+            weights = None if self.is_sharded else self.model.state_dict()
             checkpoint.save(log.run, self.at.step, weights, state, keep=self._keep, is_stop=is_stop)
 
+        if self.is_sharded:
+            self.job.on_first(log.require_place)
+            self.job.together(write_shards)
         self.job.on_first(write)
         self.saved = self.at.step
+
+    def is_finite(self) -> bool:
+        """Whether all weights are, in all processes."""
+        own = is_finite(shards.own_values(self.model.state_dict()))
+        return all(self.job.gather(own))
+
+    def save_best(self, log: RunLog, facts: Mapping[str, object]) -> None:
+        """Write the weights of this moment as the best."""
+        weights = shards.whole_weights(self.model, is_wanted=self.job.is_first)
+
+        def write() -> None:
+            log.require_place()
+            checkpoint.save_weights(log.run, "best", weights, facts)
+
+        self.job.on_first(write)
 
     def resume(self, log: RunLog, *, say: Callable[[str], None]) -> None:
         """Continue from the last intact checkpoint; without one, begin, and save the beginning.
@@ -141,14 +167,12 @@ class RunState(Generic[BatchT]):
             raise ValueError(
                 f"run: {last.path.parents[1]} was trained on other data; choose another folder."
             )
-        weights = last.weights()
-        if not is_finite(weights):
+        self._load_weights(last, state)
+        if not is_finite(shards.own_values(self.model.state_dict())):
             raise CheckpointError(
                 f"{last.path}: its weights are not finite; remove this folder to continue from the "
                 "checkpoint before."
             )
-        load_weights(self.model, weights, origin=str(last.path))
-        self.optimizer.load_state_dict(state["optimizer"])
         settle(self.optimizer)
         if self.aligner is not None:
             self.aligner.load_state_dict(state["aligner"])
@@ -157,6 +181,16 @@ class RunState(Generic[BatchT]):
         self.at = Position(**state["position"])
         self.saved = last.step
         return state
+
+    def _load_weights(self, last: checkpoint.Checkpoint, state: Mapping[str, Any]) -> None:
+        """Weights and moments, whether they were divided, or are to be, or not."""
+        if last.is_sharded:
+            shards.read(last.path / shards.SHARDS, self.model, self.optimizer)
+        elif self.is_sharded:
+            shards.take_whole(self.model, self.optimizer, last.weights(), state["optimizer"])
+        else:
+            load_weights(self.model, last.weights(), origin=str(last.path))
+            self.optimizer.load_state_dict(state["optimizer"])
 
 
 def _find(log: RunLog, *, say: Callable[[str], None]) -> checkpoint.Checkpoint | None:
