@@ -192,12 +192,16 @@ def other_sizes(folder: Path) -> Found:
 
 def with_dropout(folder: Path) -> Found:
     """Two processes, stopped and continued by two: bit for bit."""
-    config = {"model": {"dropout": 0.3}}
-    run(2, folder / "whole", settings(**config))
-    for until in (5, 0):
-        run(2, folder / "parts", settings(**config, train={"pause_at": until}))
-    whole, parts = (outcome(folder / which / "run") for which in ("whole", "parts"))
-    return {"differ": [key for key in whole if whole[key] != parts.get(key)]}
+    differ: list[str] = []
+    for parallel in ("ddp", "fsdp"):
+        own, model = folder / parallel, {"dropout": 0.3}
+        run(2, own / "whole", settings(model=model, train={"parallel": parallel}))
+        for until in (5, 0):
+            train = {"pause_at": until, "parallel": parallel}
+            run(2, own / "parts", settings(model=model, train=train))
+        whole, parts = (outcome(own / which / "run") for which in ("whole", "parts"))
+        differ += [f"{parallel} {key}" for key in whole if whole[key] != parts.get(key)]
+    return {"differ": differ}
 
 
 def signals(folder: Path) -> Found:

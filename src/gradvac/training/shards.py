@@ -82,9 +82,9 @@ def own_values(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def write(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Write our shards of weights and moments; all processes together."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save
 
-    dcp.save(_flat(model, optimizer), checkpoint_id=folder)
+    save(_flat(model, optimizer), checkpoint_id=folder)
 
 
 def read(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -143,7 +143,7 @@ def take_whole(
 
 def _flat(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Everything that may be sharded, by name."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {own: name for name, own in model.named_parameters()}
     found = {f"{_MODEL}{name}": value for name, value in model.state_dict().items()}
     for parameter, moments in optimizer.state.items():
         for key, value in moments.items():
@@ -171,18 +171,18 @@ def _allocate(optimizer: torch.optim.Optimizer, model: nn.Module, known: Mapping
 
 
 def _sizes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    entries: Any = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    entries: Any = FileSystemReader(folder).read_metadata().state_dict_metadata
     return {name: (entry.size, entry.properties.dtype) for name, entry in entries.items()}
 
 
 def _load(folder: Path, into: dict[str, Tensor], *, is_alone: bool) -> None:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is")  # so it was meant
-        dcp.load(into, checkpoint_id=folder, no_dist=is_alone)
+        load(into, checkpoint_id=folder, no_dist=is_alone)
 
 
 # -- shards ------------------------------------------------------------------------------------
