@@ -43,7 +43,7 @@ def whole(model: nn.Module) -> Iterator[None]:
     All processes come here together; what each does with the model inside is its own affair.
     """
     units = _units(model)
-    layers = [unit for unit in units if unit is not model]
+    layers = units[1:]  # the model itself comes first
     for unit in units:
         unit.set_reshard_after_forward(False, recurse=False)
         unit.unshard()
