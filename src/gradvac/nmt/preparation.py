@@ -316,8 +316,14 @@ class _Preparation:
             place.unlink(missing_ok=True)
             self.say(f"Cutting {name.replace('.', ' ', 1)} into tokens")
             paths = [self.folder / "tokens" / f"{name}.{code}" for code in parse(pair)]
-            num, engine = self.config.processes, self.config.engine
-            found = cutting.cut(block, paths, vocabulary, most=most, processes=num, engine=engine)
+            found = cutting.cut(
+                block,
+                paths,
+                vocabulary,
+                most=most,
+                processes=self.config.processes,
+                engine=self.config.engine,
+            )
             seals = self.named(found.seals)
             report = found.report.to_dict()
             facts = {"key": keys[shard], "report": report, "sizes": found.sizes, "files": seals}
