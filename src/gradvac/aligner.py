@@ -327,13 +327,13 @@ class Aligner:
         self.rule.load_state_dict(state)
         if self._exchange is not None:
             self._exchange.agreement.state_changed()
-        found = Restored(
+        restored = Restored(
             *differences(self.tasks, state["tasks"]),
             *differences(tuple(self.components), state["components"]),
         )
-        if not found.complete:
-            warnings.warn(f"state: {found}.", stacklevel=2)
-        return found
+        if not restored.complete:
+            warnings.warn(f"state: {restored}.", stacklevel=2)
+        return restored
 
     def __repr__(self) -> str:
         tasks = f"{len(self.tasks)} tasks ({some(self.tasks)})"

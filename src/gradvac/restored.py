@@ -27,8 +27,8 @@ class Restored:
             "components that start afresh": self.new_components,
             "saved components not used": self.dropped_components,
         }
-        found = [f"{what}: {', '.join(names)}" for what, names in said.items() if names]
-        return "; ".join(found) or "everything matched"
+        lists = [f"{what}: {', '.join(names)}" for what, names in said.items() if names]
+        return "; ".join(lists) or "everything matched"
 
 
 def differences(

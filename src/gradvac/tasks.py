@@ -86,16 +86,16 @@ def out_of(pivot: str) -> str:
 
 def is_into_pivot(direction: str) -> bool:
     """Whether `into` made this name."""
-    found = find_direction(direction)
-    return found is not None and found.source == _ANY
+    parsed = find_direction(direction)
+    return parsed is not None and parsed.source == _ANY
 
 
 def direction_of(task: str, pivot: str = DEFAULT_PIVOT) -> str:
     """Whether a task translates into the pivot ("xx-en"), out of it ("en-xx"), or neither ("")."""
-    found = find_direction(task)
-    if found is None or pivot not in found:
+    parsed = find_direction(task)
+    if parsed is None or pivot not in parsed:
         return ""
-    return into(pivot) if found.target == pivot else out_of(pivot)
+    return into(pivot) if parsed.target == pivot else out_of(pivot)
 
 
 def by_direction(tasks: Sequence[str]) -> dict[str, list[str]]:

@@ -101,9 +101,9 @@ class Record:
         if self.vaccinated is not None:
             chosen = [i for i, task in enumerate(self.tasks) if task in self.vaccinated]
             return np.array(chosen, dtype=np.int64)
-        known = ~np.isnan(self.target)
-        highest = np.where(known, self.target, -np.inf).max(axis=0, initial=-np.inf)
-        lowest = np.where(known, self.target, np.inf).min(axis=0, initial=np.inf)
+        has_target = ~np.isnan(self.target)
+        highest = np.where(has_target, self.target, -np.inf).max(axis=0, initial=-np.inf)
+        lowest = np.where(has_target, self.target, np.inf).min(axis=0, initial=np.inf)
         shown = (self.active.any(axis=0) | (highest > lowest)).any(axis=(0, 2))  # [T]
         return np.flatnonzero(shown) if shown.any() else np.arange(len(self.tasks))
 
@@ -289,14 +289,14 @@ def _load(file: BinaryIO, chunk: _Chunk) -> "np.lib.npyio.NpzFile":
             size = sum(entry.file_size for entry in archive.infolist())
         if size > _MOST_UNPACKED:
             raise ValueError(f"it would take {size / 1e9:.1f} GB")
-        found = np.load(io.BytesIO(content), allow_pickle=False)
-        assert isinstance(found, np.lib.npyio.NpzFile)
-        _check_shapes(found)
+        array = np.load(io.BytesIO(content), allow_pickle=False)
+        assert isinstance(array, np.lib.npyio.NpzFile)
+        _check_shapes(array)
     except Exception as error:  # what odd contents make zipfile, zlib and NumPy raise has no bound
         raise ValueError(
             f"{file.name}: holds a chunk that cannot be read ({error}); remove it, or train again."
         ) from error
-    return found
+    return array
 
 
 def _check_shapes(arrays: "np.lib.npyio.NpzFile") -> None:

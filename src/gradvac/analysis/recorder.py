@@ -170,11 +170,11 @@ def _to_arrays(chunk: _Chunk, tasks: tuple[str, ...], num_components: int) -> di
     active = torch.zeros(gram.shape, dtype=torch.bool)
     is_present = torch.zeros(num_records, 1, num_tasks, dtype=torch.bool)
     for record, (names, copies) in enumerate(zip(chunk.present, chunk.copies, strict=True)):
-        own = torch.tensor([tasks.index(name) for name in names])
+        places = torch.tensor([tasks.index(name) for name in names])
         for whole, name in ((gram, "gram"), (target, "target"), (active, "active")):
-            whole[record, :, own[:, None], own] = copies[name].to(whole.dtype)
-        weights[record, :, own] = copies["weights"].double()
-        is_present[record, :, own] = True
+            whole[record, :, places[:, None], places] = copies[name].to(whole.dtype)
+        weights[record, :, places] = copies["weights"].double()
+        is_present[record, :, places] = True
     norms = geometry.norms(gram)
     is_zero = norms == 0
     unknown = is_zero[..., None] | is_zero[..., None, :]

@@ -187,7 +187,7 @@ def load_similarities(path: Path) -> tuple[tuple[Similarities, ...], str]:
     try:
         arrays = _read_arrays(content)
         tasks, steps = tuple(arrays["tasks"].tolist()), arrays["steps"]
-        found = []
+        measured = []
         for name in arrays:
             granularity, lines, what = [*name.rsplit(".", 2), "", ""][:3]
             if what != "values":
@@ -195,7 +195,7 @@ def load_similarities(path: Path) -> tuple[tuple[Similarities, ...], str]:
             prefix = f"{granularity}.{lines}"
             optional = {key: arrays.get(f"{prefix}.{key}") for key in _OPTIONAL}
             components = tuple(arrays[f"{granularity}.components"].tolist())
-            found.append(
+            measured.append(
                 Similarities(
                     tasks,
                     components,
@@ -206,7 +206,7 @@ def load_similarities(path: Path) -> tuple[tuple[Similarities, ...], str]:
                     **optional,
                 )
             )
-        return tuple(found), str(arrays["about"])
+        return tuple(measured), str(arrays["about"])
     except Exception as error:  # what damage makes zipfile, zlib and NumPy raise is not bounded
         raise ValueError(
             f"{path}: holds no similarities, or is damaged ({error}); remove it and measure again."

@@ -101,8 +101,8 @@ def measured_on(run: Run) -> str:
 
 def sides_of(similarities: Similarities) -> tuple[str, ...]:
     """Encoder and decoder if the components have both, else the model as a whole."""
-    found = {side_of(name) for name in similarities.components}
-    return SIDES if found.issuperset(SIDES) else (MODEL,)
+    sides = {side_of(name) for name in similarities.components}
+    return SIDES if sides.issuperset(SIDES) else (MODEL,)
 
 
 def side_matrix(
@@ -115,13 +115,13 @@ def side_matrix(
 
 def by_layer(similarities: Similarities) -> list[tuple[Part, list[tuple[int, float]]]]:
     """Mean similarity (layer, mean) of every direction in every side, without what is unknown."""
-    found = []
+    lines = []
     for direction, tasks in task_names.directions(similarities.tasks):
         for side, points in statistics.by_layer(similarities.select(tasks=tasks)).items():
             known = [(layer, mean) for layer, mean in points if not np.isnan(mean)]
             if known:
-                found.append((Part(side, direction, tasks), known))
-    return found
+                lines.append((Part(side, direction, tasks), known))
+    return lines
 
 
 def telling_pairs(similarities: Similarities) -> list[tuple[str, str]]:
@@ -167,8 +167,8 @@ def parts(similarities: Similarities) -> list[Part]:
 
 def two_halves(run: Run) -> Similarities | None:
     """Similarities on different lines with both halves, of the finest division; None without."""
-    found = [s for s in sources(run).values() if s.lines == "different"]
-    return next((s for s in found if s.across is not None), None)
+    halves = [s for s in sources(run).values() if s.lines == "different"]
+    return next((s for s in halves if s.across is not None), None)
 
 
 def pushes(run: Run) -> statistics.Pushes | None:
@@ -210,16 +210,16 @@ def order_by_family(
     order: list[int] = []
     blocks: list[Block] = []
     for direction, members in task_names.directions(tasks):
-        own = [position for position, task in enumerate(tasks) if task in members]
+        places = [position for position, task in enumerate(tasks) if task in members]
         inner, found = _order_of_one(
-            matrix[np.ix_(own, own)], [families.get(tasks[i], "") for i in own]
+            matrix[np.ix_(places, places)], [families.get(tasks[i], "") for i in places]
         )
         start = len(order)
         blocks += [
             Block(f"{block.family} {direction}".strip(), start + block.start, start + block.stop)
             for block in found
         ]
-        order += [own[i] for i in inner]
+        order += [places[i] for i in inner]
     return order, blocks
 
 

@@ -72,8 +72,8 @@ def missing_packages(extras: Iterable[str]) -> list[str]:
 
 
 def _package(requirement: str) -> str:
-    found = re.match(r"[\w.-]+", requirement)
-    return found[0] if found else requirement
+    name = re.match(r"[\w.-]+", requirement)
+    return name[0] if name else requirement
 
 
 def _is_of(requirement: str, extra: str) -> bool:
@@ -112,8 +112,8 @@ def _mistakes() -> tuple[type[Exception], ...]:
     training = sys.modules.get("gradvac.training")
     if training is None:
         return ValueError, OSError
-    own = training.CheckpointError, training.DivergedError, training.RankError
-    return ValueError, OSError, *own
+    of_training = training.CheckpointError, training.DivergedError, training.RankError
+    return ValueError, OSError, *of_training
 
 
 def _tell_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -47,12 +47,12 @@ def find_families(runs: Sequence[Sequence[str]], path: Path | None = None) -> li
 def find_names(tasks: Sequence[str]) -> dict[str, str]:
     """Task -> name of its language, for the languages of the tables."""
     constructed = corpora.default().languages
-    found = {}
+    names = {}
     for task, code in _with_languages(tasks):
         language = constructed.get(code) or corpora.languages.find(code)
         if language is not None:
-            found[task] = language.name
-    return found
+            names[task] = language.name
+    return names
 
 
 def find_distances(source: str, runs: Sequence[Sequence[str]]) -> list[KnownDistances | None]:
@@ -100,8 +100,8 @@ def _tables(source: str, codes: Sequence[str]) -> list[KnownDistances]:
     if any(code in constructed.languages for code in codes):
         built = constructed.distances()
         tables.append(KnownDistances(built.codes, built.distance, "distance by construction"))
-    found = {code: corpora.languages.find(code) for code in codes}
-    real = {code: language.code for code, language in found.items() if language is not None}
+    languages = {code: corpora.languages.find(code) for code in codes}
+    real = {code: language.code for code, language in languages.items() if language is not None}
     if real:
         values = corpora.genealogical_distances(list(real.values()))
         tables.append(KnownDistances(tuple(real), values, "genealogical distance"))

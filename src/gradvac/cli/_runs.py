@@ -20,9 +20,9 @@ def load_runs(
     """Read run folders; runs of the same name are told apart by the folders around them."""
     runs = [load_run(path) for path in paths]
     tasks = [run.tasks for run in runs]
-    known = zip(runs, find_families(tasks, families), find_distances(distances, tasks), strict=True)
+    facts = zip(runs, find_families(tasks, families), find_distances(distances, tasks), strict=True)
     runs = [
-        replace(run, families=f, distances=d, names=find_names(run.tasks)) for run, f, d in known
+        replace(run, families=f, distances=d, names=find_names(run.tasks)) for run, f, d in facts
     ]
     return [replace(run, name=name) for run, name in zip(runs, _unique_names(runs), strict=True)]
 

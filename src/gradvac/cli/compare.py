@@ -45,11 +45,11 @@ def compare(
     if out is not None and out.suffix not in writers:
         raise ValueError(f"--out: {out} must end in {', '.join(writers)}.")
     chosen: str | int = int(weights) if weights.isdigit() else weights
-    found = compare_runs(runs, baseline=baseline, split=split, weights=chosen, metric=metric)
-    text = to_json(found) if as_json else to_markdown(found)
+    comparison = compare_runs(runs, baseline=baseline, split=split, weights=chosen, metric=metric)
+    text = to_json(comparison) if as_json else to_markdown(comparison)
     typer.echo(text, nl=False)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, writers[out.suffix](found))
+        write_text(out, writers[out.suffix](comparison))
     if pictures is not None:
-        write_pictures(found, pictures)
+        write_pictures(comparison, pictures)

@@ -162,7 +162,7 @@ def score(
     if any(value is not None for value in given):
         if source is None or reference is None or from_language is None or to_language is None:
             raise ValueError("--source, --reference, --from and --to go together.")
-        found, _ = score_files(
+        scored, _ = score_files(
             require_run(run),
             source,
             reference,
@@ -173,11 +173,11 @@ def score(
             say=lambda message: print(message, file=sys.stderr),
         )
         if as_json:
-            print(json.dumps(asdict(found), ensure_ascii=False, indent=1))
+            print(json.dumps(asdict(scored), ensure_ascii=False, indent=1))
         else:
-            print(f"BLEU {found.bleu:.1f}  {found.bleu_signature}")
-            print(f"chrF++ {found.chrf:.1f}  {found.chrf_signature}")
-            print(f"{found.num_lines:,} sentences")
+            print(f"BLEU {scored.bleu:.1f}  {scored.bleu_signature}")
+            print(f"chrF++ {scored.chrf:.1f}  {scored.chrf_signature}")
+            print(f"{scored.num_lines:,} sentences")
         return
     scores = score_run(
         require_run(run),

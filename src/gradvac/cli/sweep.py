@@ -50,9 +50,9 @@ def sweep(
 
     if launcher not in ("local", "submitit"):
         raise ValueError(f"--launcher: must be local or submitit, got {launcher!r}.")
-    found = _load(config, overrides or [], out)
+    plan = _load(config, overrides or [], out)
     if dry:
-        for trial in found.trials:
+        for trial in plan.trials:
             print(trial.run)
         return
     from gradvac.experiments.launchers import Processes, Submitit
@@ -60,29 +60,29 @@ def sweep(
 
     with_submitit = launcher == "submitit"
     started = (
-        Submitit(found.out / "submitit", found.config.submitit, jobs)
+        Submitit(plan.out / "submitit", plan.config.submitit, jobs)
         if with_submitit
         else Processes(jobs)
     )
     try:
-        ended = found.run(started, retry=retry, halving=halving, seconds=seconds)
+        ended = plan.run(started, retry=retry, halving=halving, seconds=seconds)
     except InterruptedSweep:
         raise typer.Exit(130) from None
     table = budget_table(budgets(ended))
-    write_text(found.out / "budget.md", table)
+    write_text(plan.out / "budget.md", table)
     print(table, end="")
     points: dict[str, list[Trial]] = {}
-    for trial in found.trials:
+    for trial in plan.trials:
         points.setdefault(trial.name, []).append(trial)
     if told := predictions(points):
-        write_text(found.out / "prediction.md", prediction_table(told))
-        print(f"How far short runs predicted long ones is in {found.out / 'prediction.md'}.")
+        write_text(plan.out / "prediction.md", prediction_table(told))
+        print(f"How far short runs predicted long ones is in {plan.out / 'prediction.md'}.")
     failed = [trial for trial, how in ended.items() if how.status == "failed"]
     for trial in failed:
         print(f"{trial.label}: failed: {ended[trial].error}")
     if failed:
         raise ValueError(f"{len(failed)} of {len(ended)} runs failed; mend them, then use --retry.")
-    print(f"gradvac compare {found.out}")
+    print(f"gradvac compare {plan.out}")
 
 
 def _load(source: str, overrides: list[str], out: Path | None) -> Sweep:

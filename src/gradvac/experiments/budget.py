@@ -33,21 +33,21 @@ class Budget:
 
 def budgets(ended: Mapping[Trial, Ended]) -> dict[str, Budget]:
     """Method -> what it was given, by the logs of its runs."""
-    found = {}
+    by_method = {}
     for method in dict.fromkeys(trial.method for trial in ended):
-        own = [trial for trial in ended if trial.method == method]
-        begun = [trial for trial in own if RunFolder(trial.run).is_run()]
+        of_method = [trial for trial in ended if trial.method == method]
+        begun = [trial for trial in of_method if RunFolder(trial.run).is_run()]
         logs = [RunFolder(trial.run).read_metrics() for trial in begun]
         seconds = [[e["train/seconds"] for e in log if e.get("train/seconds")] for log in logs]
-        found[method] = Budget(
+        by_method[method] = Budget(
             points=len({trial.name for trial in begun}),
             runs=len(begun),
-            done=sum(ended[trial].status == DONE for trial in own),
-            failed=sum(ended[trial].status == FAILED for trial in own),
+            done=sum(ended[trial].status == DONE for trial in of_method),
+            failed=sum(ended[trial].status == FAILED for trial in of_method),
             steps=sum(max((int(entry["step"]) for entry in log), default=0) for log in logs),
-            seconds=sum(max(own, default=0.0) for own in seconds),
+            seconds=sum(max(logged, default=0.0) for logged in seconds),
         )
-    return found
+    return by_method
 
 
 def budget_table(found: Mapping[str, Budget]) -> str:

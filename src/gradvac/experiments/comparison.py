@@ -79,14 +79,14 @@ def compare_runs(
     Raises:
         ValueError: There is nothing to compare, or scores are damaged or of other sentences.
     """
-    found = find_runs(paths)
-    read = {path: read_run(path, split=split, weights=weights, metric=metric) for path in found}
+    run_paths = find_runs(paths)
+    read = {path: read_run(path, split=split, weights=weights, metric=metric) for path in run_paths}
     missing = [path for path, run in read.items() if run is None]
     scored = [run for run in read.values() if run is not None]
     if not scored:
         raise ValueError(
-            f"{found[0]}: has no scores of the {split} set with {weights} weights; run `gradvac "
-            "nmt score` or `gradvac tagging score`."
+            f"{run_paths[0]}: has no scores of the {split} set with {weights} weights; run "
+            "`gradvac nmt score` or `gradvac tagging score`."
         )
     groups = group_runs(scored)
     remarks = [
@@ -201,25 +201,25 @@ def _draw_scores(groups: Sequence[Group], tasks: Sequence[str], seed: int) -> Dr
     runs = [run for group in groups for run in group.runs]
     if any(run.counts is None for run in runs):
         return None
-    found: Drawn = {}
+    drawn: Drawn = {}
     for number, task in enumerate(tasks):
-        own = [run for run in runs if task in run.scores.by_task]
-        counts = [run.counts for run in own if run.counts is not None]
-        for run, one in zip(own, counts, strict=True):
+        with_task = [run for run in runs if task in run.scores.by_task]
+        counts = [run.counts for run in with_task if run.counts is not None]
+        for run, one in zip(with_task, counts, strict=True):
             if one.sentences[task] != counts[0].sentences[task]:
                 raise ValueError(
-                    f"{run.path}: {task} was scored on other sentences than in {own[0].path}; "
-                    "score both on the same set."
+                    f"{run.path}: {task} was scored on other sentences than in "
+                    f"{with_task[0].path}; score both on the same set."
                 )
         num = len(counts[0].by_task[task])
         random = np.random.default_rng([seed, number])
         times = random.multinomial(num, np.full(num, 1.0 / num), size=_DRAWINGS).astype(float)
         formula = FORMULAS[counts[0].formula]
-        found[task] = {
+        drawn[task] = {
             run.path: formula(times @ one.by_task[task])
-            for run, one in zip(own, counts, strict=True)
+            for run, one in zip(with_task, counts, strict=True)
         }
-    return found
+    return drawn
 
 
 def _scored(tasks: Sequence[str], drawn: Drawn | None) -> Callable[[Group], Scored | None]:

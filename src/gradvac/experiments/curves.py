@@ -60,11 +60,11 @@ def metric_of(run: ScoredRun) -> tuple[str, bool]:
 def best_step(run: ScoredRun) -> int | None:
     """The step of the best weights, by what chose them."""
     key, more_is_better = metric_of(run)
-    found = validations(run, key)
-    if not found:
+    validated = validations(run, key)
+    if not validated:
         return None
     sign = -1.0 if more_is_better else 1.0
-    return min(found, key=lambda entry: (sign * entry[1], entry[0]))[0]
+    return min(validated, key=lambda entry: (sign * entry[1], entry[0]))[0]
 
 
 def at_best(run: ScoredRun, key: str) -> float:
@@ -94,10 +94,10 @@ def after_seconds(run: ScoredRun, key: str, seconds: float) -> float:
 
     NaN before the first validation.
     """
-    found = validations(run, key)
-    if not found:
+    validated = validations(run, key)
+    if not validated:
         return np.nan
-    steps, values = zip(*found, strict=True)
+    steps, values = zip(*validated, strict=True)
     times = [_seconds_at(run, step) for step in steps]
     return float(np.interp(seconds, times, values, left=np.nan))
 
@@ -128,5 +128,5 @@ def cost_of(group: Group) -> Cost:
 
 
 def _highest(metrics: Sequence[Mapping[str, object]]) -> float | None:
-    found = [value for entry in metrics if isinstance(value := entry.get(_MEMORY), float)]
-    return max(found, default=None)
+    values = [value for entry in metrics if isinstance(value := entry.get(_MEMORY), float)]
+    return max(values, default=None)

@@ -79,17 +79,17 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     Raises:
         ValueError: A path holds no run, or one is given twice.
     """
-    found: list[Path] = []
+    run_paths: list[Path] = []
     for path in paths:
-        own = [path] if RunFolder(path).is_run() else _runs_below(path)
-        if not own:
+        runs_here = [path] if RunFolder(path).is_run() else _runs_below(path)
+        if not runs_here:
             raise ValueError(f"{path}: holds no run; give run folders, or the folder of a sweep.")
-        found += own
-    places = [path.resolve() for path in found]
-    twice = [path for path, place in zip(found, places, strict=True) if places.count(place) > 1]
+        run_paths += runs_here
+    places = [path.resolve() for path in run_paths]
+    twice = [path for path, place in zip(run_paths, places, strict=True) if places.count(place) > 1]
     if twice:
         raise ValueError(f"{twice[0]}: is given twice; give every run once.")
-    return found
+    return run_paths
 
 
 def _runs_below(path: Path) -> list[Path]:
@@ -150,8 +150,8 @@ def _named(metric: str, scores: Sequence[TaskScores], path: Path) -> TaskScores:
     for one in scores:
         if one.metric.lower() == metric.lower():
             return one
-    known = ", ".join(one.metric for one in scores)
-    raise ValueError(f"--metric: {path} has no {metric!r}; there are {known}.")
+    names = ", ".join(one.metric for one in scores)
+    raise ValueError(f"--metric: {path} has no {metric!r}; there are {names}.")
 
 
 def _check_counts(path: Path, scores: TaskScores, counts: SentenceCounts) -> None:
@@ -209,8 +209,8 @@ def _name(runs: Sequence[ScoredRun], varying: Sequence[str]) -> str:
         return folders.pop()
     if not varying:
         return runs[0].path.resolve().name
-    own = runs[0].settings
-    return " ".join(f"{key.split('.')[-1]}={own[key]}" for key in varying if key in own)
+    settings = runs[0].settings
+    return " ".join(f"{key.split('.')[-1]}={settings[key]}" for key in varying if key in settings)
 
 
 def _check_seeds(group: Group) -> None:
@@ -228,10 +228,10 @@ def _assembled(groups: Sequence[Group]) -> list[Group]:
     for group in groups:
         method = group.name.partition(PART)[0] if PART in group.name else group.name
         by_name.setdefault(method, []).append(group)
-    found = []
+    methods = []
     for method, parts in by_name.items():
         if not any(PART in part.name for part in parts):
-            found += parts
+            methods += parts
             continue
         seeds = {part.seeds for part in parts}
         if len(seeds) > 1:
@@ -239,10 +239,10 @@ def _assembled(groups: Sequence[Group]) -> list[Group]:
                 f"{method}: its parts {', '.join(p.name for p in parts)} have different seeds; "
                 "train the missing ones."
             )
-        found.append(
+        methods.append(
             Group(method, tuple(map(_together, zip(*(p.runs for p in parts), strict=True))))
         )
-    return found
+    return methods
 
 
 def _together(runs: tuple[ScoredRun, ...]) -> ScoredRun:
@@ -255,12 +255,12 @@ def _together(runs: tuple[ScoredRun, ...]) -> ScoredRun:
         by_task={task: value for run in runs for task, value in run.scores.by_task.items()},
         levels={task: level for run in runs for task, level in run.scores.levels.items()},
     )
-    known = [run.counts for run in runs if run.counts is not None]
+    all_counts = [run.counts for run in runs if run.counts is not None]
     counts = None
-    if len(known) == len(runs):
+    if len(all_counts) == len(runs):
         counts = replace(
-            known[0],
-            by_task={task: values for own in known for task, values in own.by_task.items()},
-            sentences={task: name for own in known for task, name in own.sentences.items()},
+            all_counts[0],
+            by_task={task: values for own in all_counts for task, values in own.by_task.items()},
+            sentences={task: name for own in all_counts for task, name in own.sentences.items()},
         )
     return replace(runs[0], scores=scores, counts=counts, metrics=[])

@@ -59,8 +59,8 @@ def halve(sweep: Sweep, launcher: Launcher) -> list[str]:
         losses = {name: _loss(points[name], step) for name in left}
         ranked = sorted(left, key=lambda name: (math.isnan(losses[name]), losses[name]))
         kept = ranked[: max(1, math.ceil(len(left) / 2))]
-        known = {name: None if math.isnan(x) else x for name, x in losses.items()}
-        history.append({"step": step, "losses": known, "kept": kept})
+        losses_or_none = {name: None if math.isnan(x) else x for name, x in losses.items()}
+        history.append({"step": step, "losses": losses_or_none, "kept": kept})
         write_json(sweep.out / FILE, {"rungs": history})
         sweep.say(
             f"step {step:,}: {len(kept)} of {len(left)} points go on; best {ranked[0]} "
@@ -93,9 +93,9 @@ def _steps(sweep: Sweep, num_points: int) -> list[int]:
 
 def _loss(trials: list[Trial], step: int) -> float:
     """The mean loss of a point at a step; NaN if a run of it has none, as it failed."""
-    found = []
+    losses = []
     for trial in trials:
         entries = RunFolder(trial.run).read_metrics()
         at = [e[LOSS] for e in entries if e["step"] == step and e.get(LOSS) is not None]
-        found.append(at[-1] if at else math.nan)
-    return float(np.mean(found))
+        losses.append(at[-1] if at else math.nan)
+    return float(np.mean(losses))

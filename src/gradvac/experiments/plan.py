@@ -173,11 +173,11 @@ def expand(config: SweepConfig, out: Path, extra: Mapping[str, Any] | None = Non
     twice = [run for run in places if places.count(run) > 1]
     if twice:
         raise ValueError(f"grid: two runs would be in {twice[0]}; vary the names of the methods.")
-    known = sorted({trial.name for trial in trials})
+    names = sorted({trial.name for trial in trials})
     for trial in trials:
         for run in trial.needs:
             if run not in places:
-                hint = nearest(run.parent.name, known)
+                hint = nearest(run.parent.name, names)
                 raise ValueError(f"{trial.name}: needs {run}, which is not in the sweep; {hint}")
     return _ordered(trials)
 
@@ -258,17 +258,17 @@ def resolve(trial: Trial, out: Path, mean_weights: Any) -> dict[str, Any]:
     def place(name: str) -> Path:
         return out / name / f"{SEED_FOLDER}{trial.seed}"
 
-    found = dict(trial.settings)
+    settings = dict(trial.settings)
     for key, value in trial.settings.items():
         for kind, name in _references(value):
             whole = value == f"{{{kind}:{name}}}"
             if kind == "weights" and not whole:
                 raise ValueError(f"{key}: {{weights:{name}}} must be the whole value.")
             if kind == "weights":
-                found[key] = mean_weights(place(name))
+                settings[key] = mean_weights(place(name))
             else:
-                found[key] = str(found[key]).replace(f"{{run:{name}}}", str(place(name)))
-    return found
+                settings[key] = str(settings[key]).replace(f"{{run:{name}}}", str(place(name)))
+    return settings
 
 
 def _ordered(trials: Sequence[Trial]) -> list[Trial]:

@@ -42,15 +42,15 @@ def predictions(points: Mapping[str, Sequence[Trial]]) -> list[Prediction]:
     if len(whole) < _FEWEST:
         return []
     ends = np.array([curve[last] for curve in whole.values()])
-    found = []
+    made = []
     for step in sorted(set.intersection(*(set(curve) for curve in whole.values())) - {last}):
         losses = np.array([curve[step] for curve in whole.values()])
         if np.ptp(losses) and np.ptp(ends):
             correlation = float(stats.spearmanr(losses, ends).statistic)
         else:
             correlation = math.nan  # all alike: there is no order
-        found.append(Prediction(step, correlation, float(ends[losses.argmin()] - ends.min())))
-    return found
+        made.append(Prediction(step, correlation, float(ends[losses.argmin()] - ends.min())))
+    return made
 
 
 def _curve(trials: Sequence[Trial]) -> dict[int, float]:

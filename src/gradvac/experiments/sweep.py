@@ -167,13 +167,13 @@ class Sweep:
 
     def ended(self, trial: Trial) -> Ended:
         """How a run stands, by what it left."""
-        found = read_json(self._result(trial))
-        if found.get("hash") not in (None, hash_of(dict(trial.settings))):
+        result = read_json(self._result(trial))
+        if result.get("hash") not in (None, hash_of(dict(trial.settings))):
             return Ended(WAITING)  # it was of another sweep; the run folder refuses other settings
-        reason, step = found.get("reason"), int(found.get("step", 0))
-        seconds = float(found.get("seconds", 0.0))
+        reason, step = result.get("reason"), int(result.get("step", 0))
+        seconds = float(result.get("seconds", 0.0))
         if reason == "failed":
-            return Ended(FAILED, step, seconds, str(found.get("error", "")))
+            return Ended(FAILED, step, seconds, str(result.get("error", "")))
         if reason in _ENDS:
             return Ended(DONE, step, seconds)
         return Ended(PAUSED if reason == "paused" else WAITING, step, seconds)

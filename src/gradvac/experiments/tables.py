@@ -134,13 +134,13 @@ def _costs(comparison: Comparison) -> Table:
 
 
 def _cost(cost: Cost, first: float | None) -> Sequence[str]:
-    own = cost.seconds_per_step
+    per_step = cost.seconds_per_step
     return (
         _number(cost.steps, 0),
         _number(cost.best_step, 0),
         _number(cost.seconds, 1),
-        _number(None if own is None else 1000 * own, 1),
-        _number(None if own is None or not first else own / first, 2),
+        _number(None if per_step is None else 1000 * per_step, 1),
+        _number(None if per_step is None or not first else per_step / first, 2),
         _number(cost.peak_memory, 2),
     )
 

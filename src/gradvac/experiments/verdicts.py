@@ -93,10 +93,10 @@ def cells_of(
             continue
         against = None
         if group is not groups[0] and baseline is not None:
-            found, paired = difference(baseline, own)
-            p_value, smallest = found.p_value(), found.smallest(num_tests)
+            change, paired = difference(baseline, own)
+            p_value, smallest = change.p_value(), change.smallest(num_tests)
             against = Against(
-                found.mean, *found.interval(), p_value, p_value, smallest, UNKNOWN, paired
+                change.mean, *change.interval(), p_value, p_value, smallest, UNKNOWN, paired
             )
         mean = spread(own)
         cells[group.name] = Cell(mean.mean, *mean.interval(), against)

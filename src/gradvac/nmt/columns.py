@@ -83,8 +83,8 @@ def _header(
     path: Path, cells: list[str], names: list[str], first: str, second: str, *, is_named: bool
 ) -> list[str]:
     """What every column holds, from the first row."""
-    found = [code for code in (first, second) if code in cells]
-    twice = [code for code in found if cells.count(code) > 1]
+    named = [code for code in (first, second) if code in cells]
+    twice = [code for code in named if cells.count(code) > 1]
     if twice:
         raise ValueError(f"data: the header of {path} names {twice[0]!r} twice; rename a column.")
     if names:
@@ -93,13 +93,13 @@ def _header(
                 f"data.columns: {names} has no {first!r} or no {second!r}, which {path} is read "
                 "for; write {xx} for the language that is not the pivot."
             )
-        if cells != names and (len(found) == 2 or len(cells) != len(names)):
+        if cells != names and (len(named) == 2 or len(cells) != len(names)):
             raise ValueError(
                 f"data.columns: {names} was given, but {path} begins with {len(cells)} cells: "
                 f"{_shown(cells)}."
             )
         expected = names
-    elif len(found) == 2:
+    elif len(named) == 2:
         return cells
     elif len(cells) == 2 and is_named:
         expected = [first, second]

@@ -180,12 +180,12 @@ class DataConfig(Section):
         if isinstance(given, dict):
             names = [pair, *(code for code in reversed(parse(pair)) if code != self.pivot)]
             unknown = given.keys() - {*self.all_pairs(), *self.all_languages()}
-            found = [given[name] for name in names if name in given]
-            if unknown or not found:
+            sources = [given[name] for name in names if name in given]
+            if unknown or not sources:
                 what = f"{min(unknown)!r} is none of them" if unknown else f"none for {pair}"
                 raise ValueError(
                     f"{split}: gives sources by language or pair, but {what}; write as in "
                     f'{{{names[-1]} = "..."}}'
                 )
-            given = found[0]
+            given = sources[0]
         return [given] if isinstance(given, str) else given

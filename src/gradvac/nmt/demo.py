@@ -194,24 +194,24 @@ def verdict(result: DemoResult) -> str:
     means, num = _means(result), len(changes)
     average = f"{means[JOINT]:.1f} (joint) against {means[GRADVAC]:.1f} (gradvac) on average"
     if not wins:
-        found = f"Neither wins here: {average}, and no language differs by more than noise."
+        outcome = f"Neither wins here: {average}, and no language differs by more than noise."
     elif len(wins) == 2:
-        found = (
+        outcome = (
             f"Each wins somewhere: {average}; joint is better in {wins[JOINT]} of {num} "
             f"languages, gradvac in {wins[GRADVAC]}, beyond the noise of these sentences."
         )
     else:
         (winner, count), *_ = wins.items()
         name = "Joint training" if winner == JOINT else "GradVac"
-        found = (
+        outcome = (
             f"{name} wins here: {average}; it is better in {count} of {num} languages beyond the "
             "noise of these sentences, and worse in none."
         )
     return (
-        f"{found} When to use which: joint training is the one to beat. Where the gradients of your"
-        " languages agree, there is little for GradVac to change; it is meant for many languages of"
-        " unequal size whose gradients do not. The report says how far yours agree. Decide on your"
-        " own data, with several seeds."
+        f"{outcome} When to use which: joint training is the one to beat. Where the gradients of "
+        "your languages agree, there is little for GradVac to change; it is meant for many "
+        "languages of unequal size whose gradients do not. The report says how far yours agree. "
+        "Decide on your own data, with several seeds."
     )
 
 

@@ -162,9 +162,9 @@ def make_pegasus(model: Transformer, *, longest: int, decoding: DecodingConfig) 
 
 
 def _copy_layer(ours: Any, theirs: Any) -> None:
-    own = theirs.self_attn
-    _copy([own.q_proj, own.k_proj, own.v_proj], ours.attention.read)
-    _copy([own.out_proj], ours.attention.write)
+    attention = theirs.self_attn
+    _copy([attention.q_proj, attention.k_proj, attention.v_proj], ours.attention.read)
+    _copy([attention.out_proj], ours.attention.write)
     _copy([theirs.self_attn_layer_norm], ours.after_attention.norm)
     _copy([theirs.fc1], ours.network.first)
     _copy([theirs.fc2], ours.network.second)

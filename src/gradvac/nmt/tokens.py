@@ -42,16 +42,16 @@ class TokenFile:
     def __init__(self, path: Path, vocabulary_size: int) -> None:
         self._offsets = _read_offsets(Path(f"{path}{OFFSETS}"))
         kind = _kind(vocabulary_size)
-        expected, found = int(self._offsets[-1]) * kind.itemsize, os.path.getsize(f"{path}.bin")
+        expected, size = int(self._offsets[-1]) * kind.itemsize, os.path.getsize(f"{path}.bin")
         self._path = path
-        if expected != found or self._offsets[0] != 0:
+        if expected != size or self._offsets[0] != 0:
             raise ValueError(
-                f"data: {path}.bin has {found:,} bytes instead of {expected:,}, or its sentences "
+                f"data: {path}.bin has {size:,} bytes instead of {expected:,}, or its sentences "
                 "begin at other places; run `gradvac nmt prepare` again."
             )
         # An empty file cannot be mapped.
         self._tokens: Tokens = (
-            np.memmap(f"{path}.bin", dtype=kind, mode="r") if found else np.empty(0, dtype=kind)
+            np.memmap(f"{path}.bin", dtype=kind, mode="r") if size else np.empty(0, dtype=kind)
         )
 
     def __len__(self) -> int:
@@ -67,13 +67,13 @@ class TokenFile:
 
     def lengths(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of some sentences."""
-        found: npt.NDArray[np.int64] = self._offsets[numbers + 1] - self._offsets[numbers]
-        if (found < 0).any():
+        lengths: npt.NDArray[np.int64] = self._offsets[numbers + 1] - self._offsets[numbers]
+        if (lengths < 0).any():
             raise ValueError(
                 f"data: the sentences of {self._path}.bin begin at other places than written; run "
                 "`gradvac nmt prepare` again."
             )
-        return found
+        return lengths
 
     def gather(self, numbers: npt.NDArray[np.int64]) -> Ragged:
         """Read many sentences at once."""
@@ -116,10 +116,10 @@ class TokenShards:
 
     def lengths(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of some sentences."""
-        found = np.zeros(len(numbers), dtype=np.int64)
+        lengths = np.zeros(len(numbers), dtype=np.int64)
         for file, own, places in self._by_shard(numbers):
-            found[places] = file.lengths(own)
-        return found
+            lengths[places] = file.lengths(own)
+        return lengths
 
     def gather(self, numbers: npt.NDArray[np.int64]) -> Ragged:
         """Read many sentences at once."""

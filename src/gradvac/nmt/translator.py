@@ -140,5 +140,5 @@ class Translator(FromRun):
     def _search(self, sources: Ragged) -> list[str]:
         settings = self.settings
         limits = np.ceil((sources.lengths - 2) * settings.max_ratio) + settings.max_extra
-        found = self._decoder.decode(sources, limits.astype(int).tolist())
-        return [self.vocabulary.decode(hypothesis.tokens) for hypothesis in found]
+        hypotheses = self._decoder.decode(sources, limits.astype(int).tolist())
+        return [self.vocabulary.decode(hypothesis.tokens) for hypothesis in hypotheses]

@@ -136,8 +136,8 @@ class Vocabulary:
 
     def encode(self, lines: Sequence[str], *, threads: int = 1) -> list[list[int]]:
         """Cut lines into pieces, without any special token."""
-        found: list[list[int]] = self._pieces.encode(list(lines), num_threads=threads)
-        return found
+        pieces: list[list[int]] = self._pieces.encode(list(lines), num_threads=threads)
+        return pieces
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Put pieces together to a line of text."""

@@ -59,15 +59,15 @@ def rule_named(name: str, **options: Any) -> Rule:
     rule = RULES.get(name.lower())
     if rule is None:
         raise ValueError(f"rule: there is no {name!r}; {nearest(name.lower(), RULES)}")
-    known = options_of(rule)
+    its_options = options_of(rule)
     for option in options:
-        if option not in known:
+        if option not in its_options:
             has = f"{rule.__name__} has no such option"
-            raise ValueError(f"{option}: {has}; {nearest(option, known)}")
-    missing = [name for name, one in known.items() if one.default is REQUIRED]
+            raise ValueError(f"{option}: {has}; {nearest(option, its_options)}")
+    missing = [name for name, one in its_options.items() if one.default is REQUIRED]
     for option in missing:
         if options.get(option) is None:
-            raise ValueError(f"{option}: {rule.__name__} needs one: {known[option].about}")
+            raise ValueError(f"{option}: {rule.__name__} needs one: {its_options[option].about}")
     return rule(**options)
 
 

@@ -100,9 +100,9 @@ class RunFolder:
 
     def kept_checkpoints(self) -> list[tuple[int, Path]]:
         """Steps and folders of all checkpoints, damaged ones too, by step."""
-        found = ((path.name.removeprefix(_STEP), path) for path in self.checkpoints.glob("step-*"))
+        named = ((path.name.removeprefix(_STEP), path) for path in self.checkpoints.glob("step-*"))
         return sorted(
-            (int(step), path) for step, path in found if step.isdecimal() and path.is_dir()
+            (int(step), path) for step, path in named if step.isdecimal() and path.is_dir()
         )
 
     def weights(self, name: str) -> Path:

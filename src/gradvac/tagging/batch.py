@@ -61,12 +61,12 @@ def make_batch(tasks: Sequence[Windows], chosen: Sequence[Numbers], *, pad: int)
     mask = np.zeros((len(rows), width), dtype=bool)
     labels = np.full((len(rows), width), NO_LABEL, dtype=np.int64)
     for row, (task, n) in enumerate(rows):
-        own = tasks[task]
-        first, last = own.starts[n], own.starts[n + 1]
-        tokens[row, : last - first] = own.tokens[first:last]
+        windows = tasks[task]
+        first, last = windows.starts[n], windows.starts[n + 1]
+        tokens[row, : last - first] = windows.tokens[first:last]
         mask[row, : last - first] = True
-        words = slice(own.words[n], own.words[n + 1])
-        labels[row, own.places[words]] = own.labels[words]
+        words = slice(windows.words[n], windows.words[n + 1])
+        labels[row, windows.places[words]] = windows.labels[words]
     return TagBatch(
         torch.from_numpy(tokens),
         torch.from_numpy(mask),

@@ -182,8 +182,8 @@ class _Builder:
 
 def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     """What the tokenizer puts before and after a sentence."""
-    found = tokenizer([["a"]], is_split_into_words=True)
-    words, tokens = found.word_ids(0), found["input_ids"][0]
+    encoded = tokenizer([["a"]], is_split_into_words=True)
+    words, tokens = encoded.word_ids(0), encoded["input_ids"][0]
     inside = [place for place, word in enumerate(words) if word is not None]
     assert inside, "the tokenizer makes nothing of the letter a"
     return tokens[: inside[0]], tokens[inside[-1] + 1 :]

@@ -63,13 +63,13 @@ def cut_blocks(tokenizer: Any, lines: Sequence[str], size: int) -> Blocks:
     end, begin = tokenizer.sep_token_id, tokenizer.cls_token_id
     flat: list[int] = []
     for first in range(0, len(lines), 10_000):
-        found = tokenizer(
+        encoded = tokenizer(
             list(lines[first : first + 10_000]),
             add_special_tokens=False,
             return_attention_mask=False,
             verbose=False,
         )
-        for tokens in found["input_ids"]:
+        for tokens in encoded["input_ids"]:
             flat += [*tokens, end]
     text = np.array(flat, dtype=np.int32)
     num_blocks = max(1, -(-len(text) // (size - 1)))

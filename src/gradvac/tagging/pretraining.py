@@ -159,8 +159,8 @@ class TextData:
 
     def blocks(self, lang: str) -> Blocks:
         """All blocks of a language, `[blocks, S]`."""
-        found: Blocks = np.load(self._folder / f"{lang}.npy", mmap_mode="r")
-        return found
+        blocks: Blocks = np.load(self._folder / f"{lang}.npy", mmap_mode="r")
+        return blocks
 
 
 class PretrainRecipe:

@@ -109,8 +109,8 @@ class TaggingRecipe:
             scores[f"dev/f1/{task}"] = score.f1
             scores[f"dev/accuracy/{task}"] = score.accuracy
         for name in ("loss", "f1", "accuracy"):
-            own = [scores[f"dev/{name}/{task}"] for task in self.tasks]
-            scores[f"dev/{name}"] = float(np.mean(own))
+            values = [scores[f"dev/{name}/{task}"] for task in self.tasks]
+            scores[f"dev/{name}"] = float(np.mean(values))
         return scores
 
     def data_signature(self) -> str:
@@ -133,8 +133,8 @@ class TaggingRecipe:
         for column in ("sentences", "words", "windows", "share", "drawn", "epochs"):
             shown.add_column(column, justify="right")
         for row in rows:
-            known = self.prepared.report[f"{TRAIN} {row.task}"]
-            counts = (f"{known['sentences']:,}", f"{known['words']:,}", f"{row.size:,}")
+            facts = self.prepared.report[f"{TRAIN} {row.task}"]
+            counts = (f"{facts['sentences']:,}", f"{facts['words']:,}", f"{row.size:,}")
             rest = (f"{row.probability:.1%}", f"{row.num_drawn:,.0f}", f"{row.epochs:.1f}")
             shown.add_row(row.task, *counts, *rest)
         return shown
@@ -166,8 +166,8 @@ def _encoder_files(recipe: TaggingRecipe) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         recipe.tokenizer.save_pretrained(folder)
-        found = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+        contents = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
     settings = recipe.model.config.to_dict()  # type: ignore[union-attr, operator]
     settings.pop("transformers_version", None)  # a newer one makes it no other model
-    found["config.json"] = json.dumps(settings, indent=1, sort_keys=True, default=str).encode()
-    return {f"{ENCODER}/{name}": content for name, content in found.items()}
+    contents["config.json"] = json.dumps(settings, indent=1, sort_keys=True, default=str).encode()
+    return {f"{ENCODER}/{name}": content for name, content in contents.items()}

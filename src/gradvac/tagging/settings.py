@@ -73,8 +73,8 @@ class DataConfig(Section):
 
     def sources(self) -> dict[str, str]:
         """Split -> source."""
-        found = {TRAIN: self.train, DEV: self.dev, TEST: self.test}
-        return {split: source for split, source in found.items() if source is not None}
+        by_split = {TRAIN: self.train, DEV: self.dev, TEST: self.test}
+        return {split: source for split, source in by_split.items() if source is not None}
 
 
 class ModelConfig(Section):

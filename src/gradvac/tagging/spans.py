@@ -36,18 +36,18 @@ def find_spans(tags: Sequence[str]) -> list[Span]:
 
 def find_strict_spans(tags: Sequence[str]) -> list[Span]:
     """The entities of a sentence as IOB2 defines them: without a `B-` there is none."""
-    found: list[Span] = []
+    spans: list[Span] = []
     is_open = False
     for place, (prefix, kind) in enumerate(map(_split, tags)):
         if prefix == "B":
-            found.append(Span(kind, place, place))
-        elif prefix == "I" and is_open and found[-1].type == kind:
-            found[-1] = found[-1]._replace(last=place)
+            spans.append(Span(kind, place, place))
+        elif prefix == "I" and is_open and spans[-1].type == kind:
+            spans[-1] = spans[-1]._replace(last=place)
         else:
             is_open = False
             continue
         is_open = True
-    return found
+    return spans
 
 
 def xtreme_units(tags: Sequence[str]) -> list[Span]:

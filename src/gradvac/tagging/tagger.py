@@ -52,20 +52,20 @@ def predict_windows(
         see: Called with every batch and its logits.
     """
     device = next(model.parameters()).device
-    found = np.zeros(len(windows.places), dtype=np.int64)
+    predicted = np.zeros(len(windows.places), dtype=np.int64)
     for numbers in by_length(windows, rows):
         batch = make_batch([windows], [numbers], pad=pad).to(device)
         logits = logits_of(model, batch)
         best = logits.argmax(-1).cpu().numpy()  # [B, S]
         for row, number in enumerate(numbers):
             words = slice(windows.words[number], windows.words[number + 1])
-            found[words] = best[row, windows.places[words]]
+            predicted[words] = best[row, windows.places[words]]
         if see is not None:
             see(batch, logits)
     tags: list[list[str]] = [[] for _ in range(num_sentences)]
     for number, sentence in enumerate(windows.sentences):
         words = slice(windows.words[number], windows.words[number + 1])
-        tags[sentence] += [labels[label] for label in found[words]]
+        tags[sentence] += [labels[label] for label in predicted[words]]
     return tags
 
 

@@ -82,10 +82,10 @@ class _Align(Section):
         if self.engine == "one_backward" and (self.storage_dtype or self.offload):
             option = "offload" if self.offload else "storage_dtype"
             raise ValueError(f'{option} is of engine "per_task", but engine is "one_backward"')
-        known = _keys_of(self.rule)
-        ignored = [key for key in self._changed(_keys()) if key not in known]
+        keys = _keys_of(self.rule)
+        ignored = [key for key in self._changed(_keys()) if key not in keys]
         if ignored:
-            takes = ", ".join(known) or "no settings"
+            takes = ", ".join(keys) or "no settings"
             raise ValueError(
                 f"{ignored[0]}: rule {self.rule!r} takes {takes}; leave this one out, or choose "
                 "another rule"
@@ -107,8 +107,8 @@ class _Align(Section):
     def describe_rule(self) -> str:
         """The rule with what differs from its defaults: "gradvac(beta=0.1,vaccinated=low)"."""
         changed = self._changed(_keys_of(self.rule))
-        own = [f"{key}={_short(value)}" for key, value in changed.items()]
-        return f"{self.rule}({','.join(own)})".replace(" ", "").removesuffix("()")
+        settings = [f"{key}={_short(value)}" for key, value in changed.items()]
+        return f"{self.rule}({','.join(settings)})".replace(" ", "").removesuffix("()")
 
     def _changed(self, keys: Iterable[str]) -> dict[str, Any]:
         fields = type(self).model_fields
@@ -190,14 +190,14 @@ def _tasks_of(key: str, name: str, tasks: Sequence[str], levels: Mapping[str, st
     """A task name, or the tasks of a resource level."""
     if name in tasks:
         return [name]
-    found = [task for task in tasks if levels.get(task) == name]
-    if not found:
-        known = ", ".join(dict.fromkeys(levels.values())) or "none"
+    of_level = [task for task in tasks if levels.get(task) == name]
+    if not of_level:
+        level_names = ", ".join(dict.fromkeys(levels.values())) or "none"
         raise ValueError(
             f"align.{key}: {name!r} is neither a task ({', '.join(tasks)}) nor a resource level "
-            f"of one ({known})."
+            f"of one ({level_names})."
         )
-    return found
+    return of_level
 
 
 def _keys_of(rule: str) -> dict[str, Option]:

@@ -103,8 +103,8 @@ def differences(old: BaseModel, new: BaseModel) -> dict[str, tuple[Any, Any]]:
     """Key path -> (old value, new value) of everything that differs; None for an unset key."""
     before, after = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
     keys = dict.fromkeys([*before, *after])
-    found = {key: (before.get(key), after.get(key)) for key in keys}
-    return {key: pair for key, pair in found.items() if pair[0] != pair[1]}
+    changes = {key: (before.get(key), after.get(key)) for key in keys}
+    return {key: pair for key, pair in changes.items() if pair[0] != pair[1]}
 
 
 def find_config(source: str | Path, folders: Iterable[Path]) -> Path:

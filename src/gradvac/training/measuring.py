@@ -136,7 +136,7 @@ def find_weights(
                 f"{run}: has no checkpoint to measure; train first, or give --weights best."
             )
         return [Weights(one.step, one.weights) for one in intact]
-    found = {}
+    by_step = {}
     for name in names:
         if name == "best":
             step = checkpoint.step_of(run, name)
@@ -155,8 +155,8 @@ def find_weights(
                 f"weights: must be best, last or a step, got {name!r}; averaged weights belong to "
                 "no single step."
             )
-        found[step] = Weights(step, partial(checkpoint.weights, run, name))
-    return [found[step] for step in sorted(found)]
+        by_step[step] = Weights(step, partial(checkpoint.weights, run, name))
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def _read_before(path: Path, about: Mapping[str, object]) -> tuple[Similarities, ...]:

@@ -82,14 +82,14 @@ def wander(places: Numbers, size: int, *, seed: Sequence[int]) -> Numbers:
     parts = np.arange(0, num_blocks, _BLOCKS_AT_ONCE)
     starts = np.concatenate([[0], np.cumsum(np.add.reduceat(sizes, parts))])
     part_of = np.searchsorted(starts, places, side="right") - 1
-    found = np.empty(len(places), dtype=np.int64)
+    numbers = np.empty(len(places), dtype=np.int64)
     for part in np.unique(part_of).tolist():
         own = slice(part * _BLOCKS_AT_ONCE, (part + 1) * _BLOCKS_AT_ONCE)
         mine, ends = part_of == part, np.concatenate([[0], np.cumsum(sizes[own])])
         inside = scatter(places[mine] - starts[part], int(ends[-1]), seed=(*seed, part))
         block = np.searchsorted(ends, inside, side="right") - 1
-        found[mine] = blocks[own][block] * _BLOCK + inside - ends[block]
-    return found
+        numbers[mine] = blocks[own][block] * _BLOCK + inside - ends[block]
+    return numbers
 
 
 def scatter(places: Numbers, size: int, *, seed: Sequence[int]) -> Numbers:
@@ -106,15 +106,15 @@ def scatter(places: Numbers, size: int, *, seed: Sequence[int]) -> Numbers:
     half = -(-max(2, int(size - 1).bit_length()) // 2)
     shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
     keys = np.random.default_rng(list(seed)).integers(0, 1 << 63, _ROUNDS, dtype=np.uint64)
-    found = places.astype(np.uint64)
-    outside = np.ones(len(found), dtype=bool)
+    numbers = places.astype(np.uint64)
+    outside = np.ones(len(numbers), dtype=bool)
     while outside.any():
-        left, right = found[outside] >> shift, found[outside] & mask
+        left, right = numbers[outside] >> shift, numbers[outside] & mask
         for key in keys:
             left, right = right, left ^ (_mix(right + key) & mask)
-        found[outside] = (left << shift) | right
-        outside = found >= size
-    return found.astype(np.int64)
+        numbers[outside] = (left << shift) | right
+        outside = numbers >= size
+    return numbers.astype(np.int64)
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

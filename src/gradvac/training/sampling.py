@@ -81,8 +81,8 @@ class SamplingConfig(Section):
         self, sizes: Mapping[str, int], *, seed: int = 0, num_rows: float | None = None
     ) -> "TaskSampler":
         """A sampler at its first draw; `seed` is used where the section has none."""
-        own = seed if self.seed is None else self.seed
-        return TaskSampler(sizes, self, seed=own, num_rows=num_rows)
+        own_seed = seed if self.seed is None else self.seed
+        return TaskSampler(sizes, self, seed=own_seed, num_rows=num_rows)
 
 
 def task_probabilities(sizes: Mapping[str, int], temperature: float) -> dict[str, float]:

@@ -56,9 +56,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: The file is missing, damaged, or not written by us.
     """
-    found, metadata = _read(path)
+    tensors, metadata = _read(path)
     aliases = {n: v.removeprefix(_ALIAS) for n, v in metadata.items() if v.startswith(_ALIAS)}
-    return found | {name: found[first] for name, first in aliases.items()}
+    return tensors | {name: tensors[first] for name, first in aliases.items()}
 
 
 def read_facts(path: Path) -> dict[str, str]:
@@ -92,15 +92,15 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             warnings.simplefilter("ignore")  # of numbers that no undamaged file claims to hold
             with safetensors.safe_open(path, framework="pt") as file:
                 metadata = dict(file.metadata() or {})
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         expected = metadata.pop(_HASH, None)
-        intact = expected == _hash(found, metadata)
+        intact = expected == _hash(tensors, metadata)
     except Exception as error:  # what a damaged header makes the library raise is not bounded
         raise CheckpointError(f"{path}: is no weights file, or is damaged ({error}).") from error
     if not intact:
         what = "is damaged: it is not what was written" if expected else "has no hash to verify"
         raise CheckpointError(f"{path}: {what}. Use other weights, or train again.")
-    return found, metadata
+    return tensors, metadata
 
 
 def _hash(stored: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

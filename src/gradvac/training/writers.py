@@ -86,13 +86,13 @@ def open_writers(
 
     TensorBoard, which is on by default, may be missing; what was asked for by name may not.
     """
-    found: list[Writer] = []
+    writers: list[Writer] = []
     for name in settings.train.writers:
         try:
             if name == "tensorboard":
-                found.append(TensorBoard(run, step=step))
+                writers.append(TensorBoard(run, step=step))
             else:
-                found.append(Tracker(name, run, settings))
+                writers.append(Tracker(name, run, settings))
         except ModuleNotFoundError as error:
             if name != "tensorboard":
                 raise ValueError(
@@ -100,4 +100,4 @@ def open_writers(
                     "out."
                 ) from error
             say("TensorBoard is not installed; metrics go to metrics.jsonl only.")
-    return found
+    return writers

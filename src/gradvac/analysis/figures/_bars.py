@@ -66,13 +66,13 @@ def scores_by_level(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, 
 
 def data_sizes(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, Figure]:
     """Figure 7: training pairs of each task; a pair that goes both ways is one."""
-    known: dict[frozenset[str], str] = {}
+    task_of_pair: dict[frozenset[str], str] = {}
     for task in (task for run in runs for task in run.tasks):
         if sizes.get(task, 0) > 0:
-            known.setdefault(frozenset(languages_of(task)), task)
-    if not known:
+            task_of_pair.setdefault(frozenset(languages_of(task)), task)
+    if not task_of_pair:
         raise MissingError("needs the number of training pairs of each task.")
-    tasks = sorted(known.values(), key=lambda task: -sizes[task])
+    tasks = sorted(task_of_pair.values(), key=lambda task: -sizes[task])
     families: dict[str, str] = {}
     for run in runs:
         families |= run.families
@@ -101,7 +101,7 @@ def _bars(axes: Axes, heights: Sequence[int], families: Sequence[str]) -> dict[s
     few = len(names) <= len(INKS)  # more families than colours: colours would say nothing
     drawn: dict[str, Artist] = {}
     for number, name in enumerate(names if few else [""]):
-        own = [i for i, family in enumerate(families) if family == name or not few]
-        drawn[name] = axes.bar(own, [heights[i] for i in own], color=INKS[number])[0]
+        places = [i for i, family in enumerate(families) if family == name or not few]
+        drawn[name] = axes.bar(places, [heights[i] for i in places], color=INKS[number])[0]
     drawn.pop("", None)
     return drawn

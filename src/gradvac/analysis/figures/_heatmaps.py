@@ -46,8 +46,8 @@ def similarity_by_family(runs: Sequence[Run]) -> dict[str, Figure]:
                     continue
                 matrix = views.side_matrix(main, side, tasks)
                 order = _order(main, tasks, run)
-                own = f"cosine of {side} gradients {direction}".rstrip()
-                title = f"{views.short(run.name, 30)}: {own}"
+                label = f"cosine of {side} gradients {direction}".rstrip()
+                title = f"{views.short(run.name, 30)}: {label}"
                 name = "_".join(part for part in (run.name, side, direction) if part)
                 drawn[name] = _alone(matrix, tasks, order, title, colours)
     return drawn
@@ -57,10 +57,10 @@ def directions(runs: Sequence[Run]) -> dict[str, Figure]:
     """Figure 2a: into the pivot (English) against out of it in one model."""
     drawn = {}
     for run, main in _with_similarities(runs):
-        found = task_names.both_ways(main.tasks)
-        if found is None:
+        pairs = task_names.both_ways(main.tasks)
+        if pairs is None:
             continue
-        pivot, *pair = found
+        pivot, *pair = pairs
         names = task_names.into(pivot), task_names.out_of(pivot)
         panels = {
             f"{name}, mean {_mean(matrix):z.2f}": (matrix, tasks)
@@ -91,10 +91,10 @@ def sides(runs: Sequence[Run]) -> dict[str, Figure]:
 
 def two_runs(runs: Sequence[Run]) -> dict[str, Figure]:
     """Figure 9: the first run against each other one on the same tasks, in the same colours."""
-    found = _with_similarities(runs)
-    first, main = found[0]
+    sources = _with_similarities(runs)
+    first, main = sources[0]
     drawn = {}
-    for run, other in found[1:]:
+    for run, other in sources[1:]:
         tasks = [task for task in main.tasks if task in other.tasks]
         if len(tasks) < 2 or other.lines != main.lines:
             continue
@@ -111,10 +111,10 @@ def two_runs(runs: Sequence[Run]) -> dict[str, Figure]:
 
 def _with_similarities(runs: Sequence[Run]) -> list[tuple[Run, Similarities]]:
     sources = [(run, views.main_source(run)) for run in runs]
-    found = [(run, main) for run, main in sources if main is not None and len(main.tasks) > 1]
-    if not found:
+    usable = [(run, main) for run, main in sources if main is not None and len(main.tasks) > 1]
+    if not usable:
         raise MissingError("needs similarities of at least two tasks.")
-    return found
+    return usable
 
 
 def _mean(matrix: Matrix) -> float:
@@ -201,15 +201,15 @@ def _beside(
     figure = new_figure(2 * (cells + names + side) + 0.3, cells + names + 1.25)
     images = []
     colours = _colours(*(matrix for matrix, _ in panels.values()))
-    for axes, (name, (matrix, own)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        where = {language: n for n, language in enumerate(task_names.other_languages(own))}
-        same = len(own) == len(tasks) and all(language in where for language in languages)
+    for axes, (name, (matrix, shown)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        where = {language: n for n, language in enumerate(task_names.other_languages(shown))}
+        same = len(shown) == len(tasks) and all(language in where for language in languages)
         arranged = (
             ([where[language] for language in languages], blocks)
-            if same and len(where) == len(own)
-            else views.order_by_family(matrix, own, families)
+            if same and len(where) == len(shown)
+            else views.order_by_family(matrix, shown, families)
         )
-        images.append(_draw(axes, matrix, own, arranged, colours))
+        images.append(_draw(axes, matrix, shown, arranged, colours))
         axes.set_title(name, loc="left")
     _colour_bar(figure, images[0], colours)
     if title:
@@ -234,10 +234,10 @@ def _draw(
     image = axes.imshow(shown, **{key: colours[key] for key in ("cmap", "vmin", "vmax")})
     labels = [_names(tasks)[i] for i in order]
     for row, column in np.argwhere(np.isnan(shown)):
-        own: dict[str, Any] = {"facecolor": BLANK}
+        look: dict[str, Any] = {"facecolor": BLANK}
         if row != column:
-            own = {"facecolor": "none", "hatch": "//////"}
-        cell = Rectangle((column - 0.5, row - 0.5), 1, 1, edgecolor=HATCH, linewidth=0, **own)
+            look = {"facecolor": "none", "hatch": "//////"}
+        cell = Rectangle((column - 0.5, row - 0.5), 1, 1, edgecolor=HATCH, linewidth=0, **look)
         axes.add_patch(cell)
     if len(labels) <= _MOST_NUMBERS:
         _write_numbers(axes, shown, image)

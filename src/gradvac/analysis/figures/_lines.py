@@ -112,8 +112,8 @@ def _share(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
 def layers(runs: Sequence[Run]) -> dict[str, Figure]:
     """Figure 4b: mean similarity by layer."""
     sources = [(run, views.main_source(run)) for run in runs]
-    found = [(run, [] if main is None else views.by_layer(main)) for run, main in sources]
-    if not any(lines for _, lines in found):
+    layers_of_runs = [(run, [] if main is None else views.by_layer(main)) for run, main in sources]
+    if not any(lines for _, lines in layers_of_runs):
         raise MissingError(
             "needs components that carry the number of a layer (all_layer, all_matrix)."
         )
@@ -121,7 +121,7 @@ def layers(runs: Sequence[Run]) -> dict[str, Figure]:
     axes = figure.subplots()
     sides = (ENCODER, DECODER, SHARED)
     drawn: dict[str, Artist] = {}
-    for number, (run, lines) in enumerate(found):
+    for number, (run, lines) in enumerate(layers_of_runs):
         for part, points in lines:
             name = f"{views.short(run.name)}, {part.name}" if len(runs) > 1 else part.name
             look: dict[str, Any] = {
@@ -131,7 +131,7 @@ def layers(runs: Sequence[Run]) -> dict[str, Figure]:
                 "fillstyle": "none" if task_names.is_into_pivot(part.direction) else "full",
             }
             drawn[name] = axes.plot(*zip(*points, strict=True), **look)[0]
-    numbers = [layer for _, lines in found for _, points in lines for layer, _ in points]
+    numbers = [layer for _, lines in layers_of_runs for _, points in lines for layer, _ in points]
     first, last = min(numbers), max(numbers)
     axes.set_xticks(range(first, last + 1, (last - first) // _MOST_TICKS + 1))
     axes.set_xlabel("layer")
@@ -190,9 +190,9 @@ def distance(runs: Sequence[Run]) -> dict[str, Figure]:
         main = views.main_source(run)
         if main is None or run.distances is None:
             continue
-        known = views.against_distance(main, run.distances)
-        if known:
-            drawn[run.name] = _distance(run.name, run.distances.name, known)
+        with_distances = views.against_distance(main, run.distances)
+        if with_distances:
+            drawn[run.name] = _distance(run.name, run.distances.name, with_distances)
     if not drawn:
         raise MissingError("needs five tasks of one direction with different known distances.")
     return drawn
@@ -236,8 +236,10 @@ def _correlation(points: Sequence[tuple[float, float]]) -> str:
     if len(points) < _FEWEST_FOR_CORRELATION:
         return f"{len(points)} runs: too few for a correlation"
     try:
-        found = statistics.similarity_against_score(points)
+        correlation = statistics.similarity_against_score(points)
     except ValueError:
         return "no correlation: a value is the same in all runs"
-    low, high = found.interval
-    return f"Spearman {found.rho:z.2f} [{low:z.2f}, {high:z.2f}], p = {found.p_value:.3f}"
+    low, high = correlation.interval
+    return (
+        f"Spearman {correlation.rho:z.2f} [{low:z.2f}, {high:z.2f}], p = {correlation.p_value:.3f}"
+    )

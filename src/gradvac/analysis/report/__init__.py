@@ -143,10 +143,10 @@ def render(runs: Sequence[Run], *, live: dict[str, Any] | None = None) -> str:
 
 def _answers(sentences: Sequence[Sentence]) -> dict[str, list[str]]:
     """Sentences by the question they answer, those that claim something first."""
-    found: dict[str, list[str]] = {}
+    by_question: dict[str, list[str]] = {}
     for sentence in sorted(sentences, key=lambda sentence: not sentence.claims):
-        found.setdefault(_QUESTIONS[sentence.about], []).append(sentence.text)
-    return found
+        by_question.setdefault(_QUESTIONS[sentence.about], []).append(sentence.text)
+    return by_question
 
 
 def _pushed_on(pushes: object) -> str:
@@ -168,8 +168,8 @@ def _template() -> jinja2.Template:
 def _grouped(sentences: Sequence[Sentence]) -> list[tuple[str, list[str]]]:
     """Sentences about the same thing together, in order."""
     return [
-        (about, [sentence.text for sentence in own])
-        for about, own in itertools.groupby(sentences, key=lambda sentence: sentence.about)
+        (about, [sentence.text for sentence in group])
+        for about, group in itertools.groupby(sentences, key=lambda sentence: sentence.about)
     ]
 
 

@@ -49,18 +49,18 @@ def _compare_similarities(about: str, first: Run, second: Run) -> list[Sentence]
     if common:
         a, b = a.select(steps=common), b.select(steps=common)
     try:
-        found = statistics.compare_runs(a, b)
+        comparison = statistics.compare_runs(a, b)
     except ValueError:
         return [Sentence(about, "They have fewer than two tasks in common.")]
-    if np.isnan(found.change.difference.mean):
+    if np.isnan(comparison.change.difference.mean):
         return [Sentence(about, "Their similarities are not compared: one of them is unknown.")]
-    said = [_verdict(about, found, second.name)]
+    said = [_verdict(about, comparison, second.name)]
     if a.lines == "training":
         text = "These are raw cosines of training; other batches alone can change them."
         said.append(Sentence(about, text))
-    if found.pattern is not None:
-        test = f"r = {found.pattern.r:z.2f}, {p_text(found.pattern.p_value)}"
-        clear = found.pattern.r > 0 and is_clear(found.pattern.p_value)
+    if comparison.pattern is not None:
+        test = f"r = {comparison.pattern.r:z.2f}, {p_text(comparison.pattern.p_value)}"
+        clear = comparison.pattern.r > 0 and is_clear(comparison.pattern.p_value)
         text = (
             f"The same pairs are similar in both ({test})."
             if clear

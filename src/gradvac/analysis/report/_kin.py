@@ -41,13 +41,13 @@ class Finding:
 
 def family_findings(main: Similarities, run: Run) -> list[Finding]:
     """Within families against between them, in every part that has both."""
-    found = []
+    findings = []
     noun = _noun(main).capitalize()
     for part in views.parts(main):
-        own = statistics.families_of(part.tasks, run.families)
+        families = statistics.families_of(part.tasks, run.families)
         try:
             contrast = statistics.family_contrast(
-                views.side_matrix(main, part.side, part.tasks), own
+                views.side_matrix(main, part.side, part.tasks), families
             )
         except ValueError:  # no pair of relatives, or of others, is known
             continue
@@ -60,8 +60,8 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
         )
         few = f"; so few cannot go below {least:.2f}" if least >= 0.05 else ""
         numbers = f"{within:z.2f} against {between:z.2f}{where(part)} ({p_text(p_value)}{few})"
-        found.append(Finding(claim, numbers, p_value))
-    return found
+        findings.append(Finding(claim, numbers, p_value))
+    return findings
 
 
 def say_families(main: Similarities, run: Run) -> list[Sentence]:
@@ -70,15 +70,15 @@ def say_families(main: Similarities, run: Run) -> list[Sentence]:
         text = "The families of the tasks are not known, so nothing is said about them."
         return [Sentence(FAMILIES, text)]
     noun = _noun(main)
-    found = family_findings(main, run)
-    said = _told(FAMILIES, found, f"{noun.capitalize()} of one family against others")
-    if not found:
+    findings = family_findings(main, run)
+    said = _told(FAMILIES, findings, f"{noun.capitalize()} of one family against others")
+    if not findings:
         said.append(Sentence(FAMILIES, _why_no_contrast(main, run)))
     for direction, tasks in task_names.directions(main.tasks):
-        own = [run.families.get(task, "") for task in tasks]
-        large = [name for name in dict.fromkeys(own) if name and own.count(name) > 1]
+        families = [run.families.get(task, "") for task in tasks]
+        large = [name for name in dict.fromkeys(families) if name and families.count(name) > 1]
         members = {
-            name: [t for t, f in zip(tasks, own, strict=True) if f == name] for name in large
+            name: [t for t, f in zip(tasks, families, strict=True) if f == name] for name in large
         }
         if members:
             said.append(Sentence(FAMILIES, _shares(main, members, noun, way(direction))))
@@ -91,14 +91,14 @@ def say_families(main: Similarities, run: Run) -> list[Sentence]:
 
 def distance_findings(main: Similarities, run: Run) -> list[Finding]:
     """Similarity against known distance, in every part."""
-    found = []
+    findings = []
     for part, matrix, distances in views.against_distance(main, run.distances):
         r, p_value = statistics.mantel(matrix, distances)
         assert run.distances is not None
         follows = "falls with" if r < 0 else "rises with"
         claim = f"Similarity {follows} {run.distances.name}{where(part)}: r = {r:z.2f}"
-        found.append(Finding(claim, f"r = {r:z.2f}{where(part)} ({p_text(p_value)})", p_value))
-    return found
+        findings.append(Finding(claim, f"r = {r:z.2f}{where(part)} ({p_text(p_value)})", p_value))
+    return findings
 
 
 def say_distances(main: Similarities, run: Run) -> list[Sentence]:
@@ -153,11 +153,11 @@ def _told(about: str, found: list[Finding], what: str) -> list[Sentence]:
 
 
 def _why_no_contrast(main: Similarities, run: Run) -> str:
-    own = [run.families.get(task, "") for task in main.tasks]
-    known = [name for name in own if name]
-    if len(set(known)) == 1 and len(known) > 1:
+    families = [run.families.get(task, "") for task in main.tasks]
+    named = [name for name in families if name]
+    if len(set(named)) == 1 and len(named) > 1:
         return "All tasks are of one family, so there is nothing to compare it with."
-    if len(set(known)) == len(known):
+    if len(set(named)) == len(named):
         return "No family has two tasks here, so nothing can be said about families."
     return "Too few pairs are known to compare families."
 

@@ -67,15 +67,15 @@ class LivePage:
 
     def _stamp(self) -> str:
         """Sizes and times of everything in the folders that the page may show."""
-        found = []
+        stamps = []
         for folder in self._folders:
             for path in sorted([*folder.glob("*.*"), *folder.glob("scores/*.json")]):
                 try:
                     status = path.stat()
                 except OSError:  # it was replaced just now
                     continue
-                found.append((str(path), status.st_size, status.st_mtime_ns))
-        return f"{hash(tuple(found)) & (1 << 64) - 1:x}"
+                stamps.append((str(path), status.st_size, status.st_mtime_ns))
+        return f"{hash(tuple(stamps)) & (1 << 64) - 1:x}"
 
 
 def serve(page: LivePage, *, port: int = 0) -> ThreadingHTTPServer:

@@ -202,15 +202,15 @@ def _band(values: Values) -> dict[str, Any]:
 
 def _metrics(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Each logged value over steps; every n-th where there are very many."""
-    found: dict[str, tuple[list[int], list[float]]] = {}
+    series: dict[str, tuple[list[int], list[float]]] = {}
     for entry in metrics:
         for name, value in entry.items():
             if name != "step" and isinstance(value, int | float):
-                steps, values = found.setdefault(name, ([], []))
+                steps, values = series.setdefault(name, ([], []))
                 steps.append(int(entry["step"]))
                 values.append(float(f"{value:.6g}"))
     thinned = {}
-    for name, (steps, values) in found.items():
+    for name, (steps, values) in series.items():
         every = -(-len(steps) // _MOST_POINTS)
         thinned[name] = {"steps": steps[::every], "values": values[::every]}
     return thinned

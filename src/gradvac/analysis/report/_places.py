@@ -57,10 +57,10 @@ def say_pairs(main: Similarities) -> list[Sentence]:
 
 def say_directions(main: Similarities) -> list[Sentence]:
     """Into the pivot against out of it, over the languages that go both ways."""
-    found = task_names.both_ways(main.tasks)
-    if found is None:
+    both_ways = task_names.both_ways(main.tasks)
+    if both_ways is None:
         return []
-    pivot, inward, outward = found
+    pivot, inward, outward = both_ways
     there = dict(zip(task_names.other_languages(inward), inward, strict=True))
     back = dict(zip(task_names.other_languages(outward), outward, strict=True))
     both = [language for language in there if language in back]
@@ -201,12 +201,13 @@ def say_noise(main: Similarities, run: Run) -> list[Sentence]:
     said = [_say_reliability(halves)]
     parts = []
     for side in views.sides_of(halves):
-        found = statistics.corrected(halves, None if side == views.MODEL else side)
-        if found is None:
+        corrected = statistics.corrected(halves, None if side == views.MODEL else side)
+        if corrected is None:
             continue
-        value = "not reliable enough to say" if np.isnan(found.mean) else f"{found.mean:z.2f}"
-        if found.mean_reach < 1:  # more than a cosine can be off says nothing
-            value += f" (give or take {found.mean_reach:.2f})"
+        mean, reach = corrected.mean, corrected.mean_reach
+        value = "not reliable enough to say" if np.isnan(mean) else f"{mean:z.2f}"
+        if reach < 1:  # more than a cosine can be off says nothing
+            value += f" (give or take {reach:.2f})"
         parts.append(f"{value}{inside(side)}")
     if parts:
         text = f"With endless data, two tasks would share on average: {together(parts)}."

@@ -16,14 +16,14 @@ from gradvac.analysis.similarities import Similarities, mean_where_known
 
 def against_distance(main: Similarities, run: Run) -> list[dict[str, Any]]:
     """Every pair's known distance and similarity, in every part that has enough of both."""
-    found = []
+    panels = []
     for part, matrix, distances in views.against_distance(main, run.distances):
         assert run.distances is not None
         labels = task_names.labels(part.tasks)
         rows, columns = np.tril_indices(len(labels), -1)
         known = ~np.isnan(matrix[rows, columns]) & ~np.isnan(distances[rows, columns])
         rows, columns = rows[known], columns[known]
-        found.append(
+        panels.append(
             {
                 "name": part.name,
                 "what": run.distances.name,
@@ -34,7 +34,7 @@ def against_distance(main: Similarities, run: Run) -> list[dict[str, Any]]:
                 ],
             }
         )
-    return found
+    return panels
 
 
 def against_score(main: Similarities, run: Run) -> list[dict[str, Any]]:
@@ -52,9 +52,9 @@ def reliability_by_step(run: Run) -> list[dict[str, Any]]:
     halves = views.two_halves(run)
     if halves is None or halves.reliability is None:
         return []
-    found = []
+    lines = []
     for side in views.sides_of(halves):
         chosen = weighty(halves.components, None if side == views.MODEL else side)
         means = mean_where_known(halves.reliability[:, chosen], axis=(1, 2))
-        found.append({"name": side, "steps": halves.steps.tolist(), "values": rounded(means)})
-    return found
+        lines.append({"name": side, "steps": halves.steps.tolist(), "values": rounded(means)})
+    return lines

@@ -67,12 +67,12 @@ class Quantity:
 
 def quantities(similarities: Similarities, run: Run) -> list[Quantity]:
     """Everything that the pairs of a source have."""
-    found = [Quantity("similarity", similarities.values, similarities.steps)]
+    made = [Quantity("similarity", similarities.values, similarities.steps)]
     if similarities.across is not None:
-        found.append(_without_noise(similarities))
+        made.append(_without_noise(similarities))
     if similarities.lines == "training" and run.record is not None:
-        found += _rule_quantities(run.record)
-    return found
+        made += _rule_quantities(run.record)
+    return made
 
 
 def _without_noise(similarities: Similarities) -> Quantity:
@@ -85,28 +85,28 @@ def _without_noise(similarities: Similarities) -> Quantity:
     means |= {side: side for side in views.SIDES if side in sides and len(sides) > 1}
     averages = {}
     for name, side in means.items():
-        found = statistics.corrected(similarities, side)
-        if found is not None and name not in similarities.components:
+        corrected = statistics.corrected(similarities, side)
+        if corrected is not None and name not in similarities.components:
             averages[name] = len(values)
-            values.append(found.values)
+            values.append(corrected.values)
     last = similarities.steps[-1:]
     return Quantity("without noise", np.stack(values)[None], last, whole=True, averages=averages)
 
 
 def _rule_quantities(record: Record) -> list[Quantity]:
     """Targets, and how often a pair was active, where the rule has them."""
-    found = []
+    made = []
     rows, columns = "the task that is altered", "against this task"
     if not np.isnan(record.target).all():
-        found.append(Quantity("target", record.target, record.steps, rows, columns))
+        made.append(Quantity("target", record.target, record.steps, rows, columns))
     if record.active.any():
-        known = np.where(np.isnan(record.similarity), np.nan, record.active)
+        active = np.where(np.isnan(record.similarity), np.nan, record.active)
         spared = np.setdiff1d(np.arange(len(record.tasks)), record.eligible())
-        known[:, :, spared] = np.nan  # never altered, whatever they do
-        share = mean_where_known(known, axis=0)[None]
+        active[:, :, spared] = np.nan  # never altered, whatever they do
+        share = mean_where_known(active, axis=0)[None]
         last = record.steps[-1:]
-        found.append(Quantity("share of steps active", share, last, rows, columns, whole=True))
-    return found
+        made.append(Quantity("share of steps active", share, last, rows, columns, whole=True))
+    return made
 
 
 def _limit(values: Values) -> float:

@@ -43,10 +43,10 @@ def headline(run: Run) -> Sentence:
     why_not = None if main is None else _why_nothing(main)
     if main is None or why_not:
         return Sentence("", why_not or "This run has no similarities yet.")
-    found = [*_kin.family_findings(main, run), *_kin.distance_findings(main, run)]
-    adjusted = statistics.holm([one.p_value for one in found])
+    findings = [*_kin.family_findings(main, run), *_kin.distance_findings(main, run)]
+    adjusted = statistics.holm([one.p_value for one in findings])
     pairs = _places.say_pairs(main)[0].text
-    for one, p_value in zip(found, adjusted, strict=True):
+    for one, p_value in zip(findings, adjusted, strict=True):
         if is_clear(p_value):
             return Sentence("", f"{one.claim}. {pairs}", claims=True)
     return Sentence("", pairs)
@@ -72,14 +72,14 @@ def _say_scores(scores: TaskScores, main: Similarities | None) -> list[Sentence]
         return said
     points = [(x, y) for _, x, y in views.similarity_and_score(main, scores)]
     try:
-        found = statistics.similarity_against_score(points)
+        correlation = statistics.similarity_against_score(points)
     except ValueError:  # too few, or all alike
         return said
-    test = f"Spearman {found.rho:z.2f}, {p_text(found.p_value)}"
-    if not is_clear(found.p_value):
+    test = f"Spearman {correlation.rho:z.2f}, {p_text(correlation.p_value)}"
+    if not is_clear(correlation.p_value):
         text = f"{scores.metric} of tasks against their similarity, not told from chance: {test}."
         return [*said, Sentence(SCORES, text)]
-    how = "higher" if found.rho > 0 else "lower"
+    how = "higher" if correlation.rho > 0 else "lower"
     text = f"Tasks that are more similar to the others have {how} {scores.metric} ({test})."
     return [*said, Sentence(SCORES, text, claims=True)]
 

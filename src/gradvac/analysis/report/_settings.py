@@ -19,13 +19,13 @@ def changed_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 def repeats(runs: Sequence[Run]) -> list[list[int]]:
     """Positions of runs that differ by nothing but their seeds, where there are two or more."""
-    found: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    by_settings: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for position, run in enumerate(runs):
         flat = _flat(_parsed(run.settings))
         key = tuple(sorted(item for item in flat.items() if item[0].split(".")[-1] != "seed"))
         if key:
-            found.setdefault(key, []).append(position)
-    return [group for group in found.values() if len(group) > 1]
+            by_settings.setdefault(key, []).append(position)
+    return [group for group in by_settings.values() if len(group) > 1]
 
 
 def _parsed(settings: str) -> Mapping[str, Any]:
@@ -36,10 +36,10 @@ def _parsed(settings: str) -> Mapping[str, Any]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
+            flat |= _flat(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = str(value)
-    return found
+            flat[prefix + name] = str(value)
+    return flat

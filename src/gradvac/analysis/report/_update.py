@@ -59,15 +59,17 @@ def say_rule(run: Run) -> list[Sentence]:
 
 
 def _what_it_does(rule: str) -> list[Sentence]:
-    known = RULES.get(rule.partition("(")[0].lower())
-    return [] if known is None else [Sentence(RULE, f"{known.__name__} {known.does}.")]
+    rule_class = RULES.get(rule.partition("(")[0].lower())
+    return (
+        [] if rule_class is None else [Sentence(RULE, f"{rule_class.__name__} {rule_class.does}.")]
+    )
 
 
 def _rule_name(rule: str) -> str:
     """The name without its settings: "GradVac" for "gradvac(beta=0.01)"."""
     name = rule.partition("(")[0]
-    known = RULES.get(name.lower())
-    return known.__name__ if known is not None else name or "The rule"
+    rule_class = RULES.get(name.lower())
+    return rule_class.__name__ if rule_class is not None else name or "The rule"
 
 
 def say_pushes(pushes: Pushes) -> list[Sentence]:
@@ -132,8 +134,8 @@ def _each(pushes: Pushes, labels: list[str]) -> Iterator[str]:
         helpers = [f"{shares[j]:.0%} from {labels[j]}" for j in others[:_MOST_HELPERS]]
         rest = float(sum(shares[j] for j in others[_MOST_HELPERS:]))
         helpers += [f"{rest:.0%} from {count(len(others) - _MOST_HELPERS, 'other')}"] * (rest > 0)
-        own = f"{shares[task]:.0%} of its predicted progress from its own data"
-        text = f"{name} gets {listed([own, *helpers])}"
+        from_itself = f"{shares[task]:.0%} of its predicted progress from its own data"
+        text = f"{name} gets {listed([from_itself, *helpers])}"
         against = [j for j in range(len(labels)) if j != task and shares[j] < -_WORTH_NAMING]
         held = [
             f"{labels[j]} ({shares[j]:z.0%}{'' if (task, j) in harmful else ', can be chance'})"

@@ -112,16 +112,16 @@ def shuffled_orders(num: int, *, num_permutations: int, seed: int) -> Shuffles:
 
 @cache
 def _all_orders(num: int) -> NDArray[np.int64]:
-    found = np.array(list(permutations(range(num))), dtype=np.int64)
-    found.flags.writeable = False
-    return found
+    orders = np.array(list(permutations(range(num))), dtype=np.int64)
+    orders.flags.writeable = False
+    return orders
 
 
 def shuffled_labels(labels: NDArray[np.int64], *, num_permutations: int, seed: int) -> Shuffles:
     """Ways to give labels to tasks: all different ones, if they can be counted, else drawn ones."""
     if count_labelings(labels.tolist()) <= MOST_COUNTED:
-        found = np.array(_labelings(labels), dtype=np.int64)
-        return Shuffles(found, True)
+        labelings = np.array(_labelings(labels), dtype=np.int64)
+        return Shuffles(labelings, True)
     draw = np.random.default_rng(seed)
     return Shuffles(draw.permuted(np.tile(labels, (num_permutations, 1)), axis=1), False)
 
@@ -135,14 +135,14 @@ def count_labelings(labels: Sequence[object]) -> int:
 def _labelings(labels: NDArray[np.int64]) -> list[list[int]]:
     """Kind after kind takes its places among those that are left."""
     num = len(labels)
-    found: list[tuple[list[int], tuple[int, ...]]] = [([-1] * num, tuple(range(num)))]
+    partial: list[tuple[list[int], tuple[int, ...]]] = [([-1] * num, tuple(range(num)))]
     for label, size in Counter(labels.tolist()).items():
         following = []
-        for given, free in found:
+        for given, free in partial:
             for taken in combinations(free, size):
                 own = list(given)
                 for place in taken:
                     own[place] = label
                 following.append((own, tuple(place for place in free if place not in taken)))
-        found = following
-    return [given for given, _ in found]
+        partial = following
+    return [given for given, _ in partial]

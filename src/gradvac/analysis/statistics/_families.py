@@ -37,8 +37,8 @@ def dendrogram(matrix: Matrix, *, ordered: bool = True) -> NDArray[np.float64]:
     distances[unknown] = np.max(distances[~unknown], initial=1.0)
     np.fill_diagonal(distances, 0.0)
     condensed = squareform(distances.clip(min=0.0), checks=False)
-    found = hierarchy.linkage(condensed, method="average", optimal_ordering=ordered)
-    return np.asarray(found, dtype=np.float64)
+    tree = hierarchy.linkage(condensed, method="average", optimal_ordering=ordered)
+    return np.asarray(tree, dtype=np.float64)
 
 
 def cluster_order(matrix: Matrix) -> list[int]:

@@ -67,14 +67,14 @@ def stable_groups(similarities: Similarities, *, num_samples: int = 200, seed: i
     drawn = draw.integers(len(layers), size=(num_samples, len(layers)))
     samples = [_branches(mean_where_known(layers[own], axis=0)) for own in drawn]
     lengths = _branches(mean_where_known(layers, axis=0))
-    found: list[tuple[frozenset[int], float]] = []
+    stable: list[tuple[frozenset[int], float]] = []
     for branch in sorted(lengths, key=lengths.__getitem__, reverse=True):  # the most distinct first
         support = sum(branch in sample for sample in samples) / num_samples
-        if support >= SUPPORT and all(branch.isdisjoint(other) for other, _ in found):
-            found.append((branch, support))
+        if support >= SUPPORT and all(branch.isdisjoint(other) for other, _ in stable):
+            stable.append((branch, support))
     told = tuple(
         Group(tuple(similarities.tasks[i] for i in sorted(branch)), support)
-        for branch, support in found
+        for branch, support in stable
     )
     return Groups(told, agreement, "" if told else "no branch of the tree comes back reliably")
 
@@ -99,8 +99,8 @@ def _apart_from_tasks(matrix: Matrix) -> Matrix:
     design = np.zeros((len(rows), num))
     design[np.arange(len(rows)), rows] += 1
     design[np.arange(len(rows)), columns] += 1
-    own, *_ = np.linalg.lstsq(design, values[rows, columns], rcond=None)
-    left: Matrix = values - own[:, None] - own[None]
+    task_means, *_ = np.linalg.lstsq(design, values[rows, columns], rcond=None)
+    left: Matrix = values - task_means[:, None] - task_means[None]
     return left
 
 

@@ -53,8 +53,8 @@ class Pushes:
     def shares(self) -> Matrix:
         """Part of every task in a task's predicted progress, `[T, T]`; NaN without progress."""
         positive = np.where(self.totals > 0, self.totals, np.nan)
-        found: Matrix = self.values / positive[:, None]
-        return found
+        shares: Matrix = self.values / positive[:, None]
+        return shares
 
 
 def recorded_products(record: Record) -> Matrix:
@@ -69,8 +69,8 @@ def recorded_products(record: Record) -> Matrix:
     # A component without gradient of a task has no cosines, and adds nothing.
     lengths = norms[..., :, None] * np.nan_to_num(norms)[..., None, :]
     pushed = np.nan_to_num(record.weights)[..., None, :] * lengths * np.nan_to_num(cosines)
-    found: Matrix = np.where(np.isnan(norms)[..., None], np.nan, pushed)
-    return found
+    products: Matrix = np.where(np.isnan(norms)[..., None], np.nan, pushed)
+    return products
 
 
 def recorded_pushes(record: Record) -> Pushes:
@@ -143,5 +143,5 @@ def _mean(values: Matrix) -> Matrix:
 
 def _p_values(mean: Matrix, spread: Matrix, freedom: int) -> Matrix:
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: Matrix = 2 * student.sf(np.abs(mean) / spread, freedom)
-    return found
+        p_values: Matrix = 2 * student.sf(np.abs(mean) / spread, freedom)
+    return p_values

@@ -32,9 +32,9 @@ class RuleCounts:
 
     def share(self, part: Counts) -> NDArray[np.float64]:
         """Part of the eligible pairs at every step; NaN where there are none."""
-        found = np.full(len(part), np.nan)
-        np.divide(part, self.eligible, out=found, where=self.eligible > 0)
-        return found
+        shares = np.full(len(part), np.nan)
+        np.divide(part, self.eligible, out=shares, where=self.eligible > 0)
+        return shares
 
 
 def rule_counts(record: Record) -> RuleCounts:

@@ -99,15 +99,15 @@ def compare_runs(
 
 def match_tasks(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
     """Tasks of one run -> those of another: by name, or else turned round ("en-fr": "fr-en")."""
-    found = {task: task for task in first if task in second}
-    if len(found) < 2:
-        found = {task: turned(task) for task in first if turned(task) in second}
-    if len(found) < 2:
+    partners = {task: task for task in first if task in second}
+    if len(partners) < 2:
+        partners = {task: turned(task) for task in first if turned(task) in second}
+    if len(partners) < 2:
         raise ValueError(
             f"runs: fewer than two tasks are in both; one has {', '.join(first)}; the other "
             f"{', '.join(second)}."
         )
-    return found
+    return partners
 
 
 def _row_correlations(

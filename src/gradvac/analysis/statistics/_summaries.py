@@ -43,15 +43,15 @@ def by_layer(similarities: Similarities) -> dict[str, list[tuple[int, float]]]:
 def layer_matrices(similarities: Similarities) -> dict[str, list[tuple[int, Floats]]]:
     """Side -> (layer, mean similarity of every pair over steps `[T, T]`), from the first layer."""
     means = similarities.mean_over_steps()
-    found: dict[str, dict[int, list[Floats]]] = {}
+    by_side: dict[str, dict[int, list[Floats]]] = {}
     chosen = weighty(similarities.components)
     for name, mean, counts in zip(similarities.components, means, chosen, strict=True):
         layer = layer_of(name)
         if layer is not None and counts:
-            found.setdefault(side_of(name), {}).setdefault(layer, []).append(mean)
+            by_side.setdefault(side_of(name), {}).setdefault(layer, []).append(mean)
     return {
         side: [(layer, mean_where_known(np.stack(own[layer]), axis=0)) for layer in sorted(own)]
-        for side, own in found.items()
+        for side, own in by_side.items()
     }
 
 
