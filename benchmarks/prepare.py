@@ -1,4 +1,4 @@
-"""Sentence pairs a second that preparation cleans and cuts, and the memory it takes.
+"""Sentence pairs per second that preparation cleans and cuts, and the memory it takes.
 
     python benchmarks/prepare.py --pairs 1000000 5000000
     python benchmarks/prepare.py --pairs --shards 200       (only the start-up of 25 languages)

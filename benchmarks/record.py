@@ -25,7 +25,7 @@ from gradvac.analysis import Recorder
 
 
 def measure(args: argparse.Namespace, size: str, num_tasks: int) -> dict[str, float]:
-    """Seconds of a step without recording, ratio with it, share of time inside, bytes a record."""
+    """Seconds of a step without recording, ratio with it, share of time inside, bytes per record."""
     device = args.device
     torch.manual_seed(1)
     model = Transformer(SIZES[size]).to(device)
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     args = parser.parse_args()
     rows = []
-    print(f"{'size':5} {'tasks':>5} {'ms':>8} {'time':>7} {'inside':>7} {'bytes a record':>15}")
+    print(f"{'size':5} {'tasks':>5} {'ms':>8} {'time':>7} {'inside':>7} {'bytes per record':>15}")
     for size in args.size:
         for num_tasks in args.tasks:
             with warnings.catch_warnings():

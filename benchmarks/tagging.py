@@ -79,7 +79,7 @@ def pretrain(args: argparse.Namespace) -> None:
     per_step = time_pretraining(settings)
     left = args.end - time.monotonic() - (0 if args.tiny else 25)
     steps = 6 if args.tiny else max(200, min(20_000, int(0.93 * left / per_step)))
-    print(f"{1000 * per_step:.1f} ms a step: {steps:,} steps in {left:.0f} s", flush=True)
+    print(f"{1000 * per_step:.1f} ms per step: {steps:,} steps in {left:.0f} s", flush=True)
     overrides += [
         f"train.max_steps={steps}",
         f"optimizer.warmup_steps={min(1000, steps // 10)}",
@@ -262,7 +262,7 @@ def finetune(args: argparse.Namespace) -> None:
     epochs = 0.9 * (left - scoring) / per_epoch
     epochs = 0.05 if args.tiny else round(max(0.2, min(args.most_epochs, epochs)), 2)
     shown = ", ".join(f"{rule} {1000 * seconds:.0f}" for rule, seconds in per_step.items())
-    print(f"ms a step: {shown}; {epochs} epochs, {left:.0f} s left", flush=True)
+    print(f"ms per step: {shown}; {epochs} epochs, {left:.0f} s left", flush=True)
     # Seed by seed, so that a late end costs whole seeds; within one, the longest runs first.
     waiting = [
         {"kind": kind, "rule": rule, "seed": seed, "epochs": epochs, "steps": 0}
