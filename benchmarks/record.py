@@ -25,7 +25,7 @@ from gradvac.analysis import Recorder
 
 
 def measure(args: argparse.Namespace, size: str, num_tasks: int) -> dict[str, float]:
-    """Seconds of a step without recording, ratio with it, share of time inside, bytes per record."""
+    """Seconds per step without recording, ratio with it, share of time inside, bytes per record."""
     device = args.device
     torch.manual_seed(1)
     model = Transformer(SIZES[size]).to(device)

@@ -138,7 +138,7 @@ class DecodingConfig(Section):
 
     @classmethod
     def set_aside(cls, table: dict[str, Any], overridden: Set[str]) -> None:
-        """Runs of version 0.1.0 say how many tokens per batch has, which changed no translation."""
+        """Runs of version 0.1.0 say how many tokens a batch has, which changed no translation."""
         if "tokens" not in overridden:
             table.pop("tokens", None)
 
