@@ -40,8 +40,9 @@ def test_a_task_is_a_pair_or_a_pair_turned_round(toy_config: Build) -> None:
         prepared.text("novel", "en-xx")
 
 
-def test_a_second_call_does_nothing(toy_config: Build) -> None:
-    config = toy_config().data
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_second_call_does_nothing(toy_config: Build, processes: int) -> None:
+    config = toy_config(data={"processes": processes}).data
     first, _ = run(config)
     before = {path: path.stat().st_mtime_ns for path in config.prepared.rglob("*.bin")}
     second, log = run(config)
