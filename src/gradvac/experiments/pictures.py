@@ -116,10 +116,10 @@ def _trade_off(comparison: Comparison) -> Figure | None:
 
 
 def _point(axes: Axes, x: Cell, y: Cell, ink: str, marker: str) -> None:
-    for cell, reach in ((x, "xerr"), (y, "yerr")):
-        if not math.isnan(cell.low):
-            error = {reach: cell.high - cell.mean}
-            axes.errorbar(x.mean, y.mean, **error, color=ink, linewidth=0.8, alpha=0.45)
+    reach = [math.nan if math.isnan(cell.low) else cell.high - cell.mean for cell in (x, y)]
+    axes.errorbar(
+        x.mean, y.mean, xerr=reach[0], yerr=reach[1], color=ink, linewidth=0.8, alpha=0.45
+    )
     axes.plot(x.mean, y.mean, marker, color=ink, markersize=6)
 
 
