@@ -115,6 +115,15 @@ def rows_in_the_middle(m: Any, x: Tensor) -> Tensor:
     return result.permute(1, 0, 2, 3).reshape(B, -1)
 
 
+def unfolded(m: Any, x: Tensor) -> Tensor:
+    """Windows along the rows that hold one row each, or all of them."""
+    hidden = m.first(x)
+    size = 1 if x.shape[1] > 3 else B
+    windows = hidden.unfold(0, size, size).mean(-1)
+    result: Tensor = m.last((hidden + windows).tanh())
+    return result
+
+
 def one_for_all_or_one_each(m: Any, x: Tensor) -> Tensor:
     """What is added is made from the first row alone, or from each."""
     context = x[:, :1] if x.shape[1] > 3 else x[:1, :1]
@@ -126,6 +135,7 @@ CHANGING: dict[str, tuple[Run, list[int]]] = {
     "copies_behind_rows": (copies_behind_rows, [2, 3, 2, 4, 3]),
     "tiled_or_together": (tiled_or_together, [3, 6, 4, 1, 6, 12, 2]),
     "rows_in_the_middle": (rows_in_the_middle, [4, 8, 12, 4, 6]),
+    "unfolded": (unfolded, [5, 3, 6, 2]),
     "one_for_all_or_one_each": (one_for_all_or_one_each, [5, 3, 6, 2]),
 }
 

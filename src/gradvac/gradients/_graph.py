@@ -19,7 +19,7 @@ LEAF = "torch::autograd::AccumulateGrad"
 _SETTINGS = frozenset(
     f"_saved_{name}"
     for name in (
-        *("dim", "dims", "dim0", "dim1", "dim2", "dimension", "size", "step"),
+        *("dim", "dims", "dim0", "dim1", "dim2", "dimension"),
         *("index", "shifts", "offset", "training"),
     )
 )

@@ -41,6 +41,10 @@ def _its_dimension(node: Any) -> Sequence[int]:
     return (dim if dim < 1 << 63 else dim - (1 << 64),)
 
 
+def _of_windows(node: Any) -> Sequence[int]:
+    return (node._saved_dimension,)
+
+
 def _of_queries(node: Any) -> Sequence[int]:  # noqa: ARG001
     return (2,)
 
@@ -60,6 +64,7 @@ _MOVERS: dict[str, Callable[[Any], Sequence[int]]] = {
         )
     },
     "ScatterBackward1": _its_dimension,
+    "UnfoldBackward0": _of_windows,
     "ScaledDotProductFlashAttentionForCpuBackward0": _of_queries,
     "ScaledDotProductFlashAttentionBackward0": _of_queries,
     "ScaledDotProductEfficientAttentionBackward0": _of_queries,

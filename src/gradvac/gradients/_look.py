@@ -139,7 +139,8 @@ class Look:
         losses = self.losses
         self.plain, plan.asleep = self._marks(losses.starts(), watch=True)
         self.tolerance = tolerance(self._lowest())
-        if not all(bool(marks.entries.isfinite().all()) for marks in self.plain.values()):
+        found = [self.plain[key].entries for key in todo if key in self.plain]
+        if not all(bool(entries.isfinite().all()) for entries in found):
             plan.known |= {key: self._unseen(key) for key in todo}
             plan.unfinished = "the gradients were not finite"
             return plan
