@@ -340,6 +340,10 @@ def checks(rules: Mapping[str, Callable[[], Rule]]) -> dict[str, tuple[Check, in
                 partial(mixed_rows, kind=kind, engine="one_backward", reshard_after_forward=stays),
                 3,
             )
+    found["Deep, in pairs after the forward"] = (
+        partial(mixed_rows, kind=Deep, engine="one_backward", reshard_after_forward=2),
+        4,
+    )
     found["per_task"] = (partial(mixed_rows, kind=Tied, engine="per_task"), 2)
     half = MixedPrecisionPolicy(torch.float32, torch.float64)
     found["Sum is plain"] = (partial(sum_is_plain, kind=Deep), 3)
