@@ -7,7 +7,7 @@ import torch._dynamo  # noqa: F401 (once, before the processes part)
 import torchjd.aggregation  # noqa: F401
 
 from .checks import CHECKS
-from .deaths import train_until_one_dies
+from .deaths import KINDS, train_until_one_dies
 from .processes import SIZE, run_checks, start
 
 
@@ -17,7 +17,11 @@ def main(what: str, folder: str, *chosen: str) -> None:
         checks = {name: CHECKS[name] for name in chosen or CHECKS}
         started = start(run_checks, (Path(folder), checks), SIZE)
     else:
-        started = start(train_until_one_dies, (Path(folder),), 3)
+        started = []
+        for kind in KINDS:
+            own = Path(folder) / kind
+            own.mkdir()
+            started += start(train_until_one_dies, (own, kind), 3)
     for process in started:
         process.join(timeout=240)
         if process.is_alive():

@@ -84,7 +84,7 @@ class Ranks:
         is_host = "gloo" in dist.get_backend(self._hosts)
         values = torch.tensor(own, dtype=torch.float64, device=None if is_host else "cuda")
         found = values.new_empty(self.size, len(values))
-        self._run(lambda: _gather(found.view(-1), values, group=self._hosts))
+        self.run(lambda: _gather(found.view(-1), values, group=self._hosts))
         self.sent["words"] += (self.size - 1) * values.nbytes
         return found.tolist()
 
@@ -92,11 +92,11 @@ class Ranks:
         """Tensors of one size from all processes, or from `num` among them, `[num, ...]`."""
         found = own.new_empty(num, *own.shape)
         group = self._group if among is None else among
-        work = self._run(
+        work = self.run(
             lambda: _gather(found.view(-1), own.reshape(-1), group=group, async_op=True)
         )
         self.sent["all_gather"] += (num - 1) * own.nbytes
-        return Arriving(found, lambda: self._run(work.wait), own)
+        return Arriving(found, lambda: self.run(work.wait), own)
 
     def all_to_all(self, own: Tensor, sizes: Sequence[int]) -> Arriving:
         """Slice r of `own` `[W, m, S]` to process r; rows of all processes come back.
@@ -111,7 +111,7 @@ class Ranks:
         width = own.shape[2]
         found = own.new_empty(sum(sizes), width)
         counts, mine = [size * width for size in sizes], own.shape[1] * width
-        work = self._run(
+        work = self.run(
             lambda: dist.all_to_all_single(
                 found.view(-1),
                 own.reshape(-1),
@@ -122,28 +122,29 @@ class Ranks:
             )
         )
         self.sent["all_to_all"] += (self.size - 1) * mine * own.element_size()
-        return Arriving(found, lambda: self._run(work.wait), own)
+        return Arriving(found, lambda: self.run(work.wait), own)
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """Sum over the processes, in place."""
-        self._run(lambda: dist.all_reduce(values, group=self._group))
+        self.run(lambda: dist.all_reduce(values, group=self._group))
         self.sent["all_reduce"] += 2 * (self.size - 1) * values.nbytes // self.size
         return values
 
     def from_first(self, values: Tensor) -> Tensor:
         """What the first process has."""
         values = values.contiguous()
-        self._run(lambda: dist.broadcast(values, group=self._group, group_src=0))
+        self.run(lambda: dist.broadcast(values, group=self._group, group_src=0))
         self.sent["broadcast"] += values.nbytes if self.rank == 0 else 0
         return values
 
     def gather_objects(self, own: object) -> list[Any]:
         """Any objects, from all processes."""
         found: list[Any] = [None] * self.size
-        self._run(lambda: dist.all_gather_object(found, own, group=self._hosts))
+        self.run(lambda: dist.all_gather_object(found, own, group=self._hosts))
         return found
 
-    def _run(self, collective: Callable[[], Found]) -> Found:
+    def run(self, collective: Callable[[], Found]) -> Found:
+        """Run a collective, and name who is missing if it fails."""
         try:
             return collective()
         except RuntimeError as error:

@@ -99,7 +99,7 @@ class Exchange:
             hear nothing.
         """
         given, error = None, None
-        with whole(self.shards.modules):
+        with whole(self.shards.modules, self.ranks):
             try:
                 given = read()
             except Exception as own:

@@ -19,18 +19,22 @@ from gradvac.gradients._distributed import Ranks
 
 
 @contextmanager
-def whole(modules: Sequence[Any]) -> Iterator[None]:
+def whole(modules: Sequence[Any], ranks: Ranks | None = None) -> Iterator[None]:
     """All parameters in this process, and no gradients exchanged by the model itself.
 
     All processes have to come here together.
 
     Args:
         modules: Those of `sharded_modules`.
+        ranks: The processes, to name one that does not come.
     """
     groups = [group for module in modules for group in _groups(module)]
     kept = [(g.reduce_grads, g.all_reduce_grads, g.reshard_after_backward) for g in groups]
     for module in modules:
-        module.unshard()
+        if ranks is None:
+            module.unshard()
+        else:
+            ranks.run(module.unshard)
     try:
         for group in groups:
             _refuse_other_reductions(group)
