@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from gradvac.training import Part, join
+from gradvac.training.ranks import Job
 
 Found = dict[str, Any]
 
@@ -128,3 +130,29 @@ def test_several_processes_without_a_meeting_place_are_refused(
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(ValueError, match=r"WORLD_SIZE = 2 .* RANK is not set; .* torchrun"), join():
         pass
+
+
+def test_every_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    job = Job(local_rank=1)
+    job.rank, job.size = 5, 8
+    assert job.device("auto") == job.device("cuda") == torch.device("cuda:1")
+    assert taken == [torch.device("cuda:1")] * 2
+    assert job.device("cpu") == torch.device("cpu")
+    with pytest.raises(ValueError, match=r"'cuda:1' is one GPU, but 8 processes train"):
+        job.device("cuda:1")
+    job = Job(local_rank=2)
+    job.rank, job.size = 6, 8
+    with pytest.raises(ValueError, match=r"rank 6 is process 2 of its machine.* finds 2 GPU"):
+        job.device("auto")
+
+
+def test_processes_draw_dropout_of_their_own() -> None:
+    job = Job()
+    assert job.seed(7) == job.seed(7, step=3) == 7  # the first one, as without others
+    job.rank = 2
+    assert len({7, job.seed(7), job.seed(7, step=3), job.seed(8)}) == 4
+    assert job.seed(7) == job.seed(7)

@@ -115,7 +115,13 @@ class Job:
                 f"train.device: {name!r} is one GPU, but {self.size} processes train; use "
                 '"auto" or "cuda", and each takes its own.'
             )
-        device = choose_device(f"cuda:{self._local_rank}")
+        if self._local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"train.device: rank {self.rank} is process {self._local_rank} of its machine, "
+                f"counted from 0, but finds {torch.cuda.device_count()} GPU(s); start one process "
+                'per GPU, all of which see all GPUs of the machine, or use "cpu".'
+            )
+        device = torch.device("cuda", self._local_rank)
         torch.cuda.set_device(device)
         return device
 

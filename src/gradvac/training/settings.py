@@ -56,7 +56,8 @@ class TrainConfig(Section):
             have one size (`batch.fixed`), true insists on it. Off by default: it is for one
             process, and keeps the memory of a step beside what other steps need. If recording
             fails, training says so and goes on without.
-        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1".
+        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1". Of several processes, each
+            takes a GPU of its own.
         threads: CPU threads; 0: torch's choice.
         parallel: What each of several processes (torchrun) keeps of the model: "ddp" all of it,
             "fsdp" its share of parameters, gradients and moments (FSDP2).
