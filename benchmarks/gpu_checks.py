@@ -104,6 +104,9 @@ def check_grouped() -> None:
                 [left[owner == t].double().t() @ right[owner == t].double() for t in range(6)]
             )
             report(f"grouped outer {dtype} {index.device.type}", error(found, expected), limit)
+            three = _kernels.grouped_outers([left, 2 * left, left], [right] * 3, segments)
+            worst = max(error(three[0], expected), error(three[1], 2 * expected))
+            report(f"three grouped outers {dtype} {index.device.type}", worst, limit)
 
 
 def check_sums() -> None:
