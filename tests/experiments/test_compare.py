@@ -175,3 +175,17 @@ def test_frozen_weights_of_every_seed_are_one_method(tmp_path: Path) -> None:
         settings = {"align.component_weights": weights}
         make_run(tmp_path / "frozen" / f"seed-{seed}", rule="frozen", seed=seed, settings=settings)
     assert compare_runs([tmp_path]).seeds == {"frozen": (0, 1)}
+
+
+def test_runs_that_start_from_others_are_one_method_wherever_they_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`model.init` is as it was said in the folder of the training."""
+    for seed in range(2):
+        make_run(tmp_path / "runs" / "high" / f"seed-{seed}", seed=seed)
+        parent = {"model.init": f"runs/high/seed-{seed}"}
+        make_run(tmp_path / "runs" / "then_all" / f"seed-{seed}", seed=seed, settings=parent)
+    for place in (tmp_path, Path("/")):
+        monkeypatch.chdir(place)
+        found = compare_runs([tmp_path / "runs"])
+        assert found.seeds == {"high": (0, 1), "then_all": (0, 1)}

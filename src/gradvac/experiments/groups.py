@@ -121,7 +121,7 @@ def read_run(path: Path, *, split: str, weights: str | int, metric: str | None) 
     }
     signature = folder.read_signature()
     if _INIT in settings:
-        compared[_INIT] = _parent(Path(str(settings[_INIT])))
+        compared[_INIT] = _parent(path, Path(str(settings[_INIT])))
         compared.pop("data.vocabulary.model", None)  # that run's
     else:  # weights to start from are part of the data, and differ from seed to seed
         compared["data"] = signature.get("data", "")
@@ -140,10 +140,15 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
     return flatten(tomllib.loads(folder.read_settings()))
 
 
-def _parent(path: Path) -> str:
-    """A run to start from stands for its settings, as it has a seed too."""
-    settings = _settings(RunFolder(path)) if RunFolder(path).is_run() else {}
-    return hash_of({k: v for k, v in settings.items() if k not in _NOT_COMPARED} or str(path))[:8]
+def _parent(run: Path, init: Path) -> str:
+    """A run to start from stands for its settings, as it has a seed too.
+
+    A path that is not absolute was so from where the run was trained: a folder above it.
+    """
+    places = [*(above / init for above in run.resolve().parents), init]
+    folders = [RunFolder(place) for place in places if RunFolder(place).is_run()]
+    settings = _settings(folders[0]) if folders else {}
+    return hash_of({k: v for k, v in settings.items() if k not in _NOT_COMPARED} or str(init))[:8]
 
 
 def _named(metric: str, scores: Sequence[TaskScores], path: Path) -> TaskScores:
