@@ -5,10 +5,11 @@
 A training records into a folder; a server of the page runs beside it, and something asks it as a
 browser does, every two seconds. Blocks of steps beside the server and blocks in which it is
 stopped (SIGSTOP) alternate, and every second round begins with the other. `time` is the median over
-rounds of the ratio of the two; `server` is the processor time that the server took in all blocks,
-as a share of the time of one processor and of all, after its first page; `first page` are the
-seconds of processor time until then, imports included, once per server. Training never waits for
-the server: it only reads files, and holds no lock.
+rounds of the ratio of the two; `server` is the processor time that the server took after its first
+page, as a share of the whole time, of one processor and of all (it works for its budget of the
+whole time in half of it, so that `time` says up to twice too much); `first page` are the seconds of
+processor time until then, imports included, once per server. Training never waits for the server:
+it only reads files, and holds no lock.
 """
 
 import argparse
@@ -110,7 +111,7 @@ def measure(seconds: float, num_tasks: int, block: int) -> dict[str, float]:
                 alone.append(spent[False] / block)
             total = time.perf_counter() - begin
             server.send_signal(signal.SIGCONT)
-            share = (cpu_seconds(server.pid) - first) / (total / 2)  # it ran half of the time
+            share = (cpu_seconds(server.pid) - first) / total
             browser.is_over.set()
             browser.join()
             server.terminate()

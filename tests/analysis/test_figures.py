@@ -20,6 +20,7 @@ from gradvac.analysis.figures._style import DIVERGING, SEQUENTIAL
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.rules import GradVac, PCGrad
 from gradvac.runs import TaskScores
+from gradvac.sides import side_of
 
 from .made_runs import FAMILIES, make_run
 
@@ -243,6 +244,22 @@ def test_active_pairs_are_shares(tmp_path: Path) -> None:
             assert np.isnan(shown).tolist() == (known == 0).tolist()
             assert shown * known == pytest.approx(np.where(known > 0, count, np.nan), nan_ok=True)
     assert left.yaxis.get_major_formatter()(0.25, 0) == "25%"
+
+
+def test_panels_that_share_a_scale_show_all_lines() -> None:
+    """The second side is far above the first."""
+    run = make_run(codes=EUROPE[:3], num_layers=2, num_steps=4)
+    (main,) = run.measured[:1]
+    values = main.values.copy()
+    for number, component in enumerate(main.components):
+        values[:, number] = 0.9 if side_of(component) == "decoder" else 0.1
+    measured = (replace(main, values=values), *run.measured[1:])
+    figure = _lines.steps([replace(run, measured=measured)], None)[run.name]
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        for line in axes.lines:
+            shown = np.asarray(line.get_ydata(), dtype=float)
+            assert low <= shown.min() <= shown.max() <= high
 
 
 @pytest.mark.parametrize(("num_layers", "ticks"), [(4, [0, 1, 2, 3]), (30, list(range(0, 30, 3)))])

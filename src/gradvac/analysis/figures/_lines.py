@@ -52,11 +52,13 @@ def score_against_similarity(runs: Sequence[Run]) -> dict[str, Figure]:
     axes = figure.subplots()
     cosines, values = zip(*points, strict=True)
     axes.scatter(cosines, values, color=INKS[0], s=26, zorder=3)
-    for (run, main, _), point in zip(full, points, strict=True):
+    for number, place in enumerate(sorted(range(len(full)), key=points.__getitem__)):
+        (run, main, _), point = full[place], points[place]
         languages = zip(main.tasks, task_names.other_languages(main.tasks), strict=True)
         others = [language for other, language in languages if other != task]
         name = others[0] if len(others) == 1 else run.name
-        axes.annotate(name, point, (4, 4), textcoords="offset points", fontsize=8)
+        beside = (4, -10 if number % 2 else 4)  # neighbours have theirs above and below
+        axes.annotate(name, point, beside, textcoords="offset points", fontsize=8)
     axes.set_xlabel(f"cosine of {task} with the other tasks of its model")
     axes.set_ylabel(f"{full[0][2].metric} of {task}")
     axes.set_title(_correlation(points), loc="left")
@@ -177,6 +179,7 @@ def _steps(name: str, main: Similarities, pairs: Sequence[tuple[str, str]]) -> F
             drawn[label] = axes.plot(main.steps, values, color=color)[0]
         axes.set_title(f"{views.short(name, 24)}: {side}", loc="left")
         axes.set_xlabel("step")
+    for axes in panels:  # which share a scale: not before all lines are drawn
         cosine_axis(axes)
     panels[0].set_ylabel("cosine")
     legend(figure, drawn, loc="outside right upper", fontsize=8)
