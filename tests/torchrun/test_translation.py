@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -14,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradvac.nmt import Translator
+from gradvac.nmt import NmtConfig, Translator, train_translation
 from gradvac.runs import RunFolder
-from gradvac.training import checkpoint, read_metrics
+from gradvac.training import Display, checkpoint, config, read_metrics
 
 WORDS = ("ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu")
 CONFIG = """
@@ -83,12 +84,13 @@ def start(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one process, and one of two that was killed on its way."""
+    """Data, a config, and a run of one process."""
     folder = tmp_path_factory.mktemp("torchrun")
     write_corpus(folder)
     (folder / "tiny.toml").write_text(CONFIG)
-    done = start(folder, "gradvac", "nmt", "train", "tiny.toml", "--run", "one")
-    assert done.returncode == 0, done.stderr
+    with contextlib.chdir(folder):
+        settings = config.load(NmtConfig, "tiny.toml")
+        train_translation(settings, "one", display=Display(quiet=True))
     return folder
 
 
