@@ -148,11 +148,10 @@ def same_as_one(folder: Path) -> Found:
     """Two and three processes, with and without accumulation, and more processes than rows."""
     found: Found = {}
     for parallel, name, accumulation, rows, sizes in (
-        ("ddp", "gradvac", 1, 6, (2, 3)),
         ("ddp", "gradvac", 2, 2, (3,)),
         ("ddp", "pcgrad", 1, 6, (3,)),
         ("ddp", "gradnorm", 1, 6, (2,)),
-        ("ddp", "none", 2, 6, (2, 3)),
+        ("ddp", "none", 2, 6, (2,)),
         ("ddp", "none", 1, 2, (3,)),
         ("fsdp", "gradvac", 1, 2, (3,)),
         ("fsdp", "gradvac", 2, 6, (2,)),
@@ -175,7 +174,6 @@ def other_sizes(folder: Path) -> Found:
     whole, shared = ("ddp",) * 4, ("fsdp",) * 4
     for case, name, modes in (
         ("replicas", "gradvac", whole),
-        ("replicas without a rule", "none", whole),
         ("shards", "gradvac", shared),
         ("both", "none", ("fsdp", "ddp", "ddp", "fsdp")),
     ):

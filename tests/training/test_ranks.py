@@ -41,13 +41,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 def test_a_step_does_not_depend_on_the_number_of_processes(found: Found) -> None:
     gaps = found["same_as_one"]
-    assert len(gaps) == 11
+    assert len(gaps) == 8
     assert max(gaps.values()) < 1e-12, gaps
 
 
 def test_a_run_is_continued_by_any_number_of_processes(found: Found) -> None:
     gaps = found["other_sizes"]
-    assert len(gaps) == 4
+    assert sorted(gaps) == ["both", "replicas", "shards"]
     assert max(gaps.values()) < 1e-12, gaps
 
 
