@@ -47,7 +47,7 @@ def test_trains_and_translates(
     toy_config: Callable[..., NmtConfig], tmp_path: Path, quiet: Display
 ) -> None:
     config = toy_config(
-        train={"device": "cuda", "precision": "bf16", "max_steps": 800, "validate_every": 800},
+        train={"device": "cuda", "precision": "bf16", "max_steps": 400, "validate_every": 400},
         data={"limit": {}, "vocabulary": {"size": 400, "threads": 1}},
     )
     train_translation(config, tmp_path / "run", display=quiet)
@@ -61,12 +61,13 @@ def test_trains_and_translates(
 def test_recorded_steps_equal_those_as_written(
     toy_config: Callable[..., NmtConfig], tmp_path: Path, quiet: Display, rule: str
 ) -> None:
+    # In float32 products by task need the tasks' sizes on the host: rules cannot be recorded.
+    precision = "fp32" if rule == "none" else "bf16"
     for graph in (True, False):
         config = toy_config(
-            # In float32 products by task need the tasks' sizes on the host: nothing to record.
             train={
                 "device": "cuda",
-                "precision": "bf16",
+                "precision": precision,
                 "graph": graph,
                 "max_steps": 25,
                 "validate_every": 0,
@@ -76,8 +77,11 @@ def test_recorded_steps_equal_those_as_written(
         )
         train_translation(config, tmp_path / str(graph), display=quiet)
     recorded, written = (checkpoint.weights(tmp_path / str(g), "last") for g in (True, False))
-    for name, value in written.items():  # additions on the device come in any order
-        assert (recorded[name] - value).norm() < 1e-2 * value.norm(), name
+    for name, value in written.items():
+        if precision == "fp32":
+            torch.testing.assert_close(recorded[name], value, rtol=1e-3, atol=1e-4)
+        else:  # additions on the device come in any order, and 16 bits show it
+            assert (recorded[name] - value).norm() < 1e-2 * value.norm(), name
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])

@@ -51,7 +51,7 @@ class _Chunks:
         for size in sizes:
             places.append(place)
             place += (size + 63) // 64 * 64  # updates begin at multiples of 256 bytes
-        self.num, self.places, self.length = len(member), places, place
+        self.columns, self.num, self.places, self.length = columns, len(member), places, place
         self.member = index_on(member, device)
         self.start = index_on(start, device)
         self.sizes = index_on(list(sizes), device)
@@ -70,6 +70,12 @@ def _chunks(
     device: torch.device,
 ) -> _Chunks:
     return _Chunks(columns, sizes, groups, num_groups, device)
+
+
+def _chunks_of(parts: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> _Chunks:
+    """The chunks of task gradients `[T, P]` of some parameters."""
+    sizes, device = tuple(part.shape[1] for part in parts), parts[0].device
+    return _chunks(_columns(sizes, device), sizes, tuple(groups), num_groups, device)
 
 
 def _addresses(stacks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -147,10 +153,7 @@ def grams(stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> T
     found = []
     for own in _by_dtype(stacks):
         parts = [_rows_together(stacks[n]) for n in own]
-        sizes = tuple(part.shape[1] for part in parts)
-        own_groups = tuple(groups[n] for n in own)
-        columns = _columns(sizes, parts[0].device)
-        chunks = _chunks(columns, sizes, own_groups, num_groups, parts[0].device)
+        chunks = _chunks_of(parts, [groups[n] for n in own], num_groups)
         address, stride = _addresses(parts)
         partial = parts[0].new_empty(chunks.num, tasks, tasks, dtype=torch.float32)
         is_wide = parts[0].dtype == torch.float32
@@ -166,7 +169,7 @@ def grams(stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> T
             T=num_tasks,
             TASKS=tasks,
             BLOCK=min(512, (8192 if is_wide else 16384) // tasks),
-            CHUNK=columns,
+            CHUNK=chunks.columns,
             IS_WIDE=is_wide,
             num_warps=4,
             num_stages=3,
@@ -228,13 +231,10 @@ def combine_many(weights: Tensor, stacks: Sequence[Tensor], groups: Sequence[int
     found: list[Tensor] = [weights] * len(stacks)
     for own in _by_dtype(stacks):
         parts = [_rows_together(stacks[n]) for n in own]
-        sizes = tuple(part.shape[1] for part in parts)
-        own_groups = tuple(groups[n] for n in own)
-        columns = _columns(sizes, parts[0].device)
-        chunks = _chunks(columns, sizes, own_groups, num_groups, parts[0].device)
+        chunks = _chunks_of(parts, [groups[n] for n in own], num_groups)
         address, stride = _addresses(parts)
         out = parts[0].new_empty(chunks.length, dtype=torch.float32)
-        _combine_many_kernel[(chunks.num, columns // 2048)](
+        _combine_many_kernel[(chunks.num, chunks.columns // 2048)](
             parts[0],
             address,
             stride,
@@ -249,8 +249,8 @@ def combine_many(weights: Tensor, stacks: Sequence[Tensor], groups: Sequence[int
             BLOCK=2048,
             num_warps=8,
         )
-        for number, place, size in zip(own, chunks.places, sizes, strict=True):
-            found[number] = out[place : place + size]
+        for number, place, part in zip(own, chunks.places, parts, strict=True):
+            found[number] = out[place : place + part.shape[1]]
     return found
 
 
