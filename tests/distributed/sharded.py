@@ -100,23 +100,31 @@ def equals_one_process(
     assert_equal_everywhere(world, [here.weights for here in found])
 
 
+def assert_trained_alike(
+    world: World, ours: tuple[nn.Module, Aligner], theirs: tuple[nn.Module, Aligner]
+) -> None:
+    """Train on the own rows, and one process on all of them: the same parameters."""
+
+    def mine(step: int) -> Alignment:
+        tokens, tasks = rows(step, world.rank)
+        return ours[1].backward(ours[0](tokens), tasks)
+
+    def whole_batch(step: int) -> Alignment:
+        tokens, tasks = all_rows(world, step)
+        return theirs[1].backward(theirs[0](tokens) / world.size, tasks)
+
+    trained(ours[0], mine)
+    trained(theirs[0], whole_batch)
+    assert_same(ours[0], theirs[0], 1e-12)
+
+
 def mixed_rows(world: World, kind: type[nn.Module], engine: str, **options: object) -> None:
     """Rows of all tasks in one batch, in one backward where that was asked for."""
     model, whole = sharded(world, made(kind), **options), made(kind)
     aligner = Aligner(model, TASKS, GradVac(beta=0.1), engine=engine)
     reference = alone(whole, GradVac(beta=0.1))
 
-    def mine(step: int) -> Alignment:
-        tokens, tasks = rows(step, world.rank)
-        return aligner.backward(model(tokens), tasks)
-
-    def whole_batch(step: int) -> Alignment:
-        tokens, tasks = all_rows(world, step)
-        return reference.backward(whole(tokens) / world.size, tasks)
-
-    trained(model, mine)
-    trained(whole, whole_batch)
-    assert_same(model, whole, 1e-12)
+    assert_trained_alike(world, (model, aligner), (whole, reference))
     assert aligner.engine == engine
     assert "measured" not in repr(aligner)  # the hooks of FSDP2 leave rows where they are
     assert f"{world.size} shards, whole during the backward" in repr(aligner)
@@ -217,17 +225,7 @@ def replicas_and_shards(world: World) -> None:
     for own, parameter in zip(gradients, plain.parameters(), strict=True):
         torch.testing.assert_close(own, parameter.grad.full_tensor())
 
-    def mine(step: int) -> Alignment:
-        tokens, tasks = rows(step, world.rank)
-        return aligner.backward(model(tokens), tasks)
-
-    def whole_batch(step: int) -> Alignment:
-        tokens, tasks = all_rows(world, step)
-        return reference.backward(whole(tokens) / world.size, tasks)
-
-    trained(model, mine)
-    trained(whole, whole_batch)
-    assert_same(model, whole, 1e-12)
+    assert_trained_alike(world, (model, aligner), (whole, reference))
     assert_equal_everywhere(world, [p.full_tensor() for p in model.parameters()])
     if world.rank == 3:
         with torch.no_grad():
