@@ -11,8 +11,9 @@ so that their owners are measured every step; `compiled` is joint with torch.com
 `pairwise` is GradVac on flat gradient vectors, as multi-task libraries commonly have it. A step
 includes the optimizer. `--graph` replays the whole step as a CUDA graph, where launches cost
 nothing. `--rounds 3` measures every mode three times, taking turns, and gives the median of the
-rounds' ratios: a host whose speed changes within a run does not decide. Peak memory is that of all
-steps from the second on, those that verify the layout of rows included.
+rounds' ratios: a host whose speed changes within a run does not decide. Peak memory is that of
+ordinary steps; `looks` that of all steps from the second on, those that verify the layout of rows
+included.
 """
 
 import argparse
@@ -161,7 +162,7 @@ MAKERS = {
 
 
 def measure(args: argparse.Namespace, size: str, num_tasks: int, mode: str) -> dict[str, float]:
-    """Median seconds of a step, and the peak GiB of all steps but the first."""
+    """Median seconds of a step, and the peak GiB of ordinary steps and of all but the first."""
     device = args.device
     torch.compiler.reset()  # what another mode compiled may have given its buffers away
     torch.manual_seed(1)
@@ -183,13 +184,22 @@ def measure(args: argparse.Namespace, size: str, num_tasks: int, mode: str) -> d
 
     clock = CLOCKS[args.clock]
     repeat(step, 1, device, clock)
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    peak_gib(device)
     repeat(step, args.warmup, device, clock)
     run = captured(step) if args.graph else step
+    looks = peak_gib(device)
     times = repeat(run, args.iterations, device, clock)
-    memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
-    return {"seconds": statistics.median(times), "spread": max(times) - min(times), "gib": memory}
+    ordinary = peak_gib(device)
+    return {"seconds": statistics.median(times), "gib": ordinary, "looks": max(looks, ordinary)}
+
+
+def peak_gib(device: str) -> float:
+    """The peak since the last call."""
+    if device != "cuda":
+        return 0.0
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    torch.cuda.reset_peak_memory_stats()
+    return peak
 
 
 def compare(args: argparse.Namespace, size: str, num_tasks: int) -> Iterator[dict[str, Any]]:
@@ -212,11 +222,14 @@ def compare(args: argparse.Namespace, size: str, num_tasks: int) -> Iterator[dic
         if len(measured) < len(floor):
             continue
         ratios = [own["seconds"] / one["seconds"] for own, one in zip(measured, floor, strict=True)]
-        gib = max(own["gib"] for own in measured)
         row: dict[str, Any] = {"size": size, "tasks": num_tasks, "mode": mode, "graph": args.graph}
-        row |= {"seconds": statistics.median(own["seconds"] for own in measured), "gib": gib}
+        row |= {"seconds": statistics.median(own["seconds"] for own in measured)}
         row |= {"time": statistics.median(ratios), "ratios": ratios}
-        yield row | {"memory": gib / max(one["gib"] for one in floor) if gib else 1.0}
+        row["gib"] = max(own["gib"] for own in measured)
+        most = max(one["gib"] for one in floor)
+        for column, peak in (("memory", "gib"), ("looks", "looks")):
+            row[column] = max(own[peak] for own in measured) / most if most else 1.0
+        yield row
 
 
 def repeat(
@@ -275,14 +288,18 @@ def main() -> None:
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
     rows = []
-    print(f"{'size':5} {'tasks':>5} {'mode':21} {'ms':>9} {'time':>6} {'GiB':>7} {'memory':>6}")
+    print(
+        f"{'size':5} {'tasks':>5} {'mode':21} {'ms':>9} {'time':>6} {'GiB':>7} {'memory':>6}"
+        f" {'looks':>6}"
+    )
     for size in args.size:
         for num_tasks in args.tasks:
             for row in compare(args, size, num_tasks):
                 rows.append(row)
                 print(
                     f"{size:5} {num_tasks:5} {row['mode']:21} {1e3 * row['seconds']:9.2f} "
-                    f"{row['time']:6.2f} {row['gib']:7.2f} {row['memory']:6.2f}",
+                    f"{row['time']:6.2f} {row['gib']:7.2f} {row['memory']:6.2f} "
+                    f"{row['looks']:6.2f}",
                     flush=True,
                 )
     if args.out:
