@@ -91,11 +91,30 @@ def _addresses(stacks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 _KEPT: list[Tensor] = []
 
 
-def _by_dtype(stacks: Sequence[Tensor]) -> list[list[int]]:
-    found: dict[torch.dtype, list[int]] = {}
+def _launches(stacks: Sequence[Tensor]) -> list[tuple[bool, list[int]]]:
+    """What one launch can take together: equal dtypes, and whether 16 bytes can be read at once."""
+    together: dict[tuple[torch.dtype, bool], list[int]] = {}
     for number, stack in enumerate(stacks):
-        found.setdefault(stack.dtype, []).append(number)
-    return list(found.values())
+        aligned = not (stack.data_ptr() % 16 or stack.stride(0) % 16 or stack.shape[1] % 16)
+        together.setdefault((stack.dtype, aligned), []).append(number)
+    return [(aligned, numbers) for (_, aligned), numbers in together.items()]
+
+
+@triton.jit
+def _place(LIKE, ADDRESS, STRIDE, SIZE, member, ALIGNED: tl.constexpr):
+    """Where a parameter's gradients begin, how far tasks lie apart, and how many columns it has.
+
+    The compiler cannot know that addresses read from memory are multiples of 16 bytes, and would
+    read number by number.
+    """
+    base = tl.load(ADDRESS + member).to(LIKE.dtype)
+    stride = tl.load(STRIDE + member)
+    size = tl.load(SIZE + member)
+    if ALIGNED:
+        base = tl.multiple_of(base, 16)
+        stride = tl.multiple_of(stride, 16)
+        size = tl.multiple_of(size, 16)
+    return base, stride, size
 
 
 @triton.jit
@@ -113,17 +132,19 @@ def _grams_kernel(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     IS_WIDE: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
     chunk = tl.program_id(0)
     member = tl.load(MEMBER + chunk)
-    first = tl.load(START + chunk)
-    size = tl.load(SIZE + member)
-    base = tl.load(ADDRESS + member).to(LIKE.dtype)
+    first = tl.multiple_of(tl.load(START + chunk), 16)
+    base, stride, size = _place(LIKE, ADDRESS, STRIDE, SIZE, member, ALIGNED)
     rows = tl.arange(0, TASKS)
     columns = tl.arange(0, BLOCK)
-    lines = base + rows[:, None].to(tl.int64) * tl.load(STRIDE + member)
+    lines = base + rows[:, None].to(tl.int64) * stride
     total = tl.zeros([TASKS, TASKS], tl.float32)
     end = tl.minimum(first + CHUNK, size)
+    if ALIGNED:
+        end = tl.multiple_of(end, 16)
     for start in range(first, end, BLOCK):
         inside = (rows < T)[:, None] & (start + columns < end)[None, :]
         tile = tl.load(lines + (start + columns)[None, :], mask=inside, other=0.0)
@@ -150,10 +171,11 @@ def grams(stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> T
     """
     num_tasks = len(stacks[0])
     tasks = max(16, triton.next_power_of_2(num_tasks))
-    found = []
-    for own in _by_dtype(stacks):
-        parts = [_rows_together(stacks[n]) for n in own]
-        chunks = _chunks_of(parts, [groups[n] for n in own], num_groups)
+    stacks = [_rows_together(stack) for stack in stacks]
+    sums = []
+    for aligned, numbers in _launches(stacks):
+        parts = [stacks[n] for n in numbers]
+        chunks = _chunks_of(parts, [groups[n] for n in numbers], num_groups)
         address, stride = _addresses(parts)
         partial = parts[0].new_empty(chunks.num, tasks, tasks, dtype=torch.float32)
         is_wide = parts[0].dtype == torch.float32
@@ -171,11 +193,12 @@ def grams(stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> T
             BLOCK=min(512, (8192 if is_wide else 16384) // tasks),
             CHUNK=chunks.columns,
             IS_WIDE=is_wide,
+            ALIGNED=aligned,
             num_warps=4,
             num_stages=3,
         )
-        found.append(chunks.of_group @ partial.flatten(1).double())
-    total = found[0] if len(found) == 1 else torch.stack(found).sum(0)
+        sums.append(chunks.of_group @ partial.flatten(1).double())
+    total = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
     return total.view(num_groups, tasks, tasks)[:, :num_tasks, :num_tasks]
 
 
@@ -197,13 +220,13 @@ def _combine_many_kernel(
     OUT,
     T: tl.constexpr,
     BLOCK: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
     chunk = tl.program_id(0)
     member = tl.load(MEMBER + chunk)
-    start = tl.load(START + chunk) + tl.program_id(1) * BLOCK
-    size = tl.load(SIZE + member)
-    base = tl.load(ADDRESS + member).to(LIKE.dtype)
-    stride = tl.load(STRIDE + member)
+    start = tl.multiple_of(tl.load(START + chunk), 16) + tl.program_id(1) * BLOCK
+    base, stride, size = _place(LIKE, ADDRESS, STRIDE, SIZE, member, ALIGNED)
+    place = tl.multiple_of(tl.load(PLACE + member), 64)
     weights = W + tl.load(GROUP + chunk) * T
     columns = start + tl.arange(0, BLOCK)
     inside = columns < size
@@ -221,17 +244,18 @@ def _combine_many_kernel(
     for task in range(T // 4 * 4, T):
         row = tl.load(base + task * stride + columns, mask=inside, other=0.0)
         total += tl.load(weights + task).to(tl.float32) * row.to(tl.float32)
-    tl.store(OUT + tl.load(PLACE + member) + columns, total, mask=inside)
+    tl.store(OUT + place + columns, total, mask=inside)
 
 
 def combine_many(weights: Tensor, stacks: Sequence[Tensor], groups: Sequence[int]) -> list[Tensor]:
     """sum_t weights[k, t] g_t of every parameter, in float32, `[P]` each."""
     num_groups, num_tasks = weights.shape
     weights = weights.contiguous()
-    found: list[Tensor] = [weights] * len(stacks)
-    for own in _by_dtype(stacks):
-        parts = [_rows_together(stacks[n]) for n in own]
-        chunks = _chunks_of(parts, [groups[n] for n in own], num_groups)
+    stacks = [_rows_together(stack) for stack in stacks]
+    updates: list[Tensor] = [weights] * len(stacks)
+    for aligned, numbers in _launches(stacks):
+        parts = [stacks[n] for n in numbers]
+        chunks = _chunks_of(parts, [groups[n] for n in numbers], num_groups)
         address, stride = _addresses(parts)
         out = parts[0].new_empty(chunks.length, dtype=torch.float32)
         _combine_many_kernel[(chunks.num, chunks.columns // 2048)](
@@ -247,11 +271,12 @@ def combine_many(weights: Tensor, stacks: Sequence[Tensor], groups: Sequence[int
             out,
             T=num_tasks,
             BLOCK=2048,
+            ALIGNED=aligned,
             num_warps=8,
         )
-        for number, place, part in zip(own, chunks.places, parts, strict=True):
-            found[number] = out[place : place + part.shape[1]]
-    return found
+        for number, place, part in zip(numbers, chunks.places, parts, strict=True):
+            updates[number] = out[place : place + part.shape[1]]
+    return updates
 
 
 @cache
