@@ -12,6 +12,7 @@ GradNorm and plain joint training are beside it. See `Aligner` for an example.
     hints.py         words that error messages share
     sides.py         encoder or decoder: the side of a model, by a name
     indices.py       small index tensors, moved to their device once
+    recording.py     work on a GPU, recorded once as a CUDA graph and replayed
     models.py        what the aligner asks of a model before it reads its graphs
     rules/           Gram matrix -> weights: one method per file
     gradients/       autograd engines: task gradients -> Gram matrix, weights -> .grad

@@ -11,6 +11,7 @@ FLOORS = {
     "hints": 0,
     "sides": 0,
     "indices": 0,
+    "recording": 0,
     "models": 0,
     "restored": 0,
     "tasks": 0,

@@ -20,7 +20,7 @@ from gradvac.nmt.batch import Side
 from gradvac.nmt.model import Transformer
 from gradvac.nmt.ragged import Ragged, Tokens
 from gradvac.nmt.slots import Extent, Hypothesis, Search, Slots, length_penalty
-from gradvac.training.processes import free_generator
+from gradvac.recording import free_generator
 
 __all__ = ["Decoder", "Hypothesis", "Search", "length_penalty", "search"]
 

@@ -6,12 +6,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Generic
 
+from gradvac.recording import DEVICE_WORK
 from gradvac.training.recipe import BatchCo, BatchStream
 
 Prepare = Callable[[Any], Any]
-# Held while a batch is prepared for the device: whoever records a CUDA graph takes it, because
-# what another thread asks of the device meanwhile can spoil the recording.
-DEVICE_WORK = threading.Lock()
 _LOOK_EVERY = 0.2  # seconds after which a thread that waits looks whether anyone still listens
 
 

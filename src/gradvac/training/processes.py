@@ -42,16 +42,6 @@ def peak_memory(device: torch.device) -> float:
     return most / (2**30 if sys.platform == "darwin" else 2**20)
 
 
-def free_generator(device: torch.device) -> None:
-    """Let a GPU's generator go on after a CUDA graph whose recording failed.
-
-    It still counts for the recording; a copy of it is at the same place and does not.
-    """
-    index = torch.cuda.current_device() if device.index is None else device.index
-    generator = torch.cuda.default_generators[index]
-    generator.graphsafe_set_state(generator.clone_state())
-
-
 def set_threads(num: int) -> None:
     """Let torch use so many CPU threads; 0: its own choice."""
     if num:

@@ -5,18 +5,16 @@ batch to where the recorded one lay. It needs batches of one size whose tasks li
 (`frame`), and an aligner that decides nothing on the host.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
 from gradvac import Alignment
-from gradvac.training.ahead import DEVICE_WORK
+from gradvac.recording import Recording
 from gradvac.training.optimizer import clip, step_unless
-from gradvac.training.processes import free_generator
 from gradvac.training.recipe import BatchT
 from gradvac.training.settings import RunConfig
 from gradvac.training.state import RunState
@@ -84,9 +82,6 @@ class Step(Generic[BatchT]):
 class GraphStep(Generic[BatchT]):
     """A step that is recorded after a few, and replayed from then on.
 
-    Now and then a step runs as it is written, so that the aligner can look whether rows and tasks
-    are still what they were said to be.
-
     Args:
         step: The step.
         device: A GPU.
@@ -96,39 +91,24 @@ class GraphStep(Generic[BatchT]):
     def __init__(
         self, step: Step[BatchT], device: torch.device, *, say: Callable[[str], None]
     ) -> None:
-        self._step, self._device, self._say = step, device, say
-        self._stream = torch.cuda.Stream(device)
+        self._step, self._device = step, device
         self._inputs: list[Any] | None = None
         self._num_tokens = torch.ones((), dtype=torch.float64, device=device)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._recorded: StepResult | None = None
-        self._num_calls, self.works = 0, True
+        self._recording = Recording(self._take, device, "train.graph", say)
+
+    @property
+    def works(self) -> bool:
+        """Whether steps can be recorded, as far as it was tried."""
+        return self._recording.works
 
     def __call__(self, batches: Sequence[BatchT]) -> StepResult:
         """Take a step."""
         if not self.works:
             return self._step(batches)
-        # One stream for all: what is recorded must not meet leaves that belong to another.
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            result = self._take(batches)
-        current.wait_stream(self._stream)
-        return result
+        self._receive(batches)
+        return self._recording()
 
-    def _take(self, batches: Sequence[BatchT]) -> StepResult:
-        inputs = self._receive(batches)
-        self._num_calls += 1
-        if _is_looked_at(self._num_calls):
-            return self._step.take(inputs, self._num_tokens)
-        if self._graph is None:
-            self._record(inputs)
-        if self._graph is None or self._recorded is None:
-            return self._step.take(inputs, self._num_tokens)
-        self._graph.replay()
-        return _copy(self._recorded)
-
-    def _receive(self, batches: Sequence[Any]) -> list[Any]:
+    def _receive(self, batches: Sequence[Any]) -> None:
         """Copy batches to where the recorded step looks for them."""
         if self._inputs is None:
             self._inputs = [batch.to(self._device).copy() for batch in batches]
@@ -136,54 +116,17 @@ class GraphStep(Generic[BatchT]):
             for own, batch in zip(self._inputs, batches, strict=True):
                 own.copy_(batch)
         self._num_tokens.fill_(float(max(1, sum(batch.num_tokens for batch in batches))))
-        return self._inputs
 
-    def _record(self, inputs: list[Any]) -> None:
-        graph = torch.cuda.CUDAGraph()
-        mode = "thread_local"  # other threads of the process may use the device
-        try:
-            with (
-                DEVICE_WORK,
-                torch.cuda.graph(graph, stream=self._stream, capture_error_mode=mode),
-            ):
-                recorded = self._step.take(inputs, self._num_tokens)
-            loose = [name for name, value in recorded.sums.items() if not torch.is_tensor(value)]
-            if loose:
-                raise RuntimeError(
-                    f"{loose[0]!r} is a number of the host, which would never change"
-                )
-        except (RuntimeError, ValueError) as error:
-            self._give_up(graph, error)
-            return
-        self._graph, self._recorded = graph, recorded
-
-    def _give_up(self, graph: torch.cuda.CUDAGraph, error: Exception) -> None:
-        """Go on without: nothing that was recorded has run, so that the step is still to take."""
-        self.works = False
-        graph.reset()
-        free_generator(self._device)
-        message = f"train.graph: steps are not recorded as a CUDA graph, but slower: {error}"
-        self._say(message)
-        warnings.warn(message, stacklevel=2)
+    def _take(self) -> StepResult:
+        assert self._inputs is not None
+        result = self._step.take(self._inputs, self._num_tokens)
+        loose = [name for name, value in result.sums.items() if not torch.is_tensor(value)]
+        if loose and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(f"{loose[0]!r} is a number of the host, which would never change")
+        return result
 
 
 def autocast(settings: RunConfig, device: torch.device) -> torch.autocast:
     """What surrounds forward passes."""
     on = settings.train.precision == "bf16"
     return torch.autocast(device.type, torch.bfloat16, enabled=on)
-
-
-def _is_looked_at(call: int) -> bool:
-    """The first three steps, and the 10th, 100th, 1000th, ..."""
-    return call <= 3 or str(call).strip("0") == "1"
-
-
-def _copy(result: StepResult) -> StepResult:
-    """Results that the next replay leaves alone."""
-    sums = {name: torch.as_tensor(value).clone() for name, value in result.sums.items()}
-    alignment = result.alignment
-    if alignment is not None:
-        own: dict[str, Any] = {f.name: getattr(alignment, f.name) for f in fields(alignment)}
-        own |= {name: value.clone() for name, value in own.items() if torch.is_tensor(value)}
-        alignment = Alignment(**own)
-    return StepResult(sums, result.norm.clone(), result.bad.clone(), alignment)

@@ -1,0 +1,124 @@
+"""Work on a GPU that is recorded once as a CUDA graph, and replayed from then on."""
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+ResultT = TypeVar("ResultT")
+
+# Held by whoever records, and by threads that prepare work for the device: what they ask of it
+# meanwhile can spoil a recording.
+DEVICE_WORK = threading.Lock()
+
+
+class Recording(Generic[ResultT]):
+    """A call that is recorded after a few, and replayed from then on.
+
+    Now and then it runs as it is written, so that an aligner can look whether rows and tasks are
+    still what they were said to be.
+
+    Attributes:
+        works: False once recording has failed; calls go on as they are written.
+        is_replayed: Whether the last call was.
+
+    Args:
+        take: What to record. It reads tensors that stay where they are, decides nothing on the
+            host, and returns tensors, alone or in dataclasses and mappings; each call's are its
+            own, while what it leaves elsewhere is written over by the next.
+        device: A GPU.
+        setting: Name of what asked for it, for the message if recording fails.
+        say: Told that message, beside a warning.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[], ResultT],
+        device: torch.device,
+        setting: str,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self._take, self._device, self._setting, self._say = take, device, setting, say
+        self._stream = torch.cuda.Stream(device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: ResultT | None = None
+        self._num_calls, self.works, self.is_replayed = 0, True, False
+
+    def __call__(self) -> ResultT:
+        """Record or replay, whatever it is time for."""
+        # One stream for all: what is recorded must not meet leaves that belong to another.
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            result = self._run()
+        current.wait_stream(self._stream)
+        return result
+
+    def _run(self) -> ResultT:
+        self._num_calls += 1
+        self.is_replayed = False
+        if not self.works or _is_looked_at(self._num_calls):
+            return self._take()
+        if self._graph is None:
+            self._record()
+        if self._graph is None or self._result is None:
+            return self._take()
+        self._graph.replay()
+        self.is_replayed = True
+        copied: ResultT = _copied(self._result)
+        return copied
+
+    def _record(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        mode = "thread_local"  # other threads of the process may use the device
+        try:
+            with (
+                DEVICE_WORK,
+                torch.cuda.graph(graph, stream=self._stream, capture_error_mode=mode),
+            ):
+                result = self._take()
+        except (RuntimeError, ValueError) as error:
+            self._give_up(graph, error)
+            return
+        self._graph, self._result = graph, result
+
+    def _give_up(self, graph: torch.cuda.CUDAGraph, error: Exception) -> None:
+        """Go on without: nothing that was recorded has run, so that the call is still to make."""
+        self.works = False
+        graph.reset()
+        free_generator(self._device)
+        message = f"{self._setting}: not recorded as a CUDA graph, which is slower: {error}"
+        if self._say is not None:
+            self._say(message)
+        warnings.warn(message, stacklevel=2)
+
+
+def _is_looked_at(call: int) -> bool:
+    """The first three calls, and the 10th, 100th, 1000th, ..."""
+    return call <= 3 or str(call).strip("0") == "1"
+
+
+def _copied(result: Any) -> Any:
+    """What the next replay leaves alone."""
+    if isinstance(result, Tensor):
+        return result.clone()
+    if isinstance(result, Mapping):
+        return {name: _copied(value) for name, value in result.items()}
+    if is_dataclass(result) and not isinstance(result, type):
+        own = {field.name: _copied(getattr(result, field.name)) for field in fields(result)}
+        return replace(result, **own)
+    return result
+
+
+def free_generator(device: torch.device) -> None:
+    """Let a GPU's generator go on after a CUDA graph whose recording failed.
+
+    It still counts for the recording; a copy of it is at the same place and does not.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator = torch.cuda.default_generators[index]
+    generator.graphsafe_set_state(generator.clone_state())
