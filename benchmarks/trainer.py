@@ -4,8 +4,9 @@
     python benchmarks/trainer.py --varying                # another length every batch
     python benchmarks/trainer.py --size tiny --cpu        # a try
 
-Token classification with sentences of one length, random weights and labels: time depends on none
-of them. The trainers take turns, several rounds each; a ratio is the median over rounds.
+`recorded` is GradVac as a CUDA graph. Token classification with sentences of one length, random
+weights and labels: time depends on none of them. The trainers take turns, several rounds each; a
+ratio is the median over rounds.
 """
 
 from __future__ import annotations
@@ -110,10 +111,9 @@ def run(args: argparse.Namespace, name: str, data: list[dict[str, Any]], folder:
         rows = [{k: v for k, v in one.items() if k != "task"} for one in data]
         trainer: Any = Trainer(train_dataset=rows, **common)
     else:
-        rule = {"sum": Sum, "gradvac": GradVac}[name]()
-        trainer = AlignedTrainer(
-            train_dataset=data, tasks=tasks, rule=rule, engine=args.engine, **common
-        )
+        rule = Sum() if name == "sum" else GradVac()
+        common |= {"tasks": tasks, "rule": rule, "engine": args.engine}
+        trainer = AlignedTrainer(train_dataset=data, recorded=name == "recorded", **common)
     trainer.train()
     engine = "-" if name == "plain" else trainer.aligner.engine
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
@@ -136,7 +136,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write JSON there")
     args = parser.parse_args()
     data = examples(args)
-    found: dict[str, list[Any]] = {"plain": [], "sum": [], "gradvac": []}
+    names = ["plain", "sum", "gradvac", *([] if args.cpu or args.varying else ["recorded"])]
+    found: dict[str, list[Any]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(args.rounds):
             for name, times in found.items():

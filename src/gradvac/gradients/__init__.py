@@ -64,7 +64,13 @@ from gradvac.gradients._components import Components, Granularity, split
 from gradvac.gradients._distributed import RankError, Ranks
 from gradvac.gradients._exchange import Exchange
 from gradvac.gradients._kernels import gram
-from gradvac.gradients._losses import Losses, TasksOfRows, read_losses, read_own_losses
+from gradvac.gradients._losses import (
+    Losses,
+    TasksOfRows,
+    positions,
+    read_losses,
+    read_own_losses,
+)
 from gradvac.gradients._one_backward import OneBackward
 from gradvac.gradients._per_task import PerTask
 from gradvac.gradients._rows import RowTasks, rows
@@ -88,6 +94,7 @@ __all__ = [
     "Weigh",
     "digest",
     "gram",
+    "positions",
     "read_losses",
     "read_own_losses",
     "rows",

@@ -8,6 +8,7 @@ the trainers are optional packages.
     accelerate.py       AcceleratedAligner: one line in the place of accelerator.backward
     lightning.py        AlignedModule: a mixin for LightningModule
     _row_losses.py      losses of rows from the outputs of a Hugging Face model
+    _recorded.py        forward and backward replayed as CUDA graphs
     _processes.py       what is asked of several processes
 
 In several processes, replicas are those of `DistributedDataParallel`; what runs the backward pass

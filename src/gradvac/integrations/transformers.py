@@ -29,10 +29,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from gradvac import Aligner, Alignment, Sum
 from gradvac.analysis import step_values
+from gradvac.gradients import positions
 from gradvac.integrations._processes import refuse_engine, require_together
+from gradvac.integrations._recorded import Backward, RecordedSteps
 from gradvac.integrations._row_losses import Normaliser, logits_of, sum_by_row
 
 TASKS_OF_ROWS = "tasks_of_rows"
+_NUM_ITEMS = "num_items_in_batch"
 _STATE = "aligner.pt"
 RowLosses = Callable[[Any, Tensor, Tensor | int | None], Tensor]
 
@@ -83,6 +86,9 @@ class _Aligned(_AnyTrainer):
             model's outputs, the labels and `num_items_in_batch` (the labels of the whole step, or
             None) that returns one loss per row, `[B]`. Divide by `num_items_in_batch` if it is
             given, by the labels of the batch otherwise.
+        recorded: Replay forward and backward as CUDA graphs, one for each shape of batch: for
+            models so small that the host's work decides, in bf16, with batches padded to few
+            different lengths, without accumulation.
         options: The Trainer's own arguments.
 
     Raises:
@@ -99,6 +105,7 @@ class _Aligned(_AnyTrainer):
         aligner_options: Mapping[str, Any] | None = None,
         task_column: str = "task",
         row_losses: RowLosses | None = None,
+        recorded: bool = False,
         **options: Any,
     ) -> None:
         self._task_column, self._row_losses = task_column, row_losses
@@ -116,6 +123,7 @@ class _Aligned(_AnyTrainer):
         base: Any = self.model
         base = base.get_base_model() if hasattr(base, "get_base_model") else base  # peft's wrapper
         self._is_causal = type(base).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+        self._recorded = self._make_recorded() if recorded else None
 
     def _refuse(self) -> None:
         args = self.args
@@ -157,9 +165,24 @@ class _Aligned(_AnyTrainer):
         inputs = dict(inputs)
         tasks = inputs.pop(TASKS_OF_ROWS)
         inputs = self._prepare_inputs(inputs)
+        if self._recorded is None:
+            found = self._backward(model, inputs, tasks, num_items_in_batch)
+        else:
+            found = self._recorded(self._on_device(inputs, tasks, num_items_in_batch))
+        if found.alignment is not None:
+            self.alignment = found.alignment
+        return found.loss
+
+    def _backward(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        tasks: Sequence[str] | Tensor,
+        num_items: Tensor | int | None,
+    ) -> Backward:
         with self.compute_loss_context_manager():
-            losses = self._losses(model, inputs, num_items_in_batch)
-        if not (self.model_accepts_loss_kwargs and num_items_in_batch is not None):
+            losses = self._losses(model, inputs, num_items)
+        if not (self.model_accepts_loss_kwargs and num_items is not None):
             losses = losses / self.current_gradient_accumulation_steps
         elif self.args.average_tokens_across_devices:  # labels of all processes, and a mean
             losses = losses * self.aligner.num_processes
@@ -173,9 +196,42 @@ class _Aligned(_AnyTrainer):
             tasks,
             accumulate=not self.accelerator.sync_gradients,
         )
-        if alignment is not None:
-            self.alignment = alignment
-        return losses.detach().sum()
+        return Backward(losses.detach().sum(), alignment)
+
+    def _make_recorded(self) -> RecordedSteps:
+        args = self.args
+        missing = {
+            "a GPU": args.device.type == "cuda",
+            "one process": args.world_size == 1,
+            "bf16=True": args.bf16,
+            "gradient_accumulation_steps=1": args.gradient_accumulation_steps == 1,
+        }
+        if not all(missing.values()):
+            needs = ", ".join(name for name, is_there in missing.items() if not is_there)
+            raise ValueError(f"recorded: needs {needs}; leave it out, or change args.")
+
+        def take(given: Mapping[str, Tensor]) -> Backward:
+            inputs = dict(given)
+            tasks, num_items = inputs.pop(TASKS_OF_ROWS), inputs.pop(_NUM_ITEMS, None)
+            return self._backward(self.model_wrapped, inputs, tasks, num_items)
+
+        assert self.model is not None
+        return RecordedSteps(take, list(self.model.parameters()), args.device)
+
+    def _on_device(
+        self, inputs: dict[str, Any], tasks: Sequence[str], num_items: Tensor | int | None
+    ) -> dict[str, Tensor]:
+        """All that a step depends on, as tensors."""
+        loose = [name for name, value in inputs.items() if not isinstance(value, Tensor)]
+        if loose:
+            raise ValueError(
+                f"recorded: the batches' {loose[0]!r} is no tensor; leave recorded out."
+            )
+        numbers = positions(tasks, self.aligner.tasks, "train_dataset")
+        inputs = {**inputs, TASKS_OF_ROWS: numbers.to(self.args.device, non_blocking=True)}
+        if num_items is not None:
+            inputs[_NUM_ITEMS] = torch.as_tensor(num_items, device=self.args.device)
+        return inputs
 
     def _losses(
         self, model: nn.Module, inputs: dict[str, Any], num_items: Tensor | int | None
