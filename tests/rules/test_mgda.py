@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradvac import MGDA
+from gradvac.rules import _mgda
 
 from .steps import gram_of, weights_of
 
@@ -62,6 +63,12 @@ def shortest_exactly(gradients: list[list[Fraction]]) -> Fraction:
     return min(candidates)
 
 
+@pytest.fixture(params=["faces", "newton"])
+def solver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either way to the minimum, whatever the number of tasks."""
+    monkeypatch.setattr(_mgda, "_MOST_FACES", {"faces": 127, "newton": 0}[request.param])
+
+
 def draw(num_tasks: int, size: int, seed: int) -> Tensor:
     """Gradients that agree somewhat, so that the minimum lies on faces as well as inside."""
     generator = torch.Generator().manual_seed(seed)
@@ -70,6 +77,7 @@ def draw(num_tasks: int, size: int, seed: int) -> Tensor:
     return (noise + torch.randn(size, generator=generator, dtype=torch.float64)) * lengths
 
 
+@pytest.mark.usefixtures("solver")
 @pytest.mark.parametrize("num_tasks", [2, 3, 4, 6])
 @pytest.mark.parametrize("size", [2, 5, 20], ids=lambda size: f"{size} parameters")
 def test_no_combination_is_shorter(num_tasks: int, size: int) -> None:
@@ -84,6 +92,7 @@ def test_no_combination_is_shorter(num_tasks: int, size: int) -> None:
         assert smallest - 1e-12 * longest <= found <= smallest + 1e-9 * longest
 
 
+@pytest.mark.usefixtures("solver")
 @pytest.mark.parametrize("ratio", [1.0, 1e4, 1e8, 1e12])
 @pytest.mark.parametrize("num_tasks", [2, 3, 5])
 def test_short_gradients_are_not_drowned_by_long_ones(num_tasks: int, ratio: float) -> None:
@@ -92,16 +101,30 @@ def test_short_gradients_are_not_drowned_by_long_ones(num_tasks: int, ratio: flo
     for seed in range(4):
         order = torch.randperm(num_tasks, generator=torch.Generator().manual_seed(seed))
         gradients = draw(num_tasks, 6, seed) * lengths[order][:, None]
-        weights = [Fraction(w) for w in weights_of(MGDA(), gradients).tolist()]
-        exact = [[Fraction(x) for x in row] for row in gradients.tolist()]
-        update = [
-            sum(map(Fraction.__mul__, weights, column)) for column in zip(*exact, strict=True)
-        ]
-        found = sum(x * x for x in update)
-        assert float(found / shortest_exactly(exact)) == pytest.approx(1.0, abs=1e-9)
+        assert squared_over_shortest(gradients) == pytest.approx(1.0, abs=1e-9)
 
 
-@pytest.mark.parametrize("num_tasks", [2, 5, 25, 100])
+@pytest.mark.usefixtures("solver")
+@pytest.mark.parametrize("ratio", [1.0, 1e4, 1e8])
+def test_nearly_opposite_gradients_leave_what_they_share(ratio: float) -> None:
+    """Two long gradients cancel but for a little across, which shortens the third."""
+    across = 1e-3
+    gradients = torch.tensor(
+        [[ratio, ratio * across, 0.0], [-ratio, ratio * across, 0.0], [0.0, -1.0, 1.0]],
+        dtype=torch.float64,
+    )
+    assert squared_over_shortest(gradients) == pytest.approx(1.0, abs=1e-6)
+
+
+def squared_over_shortest(gradients: Tensor) -> float:
+    """||update||^2 of MGDA, divided by the smallest one there is; without rounding."""
+    weights = [Fraction(w) for w in weights_of(MGDA(), gradients).tolist()]
+    exact = [[Fraction(x) for x in row] for row in gradients.tolist()]
+    update = [sum(map(Fraction.__mul__, weights, column)) for column in zip(*exact, strict=True)]
+    return float(sum((x * x for x in update), Fraction()) / shortest_exactly(exact))
+
+
+@pytest.mark.parametrize("num_tasks", [2, 5, 7, 8, 25, 100])
 def test_duality_gap(num_tasks: int) -> None:
     """At the minimum w* every gradient has at least the length of the update along it."""
     gradients = draw(num_tasks, 60, seed=num_tasks)

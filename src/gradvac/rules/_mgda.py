@@ -11,16 +11,20 @@ from gradvac import gram as geometry
 from gradvac.rules._rule import Rule, Weighing
 
 NORMALISATIONS = ("none", "l2", "loss", "loss+")
+_MOST_FACES = 127  # of the simplex, tried all at once: up to seven tasks
+_SMALLEST_PIVOT = 1e-13  # below, a gradient lies in the span of others, but for rounding
 _NEWTON_STEPS = 40  # the duality gap falls about tenfold a step
+_SAME = 1e-12  # relative difference of squared lengths that are the same but for rounding
 _SMALLEST_GAP = 1e-15  # of squared lengths, the shortest gradient being 1
 
 
 class MGDA(Rule):
     """Weights on the simplex that make ||sum_i w_i g_i|| smallest, in every component.
 
-    Solved in coefficient space: exactly for two tasks, to a duality gap near rounding beyond, for
-    all components at once and without waiting for the device. Tasks whose gradient is zero in a
-    component get weight 0 there; otherwise a head of one task would stop the others.
+    Solved in coefficient space: by trying every set of tasks up to seven of them, to a duality gap
+    near rounding beyond, for all components at once and without waiting for the device. Tasks whose
+    gradient is zero in a component get weight 0 there; otherwise a head of one task would stop the
+    others.
 
     Args:
         normalize: What each gradient is divided by before the weights are sought, as in the
@@ -63,7 +67,8 @@ def min_norm(gram: Tensor) -> Tensor:
     inverse = geometry.reciprocal(geometry.norms(gram))  # 0: no gradient
     alive = inverse > 0  # [K, T]
     price = inverse * geometry.reciprocal(inverse.amax(-1, keepdim=True))  # 1 for the shortest
-    weights = price * (_of_two if gram.shape[-1] == 2 else _interior_point)(_cosine(gram), price)
+    solve = _best_face if 2 ** gram.shape[-1] - 1 <= _MOST_FACES else _interior_point
+    weights = price * solve(_cosine(gram), price)
     uniform = torch.full_like(weights, 1.0 / gram.shape[-1])
     weights = torch.where(alive.any(-1, keepdim=True), weights, uniform)
     return weights / weights.sum(-1, keepdim=True)
@@ -75,13 +80,49 @@ def _cosine(gram: Tensor) -> Tensor:
     return cosine - torch.diag_embed(cosine.diagonal(dim1=-2, dim2=-1) - 1.0)
 
 
-def _of_two(cosine: Tensor, price: Tensor) -> Tensor:
-    """The closed form: the foot of the perpendicular, kept between the two gradients."""
-    both, other = cosine[:, 0, 1, None], price.flip(-1)
-    lengths = (price - both * other).clamp_min(0.0)
-    spread = (price * lengths).sum(-1, keepdim=True)
-    # Two equal gradients: any point between them is as good, so take the middle.
-    return torch.where(spread > 0, lengths / torch.where(spread > 0, spread, 1.0), 0.5)
+def _best_face(cosine: Tensor, price: Tensor) -> Tensor:
+    """The minimum on every face of the simplex, and of these the least.
+
+    A face is a set of tasks, and v ~ M^-1 price the minimum of its plane: M = C + price price^T has
+    the same one as C, and is positive definite unless a gradient of the set is an affine
+    combination of the others, in which case a smaller set does as well. A few dozen small
+    operations in all, where Newton steps take thousands: what counts on a GPU.
+    """
+    num_tasks = price.shape[-1]
+    numbers = torch.arange(1, 2**num_tasks, device=price.device)
+    inside = (numbers[:, None] >> torch.arange(num_tasks, device=price.device)) % 2 == 1  # [F, T]
+    own = price[:, None] * inside  # [K, F, T]
+    own = own * geometry.reciprocal(own.amax(-1, keepdim=True))
+    both = inside[:, :, None] & inside[:, None, :]
+    identity = torch.eye(num_tasks, dtype=price.dtype, device=price.device)
+    matrix = torch.where(both, cosine[:, None] + own[..., :, None] * own[..., None, :], identity)
+    lengths, smallest_pivot = _eliminate(torch.cat([matrix, own[..., None]], -1))
+    is_candidate = (smallest_pivot > _SMALLEST_PIVOT) & ((lengths > 0) == inside).all(-1)
+    paid = (lengths * price[:, None]).sum(-1, keepdim=True)
+    is_candidate &= paid[..., 0] > 0
+    lengths = torch.where(is_candidate[..., None], lengths * geometry.reciprocal(paid), 0.0)
+    square = ((lengths @ cosine) * lengths).sum(-1).clamp_min(0.0)  # [K, F]
+    square = torch.where(is_candidate, square, torch.inf)
+    least = square.amin(-1, keepdim=True)
+    # Equal gradients make equal minima: their middle is one too, and favours none of the tasks.
+    is_least = square <= least * (1.0 + _SAME) + _SMALLEST_GAP
+    return (lengths * is_least[..., None]).sum(-2) / is_least.sum(-1, keepdim=True)
+
+
+def _eliminate(system: Tensor) -> tuple[Tensor, Tensor]:
+    """Gauss-Jordan on `[..., T, T + 1]`: solutions, and the smallest pivots.
+
+    Positive definite systems need no exchange of rows, so that all are solved in the same steps.
+    """
+    smallest = torch.full_like(system[..., 0, 0], torch.inf)
+    for column in range(system.shape[-2]):
+        pivot = system[..., column, column]
+        smallest = torch.minimum(smallest, pivot)
+        row = system[..., column, :] / torch.where(pivot > 0, pivot, 1.0)[..., None]
+        factor = system[..., :, column].clone()
+        factor[..., column] -= 1.0
+        system = system - factor[..., :, None] * row[..., None, :]
+    return system[..., -1], smallest
 
 
 def _interior_point(gram: Tensor, price: Tensor) -> Tensor:
