@@ -53,7 +53,10 @@ _ROOMS = {
     "gradvac.alignment": ("Alignment",),
     "gradvac.gradients": ("Components", "RowTasks", "rows"),
     "gradvac.restored": ("Restored",),
-    "gradvac.rules": ("EmaTarget", "FixedTarget", "Rule", "Weighing", "rule_named"),
+    "gradvac.rules": (
+        *("EmaTarget", "FixedTarget", "Halves", "Only"),
+        *("Rule", "Weighing", "halves_of", "rule_named"),
+    ),
 }
 _NAMES = {name: room for room, names in _ROOMS.items() for name in names}
 

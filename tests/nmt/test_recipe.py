@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from gradvac.analysis.record import read_record
 from gradvac.nmt import NmtConfig, TranslationRecipe, open_or_prepare, train_translation
+from gradvac.runs import RunFolder
 from gradvac.training import Display, checkpoint
 
 Build = Callable[..., NmtConfig]
@@ -46,6 +49,28 @@ def test_directions_share_one_preparation(
 def test_resource_levels_come_from_sizes(toy_config: Build) -> None:
     recipe = build_recipe(toy_config())
     assert recipe.resource_levels == {"en-xx": "high", "en-yy": "low"}
+
+
+def test_training_with_halves_is_recorded_by_task_and_continues(
+    toy_config: Build, tmp_path: Path, quiet: Display
+) -> None:
+    """Similarities without noise are larger, and nothing else of the run knows of halves."""
+    align = {"halves": True, "only": ["encoder*"], "from_step": 2}
+    train: dict[str, Any] = {"max_steps": 6, "record_every": 1, "log_every": 1}
+    config = toy_config(align=align, train=train)
+    train_translation(config, tmp_path / "whole", display=quiet)
+    paused = toy_config(align=align, train=train | {"pause_at": 3})
+    train_translation(paused, tmp_path / "parts", display=quiet)
+    train_translation(config, tmp_path / "parts", display=quiet)
+    whole, parts = (checkpoint.weights(tmp_path / name, "last") for name in ("whole", "parts"))
+    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
+    record = read_record(RunFolder(tmp_path / "whole").record)
+    assert list(record.tasks) == ["en-xx", "en-yy"]
+    assert record.rule == "gradvac(only=['encoder*'],from_step=2,halves=True)"
+    is_one = np.isclose(record.weights, 1.0).all(-1)  # [S, K]
+    outside = [not name.startswith("encoder") for name in record.components]
+    assert is_one[:, outside].all()
+    assert is_one[:2].all()
 
 
 def test_losses_sum_to_the_mean_token_loss(toy_config: Build) -> None:

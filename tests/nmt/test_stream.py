@@ -174,3 +174,15 @@ def test_parts_of_processes_are_the_batch(
         assert max(shares) < 1.6 / size
     whole.load_state_dict(parts[-1].state_dict())  # by any number of processes
     assert torch.equal(next(whole).labels[:1], next(parts[0]).labels[:1])
+
+
+def test_halves_are_the_same_batch_and_alike(stream: Callable[..., Stream]) -> None:
+    """Every second sentence of a task, sorted by length, is in its second half."""
+    for plain, halved in zip(islice(stream(), 30), islice(stream(halves=True), 30), strict=True):
+        owners = halved.tasks
+        assert sorted((t // 2, n) for t, n in pairs_of(halved)) == sorted(pairs_of(plain))
+        assert bool((owners[1:] >= owners[:-1]).all())
+        counts = torch.bincount(owners, minlength=6).view(3, 2)
+        assert set((counts[:, 0] - counts[:, 1]).tolist()) <= {0, 1}
+        lengths = (halved.source.tokens == 7).sum(1).float()
+        assert abs(lengths[owners == 0].mean() - lengths[owners < 2].mean()) < 1

@@ -30,6 +30,8 @@ def build(**options: Any) -> Any:
         ({"rule": "mgda", "normalize": "loss+"}, "MGDA(normalize='loss+')"),
         ({"rule": "gradnorm", "alpha": 0.5, "weight_lr": 0.1}, "GradNorm(alpha=0.5, lr=0.1"),
         ({"rule": "sum"}, "Sum()"),
+        ({"only": ["0"], "until_step": 9}, "Only(GradVac(EmaTarget(beta=0.01)"),
+        ({"halves": True, "from_step": 9}, "Halves(Only(GradVac("),
     ],
 )
 def test_rule_gets_its_settings(options: dict[str, Any], rule: str) -> None:
@@ -79,6 +81,9 @@ def test_granularity_and_engine_reach_the_aligner() -> None:
         ({"rule": "torchjd"}, "weighting: TorchJD needs one"),
         ({"rule": "torchjd", "weighting": "UpGard"}, "weighting: TorchJD has no 'UpGard'"),
         ({"rule": "mean"}, "got 'mean'"),
+        ({"rule": "none", "only": ["0"]}, "only: there is no rule to limit"),
+        ({"rule": "mgda", "halves": True}, "MGDA is not about similarities"),
+        ({"from_step": 5, "until_step": 3}, "until_step: the rule would never act"),
     ],
 )
 def test_settings_without_effect_or_sense_are_refused(

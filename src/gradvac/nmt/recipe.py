@@ -96,12 +96,14 @@ class TranslationRecipe:
             num_steps=self.config.train.max_steps,
             seed=self.config.train.seed,
             part=part,
+            halves=self.config.align.halves,
         )
 
     def losses(self, batch: Batch) -> StepLosses:
         """Compute the loss of every sentence pair, summed over its tokens."""
         device = next(self.model.parameters()).device
-        return StepLosses(self.model(batch.to(device)), batch.tasks)
+        losses = self.model(batch.to(device))
+        return StepLosses(losses, batch.tasks, halves=self.config.align.halves)
 
     def validate(self) -> Mapping[str, float]:
         """Compute the loss per token of every task without smoothing, their mean, and BLEU."""

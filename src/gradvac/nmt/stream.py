@@ -84,8 +84,16 @@ def gather_batch(
     *,
     packed: bool = False,
     frame: Frame | None = None,
+    halves: bool = False,
 ) -> Batch:
-    """Make a batch of the chosen sentence pairs of every task."""
+    """Make a batch of the chosen sentence pairs of every task.
+
+    With `halves`, tasks are numbered as `gradvac.halves_of` names them: every second sentence pair
+    of a task, sorted by length or not, is in its second half.
+    """
+    if halves:
+        tasks = [task for task in tasks for _ in range(2)]
+        chosen = [own[start::2] for own in chosen for start in range(2)]
     present = [
         (t, task, own) for t, (task, own) in enumerate(zip(tasks, chosen, strict=True)) if len(own)
     ]
@@ -132,6 +140,7 @@ class Stream:
         num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
         seed: Of everything drawn.
         part: Which part of every batch is read here.
+        halves: Number the tasks of rows by halves, see `gather_batch`.
     """
 
     def __init__(
@@ -146,7 +155,9 @@ class Stream:
         num_steps: int | None = None,
         seed: int = 0,
         part: Part = WHOLE,
+        halves: bool = False,
     ) -> None:
+        self._halves = halves
         self._tasks, self._config, self._packed = list(tasks), config, packed
         self._accumulation, self._seed, self._part = accumulation, seed, part
         num_batches = None if num_steps is None else num_steps * accumulation
@@ -168,7 +179,7 @@ class Stream:
         chosen = self._open[self._next]
         self._next += 1
         if self._part.of == 1:
-            return gather_batch(self._tasks, chosen, packed=self._packed, frame=self.frame)
+            return self._gather(chosen, self.frame)
         return self._own_part(chosen)
 
     def _own_part(self, chosen: list[Numbers]) -> Batch:
@@ -182,9 +193,14 @@ class Stream:
             numbers[max(0, first - start) : max(0, last - start)]
             for numbers, start in zip(chosen, starts.tolist(), strict=False)
         ]
-        batch = gather_batch(self._tasks, own, packed=self._packed)
+        batch = self._gather(own)
         counts = torch.zeros(len(batch), dtype=torch.bool) if is_empty else None
         return replace(batch, num_tokens=int(sizes[1].sum()), counts=counts)
+
+    def _gather(self, chosen: list[Numbers], frame: Frame | None = None) -> Batch:
+        return gather_batch(
+            self._tasks, chosen, packed=self._packed, frame=frame, halves=self._halves
+        )
 
     @property
     def rows_per_batch(self) -> float:

@@ -20,6 +20,9 @@ engine serves all of them.
     _controls.py       Control: GradVac without what is said to make it work
     _frozen.py         Frozen: constant weights by component, such as another rule's means
     _torchjd.py        TorchJD: any Gramian weighting of that library
+    _around.py         what rules that stand around another one have in common
+    _only.py           Only: another rule in some components or steps
+    _halves.py         Halves: another rule on similarities without the noise of the batch
 
 A new rule is a file of its own and a line in `RULES` below. Its class says what configs call it,
 what it does and which of its arguments name tasks; the section [align], `Aligner(rule="...")`, the
@@ -33,7 +36,9 @@ from gradvac.rules._controls import Control
 from gradvac.rules._frozen import Frozen
 from gradvac.rules._gradnorm import GradNorm
 from gradvac.rules._gradvac import GradVac
+from gradvac.rules._halves import Halves, halves_of
 from gradvac.rules._mgda import MGDA
+from gradvac.rules._only import Only
 from gradvac.rules._options import REQUIRED, Option, options_of
 from gradvac.rules._pcgrad import PCGrad
 from gradvac.rules._rule import Rule, Weighing
@@ -80,12 +85,15 @@ __all__ = [
     "Frozen",
     "GradNorm",
     "GradVac",
+    "Halves",
+    "Only",
     "Option",
     "PCGrad",
     "Rule",
     "Sum",
     "TorchJD",
     "Weighing",
+    "halves_of",
     "options_of",
     "rule_named",
 ]

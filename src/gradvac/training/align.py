@@ -15,9 +15,19 @@ import torch
 from pydantic import Field, NonNegativeInt, create_model, field_validator, model_validator
 from torch import nn
 
-from gradvac import Aligner
+from gradvac import Aligner, Alignment
+from gradvac.alignment import whole_tasks
 from gradvac.hints import nearest
-from gradvac.rules import RULES, Option, Rule, options_of, rule_named
+from gradvac.rules import (
+    RULES,
+    Halves,
+    Only,
+    Option,
+    Rule,
+    halves_of,
+    options_of,
+    rule_named,
+)
 from gradvac.runs.files import hash_of
 from gradvac.training.config import Section
 
@@ -27,6 +37,7 @@ if TYPE_CHECKING:
 ALL = "all"  # tasks
 _MOST_SHOWN = 80  # characters of a setting in a signature
 NONE = "none"  # no rule: plain autograd
+_AROUND = ("only", "from_step", "until_step", "halves")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -43,6 +54,12 @@ class _Align(Section):
         offload: per_task: store task gradients in host memory.
         check: one_backward: verify now and then whose gradients are whose.
         seed: Of the random order; unset: `train.seed`.
+        only: Patterns of the components in which the rule acts, such as ["encoder*"], while the
+            others have the plain sum; unset: in all.
+        from_step: The step from which on the rule acts; before, the plain sum.
+        until_step: The step from which on it acts no more; unset: it acts to the end.
+        halves: gradvac, pcgrad, control: measure lengths and similarities without the noise of the
+            batch, from two halves of every task's rows.
     """
 
     rule: str = "gradvac"
@@ -53,6 +70,10 @@ class _Align(Section):
     offload: bool = False
     check: bool = True
     seed: NonNegativeInt | None = None
+    only: list[str] | None = None
+    from_step: NonNegativeInt = 0
+    until_step: NonNegativeInt | None = None
+    halves: bool = False
 
     @classmethod
     def set_aside(cls, table: dict[str, Any], overridden: Iterable[str]) -> None:
@@ -92,13 +113,15 @@ class _Align(Section):
             )
         if self.rule in RULES:
             self._check_rule(RULES[self.rule])
+        elif around := self._changed(_AROUND):
+            raise ValueError(f"{next(iter(around))}: there is no rule to limit; choose one")
         return self
 
     def _check_rule(self, rule: type[Rule]) -> None:
         """Let the rule itself refuse what it cannot take, before any data are read."""
         lists = dict.fromkeys(rule.task_options)  # resource levels are not known yet
         try:
-            rule_named(self.rule, **(self._options(rule) | lists))
+            self._around(rule_named(self.rule, **(self._options(rule) | lists)))
         except ValueError as error:
             option, colon, reason = str(error).partition(": ")
             key = rule.config_keys.get(option, option)
@@ -106,7 +129,7 @@ class _Align(Section):
 
     def describe_rule(self) -> str:
         """The rule with what differs from its defaults: "gradvac(beta=0.1,vaccinated=low)"."""
-        changed = self._changed(_keys_of(self.rule))
+        changed = self._changed([*_keys_of(self.rule), *_AROUND])
         settings = [f"{key}={_short(value)}" for key, value in changed.items()]
         return f"{self.rule}({','.join(settings)})".replace(" ", "").removesuffix("()")
 
@@ -142,7 +165,7 @@ class _Align(Section):
         levels = dict(resource_levels or {})
         return Aligner(
             model,
-            tasks,
+            halves_of(tasks) if self.halves else tasks,
             self.build_rule(tasks, levels, seed=seed),
             self.granularity,
             self.engine,
@@ -161,7 +184,17 @@ class _Align(Section):
             options[name] = _by_task(name, options[name], tasks, levels)
         if "seed" in options_of(rule):
             options["seed"] = seed if self.seed is None else self.seed
-        return rule_named(self.rule, **options)
+        return self._around(rule_named(self.rule, **options))
+
+    def _around(self, rule: Rule) -> Rule:
+        """The rule where and when it acts, on what it sees."""
+        if self._changed(["only", "from_step", "until_step"]):
+            rule = Only(rule, self.only, self.from_step, self.until_step)
+        return Halves(rule) if self.halves else rule
+
+    def by_task(self, alignment: Alignment) -> Alignment:
+        """An alignment as people know it: of tasks, where the aligner had their halves."""
+        return whole_tasks(alignment) if self.halves else alignment
 
 
 def _short(value: Any) -> str:

@@ -63,12 +63,18 @@ class Step(Generic[BatchT]):
             is_last = position == len(batches)
             with autocast(self._settings, state.device):
                 found = state.losses(batch, is_last)
+            if found.halves != self._settings.align.halves:
+                raise ValueError(
+                    "align.halves: rows of this recipe are of whole tasks; leave it out, or let "
+                    "the recipe number them by halves (StepLosses.halves)."
+                )
             losses = found.losses / mean_tokens
             if state.aligner is None:
                 with state.job.naming_who_is_gone():
                     losses.sum().backward()
             else:
-                alignment = state.aligner.backward(losses, found.tasks, accumulate=not is_last)
+                done = state.aligner.backward(losses, found.tasks, accumulate=not is_last)
+                alignment = None if done is None else self._settings.align.by_task(done)
             for name, value in {"loss": found.losses.detach().sum(), **found.shown}.items():
                 sums[name] = sums.get(name, 0.0) + value
         sums = state.job.add_up(sums, state.device)

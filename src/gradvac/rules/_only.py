@@ -1,0 +1,95 @@
+"""A rule that acts in some components or steps only."""
+
+# K components, T tasks
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradvac.hints import some
+from gradvac.indices import index_on
+from gradvac.rules._around import Around
+from gradvac.rules._rule import Rule, Weighing
+
+
+class Only(Around):
+    """Another rule where and when it is wanted, and the plain sum elsewhere.
+
+    The rule sees every component and step, so that its targets are up to date when its time comes;
+    but its weights count only where it is wanted.
+
+    Args:
+        rule: The other rule.
+        components: Patterns of component names, such as "encoder*"; None: all.
+        from_step: The first step in which it acts; steps are counted from 0, by this rule.
+        until_step: The step before which it acts for the last time; None: to the end.
+
+    Example:
+        >>> from gradvac import GradVac, Only
+        >>> rule = Only(GradVac(), components=["encoder*"], until_step=1000)
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        components: Sequence[str] | None = None,
+        from_step: int = 0,
+        until_step: int | None = None,
+    ) -> None:
+        if isinstance(components, str):
+            raise ValueError(f"components: must be a list of patterns, got {components!r}.")
+        if from_step < 0 or (until_step is not None and until_step <= from_step):
+            raise ValueError(
+                f"until_step: the rule would never act from step {from_step} until {until_step}; "
+                "steps are counted from 0."
+            )
+        super().__init__(rule)
+        self.from_step, self.until_step = from_step, until_step
+        self.patterns = None if components is None else tuple(components)
+
+    def bind(self, tasks: Sequence[str], components: Sequence[str]) -> None:
+        for pattern in self.patterns or ():
+            if not any(fnmatchcase(name, pattern) for name in components):
+                raise ValueError(
+                    f"components: {pattern!r} is no component; they are {some(components)}."
+                )
+        super().bind(tasks, components)
+        self._wanted = torch.tensor(
+            [
+                self.patterns is None or any(fnmatchcase(name, own) for own in self.patterns)
+                for name in components
+            ]
+        )
+        self._step = torch.zeros((), dtype=torch.int64)
+
+    def begin(self, present: Sequence[int], losses: Tensor) -> None:
+        super().begin(present, losses)
+        self.rule.begin(present, losses)
+        self._step, self._wanted = self._step.to(losses.device), self._wanted.to(losses.device)
+
+    def weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
+        weighing = self.rule.weigh(components, gram)
+        acts = self._wanted[index_on(components, gram.device)] & (self._step >= self.from_step)
+        if self.until_step is not None:
+            acts = acts & (self._step < self.until_step)
+        weights = torch.where(acts[:, None], weighing.weights, 1.0)
+        return Weighing(weights, weighing.target, weighing.active & acts[:, None, None])
+
+    def commit(self) -> None:
+        super().commit()
+        self._step.add_(self.rule.finite)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"step": int(self._step)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._step = torch.tensor(state["step"], device=self._step.device)
+
+    def __repr__(self) -> str:
+        where = "all components" if self.patterns is None else ", ".join(self.patterns)
+        until = "the end" if self.until_step is None else self.until_step
+        return f"Only({self.rule}, {where}, steps {self.from_step} to {until})"
