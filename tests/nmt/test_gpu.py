@@ -20,7 +20,7 @@ from gradvac.nmt import (
     Translator,
     train_translation,
 )
-from gradvac.training import Display, checkpoint
+from gradvac.training import Display
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -43,45 +43,24 @@ def test_packed_attention_equals_padded(random_batch: Callable[..., Batch]) -> N
         assert (ours - theirs).norm() < 0.03 * theirs.norm()
 
 
+@pytest.mark.parametrize("graph", [False, True])
 def test_trains_and_translates(
-    toy_config: Callable[..., NmtConfig], tmp_path: Path, quiet: Display
+    toy_config: Callable[..., NmtConfig], tmp_path: Path, quiet: Display, graph: bool
 ) -> None:
     config = toy_config(
-        train={"device": "cuda", "precision": "bf16", "max_steps": 400, "validate_every": 400},
+        train={
+            "device": "cuda",
+            "precision": "bf16",
+            "max_steps": 400,
+            "validate_every": 400,
+            "graph": graph,
+        },
         data={"limit": {}, "vocabulary": {"size": 400, "threads": 1}},
+        decoding={"beams": 2, "graph": graph},
     )
     train_translation(config, tmp_path / "run", display=quiet)
     translator = Translator.from_run(tmp_path / "run", device="cuda")
     assert translator.translate(["ba de fi go", "ka le"], "yy") == ["AB ED IF OG", "AK EL"]
-
-
-@pytest.mark.parametrize(
-    "rule", ["none", "sum", "gradvac", "pcgrad", "gradnorm", "mgda", "control"]
-)
-def test_recorded_steps_equal_those_as_written(
-    toy_config: Callable[..., NmtConfig], tmp_path: Path, quiet: Display, rule: str
-) -> None:
-    # In float32 products by task need the tasks' sizes on the host: rules cannot be recorded.
-    precision = "fp32" if rule == "none" else "bf16"
-    for graph in (True, False):
-        config = toy_config(
-            train={
-                "device": "cuda",
-                "precision": precision,
-                "graph": graph,
-                "max_steps": 25,
-                "validate_every": 0,
-            },
-            batch={"fixed": True},
-            align={"rule": rule},
-        )
-        train_translation(config, tmp_path / str(graph), display=quiet)
-    recorded, written = (checkpoint.weights(tmp_path / str(g), "last") for g in (True, False))
-    for name, value in written.items():
-        if precision == "fp32":
-            torch.testing.assert_close(recorded[name], value, rtol=1e-3, atol=1e-4)
-        else:  # additions on the device come in any order, and 16 bits show it
-            assert (recorded[name] - value).norm() < 1e-2 * value.norm(), name
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
