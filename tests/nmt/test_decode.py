@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from gradvac.nmt import Decoder, Ragged, Search, Transformer, make_batch, search
-from gradvac.nmt.slots import largest, length_penalty
+from gradvac.nmt import Batch, Decoder, Ragged, Search, Transformer, make_batch, search
+from gradvac.nmt.beams import largest
+from gradvac.nmt.slots import length_penalty
 
 BOS, EOS = 1, 2
 NUM_WORDS = 3
@@ -203,3 +204,19 @@ def test_search_leaves_no_graph_and_wants_sense(model: Transformer) -> None:
     with pytest.raises(ValueError, match="alpha: must not be negative"):
         search(model, ragged([[3]]), alpha=-1.0, **options)  # type: ignore[arg-type]
     assert length_penalty(7, 0.5) == pytest.approx(np.sqrt(2.0))
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_a_model_of_no_numbers_does_not_translate(model: Transformer, num_beams: int) -> None:
+    with torch.no_grad():
+        next(model.decoder.parameters())[0] = math.nan
+    with pytest.raises(ValueError, match="model: its scores are not finite"):
+        search(model, ragged(SOURCES), bos=BOS, eos=EOS, limits=[4, 5, 6, 7], num_beams=num_beams)
+
+
+def test_what_a_search_leaves_in_the_model_can_be_trained(
+    model: Transformer, random_batch: Callable[..., Batch]
+) -> None:
+    search(model, ragged([[3] * 300]), bos=BOS, eos=EOS, limits=[2])  # the table of positions grows
+    model.train()(random_batch(packed=False, vocabulary=6)).sum().backward()
+    assert not model.positions.table.is_inference()

@@ -24,8 +24,10 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     stream.py          batches that mix tasks, cut from token files
     model.py           the Transformer and its loss
     attention.py       its attention
-    decode.py          beam search
+    decode.py          translations searched for, in slots
     slots.py           the state of sentences that are being translated
+    beams.py           which tokens go on: beam search
+    greedy.py          the same for one beam
     translator.py      text -> text
     score.py           BLEU and chrF++
     similarity.py      gradient similarity of a translation run

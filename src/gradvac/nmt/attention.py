@@ -34,29 +34,29 @@ class LayerCache:
 
     source_keys: Tensor  # [R, H, S, D / H]
     source_values: Tensor
-    keys: Tensor  # [R, H, L * K, D / H]: place t * K + k is what beam k read at its step t
-    values: Tensor
+    # Keys and values, so that one operation writes both: [R, 2, H, L * K, D / H]. Place t * K + k
+    # is of what beam k read at its step t.
+    own: Tensor
 
     @classmethod
     def zeros(cls, size: CacheSize, like: Tensor) -> LayerCache:
         """Allocate; zeros, because what a mask hides must still be finite."""
         source = (size.num_slots, size.heads, size.source_length, size.head_width)
-        target = (*source[:2], size.target_length * size.num_beams, size.head_width)
-        return cls(*(like.new_zeros(shape) for shape in (source, source, target, target)))
+        places = size.target_length * size.num_beams
+        own = (size.num_slots, 2, size.heads, places, size.head_width)
+        return cls(*(like.new_zeros(shape) for shape in (source, source, own)))
 
     def part(self, num_slots: int, source_length: int, num_places: int) -> LayerCache:
         """The beginning of every dimension, without a copy."""
-        source, target = slice(0, source_length), slice(0, num_places)
         return LayerCache(
-            self.source_keys[:num_slots, :, source],
-            self.source_values[:num_slots, :, source],
-            self.keys[:num_slots, :, target],
-            self.values[:num_slots, :, target],
+            self.source_keys[:num_slots, :, :source_length],
+            self.source_values[:num_slots, :, :source_length],
+            self.own[:num_slots, :, :, :num_places],
         )
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All four."""
-        return self.source_keys, self.source_values, self.keys, self.values
+        """All three."""
+        return self.source_keys, self.source_values, self.own
 
 
 class CacheSize(NamedTuple):
@@ -97,13 +97,10 @@ class SelfAttention(Layer):
         self.read = linear(width, width, parts=3)
         self.write = linear(width, width)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = split_heads(self.read(x), 3, self.heads)
-        return query, key, value
-
     def forward(self, x: Tensor, side: Side, *, causal: bool) -> Tensor:
         """`[*, D]` -> `[*, D]`."""
-        return self.write(attend(*self._project(x), side, side, causal=causal))
+        query, key, value = split_heads(self.read(x), 3, self.heads)
+        return self.write(attend(query, key, value, side, side, causal=causal))
 
     def step(self, x: Tensor, cache: LayerCache, now: Moment) -> Tensor:
         """Let the newest token of every beam, `[R, K, D]`, see itself and all before it.
@@ -111,13 +108,14 @@ class SelfAttention(Layer):
         Beams of a slot share their keys, and each is shown those of its ancestors: no key is ever
         moved when a beam continues another.
         """
-        query, key, value = (part.transpose(1, 2) for part in self._project(x))  # [R, H, K, D / H]
-        for kept, new in ((cache.keys, key), (cache.values, value)):
-            kept.unflatten(2, (-1, x.shape[1]))[now.rows, :, now.steps] = new
+        num, num_beams, width = x.shape
+        new = self.read(x).view(num, num_beams, 3, self.heads, -1).permute(0, 2, 3, 1, 4)
+        place = cache.own.unflatten(3, (-1, num_beams))
+        place[now.rows, :, :, now.steps] = new[:, 1:]
         seen = F.scaled_dot_product_attention(
-            query, cache.keys, cache.values, attn_mask=now.readable
+            new[:, 0], cache.own[:, 0], cache.own[:, 1], attn_mask=now.readable
         )
-        return self.write(seen.transpose(1, 2).flatten(-2))
+        return self.write(seen.transpose(1, 2).reshape(num, num_beams, width))
 
 
 class CrossAttention(Layer):

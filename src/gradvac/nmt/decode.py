@@ -17,6 +17,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradvac.nmt.batch import Side
+from gradvac.nmt.beams import Beams
+from gradvac.nmt.greedy import Greedy
 from gradvac.nmt.model import Transformer
 from gradvac.nmt.ragged import Ragged, Tokens
 from gradvac.nmt.slots import Extent, Hypothesis, Search, Slots, length_penalty
@@ -95,7 +97,7 @@ class Decoder:
         self._slots: Slots | None = None
         self._graphs = _Graphs() if graphs and self._device.type == "cuda" else None
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def decode(self, sources: Ragged, limits: Sequence[int]) -> list[Hypothesis]:
         """Find the best translation of every sentence, in order.
 
@@ -107,8 +109,8 @@ class Decoder:
         results: dict[int, Hypothesis] = {}
         with torch.autocast(self._device.type, enabled=False), _masked_attention(self._device):
             for group in self._groups(sources.lengths, limits):
-                slots = self._make_slots(group, sources.lengths, limits)
-                results |= _Pass(self, slots, sentences, limits).run(group)
+                size, slots = self._make_slots(group, sources.lengths, limits)
+                results |= _Pass(self, slots, size, sentences, limits).run(group)
         return [results[number] for number in range(len(sentences))]
 
     def _groups(self, lengths: Tokens, limits: Sequence[int]) -> Iterator[list[int]]:
@@ -123,17 +125,19 @@ class Decoder:
 
     def _most_slots(self, group: list[int], lengths: Tokens, limits: Sequence[int]) -> int:
         """How many sentences as long as the longest of a group fit into memory."""
+        most = max(1, self._memory // self._bytes(*self._lengths(group, lengths, limits)))
+        if self._device.type == "cpu":
+            most = min(most, max(1, _CPU_ROWS // self._search.num_beams))
+        return int(most)
+
+    def _bytes(self, source: int, target: int) -> int:
+        """What a slot takes."""
         model, num_beams = self._model, self._search.num_beams
         size, weight = model.size, model.embedding.weight
-        source, target = self._lengths(group, lengths, limits)
         places = source + num_beams * target
         kept = 2 * size.decoder_layers * size.width * places * weight.itemsize
         # Logits, their logarithms, and a copy of either while the largest are sought.
-        chances = num_beams * len(weight) * (weight.itemsize + 12)
-        most = max(1, self._memory // (kept + chances))
-        if self._device.type == "cpu":
-            most = min(most, max(1, _CPU_ROWS // num_beams))
-        return int(most)
+        return kept + num_beams * len(weight) * (weight.itemsize + 12)
 
     def _lengths(self, group: list[int], lengths: Tokens, limits: Sequence[int]) -> tuple[int, int]:
         longest = int(max(lengths[n] for n in group))
@@ -141,24 +145,34 @@ class Decoder:
         steps = max(limits[n] for n in group) + self.look_every + 1
         return round_up(longest, 16), round_up(steps, 32)
 
-    def _make_slots(self, group: list[int], lengths: Tokens, limits: Sequence[int]) -> Slots:
-        """Slots for a group: those of the group before, if they are of the same extent."""
+    def _make_slots(
+        self, group: list[int], lengths: Tokens, limits: Sequence[int]
+    ) -> tuple[int, Slots]:
+        """Slots for a group, and how many of them to use.
+
+        Those of the group before, with all that is recorded of them, if they are large enough; else
+        new ones that would have done for both groups, if memory allows.
+        """
         most = self._most_slots(group, lengths, limits)
         num_slots = self.room(len(group)) if len(group) <= most else most
-        extent = Extent(num_slots, *self._lengths(group, lengths, limits))
-        if self._slots is None or self._slots.extent != extent:
+        needed = Extent(num_slots, *self._lengths(group, lengths, limits))
+        there = Extent(0, 0, 0) if self._slots is None else self._slots.extent
+        both = Extent(*map(max, needed, there))
+        if both.num_slots * self._bytes(both.source, both.target) > self._memory:
+            both = needed
+        if self._slots is None or both != there:
             if self._graphs is not None:
                 self._graphs.clear()
             self._slots = None  # before the next are allocated
-            self._slots = Slots(self._model, self._search, extent)
-        return self._slots
+            kind = Greedy if self._search.num_beams == 1 else Beams
+            self._slots = kind(self._model, self._search, both)
+        return num_slots, self._slots
 
     def room(self, num: int) -> int:
         """Slots to step for so many open sentences: on a GPU few different numbers, for graphs."""
         if self._device.type == "cpu":
             return num
-        power = 1 << (num - 1).bit_length()
-        return 3 * power // 4 if num <= 3 * power // 4 else power
+        return round_up(num, max(1, (1 << (num - 1).bit_length()) // 16))
 
     def advance(self, slots: Slots, extent: Extent, num_steps: int) -> None:
         """Take some steps."""
@@ -178,20 +192,27 @@ class _Pass:
     """One group of sentences on its way through the slots."""
 
     def __init__(
-        self, decoder: Decoder, slots: Slots, sentences: list[Tokens], limits: Sequence[int]
+        self,
+        decoder: Decoder,
+        slots: Slots,
+        size: int,
+        sentences: list[Tokens],
+        limits: Sequence[int],
     ) -> None:
         self._decoder, self._slots = decoder, slots
         self._sentences, self._limits = sentences, limits
-        self._size = slots.extent.num_slots  # slots in use
-        self._owners = [-1] * self._size  # the sentence in every slot; -1: none
-        self._ages = [0] * self._size  # steps it has taken
+        self._size = size  # slots in use
+        self._owners = np.full(size, -1)  # the sentence in every slot; -1: none
+        self._left = np.zeros(size, dtype=np.int64)  # steps it may still take
+        self._ages = np.zeros(size, dtype=np.int64)  # steps it has taken
+        self._lengths = np.zeros(size, dtype=np.int64)  # tokens of its source
         self._results: dict[int, Hypothesis] = {}
 
     def run(self, group: list[int]) -> dict[int, Hypothesis]:
         """Translate the sentences of a group: number -> translation."""
         waiting = group[::-1]
         while len(self._results) < len(group):
-            free = self._owners.count(-1)
+            free = int((self._owners < 0).sum())
             if waiting and free >= max(1, self._size // 8):
                 self._fill(waiting)
             elif not waiting and self._decoder.room(self._size - free) <= 3 * self._size // 4:
@@ -202,8 +223,8 @@ class _Pass:
 
     def _fill(self, waiting: list[int]) -> None:
         most = _ENCODED_TOKENS.get(self._decoder.device.type, 65_536)
-        places = [place for place, owner in enumerate(self._owners) if owner < 0]
-        while places and waiting:
+        places = np.flatnonzero(self._owners < 0)
+        while len(places) and waiting:
             size = max(1, most // len(self._sentences[waiting[-1]]))
             size = min(size, len(places), len(waiting))
             numbers = [waiting.pop() for _ in range(size)]
@@ -211,42 +232,39 @@ class _Pass:
             ragged = Ragged.of([self._sentences[n] for n in numbers])
             side = Side.make(ragged, tasks=torch.zeros(size, dtype=torch.int64), packed=False)
             limits = [self._limits[n] for n in numbers]
-            self._slots.fill(own, side.to(self._decoder.device), limits)
-            for place, number in zip(own, numbers, strict=True):
-                self._owners[place], self._ages[place] = number, 0
+            self._slots.fill(own.tolist(), side.to(self._decoder.device), limits)
+            self._owners[own], self._ages[own] = numbers, 0
+            self._left[own], self._lengths[own] = limits, ragged.lengths
 
     def _move_together(self) -> None:
-        places = [place for place, owner in enumerate(self._owners) if owner >= 0]
-        self._slots.keep(places)
+        places = np.flatnonzero(self._owners >= 0)
+        self._slots.keep(places.tolist())
         self._size = self._decoder.room(len(places))
-        free = self._size - len(places)
-        self._owners = [self._owners[place] for place in places] + [-1] * free
-        self._ages = [self._ages[place] for place in places] + [0] * free
+        for kept in ("_owners", "_left", "_ages", "_lengths"):
+            values = getattr(self, kept)
+            free = np.full(self._size - len(places), -1 if kept == "_owners" else 0)
+            setattr(self, kept, np.concatenate([values[places], free]))
 
     def _advance(self) -> None:
         """Some steps, as far as anyone needs."""
-        taken = [
-            (self._ages[place], self._limits[owner], len(self._sentences[owner]))
-            for place, owner in enumerate(self._owners)
-            if owner >= 0
-        ]
-        ages, limits, lengths = zip(*taken, strict=True)
-        most = max(limit - age for age, limit in zip(ages, limits, strict=True))
-        num_steps = min(self._decoder.look_every, most)
+        taken = self._owners >= 0
+        num_steps = min(self._decoder.look_every, int(self._left[taken].max()))
         unit = 8 if self._decoder.device.type == "cpu" else 32
         # A slot that is done stays one step beyond its last.
-        target = round_up(max(ages) + num_steps + 1, unit)
-        source, target = round_up(max(lengths), 16), min(target, self._slots.extent.target)
-        self._decoder.advance(self._slots, Extent(self._size, source, target), num_steps)
-        self._ages = [age + num_steps for age in self._ages]
+        target = round_up(int(self._ages[taken].max()) + num_steps + 1, unit)
+        source = round_up(int(self._lengths[taken].max()), 16)
+        extent = Extent(self._size, source, min(target, self._slots.extent.target))
+        self._decoder.advance(self._slots, extent, num_steps)
+        self._ages += num_steps
+        self._left -= num_steps
 
     def _collect(self) -> None:
-        done = self._slots.done[: self._size].tolist()
-        places = [n for n, owner in enumerate(self._owners) if owner >= 0 and done[n]]
-        if places:
-            for place, found in zip(places, self._slots.results(places), strict=True):
-                self._results[self._owners[place]] = found
-                self._owners[place] = -1
+        done = self._slots.done[: self._size].cpu().numpy()
+        places = np.flatnonzero(done & (self._owners >= 0))
+        if len(places):
+            found = self._slots.results(places.tolist())
+            self._results.update(zip(self._owners[places].tolist(), found, strict=True))
+            self._owners[places] = -1
 
 
 class _Graphs:

@@ -180,8 +180,9 @@ class Transformer(Layer):
 
         Writes keys and values of the token into `cache`.
         """
-        x = self.embedding(tokens) * math.sqrt(self.size.width)
-        x = x + self.positions.table[now.steps][:, None].to(x.dtype)
+        x = self.embedding(tokens)
+        positions = self.positions.table[now.steps][:, None].to(x.dtype)
+        x = positions.add(x, alpha=math.sqrt(self.size.width))
         for layer, own in zip(self._steps(), cache, strict=True):
             x = layer.step(x, own, now)
         return self.head(self.decoder.norm(x))
@@ -226,7 +227,8 @@ class Positions(Layer):
     def reach(self, longest: int) -> None:
         """Grow the table to positions below `longest`."""
         if longest > len(self.table):
-            self.table = self.make(2 * longest).to(self.table)
+            with torch.inference_mode(False):  # it outlives a search, and training may read it
+                self.table = self.make(2 * longest).to(self.table)
 
 
 class Stack(Layer):
@@ -292,7 +294,7 @@ class Residual(Layer):
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """x + sublayer(norm(x)), or norm(x + sublayer(x))."""
         change = sublayer(self.norm(x) if self.norm_first else x)
-        x = x + F.dropout(change, self.dropout, self.training)
+        x = x + (F.dropout(change, self.dropout) if self.training else change)
         return x if self.norm_first else self.norm(x)
 
 
