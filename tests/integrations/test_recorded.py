@@ -48,7 +48,7 @@ def take(inputs: Mapping[str, Tensor]) -> Backward:
 
 def test_gradients_of_every_step_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_recorded, "Recording", StandIn)
-    steps = RecordedSteps(take, list(MODEL.parameters()), torch.device("cpu"))
+    steps = RecordedSteps(take, MODEL, torch.device("cpu"))
     torch.manual_seed(0)
     for step in range(60):
         x = torch.randn(1 + step % (MOST_SHAPES + 2), 3)
@@ -58,6 +58,35 @@ def test_gradients_of_every_step_and_shape(monkeypatch: pytest.MonkeyPatch) -> N
         torch.testing.assert_close(result.loss, MODEL(x).square().sum().detach())
         for parameter, gradient in zip(MODEL.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_a_changed_model_is_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_recorded, "Recording", StandIn)
+    steps = RecordedSteps(take, MODEL, torch.device("cpu"))
+    x = torch.randn(2, 3)
+
+    def step() -> list[bool]:
+        MODEL.zero_grad()
+        steps({"x": x})
+        return [p.grad is not None for p in MODEL.parameters()]
+
+    for _ in range(4):
+        assert step() == [True, True]
+    MODEL.bias.requires_grad_(False)
+    try:
+        for _ in range(4):
+            assert step() == [True, False]
+    finally:
+        MODEL.bias.requires_grad_(True)
+    assert step() == [True, True]
+    MODEL.weight.data = MODEL.weight.data.clone() * 2  # elsewhere in memory
+    for _ in range(3):
+        step()
+        expected = torch.autograd.grad(MODEL(x).square().sum(), MODEL.weight)[0]
+        torch.testing.assert_close(MODEL.weight.grad, expected)
+    with pytest.raises(ValueError, match=r"recorded: a parameter has a gradient before the step"):
+        steps({"x": x})
+    MODEL.zero_grad()
 
 
 def test_needs_are_named(make_model: Callable[..., Any], arguments: Callable[..., Any]) -> None:

@@ -30,23 +30,40 @@ Take = Callable[[Mapping[str, Tensor]], Backward]
 class RecordedSteps:
     """A forward and an aligned backward, recorded once for every shape of batch.
 
+    A model that was changed in between (layers unfrozen or put in evaluation mode, parameters
+    moved) is recorded again.
+
     Args:
         take: Runs both on some inputs, and decides nothing on the host.
-        parameters: The model's, whose `.grad` is None before each step.
+        model: What is trained; no parameter may have a `.grad` before a step.
         device: A GPU.
     """
 
-    def __init__(self, take: Take, parameters: Sequence[nn.Parameter], device: torch.device):
-        self._take, self._parameters, self._device = take, parameters, device
+    def __init__(self, take: Take, model: nn.Module, device: torch.device) -> None:
+        self._take, self._model, self._device = take, model, device
         self._by_shape: dict[object, _OfOneShape] = {}
+        self._state: object = None
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Backward:
         """Take a step on inputs of any shape; from the ninth shape on as it is written."""
+        parameters = list(self._model.parameters())
+        if any(p.grad is not None for p in parameters):
+            raise ValueError(
+                "recorded: a parameter has a gradient before the step, which a replay would write "
+                "over; call zero_grad() after every step, or leave recorded out."
+            )
+        state = (
+            [(p.data_ptr(), p.requires_grad) for p in parameters],
+            [module.training for module in self._model.modules()],
+        )
+        if state != self._state:
+            self._by_shape.clear()
+            self._state = state
         shape = tuple((name, one.shape, one.dtype) for name, one in sorted(inputs.items()))
         if shape not in self._by_shape:
             if len(self._by_shape) == MOST_SHAPES:
                 return self._take(inputs)
-            self._by_shape[shape] = _OfOneShape(self._take, self._parameters, self._device, inputs)
+            self._by_shape[shape] = _OfOneShape(self._take, parameters, self._device, inputs)
         return self._by_shape[shape](inputs)
 
 

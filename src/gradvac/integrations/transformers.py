@@ -216,7 +216,7 @@ class _Aligned(_AnyTrainer):
             return self._backward(self.model_wrapped, inputs, tasks, num_items)
 
         assert self.model is not None
-        return RecordedSteps(take, list(self.model.parameters()), args.device)
+        return RecordedSteps(take, self.model, args.device)
 
     def _on_device(
         self, inputs: dict[str, Any], tasks: Sequence[str], num_items: Tensor | int | None
