@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gradvac import GradNorm
 
-from .steps import bound, gram_of, step
+from .steps import assert_same_state, bound, gram_of, step
 
 
 class Transcription:
@@ -109,6 +109,22 @@ def test_absent_tasks() -> None:
         23.0,
         15.0,
     ]  # a step with one task teaches nothing
+
+
+def test_a_task_without_gradient_counts_as_absent() -> None:
+    """Tasks that live on the device are all said to be present, and some have no rows."""
+    generator = torch.Generator().manual_seed(0)
+    listed, shown = bound(GradNorm(), 4, 2), bound(GradNorm(), 4, 2)
+    for seed in range(20):
+        present = [[0, 1, 2, 3], [0, 2], [3], [1, 2, 3]][seed % 4]
+        gradients = torch.randn(2, len(present), 6, generator=generator, dtype=torch.float64)
+        losses = torch.rand(len(present), generator=generator, dtype=torch.float64) + 0.5
+        step(listed, gram_of(gradients), present=present, losses=losses)
+        every, all_losses = torch.zeros(2, 4, 6).double(), torch.zeros(4).double()
+        every[:, present], all_losses[present] = gradients, losses
+        step(shown, gram_of(every), losses=all_losses)
+        assert_same_state(shown.state_dict(), listed.state_dict(), rtol=1e-9)
+    assert (listed.state_dict()["weights"] - 1).abs().max() > 0.05
 
 
 def test_scaled_losses_teach_the_same() -> None:

@@ -143,6 +143,23 @@ def test_the_loss_is_hugging_faces(root: Path) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+def test_framed_batches_hold_the_same_text(root: Path) -> None:
+    config = settings(root)
+    data = TextData(config, say=lambda _: None)
+    again = TextData.open(config.text.prepared)  # without what it was made from
+    assert (again.signature, again.counts) == (data.signature, data.counts)
+    recipe = PretrainRecipe(config, again)
+    batch = next(recipe.batches())
+    framed = batch.framed()
+    assert framed.frame == (8, 16)
+    assert torch.equal(framed.tokens, batch.tokens)
+    assert torch.as_tensor(framed.languages).tolist() == batch.languages
+    recipe.model.eval()
+    torch.testing.assert_close(recipe.losses(framed).losses, recipe.losses(batch).losses)
+    with pytest.raises(ValueError, match="holds no prepared text"):
+        TextData.open(root / "nowhere")
+
+
 @pytest.mark.parametrize("rule", ["none", "gradvac"])
 def test_pretraining_learns_resumes_and_is_loadable(root: Path, rule: str) -> None:
     config = settings(root, align={"rule": rule, "engine": "per_task"})

@@ -28,7 +28,7 @@ from gradvac.tagging import (
 )
 from gradvac.tagging.batch import NO_LABEL, make_batch
 from gradvac.tagging.similarity import measure_run
-from gradvac.training import checkpoint, read_metrics, seed_everything, train
+from gradvac.training import Part, checkpoint, read_metrics, seed_everything, train
 from gradvac.training.config import load as load_config
 
 Settings = Callable[..., TaggingConfig]
@@ -84,6 +84,35 @@ def test_batches_mix_languages_and_see_every_sentence(settings: Settings) -> Non
             for a, b in zip(windows.starts[:-1], windows.starts[1:], strict=True)
         }
         assert own == {tokens for t, tokens in seen if t == number}
+
+
+def test_batches_of_one_size_train_alike(settings: Settings, tmp_path: Path, shown: Any) -> None:
+    """Wider batches whose tasks are a tensor: what a recorded step needs, and nothing else."""
+    model = {"encoder": settings().model.encoder, "max_tokens": 32, "dropout": 0.0}
+    runs = {}
+    for fixed in (True, False):
+        config = settings(model=model, batch={"rows": 12, "epochs": 0.0, "fixed": fixed})
+        recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+        batches = list(islice(recipe.batches(), 5))
+        if fixed:
+            shapes = {(tuple(batch.tokens.shape), batch.frame) for batch in batches}
+            assert len(shapes) == 1
+            own = batches[0].copy()
+            own.copy_(batches[1])
+            assert torch.equal(own.tokens, batches[1].tokens)
+            assert torch.equal(torch.as_tensor(own.tasks), torch.as_tensor(batches[1].tasks))
+            assert not torch.equal(own.tokens, batches[0].tokens)
+        train_tagging(config, tmp_path / str(fixed), display=shown)
+        runs[fixed] = checkpoint.weights(tmp_path / str(fixed), "last")
+    for name, value in runs[False].items():
+        torch.testing.assert_close(runs[True][name], value, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_batches_of_one_size_are_for_one_process(settings: Settings) -> None:
+    config = settings(batch={"rows": 12, "epochs": 0.0, "fixed": True})
+    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    with pytest.raises(ValueError, match=r"batch\.fixed.*2 train"):
+        recipe.batches(Part(0, 2))
 
 
 @pytest.mark.parametrize("granularity", ["whole_model", "all_layer", "all_matrix"])

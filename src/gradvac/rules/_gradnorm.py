@@ -73,19 +73,22 @@ class GradNorm(Rule):
 
     def commit(self) -> None:
         norms, usable = self._measured()
+        share = usable / usable.sum().clamp_min(1)  # means are over the tasks that are here
         state = {name: value[self.index] for name, value in self._state.items()}
         losses = self.losses.to(norms.dtype)
         first = torch.where(state["first_losses"].isnan(), losses, state["first_losses"])
         rate = (losses / first).clamp_min(0)
-        relative = rate / rate.mean().clamp_min(torch.finfo(rate.dtype).tiny)
+        rate = torch.where(usable, rate, 0.0)
+        relative = rate / (share * rate).sum().clamp_min(torch.finfo(rate.dtype).tiny)
         weighted = state["weights"] * norms
-        gradient = norms * (weighted - weighted.mean() * relative**self.alpha).sign()
+        goal = (share * weighted).sum() * relative**self.alpha
+        gradient = norms * (weighted - goal).sign()
 
         steps = state["steps"] + 1
         mean = _DECAY * state["mean"] + (1 - _DECAY) * gradient
         square = _DECAY_SQUARE * state["square"] + (1 - _DECAY_SQUARE) * gradient**2
         unbiased = (square / (1 - _DECAY_SQUARE**steps)).sqrt()
-        move = self.lr * mean / (1 - _DECAY**steps) / (unbiased + _EPSILON * norms.mean())
+        move = self.lr * mean / (1 - _DECAY**steps) / (unbiased + _EPSILON * (share * norms).sum())
         weights = (state["weights"] - move).clamp_min(1e-3)
 
         new = {"mean": mean, "square": square, "steps": steps, "weights": weights}
@@ -97,14 +100,19 @@ class GradNorm(Rule):
         total.mul_(len(self.tasks) / in_name_order.sum())
 
     def _measured(self) -> tuple[Tensor, Tensor]:
-        """Norms `[T]` in the chosen component, and whether this step may be learned from."""
-        shared = (self._norms > 0).all(-1)  # [K]
+        """Norms `[T]` in the chosen component, and of which tasks this step teaches, `[T]`.
+
+        A task without any gradient is not here; the host may not know (tasks on the device).
+        """
+        alive = (self._norms > 0).any(0)  # [T]
+        shared = ((self._norms > 0) | ~alive).all(-1) & (alive.sum() > 1)  # [K]
         if self.component is not None:
             only = self.components.index(self.component)
-            return self._norms[only], shared[only] & self.finite
+            return self._norms[only], alive & shared[only] & self.finite
         position = torch.arange(1, len(shared) + 1, device=shared.device)
         last = (shared * position).argmax()
-        return self._norms.index_select(0, last[None])[0], shared.any() & self.finite
+        usable = alive & shared.any() & self.finite
+        return self._norms.index_select(0, last[None])[0], usable
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {name: v.cpu().clone() for name, v in self._state.items()}

@@ -25,15 +25,18 @@ class TagBatch(TensorBatch):
         tokens: `[B, S]`, padded.
         mask: True where there is a sub-word, `[B, S]`.
         labels: The label of a word on its first sub-word, -100 elsewhere, `[B, S]`.
-        tasks: The task of every row; rows of a task are together.
+        tasks: The task of every row; rows of a task are together. On the host, where an aligner
+            can look at them without waiting, unless the batch is framed.
         num_tokens: Words with a label, of all parts of the batch.
+        frame: Rows and columns that all batches of the run have; None: these are its own.
     """
 
     tokens: Tensor
     mask: Tensor
     labels: Tensor
-    tasks: list[int]
+    tasks: list[int] | Tensor
     num_tokens: int
+    frame: tuple[int, int] | None = None
 
     def take(self, part: Part) -> TagBatch:
         """The part of one process; one without rows gets a row whose words have no label."""
@@ -53,10 +56,20 @@ class TagBatch(TensorBatch):
         )
 
 
-def make_batch(tasks: Sequence[Windows], chosen: Sequence[Numbers], *, pad: int) -> TagBatch:
-    """Make a batch of the chosen windows of every task."""
+def make_batch(
+    tasks: Sequence[Windows], chosen: Sequence[Numbers], *, pad: int, width: int | None = None
+) -> TagBatch:
+    """Make a batch of the chosen windows of every task.
+
+    Args:
+        tasks: Their windows.
+        chosen: Of every task, which ones.
+        pad: The padding token.
+        width: Columns that all batches of the run have; None: as many as the longest row needs.
+    """
     rows = [(task, int(n)) for task, numbers in enumerate(chosen) for n in numbers]
-    width = max(int(tasks[task].lengths[n]) for task, n in rows)
+    is_framed = width is not None
+    width = width or max(int(tasks[task].lengths[n]) for task, n in rows)
     tokens = np.full((len(rows), width), pad, dtype=np.int64)
     mask = np.zeros((len(rows), width), dtype=bool)
     labels = np.full((len(rows), width), NO_LABEL, dtype=np.int64)
@@ -67,12 +80,14 @@ def make_batch(tasks: Sequence[Windows], chosen: Sequence[Numbers], *, pad: int)
         mask[row, : last - first] = True
         words = slice(windows.words[n], windows.words[n + 1])
         labels[row, windows.places[words]] = windows.labels[words]
+    owners = [task for task, _ in rows]
     return TagBatch(
         torch.from_numpy(tokens),
         torch.from_numpy(mask),
         torch.from_numpy(labels),
-        [task for task, _ in rows],
+        torch.tensor(owners) if is_framed else owners,
         int((labels != NO_LABEL).sum()),
+        (len(rows), width) if is_framed else None,
     )
 
 
@@ -91,6 +106,7 @@ class TagStream(RowStream[TagBatch]):
         sampling: Temperature and its schedule.
         pad: The padding token.
         rows: Rows of a batch.
+        is_fixed: Give all batches one size, that of the longest window.
         accumulation: See `RowStream`, like what follows.
         num_steps: Optimizer steps of the whole training.
         seed: Of everything drawn.
@@ -104,6 +120,7 @@ class TagStream(RowStream[TagBatch]):
         *,
         pad: int,
         rows: int,
+        is_fixed: bool = False,
         accumulation: int = 1,
         num_steps: int | None = None,
         seed: int = 0,
@@ -119,7 +136,9 @@ class TagStream(RowStream[TagBatch]):
             part=part,
         )
         self._windows, self._pad = list(tasks.values()), pad
+        longest = max(int(windows.lengths.max()) for windows in self._windows)
+        self._width = longest if is_fixed else None
 
     def make(self, chosen: Sequence[Numbers], number: int) -> TagBatch:  # noqa: ARG002
         """A batch of the chosen windows of every task."""
-        return make_batch(self._windows, chosen, pad=self._pad)
+        return make_batch(self._windows, chosen, pad=self._pad, width=self._width)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,17 +27,19 @@ class MaskedBatch(TensorBatch):
         tokens: `[B, S]`.
         places: Of the hidden ones, as many in every row, `[B, M]`.
         hidden: What was there, `[B, M]`.
-        languages: The language of every row.
+        languages: The language of every row; on the host, unless the batch is framed.
         num_tokens: Hidden sub-words, of all parts of the batch.
         counts: Whether the rows count; they do not where a process has none of its own.
+        frame: Rows and columns that all batches of the run have; None: it is not said.
     """
 
     tokens: Tensor
     places: Tensor
     hidden: Tensor
-    languages: list[int]
+    languages: list[int] | Tensor
     num_tokens: int
     counts: bool = True
+    frame: tuple[int, int] | None = None
 
     def take(self, part: Part) -> MaskedBatch:
         """The part of one process; one without rows gets a row that does not count."""
@@ -49,6 +51,11 @@ class MaskedBatch(TensorBatch):
         tokens, places, hidden = self.tokens[rows], self.places[rows], self.hidden[rows]
         own = self.languages[rows]
         return MaskedBatch(tokens, places, hidden, own, self.num_tokens, not is_empty)
+
+    def framed(self) -> MaskedBatch:
+        """The same, of which nothing stays on the host: as large as all batches of the run."""
+        rows, size = self.tokens.shape
+        return replace(self, languages=torch.tensor(self.languages), frame=(rows, size))
 
 
 def cut_blocks(tokenizer: Any, lines: Sequence[str], size: int) -> Blocks:
@@ -126,6 +133,7 @@ class MaskedStream(RowStream[MaskedBatch]):
         vocabulary: Tokens there are.
         accumulation: Batches of an optimizer step.
         seed: Of everything drawn.
+        is_framed: Leave nothing of a batch on the host; for one process.
         part: Which part of every batch is handed out here.
     """
 
@@ -140,6 +148,7 @@ class MaskedStream(RowStream[MaskedBatch]):
         vocabulary: int,
         accumulation: int,
         seed: int,
+        is_framed: bool = False,
         part: Part = WHOLE,
     ) -> None:
         super().__init__(
@@ -152,11 +161,12 @@ class MaskedStream(RowStream[MaskedBatch]):
         )
         self._blocks, self._seed = list(blocks.values()), seed
         self._share, self._mask, self._vocabulary = share, mask, vocabulary
+        self._is_framed = is_framed
 
     def make(self, chosen: Sequence[Numbers], number: int) -> MaskedBatch:
         """The chosen blocks of every language, and what is hidden in them."""
         parts = [blocks[numbers] for blocks, numbers in zip(self._blocks, chosen, strict=True)]
-        return hide(
+        batch = hide(
             np.concatenate(parts),
             [language for language, numbers in enumerate(chosen) for _ in numbers],
             share=self._share,
@@ -164,3 +174,4 @@ class MaskedStream(RowStream[MaskedBatch]):
             vocabulary=self._vocabulary,
             generator=np.random.default_rng([self._seed, 1, number]),
         )
+        return batch.framed() if self._is_framed else batch

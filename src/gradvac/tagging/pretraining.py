@@ -141,6 +141,16 @@ class TextData:
                 self._make(config, texts, say)
         self.tokenizer = AutoTokenizer.from_pretrained(self._folder / _TOKENIZER)
 
+    @classmethod
+    def open(cls, folder: Path) -> TextData:
+        """What is in the folder, as it is: not compared with sources, which need not be there."""
+        data, manifest = cls.__new__(cls), read_json(folder / _MANIFEST)
+        if not manifest:
+            raise ValueError(f"{folder}: holds no prepared text.")
+        data._folder, data.signature, data.counts = folder, manifest["signature"], manifest["lines"]
+        data.tokenizer = AutoTokenizer.from_pretrained(folder / _TOKENIZER)
+        return data
+
     def _make(self, config: PretrainConfig, texts: Mapping[str, list[str]], say: Any) -> None:
         (self._folder / _MANIFEST).unlink(missing_ok=True)
         say(f"Learning a tokenizer from {sum(map(len, texts.values())):,} lines")
@@ -208,6 +218,7 @@ class PretrainRecipe:
     def batches(self, part: Part = WHOLE) -> Ahead[MaskedBatch]:
         """Open the text at its beginning."""
         config = self.config
+        on_gpu = choose_device(config.train.device).type == "cuda"
         stream = MaskedStream(
             self._train,
             config.sampling,
@@ -217,15 +228,15 @@ class PretrainRecipe:
             vocabulary=len(self.tokenizer),
             accumulation=config.optimizer.accumulation,
             seed=config.train.seed,
+            is_framed=on_gpu and config.train.graph is not False and part.of == 1,
             part=part,
         )
-        on_gpu = choose_device(config.train.device).type == "cuda"
         return Ahead(stream, prepare=MaskedBatch.pin if on_gpu else None)
 
     def losses(self, batch: MaskedBatch) -> StepLosses:
         """Compute the loss of every row, summed over what is hidden in it."""
-        device = next(self.model.parameters()).device
-        return StepLosses(self._row_losses(batch.to(device)), batch.languages)
+        batch = batch.to(next(self.model.parameters()).device)
+        return StepLosses(self._row_losses(batch), batch.languages)
 
     def _row_losses(self, batch: MaskedBatch) -> Tensor:
         states = self.model.bert(input_ids=batch.tokens).last_hidden_state  # [B, S, D]
@@ -274,12 +285,19 @@ class PretrainRecipe:
         return shown
 
 
-def pretrain(config: PretrainConfig, run: str | Path, *, display: Display | None = None) -> Result:
+def pretrain(
+    config: PretrainConfig,
+    run: str | Path,
+    *,
+    data: TextData | None = None,
+    display: Display | None = None,
+) -> Result:
     """Learn a tokenizer, pretrain an encoder, and save both in RUN/encoder.
 
     Args:
         config: The run's settings.
         run: The run folder; a run that stopped is continued.
+        data: Text that is prepared already; None: what the config names.
         display: Where progress and messages go.
     """
     if config.train.parallel == "fsdp":
@@ -287,7 +305,7 @@ def pretrain(config: PretrainConfig, run: str | Path, *, display: Display | None
     with join(config.train.device) as job:
         display = job.display(display)
         say = display.say
-        data = job.first_then_others(lambda: TextData(config, say=say))
+        data = data or job.first_then_others(lambda: TextData(config, say=say))
         seed_everything(config.train.seed)
         recipe = PretrainRecipe(config, data)
         display.console.print(recipe.table())

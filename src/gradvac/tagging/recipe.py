@@ -72,6 +72,7 @@ class TaggingRecipe:
             self.config.sampling,
             rows=self.config.batch.rows,
             pad=self._pad,
+            is_fixed=self._is_fixed(part),
             accumulation=self.config.optimizer.accumulation,
             num_steps=self.config.train.max_steps,
             seed=self.config.train.seed,
@@ -79,6 +80,18 @@ class TaggingRecipe:
         )
         on_gpu = choose_device(self.config.train.device).type == "cuda"
         return Ahead(stream, prepare=TagBatch.pin if on_gpu else None)
+
+    def _is_fixed(self, part: Part) -> bool:
+        train, fixed = self.config.train, self.config.batch.fixed
+        if fixed is True and part.of > 1:
+            raise ValueError(
+                f"batch.fixed: is for one process, but {part.of} train; set it to false, and "
+                "train.graph too."
+            )
+        if fixed != "auto":
+            return fixed
+        is_wanted = train.graph is not False and train.precision == "bf16" and part.of == 1
+        return is_wanted and choose_device(train.device).type == "cuda"
 
     def losses(self, batch: TagBatch) -> StepLosses:
         """Compute the loss of every row, summed over its words."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
@@ -98,11 +99,14 @@ class BatchConfig(Section):
         rows: Windows (sentences, unless long) of a micro-batch, drawn from all languages.
         epochs: Passes over the data of all languages together; they set `train.max_steps`. 0:
             `train.max_steps` decides.
+        fixed: Give all batches the width of the longest window, so that a step can be recorded:
+            "auto" where `train.graph` asks for that, on a GPU with bf16.
         score_rows: Windows of a batch where nothing is learned.
     """
 
     rows: PositiveInt = 32
     epochs: NonNegativeFloat = 10.0
+    fixed: bool | Literal["auto"] = "auto"
     score_rows: PositiveInt = 256
 
 

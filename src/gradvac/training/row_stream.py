@@ -20,7 +20,11 @@ B = TypeVar("B", bound="TensorBatch")
 
 @dataclass(frozen=True, eq=False)
 class TensorBatch(ABC):
-    """A batch that moves with all of its tensors."""
+    """A batch that moves with all of its tensors.
+
+    With a `frame`, its rows and columns, all batches of a run have one size and nothing that
+    differs between them stays on the host: a step can be recorded.
+    """
 
     @abstractmethod
     def take(self, part: Part) -> Self:
@@ -34,10 +38,24 @@ class TensorBatch(ABC):
         """The same on a device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+    def copy(self) -> Self:
+        """The same in memory of its own."""
+        return self._map(Tensor.clone)
+
+    def copy_(self, other: Self) -> None:
+        """Take over another batch of the same frame, in place; a copy need not be waited for."""
+        theirs = other._tensors()
+        for name, tensor in self._tensors().items():
+            assert tensor.shape == theirs[name].shape, "batches of a run have one size"
+            tensor.copy_(theirs[name], non_blocking=True)
+
+    def _tensors(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors = {name: one for name, one in values.items() if isinstance(one, Tensor)}
-        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
+        return {name: one for name, one in values.items() if isinstance(one, Tensor)}
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        changed = {name: change(tensor) for name, tensor in self._tensors().items()}
+        return replace(self, **changed)
 
 
 class RowStream(ABC, Generic[B]):
