@@ -338,24 +338,11 @@ def finetune(args: argparse.Namespace, pool: Pool | None = None) -> None:
         windows[kind] = sum(prepared.sizes["train"].values())
     say(f"prepared: {windows}")
     costs = calibrate(args, pool)
-    left = args.end - time.monotonic() - (0 if args.tiny else 20)
+    left = args.end - time.monotonic() - (0 if args.tiny else 15)
     rows, epochs = choose_length(args, windows, costs, left)
-    say(f"{rows} rows a batch, {epochs} epochs, {left:.0f} s left")
-    # Seed by seed, so that a late end costs whole seeds; within one, the longest runs first.
-    waiting = [
-        {
-            "kind": kind,
-            "rule": rule,
-            "seed": seed,
-            "rows": rows,
-            "epochs": epochs,
-            "num_steps": max(30, math.ceil(epochs * windows[kind] / rows)),
-            "num_validations": 4,
-        }
-        for seed in range(args.seeds)
-        for rule in sorted(RULES, key=lambda rule: costs["ner", rule][0], reverse=True)
-        for kind in ("ner", "pos")
-    ]
+    jobs = plan(args, windows, costs, rows, epochs)
+    say(f"{rows} rows a batch, {epochs} epochs: {end_of(args, jobs):.0f} of {left:.0f} s")
+    waiting = [{"num_validations": 4, **job} for _, job in jobs]
     collect(args, pool, waiting)
     pool.close()
     pack_runs(args)
@@ -364,24 +351,46 @@ def finetune(args: argparse.Namespace, pool: Pool | None = None) -> None:
     pack_runs(args)
 
 
+Costs = dict[tuple[str, str], tuple[float, float]]  # seconds of a step, and of the rest of a run
+
+
 def choose_length(
-    args: argparse.Namespace,
-    windows: dict[str, int],
-    costs: dict[tuple[str, str], tuple[float, float]],
-    left: float,
+    args: argparse.Namespace, windows: dict[str, int], costs: Costs, left: float
 ) -> tuple[int, float]:
     """Rows of a batch and epochs: the paper's 32 rows if they allow for five epochs."""
     if args.tiny:
         return 8, 1.0
-    fixed = args.seeds * sum(once for _, once in costs.values())
     for rows in (32, 64):
-        per_epoch = args.seeds * sum(
-            per_step * windows[kind] / rows for (kind, _), (per_step, _) in costs.items()
-        )
-        epochs = (0.9 * args.workers * left - fixed) / per_epoch
-        if epochs >= 5:
+        lengths = [round(0.1 * n, 1) for n in range(2, round(10 * args.most_epochs) + 1)]
+        fitting = [
+            epochs
+            for epochs in lengths
+            if end_of(args, plan(args, windows, costs, rows, epochs)) < 0.9 * left
+        ]
+        if max(fitting, default=0.0) >= 5:
             break
-    return rows, round(max(0.2, min(args.most_epochs, epochs)), 2)
+    return rows, max(fitting, default=lengths[0])
+
+
+def plan(
+    args: argparse.Namespace, windows: dict[str, int], costs: Costs, rows: int, epochs: float
+) -> list[tuple[float, dict[str, Any]]]:
+    """All runs with the seconds that each is expected to take, the longest first."""
+    jobs = []
+    for (kind, rule), (per_step, rest) in costs.items():
+        steps = max(30, math.ceil(epochs * windows[kind] / rows))
+        for seed in range(args.seeds):
+            job = {"kind": kind, "rule": rule, "seed": seed, "rows": rows, "epochs": epochs}
+            jobs.append((per_step * steps + rest, {**job, "num_steps": steps}))
+    return sorted(jobs, key=lambda job: -job[0])
+
+
+def end_of(args: argparse.Namespace, jobs: list[tuple[float, dict[str, Any]]]) -> float:
+    """When the last worker is done, if each takes the next run as soon as it is free."""
+    free = [0.0] * args.workers
+    for seconds, _ in jobs:
+        free[free.index(min(free))] += seconds
+    return max(free)
 
 
 def measure_maps(args: argparse.Namespace) -> None:
@@ -403,7 +412,7 @@ def first_runs(args: argparse.Namespace) -> list[Path]:
     return [run for run in runs if (run / "scores" / "test.best.json").is_file()]
 
 
-def calibrate(args: argparse.Namespace, pool: Pool) -> dict[tuple[str, str], tuple[float, float]]:
+def calibrate(args: argparse.Namespace, pool: Pool) -> Costs:
     """Kind and rule -> seconds of a step, and of all the rest of a run, with everybody at work."""
     combinations = [(kind, rule) for rule in RULES for kind in ("pos", "ner")]
     count = max(args.workers, len(combinations))
