@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from gradvac.experiments import SweepConfig
+from gradvac.experiments.verdicts import Against
 from gradvac.training.config import load
 
 from .conftest import ROOT
@@ -27,9 +28,12 @@ def tables() -> ModuleType:
 
 
 def test_every_method_is_one_of_the_sweep_and_none_is_forgotten(tables: ModuleType) -> None:
-    methods = load(SweepConfig, ROOT / "configs" / "sweeps" / "one_gpu.toml").methods
+    sweeps = [ROOT / "configs" / "sweeps" / f"{name}.toml" for name in ("one_gpu", "one_gpu_more")]
+    methods = [method for path in sweeps for method in load(SweepConfig, path).methods]
     asked = {name for question in tables.QUESTIONS for name in question.methods}
     assert asked == {method.name for method in methods if method.scored}
+    claims = (*tables.claims.PAPER, *tables.claims.OURS)
+    assert {name for claim in claims for name in (claim.method, claim.baseline)} <= asked
 
 
 def test_methods_are_compared_on_the_seeds_they_share(tables: ModuleType, tmp_path: Path) -> None:
@@ -39,8 +43,9 @@ def test_methods_are_compared_on_the_seeds_they_share(tables: ModuleType, tmp_pa
         for seed in seeds:
             make_run(tmp_path / "runs" / name / f"seed-{seed}", rule=rule, seed=seed)
     (tmp_path / "out").mkdir()
+    runs = tables.Runs([tmp_path / "runs"])
     question = tables.Question("one", "Who wins?", ("joint", "gradvac", "pcgrad"))
-    said = tables.write_question(question, tmp_path / "runs", tmp_path / "out")
+    said = tables.write_question(question, runs, tmp_path / "out")
     assert said == "one: 2 methods, 2 seeds"
     text = (tmp_path / "out" / "one.md").read_text()
     assert text.startswith(
@@ -48,7 +53,7 @@ def test_methods_are_compared_on_the_seeds_they_share(tables: ModuleType, tmp_pa
     )
     assert "| gradvac | 2 |" in text
     none = tables.Question("two", "And here?", ("pcgrad", "joint"))
-    assert "no table" in tables.write_question(none, tmp_path / "runs", tmp_path / "out")
+    assert "no table" in tables.write_question(none, runs, tmp_path / "out")
 
 
 def test_a_seed_with_a_missing_part_does_not_count(tables: ModuleType, tmp_path: Path) -> None:
@@ -56,4 +61,61 @@ def test_a_seed_with_a_missing_part_does_not_count(tables: ModuleType, tmp_path:
         for seed in seeds:
             run = tmp_path / f"bilingual+{part}" / f"seed-{seed}"
             make_run(run, seed=seed, tasks={part: "low"})
-    assert set(tables.seeds_of(tmp_path, "bilingual")) == {0}
+    assert set(tables.Runs([tmp_path]).seeds_of("bilingual")) == {0}
+
+
+def test_claims_are_answered_by_the_seeds_that_both_methods_have(
+    tables: ModuleType, tmp_path: Path
+) -> None:
+    """Two sweeps: the second has more seeds of a method, which is read from the first."""
+    for folder, method, rule, seeds in (
+        ("first", "joint", "sum", (0, 1, 2)),
+        ("first", "gradvac", "gradvac", (1, 2, 3)),
+        ("second", "gradvac", "gradvac", (0, 1, 2)),
+        ("second", "long_joint", "none", (0, 1)),
+    ):
+        for seed in seeds:
+            make_run(tmp_path / folder / method / f"seed-{seed}", rule=rule, seed=seed)
+    runs = tables.Runs([tmp_path / "first", tmp_path / "second"])
+    found = tables.claims.claim_tables(runs.shared)["paper"].splitlines()
+    rows = {line.split(" | ")[0]: line for line in found}
+    assert (
+        " | +1.41 | 2 | " in rows["| GradVac by layer, low-resource tasks, against joint training"]
+    )
+    assert rows["| ... with twice the steps"].endswith("| +1.41 | 0 |  |  |  | not run |  |")
+
+
+@pytest.mark.parametrize(
+    ("paper", "difference", "reach", "p_value", "said"),
+    [
+        (1.0, 0.9, 0.3, 0.01, "reproduced"),
+        (1.0, -0.9, 0.3, 0.01, "the opposite"),
+        (1.0, 0.2, 0.5, 0.3, "not reproduced"),
+        (1.0, 0.2, 0.9, 0.6, "within noise"),
+        (-1.0, -0.2, 0.5, 0.3, "not reproduced"),
+        (None, -0.9, 0.3, 0.01, "worse"),
+        (None, 0.9, 1.3, 0.1, "within noise"),
+    ],
+)
+def test_verdicts_about_claims(
+    tables: ModuleType,
+    paper: float | None,
+    difference: float,
+    reach: float,
+    p_value: float,
+    said: str,
+) -> None:
+    found = Against(difference, difference - reach, difference + reach, p_value, 1.0, 1.0, "", True)
+    assert tables.claims.verdict(paper, found, p_value) == said
+
+
+def test_parts_of_a_page_are_filled_in(tables: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "index.md"
+    begin, end = "<!-- written by write_tables.py: cost -->", "<!-- until here -->"
+    page.write_text(f"Before\n\n{begin}\n\nold\n\n{end}\n\nAfter\n")
+    tables.fill(page, {"cost": "new\n"})
+    assert page.read_text() == f"Before\n\n{begin}\n\nnew\n\n{end}\n\nAfter\n"
+    with pytest.raises(
+        ValueError, match=r"index.md: has no <!-- written by write_tables.py: paper"
+    ):
+        tables.fill(page, {"paper": "new\n"})

@@ -87,7 +87,7 @@ class Only(Around):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._step = torch.tensor(state["step"], device=self._step.device)
+        self._step.fill_(state["step"])
 
     def __repr__(self) -> str:
         where = "all components" if self.patterns is None else ", ".join(self.patterns)

@@ -1,0 +1,175 @@
+"""The paper's claims and our own questions, each a difference of two methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gradvac.analysis.statistics import holm
+from gradvac.experiments import Comparison, compare_runs
+from gradvac.experiments.verdicts import Against
+
+_FEWEST = 2  # seeds
+_LEVEL = 0.05
+_BEST = "dev/loss, best weights"
+
+Shared = Callable[[Sequence[str]], Mapping[int, Sequence[Path]]]
+
+
+class Claim(NamedTuple):
+    """A method is better or worse than another.
+
+    Attributes:
+        said: In words.
+        method: Of our sweeps.
+        baseline: What it is compared with.
+        paper: The paper's difference of average BLEU; None: it says nothing.
+    """
+
+    said: str
+    method: str
+    baseline: str
+    paper: float | None = None
+
+
+PAPER = (
+    Claim("GradVac by layer, low-resource tasks, against joint training", "gradvac", "joint", 1.41),
+    Claim("... with twice the steps", "long_gradvac", "long_joint", 1.41),
+    Claim("... with one target for the whole model", "gradvac_model", "joint", 0.82),
+    Claim("... with the fixed target 0.5", "gradvac_fixed", "joint", 0.51),
+    Claim("... on all tasks", "gradvac_all", "joint", 1.16),
+    Claim("PCGrad by layer against joint training", "pcgrad_layers", "joint", 0.39),
+    Claim("PCGrad, whole model", "pcgrad", "joint", 0.17),
+    Claim("GradNorm", "gradnorm", "joint", -1.78),
+    Claim("MGDA", "mgda", "joint", -2.11),
+    Claim("Bilingual models", "bilingual", "joint", -1.95),
+    Claim("GradVac by layer against PCGrad by layer", "gradvac", "pcgrad_layers", 1.02),
+    Claim("Into English: GradVac by layer", "into_english_gradvac", "into_english", 0.73),
+    Claim("Into English: PCGrad by layer", "into_english_pcgrad_layers", "into_english", 0.32),
+    Claim("19 languages: temperature 5 against 1", "many_temperature5", "many_temperature1", 0.07),
+    Claim("19 languages: GradVac against temperature 5", "many_gradvac", "many_temperature5", 0.83),
+    Claim("Table 6: high-resource tasks against low", "gradvac_high", "gradvac", -0.11),
+    Claim("Table 6: all tasks against low-resource ones", "gradvac_all", "gradvac", -0.25),
+    Claim("Table 7: whole model against layers", "gradvac_model", "gradvac", -0.59),
+    Claim("Table 7: encoder and decoder against layers", "gradvac_sides", "gradvac", -0.23),
+    Claim("Table 7: matrices against layers", "gradvac_matrices", "gradvac", -0.37),
+    Claim("Table 8: beta 0.1 against 0.01", "gradvac_beta1", "gradvac", -0.58),
+    Claim("Table 8: beta 0.001 against 0.01", "gradvac_beta3", "gradvac", -0.30),
+)
+
+OURS = (
+    Claim("Temperature 2 instead of 5", "temperature2", "joint"),
+    Claim("... with twice the steps", "long_temperature2", "long_joint"),
+    Claim("... into English", "into_english_temperature2", "into_english"),
+    Claim("... 19 languages", "many_temperature2", "many_temperature5"),
+    Claim("Temperature 1 instead of 5", "temperature1", "joint"),
+    Claim("GradVac at temperature 2 (c)", "temperature2_gradvac", "temperature2"),
+    Claim("... with twice the steps", "long_temperature2_gradvac", "long_temperature2"),
+    Claim("Target 0.5, gradients as long as before", "gradvac_fixed_length", "joint"),
+    Claim("GradVac on four times the batch (a)", "large_batches_gradvac", "large_batches"),
+    Claim("GradVac without the noise of batches (b)", "without_noise", "joint"),
+    Claim("... at temperature 2", "temperature2_without_noise", "temperature2"),
+    Claim("GradVac in the encoder alone (d)", "encoder_only", "joint"),
+    Claim("... in the decoder alone", "decoder_only", "joint"),
+    Claim("... in the embedding table alone", "table_only", "joint"),
+    Claim("GradVac in the first half of training (e)", "early", "joint"),
+    Claim("... in the second half", "late", "joint"),
+    Claim("GradVac in a smaller model (g)", "small_gradvac", "small"),
+    Claim("Control: the sum, as long as GradVac's update", "norm", "joint"),
+    Claim("Control: targets of other pairs", "shuffled", "joint"),
+    Claim("Control: random targets", "random", "joint"),
+    Claim("Control: GradVac's mean weights", "frozen", "joint"),
+)
+
+
+class Answer(NamedTuple):
+    """What the runs say of a claim."""
+
+    claim: Claim
+    num_seeds: int
+    found: Against | None
+    loss: Against | None
+
+
+def claim_tables(shared: Shared) -> dict[str, str]:
+    """The tables "paper" and "ours" in Markdown.
+
+    Args:
+        shared: From methods to the runs of the seeds that all of them have.
+    """
+    return {
+        name: _table([_answer(claim, shared) for claim in claims], with_paper=name == "paper")
+        for name, claims in (("paper", PAPER), ("ours", OURS))
+    }
+
+
+def _answer(claim: Claim, shared: Shared) -> Answer:
+    runs = shared((claim.baseline, claim.method))
+    if len(runs) < _FEWEST:
+        return Answer(claim, len(runs), None, None)
+    paths = [path for own in runs.values() for path in own]
+    found = compare_runs(paths, baseline=claim.baseline)
+    return Answer(
+        claim,
+        len(runs),
+        found.rows[0].cells[claim.method].against,
+        _best_loss(found, claim.method),
+    )
+
+
+def _best_loss(found: Comparison, method: str) -> Against | None:
+    rows = [row for row in found.losses if row.name == _BEST and method in row.cells]
+    return rows[0].cells[method].against if rows else None
+
+
+def _table(answers: Sequence[Answer], *, with_paper: bool) -> str:
+    """One row a claim; p-values are corrected among all of them (Holm)."""
+    known = [answer.found for answer in answers if answer.found is not None]
+    adjusted = iter(holm([found.p_value for found in known]))
+    losses = [answer.loss for answer in answers if answer.loss is not None]
+    adjusted_losses = iter(holm([found.p_value for found in losses]))
+    paper = ["paper"] if with_paper else []
+    head = ["claim" if with_paper else "question", *paper, "seeds", "here", "95 % interval"]
+    head += ["smallest found", "verdict", "development loss"]
+    lines = [head, ["---"] * len(head)]
+    for claim, num_seeds, found, loss in answers:
+        own = [
+            claim.said,
+            *([] if claim.paper is None else [f"{claim.paper:+.2f}"]),
+            str(num_seeds),
+        ]
+        if found is None:
+            lines.append([*own, "", "", "", "not run", ""])
+            continue
+        p_value = float(next(adjusted))
+        own += [f"{found.difference:+.2f}", f"{found.low:+.2f} to {found.high:+.2f}"]
+        own += [f"{found.smallest:.2f}", f"**{verdict(claim.paper, found, p_value)}**"]
+        own.append("" if loss is None else _loss(loss, float(next(adjusted_losses))))
+        lines.append(own)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def verdict(paper: float | None, found: Against, p_value: float) -> str:
+    """What a difference says of a claim.
+
+    Args:
+        paper: The paper's difference; None: there is no claim.
+        found: Ours.
+        p_value: Of it, corrected.
+    """
+    is_found = p_value < _LEVEL
+    if paper is None:
+        return ("better" if found.difference > 0 else "worse") if is_found else "within noise"
+    if is_found:
+        return "reproduced" if (found.difference > 0) == (paper > 0) else "the opposite"
+    if found.low <= paper <= found.high:
+        return "within noise"
+    return "not reproduced"
+
+
+def _loss(found: Against, p_value: float) -> str:
+    changed = f"{found.difference:+.4f}"
+    if p_value >= _LEVEL:
+        return f"{changed}, within noise"
+    return f"{changed}, {'better' if found.difference < 0 else 'worse'}"
