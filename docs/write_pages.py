@@ -92,12 +92,17 @@ def bounds(field: FieldInfo) -> str:
     for part in typing.get_args(field.annotation):
         parts += getattr(part, "__metadata__", ())
     said = [
-        f"{word} {getattr(part, name):g}"
+        f"{word} {_number(getattr(part, name))}"
         for part in parts
         for name, word in _BOUNDS.items()
         if getattr(part, name, None) is not None
     ]
     return f", {' and '.join(dict.fromkeys(said))}" if said else ""
+
+
+def _number(value: float) -> str:
+    """A bound as people write it: the numbers of 63 bits are a power."""
+    return "2^63" if value == 2**63 else f"{value:g}"
 
 
 def default(field: FieldInfo) -> str:

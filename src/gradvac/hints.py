@@ -7,7 +7,8 @@ from collections.abc import Iterable
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Suggest the valid name nearest to a wrong one, or list them all."""
     valid = list(valid)
-    close = difflib.get_close_matches(name, valid, n=1)
+    begun = [one for one in valid if name and one.startswith(name)]  # "lang" for "languages"
+    close = begun if len(begun) == 1 else difflib.get_close_matches(name, valid, n=1)
     return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(valid)}"
 
 

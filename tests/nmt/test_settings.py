@@ -115,3 +115,9 @@ def test_a_wrong_metric_is_told_before_training(
         toy_config(train=train)
     bleu = {"metric": "dev/bleu/en-xx", "higher_is_better": True}
     assert toy_config(train=bleu, validation={"bleu_sentences": 5}).train.metric == bleu["metric"]
+
+
+@pytest.mark.parametrize("key", ["prepared", "root"])
+def test_a_folder_has_a_name(toy_config: Callable[..., NmtConfig], key: str) -> None:
+    with pytest.raises(ValueError, match=r'must name a folder, got ""'):
+        toy_config(data={key: ""})

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from gradvac.nmt.cleaning import CleaningConfig
 from gradvac.nmt.readers import fill
@@ -14,6 +14,7 @@ from gradvac.nmt.vocabulary import VocabularyConfig
 from gradvac.runs.scores import RESOURCE_LEVELS
 from gradvac.tasks import DEFAULT_PIVOT, Direction, parse, turned
 from gradvac.training import Section
+from gradvac.training.config import Folder
 
 Source = str | list[str]
 Sources = Source | dict[str, Source]
@@ -86,8 +87,8 @@ class DataConfig(Section):
         vocabulary: The shared vocabulary.
     """
 
-    prepared: Path
-    root: Path = Path(".")
+    prepared: Folder
+    root: Folder = Path(".")
     pivot: str = DEFAULT_PIVOT
     languages: list[str] = Field(default_factory=list)
     pairs: list[str] = Field(default_factory=list)
@@ -96,7 +97,7 @@ class DataConfig(Section):
     dev: Sources
     test: Sources | None = None
     extra: dict[str, Sources] = Field(default_factory=dict)
-    limit: dict[str, int] = Field(default_factory=dict)
+    limit: dict[str, PositiveInt] = Field(default_factory=dict)
     directions: Literal["en-to-any", "any-to-en", "any-to-any"] = "en-to-any"
     tasks: list[str] = Field(default_factory=list)
     max_tokens: int = Field(default=256, ge=1)

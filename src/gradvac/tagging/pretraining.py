@@ -42,6 +42,7 @@ from gradvac.training import (
     seed_everything,
     train,
 )
+from gradvac.training.config import Folder
 
 _TOKENIZER, _MANIFEST = "tokenizer", "manifest.json"
 
@@ -57,8 +58,8 @@ class TextConfig(Section):
         dev_share: Share of every language's blocks that is kept for validation.
     """
 
-    prepared: Path
-    root: Path = Path(".")
+    prepared: Folder
+    root: Folder = Path(".")
     languages: list[str] = Field(min_length=1)
     sources: list[str] = Field(min_length=1)
     dev_share: float = Field(default=0.01, gt=0, lt=1)

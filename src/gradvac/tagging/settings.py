@@ -15,6 +15,7 @@ from gradvac.tagging.labels import check_labels, default_labels
 from gradvac.tagging.metrics import Kind
 from gradvac.tagging.readers import Format
 from gradvac.training import RunConfig, Section
+from gradvac.training.config import Folder
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 MULTILINGUAL_BERT = "google-bert/bert-base-multilingual-cased"
@@ -41,8 +42,8 @@ class DataConfig(Section):
     """
 
     kind: Kind
-    prepared: Path
-    root: Path = Path(".")
+    prepared: Folder
+    root: Folder = Path(".")
     languages: list[str]
     train: str
     dev: str

@@ -10,10 +10,10 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import pydantic
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from gradvac.hints import nearest
 from gradvac.training._mistakes import explain
@@ -30,11 +30,27 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are refused, types are taken literally, values stay."""
+    """Base of all sections: unknown keys are refused, types are taken literally, values stay.
+
+    Numbers are finite; a section where infinity means something allows it.
+    """
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, ser_json_inf_nan="constants"
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",
     )
+
+
+def _require_name(path: object) -> object:
+    if path == "":  # as a variable that the shell does not know leaves it
+        raise ValueError('must name a folder, got ""; "." is the current one')
+    return path
+
+
+Folder = Annotated[Path, BeforeValidator(_require_name)]
 
 
 def load(

@@ -1,13 +1,15 @@
 """[optimizer]: Adam, the learning rate by step, clipping, and steps that skip themselves."""
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from gradvac.training.config import Section
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Section):
@@ -28,7 +30,7 @@ class OptimizerConfig(Section):
     lr: PositiveFloat = 1e-3
     warmup_steps: NonNegativeInt = 4000
     schedule: Literal["inverse_sqrt", "linear", "constant"] = "inverse_sqrt"
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Decay, Decay] = (0.9, 0.98)
     eps: PositiveFloat = 1e-9
     weight_decay: NonNegativeFloat = 0.0
     clip_norm: NonNegativeFloat = 1.0

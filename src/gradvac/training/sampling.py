@@ -8,12 +8,14 @@ from being seen too often; with an infinite temperature that is UniMax.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator
 
 from gradvac.training.config import Section
+
+Temperature = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
 
 class TemperaturePhase(Section):
@@ -25,7 +27,7 @@ class TemperaturePhase(Section):
     """
 
     from_step: NonNegativeInt
-    temperature: PositiveFloat
+    temperature: Temperature
 
 
 class SamplingConfig(Section):
@@ -39,7 +41,7 @@ class SamplingConfig(Section):
         seed: Of the draws; unset: `train.seed`.
     """
 
-    temperature: PositiveFloat = 5.0
+    temperature: Temperature = 5.0
     schedule: list[TemperaturePhase] = Field(default_factory=list)
     most_epochs: PositiveFloat | None = None
     seed: NonNegativeInt | None = None

@@ -77,11 +77,11 @@ class TrainConfig(Section):
     pause_at: NonNegativeInt = 0
     average_last: NonNegativeInt = 0
     max_bad_steps: PositiveInt = 20
-    seed: NonNegativeInt = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)  # what torch takes
     precision: Literal["fp32", "bf16"] = "fp32"
     graph: bool | Literal["auto"] = False
     device: str = "auto"
-    threads: NonNegativeInt = 0
+    threads: int = Field(default=0, ge=0, le=1024)  # more than a system gives crash the process
     parallel: Literal["ddp", "fsdp"] = "ddp"
     writers: list[WriterName] = Field(default_factory=lambda: list[WriterName](["tensorboard"]))
     project: str = "gradvac"
