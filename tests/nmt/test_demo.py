@@ -45,7 +45,7 @@ def test_the_demo_shows_samples_scores_and_honest_verdicts(tmp_path: Path) -> No
     assert result.bleu["dictionary"]["en-qsm"] > 5
     saved = json.loads((tmp_path / "out" / "demo.json").read_text())
     assert saved["bleu"]["joint"].keys() == {"en-qsm", "en-qpl"}
-    for name, rule in (("joint", "sum"), ("gradvac", "gradvac")):
+    for name, rule in (("joint", "none"), ("gradvac", "gradvac")):
         run = config.load(NmtConfig, tmp_path / "out" / name / "config.toml")
         assert run.align.rule == rule
         assert run.data.prepared == tmp_path / "out" / "data"

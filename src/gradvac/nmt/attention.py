@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 
 from gradvac.nmt.batch import Side
 
@@ -157,6 +156,9 @@ def attend(
     lengths only, because fused kernels are slower with one.
     """
     if queries.packed and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        # Here and not above: it brings the compiler along, a second that no other run should pay.
+        from torch.nn.attention.varlen import varlen_attn
+
         reach = (-1, 0) if causal else (-1, -1)
         ends = (queries.ends, keys.ends, queries.longest, keys.longest)
         seen = varlen_attn(query, key, value, *ends, window_size=reach)

@@ -186,9 +186,20 @@ def _reason(line: Line, config: CleaningConfig, held_out: HeldOut) -> str | None
 
 def letters(text: str) -> str:
     """Reduce a sentence to its letters, marks and digits, without case, to compare it."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    kept = (c for c in folded if c.isalnum() or unicodedata.category(c).startswith("M"))
-    return "".join(kept) or text
+    return unicodedata.normalize("NFKC", text).casefold().translate(_LETTERS) or text
+
+
+class _Letters(dict[int, int | None]):
+    """What `str.translate` makes of a character: itself, or nothing; decided when it is met."""
+
+    def __missing__(self, code: int) -> int | None:
+        character = chr(code)
+        is_kept = character.isalnum() or unicodedata.category(character).startswith("M")
+        self[code] = code if is_kept else None
+        return self[code]
+
+
+_LETTERS = _Letters()
 
 
 def fingerprint(text: str) -> int:
