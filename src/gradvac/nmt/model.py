@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +69,7 @@ class Transformer(Layer):
         label_smoothing: Share of the probability spread over the vocabulary, in training.
         logits_per_chunk: The loss goes over the labels in chunks of this many logits, and, if
             there are several, computes them again in the backward: `[N, V]` is never stored.
+            "auto": as many as an eighth of a GPU's memory holds, 2^27 elsewhere.
         compile_loss: Compile what follows the logits, on a GPU: one kernel instead of several.
 
     Example:
@@ -86,13 +87,13 @@ class Transformer(Layer):
         dropout: float = 0.1,
         norm_first: bool = True,
         label_smoothing: float = 0.1,
-        logits_per_chunk: int = 1 << 27,
+        logits_per_chunk: int | Literal["auto"] = "auto",
         compile_loss: bool = False,
     ) -> None:
         super().__init__()
         self._cross_entropy = _compiled if compile_loss else _cross_entropy
         self.size, self.label_smoothing = size, label_smoothing
-        self.labels_per_chunk = max(1, logits_per_chunk // vocabulary_size)
+        self._logits_per_chunk, self._compile_loss = logits_per_chunk, compile_loss
         self.embedding = nn.Embedding(vocabulary_size, size.width)
         self.positions = Positions(size.width)
         self.dropout = dropout
@@ -139,7 +140,10 @@ class Transformer(Layer):
             labels: `[N]`.
             tasks: Task positions of the labels, `[N]`.
         """
-        size = self.labels_per_chunk
+        most = self._logits_per_chunk
+        if most == "auto":
+            most = _most_logits(states.device, is_compiled=self._compile_loss)
+        size = max(1, most // len(self.head.weight))
         if len(labels) <= size:
             return self._chunk_losses(states, labels, tasks)
         chunks = zip(*(torch.split(whole, size) for whole in (states, labels, tasks)), strict=True)
@@ -186,6 +190,16 @@ class Transformer(Layer):
         for layer, own in zip(self._steps(), cache, strict=True):
             x = layer.step(x, own, now)
         return self.head(self.decoder.norm(x))
+
+
+@cache
+def _most_logits(device: torch.device, *, is_compiled: bool) -> int:
+    """How many logits may be held at once."""
+    if device.type != "cuda":
+        return 1 << 27
+    # The logits, their logarithms in float32 and the gradients of both; compiled, in bf16 alone.
+    bytes_each = 8 if is_compiled else 16
+    return int(torch.cuda.get_device_properties(device).total_memory // 8 // bytes_each)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -33,7 +33,9 @@ class ModelConfig(Section):
         dropout: Of embeddings, and of what a sub-layer adds.
         norm_first: Pre-norm (true) or post-norm.
         label_smoothing: In training.
-        logits_per_chunk: Largest number of logits held at once; less memory, a little more time.
+        logits_per_chunk: Most logits held at once; of more, the loss is made in chunks, with less
+            memory and the last product done twice. "auto": what an eighth of a GPU's memory holds,
+            2^27 elsewhere.
         compile_loss: Compile the loss on a GPU; takes some seconds at the start.
     """
 
@@ -48,7 +50,7 @@ class ModelConfig(Section):
     dropout: float = Field(default=0.1, ge=0, lt=1)
     norm_first: bool = True
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
-    logits_per_chunk: int = Field(default=1 << 27, ge=1)
+    logits_per_chunk: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     compile_loss: bool = False
 
     @model_validator(mode="after")
