@@ -22,13 +22,15 @@ Ten ideas, and where they are:
 The *graph* and its *junctions*, where parameters meet the rows of the batch
 
     _graph.py         the autograd graph, read but never changed
-    _junctions.py     the junctions of a graph, and what moves rows on the way to them
+    _junctions.py     the junctions of a graph
+    _movers.py        operations that may move rows on the way to them
     _passes.py        a backward that stops at the junctions
 
 *Owners* of the entries of a gradient, and a *plan*: what is known of them
 
     _ownership.py     codes that show whose the entries of a gradient are
-    _look.py          one look at a graph: passes with codes, and what they show
+    _look.py          one look at a graph: passes with codes, and the plan they lead to
+    _evidence.py      what the passes of a look show
     _plan.py          what is known of graphs of one structure, and for which sizes it holds
     _planning.py      plans by structure of graph, verified now and then
 

@@ -12,7 +12,7 @@ from gradvac.gradients._fast_paths import FAST_PATHS, Place, embedding
 from gradvac.gradients._graph import LEAF, Graph, call_node
 from gradvac.gradients._junctions import Route
 from gradvac.gradients._losses import Losses
-from gradvac.gradients._ownership import Layout, TaskCodes, mark
+from gradvac.gradients._ownership import Layout, TaskCodes, mark, negligible
 from gradvac.gradients._plan import How, Plan, Refused
 from gradvac.gradients._rows import DeclaredRows, RowTasks
 from gradvac.gradients._segments import Owned, Segments
@@ -148,12 +148,15 @@ class Former:
         if not self._seen:
             return
         assert self.codes is not None
-        worst = []
+        shares, sizes = [], []
         for places in self._seen.values():  # all places of one shape at once
             owner, plain, *coded = (torch.stack(own) for own in zip(*places, strict=True))
-            worst.append(self.codes.unexplained(plain, coded, owner, len(places)))
+            shares.append(self.codes.unexplained(plain, coded, owner, len(places)))
+            sizes.append(plain.abs().flatten(1).amax(1))
         self._seen = {}
-        if float(torch.stack(worst).max()) > self.plan.tolerance:
+        share, size = torch.cat(shares), torch.cat(sizes)
+        counts = share * size > negligible(self.plan.lowest) * size.max()
+        if float(torch.where(counts, share, 0.0).max()) > self.plan.tolerance:
             raise Refused(
                 "engine: rows of the batch influence each other in this step, so that gradients "
                 'cannot be separated by task in one backward. Use engine="per_task".'

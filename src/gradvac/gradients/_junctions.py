@@ -11,96 +11,21 @@ consumers.
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from gradvac.gradients._graph import LEAF, Graph, is_python_function
+from gradvac.gradients._movers import STRETCHERS, VIEWS, moves_along
 
 _PRODUCTS = frozenset(
     f"{name}Backward0"
     for name in ("Mm", "Addmm", "Bmm", "Baddbmm", "Addbmm", "Mv", "Addmv", "Dot", "Convolution")
 )
-_TWO_FACTORS = frozenset(f"{name}Backward0" for name in ("Mm", "Addmm", "Bmm", "Baddbmm"))
 _LOOKUPS = frozenset(
     f"{name}Backward0"
     for name in ("Embedding", "EmbeddingBag", "Index", "IndexSelect", "Gather", "Take")
 )
-
-
-ANY = range(64)  # dimensions
-
-
-def _after_the_first_index(node: Any) -> Sequence[int]:
-    given = [d for d, index in enumerate(node._saved_indices) if index is not None]
-    return range(given[0] if given else 0, len(ANY))
-
-
-def _its_dimension(node: Any) -> Sequence[int]:
-    dim = node._saved_dim
-    return (dim if dim < 1 << 63 else dim - (1 << 64),)
-
-
-def _of_windows(node: Any) -> Sequence[int]:
-    return (node._saved_dimension,)
-
-
-def _of_queries(node: Any) -> Sequence[int]:  # noqa: ARG001
-    return (2,)
-
-
-# Operations that move entries by what the data say, and the dimensions along which they do.
-_MOVERS: dict[str, Callable[[Any], Sequence[int]]] = {
-    "IndexBackward0": _after_the_first_index,
-    "IndexPutBackward0": _after_the_first_index,
-    "UnsafeIndexBackward0": _after_the_first_index,
-    **{
-        f"{name}Backward0": _its_dimension
-        for name in (
-            *("IndexSelect", "IndexAdd", "IndexCopy", "IndexFill", "IndexReduce"),
-            *("Gather", "Scatter", "ScatterAdd", "ScatterReduce", "SliceScatter", "SelectScatter"),
-            *("Sort", "Topk", "Kthvalue", "Slice", "Split", "SplitWithSizes"),
-            *("Softmax", "LogSoftmax"),
-        )
-    },
-    "ScatterBackward1": _its_dimension,
-    "UnfoldBackward0": _of_windows,
-    "ScaledDotProductFlashAttentionForCpuBackward0": _of_queries,
-    "ScaledDotProductFlashAttentionBackward0": _of_queries,
-    "ScaledDotProductEfficientAttentionBackward0": _of_queries,
-    "ScaledDotProductCudnnAttentionBackward0": _of_queries,
-}
-_MOVE_ANYWHERE = frozenset(
-    f"{name}Backward0"
-    for name in ("MaskedSelect", "MaskedScatter", "Take", "Put", "SegmentReduce", "AsStrided")
-) | {"CopySlices"}
-# Operations whose effect depends on the sizes of the batch: they regroup entries, or add some.
-VIEWS = frozenset(f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Squeeze"))
-_STRETCHERS = frozenset(f"{name}Backward0" for name in ("Cat", "Repeat", "ConstantPadNd"))
-_KEEP_ROWS = frozenset(  # Python functions that do
-    f"{name}Backward"
-    for name in ("BackwardHookFunction", "RegisterPostBackwardFunction")  # hooks of FSDP2, too
-)
-
-
-def _moves_along(
-    graph: Graph, position: int, made_of: Sequence[frozenset[nn.Parameter] | None]
-) -> Sequence[int]:
-    """The dimensions along which a node may move entries by what the data say."""
-    name, node, children = graph.names[position], graph.nodes[position], graph.children(position)
-    if name in _MOVERS:
-        return _MOVERS[name](node)
-    if name in _MOVE_ANYWHERE or (is_python_function(node) and name not in _KEEP_ROWS):
-        return ANY
-    are_rows = [child >= 0 and made_of[child] is None for child, _ in children]
-    if name in ("EmbeddingBackward0", "EmbeddingBagBackward0") and are_rows[0]:
-        return ANY
-    if name in _TWO_FACTORS:  # a permutation may be a matrix
-        ours = [child >= 0 and made_of[child] is not None for child, _ in children[-2:]]
-        last = len(graph.shape(position)) - 1
-        if not any(ours):
-            return [d for d, moves in zip((last, last - 1), are_rows[-2:], strict=True) if moves]
-    return ()
 
 
 @dataclass
@@ -130,7 +55,7 @@ class Drawing:
         junctions: In the order of the graph.
         outside: Positions of leaves that are not the model's.
         row_nodes: Positions of the nodes that a backward to the junctions runs through.
-        movers: Operations that move entries by what the data say: position -> dimensions along
+        movers: Operations that may move entries from row to row: position -> dimensions along
             which they may.
         sized: Positions of operations whose effect depends on the sizes of the batch.
         holds_no_rows: The roots are made of parameters alone.
@@ -194,9 +119,10 @@ def draw(
             supposed = alone and position not in roots
             found.junctions.append(Junction(position, edges, parameters, not deeper, supposed))
     for position in filter(below.__getitem__, found.row_nodes):
-        if dims := _moves_along(graph, position, made_of):
+        are_rows = [child >= 0 and made_of[child] is None for child, _ in graph.children(position)]
+        if any(are_rows) and (dims := moves_along(graph, position, are_rows)):
             found.movers[position] = dims
-        if graph.names[position] in VIEWS or graph.names[position] in _STRETCHERS:
+        if graph.names[position] in VIEWS or graph.names[position] in STRETCHERS:
             found.sized.append(position)
     return found
 

@@ -8,20 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradvac.gradients._evidence import Evidence
 from gradvac.gradients._graph import LEAF, Graph
-from gradvac.gradients._junctions import ANY, VIEWS, Junction, draw, routes
+from gradvac.gradients._junctions import Junction, draw, routes
 from gradvac.gradients._losses import Losses
-from gradvac.gradients._ownership import (
-    SAME,
-    Layout,
-    Marks,
-    fit,
-    layouts,
-    mark,
-    row_codes,
-    task_codes,
-    tolerance,
-)
+from gradvac.gradients._ownership import SAME, Layout, Marks, mark, task_codes
 from gradvac.gradients._passes import Arrive, Watcher, run_pass
 from gradvac.gradients._plan import How, Known, Plan, Refused, Sized, spans_of
 from gradvac.gradients._rows import DeclaredRows, RowTasks
@@ -48,11 +39,7 @@ class Look:
         self.reached = graph.reached_by() if losses.index is None else []
         self.num_rows = None if losses.index is None else len(losses.index)
         self.mixed: list[Junction] = []
-        self.rounding = 0.0
         self.num_alone = len(graph.nodes)  # nodes made of parameters alone, before any was moved
-        self.plain: dict[Any, Marks] = {}
-        self.same: dict[Any, Marks] = {}
-        self.by_row: dict[Any, Marks] = {}
         self.by_task: list[dict[Any, Marks]] = []
         self.spent: list[torch.Tensor] = []  # what all passes together started from
 
@@ -84,9 +71,9 @@ class Look:
             if plan is not None:
                 plan.moved = self.moved
                 plan.measured = How.MEASURED in plan.known.values()
-                plan.lowest, plan.names = self._lowest(), self.names
+                plan.lowest, plan.names = self.shown.lowest, self.names
                 plan.routes = [routes(self.graph, own) for own in self.drawing.junctions]
-                plan.tolerance = tolerance(plan.lowest) + 4 * self.rounding
+                plan.tolerance = self.shown.tolerance
                 plan.sizes = {plan.sizes_of(self.graph, self.num_rows)}
                 return plan
         raise Refused(self._coupled(self.mixed))
@@ -118,6 +105,7 @@ class Look:
         """A plan, or None if a junction had to be moved."""
         plan = Plan(self.drawing)
         self.by_task = []
+        self.shown = Evidence(self.graph, self.drawing, self.num_rows)
         todo: list[tuple[int, int]] = []  # where codes must tell
         for number, junction in enumerate(self.drawing.junctions):
             for output in range(max(1, len(self.graph.nodes[junction.position]._input_metadata))):
@@ -136,19 +124,17 @@ class Look:
         return bool(self.reached) and self.reached[junction.position].bit_count() == 1
 
     def _measure(self, plan: Plan, todo: list[tuple[int, int]]) -> Plan | None:
-        losses = self.losses
-        self.plain, plan.asleep = self._marks(losses.starts(), watch=True)
-        self.tolerance = tolerance(self._lowest())
-        found = [self.plain[key].entries for key in todo if key in self.plain]
+        losses, shown = self.losses, self.shown
+        shown.plain, plan.asleep = self._marks(losses.starts(), watch=True)
+        found = [shown.plain[key].entries for key in todo if key in shown.plain]
         if not all(bool(entries.isfinite().all()) for entries in found):
             plan.known |= {key: self._unseen(key) for key in todo}
             plan.unfinished = "the gradients were not finite"
             return plan
-        self.same, _ = self._marks([SAME * start for start in losses.starts()])
+        shown.same, _ = self._marks([SAME * start for start in losses.starts()])
         if self.num_rows is not None:
-            self.codes = row_codes(self.num_rows)
-            self.by_row, _ = self._marks((self.codes.to(losses.roots()[0]),))
-        moving = self._moving()
+            shown.by_row, _ = self._marks((shown.codes.to(losses.roots()[0]),))
+        moving = shown.moving()
         mixed: list[Junction] = []
         for key in todo:
             junction = self.drawing.junctions[key[0]]
@@ -168,12 +154,12 @@ class Look:
 
     def _how(self, key: tuple[int, int], plan: Plan, *, is_moving: bool) -> Known | None:
         """How the owners at a place are known; None if rows are mixed there."""
-        if not self._is_awake(key):
+        if not self.shown.is_awake(key):
             return self._unseen(key)
         position = self.drawing.junctions[key[0]].position
         shape, block = self.graph.shape(position, key[1]), self._block(position)
         if block is None and not is_moving:
-            layout, num_seen = self._layout(key, shape)
+            layout, num_seen = self.shown.layout(key, shape)
             if layout is not None:
                 assert self.num_rows is not None
                 if num_seen < (self.num_rows + 1) // 2:
@@ -181,33 +167,22 @@ class Look:
                 return layout
         return self._by_task(key, shape, block)
 
-    def _is_awake(self, key: Any) -> bool:
-        return key in self.plain and bool(self.plain[key].entries.any())
-
-    def _layout(self, key: Any, shape: Sequence[int]) -> tuple[Layout | None, int]:
-        """Where rows lie, if they lie along a dimension, and how many have a gradient."""
-        for layout in layouts(shape, self.num_rows) if self.num_rows else ():
-            given = (self.plain[key], self.same[key], self.by_row[key])
-            result = fit(*given, shape, layout, self.codes)
-            if self._is_explained(result.unexplained, result.rounding):
-                return layout, result.num_rows_seen
-        return None, 0
-
     def _by_task(
         self, key: tuple[int, int], shape: Sequence[int], block: RowTasks | None
     ) -> How | None:
-        codes = task_codes(len(self.losses.present), self._lowest().itemsize < 4)
+        codes = task_codes(len(self.losses.present), self.shown.lowest.itemsize < 4)
         if not self.by_task:
             self.by_task = [
                 self._marks(self.losses.starts(codes.of_tasks(n)))[0]
                 for n in range(codes.num_passes)
             ]
-        marks, same = self.plain[key].entries, self.same[key].entries
+        marks, same = self.shown.plain[key].entries, self.shown.same[key].entries
         others = [own[key].entries for own in self.by_task]
 
         def is_explained(owner: torch.Tensor) -> bool:
             unexplained = codes.unexplained(marks, others, owner)
-            return self._is_explained(float(unexplained), float(codes.rounding(marks, same, owner)))
+            rounding = float(codes.rounding(marks, same, owner))
+            return self.shown.is_explained(float(unexplained), rounding, marks)
 
         if block is not None and shape and shape[0] % len(block) == 0:
             present = self.losses.present
@@ -216,10 +191,6 @@ class Look:
             if is_explained(along.expand(marks.shape[:-1])):
                 return How.DECLARED
         return How.MEASURED if is_explained(codes.owners(marks, others)) else None
-
-    def _is_explained(self, unexplained: float, rounding: float) -> bool:
-        self.rounding = max(self.rounding, rounding)
-        return unexplained <= self.tolerance + 4 * rounding
 
     def _unseen(self, key: tuple[int, int]) -> Known:
         """A place without a gradient: whatever is supposed of it, its task gradients are zero."""
@@ -230,24 +201,6 @@ class Look:
         if self.num_rows and shape and shape[0] % self.num_rows == 0:
             return Layout(0)
         return How.MEASURED
-
-    def _moving(self) -> list[bool]:
-        """For every node, whether its gradient comes through what moves rows as the data say."""
-        moving, movers = [False] * len(self.graph.nodes), self.drawing.movers
-        for position in range(len(moving) - 1, -1, -1):
-            moves = position in movers and not self._keeps_rows(position, movers[position])
-            if moving[position] or moves:
-                for child, _ in self.graph.children(position):
-                    if child >= 0:
-                        moving[child] = True
-        return moving
-
-    def _keeps_rows(self, mover: int, dims: Sequence[int]) -> bool:
-        key, shape = ("above", mover), self.graph.shape(mover)
-        if dims is ANY or key not in self.plain or key not in self.by_row:
-            return False
-        layout, _ = self._layout(key, shape)
-        return layout is not None and layout.dim not in {d % len(shape) for d in dims}
 
     def _sized(self, plan: Plan) -> list[Sized]:
         """Where rows lie at operations that depend on sizes, if something behind them relies on it.
@@ -265,24 +218,12 @@ class Look:
             relied_on[position] = position in learned or any(relied_on[child] for child in inner)
         found = []
         for position in self.drawing.sized:
-            if relied_on[position] and self._is_awake(("above", position)):
-                above, _ = self._layout(("above", position), self.graph.shape(position))
-                below = above
-                if self.graph.names[position] in VIEWS:
-                    inside = self.graph.inner_shapes(position)[0]
-                    below, _ = self._layout(("below", position), inside)
+            if relied_on[position] and self.shown.is_awake(self.shown.key(position)):
+                above = self.shown.above(position)
+                below = None if above is None else self.shown.below(position, above)
                 spans = spans_of(self.graph, position, above, self.num_rows)
                 found.append(Sized(position, above, below, spans))
         return found
-
-    def _lowest(self) -> torch.dtype:
-        dtypes = {
-            described.dtype
-            for position in self.drawing.row_nodes
-            for described in self.graph.nodes[position]._input_metadata
-            if described.dtype.is_floating_point
-        }
-        return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
 
     def _marks(
         self, starts: Sequence[torch.Tensor], *, watch: bool = False
@@ -301,12 +242,8 @@ class Look:
         def see_inner(position: int, gradients: Sequence[torch.Tensor | None]) -> None:
             if gradients and gradients[0] is not None and gradients[0].numel():
                 found["above", position] = mark(gradients[0])
-                if self.graph.names[position] in VIEWS:
-                    inside = self.graph.inner_shapes(position)[0]
-                    found["below", position] = mark(gradients[0].reshape(inside))
 
-        movers = {mover for mover, dims in self.drawing.movers.items() if dims is not ANY}
-        others = [(position, see_inner) for position in movers.union(self.drawing.sized)]
+        others = [(position, see_inner) for position in self.shown.inner()]
         if watch:
             inner = set(self.drawing.row_nodes) - {j.position for j in self.drawing.junctions}
             others += [(position, watcher.see) for position in inner]

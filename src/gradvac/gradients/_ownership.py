@@ -139,13 +139,13 @@ class TaskCodes:
     def unexplained(
         self, plain: Tensor, coded: Sequence[Tensor], owner: Tensor, num_places: int = 1
     ) -> Tensor:
-        """The largest share of a task's marks that its code does not explain."""
+        """The largest share of a task's marks that its code does not explain, at every place."""
         codes, _ = self._on(plain.device, plain.dtype)
         shares = [
             share(plain, marks, own[owner], owner, self._num_tasks, num_places)
             for marks, own in zip(coded, codes, strict=True)
         ]
-        return torch.stack(shares).max()
+        return torch.stack(shares).amax(0)
 
     def rounding(self, plain: Tensor, same: Tensor, owner: Tensor) -> Tensor:
         """What `unexplained` would be from rounding alone."""
@@ -156,7 +156,7 @@ class TaskCodes:
 def share(
     plain: Tensor, coded: Tensor, codes: Tensor, group: Tensor, size: int, num_places: int = 1
 ) -> Tensor:
-    """The largest share of a group's marks that the codes do not explain.
+    """The largest share of a group's marks that the codes do not explain, at every place.
 
     Args:
         plain: Marks of the plain pass, `[..., R]`.
@@ -173,8 +173,9 @@ def share(
         group = group.reshape(num_places, -1) + first[:, None]
     sums = _sums(both.reshape(2, -1), group.reshape(-1), num_places * size)
     mass, rest = sums.view(2, num_places, size)
-    shares: Tensor = rest / (mass + 1e-3 * mass.mean(1, keepdim=True)).clamp_min(1e-30)
-    return shares.max()
+    least = torch.finfo(mass.dtype).tiny
+    shares: Tensor = rest / (mass + 1e-3 * mass.mean(1, keepdim=True)).clamp_min(least)
+    return shares.amax(1)
 
 
 def _sums(values: Tensor, group: Tensor, size: int) -> Tensor:
@@ -229,4 +230,14 @@ def fit(
 
 def tolerance(lowest: torch.dtype) -> float:
     """How much may stay unexplained beyond what rounding was seen to do."""
-    return {torch.float64: 1e-7, torch.float32: 1e-4}.get(lowest, 2e-2)
+    return {torch.float64: 1e-10, torch.float32: 1e-4}.get(lowest, 2e-2)
+
+
+def negligible(lowest: torch.dtype) -> float:
+    """What rounding may leave of a gradient that cancels out, as a share of the largest one."""
+    return {torch.float64: 1e-14, torch.float32: 4e-6}.get(lowest, 1e-2)
+
+
+def repeatable(lowest: torch.dtype) -> float:
+    """What rounding can do at most: a backward with larger differences is not the same again."""
+    return {torch.float64: 1e-6, torch.float32: 1e-2}.get(lowest, 0.3)

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from gradvac.gradients._graph import Graph
-from gradvac.gradients._junctions import VIEWS, Drawing, Route
+from gradvac.gradients._junctions import Drawing, Route
+from gradvac.gradients._movers import VIEWS
 from gradvac.gradients._ownership import Layout
 
 _MOST_SIZES = 4096

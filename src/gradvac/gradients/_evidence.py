@@ -1,0 +1,155 @@
+"""What the passes of one look show: where rows lie, and where they may move."""
+
+# B rows
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradvac.gradients._graph import Graph
+from gradvac.gradients._junctions import Drawing
+from gradvac.gradients._movers import ANY, VIEWS
+from gradvac.gradients._ownership import (
+    Layout,
+    Marks,
+    fit,
+    layouts,
+    negligible,
+    repeatable,
+    row_codes,
+    tolerance,
+)
+from gradvac.gradients._plan import Refused
+
+
+class Evidence:
+    """Marks of passes with codes, by place (junction, output), and above movers and views.
+
+    Args:
+        graph: The graph.
+        drawing: Its junctions, and what may move rows.
+        num_rows: B; None if losses are not those of rows.
+
+    Attributes:
+        plain: Marks of the plain pass.
+        same: Of a pass with one code for all.
+        by_row: Of a pass with a code per row.
+        lowest: The narrowest dtype on the way.
+        rounding: What rounding was seen to do.
+    """
+
+    def __init__(self, graph: Graph, drawing: Drawing, num_rows: int | None) -> None:
+        self._graph, self._drawing, self._num_rows = graph, drawing, num_rows
+        self._places = {own.position: (n, 0) for n, own in enumerate(drawing.junctions)}
+        self.plain: Mapping[Any, Marks] = {}
+        self.same: Mapping[Any, Marks] = {}
+        self.by_row: Mapping[Any, Marks] = {}
+        self.codes = row_codes(num_rows or 1)
+        self.lowest = self._lowest()
+        self._tolerance, self.rounding = tolerance(self.lowest), 0.0
+        self._layouts: dict[Any, tuple[Layout | None, int]] = {}
+
+    @property
+    def tolerance(self) -> float:
+        """How much of a mark may stay unexplained."""
+        return self._tolerance + 4 * self.rounding
+
+    def inner(self) -> set[int]:
+        """Positions whose output gradients are marked besides those of junctions."""
+        movers = {mover for mover, dims in self._drawing.movers.items() if dims is not ANY}
+        return movers.union(self._drawing.sized).difference(self._places)
+
+    def key(self, position: int) -> Any:
+        """Where the marks of a mover or a view are."""
+        return self._places.get(position, ("above", position))
+
+    def is_awake(self, key: Any) -> bool:
+        """Whether a gradient other than zero came."""
+        return key in self.plain and bool(self.plain[key].entries.any())
+
+    def is_explained(self, unexplained: float, rounding: float, marks: Tensor) -> bool:
+        """Whether codes explain marks.
+
+        Raises:
+            Refused: What one code for all rows does is no rounding.
+        """
+        if rounding <= repeatable(self.lowest):
+            self.rounding = max(self.rounding, rounding)
+        elif rounding * float(marks.abs().max()) > negligible(self.lowest) * self._largest():
+            raise Refused(
+                "engine: the backward of this model is not linear in the losses, or not the same "
+                "when it runs again (a hook that clips or normalises gradients, or draws random "
+                'numbers), so that tasks cannot be told apart. Use engine="per_task".'
+            )
+        return unexplained <= self._tolerance + 4 * rounding
+
+    def _largest(self) -> float:
+        return max(float(own.entries.abs().max()) for own in self.plain.values())
+
+    def layout(self, key: Any, shape: Sequence[int]) -> tuple[Layout | None, int]:
+        """Where rows lie, if they lie along a dimension, and how many have a gradient."""
+        if key not in self._layouts:
+            self._layouts[key] = self._find_layout(key, shape)
+        return self._layouts[key]
+
+    def _find_layout(self, key: Any, shape: Sequence[int]) -> tuple[Layout | None, int]:
+        found: tuple[Layout | None, int] = (None, 0)
+        if self._num_rows is None:
+            return found
+        given = (self.plain[key], self.same[key], self.by_row[key])
+        for layout in layouts(shape, self._num_rows):
+            result = fit(*given, shape, layout, self.codes)
+            if self.is_explained(result.unexplained, result.rounding, given[0].entries):
+                if found[0] is not None:  # zeros leave it open, and may be gone in the next batch
+                    return None, 0
+                found = layout, result.num_rows_seen
+                if not result.num_rows_seen:
+                    break
+        return found
+
+    def above(self, position: int) -> Layout | None:
+        """Where rows lie in the output of a mover or a view."""
+        key = self.key(position)
+        seen = key in self.plain and key in self.by_row
+        return self.layout(key, self._graph.shape(position))[0] if seen else None
+
+    def below(self, position: int, above: Layout) -> Layout | None:
+        """Where they lie in its input: in that of a view, as far apart in memory as above."""
+        if self._graph.names[position] not in VIEWS:
+            return above
+        assert self._num_rows is not None
+        inside = self._graph.inner_shapes(position)[0]
+        stride = above.stride(self._graph.shape(position), self._num_rows)
+        every = layouts(inside, self._num_rows)
+        return next((own for own in every if own.stride(inside, self._num_rows) == stride), None)
+
+    def moving(self) -> list[bool]:
+        """For every node, whether its gradient comes through what may move rows."""
+        moving = [False] * len(self._graph.nodes)
+        views = {p for p in self._drawing.sized if self._graph.names[p] in VIEWS}
+        may_move = views.union(self._drawing.movers)
+        for position in range(len(moving) - 1, -1, -1):
+            if moving[position] or (position in may_move and not self._keeps_rows(position)):
+                for child, _ in self._graph.children(position):
+                    if child >= 0:
+                        moving[child] = True
+        return moving
+
+    def _keeps_rows(self, position: int) -> bool:
+        """Whether rows lie along a dimension that a node leaves alone."""
+        dims, shape = self._drawing.movers.get(position, ()), self._graph.shape(position)
+        above = None if dims is ANY else self.above(position)
+        if above is None or above.dim in {d % len(shape) for d in dims if d < len(shape)}:
+            return False
+        return self.below(position, above) is not None
+
+    def _lowest(self) -> torch.dtype:
+        dtypes = {
+            described.dtype
+            for position in self._drawing.row_nodes
+            for described in self._graph.nodes[position]._input_metadata
+            if described.dtype.is_floating_point
+        }
+        return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)

@@ -1,0 +1,210 @@
+"""What a look found and a later batch changes, in a graph of the same structure."""
+
+# B rows, D width
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from gradvac import Aligner, GradVac
+
+from .parity import TASKS, UNSORTED, assert_same_gradients
+from .zoo._case import B, D, Model, S, distance
+
+Run = Callable[[Any, Tensor, bool], Tensor]
+CASES: dict[str, tuple[Run, tuple[int, ...], str]] = {}
+LATER = torch.tensor([2, 0, 1, 5, 3, 4])  # rows are in order in the batches that are looked at
+
+
+def case(shape: tuple[int, ...] = (B, D), engine: str = "one_backward") -> Callable[[Run], Run]:
+    def keep(run: Run) -> Run:
+        CASES[run.__name__] = (run, shape, engine)
+        return run
+
+    return keep
+
+
+def permutation(is_later: bool) -> Tensor:
+    return torch.eye(B, dtype=torch.float64)[LATER if is_later else torch.arange(B)]
+
+
+def there_and_back(m: Any, x: Tensor, move: Callable[[Tensor, Tensor], Tensor], how: Tensor) -> Any:
+    """Rows in another order through a layer, by an operation that may do anything to them."""
+    moved = m.middle(move(m.first(x), how)).tanh()
+    return m.last(move(moved, how.T))
+
+
+@case()
+def by_masks_and_sums(m: Any, x: Tensor, is_later: bool) -> Any:
+    how = permutation(is_later)
+    return there_and_back(m, x, lambda y, p: (y[None] * p[:, :, None]).sum(1), how)
+
+
+@case()
+def by_masks_and_maxima(m: Any, x: Tensor, is_later: bool) -> Any:
+    def move(y: Tensor, p: Tensor) -> Tensor:
+        return y.expand(B, B, D).masked_fill(p[:, :, None] == 0, -1e9).amax(1)
+
+    return there_and_back(m, x, move, permutation(is_later))
+
+
+@case()
+def by_a_stack_of_masked_sums(m: Any, x: Tensor, is_later: bool) -> Any:
+    def move(y: Tensor, p: Tensor) -> Tensor:
+        return torch.stack([(y * p[row][:, None]).sum(0) for row in range(B)])
+
+    return there_and_back(m, x, move, permutation(is_later))
+
+
+@case()
+def by_a_convolution(m: Any, x: Tensor, is_later: bool) -> Any:
+    how = permutation(is_later)
+    return there_and_back(m, x, lambda y, p: F.conv1d(y[None], p[:, :, None])[0], how)
+
+
+@case()
+def by_a_sparse_matrix(m: Any, x: Tensor, is_later: bool) -> Any:
+    how = permutation(is_later)
+    return there_and_back(m, x, lambda y, p: torch.sparse.mm(p.to_sparse(), y), how)
+
+
+@case()
+def by_a_linear_system(m: Any, x: Tensor, is_later: bool) -> Any:
+    return there_and_back(m, x, lambda y, p: torch.linalg.solve(p, y), permutation(is_later))
+
+
+@case()
+def by_padding(m: Any, x: Tensor, is_later: bool) -> Any:
+    by = 2 if is_later else 0
+    moved = F.pad(m.first(x), (0, 0, by, -by))
+    return m.last(F.pad(m.middle(moved).tanh(), (0, 0, -by, by)) + x)
+
+
+@case()
+def by_writing_in_place(m: Any, x: Tensor, is_later: bool) -> Any:
+    at = 3 if is_later else 0
+
+    def move(y: Tensor) -> Tensor:
+        buffer = torch.zeros_like(y)
+        buffer[at : at + 3] = y.view(2, 3, D)[0]
+        buffer[3 - at : 6 - at] = y.view(2, 3, D)[1]
+        return buffer
+
+    return m.last(move(m.middle(move(m.first(x))).tanh()))
+
+
+@case((B, S, D))
+def packed_by_length(m: Any, x: Tensor, is_later: bool) -> Any:
+    lengths = torch.tensor([5, 4, 3, 3, 2, 1] if is_later else [3] * B)
+    packed = pack_padded_sequence(m.first(x), lengths, batch_first=True)
+    hidden = PackedSequence(m.middle(packed.data).tanh(), packed.batch_sizes)
+    return m.last(pad_packed_sequence(hidden, batch_first=True)[0].sum(1))
+
+
+@case()
+def only_a_diagonal_at_first(m: Any, x: Tensor, is_later: bool) -> Any:
+    """Which of two dimensions rows lie along is not to be seen."""
+    mask = torch.ones(B, B, dtype=x.dtype) if is_later else torch.eye(B, dtype=x.dtype)
+    pairs = m.first(m.middle(x[:, None] + 2 * x).tanh()) * mask[:, :, None]
+    return m.last(pairs.sum(0))
+
+
+@case()
+def only_some_rows_at_first(m: Any, x: Tensor, is_later: bool) -> Any:
+    weight = torch.ones(B, dtype=x.dtype)
+    weight[3:] = float(is_later)
+    parts = m.first(x).unbind()
+    return m.last(m.middle(torch.stack([*parts[:3], *parts[:2:-1]])).tanh() * weight[:, None])
+
+
+@case(engine="per_task")
+def mixed_by_a_matrix_that_is_learned(m: Any, x: Tensor, is_later: bool) -> Any:
+    with torch.no_grad():
+        m.mix.copy_(torch.eye(B) + 0.1 * is_later)
+    return m.last(m.middle(m.mix @ m.first(x)).tanh())
+
+
+@case(engine="per_task")
+def mixed_by_a_scale_that_grows(m: Any, x: Tensor, is_later: bool) -> Any:
+    hidden = m.first(x)
+    return m.last((hidden + (0.3 if is_later else 1e-13) * hidden.mean(0)).tanh())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_may_change_is_measured_every_step(name: str) -> None:
+    run, shape, engine = CASES[name]
+    parts = {"first": nn.Linear(D, D), "middle": nn.Linear(D, D), "last": nn.Linear(D, 3)}
+    model = Model(run, **parts, mix=nn.Parameter(torch.eye(B))).double()
+    twin = copy.deepcopy(model)
+    aligner = Aligner(model, TASKS, GradVac(), engine="auto")
+    reference = Aligner(twin, TASKS, GradVac(), engine="per_task")
+    for step in range(4):
+        x = torch.randn(*shape, dtype=torch.float64)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message='.*"auto" continues with per_task')
+            for own, by in ((model, aligner), (twin, reference)):
+                own.zero_grad()
+                by.backward(distance(own(x, step > 1)), UNSORTED)
+        assert_same_gradients(model, twin, 1e-9)
+        assert aligner.engine == ("one_backward" if step < 2 else engine)
+
+
+def normalised(gradient: Tensor) -> Tensor:
+    return gradient / gradient.norm()
+
+
+def noisy(gradient: Tensor) -> Tensor:
+    return gradient * (1 + 0.1 * torch.randn_like(gradient))
+
+
+@pytest.mark.parametrize("hook", [normalised, noisy])
+def test_a_backward_that_is_not_linear_is_refused(hook: Callable[[Tensor], Tensor]) -> None:
+    def run(m: Any, x: Tensor) -> Any:
+        hidden = m.first(x)
+        hidden.register_hook(hook)
+        return m.last((hidden - hidden.mean(0)).tanh())
+
+    model = Model(run, first=nn.Linear(D, D), last=nn.Linear(D, 3))
+    aligner = Aligner(model, TASKS, engine="one_backward")
+    with pytest.raises(ValueError, match=r'not linear in the losses.*engine="per_task"'):
+        aligner.backward(distance(model(torch.randn(B, D))), UNSORTED)
+
+
+def test_a_gradient_that_cancels_out_hides_nothing() -> None:
+    """What rounding leaves of it is no measure for the rest."""
+
+    def run(m: Any, x: Tensor, share: float) -> Any:
+        order = x[:, 0].argsort()
+        hidden = m.first(x)[order]
+        hidden = hidden + share * hidden.roll(1, 0)
+        twice = F.layer_norm(F.layer_norm(m.middle(hidden)[order.argsort()], (D,)), (D,))
+        return m.last(twice.square().sum(-1, keepdim=True).expand(B, D) + hidden[order.argsort()])
+
+    model = Model(run, first=nn.Linear(D, D), middle=nn.Linear(D, D), last=nn.Linear(D, 3)).double()
+    aligner = Aligner(model, TASKS, engine="one_backward")
+    for share in (0.0, 0.0, 0.3):
+        losses = distance(model(torch.randn(B, D, dtype=torch.float64), share))
+        if share:
+            with pytest.raises(ValueError, match="influence each other"):
+                aligner.backward(losses, UNSORTED)
+        else:
+            aligner.backward(losses, UNSORTED)
+
+
+def test_losses_however_small() -> None:
+    model = Model(
+        lambda m, x: m.last(F.batch_norm(m.first(x), None, None, training=True)),
+        first=nn.Linear(D, D),
+        last=nn.Linear(D, 3),
+    ).double()
+    aligner = Aligner(model, TASKS, engine="one_backward")
+    losses = 1e-40 * distance(model(torch.randn(B, D, dtype=torch.float64)))
+    with pytest.raises(ValueError, match="influence each other"):
+        aligner.backward(losses, UNSORTED)
