@@ -116,6 +116,20 @@ def test_nearly_opposite_gradients_leave_what_they_share(ratio: float) -> None:
     assert squared_over_shortest(gradients) == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("num_tasks", [5, 7, 8, 12, 25])
+def test_dependent_gradients_that_cancel(num_tasks: int) -> None:
+    """More tasks than numbers, lengths up to 1e8 apart, and 0 between the gradients."""
+    lengths = torch.logspace(0.0, 8.0, num_tasks, dtype=torch.float64)
+    for seed in range(12):
+        generator = torch.Generator().manual_seed(seed)
+        gradients = torch.randn(num_tasks, 3, generator=generator, dtype=torch.float64)
+        gradients[-1] = -gradients[:-1].sum(0)
+        order = torch.randperm(num_tasks, generator=generator)
+        gradients = gradients * lengths[order][:, None]
+        update = weights_of(MGDA(), gradients) @ gradients
+        assert update.norm() < 1e-6 * gradients.norm(dim=1).min()
+
+
 def squared_over_shortest(gradients: Tensor) -> float:
     """||update||^2 of MGDA, divided by the smallest one there is; without rounding."""
     weights = [Fraction(w) for w in weights_of(MGDA(), gradients).tolist()]

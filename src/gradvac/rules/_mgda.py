@@ -13,7 +13,8 @@ from gradvac.rules._rule import Rule, Weighing
 NORMALISATIONS = ("none", "l2", "loss", "loss+")
 _MOST_FACES = 127  # of the simplex, tried all at once: up to seven tasks
 _SMALLEST_PIVOT = 1e-13  # below, a gradient lies in the span of others, but for rounding
-_NEWTON_STEPS = 40  # the duality gap falls about tenfold a step
+_NEWTON_STEPS = 20  # 14 were enough for 3,600 problems of 3 to 25 tasks
+_STIFFNESS = 1e-13  # added to what is factorised, so that dependent gradients do not stop the steps
 _SAME = 1e-12  # relative difference of squared lengths that are the same but for rounding
 _SMALLEST_GAP = 1e-15  # of squared lengths, the shortest gradient being 1
 
@@ -158,7 +159,7 @@ class _Newton:
         self, gram: Tensor, price: Tensor, v: Tensor, z: Tensor, dual: Tensor, primal: Tensor
     ) -> None:
         self.price, self.v, self.z, self.dual, self.primal = price, v, z, dual, primal
-        self.factor = torch.linalg.cholesky_ex(gram + torch.diag_embed(z / v))[0]
+        self.factor = torch.linalg.cholesky_ex(gram + torch.diag_embed(z / v + _STIFFNESS))[0]
         self.reach = torch.cholesky_solve(price[..., None], self.factor)[..., 0]
 
     def direction(self, centre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
