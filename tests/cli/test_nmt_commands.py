@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,9 +50,19 @@ def test_train_translate_score(gradvac: Gradvac, run: Path) -> None:
     assert named.exit_code == 0, named.output
     assert named.stdout.count("\n") == 1
     fails(gradvac("nmt", "translate", run, "nowhere.txt", "--to", "xx"), "there is no such file")
+    fails(gradvac("nmt", "translate", run, run, "--to", "xx"), "is a folder; give its files")
+    os.mkfifo(run / "pipe")  # as in translate RUN <(zcat in.gz)
+    writer = threading.Thread(target=(run / "pipe").write_bytes, args=(b"\xef\xbb\xbfba de fi\n",))
+    writer.start()
+    piped = gradvac("nmt", "translate", run, run / "pipe", "decoding.beams=1", "--to", "xx")
+    writer.join()
+    (run / "pipe").unlink()
+    assert piped.stdout == named.stdout  # the mark of the encoding is no text
+    fails(gradvac("nmt", "translate", run, "--to", "xx", stdin="ba".encode("utf-16")), "UTF-16")
     files = ("--source", run / "in.txt", "--reference", run / "in.txt", "--from", "en")
     scored = gradvac("nmt", "score", run, *files, "--to", "yy", "--json")
     assert json.loads(scored.stdout)["num_lines"] == 1
+    fails(gradvac("nmt", "score", run, *files, "--to", "yy", "--set", "dev"), "--set")
     fails(
         gradvac("nmt", "score", run, *files), "--source, --reference, --from and --to go together"
     )
@@ -173,6 +185,10 @@ def test_long_and_undecodable_lines_are_counted(gradvac: Gradvac, run: Path) -> 
         (("train", "nowhere"), "there is no file 'nowhere'"),
         (("train", "demo", "optimizer.lrr=1"), "did you mean 'lr'?"),
         (("train", "demo", "optimizer.lr=fast"), "optimizer.lr"),
+        (
+            ("prepare", "demo", "data.vocabulary.model=nowhere"),
+            "data.vocabulary.model: there is no file nowhere",
+        ),
         (("score", "nowhere"), "is not a run folder"),
         (("translate", "nowhere"), "is not a run folder"),
     ],

@@ -89,15 +89,19 @@ def test_tags_are_appended_once(toy_run: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.size=small"], r"model\.init: .* has a model of another size"),
+        (["model.size=small"], r"model\.init: .* has model\.width = 64, but this run 256"),
+        (["model.norm_first=false"], r"has model\.norm_first = True, but this run False"),
+        (["model.init_weights=17"], "there are no weights 17; there are: averaged, best, last"),
         (["model.init=/nowhere"], "nowhere"),
     ],
 )
 def test_what_cannot_be_a_parent_is_refused(
     toy_run: Path, tmp_path: Path, quiet: Display, overrides: list[str], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        train_translation(child(toy_run, *overrides), tmp_path / "child", display=quiet)
+    late = f"data.prepared={tmp_path / 'prepared'}"
+    with pytest.raises((ValueError, checkpoint.CheckpointError), match=message):
+        train_translation(child(toy_run, late, *overrides), tmp_path / "child", display=quiet)
+    assert not (tmp_path / "prepared").exists()  # told before hours of preparation
 
 
 @pytest.mark.parametrize(
@@ -144,6 +148,13 @@ def test_any_file_is_scored_as_a_set_is(toy_run: Path, tmp_path: Path) -> None:
     (tmp_path / "short").write_text("ba\n")
     with pytest.raises(ValueError, match=r"has 1 lines, but .* has 60"):
         score_files(toy_run, paths[0], tmp_path / "short", direction="en-yy")
+    (tmp_path / "holes").write_text("AB\n\nAB\n \n\n")
+    (tmp_path / "five").write_text("ba\nba\nba\nba\n\n")
+    with pytest.raises(ValueError, match="no translation in 2 of 5 lines, the first is line 2"):
+        score_files(toy_run, tmp_path / "five", tmp_path / "holes", direction="en-yy")
+    (tmp_path / "blank").write_text("\n\n")
+    with pytest.raises(ValueError, match=r"source: .*blank has no line to translate"):
+        score_files(toy_run, tmp_path / "blank", tmp_path / "blank", direction="en-yy")
 
 
 def test_sources_by_language_name_them_all(toy_config: Callable[..., NmtConfig]) -> None:

@@ -95,11 +95,7 @@ def translate(
 
     overrides = [given for given in inputs or [] if _OVERRIDE.match(given)]
     files = [Path(given) for given in inputs or [] if not _OVERRIDE.match(given)] or [_STDIN]
-    missing = [path for path in files if path != _STDIN and not path.is_file()]
-    if missing:
-        raise ValueError(
-            f"{missing[0]}: there is no such file; overrides look like decoding.beams=8."
-        )
+    _require_files(files)
     translator = Translator.from_run(
         require_run(run), weights=_weights(weights), device=device, overrides=overrides
     )
@@ -124,18 +120,38 @@ def translate(
             print(f"{number:,} of {counts.lines:,} lines {what}.", file=sys.stderr)
 
 
+def _require_files(files: list[Path]) -> None:
+    """Anything that can be read, pipes included."""
+    for path in files:
+        if path == _STDIN:
+            if sys.stdin is None:
+                raise ValueError("standard input is closed; give files to translate.")
+        elif path.is_dir():
+            raise ValueError(f"{path}: is a folder; give its files.")
+        elif not path.exists():
+            raise ValueError(
+                f"{path}: there is no such file; overrides look like decoding.beams=8."
+            )
+
+
 def _input_lines(files: list[Path], undecodable: list[int]) -> Iterator[str]:
-    from gradvac.nmt.lines import open_text
+    from gradvac.nmt.lines import UNREADABLE, open_text, refuse_wide
 
     for path in files:
-        with nullcontext(sys.stdin.buffer) if path == _STDIN else open_text(path) as file:
-            for raw in file:
-                try:
-                    line = raw.decode()
-                except UnicodeDecodeError:
-                    line = raw.decode(errors="replace")
-                    undecodable[0] += 1
-                yield line.rstrip("\r\n")
+        try:
+            with nullcontext(sys.stdin.buffer) if path == _STDIN else open_text(path) as file:
+                for number, raw in enumerate(file):
+                    if number == 0:
+                        refuse_wide(raw)
+                    encoding = "utf-8-sig" if number == 0 else "utf-8"
+                    try:
+                        line = raw.decode(encoding)
+                    except UnicodeDecodeError:
+                        line = raw.decode(encoding, errors="replace")
+                        undecodable[0] += 1
+                    yield line.rstrip("\r\n")
+        except UNREADABLE as error:
+            raise ValueError(f"{path}: cannot be read to its end: {error}.") from error
 
 
 @app.command()
@@ -143,7 +159,9 @@ def _input_lines(files: list[Path], undecodable: list[int]) -> Iterator[str]:
 def score(
     run: Run,
     overrides: Overrides = None,
-    split: Annotated[str, typer.Option("--set", help="test, dev, or an extra set.")] = "test",
+    split: Annotated[
+        str | None, typer.Option("--set", help="test (the default), dev, or an extra set.")
+    ] = None,
     weights: Weights = "best",
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -162,6 +180,8 @@ def score(
     if any(value is not None for value in given):
         if source is None or reference is None or from_language is None or to_language is None:
             raise ValueError("--source, --reference, --from and --to go together.")
+        if split is not None:
+            raise ValueError("--set: is for the run's own sets; leave it out beside --source.")
         scored, _ = score_files(
             require_run(run),
             source,
@@ -181,7 +201,7 @@ def score(
         return
     scores = score_run(
         require_run(run),
-        split=split,
+        split=split or "test",
         weights=_weights(weights),
         device=device,
         overrides=overrides or [],

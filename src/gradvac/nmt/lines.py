@@ -45,7 +45,7 @@ def raw_lines(path: Path) -> Iterator[str | Problem]:
     try:
         with open_text(path) as file:
             assert isinstance(file, io.BufferedReader | gzip.GzipFile)
-            _refuse_wide(file.peek(_LOOKED_AT)[:_LOOKED_AT])
+            refuse_wide(file.peek(_LOOKED_AT)[:_LOOKED_AT])
             for number, raw in enumerate(file):
                 try:
                     text = raw.decode("utf-8-sig" if number == 0 else "utf-8")
@@ -95,7 +95,7 @@ class _ZstdFile(io.RawIOBase):
             raise EOFError("it is cut off")
 
 
-def _refuse_wide(start: bytes) -> None:
+def refuse_wide(start: bytes) -> None:
     """Text in two or four bytes a character would pass for UTF-8 full of NUL characters."""
     if start.startswith(_WIDE) or 4 * start.count(0) > len(start):
         raise UnicodeError(

@@ -264,23 +264,39 @@ def score_files(
         The score, and the translations.
 
     Raises:
-        ValueError: The files have different numbers of lines, or a line that is not UTF-8.
+        ValueError: The files have different numbers of lines, nothing to translate, a source
+            without reference, or a line that is not UTF-8.
     """
     translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
     tasks = config.load(NmtConfig, RunFolder(Path(run)).config, overrides).data.all_tasks()
     if direction not in tasks:
         say(f"{direction} was not trained; this run knows {', '.join(tasks)}.")
     sources, references = (_all_lines(path) for path in (source, reference))
-    if len(sources) != len(references) or not sources:
-        raise ValueError(
-            f"reference: {reference} has {len(references):,} lines, but {source} has "
-            f"{len(sources):,}; line i of one must be the translation of line i of the other."
-        )
+    _require_pairs(source, sources, reference, references)
     target = parse(direction).target
     lines = translator.translate(sources, target)
     if translator.counts.cut:
         say(f"{translator.counts.cut:,} sources were longer than data.max_tokens: cut.")
     return score_lines(lines, references, target), lines
+
+
+def _require_pairs(
+    source: Path, sources: Sequence[str], reference: Path, references: Sequence[str]
+) -> None:
+    if len(sources) != len(references):
+        raise ValueError(
+            f"reference: {reference} has {len(references):,} lines, but {source} has "
+            f"{len(sources):,}; line i of one must be the translation of line i of the other."
+        )
+    if not any(line.strip() for line in sources):
+        raise ValueError(f"source: {source} has no line to translate.")
+    lines = enumerate(zip(sources, references, strict=True), start=1)
+    absent = [number for number, (own, other) in lines if own.strip() and not other.strip()]
+    if absent:
+        raise ValueError(
+            f"reference: {reference} has no translation in {len(absent):,} of {len(sources):,} "
+            f"lines, the first is line {absent[0]:,}; leave those out of both files."
+        )
 
 
 def _all_lines(path: Path) -> list[str]:

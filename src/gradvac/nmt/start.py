@@ -8,24 +8,39 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gradvac.nmt.model import Transformer
-from gradvac.nmt.settings import ModelConfig
+from gradvac.nmt.model import Size, Transformer
+from gradvac.nmt.settings import ModelConfig, NmtConfig
 from gradvac.nmt.vocabulary import Vocabulary
 from gradvac.runs import RunFolder
-from gradvac.training import RunConfig, checkpoint
+from gradvac.training import RunConfig, checkpoint, config
 from gradvac.training.sampling import TaskEpochs
 
 _BY_PIECE = ("embedding.weight", "head.weight")  # one and the same: a row for every piece
 _MOST_EPOCHS = 100
 
 
-def require_parent(config: ModelConfig) -> None:
-    """Refuse to start from what is no run."""
-    if config.init is not None and not RunFolder(config.init).config.is_file():
-        raise ValueError(f"model.init: {config.init} is no run folder: it has no config.toml.")
+def require_parent(settings: ModelConfig) -> None:
+    """Refuse, before anything is prepared, to start from no run, other sizes or absent weights."""
+    if settings.init is None:
+        return
+    folder = RunFolder(settings.init)
+    if not folder.config.is_file():
+        raise ValueError(f"model.init: {settings.init} is no run folder: it has no config.toml.")
+    theirs = config.load(NmtConfig, folder.config).model
+    for name in (*Size._fields, "norm_first"):
+        own, other = (
+            getattr(model if name == "norm_first" else model.dimensions(), name)
+            for model in (settings, theirs)
+        )
+        if own != other:
+            raise ValueError(
+                f"model.init: {settings.init} has model.{name} = {other}, but this run {own}; take "
+                "over its [model] settings."
+            )
+    checkpoint.require_weights(settings.init, settings.init_weights)
 
 
-def start_from(config: ModelConfig, model: Transformer, vocabulary: Vocabulary) -> str:
+def start_from(settings: ModelConfig, model: Transformer, vocabulary: Vocabulary) -> str:
     """Give a model the weights of the run that `model.init` names; empty without one.
 
     Pieces that the other run does not have keep the embedding they were drawn with.
@@ -36,16 +51,16 @@ def start_from(config: ModelConfig, model: Transformer, vocabulary: Vocabulary) 
     Raises:
         ValueError: The other run has another vocabulary or another size.
     """
-    if config.init is None:
+    if settings.init is None:
         return ""
-    folder = RunFolder(config.init)
+    folder = RunFolder(settings.init)
     pieces = Vocabulary.load(folder.vocabulary).pieces()
     if vocabulary.pieces()[: len(pieces)] != pieces:
         raise ValueError(
-            f"model.init: {config.init} has other pieces than the prepared data; leave "
+            f"model.init: {settings.init} has other pieces than the prepared data; leave "
             "data.vocabulary.model unset, and choose another folder for data.prepared."
         )
-    weights = dict(checkpoint.weights(config.init, config.init_weights))
+    weights = dict(checkpoint.weights(settings.init, settings.init_weights))
     own = model.state_dict()
     wrong = [
         name
@@ -55,8 +70,8 @@ def start_from(config: ModelConfig, model: Transformer, vocabulary: Vocabulary) 
     wrong = wrong or [n for n in own if n not in _BY_PIECE and len(own[n]) != len(weights[n])]
     if wrong:
         raise ValueError(
-            f"model.init: {config.init} has a model of another size: {min(wrong)!r} differs; take "
-            "over its [model] settings."
+            f"model.init: {settings.init} has a model of another size: {min(wrong)!r} differs; "
+            "take over its [model] settings."
         )
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(weights):
@@ -69,9 +84,9 @@ def _enlarged(values: Tensor, drawn: Tensor) -> Tensor:
     return torch.cat([values, drawn[len(values) :]])
 
 
-def warn_of_schedule(config: RunConfig, epochs: Sequence[TaskEpochs]) -> Iterator[str]:
+def warn_of_schedule(settings: RunConfig, epochs: Sequence[TaskEpochs]) -> Iterator[str]:
     """Say before training what makes a schedule useless, with the setting that mends it."""
-    steps, warmup = config.train.max_steps, config.optimizer.warmup_steps
+    steps, warmup = settings.train.max_steps, settings.optimizer.warmup_steps
     if warmup >= steps:
         yield (
             f"warning: optimizer.warmup_steps = {warmup:,} is not less than train.max_steps = "

@@ -291,11 +291,23 @@ def weights(
             return chosen.weights()
     elif which in [path.stem for path in folder.kept_weights()]:
         return read_weights(folder.weights(which))
-    there = [path.stem for path in folder.kept_weights()]
-    there += [*(["last"] if kept(run) else []), *(str(c.step) for c in kept(run))]
-    raise CheckpointError(
-        f"{run}: there are no weights {which!r}; there are: {', '.join(there) or 'none'}."
-    )
+    raise _without(run, which)
+
+
+def require_weights(run: Path, which: str | int) -> None:
+    """Refuse what a run has no weights of, without reading any; see `weights`."""
+    if str(which) not in _names(run):
+        raise _without(run, which)
+
+
+def _names(run: Path) -> list[str]:
+    steps = [str(checkpoint.step) for checkpoint in kept(run)]
+    return [*(p.stem for p in RunFolder(run).kept_weights()), *(["last"] if steps else []), *steps]
+
+
+def _without(run: Path, which: str | int) -> CheckpointError:
+    there = ", ".join(_names(run)) or "none"
+    return CheckpointError(f"{run}: there are no weights {which!r}; there are: {there}.")
 
 
 def load_into(
