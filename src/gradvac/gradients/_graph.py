@@ -5,9 +5,9 @@ gradient is whose: which operations there are, how they are connected, and over 
 they work; not the sizes of this batch.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,13 +39,89 @@ def _kind(node: Any) -> _Kind:
     return found
 
 
+class Signature:
+    """The structure that graphs have in common; the same object for all of them.
+
+    Attributes:
+        order: Where each node, in post-order, was met by the walk.
+        names: Of the nodes.
+        children: (position, output number) of each input of a node; position -1 is a tensor that
+            needs no gradient.
+        roots: Positions of the roots.
+    """
+
+    def __init__(self, met: Sequence[Any], index: Mapping[Any, int], roots: Sequence[int]) -> None:
+        inner = [[(index[child], number) for child, number in n.next_functions] for n in met]
+        self.order = _post_order([[child for child, _ in own] for own in inner], roots)
+        position = {where: number for number, where in enumerate([-1, *self.order], start=-1)}
+        self.names = [(_KINDS.get(type(met[o])) or _kind(met[o]))[0] for o in self.order]
+        self.children = [tuple((position[c], number) for c, number in inner[o]) for o in self.order]
+        self.roots = [position[root] for root in roots]
+
+
+_SIGNATURES: dict[tuple[object, ...], Signature] = {}
+_MOST_KEPT = 1024
+
+
+def _post_order(children: Sequence[Sequence[int]], roots: Sequence[int]) -> list[int]:
+    found: list[int] = []
+    done, opened = {-1}, set()
+    stack = list(roots)
+    while stack:
+        node = stack[-1]
+        if node not in done and node not in opened:
+            opened.add(node)
+            stack += [child for child in children[node] if child not in done]
+        else:
+            stack.pop()
+            if node not in done:
+                done.add(node)
+                found.append(node)
+    return found
+
+
+def _walk(starts: Sequence[Any], known: Collection[int], settings: object) -> "_Met":
+    """Collect the nodes, and what tells graphs apart. Runs every step, so it is kept lean."""
+    index: dict[Any, int] = {None: -1}
+    for start in starts:
+        index.setdefault(start, len(index) - 1)
+    met = list(index)[1:]
+    parts: list[object] = [settings, *(index[start] for start in starts)]
+    where, add, kinds = index.get, parts.append, _KINDS
+    for node in met:  # grows on the way
+        name, own = kinds.get(type(node)) or _kind(node)
+        add(name)
+        if name == LEAF:
+            identity = id(node.variable)
+            add(identity if identity in known else None)
+            continue
+        for child, number in node.next_functions:
+            at = where(child)
+            if at is None:
+                at = index[child] = len(met)
+                met.append(child)
+            add((at, number) if number else at)
+        for one in own:
+            value = getattr(node, one)
+            add(value if type(value) is int else str(value))
+    return _Met(met, index, tuple(parts))
+
+
+class _Met(NamedTuple):
+    """What a walk met: nodes, their places, and all that a signature depends on."""
+
+    nodes: list[Any]
+    index: dict[Any, int]
+    parts: tuple[object, ...]
+
+
 class Graph:
     """The nodes behind some losses.
 
     Attributes:
         nodes: In post-order.
         names: Of the nodes.
-        signature: Equal for graphs of the same structure.
+        signature: The same for graphs of the same structure.
 
     Args:
         roots: The losses.
@@ -59,52 +135,23 @@ class Graph:
     ) -> None:
         self.roots = tuple(roots)
         starts = [get_gradient_edge(root).node for root in roots]
-        self.nodes: list[Any] = []
-        self.names: list[str] = []
-        self._edges: dict[Any, tuple[tuple[Any, int], ...]] = {}
-        self._position: dict[Any, int] = {None: -1}
-        self.signature = hash((settings, *self._walk(starts, known)))
-        self.root_positions = [self._position[start] for start in starts]
-
-    def _walk(self, starts: Sequence[Any], known: Collection[int]) -> list[object]:
-        """Collect the nodes, and what tells graphs apart. Runs every step, so it is kept lean."""
-        nodes, names, edges, position = self.nodes, self.names, self._edges, self._position
-        parts: list[object] = []
-        stack = list(starts)
-        while stack:
-            node = stack[-1]
-            if node in position:
-                stack.pop()
-                continue
-            own = edges.get(node)
-            if own is None:
-                edges[node] = own = node.next_functions
-                waiting = [child for child, _ in own if child not in position]
-                if waiting:
-                    stack += waiting
-                    continue
-            stack.pop()
-            position[node] = len(nodes)
-            nodes.append(node)
-            name, settings = _KINDS.get(type(node)) or _kind(node)
-            names.append(name)
-            parts.append(name)
-            if own:
-                parts += [position[c] if not nr else (position[c], nr) for c, nr in own]
-                if settings:
-                    parts += [str(getattr(node, one)) for one in settings]
-            elif name == LEAF:
-                identity = id(node.variable)
-                parts.append(identity if identity in known else None)
-        return parts
+        met = _walk(starts, known, settings)
+        signature = _SIGNATURES.get(met.parts)
+        if signature is None:
+            signature = Signature(met.nodes, met.index, [met.index[start] for start in starts])
+            _SIGNATURES[met.parts] = signature
+            if len(_SIGNATURES) > _MOST_KEPT:
+                del _SIGNATURES[next(iter(_SIGNATURES))]
+        self.signature = signature
+        self.nodes: list[Any] = [met.nodes[where] for where in signature.order]
+        self.names, self.root_positions = signature.names, signature.roots
 
     def children(self, position: int) -> tuple[tuple[int, int], ...]:
         """(position, output number) of each input of a node.
 
         Position -1 is a tensor that needs no gradient.
         """
-        where = self._position
-        return tuple((where[child], number) for child, number in self._edges[self.nodes[position]])
+        return self.signature.children[position]
 
     def shape(self, position: int, number: int = 0) -> tuple[int, ...]:
         """The shape of an output of a node."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from gradvac.gradients._graph import Graph
+from gradvac.gradients._graph import Graph, Signature
 from gradvac.gradients._look import Look
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._plan import Plan, Refused
@@ -32,7 +32,7 @@ class Planner:
 
     def __init__(self, names: Mapping[nn.Parameter, str], tasks: Sequence[str]) -> None:
         self._names, self._tasks = names, tasks
-        self._known: dict[int, _Known] = {}
+        self._known: dict[Signature, _Known] = {}
 
     def knows(self, graph: Graph) -> bool:
         """Whether such a graph was seen before, without leaves that are not the model's."""
