@@ -19,6 +19,7 @@ from transformer import Size, Transformer, component, make_batch, row_losses
 import gradvac
 from gradvac.gradients import _kernels, _triton_stacks, _triton_sums
 from gradvac.gradients._segments import Segments
+from gradvac.gradients._waiting import Beside, Normed, Outer
 from gradvac.rules import _pairwise
 
 DEVICE = torch.device("cuda")
@@ -104,7 +105,7 @@ def check_grouped() -> None:
                 [left[owner == t].double().t() @ right[owner == t].double() for t in range(6)]
             )
             report(f"grouped outer {dtype} {index.device.type}", error(found, expected), limit)
-            three = _kernels.grouped_outers([left, 2 * left, left], [right] * 3, segments)
+            three = Outer.form([Outer(factor * left, right, segments) for factor in (1, 2, 1)])
             worst = max(error(three[0], expected), error(three[1], 2 * expected))
             report(f"three grouped outers {dtype} {index.device.type}", worst, limit)
 
@@ -131,6 +132,15 @@ def check_sums() -> None:
             report(f"layer norm D={width} shift", error(by_shift, by_task(gy)), 1e-4)
             by_scale, _ = _triton_sums.norm_sums(gy, x, None, scale, segments)
             report(f"rms norm D={width}", error(by_scale, by_task(gy * x * scale[..., None])), 1e-4)
+            given = (x, mean[..., None], scale[..., None], segments)
+            two = [Normed(factor * gy, *given) for factor in (1, 2)]
+            shifts = [Beside(use, use.gradient) for use in two]
+            scales = Normed.form(two)
+            worst = max(error(scales[n], (n + 1) * by_task(gy * normal)) for n in range(2))
+            report(f"two layer norms D={width} scale", worst, 1e-4)
+            sums = [use.task_gradients() for use in shifts]
+            worst = max(error(sums[n], (n + 1) * by_task(gy)) for n in range(2))
+            report(f"two layer norms D={width} shift", worst, 1e-4)
 
 
 def models() -> dict[str, tuple[nn.Module, Callable[[nn.Module], Tensor]]]:

@@ -41,6 +41,7 @@ The *graph* and its *junctions*, where parameters meet the rows of the batch
     _fast_paths.py    the operations for which that needs no call of the node
     _segments.py      entries by task: bring together, sum, mask
     _uses.py          what one use of a parameter contributes
+    _waiting.py       uses that are formed together with others of their kind
 
 The *fold*: from the uses of a component to its Gram matrix, its weights and `.grad`
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradvac.gradients._kernels import gram, wide
-from gradvac.gradients._uses import Lookup, Table, Use
+from gradvac.gradients._uses import Formed, Lookup, Table, Use
 
 _CHUNK_BYTES = 1 << 31  # of a large table's task gradients at a time
 
@@ -166,6 +166,8 @@ def first_buffer(use: Use, shape: Sequence[int], table_bytes: int) -> Buffer:
         shape: The parameter's.
         table_bytes: Task gradients of a matrix above this size are not formed.
     """
+    if isinstance(use, Formed):
+        return Dense(use.gradients)
     if isinstance(use, Lookup) and 2 * len(use.tokens) < shape[0]:
         return LookedUp(use)
     if isinstance(use, Table):

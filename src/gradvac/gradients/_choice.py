@@ -36,7 +36,6 @@ class Engines:
 
     Attributes:
         ran: The engine that ran last, or will run first.
-        why: Why it is that one, in words.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Engines:
                 table_bytes=table_bytes,
             )
         self.ran: Engine = self._one_backward or self._per_task
-        self.why = "as asked" if asked == "per_task" else "no batch so far"
+        self._why: str | None = "as asked" if asked == "per_task" else "no batch so far"
         self._said: set[str] = set()
 
     def run(self, do: Callable[[Engine], Found], *, is_later: bool) -> Found:
@@ -91,12 +90,20 @@ class Engines:
                 raise
             self._continue_per_task(engine, str(refusal))
             return self._run_in(self._per_task, do)
-        self.why = engine.describe()
+        self._why = None
         return found
+
+    @property
+    def why(self) -> str:
+        """Why it is that engine which ran last, in words."""
+        if self._why is None:
+            assert self._one_backward is not None
+            return self._one_backward.describe()
+        return self._why
 
     def run_one_task(self, do: Callable[[Engine], Found]) -> Found:
         """Do something with a micro-batch of one task: its plain gradient needs no engine."""
-        self.why = "one task in the last batch of this process, so a plain backward"
+        self._why = "one task in the last batch of this process, so a plain backward"
         return self._run_in(self._per_task, do)
 
     def discard(self) -> None:
@@ -107,7 +114,7 @@ class Engines:
 
     def _continue_per_task(self, engine: OneBackward, reason: str) -> None:
         self._per_task.take_over(engine.hand_over())
-        self.why = reason.removeprefix("engine: ").removesuffix(' Use engine="per_task".')
+        self._why = reason.removeprefix("engine: ").removesuffix(' Use engine="per_task".')
         if reason not in self._said:
             self._said.add(reason)
             warnings.warn(f'engine: "auto" continues with per_task. {self.why}', stacklevel=5)

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from gradvac.gradients._buffers import Buffer, Chunked, first_buffer, joined_buffer
 from gradvac.gradients._kernels import Stacked
 from gradvac.gradients._update import Weigh
-from gradvac.gradients._uses import Formed, Outer, Use, Waiting
+from gradvac.gradients._uses import Formed, Use
+from gradvac.gradients._waiting import Beside, Outer
 
-_WAITING_BYTES = 1 << 26  # of uses that wait to be formed together
+# Of uses that wait to be formed together, without and with a GPU that waits for launches.
+_WAITING_BYTES = (1 << 26, 1 << 30)
 
 Write = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
 
@@ -44,7 +46,7 @@ class Collector:
         """Forget everything about the backward that ran."""
         self.buffers: dict[nn.Parameter, Buffer] = {}
         self._waiting: dict[nn.Parameter, list[Any]] = {}  # uses
-        self._waiting_bytes = 0
+        self._waiting_bytes, self._most_waiting = 0, _WAITING_BYTES[0]
         self._ready: list[int] = []
         self._held = 0  # bytes of the components that are ready
         self._weigh: Weigh | None = None
@@ -53,29 +55,30 @@ class Collector:
     def open(self, weigh: Weigh | None, write: Write | None) -> None:
         """Expect a backward; `weigh=None` only collects."""
         self._weigh, self._write = weigh, write
+        # Launches that are recorded cost nothing when they are replayed: then less is copied.
+        is_on_gpu = next(p for own in self.members for p in own).is_cuda
+        is_launched = is_on_gpu and not torch.cuda.is_current_stream_capturing()
+        self._most_waiting = _WAITING_BYTES[is_launched]
 
     def deliver(self, parameter: nn.Parameter, use: Use) -> None:
         """Take what one use of a parameter contributes."""
-        if not isinstance(use, Waiting) or not self._may_wait(parameter, use):
+        if not use.may_wait or parameter in self.buffers or self._is_large(use):
             self._add(parameter, use)
             return
         self._waiting.setdefault(parameter, []).append(use)
         self._waiting_bytes += use.held_bytes
-        if self._waiting_bytes > _WAITING_BYTES:
+        if self._waiting_bytes > self._most_waiting:
             self.form_waiting()
 
-    def _may_wait(self, parameter: nn.Parameter, use: Waiting) -> bool:
-        is_table = isinstance(use, Outer) and (
-            use.segments.only is not None or use.formed_bytes > self.table_bytes
-        )
-        is_small = 4 * use.held_bytes <= _WAITING_BYTES
-        return is_small and not is_table and parameter not in self.buffers
+    def _is_large(self, use: Use) -> bool:
+        return isinstance(use, Outer) and use.formed_bytes > self.table_bytes
 
     def _add(self, parameter: nn.Parameter, use: Use) -> None:
-        known, about = self.buffers.get(parameter), (use, parameter.shape, self.table_bytes)
-        self.buffers[parameter] = (
-            first_buffer(*about) if known is None else joined_buffer(known, *about)
-        )
+        known, shape = self.buffers.get(parameter), parameter.shape
+        if known is None:
+            self.buffers[parameter] = first_buffer(use, shape, self.table_bytes)
+        else:
+            self.buffers[parameter] = joined_buffer(known, use, shape, self.table_bytes)
 
     @torch.no_grad()
     def form_waiting(self) -> None:
@@ -85,8 +88,8 @@ class Collector:
             for use in _joined(uses):
                 kinds.setdefault((type(use), use.kind), []).append((parameter, use))
         self._waiting, self._waiting_bytes = {}, 0
-        for (form, _), own in kinds.items():
-            found = form.form([use for _, use in own])
+        for (kind, _), own in sorted(kinds.items(), key=lambda item: item[0][0] is Beside):
+            found = kind.form([use for _, use in own])
             for (parameter, use), gradients in zip(own, found, strict=True):
                 self._add(parameter, Formed(gradients, use.segments))
 
@@ -97,8 +100,10 @@ class Collector:
         self._ready.append(component)
         for parameter in self.members[component]:
             buffer = self.buffers.get(parameter)
-            self._held += buffer.nbytes if buffer is not None else 0
-            self._held += sum(use.formed_bytes for use in self._waiting.get(parameter, ()))
+            if buffer is not None:
+                self._held += buffer.nbytes
+            for use in self._waiting.get(parameter, ()):
+                self._held += use.formed_bytes
         if self._held >= self._stream_bytes:
             self._fold()
 
@@ -139,10 +144,12 @@ class Collector:
 
 def _joined(uses: Sequence[Any]) -> Sequence[Any]:
     """Uses of one parameter, as few as possible."""
+    if len(uses) == 1:
+        return uses
     kinds: dict[Any, list[Any]] = {}
     for use in uses:
         kinds.setdefault((type(use), use.kind), []).append(use)
-    return [own[0] if len(own) == 1 else own[0].join(own) for own in kinds.values()]
+    return [one for own in kinds.values() for one in own[0].join(own)]
 
 
 class _Fold:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from gradvac.gradients._graph import call_node, saved
-from gradvac.gradients._kernels import norm_sums, wide
+from gradvac.gradients._kernels import wide
 from gradvac.gradients._segments import Owned
-from gradvac.gradients._uses import Formed, Lookup, Outer, Summed, Use
+from gradvac.gradients._uses import Formed, Lookup, Use
+from gradvac.gradients._waiting import Beside, Normed, Outer, Summed
 
 
 class Place(NamedTuple):
@@ -27,6 +28,7 @@ class Place(NamedTuple):
     gradient: Tensor  # of the node's output
     owned: Owned  # whose its entries are
     shape: tuple[int, ...]  # of the input
+    first: Use | None = None  # what the node's largest input came to
 
     def saved(self, name: str) -> Tensor:
         """A tensor that the node saved in the forward."""
@@ -62,7 +64,14 @@ def addmm(at: Place) -> Use | None:
     factor = at.node._saved_beta if at.edge == 0 else at.node._saved_alpha
     if factor != 1:
         at = at._replace(gradient=at.gradient * factor)
-    return at.summed(at.gradient) if at.edge == 0 else _product(at, at.edge - 1, "mat1", "mat2")
+    if at.edge:
+        return _product(at, at.edge - 1, "mat1", "mat2")
+    product = at.first
+    if isinstance(product, Outer) and product.may_wait:
+        is_its_own = product.left is at.gradient or product.right is at.gradient
+        if is_its_own and at.shape == at.gradient.shape[1:] and not at.gradient.is_complex():
+            return Beside(product, at.gradient)
+    return at.summed(at.gradient)
 
 
 def _product(at: Place, factor: int, first: str, second: str) -> Use | None:
@@ -117,8 +126,8 @@ def index(at: Place) -> Use | None:
 def layer_norm(at: Place) -> Use | None:
     """Scale (1) and shift (2) of a layer normalisation."""
     if at.edge == 2:
-        shift = at.owned.kept.pop("shift", None)
-        return at.summed(at.gradient) if shift is None else Formed(shift, at.owned.rows)
+        scale = at.first
+        return Beside(scale, at.gradient) if isinstance(scale, Normed) else at.summed(at.gradient)
     return _norm(at, at.saved("result1"), at.saved("result2")) if at.edge == 1 else None
 
 
@@ -130,10 +139,7 @@ def rms_norm(at: Place) -> Use | None:
 def _norm(at: Place, mean: Tensor | None, scale: Tensor) -> Use | None:
     x, segments = at.saved("input"), at.owned.flat()
     if len(at.shape) == 1 and segments is not None and segments.only is None:
-        sums = norm_sums(at.gradient, x, mean, scale, segments)
-        if sums is not None:
-            at.owned.kept["shift"] = sums[1]  # the same pass gave it
-            return Formed(sums[0], at.owned.rows)
+        return Normed(at.gradient, x, mean, scale, segments)
     dtype = wide(x.dtype)
     normal = x.to(dtype) if mean is None else x.to(dtype) - mean
     return at.summed(at.gradient * (normal * scale))

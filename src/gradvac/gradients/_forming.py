@@ -54,6 +54,7 @@ class Former:
         self._reached = graph.reached_by() if rows is None else []
         self._blocks: dict[RowTasks, Segments] = {}
         self._single: dict[int, Segments] = {}
+        self._along_rows: dict[tuple[Layout, tuple[int, ...]], Owned] = {}
         self.coded: list[Mapping[tuple[int, int], Tensor]] = []
         self.codes: TaskCodes | None = None
         self._seen: dict[tuple[int, ...], list[tuple[Tensor, ...]]] = {}  # by shape: marks, owners
@@ -66,30 +67,34 @@ class Former:
 
     def form(self, number: int, gradients: Sequence[Tensor | None], deliver: Deliver) -> None:
         """Deliver what a junction contributes to its parameters."""
-        junction = self.plan.drawing.junctions[number]
-        if all(g is None or not g.numel() for g in gradients):
-            if any(g is not None for g in gradients):
-                self._deliver_zeros(junction.parameters, deliver)
+        plan, position = self.plan, self.plan.drawing.junctions[number].position
+        some = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
+        if not some:
+            if any(gradient is not None for gradient in gradients):
+                self._deliver_zeros(plan.drawing.junctions[number].parameters, deliver)
             return
-        node, name = self.graph.nodes[junction.position], self.graph.names[junction.position]
         owned = [
-            None if g is None else self._owned(number, output, g)
-            for output, g in enumerate(gradients)
+            None if gradient is None else self._owned(number, output, gradient)
+            for output, gradient in enumerate(gradients)
         ]
         slow: list[int] = []
-        path = FAST_PATHS.get(name)
-        for route in self.plan.routes[number]:
+        path, node = FAST_PATHS.get(self.graph.names[position]), self.graph.nodes[position]
+        gradient, owner = gradients[0], owned[0]
+        first: Use | None = None
+        for route in plan.routes[number]:
             use = None
-            if path is not None and gradients[0] is not None and owned[0] is not None:
-                use = path(Place(node, route.edge, gradients[0], owned[0], self._shape(route)))
+            if path is not None and gradient is not None and owner is not None:
+                use = path(Place(node, route.edge, gradient, owner, self._shape(route), first))
             if use is None:
                 slow.append(route.edge)
             elif route.parameter is not None:
-                deliver(route.parameter, use.transposed() if route.transposed else use)
+                use = use.transposed() if route.transposed else use
+                first = first or use
+                deliver(route.parameter, use)
             else:
                 self._push(*route.child, use, deliver)
         if slow:
-            self._call(junction.position, slow, gradients, owned, deliver)
+            self._call(position, slow, gradients, owned, deliver)
 
     def _deliver_zeros(self, parameters: Iterable[nn.Parameter], deliver: Deliver) -> None:
         """An expert without rows: autograd gives it zeros, not nothing."""
@@ -100,18 +105,22 @@ class Former:
     def _shape(self, route: Route) -> tuple[int, ...]:
         if route.parameter is None:
             return self.graph.shape(*route.child)
-        shape = tuple(route.parameter.shape)
+        shape = route.parameter.shape
         return shape[::-1] if route.transposed else shape
 
     def _owned(self, number: int, output: int, gradient: Tensor) -> Owned:
         shape = gradient.shape
-        if len(self.losses.present) == 1:
+        if len(self._here) == 1:
             return Owned(shape, self._of_one(self._here[0]))
         how = self.plan.known[number, output]
-        position = self.plan.drawing.junctions[number].position
         if isinstance(how, Layout):
-            assert self._rows is not None
-            return Owned(shape, self._rows, how.dim, tiled=how.tiled)
+            owned = self._along_rows.get((how, shape))
+            if owned is None:
+                assert self._rows is not None
+                owned = Owned(shape, self._rows, how.dim, tiled=how.tiled)
+                self._along_rows[how, shape] = owned
+            return owned
+        position = self.plan.drawing.junctions[number].position
         if how is How.REACHED:
             root = self._reached[position].bit_length() - 1
             return Owned(shape, self._of_one(self._here[root]))
@@ -263,7 +272,8 @@ class Former:
 
     def close(self) -> None:
         """Forget the rows that the forward named."""
-        self._declared.forget([self.graph.nodes[p] for p in self.plan.drawing.row_nodes])
+        if self._declared:
+            self._declared.forget([self.graph.nodes[p] for p in self.plan.drawing.row_nodes])
 
 
 def _only(gradient: Tensor | None, owned: Owned | None, task: int) -> Tensor | None:

@@ -7,7 +7,7 @@ they work; not the sizes of this batch.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,8 +80,13 @@ def _post_order(children: Sequence[Sequence[int]], roots: Sequence[int]) -> list
     return found
 
 
-def _walk(starts: Sequence[Any], known: Collection[int], settings: object) -> "_Met":
-    """Collect the nodes, and what tells graphs apart. Runs every step, so it is kept lean."""
+def _walk(
+    starts: Sequence[Any], known: Collection[int], settings: object
+) -> tuple[list[Any], dict[Any, int], tuple[object, ...]]:
+    """Collect the nodes, their places, and what tells graphs apart.
+
+    Runs every step, so it is kept lean.
+    """
     index: dict[Any, int] = {None: -1}
     for start in starts:
         index.setdefault(start, len(index) - 1)
@@ -104,15 +109,7 @@ def _walk(starts: Sequence[Any], known: Collection[int], settings: object) -> "_
         for one in own:
             value = getattr(node, one)
             add(value if type(value) is int else str(value))
-    return _Met(met, index, tuple(parts))
-
-
-class _Met(NamedTuple):
-    """What a walk met: nodes, their places, and all that a signature depends on."""
-
-    nodes: list[Any]
-    index: dict[Any, int]
-    parts: tuple[object, ...]
+    return met, index, tuple(parts)
 
 
 class Graph:
@@ -135,15 +132,15 @@ class Graph:
     ) -> None:
         self.roots = tuple(roots)
         starts = [get_gradient_edge(root).node for root in roots]
-        met = _walk(starts, known, settings)
-        signature = _SIGNATURES.get(met.parts)
+        met, index, parts = _walk(starts, known, settings)
+        signature = _SIGNATURES.get(parts)
         if signature is None:
-            signature = Signature(met.nodes, met.index, [met.index[start] for start in starts])
-            _SIGNATURES[met.parts] = signature
+            signature = Signature(met, index, [index[start] for start in starts])
+            _SIGNATURES[parts] = signature
             if len(_SIGNATURES) > _MOST_KEPT:
                 del _SIGNATURES[next(iter(_SIGNATURES))]
         self.signature = signature
-        self.nodes: list[Any] = [met.nodes[where] for where in signature.order]
+        self.nodes: list[Any] = [met[where] for where in signature.order]
         self.names, self.root_positions = signature.names, signature.roots
 
     def children(self, position: int) -> tuple[tuple[int, int], ...]:
@@ -248,6 +245,8 @@ def saved(node: Any, name: str) -> Any:
     too: what was read is put back.
     """
     raw = getattr(node, f"_raw_saved_{name}", None)
+    if getattr(raw, "unpack_hook", None) is None:
+        return getattr(node, f"_saved_{name}")
     holder = getattr(raw, "data", None)
     value = getattr(node, f"_saved_{name}")
     if hasattr(holder, "handles"):

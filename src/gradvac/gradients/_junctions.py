@@ -140,7 +140,7 @@ class Route(NamedTuple):
 
 
 def routes(graph: Graph, junction: Junction) -> list[Route]:
-    """The ways from a junction to its parameters."""
+    """The ways from a junction to its parameters; a product comes before its shift."""
     found = []
     for edge in junction.edges:
         child = graph.children(junction.position)[edge]
@@ -150,7 +150,7 @@ def routes(graph: Graph, junction: Junction) -> list[Route]:
             position = graph.children(position)[0][0]
         parameter = graph.nodes[position].variable if graph.names[position] == LEAF else None
         found.append(Route(edge, child, parameter, transposed))
-    return found
+    return sorted(found, key=lambda r: -(0 if r.parameter is None else r.parameter.numel()))
 
 
 def _may_hold_rows(graph: Graph, position: int, rows: int | None) -> bool:

@@ -85,7 +85,9 @@ class Stacked:
 
     def __init__(self, stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> None:
         self._is_complex = [stack.is_complex() for stack in stacks]
-        self._stacks = [_as_real(stack) if stack.is_complex() else stack for stack in stacks]
+        self._stacks = stacks
+        if any(self._is_complex):
+            self._stacks = [_as_real(s) if s.is_complex() else s for s in stacks]
         self._groups, self._num_groups = groups, num_groups
         # Parameters whose products are taken as one; on CUDA a kernel takes them all.
         self._joined: list[tuple[int, list[int], Tensor]] | None = None
@@ -181,23 +183,6 @@ def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
     return out
 
 
-def grouped_outers(
-    lefts: Sequence[Tensor], rights: Sequence[Tensor], segments: Segments
-) -> Sequence[Tensor]:
-    """`grouped_outer` of many small products of equal shapes: a few launches for all of them.
-
-    Args:
-        lefts: `[N, O]` each.
-        rights: `[N, I]` each.
-        segments: The task of every entry, in all of them.
-    """
-    if len(lefts) == 1:
-        return [grouped_outer(lefts[0], rights[0], segments)]
-    every = segments.repeated(len(lefts))
-    product = grouped_outer(torch.cat(list(lefts)), torch.cat(list(rights)), every)
-    return product.view(len(lefts), segments.num_tasks, *product.shape[1:]).unbind()
-
-
 def _are_many_and_equal(segments: Segments, length: int) -> bool:
     """Whether a batched product is faster than a grouped one: many tasks of equal size."""
     if segments.num_tasks < 16 or not segments.is_known_to_host:
@@ -212,14 +197,32 @@ def _padded(matrix: Tensor) -> Tensor:
 
 
 def norm_sums(
-    gradient: Tensor, x: Tensor, mean: Tensor | None, scale: Tensor, segments: Segments
-) -> tuple[Tensor, Tensor] | None:
-    """Gradients of a normalisation's scale and shift by task, `[T, D]` each.
+    gradient: Tensor,
+    x: Tensor,
+    mean: Tensor | None,
+    scale: Tensor,
+    segments: Segments,
+    many: int = 1,
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the scales of some normalisations by task, and of their shifts if that is free.
 
-    None where no kernel does it.
+    Args:
+        gradient: Of the outputs, one after the other, `[many * N, D]`.
+        x: The inputs, likewise.
+        mean: Of the inputs, `[many * N, 1]`; None for RMS normalisations.
+        scale: Their reciprocal deviations, `[many * N, 1]`.
+        segments: The task of every entry, in each of them.
+        many: How many they are.
+
+    Returns:
+        `[many, T, D]` each.
     """
     kernels = triton_kernels("sums") if gradient.is_cuda else None
+    shape = (many, -1, x.shape[-1])
     if kernels is None or x.dtype == torch.float64 or x.shape[-1] > kernels.WIDEST:
-        return None
-    sums: tuple[Tensor, Tensor] = kernels.norm_sums(gradient, x, mean, scale, segments)
-    return sums
+        dtype = wide(x.dtype)
+        normal = x.to(dtype) if mean is None else x.to(dtype) - mean
+        return segments.sum((gradient * (normal * scale)).view(shape)), None
+    every = segments.repeated(many)
+    scales, shifts = kernels.norm_sums(gradient, x, mean, scale, every)
+    return scales.view(shape), None if mean is None else shifts.view(shape)

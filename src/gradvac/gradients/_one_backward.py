@@ -270,6 +270,8 @@ class OneBackward:
         if present != losses.present:
             moved = [present.index(task) for task in losses.present]
             index = index_on(moved, index.device)[index]
+        if _is_captured(losses.device):  # what a graph being recorded makes has no values yet
+            return Segments(index, len(present), losses.device)
         key = (len(present), losses.device)
         if self._last_rows is not None and index.device.type == "cpu":
             known, known_key, segments = self._last_rows  # batches are often laid out alike

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,9 +48,9 @@ def run_pass(
                 ends.append((number, len(inputs), outputs))
                 inputs += [GradientEdge(node, output) for output in range(outputs)]
             else:
-                handles.append(node.register_prehook(_hook(arrive, number)))
+                handles.append(node.register_prehook(partial(arrive, number)))
         for position, show in others:
-            handles.append(graph.nodes[position].register_prehook(_hook(show, position)))
+            handles.append(graph.nodes[position].register_prehook(partial(show, position)))
         leaves = drawing.leaves_outside(graph)
         with _autocast_off(graph.roots[0].device), without_hooks(leaves):
             gradients = torch.autograd.grad(
@@ -66,10 +67,6 @@ def run_pass(
         for handle in handles:
             handle.remove()
     return list(gradients[len(inputs) :])
-
-
-def _hook(arrive: Arrive, number: int) -> Callable[[Sequence[Tensor | None]], None]:
-    return lambda gradients: arrive(number, gradients)
 
 
 @contextmanager

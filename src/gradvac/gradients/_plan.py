@@ -61,7 +61,8 @@ class Plan:
     tolerance: float = 0.0  # how much of what is measured may stay unexplained
     names: Mapping[nn.Parameter, str] = field(default_factory=dict)
     routes: list[list[Route]] = field(default_factory=list)  # from every junction
-    components: list[set[int]] | None = None  # that every junction contributes to
+    components: list[list[int]] | None = None  # that every junction contributes to
+    asked: list[tuple[int, int]] | None = None  # see `sizes_of`
 
     def parameters(self) -> list[nn.Parameter]:
         """Those that such graphs reach, in the order of the model."""
@@ -70,9 +71,23 @@ class Plan:
 
     def sizes_of(self, graph: Graph, num_rows: int | None) -> tuple[object, ...]:
         """The sizes of a batch, as far as what was learned may depend on them."""
-        own = [graph.shape(self.drawing.junctions[number].position, o) for number, o in self.known]
-        sized = [(graph.shape(p), *graph.inner_shapes(p)) for p, *_ in self.sized]
-        return (num_rows, *own, *sized)
+        shape, inside = graph.shape, graph.inner_shapes
+        return (
+            num_rows,
+            *[shape(position, output) for position, output in self._asked(graph)],
+            *[tuple(inside(sized.position)) for sized in self.sized],
+        )
+
+    def _asked(self, graph: Graph) -> list[tuple[int, int]]:
+        """The outputs (position, number) whose sizes are asked for every step."""
+        if self.asked is None:
+            junctions = self.drawing.junctions
+            outputs = [(junctions[number].position, output) for number, output in self.known]
+            outputs += [(sized.position, 0) for sized in self.sized]
+            views = (p for p, *_ in self.sized if graph.names[p] in VIEWS)
+            known = {graph.children(view)[0] for view in views}  # what is inside them
+            self.asked = [output for output in outputs if output not in known]
+        return self.asked
 
     def holds_for(self, graph: Graph, num_rows: int | None) -> bool:
         """Whether rows lie as they were found to, in a graph of this signature and other sizes.

@@ -2,6 +2,7 @@
 
 # B rows, N entries, T tasks present, D width
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -29,13 +30,16 @@ class Segments:
         self, index: Tensor, num_tasks: int, device: torch.device, *, only: int | None = None
     ) -> None:
         self.num_rows, self.num_tasks, self.only = len(index), num_tasks, only
-        self._index = index
         on_host = index.device.type == "cpu"
         # What the host knows without waiting for the device.
         self._counts = index.bincount(minlength=num_tasks).tolist() if on_host else None
         is_sorted = on_host and bool((index[1:] >= index[:-1]).all())
         self.order = None if is_sorted else index_on(index.argsort(stable=True), device)
-        self.tasks = index_on(index, device)
+        self.tasks, self.device = index_on(index, device), device
+        self._forget()
+
+    def _forget(self) -> None:
+        """What is made of the rest when it is first asked for."""
         self._sizes: Tensor | None = None
         self._offsets: dict[int, Tensor] = {}
         self._indicators: dict[torch.dtype, Tensor] = {}
@@ -92,12 +96,18 @@ class Segments:
 
     def repeated(self, times: int) -> "Segments":
         """Segments of several batches like this one, each with tasks of its own."""
+        if times == 1:
+            return self
         if times not in self._spread:
-            first = self.num_tasks * torch.arange(times, device=self._index.device)
-            index = (first[:, None] + self._index).reshape(-1)
-            found = Segments(index, times * self.num_tasks, self.tasks.device)
-            if found._counts is None and self._counts is not None:
-                found._counts = times * self._counts  # the device was asked before
+            every = torch.arange(times, device=self.device)[:, None]
+            found = copy.copy(self)
+            found._forget()
+            found.num_rows, found.num_tasks = times * self.num_rows, times * self.num_tasks
+            found.tasks = (self.num_tasks * every + self.tasks).reshape(-1)
+            if self.order is not None:
+                found.order = (self.num_rows * every + self.order).reshape(-1)
+            if self._counts is not None:
+                found._counts = times * self._counts
             self._spread[times] = found
         return self._spread[times]
 
@@ -108,19 +118,26 @@ class Segments:
         return parts
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over the entries of each task: `[N, D]` -> `[T, D]`, in float32 or better."""
+        """Sum over the entries of each task: `[..., N, D]` -> `[..., T, D]`; float32 or better."""
         # Launching a kernel of our own costs more than it saves on a few rows.
-        kernels = triton_kernels("sums") if values.is_cuda and len(values) > 4096 else None
+        few = values.dim() > 2 or values.shape[0] <= 4096 or not values.is_cuda
+        kernels = None if few else triton_kernels("sums")
         if kernels is not None and values.dtype in kernels.SUMMED and self.only is None:
             summed: Tensor = kernels.segment_sums(values, self)
             return summed
-        dtype = wide(values.dtype)
-        if values.shape[0] != self.num_rows:
-            values = values.reshape(self.num_rows, -1, values.shape[-1]).sum(1, dtype=dtype)
-        if dtype not in self._indicators:
+        values = self.by_row(values)
+        if values.dtype not in self._indicators:
             tasks = torch.arange(self.num_tasks, device=self.tasks.device)
-            self._indicators[dtype] = (self.tasks == tasks[:, None]).to(dtype)
-        return self._indicators[dtype] @ values.to(dtype)
+            self._indicators[values.dtype] = (self.tasks == tasks[:, None]).to(values.dtype)
+        return self._indicators[values.dtype] @ values
+
+    def by_row(self, values: Tensor) -> Tensor:
+        """Sum over the entries of each row: `[..., N, D]` -> `[..., B, D]`."""
+        dtype = wide(values.dtype)
+        if values.shape[-2] == self.num_rows:
+            return values.to(dtype)
+        shape = (*values.shape[:-2], self.num_rows, -1, values.shape[-1])
+        return values.reshape(shape).sum(-2, dtype=dtype)
 
     def along(self, length: int, *, tiled: bool = False) -> Tensor:
         """The task of every entry of a dimension: rows stay together, or come round again."""
@@ -169,7 +186,6 @@ class Owned:
         self.shape, self.rows, self.tiled = tuple(shape), rows, tiled
         self.dim = dim if rows.only is None else 0
         self.num_tasks, self.only = rows.num_tasks, rows.only
-        self.kept: dict[str, Tensor] = {}  # what one input's gradient gave for the next one's
 
     def flat(self) -> Segments | None:
         """Segments of the entries `[N, D]`; None if rows lie along the last dimension."""

@@ -12,7 +12,7 @@ from gradvac.gradients._collector import Collector
 from gradvac.gradients._forming import Former
 from gradvac.gradients._kernels import wide
 from gradvac.gradients._ownership import mark, task_codes
-from gradvac.gradients._passes import Watcher, run_pass
+from gradvac.gradients._passes import Arrive, Watcher, run_pass
 from gradvac.gradients._plan import How
 from gradvac.gradients._uses import Use
 
@@ -75,17 +75,17 @@ class Step:
                 collector is told when those of a component were.
             again: Another pass over this graph will follow.
         """
-        drawing, former = self.plan.drawing, self._former
+        drawing, former, asleep = self.plan.drawing, self._former, self.plan.asleep
         groups: Sequence[Collection[Any]] = [junction.parameters for junction in drawing.junctions]
         complete: Callable[[Any], None] | None = done
         if complete is None:
             assert isinstance(sink, Collector)
             groups, complete = self._components(sink), sink.component_done
-        left = Counter([group for own in groups for group in own])
+        left = dict(Counter([group for own in groups for group in own]))
         watcher = Watcher()
 
         def arrive(number: int, gradients: Sequence[Tensor | None]) -> None:
-            if drawing.junctions[number].position in self.plan.asleep:
+            if asleep and drawing.junctions[number].position in asleep:
                 watcher.see(drawing.junctions[number].position, gradients)
             former.form(number, gradients, sink.deliver)
             for group in groups[number]:
@@ -95,14 +95,16 @@ class Step:
 
         if self.plan.measured and not former.coded:
             self._measure()
-        own = {junction.position for junction in drawing.junctions}
-        asleep = [(position, watcher.see) for position in self.plan.asleep - own]
-        retain = again or bool(self.plan.asleep) or (self.is_careful and self._keep_graph)
+        others: list[tuple[int, Arrive]] = []
+        if asleep:
+            own = {junction.position for junction in drawing.junctions}
+            others = [(position, watcher.see) for position in asleep - own]
+        retain = again or bool(asleep) or (self.is_careful and self._keep_graph)
         gradients = run_pass(
-            self.graph, drawing, self.losses.starts(), arrive, others=asleep, retain=retain
+            self.graph, drawing, self.losses.starts(), arrive, others=others, retain=retain
         )
         former.refuse_mixed_entries()
-        if self.plan.asleep and watcher.asleep() != self.plan.asleep:
+        if asleep and watcher.asleep() != asleep:
             self.plan.unfinished = "a part of it woke up"
             raise Again
         if not again:
@@ -111,12 +113,13 @@ class Step:
             self.outside = [(leaf, gradient) for leaf, gradient in pairs if gradient is not None]
             self.plan.proven = True
 
-    def _components(self, collector: Collector) -> list[set[int]]:
+    def _components(self, collector: Collector) -> list[list[int]]:
         """The components that every junction contributes to."""
         if self.plan.components is None:
             component_of = collector.component_of
             junctions = self.plan.drawing.junctions
-            self.plan.components = [{component_of[p] for p in j.parameters} for j in junctions]
+            every = ({component_of[p] for p in junction.parameters} for junction in junctions)
+            self.plan.components = [sorted(own) for own in every]
         return self.plan.components
 
     def _measure(self) -> None:

@@ -22,7 +22,7 @@ def add_to_grad(
     added: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
         for leaf, update in zip(leaves, updates, strict=True):
-            if update.shape != leaf.shape:
+            if update.dim() != leaf.dim() or update.shape != leaf.shape:
                 update = update.view(leaf.shape)
             if update.dtype != leaf.dtype or update.device != leaf.device:
                 update = update.to(leaf.device, leaf.dtype)

@@ -2,20 +2,20 @@
 
 A junction states the use; the collector asks for the form it needs: the plain gradient, all task
 gradients, a slice of them (large vocabularies), or their weighted sum without ever forming them,
-since sum_t w_t g_t of a linear layer is just (w[task] * dY)^T X.
+since sum_t w_t g_t of a linear layer is just (w[task] * dY)^T X. Products, shifts and scales are in
+`_waiting.py`.
 """
 
-# N entries, T tasks, O rows of the parameter, I its columns
+# N entries, T tasks, I columns of the parameter
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
 from torch import Tensor
 
-from gradvac.gradients._kernels import combine, grouped_outer, grouped_outers, wide
+from gradvac.gradients._kernels import combine, wide
 from gradvac.gradients._segments import Segments, joined
 
 
@@ -24,9 +24,13 @@ class Use(ABC):
 
     Attributes:
         segments: The tasks of its entries.
+        may_wait: It is cheap to keep for a while, and cheaper to form together with others.
+        held_bytes: Of what it keeps.
     """
 
     segments: Segments
+    may_wait = False
+    held_bytes = 0
 
     @abstractmethod
     def task_gradients(self) -> Tensor:
@@ -56,74 +60,6 @@ class Table(Use):
     @abstractmethod
     def slice(self, start: int, end: int) -> Tensor:
         """Task gradients of the matrix's rows start..end, `[T, end - start, I]`."""
-
-
-class Waiting(Use):
-    """A use that is cheap to keep, and cheaper to form together with others of its kind.
-
-    It has `join`, several uses of one parameter as one, and `form`, the task gradients of several
-    uses of one kind.
-
-    Attributes:
-        kind: Uses of one kind are formed together.
-        held_bytes: Of what it keeps.
-        formed_bytes: Of its task gradients.
-    """
-
-    kind: Hashable
-    held_bytes: int
-    formed_bytes: int
-
-
-@dataclass
-class Outer(Table, Waiting):
-    """A matrix product: g = left^T right, summed over entries."""
-
-    left: Tensor  # [N, O]
-    right: Tensor  # [N, I]
-    segments: Segments
-
-    def __post_init__(self) -> None:
-        left, right = self.left, self.right
-        self.kind = (self.segments, left.dtype, left.shape, right.shape)
-        self.held_bytes = left.nbytes + right.nbytes
-        size = self.segments.num_tasks * left.shape[1] * right.shape[1]
-        self.formed_bytes = size * left.element_size()
-
-    @staticmethod
-    def join(uses: "Sequence[Outer]") -> "Outer":
-        """A loop over time uses a weight at every step: one product for all."""
-        left, right = torch.cat([u.left for u in uses]), torch.cat([u.right for u in uses])
-        return Outer(left, right, joined([(u.segments, u.left.shape[0]) for u in uses]))
-
-    @staticmethod
-    def form(uses: "Sequence[Outer]") -> Sequence[Tensor]:
-        segments = uses[0].segments
-        return grouped_outers([u.left for u in uses], [u.right for u in uses], segments)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.left.dtype
-
-    def plain(self) -> Tensor:
-        return self.left.t() @ self.right
-
-    def task_gradients(self) -> Tensor:
-        return grouped_outer(self.left, self.right, self.segments)
-
-    def slice(self, start: int, end: int) -> Tensor:
-        columns = self.left[:, start:end].contiguous()
-        return grouped_outer(columns, self.right, self.segments)
-
-    def weighted(self, weights: Tensor) -> Tensor:
-        if self.segments.only is not None:
-            return self.plain() * weights[self.segments.only].to(self.left.dtype)
-        length = self.left.shape[0]
-        scale = weights.to(self.left.dtype)[self.segments.along(length)]
-        return (self.left * scale[:, None]).t() @ self.right
-
-    def transposed(self) -> "Outer":
-        return Outer(self.right, self.left, self.segments)
 
 
 @dataclass
@@ -218,38 +154,6 @@ class Lookup(Table):
             sums.index_add_(0, slot, self.values[order].float())
             self._once = (order, sums[slot] * first[:, None])
         return self._once
-
-
-@dataclass
-class Summed(Waiting):
-    """A shift or a scale: g = sum of the rows' values."""
-
-    values: Tensor  # [B, D]
-    segments: Segments
-    shape: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        values = self.values
-        self.kind, self.held_bytes = (self.segments, values.dtype), values.nbytes
-        self.formed_bytes = self.segments.num_tasks * values.shape[1] * values.element_size()
-
-    @staticmethod
-    def join(uses: "Sequence[Summed]") -> "Summed":
-        values = reduce(torch.add, [use.values for use in uses])
-        return Summed(values, uses[0].segments, uses[0].shape)
-
-    @staticmethod
-    def form(uses: "Sequence[Summed]") -> Sequence[Tensor]:
-        whole = uses[0].segments.sum(torch.cat([use.values for use in uses], dim=1))
-        parts = whole.split([use.values.shape[1] for use in uses], dim=1)
-        both = zip(parts, uses, strict=True)
-        return [part if len(u.shape) == 1 else part.reshape(-1, *u.shape) for part, u in both]
-
-    def task_gradients(self) -> Tensor:
-        return self.segments.sum(self.values).view(-1, *self.shape)
-
-    def weighted(self, weights: Tensor) -> Tensor:
-        return Formed(self.task_gradients(), self.segments).weighted(weights)
 
 
 @dataclass

@@ -1,0 +1,83 @@
+"""Uses that wait are formed together; each must come to what it comes to alone."""
+
+# N entries, T tasks, D width
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradvac.gradients._segments import Segments
+from gradvac.gradients._waiting import Beside, Normed, Outer, Waiting
+
+ROWS, PER_ROW, D, T = 6, 5, 4, 3
+SORTED, MIXED = [0, 0, 1, 1, 2, 2], [2, 0, 1, 0, 2, 2]
+UNEVEN = [0, 0, 0, 2, 2, 0]  # and a task without rows
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def product(segments: Segments) -> tuple[Outer, Beside]:
+    gradient = numbers(ROWS * PER_ROW, D)
+    outer = Outer(gradient, numbers(ROWS * PER_ROW, 7), segments)
+    return outer, Beside(outer, gradient)
+
+
+def untransposed(segments: Segments) -> tuple[Outer, Beside]:
+    gradient = numbers(ROWS * PER_ROW, D)
+    outer = Outer(numbers(ROWS * PER_ROW, D), gradient, segments)
+    return outer, Beside(outer, gradient)
+
+
+def norm(segments: Segments) -> tuple[Normed, Beside]:
+    gradient, x = numbers(ROWS, PER_ROW, D), numbers(ROWS, PER_ROW, D)
+    mean, scale = x.mean(-1, keepdim=True), numbers(ROWS, PER_ROW, 1)
+    normed = Normed(gradient, x, mean, scale, segments)
+    return normed, Beside(normed, gradient)
+
+
+def by_task(values: Tensor, owner: Tensor) -> Tensor:
+    """Sums over the entries of each task."""
+    return torch.stack([values[owner == task].sum(0) for task in range(T)])
+
+
+def expected(use: Waiting, owner: Tensor) -> Tensor:
+    if isinstance(use, Outer):
+        return by_task(use.left[:, :, None] * use.right[:, None], owner)
+    if isinstance(use, Normed):
+        assert use.mean is not None
+        values = use.gradient * (use.x - use.mean) * use.scale
+        return by_task(values.flatten(0, 1), owner)
+    assert isinstance(use, Beside)
+    return by_task(use.values.reshape(-1, D), owner)
+
+
+@pytest.mark.parametrize("tasks", [SORTED, MIXED, UNEVEN])
+@pytest.mark.parametrize("make", [product, untransposed, norm])
+@pytest.mark.parametrize("many", [1, 3])
+def test_together_as_alone(
+    make: Callable[[Segments], tuple[Waiting, Beside]], tasks: Sequence[int], many: int
+) -> None:
+    segments = Segments(torch.tensor(tasks), T, torch.device("cpu"))
+    owner = torch.tensor(tasks).repeat_interleave(PER_ROW)
+    pairs = [make(segments) for _ in range(many)]
+    uses, shifts = [use for use, _ in pairs], [shift for _, shift in pairs]
+    for own in (uses, shifts):
+        assert len({use.kind for use in own}) == 1
+        for use, found in zip(own, own[0].form(own), strict=True):
+            assert use.may_wait
+            torch.testing.assert_close(found, expected(use, owner), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(use.task_gradients(), found, rtol=1e-12, atol=1e-12)
+    joined = shifts[0].join(shifts)
+    total = sum(use.task_gradients() for use in joined)
+    torch.testing.assert_close(total, sum(expected(use, owner) for use in shifts))
+
+
+def test_a_shift_does_not_need_what_it_is_beside() -> None:
+    segments = Segments(torch.tensor(MIXED), T, torch.device("cpu"))
+    owner = torch.tensor(MIXED).repeat_interleave(PER_ROW)
+    _, shift = product(segments)
+    torch.testing.assert_close(shift.form([shift])[0], expected(shift, owner))
