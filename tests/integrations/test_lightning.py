@@ -174,15 +174,43 @@ def test_a_mapping_of_losses(tmp_path: Path) -> None:
     assert module.alignment.tasks == ("de", "fr")
 
 
+def test_a_loss_that_is_changed_and_manual_optimization(tmp_path: Path) -> None:
+    """Whatever is made of the rows counts by the chain rule; `manual_backward` aligns too."""
+
+    class PlainByHand(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = self.losses(batch).sum()
+            return self.take(0.5 * loss + loss.square())
+
+        def take(self, loss: Tensor) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+
+    class ByHand(Aligned, PlainByHand):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = self.aligned_loss(self.losses(batch), TASKS_OF_ROWS)
+            return self.take(0.5 * loss + loss.square())
+
+    plain, aligned = PlainByHand(), ByHand(Sum())
+    for module in (plain, aligned):
+        module.automatic_optimization = False
+        fit(module, tmp_path, max_epochs=1)
+    assert_equal(aligned.net, plain.net, rtol=1e-5, atol=1e-6)
+
+
 def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Unaware(Aligned):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return self.losses(batch).sum()
 
     class WithAPenalty(Aligned):
+        """A small one, and not from the beginning: no comparison of values would see it."""
+
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            penalty = self.net[0].weight.square().sum()
-            return self.aligned_loss(self.losses(batch), TASKS_OF_ROWS) + penalty
+            loss = self.aligned_loss(self.losses(batch), TASKS_OF_ROWS)
+            return loss + 1e-6 * self.net[0].weight.square().sum() if batch_idx > 2 else loss
 
     class Detached(Aligned):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:

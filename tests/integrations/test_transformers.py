@@ -326,3 +326,24 @@ def test_a_collator_of_ones_own_stays_in_use(make_examples: Make) -> None:
         "keys": ["attention_mask", "input_ids", "labels"],
         "tasks_of_rows": TASKS,
     }
+
+
+def test_rows_of_a_task_lie_together_where_something_is_learned(
+    make_model: Make, make_examples: Make, arguments: Make
+) -> None:
+    """And only there: predictions come in the order of the examples."""
+    examples = make_examples("tokens", 12)
+    model = make_model("tokens")
+    trainer = AlignedTrainer(model, arguments(), train_dataset=examples, tasks=TASKS)
+    for batch in trainer.get_train_dataloader():
+        tasks = batch["tasks_of_rows"]
+        assert sorted(tasks, key=tasks.index) == tasks
+        for row, labels, task in zip(batch["input_ids"], batch["labels"], tasks, strict=True):
+            own = next(one for one in examples if one["input_ids"] == row.tolist())
+            assert (own["labels"], own["task"]) == (labels.tolist(), task)
+    unnamed = [{k: v for k, v in one.items() if k != "task"} for one in examples]
+    for given in (examples, unnamed):
+        found = trainer.predict(given)
+        assert found.label_ids.tolist() == [one["labels"] for one in examples]
+    with pytest.raises(ValueError, match="example 1 of the batch has no column 'task'"):
+        trainer.predict([examples[0], *unnamed])

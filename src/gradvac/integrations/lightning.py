@@ -86,6 +86,7 @@ class AlignedModule:
         trainer: Any = self.trainer  # type: ignore[attr-defined]
         if not self._is_checked:
             self._refuse_strategy(trainer)
+            self._is_checked = True
         scaled = self._scaled_like(loss, losses)
         is_accumulating = self.automatic_optimization and trainer.fit_loop._should_accumulate()  # type: ignore[attr-defined]
         alignment = self.aligner.backward(scaled, tasks, accumulate=is_accumulating)
@@ -110,21 +111,9 @@ class AlignedModule:
                 "training_step: its loss does not depend on the rows of self.aligned_loss; return "
                 "what that gives."
             ) from error
+        _refuse_other_terms(loss, parts)
         scaled = [part * factor for part, factor in zip(parts, factors, strict=True)]
-        if not self._is_checked:
-            self._check(loss, torch.stack([part.detach().sum() for part in scaled]).sum())
         return dict(zip(losses, scaled, strict=True)) if isinstance(losses, Mapping) else scaled[0]
-
-    def _check(self, loss: Tensor, rows: Tensor) -> None:
-        """Once: the loss is nothing but the rows, or a part of it would be lost."""
-        self._is_checked = True
-        total = loss.detach()
-        if total.isfinite() and not torch.isclose(total, rows.to(total), rtol=1e-2, atol=1e-6):
-            raise ValueError(
-                f"training_step: its loss is {float(total):.6g}, but the rows it was made of add "
-                f"up to {float(rows):.6g}; a term that is no row of self.aligned_loss would be "
-                "left out. Add it to the rows, or make it a task."
-            )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Put the aligner's state into a checkpoint."""
@@ -140,6 +129,25 @@ class AlignedModule:
             self._aligner.load_state_dict(state)
         else:
             self._aligner_state = state
+
+
+def _refuse_other_terms(loss: Tensor, parts: list[Tensor]) -> None:
+    """A loss depends on parameters through its rows alone, or a part of it would be lost."""
+    seen = {part.grad_fn for part in parts}
+    waiting = [loss.grad_fn]
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not any(leaf is part for part in parts):
+            raise ValueError(
+                f"training_step: its loss has a term that is no row of self.aligned_loss, and "
+                f"reaches a parameter of shape {list(leaf.shape)} without them: it would be left "
+                "out. Add it to the rows, or make it a task."
+            )
+        waiting += [child for child, _ in node.next_functions]
 
 
 __all__ = ["AlignedModule"]

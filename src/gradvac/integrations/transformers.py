@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,21 +47,40 @@ class TaskCollator:
     Args:
         collator: Makes a batch of examples without their tasks.
         column: Name of the tasks' column.
+        is_grouped: Bring the examples of a task together, which spares an aligner to do so with
+            every layer's rows; for training, where their order within a batch means nothing.
     """
 
     def __init__(
-        self, collator: Callable[[list[Any]], Any] = default_data_collator, column: str = "task"
+        self,
+        collator: Callable[[list[Any]], Any] = default_data_collator,
+        column: str = "task",
+        *,
+        is_grouped: bool = False,
     ) -> None:
-        self.collator, self.column = collator, column
+        self.collator, self.column, self.is_grouped = collator, column, is_grouped
+
+    @property
+    def tokenizer(self) -> Any:
+        """The other collator's, which a Trainer saves with its checkpoints."""
+        return self.collator.tokenizer  # type: ignore[attr-defined]
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Collate, and put the tasks under "tasks_of_rows"."""
+        """Collate, and put the tasks under "tasks_of_rows".
+
+        Examples that are only evaluated need none.
+        """
         missing = [number for number, one in enumerate(features) if self.column not in one]
+        if len(missing) == len(features) and not self.is_grouped:
+            return dict(self.collator(list(features)))
         if missing:
             raise ValueError(
                 f"train_dataset: example {missing[0]} of the batch has no column {self.column!r} "
                 f"with its task; its columns are {', '.join(features[missing[0]])}."
             )
+        if self.is_grouped:
+            places = {one[self.column]: place for place, one in enumerate(features)}
+            features = sorted(features, key=lambda one: places[one[self.column]])
         tasks = [one[self.column] for one in features]
         rest = [{k: v for k, v in one.items() if k != self.column} for one in features]
         return {**self.collator(rest), TASKS_OF_ROWS: tasks}
@@ -151,6 +171,16 @@ class _Aligned(_AnyTrainer):
         assert self._signature_columns is not None
         if self._task_column not in self._signature_columns:
             self._signature_columns.append(self._task_column)
+
+    def get_train_dataloader(self) -> Any:
+        """The Trainer's own, with the rows of a task together in every batch."""
+        given = self.data_collator
+        self.data_collator = copy(given)
+        self.data_collator.is_grouped = True
+        try:
+            return super().get_train_dataloader()
+        finally:  # where nothing is learned, rows stay as they come
+            self.data_collator = given
 
     def training_step(
         self,
