@@ -186,3 +186,19 @@ def test_halves_are_the_same_batch_and_alike(stream: Callable[..., Stream]) -> N
         assert set((counts[:, 0] - counts[:, 1]).tolist()) <= {0, 1}
         lengths = (halved.source.tokens == 7).sum(1).float()
         assert abs(lengths[owners == 0].mean() - lengths[owners < 2].mean()) < 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_slots_give_every_process_few_tasks(stream: Callable[..., Stream], size: int) -> None:
+    def make(part: Part) -> Stream:
+        sampling = SamplingConfig(temperature=100.0, slots=4)
+        return stream(tokens=400, chunk=2, packed=True, sampling=sampling, part=part)
+
+    whole, parts = make(Part()), [make(Part(n, size)) for n in range(size)]
+    num_tasks = []
+    for _ in range(30):
+        batch, own = next(whole), [next(part) for part in parts]
+        num_tasks += [len(set(one.tasks.tolist())) for one in own]
+        assert torch.equal(torch.cat([one.labels for one in own]), batch.labels)
+        assert all(part.state_dict() == whole.state_dict() for part in parts)
+    assert max(num_tasks) <= max(1, 4 // size)

@@ -42,6 +42,7 @@ def tagging(folder: Path, run: Path) -> None:
         | {split: f"pos/{{lang}}/{split}.conllu" for split in ("train", "dev", "test")},
         "model": {"encoder": str(folder / "encoder"), "max_tokens": 32, "dropout": 0.0},
         "batch": {"rows": 12, "epochs": 0.0},
+        "sampling": {"slots": 4},
         "optimizer": OPTIMIZER,
         "train": TRAIN | {"metric": "dev/loss", "higher_is_better": False},
     }

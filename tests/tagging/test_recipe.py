@@ -86,6 +86,30 @@ def test_batches_mix_languages_and_see_every_sentence(settings: Settings) -> Non
         assert own == {tokens for t, tokens in seen if t == number}
 
 
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_slots_give_every_process_few_tasks(settings: Settings, size: int) -> None:
+    """Four slots: one for each of four processes, two for two; parts and state of whole batches."""
+    config = settings(sampling={"slots": 4}, batch={"rows": 12, "epochs": 0.0})
+    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    whole, parts = recipe.batches(), [recipe.batches(Part(n, size)) for n in range(size)]
+    for _ in range(6):
+        batch, own = next(whole), [next(part) for part in parts]
+        assert all(len(set(one.tasks)) <= max(1, 4 // size) for one in own)
+        assert [task for one in own for task in one.tasks] == batch.tasks
+        seen = torch.cat([one.tokens[one.mask] for one in own])
+        assert torch.equal(seen, batch.tokens[batch.mask])
+        assert all(part.state_dict() == whole.state_dict() for part in parts)
+    whole.load_state_dict(parts[-1].state_dict())
+    assert torch.equal(next(whole).tokens[0, :2], next(parts[0]).tokens[0, :2])
+
+
+def test_more_slots_than_rows_are_refused(settings: Settings) -> None:
+    config = settings(sampling={"slots": 13}, batch={"rows": 12, "epochs": 0.0})
+    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    with pytest.raises(ValueError, match=r"sampling\.slots = 13 is more than batch\.rows = 12"):
+        recipe.batches()
+
+
 def test_batches_of_one_size_train_alike(settings: Settings, tmp_path: Path, shown: Any) -> None:
     """Wider batches whose tasks are a tensor: what a recorded step needs, and nothing else."""
     model = {"encoder": settings().model.encoder, "max_tokens": 32, "dropout": 0.0}

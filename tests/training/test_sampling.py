@@ -15,6 +15,7 @@ from gradvac.training import (
     format_epochs,
     task_probabilities,
 )
+from gradvac.training.sampling import costs_by_slot
 
 SIZES = {"fr": 20_000, "cs": 30_000, "hi": 3_000, "gd": 40}
 
@@ -177,3 +178,29 @@ def test_processes_share_one_draw() -> None:
     np.testing.assert_array_equal(np.concatenate(found), whole.draw(6, step=4))
     with pytest.raises(ValueError, match=r"rank: must be in 0\.\.1"):
         whole.draw_slots(1, step=5, rank=2, size=2)
+
+
+@pytest.mark.parametrize("num", [24, 27])
+def test_slots_divide_the_rows_of_a_batch(num: int) -> None:
+    """Few tasks in a batch, each with its share of rows; over many batches, the same shares."""
+    sampler = SamplingConfig(temperature=5.0, slots=3).build(SIZES, seed=1)
+    total = np.zeros(len(SIZES))
+    for _ in range(4000):
+        rows, slots = sampler.draw_rows(num, step=0)
+        assert slots is not None
+        assert (rows.sum(), slots.sum()) == (num, 3)
+        np.testing.assert_array_equal(rows, slots * num // 3)
+        costs = costs_by_slot(rows, slots)
+        assert len(costs) == num
+        assert sum(costs) == pytest.approx(3.0)
+        total += rows
+    expected = list(task_probabilities(SIZES, 5.0).values())
+    np.testing.assert_allclose(total / total.sum(), expected, atol=0.015)
+
+
+def test_without_slots_every_row_draws_its_task() -> None:
+    config = SamplingConfig(temperature=5.0)
+    rows, slots = config.build(SIZES, seed=1).draw_rows(50, step=0)
+    assert slots is None
+    drawn = config.build(SIZES, seed=1).draw(50, step=0)
+    np.testing.assert_array_equal(rows, np.bincount(drawn, minlength=len(SIZES)))

@@ -38,6 +38,7 @@ from gradvac.training import (
     TaskSampler,
     task_probabilities,
 )
+from gradvac.training.sampling import costs_by_slot
 
 Numbers = npt.NDArray[np.int64]
 _TOKEN_UNIT = 64  # what matrix products like
@@ -185,7 +186,10 @@ class Stream:
     def _own_part(self, chosen: list[Numbers]) -> Batch:
         lengths = [task.lengths(own) for task, own in zip(self._tasks, chosen, strict=True)]
         sizes = np.concatenate(lengths, axis=1)  # [2, B]
-        ours = self._part.cut(sizes.sum(0))
+        costs: Sequence[float] | Numbers = sizes.sum(0)
+        if self._slots is not None:
+            costs = costs_by_slot([len(own) for own in chosen], self._slots)
+        ours = self._part.cut(costs)
         is_empty = ours.start == ours.stop
         first, last = (0, 1) if is_empty else (ours.start, ours.stop)
         starts = np.cumsum([0, *(len(own) for own in chosen)])
@@ -240,8 +244,8 @@ class Stream:
             "num_before": self._num_before,
         }
         step = self._num_before // self._accumulation
-        owners = self._sampler.draw(self._rows_per_chunk, step=step)
-        chosen = [self._passes.take(t, int((owners == t).sum())) for t in range(len(self._tasks))]
+        counts, self._slots = self._sampler.draw_rows(self._rows_per_chunk, step=step)
+        chosen = [self._passes.take(t, count) for t, count in enumerate(counts.tolist())]
         batches = self._cut(chosen)
         order = np.random.default_rng([self._seed, self._num_before]).permutation(len(batches))
         self._open, self._next = [batches[number] for number in order], 0

@@ -38,11 +38,11 @@ class TagBatch(TensorBatch):
     num_tokens: int
     frame: tuple[int, int] | None = None
 
-    def take(self, part: Part) -> TagBatch:
+    def take(self, part: Part, costs: Sequence[float] | None = None) -> TagBatch:
         """The part of one process; one without rows gets a row whose words have no label."""
         if part.of == 1:
             return self
-        ours = part.cut(self.mask.sum(1).numpy())
+        ours = part.cut(self.mask.sum(1).numpy() if costs is None else costs)
         is_empty = ours.start == ours.stop
         rows = slice(0, 1) if is_empty else ours
         columns = slice(0, int(self.mask[rows].sum(1).max()))

@@ -41,11 +41,11 @@ class MaskedBatch(TensorBatch):
     counts: bool = True
     frame: tuple[int, int] | None = None
 
-    def take(self, part: Part) -> MaskedBatch:
+    def take(self, part: Part, costs: Sequence[float] | None = None) -> MaskedBatch:
         """The part of one process; one without rows gets a row that does not count."""
         if part.of == 1:
             return self
-        ours = part.cut([1.0] * len(self.languages))
+        ours = part.cut(costs or [1.0] * len(self.languages))
         is_empty = ours.start == ours.stop
         rows = slice(0, 1) if is_empty else ours
         tokens, places, hidden = self.tokens[rows], self.places[rows], self.hidden[rows]

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, Self, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gradvac.training.passes import Numbers, Passes
 from gradvac.training.ranks import WHOLE, Part
-from gradvac.training.sampling import SamplingConfig
+from gradvac.training.sampling import SamplingConfig, costs_by_slot
 
 B = TypeVar("B", bound="TensorBatch")
 
@@ -27,8 +26,8 @@ class TensorBatch(ABC):
     """
 
     @abstractmethod
-    def take(self, part: Part) -> Self:
-        """The part of one process."""
+    def take(self, part: Part, costs: Sequence[float] | None = None) -> Self:
+        """The part of one process; `costs` of rows other than what they cost."""
 
     def pin(self) -> Self:
         """The same in memory from which a GPU copies without a wait."""
@@ -82,10 +81,15 @@ class RowStream(ABC, Generic[B]):
         seed: int,
         part: Part = WHOLE,
     ) -> None:
+        if sampling.slots is not None and sampling.slots > rows:
+            raise ValueError(
+                f"sampling.slots = {sampling.slots} is more than batch.rows = {rows}; every slot "
+                "needs a row."
+            )
         num_rows = None if num_steps is None else num_steps * accumulation * rows
         self._sampler = sampling.build(sizes, seed=seed, num_rows=num_rows)
         self._passes = Passes(list(sizes.values()), seed=seed)
-        self._num_tasks, self._rows, self._part = len(sizes), rows, part
+        self._rows, self._part = rows, part
         self._accumulation, self._num_batches = accumulation, 0
 
     @abstractmethod
@@ -98,11 +102,11 @@ class RowStream(ABC, Generic[B]):
     def __next__(self) -> B:
         """Draw the tasks of the rows, then each task's next ones."""
         number = self._num_batches
-        drawn = self._sampler.draw(self._rows, step=number // self._accumulation)
+        counts, slots = self._sampler.draw_rows(self._rows, step=number // self._accumulation)
         self._num_batches += 1
-        counts = np.bincount(drawn, minlength=self._num_tasks).tolist()
-        chosen = [self._passes.take(task, count) for task, count in enumerate(counts)]
-        return self.make(chosen, number).take(self._part)
+        chosen = [self._passes.take(task, count) for task, count in enumerate(counts.tolist())]
+        costs = None if slots is None else costs_by_slot(counts, slots)
+        return self.make(chosen, number).take(self._part, costs)
 
     def state_dict(self) -> dict[str, Any]:
         """Say where the stream stands."""

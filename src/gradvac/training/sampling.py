@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator
+import numpy.typing as npt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from gradvac.training.config import Section
 
 Temperature = Annotated[float, Field(gt=0, allow_inf_nan=True)]
+Counts = npt.NDArray[np.int64]
 
 
 class TemperaturePhase(Section):
@@ -38,12 +40,17 @@ class SamplingConfig(Section):
         schedule: Later phases ("cooldown"), in order.
         most_epochs: No task is seen more often than this on average: what is beyond goes to the
             others. With `temperature = inf` this is UniMax. Unset: no cap.
+        slots: Draw so many tasks for a batch, and divide its rows among them; unset: every row
+            draws its own task. With as many slots as processes (or twice, ...), each process gets
+            the rows of one task (or two, ...), and sends less. In translation, a chunk of batches
+            (`batch.chunk`) shares its slots.
         seed: Of the draws; unset: `train.seed`.
     """
 
     temperature: Temperature = 5.0
     schedule: list[TemperaturePhase] = Field(default_factory=list)
     most_epochs: PositiveFloat | None = None
+    slots: PositiveInt | None = None
     seed: NonNegativeInt | None = None
 
     @field_validator("schedule")
@@ -193,6 +200,25 @@ class TaskSampler:
         found = np.searchsorted(self._edges[temperature], chance, side="right")
         return np.minimum(found, len(self.tasks) - 1)  # the last edge may round to below 1
 
+    def draw_rows(self, num: int, *, step: int) -> tuple[Counts, Counts | None]:
+        """Draw how many rows of a batch each task gets.
+
+        Args:
+            num: Rows of the batch.
+            step: As in `draw`.
+
+        Returns:
+            Rows of every task, and the slots it drew (None: there are none), `[T]` each.
+        """
+        slots, num_tasks = self._config.slots, len(self.tasks)
+        if slots is None:
+            return np.bincount(self.draw(num, step=step), minlength=num_tasks), None
+        drawn = np.sort(self.draw(slots, step=step))
+        sizes = np.diff(np.arange(slots + 1) * num // slots)  # of the slots, in the tasks' order
+        rows = np.zeros(num_tasks, dtype=np.int64)
+        np.add.at(rows, drawn, sizes)
+        return rows, np.bincount(drawn, minlength=num_tasks)
+
     def draw_slots(
         self, num: int, *, step: int, rank: int, size: int
     ) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -221,6 +247,17 @@ class TaskSampler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue there."""
         self._seed, self._num_calls = int(state["seed"]), int(state["num_calls"])
+
+
+def costs_by_slot(rows: Sequence[int] | Counts, slots: Counts) -> list[float]:
+    """What every row counts where a batch is divided among processes: all slots count alike.
+
+    Args:
+        rows: Of every task, together in this order.
+        slots: Of every task.
+    """
+    own = np.asarray(rows)
+    return np.repeat(slots / np.maximum(own, 1), own).tolist()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
