@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gradvac.tagging.readers import Reading, Sentence, read_sentences
+from gradvac.tagging.readers import read_sentences
+from gradvac.tagging.sentences import Reading, Sentence
 
 CONLLU = """# text = vámonos al mar
 1-2\tvámonos\t_\t_\t_\t_\t_\t_\t_\t_
@@ -82,6 +83,19 @@ def test_conll_has_the_word_first_and_the_tag_last(read: Read) -> None:
     assert read("a.txt", text, form="conll").sentences == reading.sentences
 
 
+def test_comments_marks_and_odd_spaces_of_conll(read: Read) -> None:
+    """A blank that does not break stays in its word; comments are told by their columns."""
+    text = "# id 7 domain=en x\n-DOCSTART- O\n\n10\u00a0000 NUM O\n# NN O\nAda\tNNP  B-PER"
+    found = read("a.conll", text)
+    assert found.sentences == [
+        Sentence(("10\u00a0000", "#", "Ada"), ("O", "O", "B-PER")),
+    ]
+    assert found.skipped == {"lines of comments": 1, "document marks": 1}
+    found = read("a.tsv", "-DOCSTART-\tO\n\nAda\tB-PER\n")
+    assert found.sentences == [Sentence(("Ada",), ("B-PER",))]
+    assert found.skipped["document marks"] == 1
+
+
 def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_words(read: Read) -> None:
     reading = read("a.tsv", b"\xef\xbb\xbfAda\tB-PER\r\nsings\tO\r\n\r\n")
     assert reading.sentences == [Sentence(("Ada", "sings"), ("B-PER", "O"))]
@@ -93,7 +107,9 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_words(read: Read
         ("a.tsv", "Ada B-PER\n", r"a\.tsv, line 1: must be a word, a tab and a tag"),
         ("a.tsv", "Ada\tB-PER\n\nx\t\n", r"line 3: must be a word"),
         ("a.tsv", "Ada\tB-PER\textra\n", r"line 1: must be a word"),
-        ("a.conll", "Ada\n", "line 1: needs a word and a tag"),
+        ("a.conll", "Ada\n", "line 1: must have 2 columns, a word first and a tag last"),
+        ("a.conll", "EU NNP B-ORG\nrejects VBZ O\nit O\n", "line 3: must have 3 columns"),
+        ("a.tsv", "nb:Ada\tO\nnb:c\tO\n", "all words begin with 'nb:'.* language is 'es'"),
         ("a.conllu", "1\tAda\tPROPN\n", "line 1: CoNLL-U has 10 columns"),
         ("a.tsv", b"\xff\xfe\tO\n", "line 1: is not UTF-8"),
         ("a.tsv.gz", b"no gzip", "cannot be read to its end"),
@@ -158,6 +174,10 @@ def test_hugging_face_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert module.asked == [("wikiann", "de", "dev")]
     assert reading.sentences == [Sentence(("Ada", "sings"), ("B-PER", "O"))]
     assert reading.skipped == {"sentences without words": 1}
+    hidden = fake([{"tokens": ["Ada"], "ner_tags": [-1]}], tokens=None, ner_tags=names)
+    monkeypatch.setitem(sys.modules, "datasets", hidden)
+    with pytest.raises(ValueError, match="has the tag -1, which has no name"):
+        read_sentences("hf:wikiann:de:test", "de", "test", root=tmp_path, form="auto")
 
 
 def test_real_datasets_on_disk(tmp_path: Path) -> None:

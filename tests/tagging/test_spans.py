@@ -51,6 +51,18 @@ def test_a_type_may_hold_a_hyphen() -> None:
     assert find_spans(["B-geo-loc", "I-geo-loc"]) == [Span("geo-loc", 0, 1)]
 
 
+@pytest.mark.parametrize("names", ["BIES", "BILU"])
+def test_other_schemes_become_iob2(names: str) -> None:
+    """Ends and single words; two single ones side by side stay two. What is no tag stays."""
+    begin, inside, last, single = names
+    given = [f"{begin}-geo-loc", f"{inside}-geo-loc", f"{last}-geo-loc", "O"]
+    given += [f"{single}-PER", f"{single}-PER", f"{last}-PER", "PER", f"{inside}-", "X-PER"]
+    assert repair(given) == [
+        *("B-geo-loc", "I-geo-loc", "I-geo-loc", "O"),
+        *("B-PER", "B-PER", "B-PER", "PER", "I-", "X-PER"),
+    ]
+
+
 def test_repair_by_hand() -> None:
     broken = words("I-PER I-PER O I-LOC B-LOC I-PER")
     assert repair(broken) == words("B-PER I-PER O B-LOC B-LOC B-PER")

@@ -4,7 +4,9 @@ One encoder of Hugging Face learns all languages; a task is a language. `prepare
 tagged files, `train_tagging` fine-tunes, `Tagger` tags, `score_run` scores as conlleval and XTREME
 do. Without a hub, `pretrain` makes a small multilingual encoder first.
 
-    readers.py      sentences from CoNLL-U, WikiAnn, CoNLL, Hugging Face, constructed languages
+    sentences.py    words with their tags
+    readers.py      sentences from CoNLL-U, WikiAnn, CoNLL, constructed languages
+    hub.py          sentences from Hugging Face's datasets
     labels.py       the label set that all languages share
     spans.py        tags -> spans, as conlleval reads them; repair of broken tags
     metrics.py      F1 and accuracy
@@ -27,9 +29,10 @@ from gradvac.tagging.encoding import Windows, WordEncoder
 from gradvac.tagging.metrics import TagScore, score_tags
 from gradvac.tagging.preparation import Prepared, open_or_prepare, prepare
 from gradvac.tagging.pretraining import PretrainConfig, PretrainRecipe, pretrain
-from gradvac.tagging.readers import Sentence, read_sentences
+from gradvac.tagging.readers import read_sentences
 from gradvac.tagging.recipe import TaggingRecipe, train_tagging
 from gradvac.tagging.score import Scores, score_run
+from gradvac.tagging.sentences import Sentence
 from gradvac.tagging.settings import TaggingConfig
 from gradvac.tagging.spans import Span, find_spans, find_strict_spans, repair
 from gradvac.tagging.tagger import Tagger

@@ -116,7 +116,11 @@ class WordEncoder:
         if not full:
             return [[] for _ in block]
         found = self.tokenizer(
-            full, is_split_into_words=True, add_special_tokens=False, return_attention_mask=False
+            full,
+            is_split_into_words=True,
+            add_special_tokens=False,
+            return_attention_mask=False,
+            verbose=False,  # longer than the model takes: that is cut below
         )
         encoded = iter(range(len(full)))
         return [self._by_word(found, next(encoded), len(words)) if words else [] for words in block]

@@ -67,7 +67,8 @@ def refuse_unknown(where: str, counts: Mapping[str, int], labels: Sequence[str])
     if not unknown:
         return
     shown = ", ".join(f"{tag or 'an empty tag'} ({n:,} words)" for tag, n in _first(unknown))
-    first = next(tag for tag, _ in _first(unknown)).rpartition("-")[2] or "_"
+    first = next(tag for tag, _ in _first(unknown))
+    first = (first.partition("-")[2] if first[1:2] == "-" else first) or "_"
     raise ValueError(
         f"data: {where} has tags that are not in the label set: {shown}. The labels are "
         f'{", ".join(labels)}. Rename them, as in data.rename = {{ "{first}" = "{labels[-1][-3:]}" '

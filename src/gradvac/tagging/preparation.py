@@ -28,9 +28,10 @@ from gradvac.runs.files import (
 from gradvac.tagging.encoder import load_tokenizer
 from gradvac.tagging.encoding import Windows, WordEncoder
 from gradvac.tagging.labels import missing, refuse_unknown, rename
-from gradvac.tagging.readers import Sentence, files_of, read_columns, read_sentences
+from gradvac.tagging.readers import files_of, read_columns, read_sentences
+from gradvac.tagging.sentences import Sentence
 from gradvac.tagging.settings import DEV, TRAIN, TaggingConfig
-from gradvac.tagging.spans import count_broken, repair
+from gradvac.tagging.spans import OTHER_PREFIXES, count_broken, repair
 
 Say = Callable[[str], None]
 REPORT = "report.json"
@@ -221,7 +222,9 @@ class _Preparation:
             old != new for old, new in zip(sentence.tags, tags, strict=True)
         )
         if self.data.kind == "ner":
-            counts["broken tags repaired"] += count_broken(tags)
+            others = sum(tag[:2] in OTHER_PREFIXES for tag in tags)
+            counts["tags of IOBES made IOB2"] += others
+            counts["broken tags repaired"] += count_broken(tags) - others
             tags = repair(tags)
         return Sentence(sentence.words, tuple(tags))
 

@@ -7,8 +7,11 @@ unpacked. What it holds is told by its name, or by `data.format`:
                 nodes (8.1) are no words of the sentence: their parts are, or they are not written.
     columns     word and tag in two columns, divided by a tab; a blank line ends a sentence. The
                 form `fr:word` of WikiAnn is read as `word`, if all words of the file have it.
-    conll       word first and tag last, divided by spaces or tabs (CoNLL 2002, 2003); lines
-                `-DOCSTART-` are skipped and counted.
+    conll       word first and tag last, divided by spaces or tabs (CoNLL 2002, 2003), in lines of
+                as many columns each; lines of comments (`# ...`) are skipped and counted.
+
+Lines `-DOCSTART-` of the last two are skipped and counted.
+
     constructed:SPLIT       the constructed languages with their parts of speech;
     constructed-names:SPLIT     with the names of people as entities
     hf:NAME:CONFIG:SPLIT    a Hugging Face dataset with `tokens` and `ner_tags`, `upos` or
@@ -21,60 +24,23 @@ A line that cannot be read stops the reading, with file and number: nothing is s
 from __future__ import annotations
 
 import gzip
-import importlib
 import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from gradvac import corpora
 from gradvac.hints import some
+from gradvac.tagging.hub import read_dataset
+from gradvac.tagging.sentences import Reading, Sentence
 
 Format = Literal["auto", "conllu", "columns", "conll"]
+_DOCUMENT = "-DOCSTART-"
+_LANGUAGE_MARK = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*:")
 _NOT_A_WORD = re.compile(r"\d+-\d+|\d+\.\d+")
-_HF_TAGS = ("ner_tags", "upos", "pos_tags")
-
-
-class Sentence(NamedTuple):
-    """Words and their tags."""
-
-    words: tuple[str, ...]
-    tags: tuple[str, ...]
-
-
-@dataclass
-class Reading:
-    """The sentences of a file, and what in it was none.
-
-    Attributes:
-        sentences: In order.
-        skipped: What was no sentence or word -> how often: multi-word tokens, empty nodes,
-            sentences without words, document marks.
-    """
-
-    sentences: list[Sentence] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
-
-    def add(self, words: list[str], tags: list[str]) -> None:
-        """Add a sentence, or count that it has no words.
-
-        Raises:
-            ValueError: A word is empty or holds a tab or an end of line.
-        """
-        bad = [word for word in words if not word or not {"\t", "\n", "\r"}.isdisjoint(word)]
-        if bad:
-            raise ValueError(
-                f"data: the word {bad[0]!r} (in {' '.join(words)[:60]!r}) is empty or holds a tab "
-                "or an end of line; mend the data."
-            )
-        if words:
-            self.sentences.append(Sentence(tuple(words), tuple(tags)))
-        else:
-            self.skipped["sentences without words"] += 1
 
 
 def read_sentences(source: str, lang: str, split: str, *, root: Path, form: Format) -> Reading:
@@ -93,7 +59,7 @@ def read_sentences(source: str, lang: str, split: str, *, root: Path, form: Form
     paths = files_of(source, lang, split, root=root)
     if not paths:
         name = _name(source, lang, split)
-        return _read_hf(name, root) if name.startswith("hf:") else _read_constructed(name, lang)
+        return read_dataset(name, root) if name.startswith("hf:") else _read_constructed(name, lang)
     reading = _READERS[_format(paths[0]) if form == "auto" else form](paths[0])
     return _without_language(reading, f"{lang}:", paths[0])
 
@@ -193,7 +159,10 @@ def read_columns(path: Path) -> Reading:
     reading = Reading()
     for block in _blocks(path):
         cells = [_two_cells(path, number, line) for number, line in block]
-        reading.add([word for word, _ in cells], [tag for _, tag in cells])
+        words = [(word, tag) for word, tag in cells if word != _DOCUMENT]
+        reading.skipped["document marks"] += len(cells) - len(words)
+        if words:
+            reading.add([word for word, _ in words], [tag for _, tag in words])
     return reading
 
 
@@ -209,6 +178,12 @@ def _two_cells(path: Path, number: int, line: str) -> tuple[str, str]:
 def _without_language(reading: Reading, mark: str, path: Path) -> Reading:
     """Take WikiAnn's `fr:` from the words, if all have it."""
     words = [word for sentence in reading.sentences for word in sentence.words]
+    marks = {found[0] if (found := _LANGUAGE_MARK.match(word)) else "" for word in words}
+    if len(words) > 1 and len(marks) == 1 and not marks & {mark, ""}:
+        raise ValueError(
+            f"data: {path}: all words begin with {marks.pop()!r}, as in WikiAnn, but the language "
+            f"is {mark[:-1]!r}; give the file of that language, or take the marks out."
+        )
     num_marked = sum(word.startswith(mark) for word in words)
     if 2 * num_marked <= len(words):  # a colon in some words means nothing
         return reading
@@ -226,22 +201,34 @@ def _without_language(reading: Reading, mark: str, path: Path) -> Reading:
 
 def _read_conll(path: Path) -> Reading:
     reading = Reading()
-    for block in _blocks(path):
+    # Not at every white space of Unicode: a word may hold one that does not break ("10 000").
+    blocks = [[(n, re.split("[ \t]+", x.strip(" \t"))) for n, x in one] for one in _blocks(path)]
+    widths = Counter(len(cells) for block in blocks for _, cells in block)
+    width = max(2, widths.most_common(1)[0][0]) if widths else 2
+    for block in blocks:
         words, tags = [], []
-        for number, line in block:
-            cells = line.split()
-            if cells[0] == "-DOCSTART-":
-                reading.skipped["document marks"] += 1
+        for number, cells in block:
+            kind = _no_word(cells, width)
+            if kind is not None:
+                reading.skipped[kind] += 1
                 continue
-            if len(cells) < 2:
+            if len(cells) != width:
                 raise ValueError(
-                    f"data: {path}, line {number}: needs a word and a tag, but is {line[:60]!r}."
+                    f"data: {path}, line {number}: must have {width} columns, a word first and a "
+                    f"tag last, as most lines, but is {' '.join(cells)[:60]!r}."
                 )
             words.append(cells[0])
             tags.append(cells[-1])
-        if words or not all(line.startswith("-DOCSTART-") for _, line in block):
+        if words:
             reading.add(words, tags)
     return reading
+
+
+def _no_word(cells: list[str], width: int) -> str | None:
+    """What a line of a CoNLL file is that holds no word."""
+    if cells[0] == _DOCUMENT:
+        return "document marks"
+    return "lines of comments" if cells[0].startswith("#") and len(cells) != width else None
 
 
 _READERS: dict[str, Callable[[Path], Reading]] = {
@@ -249,57 +236,6 @@ _READERS: dict[str, Callable[[Path], Reading]] = {
     "columns": read_columns,
     "conll": _read_conll,
 }
-
-
-def _read_hf(name: str, root: Path) -> Reading:
-    parts = name.split(":")
-    if len(parts) != 4:
-        raise ValueError(f"data: {name} must be hf:NAME:CONFIG:SPLIT (CONFIG may be empty).")
-    try:
-        datasets: Any = importlib.import_module("datasets")
-    except ImportError:
-        raise ValueError(
-            f"data: {name} needs the package `datasets`; pip install datasets."
-        ) from None
-    rows = _load_rows(datasets, name, root)
-    column = next((tag for tag in _HF_TAGS if tag in rows.features), None)
-    if column is None or "tokens" not in rows.features:
-        raise ValueError(
-            f"data: {name} has the columns {', '.join(rows.features)}; it needs tokens and one of "
-            f"{', '.join(_HF_TAGS)}."
-        )
-    inner = getattr(rows.features[column], "feature", None)
-    names = getattr(inner, "names", None)
-    reading = Reading()
-    for row in rows:
-        tags = [str(tag) if names is None else names[tag] for tag in row[column]]
-        if len(tags) != len(row["tokens"]):
-            raise ValueError(
-                f"data: {name} has a row with {len(row['tokens'])} tokens and {len(tags)} tags."
-            )
-        reading.add(list(row["tokens"]), tags)
-    return reading
-
-
-def _load_rows(datasets: Any, name: str, root: Path) -> Any:
-    """A split of a dataset: of a folder that `save_to_disk` wrote, or of the hub."""
-    _, dataset, config, split = name.split(":")
-    folder = root / dataset
-    if not folder.is_dir():
-        try:
-            return datasets.load_dataset(dataset, config or None, split=split)
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ValueError(
-                f"data: {name} cannot be loaded ({reason}); give a folder that save_to_disk wrote, "
-                "or a name of the hub while it can be reached."
-            ) from error
-    rows = datasets.load_from_disk(str(folder))
-    splits = list(rows) if isinstance(rows, dict) else [""]
-    if split not in splits:
-        there = ", ".join(splits) if splits != [""] else "no splits: write hf:FOLDER::"
-        raise ValueError(f"data: {name}: there is no split {split!r}; there are {there}.")
-    return rows[split] if split else rows
 
 
 def _read_constructed(name: str, lang: str) -> Reading:

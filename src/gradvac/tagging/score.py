@@ -16,7 +16,7 @@ from gradvac.runs.files import remove_leftovers, write_text
 from gradvac.runs.sentences import Counts, SentenceCounts, identify, write_counts
 from gradvac.tagging.metrics import Kind, TagScore, count_all, score_tags
 from gradvac.tagging.preparation import require_prepared
-from gradvac.tagging.readers import Sentence
+from gradvac.tagging.sentences import Sentence
 from gradvac.tagging.settings import TaggingConfig
 from gradvac.tagging.tagger import Tagger
 from gradvac.training import config

@@ -7,7 +7,8 @@ this. The same sentence can then be read in two ways, and both are offered:
   beginning, or after an entity of another type) starts an entity.
 - `find_strict_spans` is IOB2 to the letter: such an `I-X` is no part of any entity.
 
-`repair` turns the first reading into clean IOB2: the `I-X` that starts an entity becomes `B-X`.
+`repair` turns the first reading into clean IOB2: the `I-X` that starts an entity becomes `B-X`. It
+reads IOB1 and IOBES (BILOU) too, whose marks of ends and of single words become `I-` and `B-`.
 
 XTREME scores part-of-speech tags with the same program, which was made for spans: the first letter
 of a tag is taken for the prefix. `xtreme_units` does so too, with everything that follows from it.
@@ -15,10 +16,14 @@ of a tag is taken for the prefix. `xtreme_units` does so too, with everything th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 OUTSIDE = "O"
+OTHER_PREFIXES = ("E-", "S-", "L-", "U-")  # of IOBES, and what BILOU calls them
+_IS_TAG = re.compile("[BIESLU]-.")
+_IOBES = {"L-": "E-", "U-": "S-"}
 
 
 class Span(NamedTuple):
@@ -60,9 +65,14 @@ def xtreme_units(tags: Sequence[str]) -> list[Span]:
 
 
 def repair(tags: Sequence[str]) -> list[str]:
-    """Clean IOB2 with the same entities in conlleval's reading."""
-    starts = {span.first: span.type for span in find_spans(tags)}
-    return [f"B-{starts[place]}" if place in starts else tag for place, tag in enumerate(tags)]
+    """Clean IOB2 with the same entities in conlleval's reading; what is no such tag stays."""
+    known = [tag if _IS_TAG.match(tag) else OUTSIDE for tag in tags]
+    clean = list(tags)
+    for span in find_spans([_IOBES.get(tag[:2], tag[:2]) + tag[2:] for tag in known]):
+        clean[span.first] = f"B-{span.type}"
+        for place in range(span.first + 1, span.last + 1):
+            clean[place] = f"I-{span.type}"
+    return clean
 
 
 def count_broken(tags: Sequence[str]) -> int:
