@@ -5,8 +5,10 @@ gradient is whose: which operations there are, how they are connected, and over 
 they work; not the sizes of this batch.
 """
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import torch
@@ -219,9 +221,10 @@ def is_python_function(node: Any) -> bool:
     return not callable(node) and hasattr(node, "apply")
 
 
-# A node called inside a running backward computes only what that backward wants; called on
-# another thread it computes everything.
-_ASIDE = ThreadPoolExecutor(1, thread_name_prefix="gradvac")
+@cache
+def _aside(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 (a fork has no threads)
+    """A thread: a node called inside a running backward computes only what that backward wants."""
+    return ThreadPoolExecutor(1, thread_name_prefix="gradvac")
 
 
 def call_node(node: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -234,7 +237,7 @@ def call_node(node: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | N
         with torch.no_grad(), torch.cuda.stream(stream):
             return function(*gradients)
 
-    returned = _ASIDE.submit(run).result()
+    returned = _aside(os.getpid()).submit(run).result()
     return returned if isinstance(returned, tuple) else (returned,)
 
 

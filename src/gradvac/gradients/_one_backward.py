@@ -25,7 +25,7 @@ from gradvac.gradients._kernels import gram
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._plan import Plan, Refused
 from gradvac.gradients._planning import Planner
-from gradvac.gradients._rows import DeclaredRows, listen
+from gradvac.gradients._rows import DeclaredRows
 from gradvac.gradients._segments import Segments
 from gradvac.gradients._step import Again, Step, WeightedSums
 from gradvac.gradients._update import Weigh, add_to_grad
@@ -71,7 +71,6 @@ class OneBackward:
         members = [[parameters[p] for p in own] for own in components.values()]
         self._names = {p: n for n, p in parameters.items() if p.requires_grad}
         self.collector = Collector(members, stream_bytes=stream_bytes, table_bytes=table_bytes)
-        self._identities = frozenset(id(p) for p in self._names)
         self._planner = Planner(self._names, self._tasks)
         self._steps = 0
         self._everyone: tuple[int, ...] = ()  # order of the tasks while accumulating
@@ -79,7 +78,6 @@ class OneBackward:
         self._last_rows: tuple[Tensor, object, Segments] | None = None
         self._announced: set[str] = set()
         self.plan: Plan | None = None
-        listen(self)
 
     # -- the three things it does --------------------------------------------------------------
 
@@ -247,7 +245,7 @@ class OneBackward:
     # -- how -----------------------------------------------------------------------------------
 
     def _read(self, losses: Losses) -> Graph:
-        graph = Graph(losses.roots(), self._identities, settings=losses.index is None)
+        graph = Graph(losses.roots(), self._planner.identities, settings=losses.index is None)
         if not self._planner.knows(graph):
             refuse_changed(self._model, self._names, graph.leaves())
         graph.refuse_compiled_too_early()

@@ -16,7 +16,7 @@ from gradvac.gradients._graph import Graph, Signature
 from gradvac.gradients._look import Look
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._plan import Plan, Refused
-from gradvac.gradients._rows import DeclaredRows
+from gradvac.gradients._rows import DeclaredRows, listen
 
 _MOST_KEPT = 256  # signatures
 _MOST_SIZES = 16  # of batches, for which a plan or a refusal is kept by signature
@@ -28,11 +28,20 @@ class Planner:
     Args:
         names: Parameter -> name, of the model.
         tasks: Task names.
+
+    Attributes:
+        identities: Of the parameters, by which graphs tell them apart.
     """
 
     def __init__(self, names: Mapping[nn.Parameter, str], tasks: Sequence[str]) -> None:
         self._names, self._tasks = names, tasks
         self._known: dict[Signature, _Known] = {}
+        self.identities = frozenset(map(id, names))
+        listen(self)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        """A copy has parameters of its own, and knows nothing of them."""
+        return Planner, (self._names, self._tasks)
 
     def knows(self, graph: Graph) -> bool:
         """Whether such a graph was seen before, without leaves that are not the model's."""

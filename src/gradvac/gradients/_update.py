@@ -31,7 +31,7 @@ def add_to_grad(
             elif leaf.grad is not None:
                 added.append((leaf.grad, update))
             elif leaf.stride() == update.stride():
-                leaf.grad = update
+                leaf.grad = update.data  # no view, as optimizers of old take for granted
             else:  # fused optimizers take for granted that both lie alike in memory
                 leaf.grad = torch.empty_like(leaf).copy_(update)
         if added:
