@@ -52,9 +52,10 @@ def test_trains_and_translates(
             "device": "cuda",
             "precision": "bf16",
             "max_steps": 400,
-            "validate_every": 400,
+            "validate_every": 200,
             "graph": graph,
         },
+        validation={"bleu_sentences": 20},  # a search between two replayed steps
         data={"limit": {}, "vocabulary": {"size": 400, "threads": 1}},
         decoding={"beams": 2, "graph": graph},
     )

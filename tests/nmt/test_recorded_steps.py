@@ -214,3 +214,27 @@ def test_recorded_steps_equal_those_as_written(
     apart = follow(config, record, 12, limit)  # the first three and the tenth are as written
     assert min(apart) > 5 * limit
     assert steps[0].works
+
+
+class Waits(Step[Batch]):
+    """A step that waits for the device at its end, which no recording allows."""
+
+    def take(self, batches: Sequence[Batch], num_tokens: Tensor) -> StepResult:
+        result = super().take(batches, num_tokens)
+        result.norm.item()
+        return result
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_cannot_be_recorded_goes_on_as_it_is_written(
+    toy_config: Callable[..., NmtConfig],
+) -> None:
+    config = settings(toy_config, "gradvac", device="cuda", precision="bf16")
+    said: list[str] = []
+
+    def record(state: RunState[Batch]) -> Take:
+        return GraphStep(Waits(config, state), state.device, say=said.append)
+
+    with pytest.warns(UserWarning, match=r"train\.graph: not recorded as a CUDA graph"):
+        follow(config, record, 7, 0.02)
+    assert len(said) == 1

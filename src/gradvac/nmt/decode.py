@@ -22,7 +22,7 @@ from gradvac.nmt.greedy import Greedy
 from gradvac.nmt.model import Transformer
 from gradvac.nmt.ragged import Ragged, Tokens
 from gradvac.nmt.slots import Extent, Hypothesis, Search, Slots, length_penalty
-from gradvac.recording import free_generator
+from gradvac.recording import DEVICE_WORK, free_generator
 
 __all__ = ["Decoder", "Hypothesis", "Search", "length_penalty", "search"]
 
@@ -95,7 +95,7 @@ class Decoder:
         self._memory = _free_memory(self._device) if memory is None else memory
         self.look_every = look_every or _STEPS_PER_LOOK.get(self._device.type, 8)
         self._slots: Slots | None = None
-        self._graphs = _Graphs() if graphs and self._device.type == "cuda" else None
+        self._graphs = _Graphs(self._device) if graphs and self._device.type == "cuda" else None
 
     @torch.inference_mode()
     def decode(self, sources: Ragged, limits: Sequence[int]) -> list[Hypothesis]:
@@ -270,9 +270,9 @@ class _Pass:
 class _Graphs:
     """Steps recorded as CUDA graphs, one for every extent."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._graphs: dict[Extent, torch.cuda.CUDAGraph | None] = {}
-        self._stream = torch.cuda.Stream()
+        self._device, self._stream = device, torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._works = True
 
@@ -297,9 +297,9 @@ class _Graphs:
 
     def _record(self, slots: Slots, extent: Extent) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         try:
-            with torch.cuda.stream(self._stream):
+            with DEVICE_WORK, torch.cuda.stream(self._stream):
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     slots.advance(extent)
@@ -307,12 +307,12 @@ class _Graphs:
                     graph.capture_end()
         except RuntimeError as error:
             self._works = False
-            free_generator(torch.device("cuda"))
+            free_generator(self._device)
             warnings.warn(
                 f"translation runs without CUDA graphs, which is slower: {error}", stacklevel=2
             )
             return None
-        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
         self._graphs[extent] = graph
         return graph
 
