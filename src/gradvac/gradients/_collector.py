@@ -12,7 +12,7 @@ from gradvac.gradients._buffers import Buffer, Chunked, first_buffer, joined_buf
 from gradvac.gradients._kernels import Stacked
 from gradvac.gradients._update import Weigh
 from gradvac.gradients._uses import Formed, Use
-from gradvac.gradients._waiting import Beside, Outer
+from gradvac.gradients._waiting import Beside
 
 # Of uses that wait to be formed together, without and with a GPU that waits for launches.
 _WAITING_BYTES = (1 << 26, 1 << 30)
@@ -39,18 +39,32 @@ class Collector:
     ) -> None:
         self.members = members
         self.component_of = {p: k for k, own in enumerate(members) for p in own}
+        self._slots = {p: _Slot(p) for own in members for p in own}
+        self._slots_of = [[self._slots[p] for p in own] for own in members]
         self._stream_bytes, self.table_bytes = stream_bytes, table_bytes
         self.clear()
 
     def clear(self) -> None:
         """Forget everything about the backward that ran."""
-        self.buffers: dict[nn.Parameter, Buffer] = {}
-        self._waiting: dict[nn.Parameter, list[Any]] = {}  # uses
+        for slot in self._slots.values():
+            slot.clear()
+        self._waiting: list[_Slot] = []  # those with uses that wait
         self._waiting_bytes, self._most_waiting = 0, _WAITING_BYTES[0]
         self._ready: list[int] = []
         self._held = 0  # bytes of the components that are ready
         self._weigh: Weigh | None = None
         self._write: Write | None = None
+
+    @property
+    def buffers(self) -> dict[nn.Parameter, Buffer]:
+        """What was collected, without the uses that wait."""
+        return {p: slot.buffer for p, slot in self._slots.items() if slot.buffer is not None}
+
+    def restore(self, buffers: Mapping[nn.Parameter, Buffer]) -> None:
+        """Have these buffers, and nothing else."""
+        self.clear()
+        for parameter, buffer in buffers.items():
+            self._slots[parameter].buffer = buffer
 
     def open(self, weigh: Weigh | None, write: Write | None) -> None:
         """Expect a backward; `weigh=None` only collects."""
@@ -62,106 +76,120 @@ class Collector:
 
     def deliver(self, parameter: nn.Parameter, use: Use) -> None:
         """Take what one use of a parameter contributes."""
-        if not use.may_wait or parameter in self.buffers or self._is_large(use):
-            self._add(parameter, use)
+        slot = self._slots[parameter]
+        if not use.may_wait or slot.buffer is not None or use.formed_bytes > self.table_bytes:
+            self._add(slot, use)
             return
-        self._waiting.setdefault(parameter, []).append(use)
+        if not slot.waiting:
+            self._waiting.append(slot)
+        slot.waiting.append(use)
         self._waiting_bytes += use.held_bytes
         if self._waiting_bytes > self._most_waiting:
             self.form_waiting()
 
-    def _is_large(self, use: Use) -> bool:
-        return isinstance(use, Outer) and use.formed_bytes > self.table_bytes
-
-    def _add(self, parameter: nn.Parameter, use: Use) -> None:
-        known, shape = self.buffers.get(parameter), parameter.shape
-        if known is None:
-            self.buffers[parameter] = first_buffer(use, shape, self.table_bytes)
-        else:
-            self.buffers[parameter] = joined_buffer(known, use, shape, self.table_bytes)
+    def _add(self, slot: "_Slot", use: Use) -> None:
+        about = (use, slot.parameter.shape, self.table_bytes)
+        earlier = slot.buffer
+        slot.buffer = first_buffer(*about) if earlier is None else joined_buffer(earlier, *about)
 
     @torch.no_grad()
     def form_waiting(self) -> None:
         """Form the uses that wait: those of one kind together, whatever their parameter."""
-        kinds: dict[Any, list[tuple[nn.Parameter, Any]]] = {}
-        for parameter, uses in self._waiting.items():
-            for use in _joined(uses):
-                kinds.setdefault((type(use), use.kind), []).append((parameter, use))
-        self._waiting, self._waiting_bytes = {}, 0
+        kinds: dict[Any, list[tuple[_Slot, Any]]] = {}
+        for slot in self._waiting:
+            for use in slot.take_waiting():
+                kinds.setdefault((type(use), use.kind), []).append((slot, use))
+        self._waiting, self._waiting_bytes = [], 0
         for (kind, _), own in sorted(kinds.items(), key=lambda item: item[0][0] is Beside):
             found = kind.form([use for _, use in own])
-            for (parameter, use), gradients in zip(own, found, strict=True):
-                self._add(parameter, Formed(gradients, use.segments))
+            for (slot, use), gradients in zip(own, found, strict=True):
+                self._add(slot, Formed(gradients, use.segments))
 
     def component_done(self, component: int) -> None:
         """All uses of all parameters of a component have arrived."""
         if self._weigh is None:
             return
         self._ready.append(component)
-        for parameter in self.members[component]:
-            buffer = self.buffers.get(parameter)
-            if buffer is not None:
-                self._held += buffer.nbytes
-            for use in self._waiting.get(parameter, ()):
+        for slot in self._slots_of[component]:
+            if slot.buffer is not None:
+                self._held += slot.buffer.nbytes
+            for use in slot.waiting:
                 self._held += use.formed_bytes
         if self._held >= self._stream_bytes:
             self._fold()
 
     def take(self, parameter: nn.Parameter) -> Buffer | None:
         """Hand out a parameter's buffer; it is no longer here."""
-        for use in _joined(self._waiting.pop(parameter, [])):
-            self._add(parameter, use)
-        return self.buffers.pop(parameter, None)
+        slot = self._slots[parameter]
+        for use in slot.take_waiting():
+            self._add(slot, use)
+        buffer, slot.buffer = slot.buffer, None
+        return buffer
 
     def close(self) -> None:
         """Fold what has not been folded; the backward is over."""
         self.form_waiting()
-        left = {self.component_of[p] for p in self.buffers} - set(self._ready)
-        self._ready += sorted(left)
+        ready = set(self._ready)
+        self._ready += [
+            k
+            for k, own in enumerate(self._slots_of)
+            if k not in ready and any(slot.buffer is not None for slot in own)
+        ]
         self._fold()
 
     @torch.no_grad()
     def _fold(self) -> None:
         """Gram -> weights -> update for the components that are ready, then free them."""
         self.form_waiting()
-        used = [
-            (k, own)
-            for k in self._ready
-            if (own := [p for p in self.members[k] if p in self.buffers])
-        ]
+        used: list[int] = []
+        members: list[list[tuple[nn.Parameter, Buffer]]] = []
+        for component in self._ready:
+            slots = self._slots_of[component]
+            own = [(slot.parameter, slot.buffer) for slot in slots if slot.buffer is not None]
+            if own:
+                used.append(component)
+                members.append(own)
+            for slot in slots:
+                slot.buffer = None
         self._ready, self._held = [], 0
         if not used:
             return
         assert self._weigh is not None
         assert self._write is not None
-        fold = _Fold([own for _, own in used], self.buffers)
-        for _, own in used:
-            for parameter in own:
-                del self.buffers[parameter]
-        weights = self._weigh([k for k, _ in used], fold.grams())
+        fold = _Fold(members)
+        members.clear()
+        weights = self._weigh(used, fold.grams())
         self._write(fold.parameters, fold.combine(weights))
 
 
-def _joined(uses: Sequence[Any]) -> Sequence[Any]:
-    """Uses of one parameter, as few as possible."""
-    if len(uses) == 1:
-        return uses
-    kinds: dict[Any, list[Any]] = {}
-    for use in uses:
-        kinds.setdefault((type(use), use.kind), []).append(use)
-    return [one for own in kinds.values() for one in own[0].join(own)]
+class _Slot:
+    """What is there of one parameter: a buffer, or uses that wait to be formed."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter
+        self.clear()
+
+    def clear(self) -> None:
+        self.buffer: Buffer | None = None
+        self.waiting: list[Any] = []
+
+    def take_waiting(self) -> Sequence[Any]:
+        """The uses that waited, as few as possible; they are no longer here."""
+        uses, self.waiting = self.waiting, []
+        if len(uses) == 1:
+            return uses
+        kinds: dict[Any, list[Any]] = {}
+        for use in uses:
+            kinds.setdefault((type(use), use.kind), []).append(use)
+        return [one for own in kinds.values() for one in own[0].join(own)]
 
 
 class _Fold:
     """The buffers of some components: all their Gram matrices, then all their updates, at once."""
 
-    def __init__(
-        self,
-        members: Sequence[Sequence[nn.Parameter]],
-        buffers: Mapping[nn.Parameter, Buffer],
-    ) -> None:
+    def __init__(self, members: Sequence[Sequence[tuple[nn.Parameter, Buffer]]]) -> None:
         self._num = len(members)
-        every = [(p, k, buffers[p]) for k, own in enumerate(members) for p in own]
+        every = [(p, k, buffer) for k, own in enumerate(members) for p, buffer in own]
         self._dense = [(p, k, b) for p, k, b in every if not isinstance(b, Chunked)]
         self._tables = [(p, k, b) for p, k, b in every if isinstance(b, Chunked)]
         groups = [component for _, component, _ in self._dense]

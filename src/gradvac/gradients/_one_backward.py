@@ -171,8 +171,7 @@ class OneBackward:
             if kept is None:
                 self.discard()
             else:
-                collector.clear()
-                collector.buffers = kept
+                collector.restore(kept)
             raise
         self._keep_outside(step)
 

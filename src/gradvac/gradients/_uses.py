@@ -26,11 +26,13 @@ class Use(ABC):
         segments: The tasks of its entries.
         may_wait: It is cheap to keep for a while, and cheaper to form together with others.
         held_bytes: Of what it keeps.
+        formed_bytes: Of its task gradients, where it may wait.
     """
 
     segments: Segments
     may_wait = False
     held_bytes = 0
+    formed_bytes = 0
 
     @abstractmethod
     def task_gradients(self) -> Tensor:

@@ -29,11 +29,6 @@ class Waiting(Use):
     def kind(self) -> Hashable:
         """Uses of one kind are formed together."""
 
-    @property
-    @abstractmethod
-    def formed_bytes(self) -> int:
-        """Of its task gradients."""
-
     @staticmethod
     def join(uses: Sequence[Any]) -> "Sequence[Waiting]":
         """Uses of one parameter and one kind, as few as is cheap."""
@@ -51,6 +46,7 @@ class Outer(Table, Waiting):
     def __init__(self, left: Tensor, right: Tensor, segments: Segments) -> None:
         self.left, self.right, self.segments = left, right, segments  # [N, O], [N, I]
         self.held_bytes = left.nbytes + right.nbytes
+        self.formed_bytes = segments.num_tasks * left.shape[1] * right.shape[1] * left.itemsize
         self.may_wait = segments.only is None and self.held_bytes <= _SMALL_BYTES[left.is_cuda]
         self.beside: Beside | None = None
 
@@ -58,11 +54,6 @@ class Outer(Table, Waiting):
     def kind(self) -> Hashable:
         of_left = None if self.beside is None else self.beside.values is self.left
         return (self.segments, self.left.dtype, self.left.shape, self.right.shape, of_left)
-
-    @property
-    def formed_bytes(self) -> int:
-        size = self.segments.num_tasks * self.left.shape[1] * self.right.shape[1]
-        return size * self.left.element_size()
 
     @staticmethod
     def join(uses: "Sequence[Outer]") -> "Sequence[Outer]":
@@ -114,15 +105,12 @@ class Summed(Waiting):
     def __init__(self, values: Tensor, segments: Segments, shape: tuple[int, ...]) -> None:
         self.values, self.segments, self.shape = values, segments, shape  # values [B, D]
         self.held_bytes = values.nbytes
+        self.formed_bytes = segments.num_tasks * values.shape[1] * values.itemsize
         self.may_wait = self.held_bytes <= _SMALL_BYTES[values.is_cuda]
 
     @property
     def kind(self) -> Hashable:
         return (self.segments, self.values.dtype)
-
-    @property
-    def formed_bytes(self) -> int:
-        return self.segments.num_tasks * self.values.shape[1] * self.values.element_size()
 
     @staticmethod
     def join(uses: "Sequence[Summed]") -> "Sequence[Summed]":
@@ -153,16 +141,14 @@ class Beside(Waiting):
 
     def __init__(self, of: "Outer | Normed", values: Tensor) -> None:
         self.values, self.segments, self.may_wait = values, of.segments, of.may_wait
+        width, dtype = values.shape[-1], wide(values.dtype)
+        self.formed_bytes = of.segments.num_tasks * width * dtype.itemsize
         self.sums: Tensor | None = None  # [T, D]
         of.beside = self
 
     @property
     def kind(self) -> Hashable:
         return (self.segments, self.values.dtype, self.values.shape[-1])
-
-    @property
-    def formed_bytes(self) -> int:
-        return self.segments.num_tasks * self.values.shape[-1] * wide(self.values.dtype).itemsize
 
     @staticmethod
     def join(uses: "Sequence[Beside]") -> Sequence[Summed]:
@@ -200,6 +186,7 @@ class Normed(Waiting):
         self.gradient, self.x, self.mean, self.scale = gradient, x, mean, scale
         self.segments = segments
         self.held_bytes = gradient.nbytes + x.nbytes
+        self.formed_bytes = segments.num_tasks * x.shape[-1] * wide(x.dtype).itemsize
         self.may_wait = self.held_bytes <= _SMALL_BYTES[x.is_cuda]
         self.beside: Beside | None = None
 
@@ -207,10 +194,6 @@ class Normed(Waiting):
     def kind(self) -> Hashable:
         about = (self.gradient.dtype, self.x.dtype, self.x.shape, self.mean is None)
         return (self.segments, *about, self.beside is None)
-
-    @property
-    def formed_bytes(self) -> int:
-        return self.segments.num_tasks * self.x.shape[-1] * wide(self.x.dtype).itemsize
 
     @staticmethod
     def form(uses: "Sequence[Normed]") -> Sequence[Tensor]:
