@@ -190,12 +190,12 @@ def grams(stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> T
             1.0,
             T=num_tasks,
             TASKS=tasks,
-            BLOCK=min(512, (8192 if is_wide else 16384) // tasks),
+            BLOCK=min(512, 8192 // tasks) if is_wide else 512 if tasks <= 32 else 256,
             CHUNK=chunks.columns,
             IS_WIDE=is_wide,
             ALIGNED=aligned,
-            num_warps=4,
-            num_stages=3,
+            num_warps=8 if tasks == MOST_TASKS and not is_wide else 4,
+            num_stages=4 if tasks <= 32 else 3,
         )
         sums.append(chunks.of_group @ partial.flatten(1).double())
     total = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
