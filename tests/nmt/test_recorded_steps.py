@@ -143,14 +143,20 @@ def settings(toy_config: Callable[..., NmtConfig], rule: str, **train: Any) -> N
 
 
 def follow(
-    config: NmtConfig, recorded: Callable[[RunState[Batch]], Take], calls: int, limit: float
+    config: Any,
+    recorded: Callable[[RunState[Any]], Any],
+    calls: int,
+    limit: float,
+    make: Callable[[Any], RunState[Any]] = make_state,
 ) -> list[float]:
     """Let one run take its steps recorded, and compare each with two as they are written.
+
+    `make` is for configs of other recipes.
 
     Returns:
         How far apart the gradients of neighbouring steps are: what a batch of yesterday would be.
     """
-    leader, follower = make_state(config), make_state(config)
+    leader, follower = make(config), make(config)
     lead, written_step = recorded(leader), Step(config, follower)
     apart: list[float] = []
     before: Done | None = None
