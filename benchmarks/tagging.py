@@ -75,6 +75,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--most-epochs", type=float, default=10.0)
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
+    parser.add_argument("--length", nargs=2, type=float, metavar=("ROWS", "EPOCHS"))
     parser.add_argument("--tiny", action="store_true", help="a few steps on a CPU, to try it out")
     parser.add_argument("overrides", nargs="*", help="section.key=value, for every fine-tuning run")
     args = parser.parse_intermixed_args()
@@ -337,7 +339,7 @@ def finetune(args: argparse.Namespace, pool: Pool | None = None) -> None:
             raise SystemExit(f"{kind} is not prepared with these settings: run `prepare` first")
         windows[kind] = sum(prepared.sizes["train"].values())
     say(f"prepared: {windows}")
-    costs = calibrate(args, pool)
+    costs = dict.fromkeys(combinations(args), (0.0, 0.0)) if args.length else calibrate(args, pool)
     left = args.end - time.monotonic() - (0 if args.tiny else 15)
     rows, epochs = choose_length(args, windows, costs, left)
     jobs = plan(args, windows, costs, rows, epochs)
@@ -358,6 +360,8 @@ def choose_length(
     args: argparse.Namespace, windows: dict[str, int], costs: Costs, left: float
 ) -> tuple[int, float]:
     """Rows of a batch and epochs: the paper's 32 rows if they allow for five epochs."""
+    if args.length:
+        return int(args.length[0]), args.length[1]
     if args.tiny:
         return 8, 1.0
     for rows in (32, 64):
@@ -412,12 +416,16 @@ def first_runs(args: argparse.Namespace) -> list[Path]:
     return [run for run in runs if (run / "scores" / "test.best.json").is_file()]
 
 
+def combinations(args: argparse.Namespace) -> list[tuple[str, str]]:
+    return [(kind, rule) for rule in args.rules for kind in ("pos", "ner")]
+
+
 def calibrate(args: argparse.Namespace, pool: Pool) -> Costs:
     """Kind and rule -> seconds of a step, and of all the rest of a run, with everybody at work."""
-    combinations = [(kind, rule) for rule in RULES for kind in ("pos", "ner")]
-    count = max(args.workers, len(combinations))
+    every = combinations(args)
+    count = max(args.workers, len(every))
     for number in range(count):
-        kind, rule = combinations[number % len(combinations)]
+        kind, rule = every[number % len(every)]
         job = {"kind": kind, "rule": rule, "seed": 100 + number, "rows": 8 if args.tiny else 32}
         job |= {"num_steps": 30 if args.tiny else 150, "num_validations": 1}
         pool.jobs.put((args, job))
@@ -430,7 +438,7 @@ def calibrate(args: argparse.Namespace, pool: Pool) -> Costs:
     # Kernels are compiled once: what the quickest took before its steps were even counts for all.
     first_steps = min(one["first_steps"] for one in found)
     costs = {}
-    for kind, rule in combinations:
+    for kind, rule in every:
         own = [one for one in found if (one["kind"], one["rule"]) == (kind, rule)]
         per_step = statistics.fmean(one["per_step"] for one in own)
         rest = statistics.fmean(one["wall"] - one["seconds"] for one in own)

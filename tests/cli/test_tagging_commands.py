@@ -95,6 +95,23 @@ def test_prediction_gives_a_line_for_every_line(gradvac: Gradvac) -> None:
     assert words == ["pota", "kela", "", "", "mira", ""]
 
 
+def test_prediction_of_odd_lines(gradvac: Gradvac) -> None:
+    """A tag for every word between blanks, a line for every end of line, whatever is in them."""
+    odd = [
+        "10\u00a0000 pota",
+        "\u200b \U0001f600\u200d",
+        "x" * 5000,
+        "pota\u2028kela\tmira",
+        "a\rb",
+    ]
+    raw = "\n".join(odd).encode("utf-8-sig") + b"\r\npo\xffta kela"
+    done = gradvac("tagging", "predict", "runs/tiny", input=raw)
+    assert done.exit_code == 0, done.output
+    assert [len(line.split()) for line in done.stdout.split("\n")] == [2, 2, 1, 2, 2, 2, 0]
+    assert "1 lines that were not UTF-8" in done.stderr
+    assert "1 words without sub-words" in done.stderr
+
+
 def test_preparing_says_what_was_found(gradvac: Gradvac) -> None:
     done = gradvac("tagging", "prepare", "tiny", *FEW)
     assert done.exit_code == 0, done.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,11 +101,14 @@ def predict(
     """Tag standard input, one sentence of words per line; write one line of tags for each."""
     from gradvac.tagging import Tagger, repair
 
+    if sys.stdin is None:
+        raise ValueError("standard input is closed; there is nothing to tag.")
     tagger = Tagger.from_run(
         require_run(run), weights=_weights(weights), device=device, overrides=overrides or []
     )
     num_empty = num_lines = 0
-    for block in _blocks(window):
+    undecodable = [0]
+    for block in _blocks(window, undecodable):
         for words, tags in zip(block, tagger.tag(block), strict=True):
             shown = repair(tags) if repaired else tags
             num_lines += 1
@@ -116,16 +120,23 @@ def predict(
                 sys.stdout.write(" ".join(shown) + "\n")
         sys.stdout.flush()
     told = {f"{name}": count for name, count in tagger.counts.items() if count}
-    if num_empty:
-        told["lines without words"] = num_empty
+    told |= {"lines without words": num_empty} if num_empty else {}
+    told |= {"lines that were not UTF-8, with marks": undecodable[0]} if undecodable[0] else {}
     for name, count in told.items():
         print(f"{count:,} {name} ({num_lines:,} lines).", file=sys.stderr)
 
 
-def _blocks(window: int) -> Iterator[list[list[str]]]:
+def _blocks(window: int, undecodable: list[int]) -> Iterator[list[list[str]]]:
+    """Lines as the file has them, with words between blanks and tabs: nothing else divides them."""
     block: list[list[str]] = []
-    for line in sys.stdin:
-        block.append(line.split())
+    for number, raw in enumerate(sys.stdin.buffer):
+        encoding = "utf-8-sig" if number == 0 else "utf-8"
+        try:
+            line = raw.decode(encoding)
+        except UnicodeDecodeError:
+            line = raw.decode(encoding, errors="replace")
+            undecodable[0] += 1
+        block.append(re.findall("[^ \t\r\n]+", line))
         if len(block) == window:
             yield block
             block = []

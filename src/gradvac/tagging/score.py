@@ -45,6 +45,7 @@ class Scores:
         by_task: Language -> score.
         levels: Language -> resource level, as far as it is known.
         unknown: Language -> words whose label the model cannot give, counted as wrong.
+        without_entities: Languages whose set has none, so that their F1 is 0 by definition.
         signature: The run's.
     """
 
@@ -55,6 +56,7 @@ class Scores:
     by_task: dict[str, TagScore]
     levels: dict[str, str]
     unknown: dict[str, int]
+    without_entities: list[str]
     signature: str
 
     def by_metric(self) -> tuple[TaskScores, ...]:
@@ -106,6 +108,9 @@ class Scores:
         if unknown:
             shown = ", ".join(f"{task} {count:,}" for task, count in unknown.items())
             remarks.append(f"Words with a label unknown in training, counted as wrong: {shown}.")
+        if self.without_entities:
+            shown = ", ".join(self.without_entities)
+            remarks.append(f"Without any entity, so that F1 is 0 by definition: {shown}.")
         return remarks
 
 
@@ -162,6 +167,7 @@ def score_run(
             by_task,
             dict(settings.data.resource_levels),
             unknown,
+            [] if kind == "pos" else [t for t, own in counts["F1"].items() if not own[:, 2].any()],
             str(folder.read_signature().get("signature", "")),
         )
         folder.scores.mkdir(exist_ok=True)
