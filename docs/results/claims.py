@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ _FEWEST = 2  # seeds
 _LEVEL = 0.05
 _BEST = "dev/loss, best weights"
 
+Losses = Callable[[str], Mapping[int, Mapping[int, float]]]
 Shared = Callable[[Sequence[str]], Mapping[int, Sequence[Path]]]
 
 
@@ -84,30 +86,35 @@ OURS = (
 
 
 class Answer(NamedTuple):
-    """What the runs say of a claim."""
+    """What the runs say of a claim; `until` is what runs say that were stopped."""
 
     claim: Claim
     num_seeds: int
     found: Against | None
     loss: Against | None
+    until: str = ""
 
 
-def claim_tables(shared: Shared) -> dict[str, str]:
+def claim_tables(shared: Shared, losses: Losses) -> dict[str, str]:
     """The tables "paper" and "ours" in Markdown.
 
     Args:
         shared: From methods to the runs of the seeds that all of them have.
+        losses: From a method to the development losses of its runs by seed and step.
     """
-    return {
-        name: _table([_answer(claim, shared) for claim in claims], with_paper=name == "paper")
+    answers = {
+        name: [_answer(claim, shared, losses) for claim in claims]
         for name, claims in (("paper", PAPER), ("ours", OURS))
     }
+    tables = {name: _table(own, with_paper=name == "paper") for name, own in answers.items()}
+    return tables | {"count": _count(answers["paper"])}
 
 
-def _answer(claim: Claim, shared: Shared) -> Answer:
+def _answer(claim: Claim, shared: Shared, losses: Losses) -> Answer:
     runs = shared((claim.baseline, claim.method))
     if len(runs) < _FEWEST:
-        return Answer(claim, len(runs), None, None)
+        until = _until(losses(claim.baseline), losses(claim.method))
+        return Answer(claim, len(runs), None, None, until)
     paths = [path for own in runs.values() for path in own]
     found = compare_runs(paths, baseline=claim.baseline)
     return Answer(
@@ -118,31 +125,61 @@ def _answer(claim: Claim, shared: Shared) -> Answer:
     )
 
 
+def _until(first: Mapping[int, Mapping[int, float]], own: Mapping[int, Mapping[int, float]]) -> str:
+    """The differences by seed at the last step that two seeds of both methods have validated."""
+    changes: dict[int, list[float]] = {}
+    for seed in sorted(set(first) & set(own)):
+        for step in sorted(set(first[seed]) & set(own[seed])):
+            changes.setdefault(step, []).append(own[seed][step] - first[seed][step])
+    last = max((step for step, found in changes.items() if len(found) >= _FEWEST), default=None)
+    if last is None:
+        return ""
+    return f"{', '.join(f'{change:+.4f}' for change in changes[last])} at step {last:,}"
+
+
 def _best_loss(found: Comparison, method: str) -> Against | None:
     rows = [row for row in found.losses if row.name == _BEST and method in row.cells]
     return rows[0].cells[method].against if rows else None
 
 
+def _count(answers: Sequence[Answer]) -> str:
+    """How many claims had which end."""
+    known = [answer for answer in answers if answer.found is not None]
+    said = Counter(
+        verdict(answer.claim.paper, answer.found, p_value)
+        for answer, p_value in zip(known, _adjusted(answers), strict=True)
+        if answer.found is not None
+    )
+    ends = [f"{number} {name}" for name, number in said.most_common()]
+    ends.append(f"{len(answers) - len(known)} not run")
+    return f"Of the {len(answers)} rows about the paper's claims: {', '.join(ends)}.\n"
+
+
+def _adjusted(answers: Sequence[Answer]) -> list[float]:
+    """The p-values of answers, corrected among all of them (Holm)."""
+    known = [answer.found.p_value for answer in answers if answer.found is not None]
+    return [float(p_value) for p_value in holm(known)]
+
+
 def _table(answers: Sequence[Answer], *, with_paper: bool) -> str:
-    """One row a claim; p-values are corrected among all of them (Holm)."""
-    known = [answer.found for answer in answers if answer.found is not None]
-    adjusted = iter(holm([found.p_value for found in known]))
+    """One row a claim."""
+    adjusted = iter(_adjusted(answers))
     losses = [answer.loss for answer in answers if answer.loss is not None]
     adjusted_losses = iter(holm([found.p_value for found in losses]))
     paper = ["paper"] if with_paper else []
     head = ["claim" if with_paper else "question", *paper, "seeds", "here", "95 % interval"]
     head += ["smallest found", "verdict", "development loss"]
     lines = [head, ["---"] * len(head)]
-    for claim, num_seeds, found, loss in answers:
+    for claim, num_seeds, found, loss, until in answers:
         own = [
             claim.said,
             *([] if claim.paper is None else [f"{claim.paper:+.2f}"]),
             str(num_seeds),
         ]
         if found is None:
-            lines.append([*own, "", "", "", "not run", ""])
+            lines.append([*own, "", "", "", "stopped" if until else "not run", until])
             continue
-        p_value = float(next(adjusted))
+        p_value = next(adjusted)
         own += [f"{found.difference:+.2f}", f"{found.low:+.2f} to {found.high:+.2f}"]
         own += [f"{found.smallest:.2f}", f"**{verdict(claim.paper, found, p_value)}**"]
         own.append("" if loss is None else _loss(loss, float(next(adjusted_losses))))

@@ -3,9 +3,10 @@
     python docs/results/write_tables.py runs/one_gpu runs/one_gpu_more --out docs/results
 
 Every table is a comparison of some methods on the seeds that all of them finished, so that runs are
-paired; methods with fewer than two seeds are left out, and named. Beside them: the claims one by
-one (`claims.py`), how far short runs predict long ones, and what each rule did to the update. A
-method whose runs are in several folders is read from the first of them.
+paired; methods with fewer than two seeds are left out, and named; if these are most, there is no
+table. Beside them: the claims one by one (`claims.py`), how far short runs predict long ones, and
+what each rule did to the update. A method whose runs are in several folders is read from the first
+one that has scored runs of it.
 """
 
 from __future__ import annotations
@@ -14,126 +15,35 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import claims
+from questions import QUESTIONS, Question
+from updates import update_table
 
+from gradvac.analysis.figures._style import save
+from gradvac.analysis.record import Record, read_record
 from gradvac.experiments import Trial, compare_runs, prediction_table, predictions, to_markdown
 from gradvac.experiments.curves import LOSS
+from gradvac.experiments.pictures import draw
 from gradvac.runs import RunFolder
 from gradvac.runs.files import write_text
 
 _FEWEST = 2  # seeds
 _PREDICTED = {"prediction": ("table1", "main", "mixture"), "prediction_long": ("long",)}
-_CONTINUED = ("joint", "temperature2", "gradvac", "temperature2_gradvac")
-_BEGIN, _END = "<!-- written by write_tables.py: {} -->\n", "<!-- until here -->\n"
-
-
-class Question(NamedTuple):
-    """A table: its file, what is asked, and the methods; the first is the baseline."""
-
-    name: str
-    asked: str
-    methods: tuple[str, ...]
-
-
-QUESTIONS = (
-    Question(
-        "table1",
-        "Table 1: do rules beat joint training at the paper's temperature, 5?",
-        (
-            *("joint", "gradnorm", "mgda", "pcgrad", "pcgrad_layers"),
-            *("gradvac_fixed", "gradvac_model", "gradvac", "gradvac_all"),
-        ),
-    ),
-    Question(
-        "bilingual",
-        "Table 1, row 1: one model for all, or one for each language?",
-        ("joint", "bilingual"),
-    ),
-    Question(
-        "main",
-        "The same with more seeds: GradVac and the temperature, each alone and together",
-        ("joint", "gradvac", "temperature2", "temperature2_gradvac"),
-    ),
-    Question(
-        "long",
-        "The same with twice the steps",
-        ("long_joint", "long_gradvac", "long_temperature2", "long_temperature2_gradvac"),
-    ),
-    Question(
-        "long_tuned",
-        "Does GradVac help on top of the tuned mixture, with twice the steps?",
-        ("long_temperature2", "long_temperature2_gradvac"),
-    ),
-    Question(
-        "variants",
-        "Variants of GradVac against joint training",
-        ("joint", "gradvac", "gradvac_all", "gradvac_model", "gradvac_fixed"),
-    ),
-    Question(
-        "lengths",
-        "Is it the length of the update? Targets of 0.5 with gradients as long as they were",
-        ("joint", "gradvac_fixed", "gradvac_fixed_length"),
-    ),
-    Question(
-        "attempts",
-        "Make it work: without the noise of batches, on one side of the model, early or late",
-        (
-            *("joint", "gradvac", "without_noise", "encoder_only", "decoder_only"),
-            *("table_only", "early", "late"),
-        ),
-    ),
-    Question(
-        "tuned",
-        "Do rules help on top of the tuned mixture?",
-        (
-            *("temperature2", "temperature2_gradvac", "temperature2_gradvac_all"),
-            *("temperature2_pcgrad_layers", "temperature2_without_noise"),
-        ),
-    ),
-    Question(
-        "mixture",
-        "What does the mixture alone do?",
-        ("joint", "temperature1", "temperature2", "temperature3", "half_weight", "unimax"),
-    ),
-    Question(
-        "controls",
-        "What is left of GradVac without its directions, its targets, its adapting?",
-        ("gradvac", "joint", "norm", "shuffled", "random", "frozen"),
-    ),
-    Question(
-        "into_english",
-        "Into English",
-        (
-            *("into_english", "into_english_gradvac", "into_english_pcgrad_layers"),
-            *("into_english_temperature2", "into_english_temperature2_gradvac"),
-        ),
-    ),
-    Question(
-        "many",
-        "Table 2 and figure 6 in miniature: 19 languages",
-        ("many_temperature5", "many_temperature1", "many_temperature2", "many_gradvac"),
-    ),
-    Question(
-        "large_batches",
-        "Four times the batch before the rule, and a quarter of the steps",
-        ("large_batches", "large_batches_gradvac"),
-    ),
-    Question("small", "A smaller model", ("small", "small_gradvac")),
-    Question(
-        "tables6to8",
-        "Tables 6 to 8: which tasks, which granularity, which beta?",
-        (
-            *("gradvac", "gradvac_high", "gradvac_all", "gradvac_model", "gradvac_sides"),
-            *("gradvac_matrices", "gradvac_beta1", "gradvac_beta3"),
-        ),
-    ),
+_TWICE = (
+    ("joint", "long_joint", "another sweep, later code"),
+    ("temperature2", "long_temperature2", "another sweep, later code"),
+    ("joint", "joint_as_written", "no CUDA graph"),
+    ("gradvac", "gradvac_as_written", "no CUDA graph"),
+    ("gradvac", "long_gradvac", "another sweep, later code"),
+    ("temperature2_gradvac", "long_temperature2_gradvac", "another sweep, later code"),
 )
+_DRAWN = "front"
+_BEGIN, _END = "<!-- written by write_tables.py: {} -->\n", "<!-- until here -->\n"
 
 
 class Runs:
@@ -166,13 +76,28 @@ class Runs:
         seeds = sorted(set.intersection(*map(set, found))) if found else []
         return {seed: [run for own in found for run in own[seed]] for seed in seeds}
 
+    def losses(self, method: str) -> dict[int, dict[int, float]]:
+        """Seed -> step -> development loss, of runs that ended and of runs that were stopped."""
+        for name, own in self.methods():
+            if name == method:
+                return {int(run.name.removeprefix("seed-")): _losses(run) for run in own}
+        return {}
+
+    def records(self) -> Iterator[tuple[str, list[Record]]]:
+        """Method -> the records of its scored runs."""
+        for name, own in self.methods():
+            kept = [RunFolder(run).record for run in own if _is_scored(run)]
+            yield name, [read_record(path) for path in kept if path.is_file()]
+
     def methods(self) -> Iterator[tuple[str, list[Path]]]:
-        """Method -> all its runs, scored or not."""
-        every: dict[str, list[Path]] = {}
+        """Method -> its runs, scored or not, of the first folder with a scored one."""
+        every: dict[str, list[list[Path]]] = {}
         for folder in self.folders:
             for own in sorted(path for path in folder.iterdir() if path.is_dir()):
-                every.setdefault(own.name, sorted(own.glob("seed-*")))
-        yield from sorted((name, runs) for name, runs in every.items() if runs)
+                every.setdefault(own.name, []).append(sorted(own.glob("seed-*")))
+        for name, found in sorted(every.items()):
+            if runs := next((own for own in found if any(map(_is_scored, own))), found[0]):
+                yield name, runs
 
 
 def write_question(question: Question, runs: Runs, out: Path) -> str:
@@ -181,7 +106,7 @@ def write_question(question: Question, runs: Runs, out: Path) -> str:
     left_out = [method for method in question.methods if method not in there]
     target = out / f"{question.name}.md"
     target.unlink(missing_ok=True)
-    if question.methods[0] not in there or len(there) < 2:
+    if question.methods[0] not in there or len(there) < max(2, len(left_out)):
         return f"{question.name}: no table: too few runs of {', '.join(left_out)}"
     shared = runs.shared(there)
     if len(shared) < _FEWEST:
@@ -190,8 +115,8 @@ def write_question(question: Question, runs: Runs, out: Path) -> str:
         [path for own in shared.values() for path in own], baseline=question.methods[0]
     )
     text = to_markdown(found).partition("\n")[2].lstrip("\n")
-    told = f"Left out, as fewer than two seeds were finished: {', '.join(left_out)}.\n\n"
-    write_text(target, f"# {question.asked}\n\n{told if left_out else ''}{text}")
+    missing = f"Left out, as fewer than two seeds were finished: {', '.join(left_out)}.\n\n"
+    write_text(target, f"# {question.asked}\n\n{missing if left_out else ''}{text}")
     return f"{question.name}: {len(there)} methods, {len(shared)} seeds"
 
 
@@ -215,30 +140,13 @@ def write_predictions(name: str, questions: Sequence[str], runs: Runs, out: Path
         write_text(out / f"{name}.md", about + prediction_table(found))
 
 
-def write_updates(runs: Runs, out: Path) -> None:
-    """What rules did to the update: means over the log entries of all runs of a method."""
-    keys = ("update_cosine", "update_ratio", "active", "similarity")
-    lines = [
-        "# What rules did to the update",
-        "",
-        "Means over components and over the log entries of all runs.",
-        "",
-        "| method | cosine to the plain sum | length, of the plain sum | pairs altered | cosine "
-        "between tasks |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for name, own in runs.methods():
-        entries = [
-            [entry[f"train/{key}"] for key in keys]
-            for path in own
-            for entry in RunFolder(path).read_metrics()
-            if entry.get("train/update_cosine") is not None
-        ]
-        if entries:
-            cosine, ratio, active, similar = np.nanmean(entries, axis=0)
-            numbers = (f"{cosine:.4f}", f"{ratio:.3f}", f"{active:.0%}", f"{similar:.3f}")
-            lines.append(f"| {name} | {' | '.join(numbers)} |")
-    write_text(out / "updates.md", "\n".join(lines) + "\n")
+def write_picture(runs: Runs, out: Path) -> None:
+    """The trade-off between resource levels: mixtures and their front, and all other methods."""
+    methods = next(question.methods for question in QUESTIONS if question.name == _DRAWN)
+    paths = [path for own in runs.shared(methods).values() for path in own]
+    if paths:
+        figures = draw(compare_runs(paths, baseline=methods[0]))
+        save(figures["trade_off"], out / _DRAWN, ("svg",))
 
 
 def cost(runs: Runs) -> str:
@@ -261,21 +169,22 @@ def _last(run: Path) -> tuple[float, float]:
     return float(entries[-1]["step"]), float(entries[-1]["train/seconds"])
 
 
-def continued(runs: Runs) -> str:
-    """Whether long runs, of another sweep and another day's code, begin as the short ones."""
-    lines = ["| method | seeds | largest difference of development loss up to the shorter end |"]
-    lines.append("| --- | --- | --- |")
-    for method in _CONTINUED:
-        short, long = runs.seeds_of(method), runs.seeds_of(f"long_{method}")
-        apart = [
-            abs(own[step] - other[step])
-            for seed in sorted(set(short) & set(long))
-            for own, other in [(_losses(short[seed][0]), _losses(long[seed][0]))]
-            for step in own
-            if step in other
-        ]
-        if apart:
-            lines.append(f"| {method} | {len(set(short) & set(long))} | {max(apart):.4f} |")
+def twice(runs: Runs) -> str:
+    """How far runs of one method, one seed and the same batches are apart."""
+    lines = ["| method | the other run | seeds | largest difference of development loss |"]
+    lines.append("| --- | --- | --- | --- |")
+    for method, other, how in _TWICE:
+        first, second = runs.losses(method), runs.losses(other)
+        apart = {
+            seed: [
+                abs(first[seed][step] - second[seed][step])
+                for step in sorted(set(first[seed]) & set(second[seed]))
+            ]
+            for seed in sorted(set(first) & set(second))
+        }
+        known = [max(own) for own in apart.values() if own]
+        if known:
+            lines.append(f"| {method} | {how} | {len(known)} | {max(known):.4f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -305,15 +214,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = Runs(given.runs)
     for question in QUESTIONS:
         print(write_question(question, runs, given.out))
+    write_picture(runs, given.out)
     written = [q for q in QUESTIONS if (given.out / f"{q.name}.md").is_file()]
     tables = "\n".join(f"- [{question.asked}]({question.name}.md)" for question in written) + "\n"
     for name, questions in _PREDICTED.items():
         write_predictions(name, questions, runs, given.out)
-    write_updates(runs, given.out)
+    write_text(given.out / "updates.md", update_table(dict(runs.records())))
     page = given.out / "index.md"
     if page.is_file():
-        parts = {"cost": cost(runs), "continued": continued(runs), "tables": tables}
-        fill(page, parts | claims.claim_tables(runs.shared))
+        parts = {"cost": cost(runs), "twice": twice(runs), "tables": tables}
+        fill(page, parts | claims.claim_tables(runs.shared, runs.losses))
 
 
 if __name__ == "__main__":

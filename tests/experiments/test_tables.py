@@ -10,6 +10,7 @@ import pytest
 
 from gradvac.experiments import SweepConfig
 from gradvac.experiments.verdicts import Against
+from gradvac.runs import RunFolder
 from gradvac.training.config import load
 
 from .conftest import ROOT
@@ -77,12 +78,32 @@ def test_claims_are_answered_by_the_seeds_that_both_methods_have(
         for seed in seeds:
             make_run(tmp_path / folder / method / f"seed-{seed}", rule=rule, seed=seed)
     runs = tables.Runs([tmp_path / "first", tmp_path / "second"])
-    found = tables.claims.claim_tables(runs.shared)["paper"].splitlines()
+    parts = tables.claims.claim_tables(runs.shared, runs.losses)
+    found = parts["paper"].splitlines()
     rows = {line.split(" | ")[0]: line for line in found}
     assert (
         " | +1.41 | 2 | " in rows["| GradVac by layer, low-resource tasks, against joint training"]
     )
     assert rows["| ... with twice the steps"].endswith("| +1.41 | 0 |  |  |  | not run |  |")
+    assert parts["count"].startswith(f"Of the {len(tables.claims.PAPER)} rows")
+    assert parts["count"].endswith(f", {len(tables.claims.PAPER) - 1} not run.\n")
+
+
+def test_stopped_runs_are_shown_by_their_losses(tables: ModuleType, tmp_path: Path) -> None:
+    """Three seeds, none scored: the last step that two of them share with the baseline."""
+    for seed in range(3):
+        make_run(tmp_path / "joint" / f"seed-{seed}", seed=seed, losses=(3.0, 2.5, 2.2, 2.1))
+        stopped = make_run(
+            tmp_path / "early" / f"seed-{seed}",
+            seed=seed,
+            losses=(3.1, 2.6, 2.1, 2.0)[: 1 + seed],
+            steps=10 * (1 + seed),
+            rule="gradvac",
+        )
+        RunFolder(stopped).scores_of("test", "best").unlink()
+    runs = tables.Runs([tmp_path])
+    found = tables.claims.claim_tables(runs.shared, runs.losses)["ours"]
+    assert "half of training (e) | 0 |  |  |  | stopped | +0.1000, +0.1000 at step 20 |" in found
 
 
 @pytest.mark.parametrize(
@@ -119,3 +140,10 @@ def test_parts_of_a_page_are_filled_in(tables: ModuleType, tmp_path: Path) -> No
         ValueError, match=r"index.md: has no <!-- written by write_tables.py: paper"
     ):
         tables.fill(page, {"paper": "new\n"})
+
+
+def test_runs_of_one_seed_are_held_against_each_other(tables: ModuleType, tmp_path: Path) -> None:
+    make_run(tmp_path / "joint" / "seed-0", losses=(3.0, 2.5, 2.2, 2.1))
+    make_run(tmp_path / "long_joint" / "seed-0", losses=(3.0, 2.53, 2.2, 2.1, 1.9), steps=50)
+    found = tables.twice(tables.Runs([tmp_path]))
+    assert found.splitlines()[2:] == ["| joint | another sweep, later code | 1 | 0.0300 |"]

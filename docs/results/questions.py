@@ -1,0 +1,114 @@
+"""The questions of the results page: which methods stand in a table together."""
+
+from typing import NamedTuple
+
+
+class Question(NamedTuple):
+    """A table: its file, what is asked, and the methods; the first is the baseline."""
+
+    name: str
+    asked: str
+    methods: tuple[str, ...]
+
+
+QUESTIONS = (
+    Question(
+        "table1",
+        "Table 1: do rules beat joint training at the paper's temperature, 5?",
+        (
+            *("joint", "gradnorm", "mgda", "pcgrad", "pcgrad_layers"),
+            *("gradvac_fixed", "gradvac_model", "gradvac", "gradvac_all"),
+        ),
+    ),
+    Question(
+        "bilingual",
+        "Table 1, row 1: one model for all, or one for each language?",
+        ("joint", "bilingual"),
+    ),
+    Question(
+        "main",
+        "The same with more seeds: GradVac and the temperature, each alone and together",
+        ("joint", "gradvac", "temperature2", "temperature2_gradvac"),
+    ),
+    Question(
+        "long",
+        "The same with twice the steps",
+        ("long_joint", "long_gradvac", "long_temperature2", "long_temperature2_gradvac"),
+    ),
+    Question(
+        "long_tuned",
+        "Does GradVac help on top of the tuned mixture, with twice the steps?",
+        ("long_temperature2", "long_temperature2_gradvac"),
+    ),
+    Question(
+        "variants",
+        "Variants of GradVac against joint training",
+        ("joint", "gradvac", "gradvac_all", "gradvac_model", "gradvac_fixed"),
+    ),
+    Question(
+        "lengths",
+        "Is it the length of the update? Targets of 0.5 with gradients as long as they were",
+        ("joint", "gradvac_fixed", "gradvac_fixed_length"),
+    ),
+    Question(
+        "front",
+        "Which trade-off between high- and low-resource languages does each method take?",
+        (
+            *("joint", "temperature1", "temperature2", "gradvac", "gradvac_model"),
+            *("gradvac_fixed", "gradvac_fixed_length", "temperature2_gradvac"),
+        ),
+    ),
+    Question(
+        "attempts",
+        "Make it work: without the noise of batches, on one side of the model, early or late",
+        (
+            *("joint", "gradvac", "without_noise", "encoder_only", "decoder_only"),
+            *("table_only", "early", "late"),
+        ),
+    ),
+    Question(
+        "tuned",
+        "Do rules help on top of the tuned mixture?",
+        (
+            *("temperature2", "temperature2_gradvac", "temperature2_gradvac_all"),
+            *("temperature2_pcgrad_layers", "temperature2_without_noise"),
+        ),
+    ),
+    Question(
+        "mixture",
+        "What does the mixture alone do?",
+        ("joint", "temperature1", "temperature2", "temperature3", "half_weight", "unimax"),
+    ),
+    Question(
+        "controls",
+        "What is left of GradVac without its directions, its targets, its adapting?",
+        ("joint", "gradvac", "norm", "shuffled", "random", "frozen"),
+    ),
+    Question(
+        "into_english",
+        "Into English",
+        (
+            *("into_english", "into_english_gradvac", "into_english_pcgrad_layers"),
+            *("into_english_temperature2", "into_english_temperature2_gradvac"),
+        ),
+    ),
+    Question(
+        "many",
+        "Table 2 and figure 6 in miniature: 19 languages",
+        ("many_temperature5", "many_temperature1", "many_temperature2", "many_gradvac"),
+    ),
+    Question(
+        "large_batches",
+        "Four times the batch before the rule, and a quarter of the steps",
+        ("large_batches", "large_batches_gradvac"),
+    ),
+    Question("small", "A smaller model", ("small", "small_gradvac")),
+    Question(
+        "tables6to8",
+        "Tables 6 to 8: which tasks, which granularity, which beta?",
+        (
+            *("gradvac", "gradvac_high", "gradvac_all", "gradvac_model", "gradvac_sides"),
+            *("gradvac_matrices", "gradvac_beta1", "gradvac_beta3"),
+        ),
+    ),
+)
