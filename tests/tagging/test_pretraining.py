@@ -143,6 +143,18 @@ def test_the_loss_is_hugging_faces(root: Path) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+def test_a_cap_on_epochs_knows_the_rows_of_the_run(root: Path) -> None:
+    config = settings(root)
+    data = TextData(config, say=lambda _: None)
+    for most, is_enough in ((1000.0, True), (1e-3, False)):
+        recipe = PretrainRecipe(settings(root, sampling={"most_epochs": most}), data)
+        if is_enough:
+            assert len(next(recipe.batches()).languages) == 8
+        else:
+            with pytest.raises(ValueError, match=r"most_epochs = 0\.001: training draws 48 rows"):
+                recipe.batches()
+
+
 def test_framed_batches_hold_the_same_text(root: Path) -> None:
     config = settings(root)
     data = TextData(config, say=lambda _: None)

@@ -133,6 +133,7 @@ class MaskedStream(RowStream[MaskedBatch]):
         vocabulary: Tokens there are.
         accumulation: Batches of an optimizer step.
         seed: Of everything drawn.
+        num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
         is_framed: Leave nothing of a batch on the host; for one process.
         part: Which part of every batch is handed out here.
     """
@@ -148,6 +149,7 @@ class MaskedStream(RowStream[MaskedBatch]):
         vocabulary: int,
         accumulation: int,
         seed: int,
+        num_steps: int | None = None,
         is_framed: bool = False,
         part: Part = WHOLE,
     ) -> None:
@@ -156,6 +158,7 @@ class MaskedStream(RowStream[MaskedBatch]):
             sampling,
             rows=rows,
             accumulation=accumulation,
+            num_steps=num_steps,
             seed=seed,
             part=part,
         )

@@ -229,6 +229,7 @@ class PretrainRecipe:
             vocabulary=len(self.tokenizer),
             accumulation=config.optimizer.accumulation,
             seed=config.train.seed,
+            num_steps=config.train.max_steps,
             is_framed=on_gpu and config.train.graph is not False and part.of == 1,
             part=part,
         )
