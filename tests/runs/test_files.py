@@ -20,6 +20,7 @@ from gradvac.runs.files import (
     write_bytes,
     write_json,
 )
+from gradvac.runs.kept import keep_file, read_kept
 
 
 def names(folder: Path) -> list[str]:
@@ -132,3 +133,25 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"^busy now$"):
             FolderLock(folder.path, busy="busy now").acquire()
     assert subprocess.run(command, check=False).returncode == 0
+
+
+def test_a_hash_that_is_none_locks_no_run(tmp_path: Path) -> None:
+    """The copy itself is intact: the run goes on, and the hash is written again."""
+    path = tmp_path / "vocabulary.model"
+    keep_file(path, b"pieces", is_new=True)
+    seal = tmp_path / "vocabulary.model.sha256"
+    good = seal.read_bytes()
+    for damaged in (b"", good[:20], bytes(len(good)), b"\xff" * 70):
+        seal.write_bytes(damaged)
+        with pytest.raises(ValueError, match="given again, puts it back"):
+            read_kept(path)
+        keep_file(path, b"pieces", is_new=False)  # what that command does
+        assert seal.read_bytes() == good
+    with pytest.raises(ValueError, match=r"was trained with another vocabulary\.model"):
+        keep_file(path, b"other pieces", is_new=False)
+
+
+def test_a_damaged_config_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[data]\nprepared = "x')
+    with pytest.raises(ValueError, match=r"config\.toml: is damaged .*; put back what training"):
+        RunFolder(tmp_path).read_table()

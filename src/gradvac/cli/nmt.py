@@ -46,6 +46,7 @@ def prepare(
     console.print(
         f"{len(prepared.vocabulary):,} pieces; everything is in {prepared.folder}, what was "
         "dropped in report.json.",
+        markup=False,  # a folder may be called [x]
         soft_wrap=True,
     )
 

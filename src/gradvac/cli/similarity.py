@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,7 +69,7 @@ def similarity(
 
 def is_tagging(run: Path) -> bool:
     """Whether a run is one of tagging: its data are of a kind."""
-    return "kind" in tomllib.loads(RunFolder(run).read_settings()).get("data", {})
+    return "kind" in RunFolder(run).read_table().get("data", {})
 
 
 def _measure_tagging(run: Path, engine: str, options: dict[str, Any]) -> tuple[Similarities, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -137,7 +136,7 @@ def read_run(path: Path, *, split: str, weights: str | int, metric: str | None) 
 
 
 def _settings(folder: RunFolder) -> dict[str, Any]:
-    return flatten(tomllib.loads(folder.read_settings()))
+    return flatten(folder.read_table())
 
 
 def _parent(run: Path, init: Path) -> str:

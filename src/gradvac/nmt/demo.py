@@ -227,7 +227,7 @@ def _show_way_on(config: NmtConfig, out: Path, result: DemoResult, console: Cons
         "small, gradients by task take about as long as all the rest; in a large one on a GPU, a "
         "few percent (README, What it costs)."
     )
-    console.print(f"Data, runs and demo.json are in {out}. To go on:")
+    console.print(f"Data, runs and demo.json are in {out}. To go on:", markup=False)
     console.print(
         f'  echo "the old man sees a dog" | gradvac nmt translate {out / GRADVAC} --to '
         f"{config.data.languages[0]}\n  gradvac nmt score {out / GRADVAC} --set dev",

@@ -143,6 +143,10 @@ class RunFolder:
         """`config.toml` as it stands; empty if there is none."""
         return _read(self.config, bytes.decode, "save it as UTF-8") or ""
 
+    def read_table(self) -> dict[str, Any]:
+        """`config.toml` as nested tables; empty if there is none."""
+        return _read(self.config, _parse_toml, "put back what training wrote") or {}
+
     def read_signature(self) -> dict[str, Any]:
         """`signature.json`; empty if there is none."""
         return _read(self.signature, _parse_signature, "remove it") or {}
@@ -195,7 +199,7 @@ def prepared_sizes(run: RunFolder, split: str = "train") -> dict[str, int]:
     Empty if the folder of prepared data is not there any more, or of another kind.
     """
     try:
-        prepared = Path(tomllib.loads(run.read_settings())["data"]["prepared"])
+        prepared = Path(run.read_table()["data"]["prepared"])
         manifest = json.loads((prepared / PREPARED_MANIFEST).read_bytes())
         return {pair: int(size) for pair, size in manifest["sizes"][split].items()}
     except (AttributeError, KeyError, TypeError, OSError, ValueError):
@@ -215,6 +219,10 @@ def _parse_at(place: str, content: bytes, parse: Callable[[bytes], T], remedy: s
         return parse(content)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: is damaged ({error}); {remedy}.") from error
+
+
+def _parse_toml(content: bytes) -> dict[str, Any]:
+    return tomllib.loads(content.decode())
 
 
 def _parse_object(content: bytes, number: Callable[[str], float | None] = float) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Beside NAME stands NAME.sha256, as `sha256sum` writes it: a copy is verified whe
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 from gradvac.runs.files import write_bytes, write_text
@@ -62,7 +63,9 @@ def _seal(path: Path) -> Path:
 
 
 def _read_seal(path: Path) -> str:
+    """The hash; empty if there is none, or what is there is no hash: the copy then seals itself."""
     try:
-        return _seal(path).read_text(encoding="utf-8").partition(" ")[0]
+        digest = _seal(path).read_text(encoding="utf-8").partition(" ")[0]
     except (OSError, ValueError):
         return ""
+    return digest if re.fullmatch("[0-9a-f]{64}", digest) else ""

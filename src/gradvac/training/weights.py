@@ -19,6 +19,7 @@ from gradvac.runs.files import replacing_path
 
 _ALIAS = "same as "  # in the metadata: tied weights are stored once
 _HASH = "sha256"
+_REMEDY = "Use other weights, or train again."
 
 
 class CheckpointError(RuntimeError):
@@ -96,10 +97,12 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         expected = metadata.pop(_HASH, None)
         intact = expected == _hash(tensors, metadata)
     except Exception as error:  # what a damaged header makes the library raise is not bounded
-        raise CheckpointError(f"{path}: is no weights file, or is damaged ({error}).") from error
+        raise CheckpointError(
+            f"{path}: is no weights file, or is damaged ({error}). {_REMEDY}"
+        ) from error
     if not intact:
         what = "is damaged: it is not what was written" if expected else "has no hash to verify"
-        raise CheckpointError(f"{path}: {what}. Use other weights, or train again.")
+        raise CheckpointError(f"{path}: {what}. {_REMEDY}")
     return tensors, metadata
 
 
