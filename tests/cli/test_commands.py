@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from click.testing import Result
+from safetensors import SafetensorError
 
-from gradvac.cli._common import load_nmt
+from gradvac.cli._common import load_nmt, tells_mistakes
 
 Gradvac = Callable[..., Result]
 SURFACE = {
@@ -81,3 +83,19 @@ def test_corpus_write_refuses_strange_folders_and_languages(
 
 def test_named_configs_are_found() -> None:
     assert load_nmt("demo", ["train.max_steps=7"]).train.max_steps == 7
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device", "x.npz"), SafetensorError("I/O error: disk full")],
+)
+def test_a_full_disk_is_told_with_what_to_do(
+    capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    @tells_mistakes
+    def write() -> None:
+        raise error
+
+    with pytest.raises(typer.Exit):
+        write()
+    assert capsys.readouterr().err.endswith("; make room, and start the same command again.\n")

@@ -155,3 +155,11 @@ def test_a_damaged_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[data]\nprepared = "x')
     with pytest.raises(ValueError, match=r"config\.toml: is damaged .*; put back what training"):
         RunFolder(tmp_path).read_table()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is full")
+def test_a_full_disk_says_what_was_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    with pytest.raises(OSError, match=r"No space left on device: '.*facts\.json'"), replacing(path):
+        Path("/dev/full").write_text("x")
+    assert names(tmp_path) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import re
 import sys
@@ -25,6 +26,11 @@ Command = Callable[Parameters, None]
 
 
 REPORT = "report"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_ERRORS = {
+    "gradvac.training": ("CheckpointError", "DivergedError", "RankError"),
+    "safetensors": ("SafetensorError",),  # what Hugging Face's writers raise on a full disk
+}
 
 
 def needs(*extras: str) -> Callable[[Command[Parameters]], Command[Parameters]]:
@@ -101,19 +107,29 @@ def tells_mistakes(command: Command[Parameters]) -> Command[Parameters]:
         except BrokenPipeError:
             raise  # whoever read our output has seen enough: that is for click to handle
         except _mistakes() as mistake:
-            print(f"error: {mistake}", file=sys.stderr)
+            print(f"error: {_explain(mistake)}", file=sys.stderr)
             raise typer.Exit(1) from None
 
     return run
 
 
+def _explain(mistake: Exception) -> str:
+    """What to tell; a full disk also needs a word on what to do."""
+    text = str(mistake)
+    is_full = isinstance(mistake, OSError) and mistake.errno in _FULL
+    is_full |= type(mistake).__name__ == "SafetensorError" and "I/O error" in text
+    if is_full and "make room" not in text:
+        return f"{text}; make room, and start the same command again."
+    return text
+
+
 def _mistakes() -> tuple[type[Exception], ...]:
-    """What a user can mend. Only a command that imported training can have met its errors."""
-    training = sys.modules.get("gradvac.training")
-    if training is None:
-        return ValueError, OSError
-    of_training = training.CheckpointError, training.DivergedError, training.RankError
-    return ValueError, OSError, *of_training
+    """What a user can mend. Only a command that imported a package can have met its errors."""
+    found: list[type[Exception]] = [ValueError, OSError]
+    for module, names in _ERRORS.items():
+        if module in sys.modules:
+            found += [getattr(sys.modules[module], name) for name in names]
+    return tuple(found)
 
 
 def _tell_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -35,9 +35,11 @@ def replacing_path(path: Path) -> Iterator[Path]:
         temporary.chmod(mode)  # who writes to a path may have made another file of it
         sync(temporary)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = str(path)  # a full disk does not say what was being written
         raise
     sync(path.parent)
 
