@@ -12,6 +12,7 @@ import typer
 from click.testing import Result
 from safetensors import SafetensorError
 
+from gradvac.cli import main
 from gradvac.cli._common import load_nmt, tells_mistakes
 
 Gradvac = Callable[..., Result]
@@ -86,11 +87,18 @@ def test_named_configs_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
-    [OSError(28, "No space left on device", "x.npz"), SafetensorError("I/O error: disk full")],
+    ("error", "remedy"),
+    [
+        (OSError(28, "No space left on device", "x.npz"), "make room, and start the same command"),
+        (SafetensorError("I/O error: disk full"), "make room"),
+        (OSError(13, "Permission denied", "x"), "change its permissions"),
+        (OSError(20, "Not a directory", "x/text"), "choose another name"),
+        (OSError(21, "Is a directory", "x"), "name a file in it"),
+        (OSError("disk: x; make room and go on"), "go on"),  # says it already
+    ],
 )
-def test_a_full_disk_is_told_with_what_to_do(
-    capsys: pytest.CaptureFixture[str], error: Exception
+def test_what_the_system_says_of_a_file_is_told_with_what_to_do(
+    capsys: pytest.CaptureFixture[str], error: Exception, remedy: str
 ) -> None:
     @tells_mistakes
     def write() -> None:
@@ -98,4 +106,21 @@ def test_a_full_disk_is_told_with_what_to_do(
 
     with pytest.raises(typer.Exit):
         write()
-    assert capsys.readouterr().err.endswith("; make room, and start the same command again.\n")
+    told = capsys.readouterr().err
+    assert remedy in told
+    assert told.count(";") == 1
+
+
+def test_stopped_while_it_starts_it_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradvac.cli._commands.app", stop)
+    with pytest.raises(SystemExit, match="130"):
+        main()
+
+
+def test_a_port_is_one(gradvac: Gradvac, tmp_path: Path) -> None:
+    result = gradvac("report", tmp_path, "--live", "--port", "99999")
+    assert result.exit_code == 2
+    assert "65535" in result.output

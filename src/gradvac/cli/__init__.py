@@ -50,6 +50,8 @@ def main() -> None:
         from gradvac.cli._commands import app
 
         app()
+    except KeyboardInterrupt:  # while the commands themselves are being imported
+        sys.exit(130)
     except ModuleNotFoundError as error:
         if (error.name or "gradvac").startswith("gradvac"):
             raise

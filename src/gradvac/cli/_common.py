@@ -26,7 +26,15 @@ Command = Callable[Parameters, None]
 
 
 REPORT = "report"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = "make room, and start the same command again"
+_CLOSED = "change its permissions, or choose another place"
+_NO_FOLDER = "choose another name: a file has that of a folder"
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _CLOSED),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _NO_FOLDER),
+    errno.EISDIR: "name a file in it",
+}
 _ERRORS = {
     "gradvac.training": ("CheckpointError", "DivergedError", "RankError"),
     "safetensors": ("SafetensorError",),  # what Hugging Face's writers raise on a full disk
@@ -114,13 +122,13 @@ def tells_mistakes(command: Command[Parameters]) -> Command[Parameters]:
 
 
 def _explain(mistake: Exception) -> str:
-    """What to tell; a full disk also needs a word on what to do."""
-    text = str(mistake)
-    is_full = isinstance(mistake, OSError) and mistake.errno in _FULL
-    is_full |= type(mistake).__name__ == "SafetensorError" and "I/O error" in text
-    if is_full and "make room" not in text:
-        return f"{text}; make room, and start the same command again."
-    return text
+    """What to tell; what the system says of a file needs a word on what to do."""
+    text, remedy = str(mistake), None
+    if isinstance(mistake, OSError) and mistake.errno is not None:
+        remedy = _REMEDIES.get(mistake.errno)
+    elif type(mistake).__name__ == "SafetensorError" and "I/O error" in text:
+        remedy = _FULL
+    return text if remedy is None or ";" in text else f"{text}; {remedy}."
 
 
 def _mistakes() -> tuple[type[Exception], ...]:

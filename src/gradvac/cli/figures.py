@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from gradvac.cli._common import needs
 from gradvac.cli._options import GENEALOGY, Distances, Families, Runs
+from gradvac.hints import nearest
 
 
 @needs("report")
@@ -30,7 +32,8 @@ def figures(
     from gradvac.cli._runs import load_runs, sizes_of
 
     loaded = load_runs(runs, distances=distances, families=families)
-    chosen = None if pairs is None else [_pair(pair) for pair in pairs]
+    tasks = [task for run in loaded for task in run.tasks]
+    chosen = None if pairs is None else [_pair(pair, tasks) for pair in pairs]
     kinds = formats or FORMATS
     ending = kinds[0] if len(kinds) == 1 else f"{{{','.join(kinds)}}}"  # as a shell expands it
     done = write_figures(
@@ -45,8 +48,13 @@ def figures(
         print(f"{name}: not drawn, {reason}")
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _pair(text: str, tasks: Sequence[str]) -> tuple[str, str]:
     first, comma, second = text.partition(",")
     if not comma or not first or not second:
         raise ValueError(f"--pair: give two tasks as in en-fr,en-es; got {text!r}.")
-    return first.strip(), second.strip()
+    pair = first.strip(), second.strip()
+    for task in pair:
+        if task not in tasks:
+            hint = nearest(task, dict.fromkeys(tasks))
+            raise ValueError(f"--pair: {task!r} is no task of these runs; {hint}")
+    return pair

@@ -67,7 +67,9 @@ def report(
         bool,
         typer.Option("--live", help="Serve the page on this machine while training goes on."),
     ] = False,
-    port: Annotated[int, typer.Option(help="Of the live page; 0: any that is free.")] = 0,
+    port: Annotated[
+        int, typer.Option(help="Of the live page; 0: any that is free.", min=0, max=65535)
+    ] = 0,
 ) -> None:
     """Say what the tasks of a run do to each other, and write one offline page that shows it.
 
