@@ -160,16 +160,21 @@ class _Newton:
     ) -> None:
         self.price, self.v, self.z, self.dual, self.primal = price, v, z, dual, primal
         self.factor = torch.linalg.cholesky_ex(gram + torch.diag_embed(z / v + _STIFFNESS))[0]
-        self.reach = torch.cholesky_solve(price[..., None], self.factor)[..., 0]
+        self.reach = self._solve(price)
 
     def direction(self, centre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Steps of v, of the multiplier y and of z that remove the residuals and `centre`."""
         right = -self.dual - centre / self.v
-        step = torch.cholesky_solve(right[..., None], self.factor)[..., 0]
+        step = self._solve(right)
         missing = -(self.primal + (self.price * step).sum(-1, keepdim=True))
         lift = missing / (self.price * self.reach).sum(-1, keepdim=True)
         step = step + lift * self.reach
         return step, lift, -(centre + self.z * step) / self.v
+
+    def _solve(self, right: Tensor) -> Tensor:
+        # `cholesky_solve` of many systems cannot be recorded as part of a CUDA graph.
+        half = torch.linalg.solve_triangular(self.factor, right[..., None], upper=False)
+        return torch.linalg.solve_triangular(self.factor.mT, half, upper=True)[..., 0]
 
 
 def _longest(value: Tensor, step: Tensor) -> Tensor:
