@@ -166,24 +166,20 @@ def _table(answers: Sequence[Answer], *, with_paper: bool) -> str:
     adjusted = iter(_adjusted(answers))
     losses = [answer.loss for answer in answers if answer.loss is not None]
     adjusted_losses = iter(holm([found.p_value for found in losses]))
-    paper = ["paper"] if with_paper else []
-    head = ["claim" if with_paper else "question", *paper, "seeds", "here", "95 % interval"]
-    head += ["smallest found", "verdict", "development loss"]
+    first = ["claim", "verdict", "paper"] if with_paper else ["question", "verdict"]
+    head = [*first, "here (95 % interval)", "smallest found (seeds)", "development loss"]
     lines = [head, ["---"] * len(head)]
     for claim, num_seeds, found, loss, until in answers:
-        own = [
-            claim.said,
-            *([] if claim.paper is None else [f"{claim.paper:+.2f}"]),
-            str(num_seeds),
-        ]
+        paper = [] if claim.paper is None else [f"{claim.paper:+.2f}"]
         if found is None:
-            lines.append([*own, "", "", "", "stopped" if until else "not run", until])
+            said = "stopped" if until else "not run"
+            lines.append([claim.said, said, *paper, "", f"({num_seeds})", until])
             continue
-        p_value = next(adjusted)
-        own += [f"{found.difference:+.2f}", f"{found.low:+.2f} to {found.high:+.2f}"]
-        own += [f"{found.smallest:.2f}", f"**{verdict(claim.paper, found, p_value)}**"]
-        own.append("" if loss is None else _loss(loss, float(next(adjusted_losses))))
-        lines.append(own)
+        said = verdict(claim.paper, found, next(adjusted))
+        here = f"{found.difference:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
+        smallest = f"{found.smallest:.2f} ({num_seeds})"
+        about = "" if loss is None else _loss(loss, float(next(adjusted_losses)))
+        lines.append([claim.said, f"**{said}**", *paper, here, smallest, about])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
