@@ -31,7 +31,7 @@ from gradvac.gradients import (
     whole,
 )
 from gradvac.hints import some
-from gradvac.models import allow_second_passes, is_sharded, unwrap
+from gradvac.models import allow_second_passes, is_sharded, refuse_later_wishes, unwrap
 from gradvac.restored import Restored, differences
 from gradvac.rules import GradVac, Rule, rule_named
 from gradvac.tasks import read_names
@@ -103,6 +103,7 @@ class Aligner:
             raise ValueError(
                 'offload, storage_dtype: are for engine="per_task"; one_backward stores nothing.'
             )
+        self._given = model
         model, group = unwrap(model, process_group)
         if group is not None and (recompute or offload or storage_dtype is not None):
             raise ValueError(
@@ -193,6 +194,7 @@ class Aligner:
             What was done; None with `accumulate=True`.
         """
         if self._exchange is not None:
+            refuse_later_wishes(self._given)
             return self._backward_together(self._exchange, losses, tasks_of_rows, accumulate)
         given = read_losses(losses, tasks_of_rows, self.tasks)
         is_later = bool(self._pending)

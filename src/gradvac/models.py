@@ -55,6 +55,21 @@ def unwrap(
     return model, process_group
 
 
+def refuse_later_wishes(model: nn.Module) -> None:
+    """Refuse what DistributedDataParallel was told about its own exchange, at any time."""
+    if getattr(model, "_comm_hooks", None):
+        raise ValueError(
+            "model: DistributedDataParallel has a communication hook, which an aligned backward "
+            "does not use; leave register_comm_hook out."
+        )
+    joining = getattr(model, "_join_config", None)
+    if joining is not None and joining.enable:
+        raise ValueError(
+            "model: join() lets a process without rows leave, but all take part in an aligned "
+            "backward; leave it out, and let such a process call backward({})."
+        )
+
+
 def _compiled(model: nn.Module) -> nn.Module:
     """torch.compile's wrapper renames parameters."""
     return getattr(model, "_orig_mod", model)

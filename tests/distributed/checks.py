@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.checkpoint import checkpoint
 
 from gradvac import MGDA, Aligner, Alignment, GradNorm, GradVac, PCGrad, Rule, Sum, TorchJD
@@ -354,6 +355,12 @@ def refusals(world: World) -> None:
     losses = checkpoint(lambda start: model(tokens) * start[:, 0], start, use_reentrant=True)
     with pytest.raises(ValueError, match="use_reentrant=False"):
         aligner.backward(losses, tasks)
+
+    with model.join(), pytest.raises(ValueError, match=r"let such a process call backward\(\{\}\)"):
+        aligner.backward(model(tokens), tasks)
+    model.register_comm_hook(None, allreduce_hook)
+    with pytest.raises(ValueError, match="leave register_comm_hook out"):
+        aligner.backward(model(tokens), tasks)
 
     model, outside = replica(world, made(Rows)), nn.Linear(2, 1).double()
     aligner = Aligner(model, TASKS)

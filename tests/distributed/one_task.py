@@ -1,5 +1,6 @@
 """Checks of processes that have one task each: any model, compiled or not."""
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -146,7 +147,7 @@ def traffic(world: World) -> None:
     """Within 1 % of what DistributedDataParallel alone sends, besides K x T x T numbers."""
     torch.manual_seed(1)
     layers = [nn.Linear(40, 40, dtype=torch.float64) for _ in range(4)]
-    model = replica(world, nn.Sequential(*layers))
+    counted, model = (replica(world, nn.Sequential(*copy.deepcopy(layers))) for _ in range(2))
     plain = 0
 
     def count(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -156,9 +157,9 @@ def traffic(world: World) -> None:
         work = dist.all_reduce(buffer, group=world.group, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
-    model.register_comm_hook(None, count)
+    counted.register_comm_hook(None, count)
     values = torch.randn(5, 40, dtype=torch.float64) + world.rank
-    model(values).square().sum().backward()
+    counted(values).square().sum().backward()
     aligner = Aligner(model, TASKS, GradVac())
     aligner.backward(model(values).square().sum(1), [world.rank] * 5)
     sent = aligner._exchange.ranks.sent
