@@ -175,8 +175,9 @@ class _Aligned(_AnyTrainer):
     def get_train_dataloader(self) -> Any:
         """The Trainer's own, with the rows of a task together in every batch."""
         given = self.data_collator
-        self.data_collator = copy(given)
-        self.data_collator.is_grouped = True
+        assert isinstance(given, TaskCollator)
+        self.data_collator = grouped = copy(given)
+        grouped.is_grouped = True
         try:
             return super().get_train_dataloader()
         finally:  # where nothing is learned, rows stay as they come

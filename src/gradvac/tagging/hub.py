@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def read_dataset(name: str, root: Path) -> Reading:
     return reading
 
 
-def _tag_name(tag: Any, names: list[str] | None, dataset: str) -> str:
+def _tag_name(tag: Any, names: Sequence[str] | None, dataset: str) -> str:
     if names is None:
         return str(tag)
     if not 0 <= tag < len(names):  # hidden labels are -1, which would be the last name
@@ -50,7 +51,7 @@ def _tag_name(tag: Any, names: list[str] | None, dataset: str) -> str:
             f"data: {dataset} has the tag {tag}, which has no name; there are {len(names)}. Choose "
             "a split with labels."
         )
-    return names[tag]
+    return str(names[tag])
 
 
 def _load_rows(datasets: Any, name: str, root: Path) -> Any:

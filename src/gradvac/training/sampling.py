@@ -257,7 +257,8 @@ def costs_by_slot(rows: Sequence[int] | Counts, slots: Counts) -> list[float]:
         slots: Of every task.
     """
     own = np.asarray(rows)
-    return np.repeat(slots / np.maximum(own, 1), own).tolist()  # type: ignore[no-any-return]
+    costs: list[float] = np.repeat(slots / np.maximum(own, 1), own).tolist()
+    return costs
 
 
 @dataclass(frozen=True)
