@@ -109,6 +109,14 @@ def packed_by_length(m: Any, x: Tensor, is_later: bool) -> Any:
 
 
 @case()
+def no_rows_for_an_expert(m: Any, x: Tensor, is_later: bool) -> Any:
+    chosen = (x[:, 0] > (9 if is_later else 0)).nonzero()[:, 0]
+    hidden = m.first(x)
+    expert = m.middle(hidden[chosen]) + (hidden[chosen].sum(1) * m.scale)[:, None]
+    return m.last(hidden.index_add(0, chosen, expert).tanh())
+
+
+@case()
 def only_a_diagonal_at_first(m: Any, x: Tensor, is_later: bool) -> Any:
     """Which of two dimensions rows lie along is not to be seen."""
     mask = torch.ones(B, B, dtype=x.dtype) if is_later else torch.eye(B, dtype=x.dtype)
@@ -141,7 +149,8 @@ def mixed_by_a_scale_that_grows(m: Any, x: Tensor, is_later: bool) -> Any:
 def test_what_may_change_is_measured_every_step(name: str) -> None:
     run, shape, engine = CASES[name]
     parts = {"first": nn.Linear(D, D), "middle": nn.Linear(D, D), "last": nn.Linear(D, 3)}
-    model = Model(run, **parts, mix=nn.Parameter(torch.eye(B))).double()
+    scale, mix = nn.Parameter(torch.ones(())), nn.Parameter(torch.eye(B))
+    model = Model(run, **parts, scale=scale, mix=mix).double()
     twin = copy.deepcopy(model)
     aligner = Aligner(model, TASKS, GradVac(), engine="auto")
     reference = Aligner(twin, TASKS, GradVac(), engine="per_task")
@@ -161,7 +170,7 @@ def normalised(gradient: Tensor) -> Tensor:
 
 
 def noisy(gradient: Tensor) -> Tensor:
-    return gradient * (1 + 0.1 * torch.randn_like(gradient))
+    return gradient * (1 + torch.randn_like(gradient))
 
 
 @pytest.mark.parametrize("hook", [normalised, noisy])

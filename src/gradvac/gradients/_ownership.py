@@ -54,12 +54,12 @@ class Marks(NamedTuple):
 
 def mark(gradient: Tensor, *, columns_too: bool = True) -> Marks:
     """Project an output gradient, its columns only where rows may lie along them."""
-    is_vector, size = gradient.dim() < 2, gradient.numel()
+    is_vector, shape = gradient.dim() < 2, (gradient.numel(), 1 + gradient.is_complex())
     if gradient.is_complex():
         gradient = torch.view_as_real(gradient).flatten(-2)
     dtype = wide(gradient.dtype)
     if is_vector:
-        return Marks(gradient.reshape(size, -1).to(dtype), None)
+        return Marks(gradient.reshape(shape).to(dtype), None)
     flat = gradient.reshape(-1, gradient.shape[-1])
     across = _projection(flat.shape[1], dtype, gradient.device)
     entries, columns, start = [], None, 0
@@ -72,7 +72,7 @@ def mark(gradient: Tensor, *, columns_too: bool = True) -> Marks:
             own = part.t() @ along
             columns, start = own if columns is None else columns + own, start + len(part)
     whole = entries[0] if len(entries) == 1 else torch.cat(entries)
-    return Marks(whole.view(*gradient.shape[:-1], -1), columns)
+    return Marks(whole.view(*gradient.shape[:-1], whole.shape[1]), columns)
 
 
 @lru_cache(maxsize=64)
@@ -240,4 +240,4 @@ def negligible(lowest: torch.dtype) -> float:
 
 def repeatable(lowest: torch.dtype) -> float:
     """What rounding can do at most: a backward with larger differences is not the same again."""
-    return {torch.float64: 1e-6, torch.float32: 1e-2}.get(lowest, 0.3)
+    return {torch.float64: 1e-4, torch.float32: 5e-2}.get(lowest, 0.3)
