@@ -4,6 +4,7 @@ import copy
 import os
 import pickle
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from gradvac import Sum
 
-from .parity import UNSORTED, assert_same_gradients, attach, plain_backward
+from .parity import TASKS, UNSORTED, assert_same_gradients, attach, plain_backward
 from .zoo._case import B, D, distance
 
 ROWS = torch.tensor(UNSORTED)
@@ -63,6 +64,37 @@ def test_a_forked_process_goes_on() -> None:
         step()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
+
+
+class Fused(torch.autograd.Function):
+    """A head and its loss; the gradients are there since the forward, and are scaled in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        scores = x @ weight.T
+        ctx.kept = (2 * scores @ weight, 2 * scores.T @ x)
+        return scores.square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return tuple(own.mul_(gradients[0]) for own in ctx.kept)
+
+
+def test_a_function_whose_backward_can_run_once() -> None:
+    """Each task has a forward of its own, and a factor."""
+    model, plain = TwoHeads(), TwoHeads()
+    plain.load_state_dict(model.state_dict())
+
+    def losses(own: TwoHeads) -> dict[str, Tensor]:
+        head = own.heads[0].weight
+        return {
+            task: 0.5 * Fused.apply(own.trunk(torch.full((2, D), number + 1.0)), head)
+            for number, task in enumerate(TASKS)
+        }
+
+    torch.autograd.backward([torch.stack(list(losses(plain).values())).sum()])
+    attach(model, Sum()).backward(losses(model))
+    assert_same_gradients(model, plain, 1e-5)
 
 
 def test_gradients_are_tensors_of_their_own() -> None:

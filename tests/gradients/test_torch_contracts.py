@@ -359,3 +359,19 @@ def test_sparse_gradients_of_a_table(x: Tensor) -> None:
     for each, engine in ((expected, "per_task"), (found, "one_backward")):
         attach(each, rule(), engine=engine).backward(distance(each(tokens)), ROWS)
     assert_same_gradients(found, expected, 1e-9)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_complex_beside_an_odd_number_of_reals(engine: str, x: Tensor) -> None:
+    model = Model(
+        lambda m, y: (y * m.scale * m.phase).abs() + m.shift,
+        scale=nn.Parameter(torch.tensor(0.7)),
+        phase=nn.Parameter(torch.randn(D, dtype=torch.complex64)),
+        shift=nn.Parameter(torch.randn(D)),
+    ).double()
+    model.phase.data = model.phase.data.to(torch.complex128)
+    losses = distance(model(x))
+    expected = torch.autograd.grad(losses.sum(), list(model.parameters()), retain_graph=True)
+    attach(model, Sum(), engine=engine, granularity="whole_model").backward(losses, ROWS)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)

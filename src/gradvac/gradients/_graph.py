@@ -121,6 +121,7 @@ class Graph:
         nodes: In post-order.
         names: Of the nodes.
         signature: The same for graphs of the same structure.
+        returned: What a node (position) that has just run returned.
 
     Args:
         roots: The losses.
@@ -144,6 +145,7 @@ class Graph:
         self.signature = signature
         self.nodes: list[Any] = [met[where] for where in signature.order]
         self.names, self.root_positions = signature.names, signature.roots
+        self.returned: dict[int, Sequence[Tensor | None]] = {}
 
     def children(self, position: int) -> tuple[tuple[int, int], ...]:
         """(position, output number) of each input of a node.

@@ -120,7 +120,8 @@ class Stacked:
             for member, piece in zip(members, pieces.split(sizes), strict=True):
                 found[member] = piece
         return [
-            torch.view_as_complex(own.view(-1, 2)) if is_complex else own
+            # A copy: complex numbers may not begin at any place of a storage.
+            torch.view_as_complex(own.view(-1, 2).clone()) if is_complex else own
             for own, is_complex in zip(found, self._is_complex, strict=True)
         ]
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gradvac.gradients._evidence import Evidence
-from gradvac.gradients._graph import LEAF, Graph
+from gradvac.gradients._graph import LEAF, Graph, is_python_function
 from gradvac.gradients._junctions import Junction, draw, routes
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._ownership import SAME, Layout, Marks, mark, task_codes
@@ -70,6 +70,11 @@ class Look:
             plan = self._try()
             if plan is not None:
                 plan.moved = self.moved
+                plan.functions = frozenset(
+                    number
+                    for number, own in enumerate(drawing.junctions)
+                    if not own.ends and is_python_function(self.graph.nodes[own.position])
+                )
                 plan.measured = How.MEASURED in plan.known.values()
                 plan.lowest, plan.names = self.shown.lowest, self.names
                 plan.routes = [routes(self.graph, own) for own in self.drawing.junctions]

@@ -1,6 +1,6 @@
 """A backward that stops at the junctions: it computes no parameter gradients of its own."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ def run_pass(
     arrive: Arrive,
     *,
     others: Sequence[tuple[int, Arrive]] = (),
+    after_run: Collection[int] = (),
     retain: bool = False,
 ) -> list[Tensor | None]:
     """Differentiate down to the junctions and show each its output gradients.
@@ -36,6 +37,7 @@ def run_pass(
         starts: Gradients at the roots.
         arrive: Called for every junction, as soon as its output gradients are complete.
         others: Further nodes (positions) to be shown their output gradients.
+        after_run: Junctions that are shown theirs once they have run, beside what they returned.
         retain: Keep the graph.
     """
     handles, ends = [], []
@@ -47,6 +49,9 @@ def run_pass(
                 outputs = max(1, len(node._input_metadata))
                 ends.append((number, len(inputs), outputs))
                 inputs += [GradientEdge(node, output) for output in range(outputs)]
+            elif number in after_run:
+                after = partial(_arrive_after, graph, junction.position, partial(arrive, number))
+                handles.append(node.register_hook(after))
             else:
                 handles.append(node.register_prehook(partial(arrive, number)))
         for position, show in others:
@@ -67,6 +72,19 @@ def run_pass(
         for handle in handles:
             handle.remove()
     return list(gradients[len(inputs) :])
+
+
+def _arrive_after(
+    graph: Graph,
+    position: int,
+    arrive: Callable[[Sequence[Tensor | None]], None],
+    returned: Sequence[Tensor | None],
+    gradients: Sequence[Tensor | None],
+) -> None:
+    """Show a junction what it got, and the graph what it returned."""
+    graph.returned[position] = returned
+    arrive(gradients)
+    del graph.returned[position]
 
 
 @contextmanager

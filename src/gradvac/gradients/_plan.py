@@ -55,6 +55,7 @@ class Plan:
     unfinished: str | None = None  # why the next batch must be looked at too
     asleep: frozenset[int] = frozenset()  # positions that no gradient has come through so far
     moved: set[int] = field(default_factory=set)
+    functions: frozenset[int] = frozenset()  # junctions that are Python functions on the way
     measured: bool = False
     proven: bool = False  # a step with it went well
     lowest: torch.dtype = torch.float32

@@ -101,7 +101,13 @@ class Step:
             others = [(position, watcher.see) for position in asleep - own]
         retain = again or bool(asleep) or (self.is_careful and self._keep_graph)
         gradients = run_pass(
-            self.graph, drawing, self.losses.starts(), arrive, others=others, retain=retain
+            self.graph,
+            drawing,
+            self.losses.starts(),
+            arrive,
+            others=others,
+            after_run=self._of_one_task(),
+            retain=retain,
         )
         former.refuse_mixed_entries()
         if asleep and watcher.asleep() != asleep:
@@ -112,6 +118,15 @@ class Step:
             pairs = zip(leaves, gradients, strict=True)
             self.outside = [(leaf, gradient) for leaf, gradient in pairs if gradient is not None]
             self.plan.proven = True
+
+    def _of_one_task(self) -> set[int]:
+        """Python functions whose own run gives all that is asked of them.
+
+        A second call would do it too, but some write over what they saved.
+        """
+        is_alone, known = len(self.losses.present) == 1, self.plan.known
+        functions = self.plan.functions
+        return {n for n in functions if is_alone or known.get((n, 0)) is How.REACHED}
 
     def _components(self, collector: Collector) -> list[list[int]]:
         """The components that every junction contributes to."""
