@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -347,3 +348,18 @@ def test_rows_of_a_task_lie_together_where_something_is_learned(
         assert found.label_ids.tolist() == [one["labels"] for one in examples]
     with pytest.raises(ValueError, match="example 1 of the batch has no column 'task'"):
         trainer.predict([examples[0], *unnamed])
+
+
+def test_numbers_that_name_the_tasks_otherwise_are_refused(
+    make_model: Make, make_examples: Make, arguments: Make
+) -> None:
+    """A `ClassLabel` of datasets: number 0 is the first of its names, not of the tasks."""
+
+    class Numbered(list[dict[str, Any]]):
+        features: ClassVar = {"task": SimpleNamespace(names=["fr", "de", "sw"])}
+
+    examples = Numbered(one | {"task": n % 3} for n, one in enumerate(make_examples("tokens", 6)))
+    with pytest.raises(ValueError, match=r"stand for \['fr', 'de', 'sw'\], but tasks are \['de'"):
+        AlignedTrainer(make_model("tokens"), arguments(), train_dataset=examples, tasks=TASKS)
+    tasks = ["fr", "de", "sw", "zu"]
+    AlignedTrainer(make_model("tokens"), arguments(), train_dataset=examples, tasks=tasks).train()

@@ -7,6 +7,7 @@ the trainers are optional packages.
     transformers.py     AlignedTrainer, AlignedSeq2SeqTrainer, TaskCollator  (gradvac[transformers])
     accelerate.py       AcceleratedAligner: one line in the place of accelerator.backward
     lightning.py        AlignedModule: a mixin for LightningModule
+    _collator.py        batches that carry the task of every row
     _row_losses.py      losses of rows from the outputs of a Hugging Face model
     _recorded.py        forward and backward replayed as CUDA graphs
     _processes.py       what is asked of several processes

@@ -25,65 +25,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
-from transformers import Seq2SeqTrainer, Trainer, default_data_collator
+from transformers import Seq2SeqTrainer, Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gradvac import Aligner, Alignment, Sum
 from gradvac.analysis import step_values
 from gradvac.gradients import positions
+from gradvac.integrations._collator import TASKS_OF_ROWS, TaskCollator, refuse_other_numbers
 from gradvac.integrations._processes import refuse_engine, require_together
 from gradvac.integrations._recorded import Backward, RecordedSteps
 from gradvac.integrations._row_losses import Normaliser, logits_of, sum_by_row
 
-TASKS_OF_ROWS = "tasks_of_rows"
 _NUM_ITEMS = "num_items_in_batch"
 _STATE = "aligner.pt"
 RowLosses = Callable[[Any, Tensor, Tensor | int | None], Tensor]
-
-
-class TaskCollator:
-    """A data collator that carries the task of every example beside the batch of another.
-
-    Args:
-        collator: Makes a batch of examples without their tasks.
-        column: Name of the tasks' column.
-        is_grouped: Bring the examples of a task together, which spares an aligner to do so with
-            every layer's rows; for training, where their order within a batch means nothing.
-    """
-
-    def __init__(
-        self,
-        collator: Callable[[list[Any]], Any] = default_data_collator,
-        column: str = "task",
-        *,
-        is_grouped: bool = False,
-    ) -> None:
-        self.collator, self.column, self.is_grouped = collator, column, is_grouped
-
-    @property
-    def tokenizer(self) -> Any:
-        """The other collator's, which a Trainer saves with its checkpoints."""
-        return self.collator.tokenizer  # type: ignore[attr-defined]
-
-    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Collate, and put the tasks under "tasks_of_rows".
-
-        Examples that are only evaluated need none.
-        """
-        missing = [number for number, one in enumerate(features) if self.column not in one]
-        if len(missing) == len(features) and not self.is_grouped:
-            return dict(self.collator(list(features)))
-        if missing:
-            raise ValueError(
-                f"train_dataset: example {missing[0]} of the batch has no column {self.column!r} "
-                f"with its task; its columns are {', '.join(features[missing[0]])}."
-            )
-        if self.is_grouped:
-            places = {one[self.column]: place for place, one in enumerate(features)}
-            features = sorted(features, key=lambda one: places[one[self.column]])
-        tasks = [one[self.column] for one in features]
-        rest = [{k: v for k, v in one.items() if k != self.column} for one in features]
-        return {**self.collator(rest), TASKS_OF_ROWS: tasks}
 
 
 if TYPE_CHECKING:  # a mixin of either trainer
@@ -131,6 +86,7 @@ class _Aligned(_AnyTrainer):
         self._task_column, self._row_losses = task_column, row_losses
         super().__init__(*args, **options)
         self._refuse()
+        refuse_other_numbers(self.train_dataset, task_column, tasks)
         assert self.model is not None
         if not isinstance(self.data_collator, TaskCollator):
             self.data_collator = TaskCollator(self.data_collator, task_column)
