@@ -85,16 +85,8 @@ def gather_batch(
     *,
     packed: bool = False,
     frame: Frame | None = None,
-    halves: bool = False,
 ) -> Batch:
-    """Make a batch of the chosen sentence pairs of every task.
-
-    With `halves`, tasks are numbered as `gradvac.halves_of` names them: every second sentence pair
-    of a task, sorted by length or not, is in its second half.
-    """
-    if halves:
-        tasks = [task for task in tasks for _ in range(2)]
-        chosen = [own[start::2] for own in chosen for start in range(2)]
+    """Make a batch of the chosen sentence pairs of every task."""
     present = [
         (t, task, own) for t, (task, own) in enumerate(zip(tasks, chosen, strict=True)) if len(own)
     ]
@@ -141,7 +133,8 @@ class Stream:
         num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
         seed: Of everything drawn.
         part: Which part of every batch is read here.
-        halves: Number the tasks of rows by halves, see `gather_batch`.
+        halves: Number the tasks of rows as `gradvac.halves_of` names them: every second sentence
+            pair of a task in a batch, sorted by length as they are, is in its second half.
     """
 
     def __init__(
@@ -158,7 +151,7 @@ class Stream:
         part: Part = WHOLE,
         halves: bool = False,
     ) -> None:
-        self._halves = halves
+        self._per_task = 2 if halves else 1
         self._tasks, self._config, self._packed = list(tasks), config, packed
         self._accumulation, self._seed, self._part = accumulation, seed, part
         num_batches = None if num_steps is None else num_steps * accumulation
@@ -180,15 +173,16 @@ class Stream:
         chosen = self._open[self._next]
         self._next += 1
         if self._part.of == 1:
-            return self._gather(chosen, self.frame)
+            return self._gather(self._in_halves(chosen), self.frame)
         return self._own_part(chosen)
 
     def _own_part(self, chosen: list[Numbers]) -> Batch:
-        lengths = [task.lengths(own) for task, own in zip(self._tasks, chosen, strict=True)]
+        num_rows, chosen = [len(own) for own in chosen], self._in_halves(chosen)
+        lengths = [task.lengths(own) for task, own in zip(self._read, chosen, strict=True)]
         sizes = np.concatenate(lengths, axis=1)  # [2, B]
         costs: Sequence[float] | Numbers = sizes.sum(0)
         if self._slots is not None:
-            costs = costs_by_slot([len(own) for own in chosen], self._slots)
+            costs = costs_by_slot(num_rows, self._slots)
         ours = self._part.cut(costs)
         is_empty = ours.start == ours.stop
         first, last = (0, 1) if is_empty else (ours.start, ours.stop)
@@ -201,10 +195,18 @@ class Stream:
         counts = torch.zeros(len(batch), dtype=torch.bool) if is_empty else None
         return replace(batch, num_tokens=int(sizes[1].sum()), counts=counts)
 
+    def _in_halves(self, chosen: list[Numbers]) -> list[Numbers]:
+        """What is chosen of every half of a task; without halves, of every task."""
+        num = self._per_task
+        return [own[start::num] for own in chosen for start in range(num)]
+
+    @property
+    def _read(self) -> list[TaskData]:
+        """The data of every half of a task; without halves, of every task."""
+        return [task for task in self._tasks for _ in range(self._per_task)]
+
     def _gather(self, chosen: list[Numbers], frame: Frame | None = None) -> Batch:
-        return gather_batch(
-            self._tasks, chosen, packed=self._packed, frame=frame, halves=self._halves
-        )
+        return gather_batch(self._read, chosen, packed=self._packed, frame=frame)
 
     @property
     def rows_per_batch(self) -> float:
