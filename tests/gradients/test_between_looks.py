@@ -3,17 +3,21 @@
 # B rows, D width
 
 import copy
+import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+import torchgen
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from gradvac import Aligner, GradVac
+from gradvac.gradients import _movers
 
 from .parity import TASKS, UNSORTED, assert_same_gradients
 from .zoo._case import B, D, Model, S, distance
@@ -217,3 +221,17 @@ def test_losses_however_small() -> None:
     losses = 1e-40 * distance(model(torch.randn(B, D, dtype=torch.float64)))
     with pytest.raises(ValueError, match="influence each other"):
         aligner.backward(losses, UNSORTED)
+
+
+def test_operations_have_the_names_that_torch_gives_them() -> None:
+    """One that is misspelt would be measured every step."""
+    derivatives = Path(torchgen.__file__).parent / "packaged" / "autograd" / "derivatives.yaml"
+    names = re.findall(
+        r"^- name: +_?(\w+?)(?:_forward)?(?:\.\w+)?\(", derivatives.read_text(), re.M
+    )
+    known = {"".join(part.title() for part in name.split("_")) for name in names} | {"Copy"}
+    tables = (_movers._ENTRYWISE, _movers._KEEPERS, _movers._PRODUCTS, _movers._WITHIN_ROWS)
+    for table in (*tables, _movers._WITH_WEIGHTS, _movers._BY_SETTING):
+        assert not set(table) - known
+    for start in _movers._OVER_SPACE:
+        assert any(name.startswith(start) for name in known)

@@ -132,9 +132,12 @@ _KEEPERS = frozenset(
 )
 _PRODUCTS = frozenset(("Mm", "Addmm", "Bmm", "Baddbmm"))
 _WITHIN_ROWS = frozenset(
-    f"ScaledDotProduct{name}Attention"
-    for name in ("Flash", "Efficient", "Cudnn", "FusedAttentionOverrideable")
-) | {"ScaledDotProductFlashAttentionForCpu", "Convolution", "NativeGroupNorm"}
+    f"ScaledDotProduct{name}"
+    for name in (
+        *("FlashAttention", "FlashAttentionForCpu", "EfficientAttention", "CudnnAttention"),
+        "FusedAttentionOverrideable",
+    )
+) | {"Convolution", "NativeGroupNorm"}
 _OVER_SPACE = (
     *("AvgPool", "MaxPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "FractionalMaxPool"),
     *("Upsample", "ReflectionPad", "ReplicationPad", "GridSampler"),
