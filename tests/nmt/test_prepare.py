@@ -8,7 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.nmt import DataConfig, NmtConfig, Prepared, open_or_prepare, prepare
+from gradvac.nmt import (
+    DataConfig,
+    NmtConfig,
+    Prepared,
+    open_or_prepare,
+    prepare,
+    train_translation,
+)
+from gradvac.training import Display
 
 Build = Callable[..., NmtConfig]
 
@@ -166,3 +174,17 @@ def test_training_does_not_replace_what_another_run_may_need(toy_config: Build) 
     assert again is not None
     assert again.signature == prepared.signature
     assert prepare(other, say=lambda _: None).sizes["train"]["en-yy"] == 200
+
+
+def test_runs_and_prepared_data_do_not_share_a_folder(
+    toy_config: Build, tmp_path: Path, quiet: Display
+) -> None:
+    """Both hold a `vocabulary.model`, and one would lose its own."""
+    config = toy_config()
+    with pytest.raises(ValueError, match=r"run: .*prepared is data\.prepared"):
+        train_translation(config, tmp_path / "x" / ".." / "prepared", display=quiet)
+    config.data.prepared.mkdir()
+    (config.data.prepared / "config.toml").write_text("")
+    with pytest.raises(ValueError, match=r"data\.prepared: .* is a run folder"):
+        prepare(config.data)
+    assert [path.name for path in config.data.prepared.iterdir()] == ["config.toml"]

@@ -56,9 +56,7 @@ def prepare(config: DataConfig, *, say: Say = print, only_if_none: bool = False)
     Raises:
         ValueError: A file is missing or damaged, or nothing is left of a language.
     """
-    given = config.vocabulary.model
-    if given is not None and not given.is_file():
-        raise ValueError(f"data.vocabulary.model: there is no file {given}.")
+    Prepared.require_places(config)
     for name in ("text", "tokens"):
         (config.prepared / name).mkdir(parents=True, exist_ok=True)
     with files.FolderLock(config.prepared, busy=None):  # which refuses links

@@ -45,6 +45,15 @@ class Prepared:
     shards: dict[str, list[list[int]]]
     files: SealedFolder
 
+    @staticmethod
+    def require_places(config: DataConfig) -> None:
+        """Refuse, before hours of work, a vocabulary that is absent and a folder of a run."""
+        given = config.vocabulary.model
+        if given is not None and not given.is_file():
+            raise ValueError(f"data.vocabulary.model: there is no file {given}.")
+        if RunFolder(config.prepared).config.exists():  # its vocabulary would be written over
+            raise ValueError(f"data.prepared: {config.prepared} is a run folder; choose another.")
+
     @classmethod
     def open(cls, config: DataConfig) -> Prepared | None:
         """Open what was prepared with these settings; None if there is no such thing.
