@@ -121,6 +121,14 @@ def no_rows_for_an_expert(m: Any, x: Tensor, is_later: bool) -> Any:
 
 
 @case()
+def no_rows_for_an_expert_at_first(m: Any, x: Tensor, is_later: bool) -> Any:
+    """Later it has as many as there are rows in the batch, and they are others."""
+    chosen = torch.tensor([5, 5, 4, 4, 3, 3] if is_later else [], dtype=torch.long)
+    hidden = m.first(x)
+    return m.last(hidden.index_add(0, chosen, m.middle(hidden[chosen])).tanh())
+
+
+@case()
 def only_a_diagonal_at_first(m: Any, x: Tensor, is_later: bool) -> Any:
     """Which of two dimensions rows lie along is not to be seen."""
     mask = torch.ones(B, B, dtype=x.dtype) if is_later else torch.eye(B, dtype=x.dtype)

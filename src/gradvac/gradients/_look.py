@@ -159,10 +159,14 @@ class Look:
 
     def _how(self, key: tuple[int, int], plan: Plan, *, is_moving: bool) -> Known | None:
         """How the owners at a place are known; None if rows are mixed there."""
-        if not self.shown.is_awake(key):
-            return self._unseen(key)
         position = self.drawing.junctions[key[0]].position
         shape, block = self.graph.shape(position, key[1]), self._block(position)
+        if not self.shown.is_awake(key):
+            if block is None and is_moving:
+                return How.MEASURED
+            if block is None and 0 in shape:
+                plan.unfinished = "a part of it was empty"
+            return self._unseen(key)
         if block is None and not is_moving:
             layout, num_seen = self.shown.layout(key, shape)
             if layout is not None:
