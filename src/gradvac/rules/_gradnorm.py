@@ -97,7 +97,8 @@ class GradNorm(Rule):
             self._state[name].index_copy_(0, self.index, kept)
         total = self._state["weights"]
         in_name_order = total[index_on(self._by_name, total.device)]  # rounding: whatever the list
-        total.mul_(len(self.tasks) / in_name_order.sum())
+        scale = len(self.tasks) / in_name_order.sum()
+        total.mul_(torch.where(usable.any(), scale, 1.0))  # a step that teaches nothing: untouched
 
     def _measured(self) -> tuple[Tensor, Tensor]:
         """Norms `[T]` in the chosen component, and of which tasks this step teaches, `[T]`.
