@@ -24,6 +24,7 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     stream.py          batches that mix tasks, cut from token files
     model.py           the Transformer and its loss
     attention.py       its attention
+    loss.py            cross-entropy in few passes over the logits
     decode.py          translations searched for, in slots
     slots.py           the state of sentences that are being translated
     beams.py           which tokens go on: beam search

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -36,6 +36,7 @@ from gradvac.nmt.attention import (
     linear,
 )
 from gradvac.nmt.batch import Batch, Side
+from gradvac.nmt.loss import compiled_cross_entropy, cross_entropy, most_logits
 
 Cache = list[LayerCache]
 
@@ -69,7 +70,7 @@ class Transformer(Layer):
         label_smoothing: Share of the probability spread over the vocabulary, in training.
         logits_per_chunk: The loss goes over the labels in chunks of this many logits, and, if
             there are several, computes them again in the backward: `[N, V]` is never stored.
-            "auto": as many as an eighth of a GPU's memory holds, 2^27 elsewhere.
+            "auto": as many as a quarter of a GPU's memory holds, 2^27 elsewhere.
         compile_loss: Compile what follows the logits, on a GPU: one kernel instead of several.
 
     Example:
@@ -91,7 +92,7 @@ class Transformer(Layer):
         compile_loss: bool = False,
     ) -> None:
         super().__init__()
-        self._cross_entropy = _compiled if compile_loss else _cross_entropy
+        self._cross_entropy = compiled_cross_entropy if compile_loss else cross_entropy
         self.size, self.label_smoothing = size, label_smoothing
         self._logits_per_chunk, self._compile_loss = logits_per_chunk, compile_loss
         self.embedding = nn.Embedding(vocabulary_size, size.width)
@@ -142,7 +143,7 @@ class Transformer(Layer):
         """
         most = self._logits_per_chunk
         if most == "auto":
-            most = _most_logits(states.device, is_compiled=self._compile_loss)
+            most = most_logits(states.device, is_compiled=self._compile_loss)
         size = max(1, most // len(self.head.weight))
         if len(labels) <= size:
             return self._chunk_losses(states, labels, tasks)
@@ -190,31 +191,6 @@ class Transformer(Layer):
         for layer, own in zip(self._steps(), cache, strict=True):
             x = layer.step(x, own, now)
         return self.head(self.decoder.norm(x))
-
-
-@cache
-def _most_logits(device: torch.device, *, is_compiled: bool) -> int:
-    """How many logits may be held at once."""
-    if device.type != "cuda":
-        return 1 << 27
-    # The logits, their logarithms in float32 and the gradients of both; compiled, in bf16 alone.
-    bytes_each = 8 if is_compiled else 16
-    return int(torch.cuda.get_device_properties(device).total_memory // 8 // bytes_each)
-
-
-def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-
-
-def _compiled(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    work = _compile() if logits.is_cuda else _cross_entropy
-    return work(logits, labels, smoothing)
-
-
-@cache
-def _compile() -> Callable[[Tensor, Tensor, float], Tensor]:
-    compiled: Callable[[Tensor, Tensor, float], Tensor] = torch.compile(_cross_entropy)
-    return compiled
 
 
 class Positions(Layer):

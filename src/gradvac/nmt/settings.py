@@ -34,7 +34,7 @@ class ModelConfig(Section):
         norm_first: Pre-norm (true) or post-norm.
         label_smoothing: In training.
         logits_per_chunk: Most logits held at once; of more, the loss is made in chunks, with less
-            memory and the last product done twice. "auto": what an eighth of a GPU's memory holds,
+            memory and the last product done twice. "auto": what a quarter of a GPU's memory holds,
             2^27 elsewhere.
         compile_loss: Compile the loss on a GPU; takes some seconds at the start.
     """
