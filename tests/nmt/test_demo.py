@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import os
+import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,8 +17,9 @@ from rich.console import Console
 from gradvac.analysis import load_run
 from gradvac.nmt import NmtConfig
 from gradvac.nmt.demo import DemoResult, run_demo, verdict
-from gradvac.nmt.side_by_side import run_side_by_side
+from gradvac.nmt.side_by_side import _Sender, run_side_by_side
 from gradvac.training import Display, config
+from gradvac.training.processes import StopSignals
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"
 
@@ -72,6 +77,37 @@ def test_jobs_side_by_side_tell_how_they_ended() -> None:
         run_side_by_side({"b": fail, "c": vanish}, console)
     assert "b: so far so good" in console.file.getvalue()  # type: ignore[attr-defined]
     assert dict(os.environ) == before
+
+
+def sleep(display: Display) -> None:
+    display.say("asleep")
+    time.sleep(60)
+
+
+class StoppedConsole(Console):
+    """One whose process gets SIGTERM as soon as something is said."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*objects, **options)
+        if any("asleep" in str(one) for one in objects):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_stop_leaves_no_process_behind() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_side_by_side({"a": sleep}, StoppedConsole(file=io.StringIO()))
+    assert not multiprocessing.active_children()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_job_that_nobody_hears_stops_itself() -> None:
+    here, there = multiprocessing.Pipe(duplex=False)
+    here.close()
+    sender = _Sender(there)
+    with StopSignals() as signals:
+        sender.say("hello?")
+        sender.say("hello?")  # a second signal would end it at once, unsaved
+    assert signals.received == "SIGTERM"
 
 
 @pytest.mark.parametrize(

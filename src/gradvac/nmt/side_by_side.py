@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -47,23 +48,24 @@ def run_side_by_side(jobs: Mapping[str, Job], console: Console) -> dict[str, Any
     """
     context = multiprocessing.get_context("spawn")
     pipes: dict[Any, str] = {}
-    processes = []
-    with _environment():
-        for name, job in jobs.items():
-            here, there = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(job, there), name=name)
-            process.start()
-            there.close()  # so that the pipe ends with the process
-            pipes[here] = name
-            processes.append(process)
-    try:
-        results, errors = _listen(pipes, console)
-    except KeyboardInterrupt:
-        for process in processes:
-            process.terminate()  # they save where they stand
-        for process in processes:
-            process.join()
-        raise
+    processes: list[Any] = []
+    with _stops_as_interrupts():
+        try:
+            with _environment():
+                for name, job in jobs.items():
+                    here, there = context.Pipe(duplex=False)
+                    process = context.Process(target=_work, args=(job, there), name=name)
+                    process.start()
+                    there.close()  # so that the pipe ends with the process
+                    pipes[here] = name
+                    processes.append(process)
+            results, errors = _listen(pipes, console)
+        except KeyboardInterrupt:
+            for process in processes:
+                process.terminate()  # they save where they stand
+            for process in processes:
+                process.join()
+            raise
     for process in processes:
         process.join()
     silent = {name: _SILENT for name in jobs if name not in results and name not in errors}
@@ -103,11 +105,12 @@ def _listen(pipes: dict[Any, str], console: Console) -> tuple[dict[str, Any], di
 def _work(job: Job, pipe: Connection) -> None:
     """What a process does."""
     try:
-        pipe.send(("result", job(_Sender(pipe))))
+        told = ("result", job(_Sender(pipe)))
     except (ValueError, OSError, CheckpointError, DivergedError) as error:
-        pipe.send(("error", str(error)))
-    finally:
-        pipe.close()
+        told = ("error", str(error))
+    with suppress(OSError):  # nobody listens any more
+        pipe.send(told)
+    pipe.close()
 
 
 class _Sender(Display):
@@ -117,21 +120,48 @@ class _Sender(Display):
         with open(os.devnull, "w") as nowhere:
             super().__init__(Console(file=nowhere), quiet=True)
         self.console.quiet = True
-        self._pipe = pipe
+        self._pipe, self._is_heard = pipe, True
+
+    def _send(self, kind: str, content: Any) -> None:
+        try:
+            self._pipe.send((kind, content))
+        except OSError:  # whoever started us was killed: save, and end too
+            if self._is_heard:
+                self._is_heard = False
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def say(self, message: str) -> None:
-        self._pipe.send(("say", message))
+        self._send("say", message)
 
     def open(self, step: int, max_steps: int) -> None:
-        self._pipe.send(("bar", {"completed": step, "total": max_steps}))
+        self._send("bar", {"completed": step, "total": max_steps})
 
     def advance(self, step: int) -> None:
         if step % 10 == 0:
-            self._pipe.send(("bar", {"completed": step}))
+            self._send("bar", {"completed": step})
 
     def show(self, step: int, values: Mapping[str, float], *, seconds_left: float) -> None:
         shown = f"loss {values['train/loss']:.3f}, {seconds_left:.0f} s left"
-        self._pipe.send(("bar", {"completed": step, "shown": shown}))
+        self._send("bar", {"completed": step, "shown": shown})
+
+
+@contextmanager
+def _stops_as_interrupts() -> Iterator[None]:
+    """SIGTERM and SIGHUP act like Ctrl-C, so that no process is left behind."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    former = {}
+    with suppress(ValueError):  # not the main thread
+        for number in (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")):
+            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+                former[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
