@@ -156,7 +156,7 @@ def test_the_papers_settings() -> None:
         settings = config.load(TaggingConfig, CONFIGS / "tagging" / f"{name}.toml")
         assert settings.model.encoder == "google-bert/bert-base-multilingual-cased"
         assert settings.batch.epochs == 10
-        assert settings.with_steps(1600).train.max_steps == 500
+        assert settings.with_steps(1600, say=print).train.max_steps == 500
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "sweeps").glob("tagging_*.toml")), ids=str)

@@ -147,8 +147,14 @@ def test_a_hash_that_is_none_locks_no_run(tmp_path: Path) -> None:
             read_kept(path)
         keep_file(path, b"pieces", is_new=False)  # what that command does
         assert seal.read_bytes() == good
-    with pytest.raises(ValueError, match=r"was trained with another vocabulary\.model"):
+    with pytest.raises(ValueError, match=r"another vocabulary\.model; choose a new run folder\.$"):
         keep_file(path, b"other pieces", is_new=False)
+    seal.write_bytes(b"0" * 64)  # a hash, but of something else
+    with pytest.raises(ValueError, match=r"if only vocabulary\.model\.sha256 was damaged, remove"):
+        keep_file(path, b"pieces", is_new=False)
+    seal.unlink()
+    keep_file(path, b"pieces", is_new=False)
+    assert seal.read_bytes() == good
 
 
 def test_a_damaged_config_is_named(tmp_path: Path) -> None:

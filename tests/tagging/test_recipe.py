@@ -234,6 +234,18 @@ def test_epochs_set_the_steps(trained: Path) -> None:
     assert read_metrics(trained)[-1]["step"] == 4 * 180 // 12
 
 
+def test_steps_that_do_not_count_are_told(settings: Settings) -> None:
+    said: list[str] = []
+    config = settings(batch={"rows": 12, "epochs": 4.0}, train={"max_steps": 7})
+    assert config.with_steps(24, say=said.append).train.max_steps == 8
+    assert "train.max_steps = 7 does not count, because batch.epochs = 4 makes 8 steps" in said[0]
+    assert "batch.epochs=0" in said.pop()
+    settings(batch={"rows": 12, "epochs": 4.0}, train={"max_steps": 8}).with_steps(
+        24, say=said.append
+    )
+    assert not said
+
+
 def test_the_record_shows_similarity_between_languages(trained: Path) -> None:
     run = load_run(trained)
     assert run.record is not None

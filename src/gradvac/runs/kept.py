@@ -28,9 +28,10 @@ def keep_file(path: Path, content: bytes, *, is_new: bool) -> None:
     there = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
     sealed = _read_seal(path) or there
     if not is_new and sealed and sealed != digest:
-        raise ValueError(
-            f"run: {path.parent} was trained with another {path.name}; choose a new run folder."
-        )
+        remedy = "choose a new run folder"
+        if there == digest:  # the copy is the one given, so that the hash may be what is damaged
+            remedy += f", or, if only {_seal(path).name} was damaged, remove that file"
+        raise ValueError(f"run: {path.parent} was trained with another {path.name}; {remedy}.")
     if there != digest:
         write_bytes(path, content)
     if _read_seal(path) != digest:

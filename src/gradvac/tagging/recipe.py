@@ -167,7 +167,7 @@ def train_tagging(
         display = job.display(display)
         say = display.say
         prepared = job.first_then_others(lambda: open_or_prepare(config, say=say))
-        settings = config.with_steps(sum(prepared.sizes[TRAIN].values()))
+        settings = config.with_steps(sum(prepared.sizes[TRAIN].values()), say=say)
         seed_everything(settings.train.seed)
         recipe = TaggingRecipe(settings, prepared)
         display.console.print(recipe.epochs())

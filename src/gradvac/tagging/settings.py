@@ -6,6 +6,7 @@ The other sections are those of every run: [train], [optimizer], [sampling], [al
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -124,10 +125,21 @@ class TaggingConfig(RunConfig):
         self.train.check_metric(kinds, self.data.languages)
         return self
 
-    def with_steps(self, num_windows: int) -> TaggingConfig:
-        """These settings with the steps that `batch.epochs` stands for."""
-        if not self.batch.epochs:
+    def with_steps(self, num_windows: int, *, say: Callable[[str], None]) -> TaggingConfig:
+        """These settings with the steps that `batch.epochs` stands for.
+
+        Args:
+            num_windows: Of all languages together.
+            say: Told if `train.max_steps` was given, and does not count.
+        """
+        epochs, given = self.batch.epochs, self.train.max_steps
+        if not epochs:
             return self
         rows = self.batch.rows * self.optimizer.accumulation
-        steps = max(1, math.ceil(self.batch.epochs * num_windows / rows))
+        steps = max(1, math.ceil(epochs * num_windows / rows))
+        if "max_steps" in self.train.model_fields_set and given != steps:
+            say(
+                f"warning: train.max_steps = {given} does not count, because batch.epochs = "
+                f"{epochs:g} makes {steps} steps; with batch.epochs=0 it decides."
+            )
         return self.model_copy(update={"train": self.train.model_copy(update={"max_steps": steps})})
