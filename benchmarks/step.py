@@ -1,6 +1,7 @@
 """Time and peak memory of a training step, relative to joint training, in one run.
 
     python benchmarks/step.py --size tiny --tasks 4 8             # CPU
+    python benchmarks/step.py --size thin --modes joint one_backward --rounds 5 --clock processor
     python benchmarks/step.py --size base big --tasks 4 8 25      # GPU
     python benchmarks/step.py --size base --modes joint one_backward --graph
 

@@ -23,6 +23,7 @@ class Size:
 
 
 SIZES = {
+    "thin": Size(64, 16, 2, 32, 6, 256),  # base's layers without its work: the host's time
     "tiny": Size(2000, 128, 4, 512, 2, 4096),
     "base": Size(32000, 512, 8, 2048, 6, 8192),
     "big": Size(64000, 1024, 16, 8192, 6, 32768),
