@@ -333,11 +333,12 @@ def test_unknown_labels_and_broken_predictions_are_told(trained: Path) -> None:
 
     gold, predicted = [["B-PER", "B-PLANET"]], [["I-PER", "O"]]
     score = score_tags(gold, predicted, "ner")
-    scores = Scores("run", "ner", "test", "best", {"aa": score}, {}, {"aa": 1}, [], "")
+    scores = Scores("run", "ner", "test", "best", {"aa": score}, {}, {"aa": 1}, ["bb"], "")
     assert [one.metric for one in scores.by_metric()] == ["F1", "accuracy", "strict F1"]
     caption = str(scores.table().caption)
     assert "1 predicted tags break IOB2" in caption
     assert "counted as wrong: aa 1" in caption
+    assert "Without any entity, so that F1 is 0 by definition: bb" in caption
     assert (score.f1, score.strict_f1) == (pytest.approx(200 / 3), 0)
 
 
