@@ -243,3 +243,14 @@ def test_operations_have_the_names_that_torch_gives_them() -> None:
         assert not set(table) - known
     for start in _movers._OVER_SPACE:
         assert any(name.startswith(start) for name in known)
+
+
+@pytest.mark.parametrize("norm", [nn.RMSNorm, nn.LayerNorm])
+def test_a_gradient_that_is_rounding_alone_is_no_influence(
+    norm: Callable[[int], nn.Module],
+) -> None:
+    """The mean square of what is normalised does not depend on what is in front of it."""
+    model = nn.Sequential(nn.Linear(B, B), norm(B))
+    aligner = Aligner(model, TASKS, engine="one_backward")
+    for _ in range(3):
+        aligner.backward(model(torch.randn(B, S, B)).square().mean((1, 2)), UNSORTED)

@@ -361,6 +361,17 @@ def test_sparse_gradients_of_a_table(x: Tensor) -> None:
     assert_same_gradients(found, expected, 1e-9)
 
 
+def test_real_parameters_of_complex_products(x: Tensor) -> None:
+    model = Model(
+        lambda m, y: (torch.complex(y, y) @ m.weight.to(torch.complex128)).imag * m.weight[0],
+        weight=nn.Parameter(torch.randn(D, D)),
+    ).double()
+    expected = copy.deepcopy(model)
+    for each, engine in ((model, "one_backward"), (expected, "per_task")):
+        attach(each, rule(), engine=engine).backward(distance(each(x)), ROWS)
+    assert_same_gradients(model, expected, 1e-9)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_complex_beside_an_odd_number_of_reals(engine: str, x: Tensor) -> None:
     model = Model(

@@ -105,7 +105,9 @@ class Evidence:
                 if found[0] is not None:  # zeros leave it open, and may be gone in the next batch
                     return None, 0
                 found = layout, result.num_rows_seen
-                if not result.num_rows_seen:
+                if result.rounding > repeatable(self.lowest):  # what cancels out tells nothing
+                    found = layout, 0
+                if not found[1]:
                     break
         return found
 

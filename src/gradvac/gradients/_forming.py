@@ -214,6 +214,8 @@ class Former:
             for edge in edges:
                 part, shape = returned[edge], self.graph.shape(*children[edge])
                 if part is not None:
+                    if part.is_complex() and not self.graph.is_complex(*children[edge]):
+                        part = part.real  # as autograd does between two nodes
                     if edge not in found:
                         found[edge] = part.new_zeros(len(self._present), *shape)
                     found[edge][task] = part.sum_to_size(shape)
@@ -237,7 +239,7 @@ class Former:
         children = self.graph.children(position)
         if name == "TBackward0" and len(self.graph.shape(position)) == 2:
             self._push(*children[0], use.transposed(), deliver)
-        elif name in ("TBackward0", "ToCopyBackward0"):
+        elif name == "TBackward0" or self.graph.is_plain_cast(position):
             self._push(*children[0], use, deliver)
         elif (looked_up := self._look_up(position, use)) is not None:
             self._push(*children[0], looked_up, deliver)

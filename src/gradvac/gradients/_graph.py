@@ -162,6 +162,19 @@ class Graph:
         described = node._input_metadata
         return tuple(described[number].shape) if number < len(described) else ()
 
+    def is_complex(self, position: int, number: int = 0) -> bool:
+        """Whether an output of a node is complex."""
+        node = self.nodes[position]
+        if self.names[position] == LEAF:
+            return bool(node.variable.is_complex())
+        return bool(node._input_metadata[number].dtype.is_complex)
+
+    def is_plain_cast(self, position: int) -> bool:
+        """Whether a node is a cast, but not one of real numbers to complex ones."""
+        if self.names[position] != "ToCopyBackward0":
+            return False
+        return self.is_complex(position) == self.is_complex(*self.children(position)[0])
+
     def inner_shapes(self, position: int) -> list[tuple[int, ...]]:
         """The shapes of a node's inputs, as far as they need gradients."""
         known = getattr(self.nodes[position], "_saved_self_sym_sizes", None)

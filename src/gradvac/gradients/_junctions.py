@@ -145,7 +145,7 @@ def routes(graph: Graph, junction: Junction) -> list[Route]:
     for edge in junction.edges:
         child = graph.children(junction.position)[edge]
         position, transposed = child[0], False
-        while graph.names[position] in ("TBackward0", "ToCopyBackward0"):
+        while graph.names[position] == "TBackward0" or graph.is_plain_cast(position):
             transposed ^= graph.names[position] == "TBackward0" and len(graph.shape(position)) == 2
             position = graph.children(position)[0][0]
         parameter = graph.nodes[position].variable if graph.names[position] == LEAF else None

@@ -71,6 +71,8 @@ def mark(gradient: Tensor, *, columns_too: bool = True) -> Marks:
             along = _projection(flat.shape[0], dtype, gradient.device)[start : start + len(part)]
             own = part.t() @ along
             columns, start = own if columns is None else columns + own, start + len(part)
+    if columns is not None:  # both parts of a complex number are its own
+        columns = columns.reshape(flat.shape[1] // shape[1], -1)
     whole = entries[0] if len(entries) == 1 else torch.cat(entries)
     return Marks(whole.view(*gradient.shape[:-1], whole.shape[1]), columns)
 
