@@ -174,7 +174,8 @@ class _Newton:
     def _solve(self, right: Tensor) -> Tensor:
         # `cholesky_solve` of many systems cannot be recorded as part of a CUDA graph.
         half = torch.linalg.solve_triangular(self.factor, right[..., None], upper=False)
-        return torch.linalg.solve_triangular(self.factor.mT, half, upper=True)[..., 0]
+        whole: Tensor = torch.linalg.solve_triangular(self.factor.mT, half, upper=True)
+        return whole[..., 0]
 
 
 def _longest(value: Tensor, step: Tensor) -> Tensor:
