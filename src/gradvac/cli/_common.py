@@ -135,8 +135,8 @@ def _mistakes() -> tuple[type[Exception], ...]:
     """What a user can mend. Only a command that imported a package can have met its errors."""
     found: list[type[Exception]] = [ValueError, OSError]
     for module, names in _ERRORS.items():
-        if module in sys.modules:
-            found += [getattr(sys.modules[module], name) for name in names]
+        if (there := sys.modules.get(module)) is not None:
+            found += [getattr(there, name) for name in names]
     return tuple(found)
 
 
