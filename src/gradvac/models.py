@@ -121,7 +121,7 @@ def _group_of_mesh(model: nn.Module) -> ProcessGroup:
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     trained: dict[str, Any] = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    plain = [name for name, own in trained.items() if not isinstance(own, DTensor)]
+    plain = [name for name, parameter in trained.items() if not isinstance(parameter, DTensor)]
     if plain or not trained:
         raise ValueError(
             f"model: {', '.join(plain[:3]) or 'no parameter'} is not sharded, so FSDP2 would not "
@@ -129,12 +129,12 @@ def _group_of_mesh(model: nn.Module) -> ProcessGroup:
         )
     mesh = next(iter(trained.values())).device_mesh
     understood = ((Shard(0),), (Replicate(), Shard(0)))
-    for name, own in trained.items():
-        if own.device_mesh != mesh or own.placements not in understood:
+    for name, parameter in trained.items():
+        if parameter.device_mesh != mesh or parameter.placements not in understood:
             raise ValueError(
-                f"model: {name} is placed as {own.placements} on {own.device_mesh}; the Aligner "
-                "understands fully_shard along dimension 0, over one mesh of processes, or of "
-                "replicas and shards (HSDP)."
+                f"model: {name} is placed as {parameter.placements} on {parameter.device_mesh}; "
+                "the Aligner understands fully_shard along dimension 0, over one mesh of "
+                "processes, or of replicas and shards (HSDP)."
             )
     world: Any = distributed.group.WORLD
     if mesh.ndim == 2 and mesh.mesh.flatten().tolist() != list(range(distributed.get_world_size())):
@@ -142,8 +142,8 @@ def _group_of_mesh(model: nn.Module) -> ProcessGroup:
             f"model: its mesh of replicas and shards is {mesh}; the Aligner needs all processes of "
             "the job in it, in their order."
         )
-    found: ProcessGroup = mesh.get_group() if mesh.ndim == 1 else world
-    return found
+    group: ProcessGroup = mesh.get_group() if mesh.ndim == 1 else world
+    return group
 
 
 def _refuse_shared_statistics(model: nn.Module) -> None:

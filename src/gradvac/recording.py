@@ -109,8 +109,8 @@ def _copied(result: Any) -> Any:
     if isinstance(result, Mapping):
         return {name: _copied(value) for name, value in result.items()}
     if is_dataclass(result) and not isinstance(result, type):
-        own = {field.name: _copied(getattr(result, field.name)) for field in fields(result)}
-        return replace(result, **own)
+        copies = {field.name: _copied(getattr(result, field.name)) for field in fields(result)}
+        return replace(result, **copies)
     return result
 
 

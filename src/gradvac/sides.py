@@ -20,7 +20,7 @@ def side_and_owner(name: str) -> tuple[str, str]:
     segments = name.split(".")
     for depth, segment in enumerate(segments):
         words = frozenset(segment.lower().split("_"))
-        for side, known in _WORDS.items():
-            if words & known:
+        for side, side_words in _WORDS.items():
+            if words & side_words:
                 return side, ".".join(segments[:depth])
     return SHARED, ""

@@ -65,10 +65,10 @@ def languages_of(task: str) -> tuple[str, ...]:
 
 def pivot_of(tasks: Sequence[str]) -> str:
     """The language that all tasks share; English if none does, "" if it cannot be told which."""
-    directions = [found for found in map(find_direction, tasks) if found is not None]
+    directions = [direction for direction in map(find_direction, tasks) if direction is not None]
     if not directions or len(directions) < len(tasks):
         return DEFAULT_PIVOT
-    shared = [code for code in directions[0] if all(code in found for found in directions)]
+    shared = [code for code in directions[0] if all(code in direction for direction in directions)]
     if DEFAULT_PIVOT in shared or not shared:
         return DEFAULT_PIVOT
     return shared[0] if len(shared) == 1 or len(set(tasks)) > 1 else ""

@@ -25,5 +25,7 @@ def weighty(components: Sequence[str], side: str | None = None) -> list[bool]:
     numbers, behave differently, and would count as much as a whole layer.
     """
     inside = [side is None or side_of(name) == side for name in components]
-    large = [own and not _SMALL.search(n) for own, n in zip(inside, components, strict=True)]
+    large = [
+        is_inside and not _SMALL.search(n) for is_inside, n in zip(inside, components, strict=True)
+    ]
     return large if any(large) else inside

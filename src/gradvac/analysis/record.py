@@ -156,9 +156,9 @@ def read_record(path: str | Path, *, most: int | None = None) -> Record:
         if most is not None and total > min(most, fit):
             wanted = np.unique(np.linspace(0, total - 1, min(most, fit)).round().astype(np.int64))
         parts, first = [], 0
-        for chunk, own in zip(intact, steps, strict=True):
-            here = wanted[(wanted >= first) & (wanted < first + len(own))] - first
-            first += len(own)
+        for chunk, chunk_steps in zip(intact, steps, strict=True):
+            here = wanted[(wanted >= first) & (wanted < first + len(chunk_steps))] - first
+            first += len(chunk_steps)
             if len(here):
                 parts.append((_load(file, chunk), here))
         return _join(path, parts)
@@ -317,7 +317,7 @@ def _check_shapes(arrays: "np.lib.npyio.NpzFile") -> None:
 
 def _join(path: Path, parts: list[tuple["np.lib.npyio.NpzFile", NDArray[np.int64]]]) -> Record:
     names = [tuple(part["tasks"].tolist()) for part, _ in parts]
-    tasks = tuple(dict.fromkeys(task for own in names for task in own))
+    tasks = tuple(dict.fromkeys(task for part_tasks in names for task in part_tasks))
     components = {tuple(part["components"].tolist()) for part, _ in parts}
     rules = {str(part["rule"]) for part, _ in parts}
     if len(components) > 1 or len(rules) > 1:
@@ -325,17 +325,17 @@ def _join(path: Path, parts: list[tuple["np.lib.npyio.NpzFile", NDArray[np.int64
             f"{path}: was continued with other components or another rule; record every run in a "
             "file of its own."
         )
-    where = [[tasks.index(task) for task in own] for own in names]
+    where = [[tasks.index(task) for task in part_tasks] for part_tasks in names]
 
     def joined(name: str) -> Any:
         pieces = []
-        for (part, chosen), own in zip(parts, where, strict=True):
+        for (part, chosen), places in zip(parts, where, strict=True):
             values = part[name][chosen]
             dims = 2 if name in _PAIRS else 1 if name in _TASKS else 0
-            if dims and own != list(range(len(tasks))):
+            if dims and places != list(range(len(tasks))):
                 fill = False if values.dtype == bool else np.nan
                 whole = np.full((*values.shape[:2], *[len(tasks)] * dims), fill, values.dtype)
-                where_to: Any = (..., *np.ix_(*[own] * dims))
+                where_to: Any = (..., *np.ix_(*[places] * dims))
                 whole[where_to] = values
                 values = whole
             pieces.append(values)
@@ -346,5 +346,5 @@ def _join(path: Path, parts: list[tuple["np.lib.npyio.NpzFile", NDArray[np.int64
     vaccinated = None
     if all("vaccinated" in part for part, _ in parts):
         said = (part["vaccinated"].tolist() for part, _ in parts)
-        vaccinated = tuple(dict.fromkeys(task for own in said for task in own))
+        vaccinated = tuple(dict.fromkeys(task for part_tasks in said for task in part_tasks))
     return Record(tasks, components.pop(), rule=rules.pop(), vaccinated=vaccinated, **arrays)

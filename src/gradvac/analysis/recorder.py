@@ -179,7 +179,7 @@ def _to_arrays(chunk: _Chunk, tasks: tuple[str, ...], num_components: int) -> di
     is_zero = norms == 0
     unknown = is_zero[..., None] | is_zero[..., None, :]
     similarity = geometry.cosine(gram).masked_fill(unknown, torch.nan)
-    found = {
+    tensors = {
         "similarity": similarity.half(),
         "target": target.masked_fill(unknown, torch.nan).half(),
         "active": active,
@@ -188,5 +188,5 @@ def _to_arrays(chunk: _Chunk, tasks: tuple[str, ...], num_components: int) -> di
         "update_cosine": geometry.update_cosine(gram, weights).float(),
         "update_ratio": geometry.update_ratio(gram, weights).float(),
     }
-    arrays = {name: values.numpy() for name, values in found.items()}
+    arrays = {name: values.numpy() for name, values in tensors.items()}
     return {"steps": np.array(chunk.steps, dtype=np.int64), **arrays}

@@ -238,12 +238,12 @@ def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
 def _positions(
     name: str,
     wanted: Sequence[str] | Sequence[int] | None,
-    known: tuple[str, ...] | tuple[int, ...],
+    available: tuple[str, ...] | tuple[int, ...],
 ) -> list[int]:
     if wanted is None:
-        return list(range(len(known)))
-    where = {value: position for position, value in enumerate(known)}
+        return list(range(len(available)))
+    where = {value: position for position, value in enumerate(available)}
     missing = [value for value in wanted if value not in where]
     if missing:
-        raise ValueError(f"{name}: there is no {missing[0]!r}; there are {some(known, 8)}.")
+        raise ValueError(f"{name}: there is no {missing[0]!r}; there are {some(available, 8)}.")
     return [where[value] for value in wanted]

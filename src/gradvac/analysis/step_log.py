@@ -30,7 +30,7 @@ def _active_share(alignment: Alignment) -> float:
 
 def _mean_similarity(alignment: Alignment) -> float:
     """Over all components and pairs of tasks with a gradient; NaN without any."""
-    known = alignment.norms > 0
-    pairs = known[:, :, None] & known[:, None, :]
+    has_gradient = alignment.norms > 0
+    pairs = has_gradient[:, :, None] & has_gradient[:, None, :]
     pairs = pairs & ~torch.eye(len(alignment.tasks), dtype=torch.bool, device=pairs.device)
     return float(alignment.similarity.where(pairs, 0.0).sum() / pairs.sum())

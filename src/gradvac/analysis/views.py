@@ -77,9 +77,9 @@ def sources(run: Run) -> dict[str, Similarities]:
         return found.lines != "same", granularity, -len(found.components)
 
     named = {}
-    for found in sorted(run.measured, key=rank):
-        granularity = found.granularity.replace("_", " ")
-        named[f"{_WHERE[found.lines]}, {granularity}"] = found
+    for source in sorted(run.measured, key=rank):
+        granularity = source.granularity.replace("_", " ")
+        named[f"{_WHERE[source.lines]}, {granularity}"] = source
     if run.record is not None:
         named[_WHERE["training"]] = run.record.similarities()
     return named
@@ -118,9 +118,9 @@ def by_layer(similarities: Similarities) -> list[tuple[Part, list[tuple[int, flo
     lines = []
     for direction, tasks in task_names.directions(similarities.tasks):
         for side, points in statistics.by_layer(similarities.select(tasks=tasks)).items():
-            known = [(layer, mean) for layer, mean in points if not np.isnan(mean)]
-            if known:
-                lines.append((Part(side, direction, tasks), known))
+            known_points = [(layer, mean) for layer, mean in points if not np.isnan(mean)]
+            if known_points:
+                lines.append((Part(side, direction, tasks), known_points))
     return lines
 
 
@@ -184,9 +184,9 @@ def against_distance(
     similarities: Similarities, known: KnownDistances | None
 ) -> list[tuple[Part, Matrix, Matrix]]:
     """Similarities and known distances, each `[T, T]`, of every part that has enough of both."""
-    found: list[tuple[Part, Matrix, Matrix]] = []
+    with_distances: list[tuple[Part, Matrix, Matrix]] = []
     if known is None:
-        return found
+        return with_distances
     for part in parts(similarities):
         tasks = [task for task in part.tasks if task in known.tasks]
         if len(tasks) < _FEWEST_FOR_DISTANCE:
@@ -195,8 +195,8 @@ def against_distance(
         matrix = side_matrix(similarities, part.side, tasks)
         distances = np.where(np.isnan(matrix), np.nan, known.values[np.ix_(where, where)])
         if len(set(pair_values(distances))) > 1:  # among strangers alone there is nothing to follow
-            found.append((replace(part, tasks=tasks), matrix, distances))
-    return found
+            with_distances.append((replace(part, tasks=tasks), matrix, distances))
+    return with_distances
 
 
 def order_by_family(
@@ -211,13 +211,13 @@ def order_by_family(
     blocks: list[Block] = []
     for direction, members in task_names.directions(tasks):
         places = [position for position, task in enumerate(tasks) if task in members]
-        inner, found = _order_of_one(
+        inner, inner_blocks = _order_of_one(
             matrix[np.ix_(places, places)], [families.get(tasks[i], "") for i in places]
         )
         start = len(order)
         blocks += [
             Block(f"{block.family} {direction}".strip(), start + block.start, start + block.stop)
-            for block in found
+            for block in inner_blocks
         ]
         order += [places[i] for i in inner]
     return order, blocks
@@ -236,9 +236,9 @@ def _order_of_one(matrix: Matrix, families: Sequence[str]) -> tuple[list[int], l
     order: list[int] = []
     blocks = []
     for name in (names[i] for i in _cluster(means)):
-        own = members[name]
-        blocks.append(Block(name, len(order), len(order) + len(own)))
-        order += [own[i] for i in _cluster(matrix[np.ix_(own, own)])]
+        positions = members[name]
+        blocks.append(Block(name, len(order), len(order) + len(positions)))
+        order += [positions[i] for i in _cluster(matrix[np.ix_(positions, positions)])]
     order += [unknown[i] for i in _cluster(matrix[np.ix_(unknown, unknown)])]
     return order, blocks
 
@@ -247,6 +247,6 @@ def _cluster(matrix: Matrix) -> list[int]:
     return statistics.cluster_order(matrix) if len(matrix) else []
 
 
-def _mean(block: Matrix, own: bool) -> float:
-    values = pair_values(block) if own else block[~np.isnan(block)]
+def _mean(block: Matrix, same_family: bool) -> float:
+    values = pair_values(block) if same_family else block[~np.isnan(block)]
     return float(values.mean()) if values.size else 0.0

@@ -133,11 +133,11 @@ def _explain(mistake: Exception) -> str:
 
 def _mistakes() -> tuple[type[Exception], ...]:
     """What a user can mend. Only a command that imported a package can have met its errors."""
-    found: list[type[Exception]] = [ValueError, OSError]
+    error_types: list[type[Exception]] = [ValueError, OSError]
     for module, names in _ERRORS.items():
         if (there := sys.modules.get(module)) is not None:
-            found += [getattr(there, name) for name in names]
-    return tuple(found)
+            error_types += [getattr(there, name) for name in names]
+    return tuple(error_types)
 
 
 def _tell_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -70,9 +70,9 @@ def find_distances(source: str, runs: Sequence[Sequence[str]]) -> list[KnownDist
     tables = _tables(source, list(codes))
     distances: list[KnownDistances | None] = []
     for run in runs:
-        known = [_on_tasks(table, run) for table in tables]
+        candidates = [_on_tasks(table, run) for table in tables]
         # Constructed and real languages have no distance from each other: the more numerous count.
-        best = max(known, key=lambda own: len(own.tasks), default=None)
+        best = max(candidates, key=lambda candidate: len(candidate.tasks), default=None)
         distances.append(best if best is not None and len(best.tasks) >= _FEWEST else None)
     if source != GENEALOGY and not any(distances):
         raise ValueError(

@@ -111,30 +111,30 @@ def _read_family(
         languages = _table(f"{inner}.languages", branch.get("languages", {}), None)
         for code in languages:
             here = f"{inner}.languages.{code}"
-            own = _table(here, languages[code], _LANGUAGE)
+            language_table = _table(here, languages[code], _LANGUAGE)
             if not re.fullmatch("[a-z]{2,3}", code) or code == PIVOT or code in lineages:
                 raise ValueError(
                     f"{here}: code {code!r} must be two or three small letters, used once, and not "
                     f"{PIVOT!r}; the range qaa to qtz is free for local use"
                 )
-            train = _whole(f"{here}.train", own.get("train", 0))
+            train = _whole(f"{here}.train", language_table.get("train", 0))
             language = Language(
                 code,
-                _text(f"{here}.name", own.get("name", code)),
+                _text(f"{here}.name", language_table.get("name", code)),
                 family_name,
                 _text(f"{inner}.name", branch.get("name", branch_key)),
-                _script(here, own, _script(inner, branch, script)),
+                _script(here, language_table, _script(inner, branch, script)),
                 train,
                 resource_level(train, thresholds),
-                _grammar(here, family, branch, own),
+                _grammar(here, family, branch, language_table),
             )
-            borrow = _table(f"{here}.borrow", own.get("borrow", {}), None)
+            borrow = _table(f"{here}.borrow", language_table.get("borrow", {}), None)
             lineages[code] = Lineage(
                 language,
                 key,
                 phonology,
                 proto,
-                (branch_stage, _stage(here, f"{key}.{branch_key}.{code}", own)),
+                (branch_stage, _stage(here, f"{key}.{branch_key}.{code}", language_table)),
                 {donor: _share(f"{here}.borrow.{donor}", borrow[donor]) for donor in borrow},
             )
     if not any(lineage.family == key for lineage in lineages.values()):

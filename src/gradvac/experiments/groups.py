@@ -183,28 +183,31 @@ def group_runs(runs: Sequence[ScoredRun]) -> list[Group]:
     for run in runs:
         by_settings.setdefault(hash_of(run.settings), []).append(run)
     groups = list(by_settings.values())
-    varying = _varying([own[0].settings for own in groups])
-    found = [
-        Group(_name(own, varying), tuple(sorted(own, key=lambda run: run.seed))) for own in groups
+    varying = _varying([members[0].settings for members in groups])
+    methods = [
+        Group(_name(members, varying), tuple(sorted(members, key=lambda run: run.seed)))
+        for members in groups
     ]
-    for group in found:
+    for group in methods:
         _check_seeds(group)
-    found = _assembled(found)
-    names = [group.name for group in found]
+    methods = _assembled(methods)
+    names = [group.name for group in methods]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        own = [group.runs[0] for group in found if group.name == twice[0]]
-        keys = _varying([run.settings for run in own])
+        namesakes = [group.runs[0] for group in methods if group.name == twice[0]]
+        keys = _varying([run.settings for run in namesakes])
         raise ValueError(
-            f"{own[0].path} and {own[1].path}: are both called {twice[0]}, but differ in "
-            f"{', '.join(keys)}; give them folders of different names."
+            f"{namesakes[0].path} and {namesakes[1].path}: are both called {twice[0]}, but "
+            f"differ in {', '.join(keys)}; give them folders of different names."
         )
-    return found
+    return methods
 
 
 def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for own in settings for key in own)
-    return [key for key in keys if len({repr(own.get(key)) for own in settings}) > 1]
+    keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
+    return [
+        key for key in keys if len({repr(run_settings.get(key)) for run_settings in settings}) > 1
+    ]
 
 
 def _name(runs: Sequence[ScoredRun], varying: Sequence[str]) -> str:
@@ -264,7 +267,15 @@ def _together(runs: tuple[ScoredRun, ...]) -> ScoredRun:
     if len(all_counts) == len(runs):
         counts = replace(
             all_counts[0],
-            by_task={task: values for own in all_counts for task, values in own.by_task.items()},
-            sentences={task: name for own in all_counts for task, name in own.sentences.items()},
+            by_task={
+                task: values
+                for run_counts in all_counts
+                for task, values in run_counts.by_task.items()
+            },
+            sentences={
+                task: name
+                for run_counts in all_counts
+                for task, name in run_counts.sentences.items()
+            },
         )
     return replace(runs[0], scores=scores, counts=counts, metrics=[])

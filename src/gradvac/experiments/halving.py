@@ -35,13 +35,13 @@ def rungs(max_steps: int, validate_every: int, num_points: int) -> list[int]:
     wanted = min(_MOST_RUNGS, math.ceil(math.log2(max(2, num_points))))
     steps = [max_steps / 2**number for number in range(wanted, 0, -1)]
     rounded = [validate_every * max(1, math.ceil(step / validate_every)) for step in steps]
-    found = [step for step in dict.fromkeys(rounded) if step < max_steps]
-    if not found:
+    before_end = [step for step in dict.fromkeys(rounded) if step < max_steps]
+    if not before_end:
         raise ValueError(
             f"--halving: with train.validate_every = {validate_every} there is no validation "
             f"before the end, step {max_steps}; set a smaller one."
         )
-    return [*found, max_steps]
+    return [*before_end, max_steps]
 
 
 def halve(sweep: Sweep, launcher: Launcher) -> list[str]:

@@ -212,7 +212,7 @@ def _trials(
             run = out / name / f"{SEED_FOLDER}{seed}"
             words = {"{out}": str(out), "{point}": name, "{seed}": str(seed)}
             settings = {key: _filled(value, words) for key, value in settings.items()}
-            named = [found for value in settings.values() for found in _references(value)]
+            named = [reference for value in settings.values() for reference in _references(value)]
             needs = tuple(out / other / f"{SEED_FOLDER}{seed}" for _, other in named)
             counted = str(settings[_RULE]) if not config.methods and _RULE in point else method.name
             yield Trial(counted, name, seed, settings, run, method.scored, needs)
@@ -229,7 +229,7 @@ def _name(method: MethodConfig, config: SweepConfig, point: Mapping[str, Any]) -
 def _word(value: Any) -> str:
     """A value within the name of a folder."""
     if isinstance(value, Mapping):
-        return ",".join(f"{key}_{_word(own)}" for key, own in value.items()) or "none"
+        return ",".join(f"{key}_{_word(item)}" for key, item in value.items()) or "none"
     if isinstance(value, list):
         return ",".join(map(_word, value)) or "none"
     return re.sub(r"[^\w.=,-]", "_", str(value))

@@ -114,8 +114,11 @@ def difference(baseline: Scored, other: Scored) -> tuple[Spread, bool]:
     means = None
     if drawn[0] is not None and drawn[1] is not None:
         means = (drawn[1].mean(0) - drawn[0].mean(0))[None]
-    known = [one.drawn if means is not None else None for one in (baseline, other)]
-    sides = [_parts(one.values, own) for one, own in zip((baseline, other), known, strict=True)]
+    drawn_by_side = [one.drawn if means is not None else None for one in (baseline, other)]
+    sides = [
+        _parts(one.values, side_drawn)
+        for one, side_drawn in zip((baseline, other), drawn_by_side, strict=True)
+    ]
     return _pooled(mean, sides, means), False
 
 

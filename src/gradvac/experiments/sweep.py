@@ -85,15 +85,15 @@ class Sweep:
     def _check(self) -> None:
         """Load the settings of all runs, as far as they are known."""
         for trial in self.trials:
-            known = {
+            known_settings = {
                 key: value
                 for key, value in trial.settings.items()
                 if not (isinstance(value, str) and value.startswith("{weights:"))
             }
-            if len(known) < len(trial.settings):
-                known.pop("align.rule", None)  # a rule that needs what is not there yet
+            if len(known_settings) < len(trial.settings):
+                known_settings.pop("align.rule", None)  # a rule that needs what is not there yet
             try:
-                load_settings(self.config.recipe, self.base, known)
+                load_settings(self.config.recipe, self.base, known_settings)
             except ConfigError as error:
                 raise ValueError(f"{trial.name}: {error}") from None
 

@@ -88,17 +88,17 @@ def cells_of(
     baseline = score(groups[0])
     cells = {}
     for group in groups:
-        own = baseline if group is groups[0] else score(group)
-        if own is None:
+        scored = baseline if group is groups[0] else score(group)
+        if scored is None:
             continue
         against = None
         if group is not groups[0] and baseline is not None:
-            change, paired = difference(baseline, own)
+            change, paired = difference(baseline, scored)
             p_value, smallest = change.p_value(), change.smallest(num_tests)
             against = Against(
                 change.mean, *change.interval(), p_value, p_value, smallest, UNKNOWN, paired
             )
-        mean = spread(own)
+        mean = spread(scored)
         cells[group.name] = Cell(mean.mean, *mean.interval(), against)
     return cells
 
@@ -117,14 +117,14 @@ def judged(rows: Sequence[Row]) -> list[Row]:
     }
     cells = [dict(row.cells) for row in rows]
     for places in tests.values():
-        own: list[Any] = [rows[number].cells[name].against for number, name in places]
+        all_against: list[Any] = [rows[number].cells[name].against for number, name in places]
         for (number, name), against, adjusted in zip(
-            places, own, holm([one.p_value for one in own]), strict=True
+            places, all_against, holm([one.p_value for one in all_against]), strict=True
         ):
             verdict = _verdict(against.difference, adjusted, rows[number].higher_is_better)
             changed = replace(against, adjusted=adjusted, verdict=verdict)
             cells[number][name] = replace(cells[number][name], against=changed)
-    return [replace(row, cells=own) for row, own in zip(rows, cells, strict=True)]
+    return [replace(row, cells=row_cells) for row, row_cells in zip(rows, cells, strict=True)]
 
 
 def _verdict(change: float, p_value: float, higher_is_better: bool) -> str:
@@ -154,4 +154,4 @@ def front(rows: Sequence[Row]) -> list[str]:
             for other in points.values()
         )
 
-    return [name for name, own in points.items() if not is_beaten(own)]
+    return [name for name, point in points.items() if not is_beaten(point)]

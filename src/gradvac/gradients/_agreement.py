@@ -83,7 +83,7 @@ class Agreement:
             self._state = _FINE
         if not any(held):
             raise ValueError("losses: no process has a row; at least one needs a batch.")
-        return tuple(tuple(own) for own in held)
+        return tuple(tuple(rank_tasks) for rank_tasks in held)
 
     def conclude(
         self, used: Collection[nn.Parameter], error: Exception | None
@@ -96,15 +96,15 @@ class Agreement:
         """
         reached = [n for n, p in enumerate(self._parameters) if p in used]
         state = _FINE if error is None else _FAILED
-        _, found = self._ask(state, reached, len(self._parameters), error)
-        return frozenset(self._parameters[n] for own in found for n in own)
+        _, reached_by_rank = self._ask(state, reached, len(self._parameters), error)
+        return frozenset(self._parameters[n] for positions in reached_by_rank for n in positions)
 
     def _ask(
         self, state: float, positions: Iterable[int], num: int, error: Exception | None
     ) -> tuple[list[float], list[list[int]]]:
         """What every process says: its state, and some of `num` positions."""
-        known = self._ranks.gather_words([state, *_bits(positions, num)])
-        said = [own[0] for own in known]
+        words_by_rank = self._ranks.gather_words([state, *_bits(positions, num)])
+        said = [words[0] for words in words_by_rank]
         if _FAILED in said:
             message = None if error is None else f"{type(error).__name__}: {error}"
             messages = self._ranks.gather_objects(message)
@@ -114,7 +114,7 @@ class Agreement:
             raise RuntimeError(
                 f"processes: rank {rank} could not take this step, so none does: {messages[rank]}"
             )
-        return said, [_positions(own[1:]) for own in known]
+        return said, [_positions(words[1:]) for words in words_by_rank]
 
     def _first_words(self) -> None:
         """Before the first exchange: whether all processes were set up alike."""
@@ -122,7 +122,7 @@ class Agreement:
             return
         here = {
             "tasks": self._tasks,
-            "granularity": {name: tuple(own) for name, own in self._components.items()},
+            "granularity": {name: tuple(members) for name, members in self._components.items()},
             "parameters": [(tuple(p.shape), str(p.dtype)) for p in self._parameters],
             "the number of shards": self._shards.num,
             **self._facts(),
@@ -133,15 +133,15 @@ class Agreement:
 
     def _compare(self, what: str, here: Mapping[str, object]) -> None:
         """Raise in all processes if one differs from the first that has the same."""
-        found = self._ranks.gather_objects({key: _shown(value) for key, value in here.items()})
+        by_rank = self._ranks.gather_objects({key: _shown(value) for key, value in here.items()})
         first: dict[str, int] = {}
-        for rank, own in enumerate(found):
-            for key, value in own.items():
+        for rank, shown in enumerate(by_rank):
+            for key, value in shown.items():
                 other = first.setdefault(key, rank)
-                if value != found[other][key]:
+                if value != by_rank[other][key]:
                     raise ValueError(
                         f"processes: rank {rank} and rank {other} differ in {key}: {value} and "
-                        f"{found[other][key]}. All processes need the same Aligner and the same "
+                        f"{by_rank[other][key]}. All processes need the same Aligner and the same "
                         f"{what}; only their rows differ."
                     )
 

@@ -49,16 +49,16 @@ class Bucket:
 
     def parts(self, start: int, end: int) -> list[tuple[int, int, int]]:
         """The components within columns start..end: (number, first, end), counted from start."""
-        found: list[tuple[int, int, int]] = []
+        parts: list[tuple[int, int, int]] = []
         first = 0
         for component, last in zip(self._components, self._ends, strict=True):
             here, there = max(first, start) - start, min(last, end) - start
             if here < there:
-                if found and found[-1][0] == component and found[-1][2] == here:
-                    here = found.pop()[1]
-                found.append((component, here, there))
+                if parts and parts[-1][0] == component and parts[-1][2] == here:
+                    here = parts.pop()[1]
+                parts.append((component, here, there))
             first = last
-        return found
+        return parts
 
 
 def divide(component_of: Mapping[nn.Parameter, int], shards: Shards) -> list[Bucket]:

@@ -27,17 +27,21 @@ class Dense:
 
     def add(self, use: Use) -> None:
         """Add another use."""
-        own, only = self.gradients, use.segments.only
-        if not own.is_contiguous():
-            own = self.gradients = own.contiguous()
+        gradients, only = self.gradients, use.segments.only
+        if not gradients.is_contiguous():
+            gradients = self.gradients = gradients.contiguous()
         if isinstance(use, Lookup):
-            use.add_to(own)
+            use.add_to(gradients)
         elif only is not None and isinstance(use, Table):
-            own[only].add_(use.plain())
+            gradients[only].add_(use.plain())
         else:
             given = use.task_gradients()
-            wider = torch.promote_types(own.dtype, given.dtype)
-            self.gradients = own.add_(given) if wider == own.dtype else own.to(wider).add_(given)
+            wider = torch.promote_types(gradients.dtype, given.dtype)
+            self.gradients = (
+                gradients.add_(given)
+                if wider == gradients.dtype
+                else gradients.to(wider).add_(given)
+            )
 
     @property
     def nbytes(self) -> int:
@@ -54,8 +58,8 @@ class Dense:
 
     def stack(self) -> Tensor:
         """`[T, P]`, for Gram matrices and combinations."""
-        own = self.gradients
-        return own if own.dim() == 2 else own.reshape(len(own), -1)
+        gradients = self.gradients
+        return gradients if gradients.dim() == 2 else gradients.reshape(len(gradients), -1)
 
     def spread(self, combined: Tensor) -> Tensor:
         """The gradient from a combination of what `stack` gave."""
@@ -127,11 +131,11 @@ class Chunked:
 
     def gram(self) -> Tensor:
         """`[T, T]`."""
-        found = []
+        grams = []
         for start in range(0, self._num_rows, self._step):
             end = min(start + self._step, self._num_rows)
-            found.append(gram(self._slice(start, end).flatten(1)))
-        return torch.stack(found).sum(0)
+            grams.append(gram(self._slice(start, end).flatten(1)))
+        return torch.stack(grams).sum(0)
 
     def _slice(self, start: int, end: int) -> Tensor:
         """Task gradients of some rows: products first, then lookups are added in place."""

@@ -84,14 +84,14 @@ class Engines:
         if engine is None or (is_later and self.ran is self._per_task):
             return self._run_in(self._per_task, do)
         try:
-            found = self._run_in(engine, do)
+            result = self._run_in(engine, do)
         except Refused as refusal:
             if self.asked == "one_backward" or (is_later and not engine.has_accumulated):
                 raise
             self._continue_per_task(engine, str(refusal))
             return self._run_in(self._per_task, do)
         self._why = None
-        return found
+        return result
 
     @property
     def why(self) -> str:
@@ -121,8 +121,8 @@ class Engines:
 
     def _run_in(self, engine: Engine, do: Callable[[Engine], Found]) -> Found:
         try:
-            found = do(engine)
+            result = do(engine)
         except Again:  # it was learned anew: once more
-            found = do(engine)
+            result = do(engine)
         self.ran = engine
-        return found
+        return result

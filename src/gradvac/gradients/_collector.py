@@ -38,9 +38,9 @@ class Collector:
         table_bytes: int = 1 << 62,
     ) -> None:
         self.members = members
-        self.component_of = {p: k for k, own in enumerate(members) for p in own}
-        self._slots = {p: _Slot(p) for own in members for p in own}
-        self._slots_of = [[self._slots[p] for p in own] for own in members]
+        self.component_of = {p: k for k, parameters in enumerate(members) for p in parameters}
+        self._slots = {p: _Slot(p) for parameters in members for p in parameters}
+        self._slots_of = [[self._slots[p] for p in parameters] for parameters in members]
         self._stream_bytes, self.table_bytes = stream_bytes, table_bytes
         self.clear()
 
@@ -70,7 +70,7 @@ class Collector:
         """Expect a backward; `weigh=None` only collects."""
         self._weigh, self._write = weigh, write
         # Launches that are recorded cost nothing when they are replayed: then less is copied.
-        is_on_gpu = next(p for own in self.members for p in own).is_cuda
+        is_on_gpu = next(p for parameters in self.members for p in parameters).is_cuda
         is_launched = is_on_gpu and not torch.cuda.is_current_stream_capturing()
         self._most_waiting = _WAITING_BYTES[is_launched]
 
@@ -100,9 +100,9 @@ class Collector:
             for use in slot.take_waiting():
                 kinds.setdefault((type(use), use.kind), []).append((slot, use))
         self._waiting, self._waiting_bytes = [], 0
-        for (kind, _), own in sorted(kinds.items(), key=lambda item: item[0][0] is Beside):
-            found = kind.form([use for _, use in own])
-            for (slot, use), gradients in zip(own, found, strict=True):
+        for (kind, _), pairs in sorted(kinds.items(), key=lambda item: item[0][0] is Beside):
+            formed = kind.form([use for _, use in pairs])
+            for (slot, use), gradients in zip(pairs, formed, strict=True):
                 self._add(slot, Formed(gradients, use.segments))
 
     def component_done(self, component: int) -> None:
@@ -132,8 +132,8 @@ class Collector:
         ready = set(self._ready)
         self._ready += [
             k
-            for k, own in enumerate(self._slots_of)
-            if k not in ready and any(slot.buffer is not None for slot in own)
+            for k, slots in enumerate(self._slots_of)
+            if k not in ready and any(slot.buffer is not None for slot in slots)
         ]
         self._fold()
 
@@ -145,10 +145,10 @@ class Collector:
         members: list[list[tuple[nn.Parameter, Buffer]]] = []
         for component in self._ready:
             slots = self._slots_of[component]
-            own = [(slot.parameter, slot.buffer) for slot in slots if slot.buffer is not None]
-            if own:
+            buffers = [(slot.parameter, slot.buffer) for slot in slots if slot.buffer is not None]
+            if buffers:
                 used.append(component)
-                members.append(own)
+                members.append(buffers)
             for slot in slots:
                 slot.buffer = None
         self._ready, self._held = [], 0
@@ -181,7 +181,7 @@ class _Slot:
         kinds: dict[Any, list[Any]] = {}
         for use in uses:
             kinds.setdefault((type(use), use.kind), []).append(use)
-        return [one for own in kinds.values() for one in own[0].join(own)]
+        return [one for alike in kinds.values() for one in alike[0].join(alike)]
 
 
 class _Fold:
@@ -189,7 +189,7 @@ class _Fold:
 
     def __init__(self, members: Sequence[Sequence[tuple[nn.Parameter, Buffer]]]) -> None:
         self._num = len(members)
-        every = [(p, k, buffer) for k, own in enumerate(members) for p, buffer in own]
+        every = [(p, k, buffer) for k, buffers in enumerate(members) for p, buffer in buffers]
         self._dense = [(p, k, b) for p, k, b in every if not isinstance(b, Chunked)]
         self._tables = [(p, k, b) for p, k, b in every if isinstance(b, Chunked)]
         groups = [component for _, component, _ in self._dense]
@@ -200,15 +200,18 @@ class _Fold:
         """`[K, T, T]`."""
         total = self._stacked.grams() if self._stacked else None
         for _, component, table in self._tables:
-            own = table.gram()
+            gram = table.gram()
             if total is None:
-                total = own.new_zeros(self._num, *own.shape)
-            total[component] += own
+                total = gram.new_zeros(self._num, *gram.shape)
+            total[component] += gram
         assert total is not None
         return total
 
     def combine(self, weights: Tensor) -> list[Tensor]:
         """The updates, in the order of `parameters`."""
         combined = self._stacked.combine(weights) if self._stacked else []
-        updates = [b.spread(own) for (*_, b), own in zip(self._dense, combined, strict=True)]
+        updates = [
+            b.spread(combination)
+            for (*_, b), combination in zip(self._dense, combined, strict=True)
+        ]
         return updates + [table.combine(weights[component]) for _, component, table in self._tables]

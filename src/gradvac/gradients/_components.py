@@ -21,7 +21,9 @@ class Components(Mapping[str, tuple[str, ...]]):
 
     def __init__(self, members: Mapping[str, tuple[str, ...]], sizes: Mapping[str, int]) -> None:
         self._members = dict(members)
-        self._sizes = {name: sum(sizes[p] for p in own) for name, own in self._members.items()}
+        self._sizes = {
+            name: sum(sizes[p] for p in parameters) for name, parameters in self._members.items()
+        }
 
     def __getitem__(self, name: str) -> tuple[str, ...]:
         return self._members[name]
@@ -40,8 +42,8 @@ class Components(Mapping[str, tuple[str, ...]]):
         width = max(len("component"), *(len(name) for name in self))
         lines = [f"{'component':{width}}  tensors  parameters"]
         lines += [
-            f"{name:{width}}  {len(own):7}  {self._sizes[name]:>10,}"
-            for name, own in self._members.items()
+            f"{name:{width}}  {len(parameters):7}  {self._sizes[name]:>10,}"
+            for name, parameters in self._members.items()
         ]
         return "\n".join(lines)
 
@@ -92,14 +94,14 @@ def _assignment(
 def _enc_dec(model: nn.Module, parameters: list[str]) -> Callable[[str], str]:
     """Encoder, decoder, and what neither owns (a shared embedding, a head): "shared"."""
     sides = {name: side_and_owner(name) for name in parameters}
-    found = Counter(side for side, _ in sides.values())
-    owners = {side: {owner for own, owner in sides.values() if own == side} for side in found}
+    counts = Counter(side for side, _ in sides.values())
+    owners = {side: {owner for other, owner in sides.values() if other == side} for side in counts}
     # Side by side: the `decoder` inside a masked language model's head makes it no decoder.
     if owners.get("encoder", set()).isdisjoint(owners.get("decoder", set())):
         raise ValueError(
             'granularity: "enc_dec" needs an encoder and a decoder side by side, but of the '
-            f"parameters {found['encoder']} are in an encoder, {found['decoder']} in a decoder, "
-            f"{found['shared']} in neither; the submodules are "
+            f"parameters {counts['encoder']} are in an encoder, {counts['decoder']} in a decoder, "
+            f"{counts['shared']} in neither; the submodules are "
             f'{[name for name, _ in model.named_children()]}. Use "all_layer", or a callable.'
         )
     return lambda name: sides[name][0]

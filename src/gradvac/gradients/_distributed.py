@@ -68,13 +68,13 @@ class Ranks:
     """
 
     def __init__(self, group: dist.ProcessGroup, *, patience: timedelta | None = None) -> None:
-        own = _own_groups.get(group)
+        groups = _own_groups.get(group)
         if patience is not None:
             patient = dist.new_group(backend="gloo", timeout=patience)
-            own = (patient, patient)
-        elif own is None:
-            own = _own_groups[group] = _groups_like(group)
-        self._group, self._hosts = own
+            groups = (patient, patient)
+        elif groups is None:
+            groups = _own_groups[group] = _groups_like(group)
+        self._group, self._hosts = groups
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.sent: Counter[str] = Counter()
         self.is_broken = False
@@ -83,20 +83,20 @@ class Ranks:
         """A few numbers of every process, for the host."""
         is_host = "gloo" in dist.get_backend(self._hosts)
         values = torch.tensor(own, dtype=torch.float64, device=None if is_host else "cuda")
-        found = values.new_empty(self.size, len(values))
-        self.run(lambda: _gather(found.view(-1), values, group=self._hosts))
+        gathered = values.new_empty(self.size, len(values))
+        self.run(lambda: _gather(gathered.view(-1), values, group=self._hosts))
         self.sent["words"] += (self.size - 1) * values.nbytes
-        return found.tolist()
+        return gathered.tolist()
 
     def all_gather_later(self, own: Tensor, num: int, among: dist.ProcessGroup | None) -> Arriving:
         """Tensors of one size from all processes, or from `num` among them, `[num, ...]`."""
-        found = own.new_empty(num, *own.shape)
+        gathered = own.new_empty(num, *own.shape)
         group = self._group if among is None else among
         work = self.run(
-            lambda: _gather(found.view(-1), own.reshape(-1), group=group, async_op=True)
+            lambda: _gather(gathered.view(-1), own.reshape(-1), group=group, async_op=True)
         )
         self.sent["all_gather"] += (num - 1) * own.nbytes
-        return Arriving(found, lambda: self.run(work.wait), own)
+        return Arriving(gathered, lambda: self.run(work.wait), own)
 
     def all_to_all(self, own: Tensor, sizes: Sequence[int]) -> Arriving:
         """Slice r of `own` `[W, m, S]` to process r; rows of all processes come back.
@@ -109,11 +109,11 @@ class Ranks:
             `[sum of sizes, S]`, by process.
         """
         width = own.shape[2]
-        found = own.new_empty(sum(sizes), width)
+        received = own.new_empty(sum(sizes), width)
         counts, mine = [size * width for size in sizes], own.shape[1] * width
         work = self.run(
             lambda: dist.all_to_all_single(
-                found.view(-1),
+                received.view(-1),
                 own.reshape(-1),
                 counts,
                 [mine] * self.size,
@@ -122,7 +122,7 @@ class Ranks:
             )
         )
         self.sent["all_to_all"] += (self.size - 1) * mine * own.element_size()
-        return Arriving(found, lambda: self.run(work.wait), own)
+        return Arriving(received, lambda: self.run(work.wait), own)
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """Sum over the processes, in place."""
@@ -139,9 +139,9 @@ class Ranks:
 
     def gather_objects(self, own: object) -> list[Any]:
         """Any objects, from all processes."""
-        found: list[Any] = [None] * self.size
-        self.run(lambda: dist.all_gather_object(found, own, group=self._hosts))
-        return found
+        gathered: list[Any] = [None] * self.size
+        self.run(lambda: dist.all_gather_object(gathered, own, group=self._hosts))
+        return gathered
 
     def run(self, collective: Callable[[], Found]) -> Found:
         """Run a collective, and name who is missing if it fails."""

@@ -42,7 +42,7 @@ class Evidence:
 
     def __init__(self, graph: Graph, drawing: Drawing, num_rows: int | None) -> None:
         self._graph, self._drawing, self._num_rows = graph, drawing, num_rows
-        self._places = {own.position: (n, 0) for n, own in enumerate(drawing.junctions)}
+        self._places = {junction.position: (n, 0) for n, junction in enumerate(drawing.junctions)}
         self.plain: Mapping[Any, Marks] = {}
         self.same: Mapping[Any, Marks] = {}
         self.by_row: Mapping[Any, Marks] = {}
@@ -86,7 +86,7 @@ class Evidence:
         return unexplained <= self._tolerance + 4 * rounding
 
     def _largest(self) -> float:
-        return max(float(own.entries.abs().max()) for own in self.plain.values())
+        return max(float(marks.entries.abs().max()) for marks in self.plain.values())
 
     def layout(self, key: Any, shape: Sequence[int]) -> tuple[Layout | None, int]:
         """Where rows lie, if they lie along a dimension, and how many have a gradient."""
@@ -95,21 +95,21 @@ class Evidence:
         return self._layouts[key]
 
     def _find_layout(self, key: Any, shape: Sequence[int]) -> tuple[Layout | None, int]:
-        found: tuple[Layout | None, int] = (None, 0)
+        fitted: tuple[Layout | None, int] = (None, 0)
         if self._num_rows is None:
-            return found
+            return fitted
         given = (self.plain[key], self.same[key], self.by_row[key])
         for layout in layouts(shape, self._num_rows):
             result = fit(*given, shape, layout, self.codes)
             if self.is_explained(result.unexplained, result.rounding, given[0].entries):
-                if found[0] is not None:  # zeros leave it open, and may be gone in the next batch
+                if fitted[0] is not None:  # zeros leave it open, and may be gone in the next batch
                     return None, 0
-                found = layout, result.num_rows_seen
+                fitted = layout, result.num_rows_seen
                 if result.rounding > repeatable(self.lowest):  # what cancels out tells nothing
-                    found = layout, 0
-                if not found[1]:
+                    fitted = layout, 0
+                if not fitted[1]:
                     break
-        return found
+        return fitted
 
     def above(self, position: int) -> Layout | None:
         """Where rows lie in the output of a mover or a view."""
@@ -125,7 +125,9 @@ class Evidence:
         inside = self._graph.inner_shapes(position)[0]
         stride = above.stride(self._graph.shape(position), self._num_rows)
         every = layouts(inside, self._num_rows)
-        return next((own for own in every if own.stride(inside, self._num_rows) == stride), None)
+        return next(
+            (layout for layout in every if layout.stride(inside, self._num_rows) == stride), None
+        )
 
     def moving(self) -> list[bool]:
         """For every node, whether its gradient comes through what may move rows."""

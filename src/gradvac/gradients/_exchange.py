@@ -63,7 +63,7 @@ class Exchange:
         self.ranks, self.exact = ranks, exact
         self.shards = Shards(model, ranks)
         leaves = self.shards.leaves
-        component_of = {leaves[p]: k for k, own in enumerate(components.values()) for p in own}
+        component_of = {leaves[p]: k for k, names in enumerate(components.values()) for p in names}
         self._kept = {leaf: self.shards.parameters[name] for name, leaf in leaves.items()}
         self._device = device_of(list(leaves.values()))
         self._buckets = divide(component_of, self.shards)
@@ -102,18 +102,18 @@ class Exchange:
         with whole(self.shards.modules, self.ranks):
             try:
                 given = read()
-            except Exception as own:
-                error = own
+            except Exception as raised:
+                error = raised
             if not accumulate:
                 held = {*losses, *(given.present if given else ())}
                 self._held = self.agreement.hold(held, error)
-                self._present = self.agreement.in_order({t for own in self._held for t in own})
+                self._present = self.agreement.in_order({t for tasks in self._held for t in tasks})
             try:
                 if error is None and given is not None:
                     self._differentiate(engines, given)
                     given.add_to(losses)
-            except Exception as own:
-                error = own
+            except Exception as raised:
+                error = raised
         if accumulate and error is not None:
             raise error
         return error
@@ -154,9 +154,9 @@ class Exchange:
 
     def _add(self, parameter: nn.Parameter, tasks: Sequence[int], gradients: Tensor) -> None:
         assert self._bucket_of[parameter] >= self.num_sent, "came after its bucket had left"
-        own = self._gradients.setdefault(parameter, {})
+        by_task = self._gradients.setdefault(parameter, {})
         for task, gradient in zip(tasks, gradients, strict=True):
-            own[task] = own[task] + gradient if task in own else gradient
+            by_task[task] = by_task[task] + gradient if task in by_task else gradient
         self._used.add(parameter)
 
     def discard(self) -> None:
@@ -187,12 +187,17 @@ class Exchange:
         while self._sent:
             self._receive()
         used = self.agreement.conclude(self._used, error)
-        own = torch.zeros(len(self._present), dtype=torch.float64, device=self._device)
+        own_losses = torch.zeros(len(self._present), dtype=torch.float64, device=self._device)
         for task, loss in losses.items():
-            own[self._present.index(task)] = loss / self.ranks.size
+            own_losses[self._present.index(task)] = loss / self.ranks.size
         grams = self._grams()
-        small = self.ranks.all_reduce(torch.cat([own.to(grams.dtype), grams.view(-1)]))
-        return Agreed(self._present, small[: len(own)], used, small[len(own) :].view(grams.shape))
+        small = self.ranks.all_reduce(torch.cat([own_losses.to(grams.dtype), grams.view(-1)]))
+        return Agreed(
+            self._present,
+            small[: len(own_losses)],
+            used,
+            small[len(own_losses) :].view(grams.shape),
+        )
 
     @torch.no_grad()
     def fold(self, agreed: Agreed, weigh: Weigh) -> None:
@@ -231,10 +236,10 @@ class Exchange:
         rows = torch.empty(len(tasks), shards.num, width, dtype=bucket.dtype, device=self._device)
         rows[:, :, bucket.width :] = 0
         for parameter, start, end in bucket.places():
-            own = self._gradients.pop(parameter, {})
+            by_task = self._gradients.pop(parameter, {})
             for row, task in zip(rows, tasks, strict=True):
-                if task in own:
-                    shards.scatter(own[task], row[:, start:end])
+                if task in by_task:
+                    shards.scatter(by_task[task], row[:, start:end])
                 else:
                     row[:, start:end] = 0
         return rows
@@ -262,9 +267,9 @@ class Exchange:
         shape = (self._num_components, len(self._present), len(self._present))
         dtype = geometry.working_dtype(self._device)
         grams = torch.zeros(shape, dtype=dtype, device=self._device)
-        for bucket, own in zip(self._buckets, self._sums, strict=True):
+        for bucket, sums in zip(self._buckets, self._sums, strict=True):
             for component, start, end in bucket.parts(*self._columns(bucket)):
-                grams[component] += gram(own[:, start:end])
+                grams[component] += gram(sums[:, start:end])
         return grams / self.ranks.size**2  # of means
 
     def _write(self, weights: Tensor, agreed: Agreed) -> None:
@@ -272,17 +277,17 @@ class Exchange:
         updates: list[Arriving] = []
         weights = weights / self.ranks.size  # sums become means
         for bucket in self._buckets:
-            own = self._sums.pop(0)
-            update = own.new_zeros(own.shape[1], dtype=bucket.dtype)
+            sums = self._sums.pop(0)
+            update = sums.new_zeros(sums.shape[1], dtype=bucket.dtype)
             for component, start, end in bucket.parts(*self._columns(bucket)):
-                update[start:end] = combine(weights[component], own[:, start:end])
+                update[start:end] = combine(weights[component], sums[:, start:end])
             updates.append(self._gather(update))
         for bucket, arriving in zip(self._buckets, updates, strict=True):
-            found = arriving.wait().view(-1)
+            gathered = arriving.wait().view(-1)
             used = [place for place in bucket.places() if place[0] in agreed.used]
             kept = [self._kept[parameter] for parameter, _, _ in used]
             given = [
-                self.shards.as_gradient(found[start:end], parameter)
+                self.shards.as_gradient(gathered[start:end], parameter)
                 for parameter, (_, start, end) in zip(kept, used, strict=True)
             ]
             add_to_grad(kept, given, by_hand=True)

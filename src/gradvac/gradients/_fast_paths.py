@@ -88,8 +88,8 @@ def bmm(at: Place) -> Use | None:
     if at.edge != 1 or parts is None:
         return None
     rows = at.saved("self").conj()
-    found = [rows[:, own].mT @ at.gradient[:, own] for own in parts]
-    return Formed(torch.stack(found), at.owned.rows)
+    products = [rows[:, positions].mT @ at.gradient[:, positions] for positions in parts]
+    return Formed(torch.stack(products), at.owned.rows)
 
 
 # -- lookups ---------------------------------------------------------------------------------
@@ -177,10 +177,10 @@ def convolution(at: Place) -> Use | None:
         node._saved_groups,
     )
     out = at.gradient.new_zeros(at.owned.num_tasks, *at.shape)
-    for mine, own in zip(out, parts, strict=True):
-        if len(own):
+    for mine, positions in zip(out, parts, strict=True):
+        if len(positions):
             _, kernel, _ = torch.ops.aten.convolution_backward(
-                at.gradient[own], x[own], weight, None, *options, (False, True, False)
+                at.gradient[positions], x[positions], weight, None, *options, (False, True, False)
             )
             mine.copy_(kernel)
     return Formed(out, at.owned.rows)

@@ -159,7 +159,7 @@ class Former:
         assert self.codes is not None
         shares, sizes = [], []
         for places in self._seen.values():  # all places of one shape at once
-            owner, plain, *coded = (torch.stack(own) for own in zip(*places, strict=True))
+            owner, plain, *coded = (torch.stack(tensors) for tensors in zip(*places, strict=True))
             shares.append(self.codes.unexplained(plain, coded, owner, len(places)))
             sizes.append(plain.abs().flatten(1).amax(1))
         self._seen = {}
@@ -185,13 +185,13 @@ class Former:
 
         Exact, because every node is linear in its output gradient.
         """
-        first = next(own for own in owned if own is not None)
+        first = next(owners for owners in owned if owners is not None)
         tasks = self._here if first.only is None else [first.only]
         if len(tasks) > 1:
             self.slow.append(self._place(position))
 
         def given(task: int) -> list[Tensor | None]:
-            return [_only(g, own, task) for g, own in zip(gradients, owned, strict=True)]
+            return [_only(g, owners, task) for g, owners in zip(gradients, owned, strict=True)]
 
         self._call_for_each(position, edges, tasks, given, first.rows, deliver)
 
@@ -206,7 +206,7 @@ class Former:
     ) -> None:
         """Call a node with what is given for each task, and push what it returns."""
         node, children = self.graph.nodes[position], self.graph.children(position)
-        found: dict[int, Tensor] = {}  # edge -> task gradients
+        by_edge: dict[int, Tensor] = {}  # edge -> task gradients
         for task in tasks:
             returned = self.graph.returned.get(position) if rows.only is not None else None
             if returned is None:
@@ -216,10 +216,10 @@ class Former:
                 if part is not None:
                     if part.is_complex() and not self.graph.is_complex(*children[edge]):
                         part = part.real  # as autograd does between two nodes
-                    if edge not in found:
-                        found[edge] = part.new_zeros(len(self._present), *shape)
-                    found[edge][task] = part.sum_to_size(shape)
-        for edge, gradients in found.items():
+                    if edge not in by_edge:
+                        by_edge[edge] = part.new_zeros(len(self._present), *shape)
+                    by_edge[edge][task] = part.sum_to_size(shape)
+        for edge, gradients in by_edge.items():
             self._push(*children[edge], Formed(gradients, rows), deliver)
 
     def _place(self, position: int) -> str:
@@ -265,9 +265,9 @@ class Former:
         described = self.graph.nodes[position]._input_metadata
 
         def given(task: int) -> list[Tensor | None]:
-            found: list[Tensor | None] = [None] * max(1, len(described))
-            found[number] = gradients[task].to(described[number].dtype)
-            return found
+            by_output: list[Tensor | None] = [None] * max(1, len(described))
+            by_output[number] = gradients[task].to(described[number].dtype)
+            return by_output
 
         children = enumerate(self.graph.children(position))
         edges = [edge for edge, (child, _) in children if child >= 0]

@@ -34,11 +34,11 @@ def _kind(node: Any) -> _Kind:
     kind = type(node)
     given = (name for name in dir(node) if name in _SETTINGS)
     # An index may be a tensor: data, which the structure does not depend on.
-    found = (node.name(), tuple(n for n in given if not isinstance(getattr(node, n), Tensor)))
+    names = (node.name(), tuple(n for n in given if not isinstance(getattr(node, n), Tensor)))
     # Some C++ nodes share one type, and Python functions come and go.
     if kind.__module__ == "builtins" and kind.__name__ != "CppFunction":
-        _KINDS[kind] = found
-    return found
+        _KINDS[kind] = names
+    return names
 
 
 class Signature:
@@ -54,7 +54,7 @@ class Signature:
 
     def __init__(self, met: Sequence[Any], index: Mapping[Any, int], roots: Sequence[int]) -> None:
         inner = [[(index[child], number) for child, number in n.next_functions] for n in met]
-        self.order = _post_order([[child for child, _ in own] for own in inner], roots)
+        self.order = _post_order([[child for child, _ in edges] for edges in inner], roots)
         position = {where: number for number, where in enumerate([-1, *self.order], start=-1)}
         self.names = [(_KINDS.get(type(met[o])) or _kind(met[o]))[0] for o in self.order]
         self.children = [tuple((position[c], number) for c, number in inner[o]) for o in self.order]
@@ -66,7 +66,7 @@ _MOST_KEPT = 1024
 
 
 def _post_order(children: Sequence[Sequence[int]], roots: Sequence[int]) -> list[int]:
-    found: list[int] = []
+    order: list[int] = []
     done, opened = {-1}, set()
     stack = list(roots)
     while stack:
@@ -78,12 +78,12 @@ def _post_order(children: Sequence[Sequence[int]], roots: Sequence[int]) -> list
             stack.pop()
             if node not in done:
                 done.add(node)
-                found.append(node)
-    return found
+                order.append(node)
+    return order
 
 
 def _walk(
-    starts: Sequence[Any], known: Collection[int], settings: object
+    starts: Sequence[Any], parameter_ids: Collection[int], settings: object
 ) -> tuple[list[Any], dict[Any, int], tuple[object, ...]]:
     """Collect the nodes, their places, and what tells graphs apart.
 
@@ -96,11 +96,11 @@ def _walk(
     parts: list[object] = [settings, *(index[start] for start in starts)]
     where, add, kinds = index.get, parts.append, _KINDS
     for node in met:  # grows on the way
-        name, own = kinds.get(type(node)) or _kind(node)
+        name, setting_names = kinds.get(type(node)) or _kind(node)
         add(name)
         if name == LEAF:
             identity = id(node.variable)
-            add(identity if identity in known else None)
+            add(identity if identity in parameter_ids else None)
             continue
         for child, number in node.next_functions:
             at = where(child)
@@ -108,7 +108,7 @@ def _walk(
                 at = index[child] = len(met)
                 met.append(child)
             add((at, number) if number else at)
-        for one in own:
+        for one in setting_names:
             value = getattr(node, one)
             add(value if type(value) is int else str(value))
     return met, index, tuple(parts)
@@ -177,9 +177,9 @@ class Graph:
 
     def inner_shapes(self, position: int) -> list[tuple[int, ...]]:
         """The shapes of a node's inputs, as far as they need gradients."""
-        known = getattr(self.nodes[position], "_saved_self_sym_sizes", None)
-        if known is not None:
-            return [known]
+        saved_sizes = getattr(self.nodes[position], "_saved_self_sym_sizes", None)
+        if saved_sizes is not None:
+            return [saved_sizes]
         return [self.shape(*child) for child in self.children(position) if child[0] >= 0]
 
     def sizes(self) -> int:
@@ -224,10 +224,10 @@ class Graph:
         for root, position in enumerate(self.root_positions):
             reached[position] |= 1 << root
         for position in range(len(self.nodes) - 1, -1, -1):
-            own = reached[position]
+            roots = reached[position]
             for child, _ in self.children(position):
                 if child >= 0:
-                    reached[child] |= own
+                    reached[child] |= roots
         return reached
 
 

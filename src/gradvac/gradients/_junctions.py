@@ -87,7 +87,7 @@ def draw(
         num_rows: How many rows there are where a node (position) works; None if unknown.
         moved: Positions that were supposed to hold rows and do not.
     """
-    found = Drawing()
+    drawing = Drawing()
     made_of: list[frozenset[nn.Parameter] | None] = []  # parameters alone, or None: rows
     below = [False] * len(graph.nodes)  # whether the backward has something to do below
     roots = set(graph.root_positions)
@@ -99,32 +99,32 @@ def draw(
             is_ours = variable in tracked
             made_of.append(frozenset([variable]) if is_ours else None)
             if not is_ours:
-                found.outside.append(position)
+                drawing.outside.append(position)
                 below[position] = True
             continue
         edges = tuple(e for e, (c, _) in enumerate(children) if c >= 0 and made_of[c] is not None)
         alone = bool(edges) and all(c < 0 or made_of[c] is not None for c, _ in children)
         parameters = nothing.union(*(made_of[children[e][0]] or () for e in edges))
-        found.holds_no_rows |= alone and position in roots
+        drawing.holds_no_rows |= alone and position in roots
         if alone and position not in roots:
             rows = num_rows(position)
             if position in moved or not _may_hold_rows(graph, position, rows):
                 made_of.append(parameters)
                 continue
         made_of.append(None)
-        found.row_nodes.append(position)
+        drawing.row_nodes.append(position)
         deeper = any(c >= 0 and below[c] for c, _ in children)
         below[position] = deeper or bool(edges)
         if edges:
             supposed = alone and position not in roots
-            found.junctions.append(Junction(position, edges, parameters, not deeper, supposed))
-    for position in filter(below.__getitem__, found.row_nodes):
+            drawing.junctions.append(Junction(position, edges, parameters, not deeper, supposed))
+    for position in filter(below.__getitem__, drawing.row_nodes):
         are_rows = [child >= 0 and made_of[child] is None for child, _ in graph.children(position)]
         if any(are_rows) and (dims := moves_along(graph, position, are_rows)):
-            found.movers[position] = dims
+            drawing.movers[position] = dims
         if graph.names[position] in VIEWS or graph.names[position] in STRETCHERS:
-            found.sized.append(position)
-    return found
+            drawing.sized.append(position)
+    return drawing
 
 
 class Route(NamedTuple):
@@ -141,7 +141,7 @@ class Route(NamedTuple):
 
 def routes(graph: Graph, junction: Junction) -> list[Route]:
     """The ways from a junction to its parameters; a product comes before its shift."""
-    found = []
+    ways = []
     for edge in junction.edges:
         child = graph.children(junction.position)[edge]
         position, transposed = child[0], False
@@ -149,8 +149,8 @@ def routes(graph: Graph, junction: Junction) -> list[Route]:
             transposed ^= graph.names[position] == "TBackward0" and len(graph.shape(position)) == 2
             position = graph.children(position)[0][0]
         parameter = graph.nodes[position].variable if graph.names[position] == LEAF else None
-        found.append(Route(edge, child, parameter, transposed))
-    return sorted(found, key=lambda r: -(0 if r.parameter is None else r.parameter.numel()))
+        ways.append(Route(edge, child, parameter, transposed))
+    return sorted(ways, key=lambda r: -(0 if r.parameter is None else r.parameter.numel()))
 
 
 def _may_hold_rows(graph: Graph, position: int, rows: int | None) -> bool:
@@ -167,5 +167,5 @@ def _may_hold_rows(graph: Graph, position: int, rows: int | None) -> bool:
     inner = [graph.shape(child, number) for child, number in children if child >= 0]
     if shape in inner:
         return False
-    grown = all(math.prod(shape) > math.prod(own) for own in inner)
+    grown = all(math.prod(shape) > math.prod(input_shape) for input_shape in inner)
     return (hidden or grown) and (rows is None or any(d and d % rows == 0 for d in shape))

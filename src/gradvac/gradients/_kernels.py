@@ -103,26 +103,26 @@ class Stacked:
             return total
         num_tasks, device = len(self._stacks[0]), self._stacks[0].device
         shape = (self._num_groups, num_tasks, num_tasks)
-        found = torch.zeros(shape, dtype=working_dtype(device), device=device)
+        grams = torch.zeros(shape, dtype=working_dtype(device), device=device)
         for group, _, stack in self._join():
-            found[group] += gram_reference(stack)
-        return found
+            grams[group] += gram_reference(stack)
+        return grams
 
     def combine(self, weights: Tensor) -> list[Tensor]:
         """sum_t weights[k, t] g_t of every parameter, in float32 or better, `[P]` each."""
         kernels = self._kernels()
         if kernels is not None:
             return list(kernels.combine_many(weights, self._stacks, self._groups))
-        found = list(self._stacks)
+        combined = list(self._stacks)
         for group, members, stack in self._join():
             pieces = combine_reference(weights[group], stack)
             sizes = [self._stacks[m].shape[1] for m in members]
             for member, piece in zip(members, pieces.split(sizes), strict=True):
-                found[member] = piece
+                combined[member] = piece
         return [
             # A copy: complex numbers may not begin at any place of a storage.
-            torch.view_as_complex(own.view(-1, 2).clone()) if is_complex else own
-            for own, is_complex in zip(found, self._is_complex, strict=True)
+            torch.view_as_complex(update.view(-1, 2).clone()) if is_complex else update
+            for update, is_complex in zip(combined, self._is_complex, strict=True)
         ]
 
     def _kernels(self) -> Any:
@@ -179,8 +179,8 @@ def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
         shape = (len(counts), counts[0], -1)
         return torch.bmm(left.reshape(shape).mT, right.reshape(shape))
     out = left.new_empty(len(counts), left.shape[1], right.shape[1])
-    for own, mine, theirs in zip(out, left.split(counts), right.split(counts), strict=True):
-        torch.mm(mine.t(), theirs, out=own)
+    for result, mine, theirs in zip(out, left.split(counts), right.split(counts), strict=True):
+        torch.mm(mine.t(), theirs, out=result)
     return out
 
 

@@ -72,12 +72,12 @@ class Look:
                 plan.moved = self.moved
                 plan.functions = frozenset(
                     number
-                    for number, own in enumerate(drawing.junctions)
-                    if not own.ends and is_python_function(self.graph.nodes[own.position])
+                    for number, junction in enumerate(drawing.junctions)
+                    if not junction.ends and is_python_function(self.graph.nodes[junction.position])
                 )
                 plan.measured = How.MEASURED in plan.known.values()
                 plan.lowest, plan.names = self.shown.lowest, self.names
-                plan.routes = [routes(self.graph, own) for own in self.drawing.junctions]
+                plan.routes = [routes(self.graph, junction) for junction in self.drawing.junctions]
                 plan.tolerance = self.shown.tolerance
                 plan.sizes = {plan.sizes_of(self.graph, self.num_rows)}
                 return plan
@@ -131,8 +131,8 @@ class Look:
     def _measure(self, plan: Plan, todo: list[tuple[int, int]]) -> Plan | None:
         losses, shown = self.losses, self.shown
         shown.plain, plan.asleep = self._marks(losses.starts(), watch=True)
-        found = [shown.plain[key].entries for key in todo if key in shown.plain]
-        if not all(bool(entries.isfinite().all()) for entries in found):
+        marks = [shown.plain[key].entries for key in todo if key in shown.plain]
+        if not all(bool(entries.isfinite().all()) for entries in marks):
             plan.known |= {key: self._unseen(key) for key in todo}
             plan.unfinished = "the gradients were not finite"
             return plan
@@ -186,7 +186,7 @@ class Look:
                 for n in range(codes.num_passes)
             ]
         marks, same = self.shown.plain[key].entries, self.shown.same[key].entries
-        others = [own[key].entries for own in self.by_task]
+        others = [coded[key].entries for coded in self.by_task]
 
         def is_explained(owner: torch.Tensor) -> bool:
             unexplained = codes.unexplained(marks, others, owner)
@@ -225,39 +225,39 @@ class Look:
         for position in range(len(self.graph.nodes)):
             inner = (child for child, _ in self.graph.children(position) if child >= 0)
             relied_on[position] = position in learned or any(relied_on[child] for child in inner)
-        found = []
+        sized = []
         for position in self.drawing.sized:
             if relied_on[position] and self.shown.is_awake(self.shown.key(position)):
                 above = self.shown.above(position)
                 below = None if above is None else self.shown.below(position, above)
                 spans = spans_of(self.graph, position, above, self.num_rows)
-                found.append(Sized(position, above, below, spans))
-        return found
+                sized.append(Sized(position, above, below, spans))
+        return sized
 
     def _marks(
         self, starts: Sequence[torch.Tensor], *, watch: bool = False
     ) -> tuple[dict[Any, Marks], frozenset[int]]:
         """Marks of junctions and movers, and with `watch` the nodes that no gradient reached."""
-        found: dict[Any, Marks] = {}
+        marks: dict[Any, Marks] = {}
         watcher = Watcher()
 
         def see(number: int, gradients: Sequence[torch.Tensor | None]) -> None:
             for output, gradient in enumerate(gradients):
                 if gradient is not None and gradient.numel():
-                    found[number, output] = mark(gradient)
+                    marks[number, output] = mark(gradient)
             if watch:
                 watcher.see(self.drawing.junctions[number].position, gradients)
 
         def see_inner(position: int, gradients: Sequence[torch.Tensor | None]) -> None:
             if gradients and gradients[0] is not None and gradients[0].numel():
-                found["above", position] = mark(gradients[0])
+                marks["above", position] = mark(gradients[0])
 
         others = [(position, see_inner) for position in self.shown.inner()]
         if watch:
             inner = set(self.drawing.row_nodes) - {j.position for j in self.drawing.junctions}
             others += [(position, watcher.see) for position in inner]
         self._pass(starts, see, others)
-        return found, watcher.asleep()
+        return marks, watcher.asleep()
 
     def _pass(
         self, starts: Sequence[torch.Tensor], see: Arrive, others: Sequence[tuple[int, Arrive]] = ()

@@ -70,7 +70,7 @@ def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -
                 f"{argument}: a tensor must hold one integer per row, got "
                 f"{tasks_of_rows.dtype} of shape {tuple(tasks_of_rows.shape)}."
             )
-        found = tasks_of_rows.to(torch.int64)
+        index = tasks_of_rows.to(torch.int64)
     else:
         where = {task: position for position, task in enumerate(tasks)}
         unknown = [
@@ -82,16 +82,16 @@ def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -
             raise ValueError(
                 f"{argument}: unknown task {unknown[0]!r}; the tasks are {list(tasks)}."
             )
-        found = torch.tensor([where[t] if isinstance(t, str) else int(t) for t in tasks_of_rows])
+        index = torch.tensor([where[t] if isinstance(t, str) else int(t) for t in tasks_of_rows])
     # On a device the range is not checked: that would wait for it.
     if (
-        found.device.type == "cpu"
-        and len(found)
-        and not 0 <= found.min() <= found.max() < len(tasks)
+        index.device.type == "cpu"
+        and len(index)
+        and not 0 <= index.min() <= index.max() < len(tasks)
     ):
-        wrong = int(found.max()) if found.max() >= len(tasks) else int(found.min())
+        wrong = int(index.max()) if index.max() >= len(tasks) else int(index.min())
         raise ValueError(f"{argument}: task index {wrong} is outside 0..{len(tasks) - 1}.")
-    return found
+    return index
 
 
 def read_losses(

@@ -45,21 +45,21 @@ def moves_along(graph: Graph, position: int, are_rows: Sequence[bool]) -> Sequen
 
 def _broadcast(graph: Graph, position: int, are_rows: Sequence[bool]) -> Sequence[int]:
     """Dimensions along which an input serves several entries, whose gradients are added up."""
-    shape, found = graph.shape(position), set[int]()
+    shape, dims = graph.shape(position), set[int]()
     for child, holds_rows in zip(graph.children(position), are_rows, strict=True):
         if holds_rows:
-            own = graph.shape(*child)
-            inner = (*(1 for _ in range(len(shape) - len(own))), *own)
-            found |= {d for d, size in enumerate(inner) if size == 1 or size != shape[d]}
-    return tuple(found)
+            input_shape = graph.shape(*child)
+            inner = (*(1 for _ in range(len(shape) - len(input_shape))), *input_shape)
+            dims |= {d for d, size in enumerate(inner) if size == 1 or size != shape[d]}
+    return tuple(dims)
 
 
 def _contracted(graph: Graph, position: int, are_rows: Sequence[bool]) -> Sequence[int]:
     """Dimensions that the gradient of a factor is a sum over: a permutation may be a matrix."""
     last = len(graph.shape(position)) - 1
     *added, first, second = are_rows
-    found = _broadcast(graph, position, (*added, False, False))
-    return (*found, *(last for _ in range(first)), *(last - 1 for _ in range(second)))
+    broadcast = _broadcast(graph, position, (*added, False, False))
+    return (*broadcast, *(last for _ in range(first)), *(last - 1 for _ in range(second)))
 
 
 def _given(name: str) -> Callable[[Any], Sequence[int]]:

@@ -68,7 +68,7 @@ class OneBackward:
         self._model, self._tasks, self._recompute = model, tuple(tasks), recompute
         self._check, self._keep_graph = check, keep_graph
         parameters = dict(model.named_parameters())
-        members = [[parameters[p] for p in own] for own in components.values()]
+        members = [[parameters[p] for p in names] for names in components.values()]
         self._names = {p: n for n, p in parameters.items() if p.requires_grad}
         self.collector = Collector(members, stream_bytes=stream_bytes, table_bytes=table_bytes)
         self._planner = Planner(self._names, self._tasks)
@@ -271,8 +271,8 @@ class OneBackward:
             return Segments(index, len(present), losses.device)
         key = (len(present), losses.device)
         if self._last_rows is not None and index.device.type == "cpu":
-            known, known_key, segments = self._last_rows  # batches are often laid out alike
-            if known_key == key and torch.equal(known, index):
+            last_index, last_key, segments = self._last_rows  # batches are often laid out alike
+            if last_key == key and torch.equal(last_index, index):
                 return segments
         segments = Segments(index, len(present), losses.device)
         self._last_rows = (index, key, segments)
@@ -287,8 +287,8 @@ class OneBackward:
             buffer = collector.take(parameter)
             if buffer is not None:
                 component = self.collector.component_of[parameter]
-                own = buffer.gram() if isinstance(buffer, Chunked) else gram(buffer.stack())
-                grams[component] = grams[component] + own if component in grams else own
+                matrix = buffer.gram() if isinstance(buffer, Chunked) else gram(buffer.stack())
+                grams[component] = grams[component] + matrix if component in grams else matrix
 
         step.run(collector, add, again=True)
         empty = torch.zeros_like(next(iter(grams.values())))
@@ -299,9 +299,9 @@ class OneBackward:
         sums = WeightedSums(weights, self.collector.component_of)
 
         def add(parameter: nn.Parameter) -> None:
-            own = sums.take(parameter)
-            if own is not None:
-                write([parameter], [own])
+            update = sums.take(parameter)
+            if update is not None:
+                write([parameter], [update])
 
         step.run(sums, add)
 
@@ -340,7 +340,7 @@ def _for_some(weigh: Weigh, chosen: list[int]) -> Weigh:
 
     def weigh_some(components: Sequence[int], gram: Tensor) -> Tensor:
         index = index_on(chosen, gram.device)
-        own = weigh(components, gram[:, index][:, :, index])
-        return own.new_zeros(gram.shape[:-1]).index_copy(1, index, own)
+        weights = weigh(components, gram[:, index][:, :, index])
+        return weights.new_zeros(gram.shape[:-1]).index_copy(1, index, weights)
 
     return weigh_some

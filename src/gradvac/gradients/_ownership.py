@@ -69,8 +69,8 @@ def mark(gradient: Tensor, *, columns_too: bool = True) -> Marks:
         entries.append(part @ across)
         if columns_too:
             along = _projection(flat.shape[0], dtype, gradient.device)[start : start + len(part)]
-            own = part.t() @ along
-            columns, start = own if columns is None else columns + own, start + len(part)
+            partial = part.t() @ along
+            columns, start = partial if columns is None else columns + partial, start + len(part)
     if columns is not None:  # both parts of a complex number are its own
         columns = columns.reshape(flat.shape[1] // shape[1], -1)
     whole = entries[0] if len(entries) == 1 else torch.cat(entries)
@@ -144,8 +144,8 @@ class TaskCodes:
         """The largest share of a task's marks that its code does not explain, at every place."""
         codes, _ = self._on(plain.device, plain.dtype)
         shares = [
-            share(plain, marks, own[owner], owner, self._num_tasks, num_places)
-            for marks, own in zip(coded, codes, strict=True)
+            share(plain, marks, pass_codes[owner], owner, self._num_tasks, num_places)
+            for marks, pass_codes in zip(coded, codes, strict=True)
         ]
         return torch.stack(shares).amax(0)
 

@@ -100,14 +100,14 @@ def _autocast_off(device: torch.device) -> Iterator[None]:
 def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
     """Tensor hooks are for final gradients: let passes over parts of them go unseen."""
     hooks = [leaf._backward_hooks for leaf in leaves if leaf._backward_hooks]
-    kept = [dict(own) for own in hooks]
-    for own in hooks:
-        own.clear()
+    kept = [dict(leaf_hooks) for leaf_hooks in hooks]
+    for leaf_hooks in hooks:
+        leaf_hooks.clear()
     try:
         yield
     finally:
-        for own, items in zip(hooks, kept, strict=True):
-            own.update(items)
+        for leaf_hooks, items in zip(hooks, kept, strict=True):
+            leaf_hooks.update(items)
 
 
 class Watcher:
@@ -120,14 +120,14 @@ class Watcher:
         """Take note of a node's output gradients."""
         for gradient in gradients:
             if gradient is not None and gradient.numel():
-                known = self._any.get(position)
-                own = gradient.any()
-                self._any[position] = own if known is None else known | own
+                earlier = self._any.get(position)
+                is_awake = gradient.any()
+                self._any[position] = is_awake if earlier is None else earlier | is_awake
 
     def asleep(self) -> frozenset[int]:
         """The nodes whose gradients were all zero; waits for the device."""
         if not self._any:
             return frozenset()
         device = next(iter(self._any.values())).device
-        awake = torch.stack([own.to(device) for own in self._any.values()]).tolist()
+        awake = torch.stack([flag.to(device) for flag in self._any.values()]).tolist()
         return frozenset(p for p, is_awake in zip(self._any, awake, strict=True) if not is_awake)

@@ -43,9 +43,9 @@ class PerTask:
         is_shared: bool = False,
     ) -> None:
         parameters = dict(model.named_parameters())
-        self._members = [[parameters[p] for p in own] for own in components.values()]
+        self._members = [[parameters[p] for p in names] for names in components.values()]
         self._model = model
-        self._parameters = {p: None for own in self._members for p in own}
+        self._parameters = {p: None for members in self._members for p in members}
         self._storage_dtype, self._offload, self._is_shared = storage_dtype, offload, is_shared
         self._rows: dict[int, dict[Tensor, Tensor]] = {}  # task -> parameter -> gradient
         self._outside: dict[Tensor, Tensor] = {}  # plain gradients of leaves that are not ours
@@ -116,11 +116,11 @@ class PerTask:
         graph = Graph(losses.roots())
         leaves = graph.leaves()
         reached = set(leaves)
-        own = [parameter for parameter in self._parameters if parameter in reached]
+        parameters = [parameter for parameter in self._parameters if parameter in reached]
         outside = [leaf for leaf in leaves if leaf not in self._parameters]
         refuse_changed(self._model, self._parameters, outside)
         self._refuse_reentrant(graph)
-        expect(own)
+        expect(parameters)
 
         def show(leaf: nn.Parameter) -> Callable[[Tensor], Tensor]:
             def hook(gradient: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class PerTask:
             return hook
 
         with without_hooks(leaves):
-            handles = [leaf.register_hook(show(leaf)) for leaf in own]
+            handles = [leaf.register_hook(show(leaf)) for leaf in parameters]
             try:
                 gradients = torch.autograd.grad(
                     losses.roots(), leaves, losses.starts(), allow_unused=True
@@ -139,8 +139,8 @@ class PerTask:
             finally:
                 for handle in handles:
                     handle.remove()
-        found = dict(zip(leaves, gradients, strict=True))
-        return {leaf: g for leaf in outside if (g := found[leaf]) is not None}
+        gradient_of = dict(zip(leaves, gradients, strict=True))
+        return {leaf: g for leaf in outside if (g := gradient_of[leaf]) is not None}
 
     def discard(self) -> None:
         """Forget what was accumulated."""
@@ -188,13 +188,15 @@ class PerTask:
 
     def _fold(self, rows: Sequence[dict[Tensor, Tensor]], weigh: Weigh) -> None:
         grams = []
-        for own in self._members:
-            blocks = [gram(stacked) for stacked in (_stack(rows, p) for p in own) if len(stacked)]
-            empty = own[0].new_zeros(len(rows), len(rows), dtype=torch.float64)
+        for members in self._members:
+            blocks = [
+                gram(stacked) for stacked in (_stack(rows, p) for p in members) if len(stacked)
+            ]
+            empty = members[0].new_zeros(len(rows), len(rows), dtype=torch.float64)
             grams.append(torch.stack(blocks).sum(0) if blocks else empty)
         weights = weigh(range(len(grams)), torch.stack(grams))
-        for component_weights, own in zip(weights, self._members, strict=True):
-            for parameter in own:
+        for component_weights, members in zip(weights, self._members, strict=True):
+            for parameter in members:
                 stacked = _stack(rows, parameter)
                 for row in rows:
                     row.pop(parameter, None)  # freed as the update takes its place
@@ -222,28 +224,28 @@ def _set_aside(leaves: Sequence[Tensor]) -> Iterator[None]:
     """Put `.grad`, and the hooks that wait for it, back as they were."""
     kept = [leaf.grad for leaf in leaves]
     hooks = [leaf._post_accumulate_grad_hooks for leaf in leaves]
-    waiting = [dict(own) if own else {} for own in hooks]
-    for leaf, own in zip(leaves, hooks, strict=True):
+    waiting = [dict(leaf_hooks) if leaf_hooks else {} for leaf_hooks in hooks]
+    for leaf, leaf_hooks in zip(leaves, hooks, strict=True):
         leaf.grad = None
-        if own:
-            own.clear()
+        if leaf_hooks:
+            leaf_hooks.clear()
     try:
         yield
     finally:
-        for leaf, gradient, own, items in zip(leaves, kept, hooks, waiting, strict=True):
+        for leaf, gradient, leaf_hooks, items in zip(leaves, kept, hooks, waiting, strict=True):
             leaf.grad = gradient
-            if own is not None:
-                own.update(items)
+            if leaf_hooks is not None:
+                leaf_hooks.update(items)
 
 
 def _stack(rows: Sequence[Mapping[Tensor, Tensor]], parameter: nn.Parameter) -> Tensor:
     """Task gradients of a parameter on its device, `[T, P]`; empty if no task reached it."""
-    found = [row.get(parameter) for row in rows]
-    known = next((gradient for gradient in found if gradient is not None), None)
-    if known is None:
+    gradients = [row.get(parameter) for row in rows]
+    first = next((gradient for gradient in gradients if gradient is not None), None)
+    if first is None:
         return parameter.new_empty(0, parameter.numel())
-    stacked = known.new_zeros(len(rows), parameter.numel(), device=parameter.device)
-    for row, gradient in zip(stacked, found, strict=True):
+    stacked = first.new_zeros(len(rows), parameter.numel(), device=parameter.device)
+    for row, gradient in zip(stacked, gradients, strict=True):
         if gradient is not None:
             row.copy_(gradient.reshape(-1), non_blocking=True)
     return stacked
@@ -260,8 +262,8 @@ def _retain_graph(losses: Losses, graph: Graph) -> list[bool]:
         return [position < num_tasks - 1 for position in range(num_tasks)]
     later = [0] * num_tasks  # tasks whose graph shares a node with this one's
     inner = zip(graph.names, graph.reached_by(), strict=True)
-    for reached in {own for name, own in inner if name != LEAF}:
-        own = [task for task in range(num_tasks) if reached >> task & 1]
-        for task in own:
-            later[task] = max(later[task], own[-1])
+    for reached in {mask for name, mask in inner if name != LEAF}:
+        tasks = [task for task in range(num_tasks) if reached >> task & 1]
+        for task in tasks:
+            later[task] = max(later[task], tasks[-1])
     return [last > task for task, last in enumerate(later)]

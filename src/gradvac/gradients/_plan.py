@@ -86,8 +86,8 @@ class Plan:
             outputs = [(junctions[number].position, output) for number, output in self.known]
             outputs += [(sized.position, 0) for sized in self.sized]
             views = (p for p, *_ in self.sized if graph.names[p] in VIEWS)
-            known = {graph.children(view)[0] for view in views}  # what is inside them
-            self.asked = [output for output in outputs if output not in known]
+            viewed = {graph.children(view)[0] for view in views}  # what is inside them
+            self.asked = [output for output in outputs if output not in viewed]
         return self.asked
 
     def holds_for(self, graph: Graph, num_rows: int | None) -> bool:

@@ -82,7 +82,7 @@ class Planner:
                 stacklevel=8,
             )
             return fitting[0]
-        rest = [own for own in known.plans if not own.unfinished and own not in fitting]
+        rest = [other for other in known.plans if not other.unfinished and other not in fitting]
         known.plans[:] = [plan, *rest][:_MOST_SIZES]
         return plan
 

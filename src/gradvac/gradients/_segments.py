@@ -100,15 +100,15 @@ class Segments:
             return self
         if times not in self._spread:
             every = torch.arange(times, device=self.device)[:, None]
-            found = copy.copy(self)
-            found._forget()
-            found.num_rows, found.num_tasks = times * self.num_rows, times * self.num_tasks
-            found.tasks = (self.num_tasks * every + self.tasks).reshape(-1)
+            segments = copy.copy(self)
+            segments._forget()
+            segments.num_rows, segments.num_tasks = times * self.num_rows, times * self.num_tasks
+            segments.tasks = (self.num_tasks * every + self.tasks).reshape(-1)
             if self.order is not None:
-                found.order = (self.num_rows * every + self.order).reshape(-1)
+                segments.order = (self.num_rows * every + self.order).reshape(-1)
             if self._counts is not None:
-                found._counts = times * self._counts
-            self._spread[times] = found
+                segments._counts = times * self._counts
+            self._spread[times] = segments
         return self._spread[times]
 
     def entries_by_task(self, length: int) -> tuple[Tensor, ...]:

@@ -91,8 +91,8 @@ class Shards:
         for module in self.modules:
             for group in _groups(module):
                 _refuse_offload(group)
-                for own in group.fsdp_params if group.mp_policy.reduce_dtype else ():
-                    self._sends[id(own.sharded_param)] = group.mp_policy.reduce_dtype
+                for fsdp_param in group.fsdp_params if group.mp_policy.reduce_dtype else ():
+                    self._sends[id(fsdp_param.sharded_param)] = group.mp_policy.reduce_dtype
         _refuse_tensor_parallel(self.leaves)
 
     def __str__(self) -> str:
@@ -107,13 +107,13 @@ class Shards:
     def local(self) -> list[Tensor]:
         """What this process keeps of the parameters."""
         kept: list[Any] = list(self.parameters.values())
-        return [own.to_local() if self.are_made else own for own in kept]
+        return [parameter.to_local() if self.are_made else parameter for parameter in kept]
 
     def sent_dtype(self, name: str) -> torch.dtype:
         """The dtype in which gradients of a parameter are exchanged; its own, unless FSDP2 says."""
         leaf = self.leaves[name]
-        own = leaf.real.dtype if leaf.is_complex() else leaf.dtype
-        return self._sends.get(id(self.parameters[name]), own)
+        dtype = leaf.real.dtype if leaf.is_complex() else leaf.dtype
+        return self._sends.get(id(self.parameters[name]), dtype)
 
     def width(self, parameter: Tensor) -> int:
         """Real numbers of a shard of a (whole) parameter, padded to that of the first process."""
@@ -141,9 +141,9 @@ class Shards:
 
         local = parameter.to_local()
         size = local.numel() * (2 if local.is_complex() else 1)
-        own = _shaped(update[:size], local.shape, local.is_complex()).to(local.dtype)
+        shard = _shaped(update[:size], local.shape, local.is_complex()).to(local.dtype)
         return DTensor.from_local(
-            own,
+            shard,
             parameter.device_mesh,
             parameter.placements,
             run_check=False,
@@ -188,7 +188,7 @@ def _refuse_tensor_parallel(leaves: dict[str, nn.Parameter]) -> None:
 
 
 def _refuse_offload(group: Any) -> None:
-    if any(own.offload_to_cpu for own in group.fsdp_params):
+    if any(fsdp_param.offload_to_cpu for fsdp_param in group.fsdp_params):
         raise ValueError(
             "model: fully_shard(offload_policy=CPUOffloadPolicy()) keeps gradients in host memory, "
             "where they are not exchanged; leave the policy out."

@@ -30,10 +30,10 @@ class WeightedSums:
 
     def deliver(self, parameter: nn.Parameter, use: Use) -> None:
         """Take what one use of a parameter contributes."""
-        own = use.weighted(self._weights[self._component_of[parameter]])
-        own = own.to(wide(own.dtype))
-        known = self._sums.get(parameter)
-        self._sums[parameter] = own if known is None else known + own
+        weighted = use.weighted(self._weights[self._component_of[parameter]])
+        weighted = weighted.to(wide(weighted.dtype))
+        earlier = self._sums.get(parameter)
+        self._sums[parameter] = weighted if earlier is None else earlier + weighted
 
     def take(self, parameter: nn.Parameter) -> Tensor | None:
         """Hand out the sum."""
@@ -81,7 +81,7 @@ class Step:
         if complete is None:
             assert isinstance(sink, Collector)
             groups, complete = self._components(sink), sink.component_done
-        left = dict(Counter([group for own in groups for group in own]))
+        left = dict(Counter([group for junction_groups in groups for group in junction_groups]))
         watcher = Watcher()
 
         def arrive(number: int, gradients: Sequence[Tensor | None]) -> None:
@@ -97,8 +97,8 @@ class Step:
             self._measure()
         others: list[tuple[int, Arrive]] = []
         if asleep:
-            own = {junction.position for junction in drawing.junctions}
-            others = [(position, watcher.see) for position in asleep - own]
+            junction_positions = {junction.position for junction in drawing.junctions}
+            others = [(position, watcher.see) for position in asleep - junction_positions]
         retain = again or bool(asleep) or (self.is_careful and self._keep_graph)
         gradients = run_pass(
             self.graph,
@@ -134,7 +134,7 @@ class Step:
             component_of = collector.component_of
             junctions = self.plan.drawing.junctions
             every = ({component_of[p] for p in junction.parameters} for junction in junctions)
-            self.plan.components = [sorted(own) for own in every]
+            self.plan.components = [sorted(components) for components in every]
         return self.plan.components
 
     def _measure(self) -> None:

@@ -35,12 +35,12 @@ def add_to_grad(
             else:  # fused optimizers take for granted that both lie alike in memory
                 leaf.grad = torch.empty_like(leaf).copy_(update)
         if added:
-            torch._foreach_add_([own for own, _ in added], [update for _, update in added])
+            torch._foreach_add_([grad for grad, _ in added], [update for _, update in added])
     if by_hand:
         for leaf, update in watched:
             _accumulate(leaf, update)
     elif watched:
-        torch.autograd.backward([leaf for leaf, _ in watched], [own for _, own in watched])
+        torch.autograd.backward([leaf for leaf, _ in watched], [update for _, update in watched])
 
 
 @torch.no_grad()

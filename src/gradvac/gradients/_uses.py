@@ -92,12 +92,12 @@ class Lookup(Table):
 
         There are fewer different tokens than N: the rest stands for token 0, and has no values.
         """
-        found, order = self.tokens.sort()
-        is_new = torch.ones_like(found)
-        is_new[1:] = found[1:] != found[:-1]
+        ascending, order = self.tokens.sort()
+        is_new = torch.ones_like(ascending)
+        is_new[1:] = ascending[1:] != ascending[:-1]
         row = is_new.cumsum(0) - 1
-        tokens = torch.zeros_like(found).scatter_(0, row, found)
-        rows = torch.empty_like(found).scatter_(0, order, row)
+        tokens = torch.zeros_like(ascending).scatter_(0, row, ascending)
+        rows = torch.empty_like(ascending).scatter_(0, order, row)
         values = self.values.to(wide(self.values.dtype))
         return tokens, Lookup(values, rows, len(rows), self.segments)
 

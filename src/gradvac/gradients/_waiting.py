@@ -68,9 +68,9 @@ class Outer(Table, Waiting):
         if first.beside is not None:
             values = left if first.beside.values is first.left else right
             sums = first.segments.sum(values.view(many, -1, values.shape[1]))
-            for use, own in zip(uses, sums.unbind(), strict=True):
+            for use, task_sums in zip(uses, sums.unbind(), strict=True):
                 assert use.beside is not None
-                use.beside.sums = own
+                use.beside.sums = task_sums
         product = grouped_outer(left, right, first.segments.repeated(many))
         return product.view(many, first.segments.num_tasks, *product.shape[1:]).unbind()
 
@@ -207,9 +207,9 @@ class Normed(Waiting):
         if first.beside is not None and shifts is None:
             shifts = first.segments.sum(gradient.view(len(uses), -1, width))
         if first.beside is not None and shifts is not None:
-            for use, own in zip(uses, shifts.unbind(), strict=True):
+            for use, task_sums in zip(uses, shifts.unbind(), strict=True):
                 assert use.beside is not None
-                use.beside.sums = own
+                use.beside.sums = task_sums
         return scales.unbind()
 
     def task_gradients(self) -> Tensor:

@@ -90,18 +90,18 @@ class Normaliser:
         return 1.0 / divisor.clamp_min(1).to(sums.dtype)
 
     def _learn(self, total: float, here: int, whole: int, own_loss: Tensor) -> bool:
-        own = float(own_loss)
-        gaps = [abs(total / max(1, count) - own) for count in (here, whole)]
+        loss = float(own_loss)
+        gaps = [abs(total / max(1, count) - loss) for count in (here, whole)]
         is_half = own_loss.dtype in (torch.float16, torch.bfloat16)
-        slack = (1e-2 if is_half else 1e-4) * max(abs(own), 1e-6)
-        if math.isfinite(own) and min(gaps) > slack and total:
+        slack = (1e-2 if is_half else 1e-4) * max(abs(loss), 1e-6)
+        if math.isfinite(loss) and min(gaps) > slack and total:
             raise ValueError(
-                f"row_losses: the model's loss is {own:.6g}, but its rows give {total:.6g} over "
+                f"row_losses: the model's loss is {loss:.6g}, but its rows give {total:.6g} over "
                 f"{here} labels ({whole} in the whole step); it computes another loss than cross-"
                 "entropy or squared error. Give row_losses, one loss per row."
             )
         by_items = gaps[1] < gaps[0]
-        if math.isfinite(own) and total:
+        if math.isfinite(loss) and total:
             self._is_verified = True
             if max(gaps) > slack:  # else both are the same here: ask again
                 self._by_items = by_items
@@ -110,8 +110,8 @@ class Normaliser:
 
 def logits_of(outputs: Any) -> Tensor:
     """The logits of a model's outputs."""
-    found = outputs.get("logits") if isinstance(outputs, dict) else None
-    if not isinstance(found, Tensor):
+    logits = outputs.get("logits") if isinstance(outputs, dict) else None
+    if not isinstance(logits, Tensor):
         names = ", ".join(outputs) if isinstance(outputs, dict) else type(outputs).__name__
         raise ValueError(f"row_losses: the model gives no logits ({names}); give row_losses.")
-    return found
+    return logits

@@ -153,12 +153,12 @@ class _Aligned(_AnyTrainer):
         tasks = inputs.pop(TASKS_OF_ROWS)
         inputs = self._prepare_inputs(inputs)
         if self._recorded is None:
-            found = self._backward(model, inputs, tasks, num_items_in_batch)
+            backward = self._backward(model, inputs, tasks, num_items_in_batch)
         else:
-            found = self._recorded(self._on_device(inputs, tasks, num_items_in_batch))
-        if found.alignment is not None:
-            self.alignment = found.alignment
-        return found.loss
+            backward = self._recorded(self._on_device(inputs, tasks, num_items_in_batch))
+        if backward.alignment is not None:
+            self.alignment = backward.alignment
+        return backward.loss
 
     def _backward(
         self,
@@ -237,9 +237,9 @@ class _Aligned(_AnyTrainer):
         else:
             given = _without_labels(self.accelerator.unwrap_model(model), inputs)
         outputs = model(**given)
-        own = outputs["loss"].detach() if needs_own else None
+        own_loss = outputs["loss"].detach() if needs_own else None
         sums, counts = sum_by_row(logits_of(outputs), labels, shifted=self._is_causal)
-        return sums * self._normaliser.factor(sums, counts, num_items, own)
+        return sums * self._normaliser.factor(sums, counts, num_items, own_loss)
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **options: Any

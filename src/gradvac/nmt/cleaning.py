@@ -88,7 +88,7 @@ class Report:
     def from_dict(cls, saved: Mapping[str, Any]) -> Report:
         """Read back what `to_dict` gave."""
         examples = {
-            reason: [(a, b) for a, b in found] for reason, found in saved["examples"].items()
+            reason: [(a, b) for a, b in pairs] for reason, pairs in saved["examples"].items()
         }
         return cls(saved["read"], saved["kept"], Counter(saved["dropped"]), examples)
 

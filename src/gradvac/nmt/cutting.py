@@ -55,7 +55,7 @@ def cut(
         processes: How many cut at a time; 0: one for every core.
         engine: Where: "processes" stands for threads of this one, or "ray".
     """
-    found = Cut()
+    outcome = Cut()
     encoded = _encoded(chunks(lines), vocabulary, processes=processes, engine=engine)
     with ExitStack() as stack:
         writers = [stack.enter_context(TokenWriter(path, len(vocabulary))) for path in paths]
@@ -65,13 +65,13 @@ def cut(
                 if most is None or max(map(len, row)) <= most:
                     kept.append(row)
                 else:
-                    found.report.drop("too many tokens", text)
-            found.sizes[0] += len(kept)
+                    outcome.report.drop("too many tokens", text)
+            outcome.sizes[0] += len(kept)
             for side, writer in enumerate(writers):
-                found.sizes[1 + side] += sum(len(row[side]) for row in kept)
+                outcome.sizes[1 + side] += sum(len(row[side]) for row in kept)
                 writer.write(row[side] for row in kept)
-    found.seals = {path: seal for writer in writers for path, seal in writer.seals.items()}
-    return found
+    outcome.seals = {path: seal for writer in writers for path, seal in writer.seals.items()}
+    return outcome
 
 
 Pieces = list[list[int]]

@@ -228,13 +228,13 @@ class _Pass:
             size = max(1, most // len(self._sentences[waiting[-1]]))
             size = min(size, len(places), len(waiting))
             numbers = [waiting.pop() for _ in range(size)]
-            own, places = places[:size], places[size:]
+            taken, places = places[:size], places[size:]
             ragged = Ragged.of([self._sentences[n] for n in numbers])
             side = Side.make(ragged, tasks=torch.zeros(size, dtype=torch.int64), packed=False)
             limits = [self._limits[n] for n in numbers]
-            self._slots.fill(own.tolist(), side.to(self._decoder.device), limits)
-            self._owners[own], self._ages[own] = numbers, 0
-            self._left[own], self._lengths[own] = limits, ragged.lengths
+            self._slots.fill(taken.tolist(), side.to(self._decoder.device), limits)
+            self._owners[taken], self._ages[taken] = numbers, 0
+            self._left[taken], self._lengths[taken] = limits, ragged.lengths
 
     def _move_together(self) -> None:
         places = np.flatnonzero(self._owners >= 0)
@@ -262,8 +262,8 @@ class _Pass:
         done = self._slots.done[: self._size].cpu().numpy()
         places = np.flatnonzero(done & (self._owners >= 0))
         if len(places):
-            found = self._slots.results(places.tolist())
-            self._results.update(zip(self._owners[places].tolist(), found, strict=True))
+            hypotheses = self._slots.results(places.tolist())
+            self._results.update(zip(self._owners[places].tolist(), hypotheses, strict=True))
             self._owners[places] = -1
 
 

@@ -116,7 +116,9 @@ def _target(task: str) -> str:
 
 
 def _look_up(corpus: corpora.Corpus, sources: Lines) -> dict[str, list[str]]:
-    return {t: corpora.dictionary_translate(corpus, _target(t), own) for t, own in sources.items()}
+    return {
+        t: corpora.dictionary_translate(corpus, _target(t), lines) for t, lines in sources.items()
+    }
 
 
 def _show_languages(corpus: corpora.Corpus, prepared: Prepared, console: Console) -> None:
@@ -183,7 +185,7 @@ def _show_scores(
 
 
 def _means(result: DemoResult) -> dict[str, float]:
-    return {name: sum(own.values()) / len(own) for name, own in result.bleu.items()}
+    return {name: sum(scores.values()) / len(scores) for name, scores in result.bleu.items()}
 
 
 def _better(change: float) -> str:

@@ -36,9 +36,9 @@ def doubt(first: str, second: str, pairs: Sequence[tuple[str, str]]) -> str | No
                 "the two languages may be the wrong way round. data.columns, or a header, says "
                 "which column is which."
             )
-    for code, name, own in zip((first, second), names, shares, strict=True):
-        guess, share = max(own.items(), key=lambda item: item[1])
-        if name in _known() and own[name] < _FEW and share >= _CLEAR:
+    for code, name, column_shares in zip((first, second), names, shares, strict=True):
+        guess, share = max(column_shares.items(), key=lambda item: item[1])
+        if name in _known() and column_shares[name] < _FEW and share >= _CLEAR:
             return f"what is called {code!r} looks like {guess!r} in {share:.0%} of the lines."
     return None
 

@@ -44,11 +44,11 @@ class _SmoothedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (labels,) = ctx.saved_tensors
-        own = gradients[0]
-        rest = (own * (-ctx.smoothing / ctx.shape[1])).to(ctx.dtype)
-        found = rest[:, None].expand(ctx.shape).contiguous()
-        label = (own * (ctx.smoothing - 1)).to(ctx.dtype)
-        return found.scatter_add_(1, labels[:, None], label[:, None]), None, None
+        incoming = gradients[0]
+        rest = (incoming * (-ctx.smoothing / ctx.shape[1])).to(ctx.dtype)
+        gradient = rest[:, None].expand(ctx.shape).contiguous()
+        label = (incoming * (ctx.smoothing - 1)).to(ctx.dtype)
+        return gradient.scatter_add_(1, labels[:, None], label[:, None]), None, None
 
 
 def compiled_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:

@@ -188,8 +188,8 @@ class Transformer(Layer):
         x = self.embedding(tokens)
         positions = self.positions.table[now.steps][:, None].to(x.dtype)
         x = positions.add(x, alpha=math.sqrt(self.size.width))
-        for layer, own in zip(self._steps(), cache, strict=True):
-            x = layer.step(x, own, now)
+        for layer, layer_cache in zip(self._steps(), cache, strict=True):
+            x = layer.step(x, layer_cache, now)
         return self.head(self.decoder.norm(x))
 
 

@@ -113,7 +113,7 @@ class _Preparation:
             },
             signature=files.hash_of([tokens[key]["key"] for key in sorted(tokens)]),
             doubts=[self.texts[key]["doubt"] for key in names if self.texts[key]["doubt"]],
-            shards={".".join(key): own["shards"] for key, own in tokens.items()},
+            shards={".".join(key): facts["shards"] for key, facts in tokens.items()},
         )
 
     def write_manifest(self, reports: Facts, **facts: Any) -> None:
@@ -220,8 +220,8 @@ class _Preparation:
     def limit(self, pair: str) -> int | None:
         """The most training pairs: the pair's own limit, or the lower one of its languages."""
         limits = self.config.limit
-        found = [limits[code] for code in parse(pair) if code in limits]
-        return limits.get(pair, min(found, default=None))
+        language_limits = [limits[code] for code in parse(pair) if code in limits]
+        return limits.get(pair, min(language_limits, default=None))
 
     def paths(self, what: str, split: str, pair: str) -> list[Path]:
         return [self.folder / what / f"{split}.{pair}.{code}" for code in parse(pair)]
@@ -237,8 +237,8 @@ class _Preparation:
             for path in paths:
                 mark = stamp(path)
                 is_known = known.get(str(path), {}).get("stamp") == mark
-                found = known[str(path)]["hash"] if is_known else files.hash_file(path)
-                hashes[str(path)] = {"stamp": mark, "hash": found}
+                digest = known[str(path)]["hash"] if is_known else files.hash_file(path)
+                hashes[str(path)] = {"stamp": mark, "hash": digest}
         return hashes
 
     def held_out_marks(self) -> dict[str, set[int]]:
@@ -302,8 +302,11 @@ class _Preparation:
         places = [self.folder / "tokens" / f"{name}.json" for name in names]
         depends = [text["digest"], digest, most]
         keys = [files.hash_of([*depends, *([num, n] if num > 1 else [])]) for n in range(num)]
-        known = [read_facts(place) for place in places]
-        intact = [self.holds(*own) and "sizes" in own[0] for own in zip(known, keys, strict=True)]
+        facts_by_shard = [read_facts(place) for place in places]
+        intact = [
+            self.holds(*facts_and_key) and "sizes" in facts_and_key[0]
+            for facts_and_key in zip(facts_by_shard, keys, strict=True)
+        ]
         if not all(intact):
             self.begin_change()
         lines = zip(*(read_lines(path) for path in self.paths("text", split, pair)), strict=True)
@@ -317,7 +320,7 @@ class _Preparation:
             place.unlink(missing_ok=True)
             self.say(f"Cutting {name.replace('.', ' ', 1)} into tokens")
             paths = [self.folder / "tokens" / f"{name}.{code}" for code in parse(pair)]
-            found = cutting.cut(
+            cut = cutting.cut(
                 block,
                 paths,
                 vocabulary,
@@ -325,16 +328,16 @@ class _Preparation:
                 processes=self.config.processes,
                 engine=self.config.engine,
             )
-            seals = self.named(found.seals)
-            report = found.report.to_dict()
-            facts = {"key": keys[shard], "report": report, "sizes": found.sizes, "files": seals}
+            seals = self.named(cut.seals)
+            report = cut.report.to_dict()
+            facts = {"key": keys[shard], "report": report, "sizes": cut.sizes, "files": seals}
             self.seals |= seals
             write_facts(place, facts)
-            known[shard] = facts
+            facts_by_shard[shard] = facts
         return {
             "key": keys[0] if num == 1 else files.hash_of(keys),
-            "reports": [own["report"] for own in known],
-            "shards": [own["sizes"] for own in known],
+            "reports": [of_shard["report"] for of_shard in facts_by_shard],
+            "shards": [of_shard["sizes"] for of_shard in facts_by_shard],
         }
 
     def report(self, split: str, pair: str, tokens: Facts) -> Report:

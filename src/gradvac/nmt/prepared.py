@@ -81,12 +81,12 @@ class Prepared:
         names = [shard_name(f"{split}.{pair}", shard, len(sizes)) for shard in range(len(sizes))]
         sides = []
         for side, code in enumerate(parse(pair), start=1):
-            own = [f"tokens/{name}.{code}" for name in names]
+            stems = [f"tokens/{name}.{code}" for name in names]
             for suffix in SUFFIXES:
-                for name in own:
+                for name in stems:
                     self.files[f"{name}{suffix}"]  # looks whether it is as it was written
             num_tokens = sum(size[side] for size in sizes)
-            paths = [self.folder / name for name in own]
+            paths = [self.folder / name for name in stems]
             num_pairs = [size[0] for size in sizes]
             sides.append(TokenShards(paths, num_pairs, num_tokens, len(self.vocabulary)))
         return sides[0], sides[1]

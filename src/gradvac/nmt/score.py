@@ -291,7 +291,9 @@ def _require_pairs(
     if not any(line.strip() for line in sources):
         raise ValueError(f"source: {source} has no line to translate.")
     lines = enumerate(zip(sources, references, strict=True), start=1)
-    absent = [number for number, (own, other) in lines if own.strip() and not other.strip()]
+    absent = [
+        number for number, (original, other) in lines if original.strip() and not other.strip()
+    ]
     if absent:
         raise ValueError(
             f"reference: {reference} has no translation in {len(absent):,} of {len(sources):,} "

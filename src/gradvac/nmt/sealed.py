@@ -123,13 +123,13 @@ class SealedFolder:
         if seal is None:
             raise ValueError(f"data: nothing is known of {path}; {self._remedy}.")
         try:
-            found = stamp(path)
-            if found[0] != seal["size"]:
-                what = f"has {found[0]:,} bytes instead of {seal['size']:,}"
-            elif found == seal["stamp"] or self._verified.get(name) == [found, seal["hash"]]:
+            mark = stamp(path)
+            if mark[0] != seal["size"]:
+                what = f"has {mark[0]:,} bytes instead of {seal['size']:,}"
+            elif mark == seal["stamp"] or self._verified.get(name) == [mark, seal["hash"]]:
                 return path
             elif files.hash_file(path) == seal["hash"]:
-                self._remember(name, [found, seal["hash"]])
+                self._remember(name, [mark, seal["hash"]])
                 return path
             else:
                 what = "is not what was written"
@@ -137,10 +137,10 @@ class SealedFolder:
             what = f"cannot be read ({error.strerror})"
         raise ValueError(f"data: {path} {what}; {self._remedy}.")
 
-    def _remember(self, name: str, found: list[Any]) -> None:
+    def _remember(self, name: str, mark_and_hash: list[Any]) -> None:
         """Add a line; one that is cut off by a kill counts for nothing."""
-        self._verified[name] = found
-        line = json.dumps({name: found}).encode() + b"\n"
+        self._verified[name] = mark_and_hash
+        line = json.dumps({name: mark_and_hash}).encode() + b"\n"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
         with suppress(OSError):  # a folder that may only be read is compared every time
             descriptor = os.open(self._folder / _VERIFIED, flags, 0o666)

@@ -123,7 +123,7 @@ def aligned_lines(
     if common:
         texts = {p: prepared.text(split, p)[parse(p).index(common[0])] for p in pairs}
         places = {p: {text: n for n, text in reversed(list(enumerate(texts[p])))} for p in pairs}
-        shared = [t for t in places[pairs[0]] if all(t in own for own in places.values())]
+        shared = [t for t in places[pairs[0]] if all(t in of_pair for of_pair in places.values())]
         shared.sort(key=places[pairs[0]].__getitem__)
         numbers = {p: [places[p][text] for text in shared[:num_lines]] for p in pairs}
     else:
@@ -159,7 +159,9 @@ class _Plan:
         self, data: list[TaskData], lines: list[Numbers], tokens: int, engine: str
     ) -> None:
         self._data, self._mixed = data, engine == "one_backward"
-        lengths = np.max([d.lengths(own) for d, own in zip(data, lines, strict=True)], axis=(0, 1))
+        lengths = np.max(
+            [d.lengths(numbers) for d, numbers in zip(data, lines, strict=True)], axis=(0, 1)
+        )
         order = np.argsort(-lengths, kind="stable")
         order = order[: len(order) // 2 * 2]  # two halves of one size
         rows = len(data) if self._mixed else 1
@@ -167,7 +169,7 @@ class _Plan:
         while len(order):
             size = 2 * max(1, tokens // (int(lengths[order[0]]) * rows))
             for half in (0, 1):
-                self._chosen.append([own[order[half:size:2]] for own in lines])
+                self._chosen.append([numbers[order[half:size:2]] for numbers in lines])
             order = order[size:]
 
     @property

@@ -102,8 +102,8 @@ class Slots(ABC):
 
     def _own(self) -> list[Tensor]:
         """What belongs to the slots, which dimension 0 counts."""
-        own = [self._source, self._read, self._newest, self._scores, self._length, self._last]
-        return [*own, self.done, *(part for layer in self._cache for part in layer.tensors())]
+        tensors = [self._source, self._read, self._newest, self._scores, self._length, self._last]
+        return [*tensors, self.done, *(part for layer in self._cache for part in layer.tensors())]
 
     def fill(self, places: Sequence[int], source: Side, limits: Sequence[int]) -> None:
         """Put new sentences into slots.
@@ -135,8 +135,8 @@ class Slots(ABC):
     def keep(self, places: Sequence[int]) -> None:
         """Move slots to the front, in that order; the others are free."""
         chosen = torch.tensor(list(places), device=self._rows.device)
-        for own in self._own():
-            own[: len(places)] = own[chosen]
+        for tensor in self._own():
+            tensor[: len(places)] = tensor[chosen]
         self.done[len(places) :] = True
         self._length[len(places) :] = 0
 
@@ -175,7 +175,7 @@ class Slots(ABC):
             ValueError: The model says what is no number.
         """
         chosen = torch.tensor(list(places), device=self._rows.device)
-        said, lengths, scores = (found.tolist() for found in self._found(chosen))
+        said, lengths, scores = (tensor.tolist() for tensor in self._found(chosen))
         if not all(map(math.isfinite, scores)):
             raise ValueError(
                 "model: its scores are not finite, so that it cannot translate. Are its weights? "

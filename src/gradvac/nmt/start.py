@@ -61,13 +61,15 @@ def start_from(settings: ModelConfig, model: Transformer, vocabulary: Vocabulary
             "data.vocabulary.model unset, and choose another folder for data.prepared."
         )
     weights = dict(checkpoint.weights(settings.init, settings.init_weights))
-    own = model.state_dict()
+    drawn = model.state_dict()
     wrong = [
         name
-        for name in {*own, *weights}
-        if name not in own or name not in weights or own[name].shape[1:] != weights[name].shape[1:]
+        for name in {*drawn, *weights}
+        if name not in drawn
+        or name not in weights
+        or drawn[name].shape[1:] != weights[name].shape[1:]
     ]
-    wrong = wrong or [n for n in own if n not in _BY_PIECE and len(own[n]) != len(weights[n])]
+    wrong = wrong or [n for n in drawn if n not in _BY_PIECE and len(drawn[n]) != len(weights[n])]
     if wrong:
         raise ValueError(
             f"model.init: {settings.init} has a model of another size: {min(wrong)!r} differs; "
@@ -76,7 +78,7 @@ def start_from(settings: ModelConfig, model: Transformer, vocabulary: Vocabulary
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(weights):
         digest.update(weights[name].contiguous().view(torch.uint8).numpy().tobytes())
-    model.load_state_dict({n: _enlarged(weights[n], own[n]) for n in own})
+    model.load_state_dict({n: _enlarged(weights[n], drawn[n]) for n in drawn})
     return digest.hexdigest()
 
 
@@ -92,13 +94,13 @@ def warn_of_schedule(settings: RunConfig, epochs: Sequence[TaskEpochs]) -> Itera
             f"warning: optimizer.warmup_steps = {warmup:,} is not less than train.max_steps = "
             f"{steps:,}: the learning rate never reaches optimizer.lr, and little is learned."
         )
-    for what, own in (
+    for what, rows in (
         ("never sees all of", [row for row in epochs if row.epochs < 1]),
         (f"sees more than {_MOST_EPOCHS} times", [r for r in epochs if r.epochs > _MOST_EPOCHS]),
     ):
-        if own:
-            shown = ", ".join(f"{row.task} ({row.epochs:.2g} epochs)" for row in own[:4])
-            more = f" and {len(own) - 4} more" if len(own) > 4 else ""
+        if rows:
+            shown = ", ".join(f"{row.task} ({row.epochs:.2g} epochs)" for row in rows[:4])
+            more = f" and {len(rows) - 4} more" if len(rows) > 4 else ""
             yield (
                 f"warning: training {what} {shown}{more}; see train.max_steps, batch.tokens and "
                 "sampling.temperature."

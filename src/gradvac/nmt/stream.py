@@ -88,10 +88,12 @@ def gather_batch(
 ) -> Batch:
     """Make a batch of the chosen sentence pairs of every task."""
     present = [
-        (t, task, own) for t, (task, own) in enumerate(zip(tasks, chosen, strict=True)) if len(own)
+        (t, task, numbers)
+        for t, (task, numbers) in enumerate(zip(tasks, chosen, strict=True))
+        if len(numbers)
     ]
-    sources, targets = zip(*(task.gather(own) for _, task, own in present), strict=True)
-    owners = np.repeat([t for t, _, _ in present], [len(own) for _, _, own in present])
+    sources, targets = zip(*(task.gather(numbers) for _, task, numbers in present), strict=True)
+    owners = np.repeat([t for t, _, _ in present], [len(numbers) for _, _, numbers in present])
     pairs = (Ragged.join(sources), Ragged.join(targets))
     return make_batch(*pairs, owners, packed=packed, frame=frame)
 
@@ -112,7 +114,9 @@ def _sampler(
     lengths = {task.name: task.mean_lengths() for task in tasks}
     shares = task_probabilities(sizes, sampling.temperature_at(0))
     for _ in range(4):
-        means = np.sum([shares[name] * own for name, own in lengths.items()], axis=0)
+        means = np.sum(
+            [shares[name] * mean_lengths for name, mean_lengths in lengths.items()], axis=0
+        )
         rows = None if num_batches is None else num_batches * config.tokens / float(np.max(means))
         sampler = sampling.build(sizes, seed=seed, num_rows=rows)
         shares = sampler.probabilities(0)
@@ -177,8 +181,8 @@ class Stream:
         return self._own_part(chosen)
 
     def _own_part(self, chosen: list[Numbers]) -> Batch:
-        num_rows, chosen = [len(own) for own in chosen], self._in_halves(chosen)
-        lengths = [task.lengths(own) for task, own in zip(self._read, chosen, strict=True)]
+        num_rows, chosen = [len(numbers) for numbers in chosen], self._in_halves(chosen)
+        lengths = [task.lengths(numbers) for task, numbers in zip(self._read, chosen, strict=True)]
         sizes = np.concatenate(lengths, axis=1)  # [2, B]
         costs: Sequence[float] | Numbers = sizes.sum(0)
         if self._slots is not None:
@@ -186,19 +190,19 @@ class Stream:
         ours = self._part.cut(costs)
         is_empty = ours.start == ours.stop
         first, last = (0, 1) if is_empty else (ours.start, ours.stop)
-        starts = np.cumsum([0, *(len(own) for own in chosen)])
-        own = [
+        starts = np.cumsum([0, *(len(numbers) for numbers in chosen)])
+        chosen_here = [
             numbers[max(0, first - start) : max(0, last - start)]
             for numbers, start in zip(chosen, starts.tolist(), strict=False)
         ]
-        batch = self._gather(own)
+        batch = self._gather(chosen_here)
         counts = torch.zeros(len(batch), dtype=torch.bool) if is_empty else None
         return replace(batch, num_tokens=int(sizes[1].sum()), counts=counts)
 
     def _in_halves(self, chosen: list[Numbers]) -> list[Numbers]:
         """What is chosen of every half of a task; without halves, of every task."""
         num = self._per_task
-        return [own[start::num] for own in chosen for start in range(num)]
+        return [numbers[start::num] for numbers in chosen for start in range(num)]
 
     @property
     def _read(self) -> list[TaskData]:
@@ -254,11 +258,11 @@ class Stream:
 
     def _cut(self, chosen: list[Numbers]) -> list[list[Numbers]]:
         """Cut the drawn sentences into batches, as few as the token budget allows."""
-        lengths = [task.lengths(own) for task, own in zip(self._tasks, chosen, strict=True)]
-        orders = [np.lexsort((own[0], own.sum(0))) for own in lengths]
-        chosen = [own[order] for own, order in zip(chosen, orders, strict=True)]
-        costs = [own.sum(0)[order] for own, order in zip(lengths, orders, strict=True)]
-        total = sum(own.sum(1) for own in lengths)
+        lengths = [task.lengths(numbers) for task, numbers in zip(self._tasks, chosen, strict=True)]
+        orders = [np.lexsort((sides[0], sides.sum(0))) for sides in lengths]
+        chosen = [numbers[order] for numbers, order in zip(chosen, orders, strict=True)]
+        costs = [sides.sum(0)[order] for sides, order in zip(lengths, orders, strict=True)]
+        total = sum(sides.sum(1) for sides in lengths)
         fewest = math.ceil(int(np.max(total)) / self._config.tokens)
         for num_batches in range(fewest, 2 * fewest + 1):
             batches = _parts(chosen, costs, num_batches)
@@ -268,7 +272,8 @@ class Stream:
 
     def _fits(self, batch: list[Numbers]) -> bool:
         lengths = np.concatenate(
-            [task.lengths(own) for task, own in zip(self._tasks, batch, strict=True)], axis=1
+            [task.lengths(numbers) for task, numbers in zip(self._tasks, batch, strict=True)],
+            axis=1,
         )
         if self.frame is not None:
             # The decoder does not read </s>, which `lengths` does not count either.
@@ -282,10 +287,10 @@ class Stream:
         if self._fits(batch):
             return [batch]
         # Every second sentence of the whole batch: tasks with one sentence must part too.
-        before = np.cumsum([0, *(len(own) for own in batch[:-1])])
+        before = np.cumsum([0, *(len(numbers) for numbers in batch[:-1])])
         starts = [int(number % 2) for number in before]
-        halves = [[own[s::2] for s, own in zip(starts, batch, strict=True)]]
-        halves.append([own[1 - s :: 2] for s, own in zip(starts, batch, strict=True)])
+        halves = [[numbers[s::2] for s, numbers in zip(starts, batch, strict=True)]]
+        halves.append([numbers[1 - s :: 2] for s, numbers in zip(starts, batch, strict=True)])
         return [piece for half in halves for piece in self._halve(half)]
 
 
@@ -303,9 +308,9 @@ def _frame(tokens: int, means: npt.NDArray[np.float64], longest: int) -> Frame:
 def _parts(chosen: list[Numbers], costs: list[Numbers], num: int) -> list[list[Numbers]]:
     """Cut every task's sentences into parts of equal cost."""
     by_task = []
-    for own, cost in zip(chosen, costs, strict=True):
+    for numbers, cost in zip(chosen, costs, strict=True):
         middles = np.cumsum(cost) - cost / 2  # a sentence belongs where its middle lies
         edges = np.linspace(0, cost.sum(), num + 1)[1:-1]
-        by_task.append(np.split(own, np.searchsorted(middles, edges)))
+        by_task.append(np.split(numbers, np.searchsorted(middles, edges)))
     batches = [list(parts) for parts in zip(*by_task, strict=True)]
-    return [batch for batch in batches if any(len(own) for own in batch)]
+    return [batch for batch in batches if any(len(numbers) for numbers in batch)]

@@ -117,15 +117,15 @@ class TokenShards:
     def lengths(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of some sentences."""
         lengths = np.zeros(len(numbers), dtype=np.int64)
-        for file, own, places in self._by_shard(numbers):
-            lengths[places] = file.lengths(own)
+        for file, in_shard, places in self._by_shard(numbers):
+            lengths[places] = file.lengths(in_shard)
         return lengths
 
     def gather(self, numbers: npt.NDArray[np.int64]) -> Ragged:
         """Read many sentences at once."""
         parts, order = [], []
-        for file, own, places in self._by_shard(numbers):
-            parts.append(file.gather(own))
+        for file, in_shard, places in self._by_shard(numbers):
+            parts.append(file.gather(in_shard))
             order.append(places)
         if len(parts) == 1:
             return parts[0]

@@ -104,11 +104,11 @@ class Translator(FromRun):
         tag = self.vocabulary.tag(target)
         pieces = self.vocabulary.encode(lines)
         self.counts.lines += len(lines)
-        self.counts.empty += sum(not own for own in pieces)
-        self.counts.cut += sum(len(own) > self.max_tokens for own in pieces)
-        pieces = [own[: self.max_tokens] for own in pieces]
+        self.counts.empty += sum(not sentence for sentence in pieces)
+        self.counts.cut += sum(len(sentence) > self.max_tokens for sentence in pieces)
+        pieces = [sentence[: self.max_tokens] for sentence in pieces]
         translations = [""] * len(lines)
-        rows = [row for row, own in enumerate(pieces) if own]
+        rows = [row for row, sentence in enumerate(pieces) if sentence]
         if rows:
             sources = Ragged.of([pieces[row] for row in rows]).enclose(tag, EOS)
             for row, text in zip(rows, self._search(sources), strict=True):

@@ -215,7 +215,7 @@ def draw_lines(texts: Mapping[str, Sequence[Path]], config: VocabularyConfig) ->
         config: Temperature and number of lines.
     """
     is_new = {code: _first_times(paths) for code, paths in texts.items()}
-    sizes = {code: sum(int(new.sum()) for new in own) for code, own in is_new.items()}
+    sizes = {code: sum(int(new.sum()) for new in by_file) for code, by_file in is_new.items()}
     total = min(sum(sizes.values()), config.max_lines)
     for code, chance in task_probabilities(sizes, config.temperature).items():
         lines = (
@@ -228,14 +228,14 @@ def draw_lines(texts: Mapping[str, Sequence[Path]], config: VocabularyConfig) ->
 
 def _first_times(paths: Sequence[Path]) -> list[NDArray[np.bool_]]:
     """Tell for every line of every file whether it is the first of its kind."""
-    seen, found = Seen(), []
+    seen, is_new = Seen(), []
     for path in paths:
         new = [
             seen.add(np.fromiter(map(fingerprint, block), np.uint64, len(block)))
             for block in chunks(read_lines(path))
         ]
-        found.append(np.concatenate([np.zeros(0, dtype=np.bool_), *new]))
-    return found
+        is_new.append(np.concatenate([np.zeros(0, dtype=np.bool_), *new]))
+    return is_new
 
 
 def _spread(lines: Iterable[str], size: int, wanted: int) -> Iterator[str]:

@@ -117,7 +117,7 @@ class _Cluster:
             ray.init(log_to_driver=False, include_dashboard=False)
         self.num = processes or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._task = ray.remote(work)
-        self._shared = [ray.put(own) for own in shared]  # sent to every machine once
+        self._shared = [ray.put(argument) for argument in shared]  # sent to every machine once
 
     def __enter__(self) -> Self:
         return self

@@ -21,8 +21,8 @@ class Around(Rule):
     @property
     def vaccinated(self) -> Sequence[str] | None:
         """The tasks whose gradients the rule alters; None: all."""
-        found: Sequence[str] | None = getattr(self.rule, "vaccinated", None)
-        return found
+        vaccinated: Sequence[str] | None = getattr(self.rule, "vaccinated", None)
+        return vaccinated
 
     @property
     def innermost(self) -> Rule:

@@ -71,7 +71,10 @@ class Control(GradVac):
         pairs = altered.flatten().nonzero()[:, 0]
         names = [f"{first} {second}" for first in self.tasks for second in self.tasks]
         drawn = torch.stack(
-            [name_keys([f"{self.seed} {own} {pair}" for pair in names]) for own in self.components]
+            [
+                name_keys([f"{self.seed} {component} {pair}" for pair in names])
+                for component in self.components
+            ]
         )  # [K, T * T]
         ordered = pairs[name_keys(names)[pairs].argsort()]
         source = torch.arange(num * num).repeat(len(self.components), 1)
@@ -104,8 +107,8 @@ class Control(GradVac):
         weights = weighing.weights
         update = ((weights[:, None] @ gram)[:, 0] * weights).sum(-1).clamp_min(0)
         plain = gram.sum((-2, -1))
-        known = plain > 0
-        ratio = torch.where(known, (update / torch.where(known, plain, 1.0)).sqrt(), 1.0)  # [K]
+        alive = plain > 0
+        ratio = torch.where(alive, (update / torch.where(alive, plain, 1.0)).sqrt(), 1.0)  # [K]
         return Weighing(ratio[:, None].expand_as(weights), weighing.target, weighing.active)
 
     def __repr__(self) -> str:

@@ -29,7 +29,9 @@ class Frozen(Rule):
     does = "weighs the tasks by constants of each component, such as another rule's means"
 
     def __init__(self, component_weights: Mapping[str, Mapping[str, float]]) -> None:
-        self.component_weights = {name: dict(own) for name, own in component_weights.items()}
+        self.component_weights = {
+            name: dict(weights) for name, weights in component_weights.items()
+        }
 
     def bind(self, tasks: Sequence[str], components: Sequence[str]) -> None:
         missing = [name for name in components if name not in self.component_weights]
@@ -39,9 +41,9 @@ class Frozen(Rule):
                 f"component_weights: {what}; the components are {', '.join(components[:6])}: take "
                 "weights from a run of the same model and granularity."
             )
-        for name, own in self.component_weights.items():
-            check_names(f"component_weights: {name}", list(own), tasks)
-            absent = [task for task in tasks if task not in own]
+        for name, weights in self.component_weights.items():
+            check_names(f"component_weights: {name}", list(weights), tasks)
+            absent = [task for task in tasks if task not in weights]
             if absent:
                 raise ValueError(f"component_weights: {name}: there is none for {absent[0]!r}.")
         super().bind(tasks, components)

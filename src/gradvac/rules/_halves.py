@@ -73,24 +73,24 @@ class Halves(Around):
 
     def weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
         gram = gram.to(geometry.working_dtype(gram.device))
-        own = self._task_of_half
+        task_of_half = self._task_of_half
         weighing = self.rule.weigh(components, self._without_noise(gram))
         self.finite = self.rule.finite
-        rows, columns = own[:, None], own
+        rows, columns = task_of_half[:, None], task_of_half
         return Weighing(
-            weighing.weights[:, own],
+            weighing.weights[:, task_of_half],
             weighing.target[:, rows, columns],
             weighing.active[:, rows, columns],
         )
 
     def _without_noise(self, gram: Tensor) -> Tensor:
         """Gram matrices of whole tasks `[K, T, T]` of those of halves `[K, L, L]`."""
-        own, num = self._task_of_half, len(self.rule.present)
-        rows = gram.new_zeros(len(gram), num, gram.shape[-1]).index_add(1, own, gram)
-        whole = gram.new_zeros(len(gram), num, num).index_add(2, own, rows)
+        task_of_half, num = self._task_of_half, len(self.rule.present)
+        rows = gram.new_zeros(len(gram), num, gram.shape[-1]).index_add(1, task_of_half, gram)
+        whole = gram.new_zeros(len(gram), num, num).index_add(2, task_of_half, rows)
         squares = whole.diagonal(dim1=-2, dim2=-1)
         within = gram.new_zeros(len(gram), num)
-        within = within.index_add(1, own, gram.diagonal(dim1=-2, dim2=-1))
+        within = within.index_add(1, task_of_half, gram.diagonal(dim1=-2, dim2=-1))
         # ||a + b||^2 - ||a||^2 - ||b||^2 = 2 <a, b>; 0 if there is one half, or one is empty.
         signal = 2.0 * (squares - within)
         is_split = self._is_split(gram)

@@ -92,12 +92,14 @@ def _best_face(cosine: Tensor, price: Tensor) -> Tensor:
     num_tasks = price.shape[-1]
     numbers = torch.arange(1, 2**num_tasks, device=price.device)
     inside = (numbers[:, None] >> torch.arange(num_tasks, device=price.device)) % 2 == 1  # [F, T]
-    own = price[:, None] * inside  # [K, F, T]
-    own = own * geometry.reciprocal(own.amax(-1, keepdim=True))
+    face_price = price[:, None] * inside  # [K, F, T]
+    face_price = face_price * geometry.reciprocal(face_price.amax(-1, keepdim=True))
     both = inside[:, :, None] & inside[:, None, :]
     identity = torch.eye(num_tasks, dtype=price.dtype, device=price.device)
-    matrix = torch.where(both, cosine[:, None] + own[..., :, None] * own[..., None, :], identity)
-    lengths, smallest_pivot = _eliminate(torch.cat([matrix, own[..., None]], -1))
+    matrix = torch.where(
+        both, cosine[:, None] + face_price[..., :, None] * face_price[..., None, :], identity
+    )
+    lengths, smallest_pivot = _eliminate(torch.cat([matrix, face_price[..., None]], -1))
     is_candidate = (smallest_pivot > _SMALLEST_PIVOT) & ((lengths > 0) == inside).all(-1)
     paid = (lengths * price[:, None]).sum(-1, keepdim=True)
     is_candidate &= paid[..., 0] > 0

@@ -59,7 +59,8 @@ class Only(Around):
         super().bind(tasks, components)
         self._wanted = torch.tensor(
             [
-                self.patterns is None or any(fnmatchcase(name, own) for own in self.patterns)
+                self.patterns is None
+                or any(fnmatchcase(name, pattern) for pattern in self.patterns)
                 for name in components
             ]
         )

@@ -58,6 +58,6 @@ def fixed_order(rank: Tensor, num_components: int) -> Tensor:
 def _others(key: Tensor) -> Tensor:
     """Sort by key, leaving the task itself out."""
     num_tasks = key.shape[-1]
-    own = torch.eye(num_tasks, dtype=torch.bool, device=key.device)
-    key = key.masked_fill(own, torch.iinfo(torch.int64).max)
+    is_itself = torch.eye(num_tasks, dtype=torch.bool, device=key.device)
+    key = key.masked_fill(is_itself, torch.iinfo(torch.int64).max)
     return key.argsort(-1)[..., : num_tasks - 1]

@@ -107,11 +107,11 @@ def _named(name: str, options: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
             f'weighting: {name!r} needs TorchJD ({error}); pip install "gradvac[torchjd]".'
         ) from None
     ending = "Weighting"
-    known = [one for one in torchjd.__all__ if one.endswith(ending) and one != ending]
-    by_name = {one.removesuffix(ending).lower(): one for one in known}
+    class_names = [one for one in torchjd.__all__ if one.endswith(ending) and one != ending]
+    by_name = {one.removesuffix(ending).lower(): one for one in class_names}
     key = name.removesuffix(ending).lower()
     if key not in by_name:
-        names = sorted(one.removesuffix(ending) for one in known)
+        names = sorted(one.removesuffix(ending) for one in class_names)
         raise ValueError(f"weighting: TorchJD has no {name!r}; {nearest(name, names)}")
     try:
         weighting: Callable[[Tensor], Tensor] = getattr(torchjd, by_name[key])(**options)

@@ -116,7 +116,7 @@ def read_counts(path: Path) -> dict[str, SentenceCounts]:
         return {}
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
-            found = [
+            counts = [
                 SentenceCounts(
                     one["metric"],
                     one["formula"],
@@ -129,10 +129,10 @@ def read_counts(path: Path) -> dict[str, SentenceCounts]:
         raise ValueError(
             f"{path}: holds no counts by sentence, or is damaged ({error}); score the run again."
         ) from None
-    unknown = [one.formula for one in found if one.formula not in FORMULAS]
+    unknown = [one.formula for one in counts if one.formula not in FORMULAS]
     if unknown:
         raise ValueError(
             f"{path}: has a metric of formula {unknown[0]!r}, but there are {', '.join(FORMULAS)}; "
             "it was written by another version: score the run again."
         )
-    return {one.metric: one for one in found}
+    return {one.metric: one for one in counts}

@@ -82,13 +82,13 @@ def _dropout(encoder: str, dropout: float) -> dict[str, Any]:
     """The names that an architecture has for its dropout."""
     config = AutoConfig.from_pretrained(encoder)
     names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
-    known = {name: dropout for name in names if hasattr(config, name)}
-    if not known:
+    dropouts = {name: dropout for name in names if hasattr(config, name)}
+    if not dropouts:
         raise ValueError(
             f"model.dropout: {encoder} ({config.model_type}) has none of {', '.join(names)}; leave "
             "it out."
         )
-    return known
+    return dropouts
 
 
 def _cannot_load(encoder: str, error: Exception) -> str:

@@ -107,7 +107,7 @@ class WordEncoder:
                 self.counts["sentences cut into windows"] += len(windows) > 1
                 for window in windows:
                     made.add(number, window)
-        flat = [label for own in labels for label in own] if labels is not None else None
+        flat = [label for row in labels for label in row] if labels is not None else None
         return made.windows(flat)
 
     def _pieces(self, block: Sequence[Sequence[str]]) -> list[list[list[int]]]:
@@ -115,7 +115,7 @@ class WordEncoder:
         full = [list(words) for words in block if words]
         if not full:
             return [[] for _ in block]
-        found = self.tokenizer(
+        encoding = self.tokenizer(
             full,
             is_split_into_words=True,
             add_special_tokens=False,
@@ -123,32 +123,34 @@ class WordEncoder:
             verbose=False,  # longer than the model takes: that is cut below
         )
         encoded = iter(range(len(full)))
-        return [self._by_word(found, next(encoded), len(words)) if words else [] for words in block]
+        return [
+            self._by_word(encoding, next(encoded), len(words)) if words else [] for words in block
+        ]
 
-    def _by_word(self, found: Any, row: int, num_words: int) -> list[list[int]]:
+    def _by_word(self, encoding: Any, row: int, num_words: int) -> list[list[int]]:
         pieces: list[list[int]] = [[] for _ in range(num_words)]
-        for token, word in zip(found["input_ids"][row], found.word_ids(row), strict=True):
+        for token, word in zip(encoding["input_ids"][row], encoding.word_ids(row), strict=True):
             pieces[word].append(token)
-        for place, own in enumerate(pieces):
-            if not own:
+        for place, subwords in enumerate(pieces):
+            if not subwords:
                 self.counts["words without sub-words"] += 1
                 unknown = self.tokenizer.unk_token_id
                 pieces[place] = [self.tokenizer.pad_token_id if unknown is None else unknown]
-            elif len(own) > self._room:
+            elif len(subwords) > self._room:
                 self.counts["words longer than a window"] += 1
-                pieces[place] = own[: self._room]
+                pieces[place] = subwords[: self._room]
         return pieces
 
     def _cut(self, pieces: list[list[int]]) -> list[list[list[int]]]:
         """Cut a sentence between words, where the next one no longer fits."""
         windows: list[list[list[int]]] = []
         used = 0
-        for own in pieces:
-            if not windows or used + len(own) > self._room:
+        for subwords in pieces:
+            if not windows or used + len(subwords) > self._room:
                 windows.append([])
                 used = 0
-            windows[-1].append(own)
-            used += len(own)
+            windows[-1].append(subwords)
+            used += len(subwords)
         return windows
 
 
@@ -162,10 +164,10 @@ class _Builder:
     def add(self, sentence: int, window: list[list[int]]) -> None:
         place = len(self._before)
         self._tokens += self._before
-        for own in window:
+        for subwords in window:
             self._places.append(place)
-            self._tokens += own
-            place += len(own)
+            self._tokens += subwords
+            place += len(subwords)
         self._tokens += self._after
         self._starts.append(len(self._tokens))
         self._words.append(len(self._places))

@@ -49,8 +49,8 @@ class MaskedBatch(TensorBatch):
         is_empty = ours.start == ours.stop
         rows = slice(0, 1) if is_empty else ours
         tokens, places, hidden = self.tokens[rows], self.places[rows], self.hidden[rows]
-        own = self.languages[rows]
-        return MaskedBatch(tokens, places, hidden, own, self.num_tokens, not is_empty)
+        languages = self.languages[rows]
+        return MaskedBatch(tokens, places, hidden, languages, self.num_tokens, not is_empty)
 
     def framed(self) -> MaskedBatch:
         """The same, of which nothing stays on the host: as large as all batches of the run."""

@@ -92,13 +92,13 @@ def count_words(gold: Sequence[Tags], predicted: Sequence[Tags]) -> Counts:
 
 def count_all(gold: Sequence[Tags], predicted: Sequence[Tags], kind: Kind) -> dict[str, Counts]:
     """What every metric is made of: metric -> counts of every sentence."""
-    found = {
+    counts = {
         "F1": count_spans(gold, predicted, find_spans if kind == "ner" else xtreme_units),
         "accuracy": count_words(gold, predicted),
     }
     if kind == "ner":
-        found["strict F1"] = count_spans(gold, predicted, find_strict_spans)
-    return found
+        counts["strict F1"] = count_spans(gold, predicted, find_strict_spans)
+    return counts
 
 
 def score_tags(gold: Sequence[Tags], predicted: Sequence[Tags], kind: Kind) -> TagScore:

@@ -170,7 +170,7 @@ class _Preparation:
                 report[f"{split} {lang}"] = counts
                 sizes.setdefault(split, {})[lang] = num_windows
         write_json(self.folder / REPORT, report)
-        names = [f"{split}.{lang}.npz" for split, own in sizes.items() for lang in own]
+        names = [f"{split}.{lang}.npz" for split, by_lang in sizes.items() for lang in by_lang]
         signature = hash_of([self.labels, [hash_file(self.folder / name) for name in names]])
         settings = relevant(self.config)
         write_json(
@@ -207,13 +207,13 @@ class _Preparation:
         with replacing(self.folder / f"{split}.{lang}.npz") as file:
             windows.save(file)
         write_text(self.folder / f"{split}.{lang}.tsv", _columns(sentences))
-        known = {
+        report = {
             "sentences": len(sentences),
             "words": tags.total(),
             "windows": len(windows),
             "labels never seen": missing(tags, self.labels) if split == TRAIN else [],
         }
-        return known | {name: count for name, count in counts.items() if count}, len(windows)
+        return report | {name: count for name, count in counts.items() if count}, len(windows)
 
     def clean(self, sentence: Sentence, counts: Counter[str]) -> Sentence:
         """Rename tags, and repair entities that do not begin with `B-`."""

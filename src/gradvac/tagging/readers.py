@@ -178,7 +178,7 @@ def _two_cells(path: Path, number: int, line: str) -> tuple[str, str]:
 def _without_language(reading: Reading, mark: str, path: Path) -> Reading:
     """Take WikiAnn's `fr:` from the words, if all have it."""
     words = [word for sentence in reading.sentences for word in sentence.words]
-    marks = {found[0] if (found := _LANGUAGE_MARK.match(word)) else "" for word in words}
+    marks = {match[0] if (match := _LANGUAGE_MARK.match(word)) else "" for word in words}
     if len(words) > 1 and len(marks) == 1 and not marks & {mark, ""}:
         raise ValueError(
             f"data: {path}: all words begin with {marks.pop()!r}, as in WikiAnn, but the language "

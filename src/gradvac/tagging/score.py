@@ -94,7 +94,7 @@ class Scores:
         means = [one.by_level() for one in metrics]
         for level in means[0]:
             name = "average" if level == "all" else f"average, {level}"
-            shown.add_row(name, *(f"{own[level]:.1f}" for own in means), "", "")
+            shown.add_row(name, *(f"{by_level[level]:.1f}" for by_level in means), "", "")
         shown.caption = "\n".join([F1_OF[self.kind], *self._remarks()])
         shown.caption_justify = "left"
         return shown
@@ -167,7 +167,9 @@ def score_run(
             by_task,
             dict(settings.data.resource_levels),
             unknown,
-            [] if kind == "pos" else [t for t, own in counts["F1"].items() if not own[:, 2].any()],
+            []
+            if kind == "pos"
+            else [t for t, spans in counts["F1"].items() if not spans[:, 2].any()],
             str(folder.read_signature().get("signature", "")),
         )
         folder.scores.mkdir(exist_ok=True)
@@ -176,11 +178,11 @@ def score_run(
         folder.scores_of(split, weights).unlink(missing_ok=True)
         for task, text in outputs.items():
             write_text(folder.outputs_of(split, weights, task), text)
-        known = [
-            SentenceCounts(metric, "percentage" if metric == "accuracy" else "f1", own, texts)
-            for metric, own in counts.items()
+        sentence_counts = [
+            SentenceCounts(metric, "percentage" if metric == "accuracy" else "f1", of_metric, texts)
+            for metric, of_metric in counts.items()
         ]
-        write_counts(folder.counts_of(split, weights), known)
+        write_counts(folder.counts_of(split, weights), sentence_counts)
         write_scores(folder.scores_of(split, weights), scores.by_metric(), scores.to_dict())
     return scores
 
@@ -191,4 +193,4 @@ def _columns(sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) 
         zip(one.words, one.tags, guess, strict=True)
         for one, guess in zip(sentences, predicted, strict=True)
     )
-    return "\n".join("".join("\t".join(row) + "\n" for row in own) for own in rows)
+    return "\n".join("".join("\t".join(row) + "\n" for row in sentence) for sentence in rows)

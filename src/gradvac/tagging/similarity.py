@@ -113,7 +113,7 @@ class _Plan:
 
     def __init__(self, windows: dict[str, Windows], num: int, pad: int) -> None:
         self._windows, self._pad = windows, pad
-        lengths = np.max([own.lengths[:num] for own in windows.values()], axis=0)
+        lengths = np.max([of_language.lengths[:num] for of_language in windows.values()], axis=0)
         order = np.argsort(-lengths, kind="stable")
         self._chosen: list[Numbers] = []
         for first in range(0, num, 2 * _ROWS):

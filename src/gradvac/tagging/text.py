@@ -43,13 +43,17 @@ def read_text(
             distinct.update((line, None) for line in _read(source, lang, root) if line)
             counts[lang][source] = len(distinct) - before
         lines[lang] = list(distinct)
-    unused = [source for source in sources if not any(source in own for own in counts.values())]
+    unused = [
+        source
+        for source in sources
+        if not any(source in by_source for by_source in counts.values())
+    ]
     if unused:
         raise ValueError(
             f"text: there is no file {unused[0]!r} under {str(root)!r} for any of "
             f"{', '.join(languages)}; mend or remove the source."
         )
-    empty = [lang for lang, own in lines.items() if not own]
+    empty = [lang for lang, lang_lines in lines.items() if not lang_lines]
     if empty:
         raise ValueError(
             f"text: language {empty[0]!r} is in no source; leave it out of text.languages."

@@ -100,8 +100,10 @@ def _chosen(
     texts: Mapping[str, Sequence[str]], config: TokenizerConfig, seed: int
 ) -> Iterator[str]:
     """Lines of all languages in the shares of the temperature, none twice."""
-    shares = task_probabilities({lang: len(own) for lang, own in texts.items()}, config.temperature)
-    for number, (lang, own) in enumerate(texts.items()):
-        most = min(len(own), round(config.lines * shares[lang]))
-        order = np.random.default_rng([seed, number]).permutation(len(own))[:most]
-        yield from (own[place] for place in sorted(order))
+    shares = task_probabilities(
+        {lang: len(lines) for lang, lines in texts.items()}, config.temperature
+    )
+    for number, (lang, lines) in enumerate(texts.items()):
+        most = min(len(lines), round(config.lines * shares[lang]))
+        order = np.random.default_rng([seed, number]).permutation(len(lines))[:most]
+        yield from (lines[place] for place in sorted(order))

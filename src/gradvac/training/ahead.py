@@ -42,8 +42,8 @@ class Ahead(Generic[BatchCo]):
             self._worker = _Worker(self._stream, self._depth, self._prepare)
             # The thread does not know us: when nobody holds this stream any more, it ends.
             weakref.finalize(self, self._worker.stop)
-        found, self._state = self._worker.take()
-        batch: BatchCo = found
+        next_batch, self._state = self._worker.take()
+        batch: BatchCo = next_batch
         return batch
 
     def state_dict(self) -> dict[str, Any]:

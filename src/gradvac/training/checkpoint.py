@@ -159,9 +159,9 @@ def save(
 
 def prune(run: Path, newest: int, *, keep: int) -> None:
     """Delete what is not kept beside the checkpoint of step `newest`, which is intact."""
-    found = [one for one in kept(run) if one.step <= newest]
-    regular = [one for one in found if not one.is_stop]
-    for old in found:
+    checkpoints = [one for one in kept(run) if one.step <= newest]
+    regular = [one for one in checkpoints if not one.is_stop]
+    for old in checkpoints:
         if old.step < newest and (old.is_stop or old in regular[:-keep]):
             shutil.rmtree(old.path)
 
@@ -176,16 +176,16 @@ def latest(run: Path, *, say: Callable[[str], None] = print) -> Checkpoint | Non
     Raises:
         CheckpointError: There are checkpoints, but all are damaged.
     """
-    found = kept(run)
-    for checkpoint in reversed(found):
+    checkpoints = kept(run)
+    for checkpoint in reversed(checkpoints):
         damage = checkpoint.damage()
         if damage is None:
             return checkpoint
         say(f"{checkpoint.path} is damaged ({damage}); trying the one before.")
-    if found:
+    if checkpoints:
         raise CheckpointError(
-            f"{RunFolder(run).checkpoints}: all {len(found)} checkpoints are damaged; restore one, "
-            "or remove the folder to start again."
+            f"{RunFolder(run).checkpoints}: all {len(checkpoints)} checkpoints are damaged; "
+            "restore one, or remove the folder to start again."
         )
     return None
 
@@ -327,8 +327,12 @@ def _failure(run: Path, what: str, error: Exception) -> str:
         origin = origin.__context__
     reason = str(error) if origin is None or not origin.errno else os.strerror(origin.errno)
     free = shutil.disk_usage(run).free / 2**20
-    found = kept(run)
-    intact = f"The checkpoint of step {found[-1].step} is intact" if found else "None was saved yet"
+    checkpoints = kept(run)
+    intact = (
+        f"The checkpoint of step {checkpoints[-1].step} is intact"
+        if checkpoints
+        else "None was saved yet"
+    )
     return (
         f"{what} could not be written to {run} ({reason}; {free:,.0f} MiB free). "
         f"{intact}; make room and start the same command again."

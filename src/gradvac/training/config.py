@@ -141,14 +141,14 @@ def find_config(source: str | Path, folders: Iterable[Path]) -> Path:
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     """`section.key=value` -> {"section.key": value}, for whoever changes settings by name."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for override in overrides:
         table: dict[str, Any] = {}
         keys = _apply(override, table)
         for key in keys[:-1]:
             table = table[key]
-        found[".".join(keys)] = table[keys[-1]]
-    return found
+        values[".".join(keys)] = table[keys[-1]]
+    return values
 
 
 def _apply(override: str, table: dict[str, Any]) -> tuple[str, ...]:

@@ -92,9 +92,9 @@ class _Loop(Generic[BatchT]):
         self.take_step: Callable[[list[BatchT]], StepResult] | None = None
 
     def close(self, _: object, error: BaseException | None, __: object) -> None:
-        found = checkpoint.kept(self.log.run)
-        if isinstance(error, RankError) and found:
-            self.display.say(f"The last checkpoint is that of step {found[-1].step}.")
+        checkpoints = checkpoint.kept(self.log.run)
+        if isinstance(error, RankError) and checkpoints:
+            self.display.say(f"The last checkpoint is that of step {checkpoints[-1].step}.")
         if self.state.aligner is not None:
             self.state.aligner.detach()
         if self.recorder is not None:
@@ -169,13 +169,13 @@ class _Loop(Generic[BatchT]):
         batches = [next(state.batches) for _ in range(settings.accumulation)]
         if self.take_step is None:
             self.take_step = self.choose_step(batches[0])
-        found = self.take_step(batches)
-        self.norm = found.norm
+        result = self.take_step(batches)
+        self.norm = result.norm
         num_tokens = max(1, sum(batch.num_tokens for batch in batches))
-        state.meters.add(found.sums, num_tokens, found.bad)
+        state.meters.add(result.sums, num_tokens, result.bad)
         state.at.step += 1
         self.display.advance(state.at.step)
-        return found.alignment
+        return result.alignment
 
     def choose_step(self, batch: BatchT) -> Callable[[list[BatchT]], StepResult]:
         """A step as it is written; or recorded, if batches have one size."""

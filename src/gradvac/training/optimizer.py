@@ -95,8 +95,8 @@ def clip(model: nn.Module, max_norm: float) -> Tensor:
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of all shards
     if max_norm:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    found: Tensor = norm
-    return found
+    total_norm: Tensor = norm
+    return total_norm
 
 
 def step_unless(optimizer: torch.optim.Optimizer, bad: Tensor) -> None:

@@ -84,11 +84,11 @@ def wander(places: Numbers, size: int, *, seed: Sequence[int]) -> Numbers:
     part_of = np.searchsorted(starts, places, side="right") - 1
     numbers = np.empty(len(places), dtype=np.int64)
     for part in np.unique(part_of).tolist():
-        own = slice(part * _BLOCKS_AT_ONCE, (part + 1) * _BLOCKS_AT_ONCE)
-        mine, ends = part_of == part, np.concatenate([[0], np.cumsum(sizes[own])])
+        block_slice = slice(part * _BLOCKS_AT_ONCE, (part + 1) * _BLOCKS_AT_ONCE)
+        mine, ends = part_of == part, np.concatenate([[0], np.cumsum(sizes[block_slice])])
         inside = scatter(places[mine] - starts[part], int(ends[-1]), seed=(*seed, part))
         block = np.searchsorted(ends, inside, side="right") - 1
-        numbers[mine] = blocks[own][block] * _BLOCK + inside - ends[block]
+        numbers[mine] = blocks[block_slice][block] * _BLOCK + inside - ends[block]
     return numbers
 
 

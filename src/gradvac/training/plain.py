@@ -54,8 +54,8 @@ class _Averaged(Generic[BatchT]):
         else:
             with self._replica.no_sync():
                 losses = self._replica(batch)
-        found = self._losses.found
-        return StepLosses(losses, found.tasks, found.shown)
+        step_losses = self._losses.found
+        return StepLosses(losses, step_losses.tasks, step_losses.shown)
 
 
 class _Losses(nn.Module):

@@ -23,9 +23,10 @@ def choose_device(name: str = "auto") -> torch.device:
     except RuntimeError:
         raise ValueError(f'device: {name!r} is none; give "auto", "cpu" or "cuda:1".') from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
+        num_gpus = torch.cuda.device_count()
         raise ValueError(
-            f'device: {name!r} was asked for, but {found} GPU(s) were found; use "auto" or "cpu".'
+            f'device: {name!r} was asked for, but {num_gpus} GPU(s) were found; use "auto" '
+            'or "cpu".'
         )
     return device
 
@@ -72,8 +73,8 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(state["torch"])
-    for index, own in zip(_own_gpus(), state["cuda"], strict=False):
-        torch.cuda.set_rng_state(own, index)
+    for index, gpu_state in zip(_own_gpus(), state["cuda"], strict=False):
+        torch.cuda.set_rng_state(gpu_state, index)
 
 
 def _own_gpus() -> list[int]:

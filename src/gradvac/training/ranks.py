@@ -147,7 +147,7 @@ class Job:
             return work()
         error = None
         try:
-            found = work()
+            result = work()
         except Exception as caught:
             error = caught
         said = self.gather(None if error is None else f"{type(error).__name__}: {error}")
@@ -159,22 +159,22 @@ class Job:
                     f"processes: rank {rank} could not go on, so rank {self.rank} stops too: "
                     f"{message}"
                 )
-        return found
+        return result
 
     def on_first(self, work: Callable[[], Found]) -> Found:
         """Do something in the first process only; all get what it found, or fail with it."""
         if self.size == 1:
             return work()
-        found = self.together(lambda: work() if self.is_first else None)
-        first: Found = self.gather(found)[0]
+        result = self.together(lambda: work() if self.is_first else None)
+        first: Found = self.gather(result)[0]
         return first
 
     def first_then_others(self, work: Callable[[], Found]) -> Found:
         """Do something in every process once the first has: it prepares what all then open."""
         if self.size == 1:
             return work()
-        found = self.together(lambda: work() if self.is_first else None)
-        return self.together(lambda: work() if found is None else found)
+        result = self.together(lambda: work() if self.is_first else None)
+        return self.together(lambda: work() if result is None else result)
 
     def require_same(self, facts: Mapping[str, str]) -> None:
         """Refuse to train where processes were given different things.
@@ -215,8 +215,10 @@ class Job:
         if self.size == 1:
             return dict(sums)
         names = sorted(sums)
-        own = [torch.as_tensor(sums[name], dtype=torch.float64, device=device) for name in names]
-        total = self._stepping.all_reduce(torch.stack(own))
+        own_sums = [
+            torch.as_tensor(sums[name], dtype=torch.float64, device=device) for name in names
+        ]
+        total = self._stepping.all_reduce(torch.stack(own_sums))
         return dict(zip(names, total.unbind(), strict=True))
 
 
@@ -232,9 +234,9 @@ def join(device: str = "auto") -> Iterator[Job]:
     Raises:
         ValueError: The environment speaks of several processes, but not where they meet.
     """
-    known = _current.get()
-    if known is not None:
-        yield known
+    current = _current.get()
+    if current is not None:
+        yield current
         return
     is_ours = not _is_initialized() and _announced() > 1
     if is_ours:

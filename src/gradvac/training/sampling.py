@@ -197,8 +197,8 @@ class TaskSampler:
             self._edges[temperature] = np.cumsum(list(shares.values()))
         chance = np.random.default_rng([self._seed, self._num_calls]).random(num)
         self._num_calls += 1
-        found = np.searchsorted(self._edges[temperature], chance, side="right")
-        return np.minimum(found, len(self.tasks) - 1)  # the last edge may round to below 1
+        positions = np.searchsorted(self._edges[temperature], chance, side="right")
+        return np.minimum(positions, len(self.tasks) - 1)  # the last edge may round to below 1
 
     def draw_rows(self, num: int, *, step: int) -> tuple[Counts, Counts | None]:
         """Draw how many rows of a batch each task gets.
@@ -256,8 +256,8 @@ def costs_by_slot(rows: Sequence[int] | Counts, slots: Counts) -> list[float]:
         rows: Of every task, together in this order.
         slots: Of every task.
     """
-    own = np.asarray(rows)
-    costs: list[float] = np.repeat(slots / np.maximum(own, 1), own).tolist()
+    num_rows = np.asarray(rows)
+    costs: list[float] = np.repeat(slots / np.maximum(num_rows, 1), num_rows).tolist()
     return costs
 
 

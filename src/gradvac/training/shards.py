@@ -63,13 +63,13 @@ def whole_weights(model: nn.Module, *, is_wanted: bool) -> dict[str, Tensor]:
         model: The model.
         is_wanted: Whether this process needs it; others help and get nothing.
     """
-    found: dict[str, Tensor] = {}
-    known: dict[int, Tensor] = {}  # tied weights stay tied
+    weights: dict[str, Tensor] = {}
+    by_id: dict[int, Tensor] = {}  # tied weights stay tied
     for name, value in model.state_dict().items():
-        if id(value) not in known:
-            known[id(value)] = _full(value) if is_wanted else _full(value).new_empty(0)
-        found[name] = known[id(value)]
-    return found if is_wanted else {}
+        if id(value) not in by_id:
+            by_id[id(value)] = _full(value) if is_wanted else _full(value).new_empty(0)
+        weights[name] = by_id[id(value)]
+    return weights if is_wanted else {}
 
 
 def own_values(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -93,11 +93,11 @@ def read(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> No
     Raises:
         CheckpointError: They are those of another model.
     """
-    known = _sizes(folder)
-    _allocate(optimizer, model, known)
+    sizes = _sizes(folder)
+    _allocate(optimizer, model, sizes)
     wanted = _flat(model, optimizer)
     for name, value in wanted.items():
-        if known.get(name) != (value.shape, value.dtype):
+        if sizes.get(name) != (value.shape, value.dtype):
             raise CheckpointError(f"{folder}: are the weights of another model ({name}).")
     _load(folder, wanted, is_alone=not any(_is_sharded(value) for value in wanted.values()))
 
@@ -105,15 +105,15 @@ def read(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> No
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """All weights of a checkpoint, on the CPU, in one process."""
     try:
-        found = {
+        weights = {
             name: torch.empty(size, dtype=dtype)
             for name, (size, dtype) in _sizes(folder).items()
             if name.startswith(_MODEL)
         }
-        _load(folder, found, is_alone=True)
+        _load(folder, weights, is_alone=True)
     except Exception as error:  # what damaged metadata make the library raise is not bounded
         raise CheckpointError(f"{folder}: is no checkpoint, or is damaged ({error}).") from error
-    return {name.removeprefix(_MODEL): value for name, value in found.items()}
+    return {name.removeprefix(_MODEL): value for name, value in weights.items()}
 
 
 def take_whole(
@@ -127,10 +127,10 @@ def take_whole(
     Raises:
         CheckpointError: They are those of another model.
     """
-    own = model.state_dict()
-    if {n: v.shape for n, v in own.items()} != {n: v.shape for n, v in weights.items()}:
+    model_weights = model.state_dict()
+    if {n: v.shape for n, v in model_weights.items()} != {n: v.shape for n, v in weights.items()}:
         raise CheckpointError("checkpoint: are the weights of another model.")
-    for name, value in own.items():
+    for name, value in model_weights.items():
         _local(value).copy_(_part(weights[name], value))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for number, moments in state["state"].items():
@@ -143,23 +143,23 @@ def take_whole(
 
 def _flat(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Everything that may be sharded, by name."""
-    names: dict[Tensor, str] = {own: name for name, own in model.named_parameters()}
-    found = {f"{_MODEL}{name}": value for name, value in model.state_dict().items()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    tensors = {f"{_MODEL}{name}": value for name, value in model.state_dict().items()}
     for parameter, moments in optimizer.state.items():
         for key, value in moments.items():
-            found[f"{_OPTIMIZER}{names[parameter]}.{key}"] = value
-    return {name: value.detach() for name, value in found.items()}
+            tensors[f"{_OPTIMIZER}{names[parameter]}.{key}"] = value
+    return {name: value.detach() for name, value in tensors.items()}
 
 
-def _allocate(optimizer: torch.optim.Optimizer, model: nn.Module, known: Mapping[str, Any]) -> None:
+def _allocate(optimizer: torch.optim.Optimizer, model: nn.Module, sizes: Mapping[str, Any]) -> None:
     """Make room for the moments of parameters that have some."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             prefix = f"{_OPTIMIZER}{names[parameter]}."
             moments = {}
-            for name in (name for name in known if name.startswith(prefix)):
-                size, dtype = known[name]
+            for name in (name for name in sizes if name.startswith(prefix)):
+                size, dtype = sizes[name]
                 is_like_it = size == parameter.shape  # a count of steps is not
                 moments[name.removeprefix(prefix)] = (
                     torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
@@ -201,13 +201,13 @@ def _is_sharded(value: Tensor) -> bool:
 
 
 def _local(value: Any) -> Tensor:
-    found: Tensor = value.detach().to_local() if _is_sharded(value) else value.detach()
-    return found
+    local: Tensor = value.detach().to_local() if _is_sharded(value) else value.detach()
+    return local
 
 
 def _full(value: Any) -> Tensor:
-    found: Tensor = value.detach().full_tensor().cpu() if _is_sharded(value) else value.detach()
-    return found
+    full: Tensor = value.detach().full_tensor().cpu() if _is_sharded(value) else value.detach()
+    return full
 
 
 def _like(value: Tensor, parameter: Any) -> Tensor:

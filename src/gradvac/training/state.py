@@ -114,8 +114,8 @@ class RunState(Generic[BatchT]):
 
     def is_finite(self) -> bool:
         """Whether all weights are, in all processes."""
-        own = is_finite(shards.own_values(self.model.state_dict()))
-        return all(self.job.gather(own))
+        is_own_finite = is_finite(shards.own_values(self.model.state_dict()))
+        return all(self.job.gather(is_own_finite))
 
     def save_best(self, log: RunLog, facts: Mapping[str, object]) -> None:
         """Write the weights of this moment as the best."""
@@ -206,9 +206,9 @@ def _find(log: RunLog, *, say: Callable[[str], None]) -> checkpoint.Checkpoint |
 
 def _refuse_weights(run: Path) -> None:
     """A run that begins would replace weights that are all that is left of another."""
-    found = [path.name for path in RunFolder(run).kept_weights()]
-    if found:
+    names = [path.name for path in RunFolder(run).kept_weights()]
+    if names:
         raise ValueError(
-            f"run: {run} holds {found[0]}, but no checkpoint to continue from; choose another "
+            f"run: {run} holds {names[0]}, but no checkpoint to continue from; choose another "
             "folder, or move the file away."
         )

@@ -62,20 +62,23 @@ class Step(Generic[BatchT]):
         for position, batch in enumerate(batches, start=1):
             is_last = position == len(batches)
             with autocast(self._settings, state.device):
-                found = state.losses(batch, is_last)
-            if found.halves != self._settings.align.halves:
+                step_losses = state.losses(batch, is_last)
+            if step_losses.halves != self._settings.align.halves:
                 raise ValueError(
                     "align.halves: rows of this recipe are of whole tasks; leave it out, or let "
                     "the recipe number them by halves (StepLosses.halves)."
                 )
-            losses = found.losses / mean_tokens
+            losses = step_losses.losses / mean_tokens
             if state.aligner is None:
                 with state.job.naming_who_is_gone():
                     losses.sum().backward()
             else:
-                done = state.aligner.backward(losses, found.tasks, accumulate=not is_last)
+                done = state.aligner.backward(losses, step_losses.tasks, accumulate=not is_last)
                 alignment = None if done is None else self._settings.align.by_task(done)
-            for name, value in {"loss": found.losses.detach().sum(), **found.shown}.items():
+            for name, value in {
+                "loss": step_losses.losses.detach().sum(),
+                **step_losses.shown,
+            }.items():
                 sums[name] = sums.get(name, 0.0) + value
         sums = state.job.add_up(sums, state.device)
         norm = clip(state.model, self._settings.optimizer.clip_norm)
@@ -119,8 +122,8 @@ class GraphStep(Generic[BatchT]):
         if self._inputs is None:
             self._inputs = [batch.to(self._device).copy() for batch in batches]
         else:
-            for own, batch in zip(self._inputs, batches, strict=True):
-                own.copy_(batch)
+            for recorded, batch in zip(self._inputs, batches, strict=True):
+                recorded.copy_(batch)
         self._num_tokens.fill_(float(max(1, sum(batch.num_tokens for batch in batches))))
 
     def _take(self) -> StepResult:

@@ -97,11 +97,11 @@ def active_shares(runs: Sequence[Run]) -> dict[str, Figure]:
     return {"": figure}
 
 
-def _smoothed(axes: Axes, steps: Counts, counts: Counts, known: Counts, color: str) -> Artist:
+def _smoothed(axes: Axes, steps: Counts, counts: Counts, eligible: Counts, color: str) -> Artist:
     """Shares scatter from batch to batch: pale as they are, strong as a running mean."""
     near = np.ones(min(len(counts), max(1, len(counts) // 30)))
-    axes.plot(steps, _share(counts, known), color=color, alpha=0.25, linewidth=0.7)
-    mean = _share(np.convolve(counts, near, "same"), np.convolve(known, near, "same"))
+    axes.plot(steps, _share(counts, eligible), color=color, alpha=0.25, linewidth=0.7)
+    mean = _share(np.convolve(counts, near, "same"), np.convolve(eligible, near, "same"))
     return axes.plot(steps, mean, color=color)[0]
 
 
@@ -202,13 +202,13 @@ def distance(runs: Sequence[Run]) -> dict[str, Figure]:
 
 
 def _distance(
-    name: str, what: str, known: Sequence[tuple[views.Part, views.Matrix, views.Matrix]]
+    name: str, what: str, with_distances: Sequence[tuple[views.Part, views.Matrix, views.Matrix]]
 ) -> Figure:
-    sides = list(dict.fromkeys(part.side for part, _, _ in known))
+    sides = list(dict.fromkeys(part.side for part, _, _ in with_distances))
     figure = new_figure(3.4 * len(sides) + 0.6, 3.1)
     panels = np.atleast_1d(figure.subplots(1, len(sides), sharey=True))
     drawn: dict[str, dict[str, Artist]] = {side: {} for side in sides}
-    for part, matrix, distances in known:
+    for part, matrix, distances in with_distances:
         axes = panels[sides.index(part.side)]
         pairs = np.tril_indices(len(matrix), -1)
         r, p_value = statistics.mantel(matrix, distances)

@@ -123,11 +123,13 @@ def render(runs: Sequence[Run], *, live: dict[str, Any] | None = None) -> str:
         ],
         answers=[_answers(summarise(run)) for run in runs],
         comparison=_grouped([line for run in runs[1:] for line in compare(runs[0], run)]),
-        biased=any(found is not None and not found.unbiased for found in pushes),
-        pushed_on=[_pushed_on(found) for found in pushes],
+        biased=any(run_pushes is not None and not run_pushes.unbiased for run_pushes in pushes),
+        pushed_on=[_pushed_on(run_pushes) for run_pushes in pushes],
         each_push=[
-            [] if found is None else [s.text for s in _update.say_each_push(found, run.names)]
-            for found, run in zip(pushes, runs, strict=True)
+            []
+            if run_pushes is None
+            else [s.text for s in _update.say_each_push(run_pushes, run.names)]
+            for run_pushes, run in zip(pushes, runs, strict=True)
         ],
         has_similarities=any(source is not None for source in sources),
         stride=data["stride"],

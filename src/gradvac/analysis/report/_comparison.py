@@ -87,9 +87,9 @@ def _why_not(first: Run, second: Run, a: Similarities, b: Similarities) -> str:
     return ""
 
 
-def _verdict(about: str, found: statistics.RunComparison, second: str) -> Sentence:
-    change = found.change
-    num = len(found.tasks)
+def _verdict(about: str, comparison: statistics.RunComparison, second: str) -> Sentence:
+    change = comparison.change
+    num = len(comparison.tasks)
     text = f"{change.second:z.2f} against {change.first:z.2f}"
     text += f", {range_text(change.difference)}, one seed each"
     if not is_clear(change.difference.p_value):

@@ -117,18 +117,18 @@ def say_distances(main: Similarities, run: Run) -> list[Sentence]:
 def say_groups(main: Similarities, run: Run) -> list[Sentence]:
     """Groups that come back in samples of the data."""
     source = views.two_halves(run) or main
-    found = statistics.stable_groups(source)
-    if found.agreement is None:
-        return [Sentence(GROUPS, f"No groups are suggested: {found.why_none}.")]
-    test = f"r = {found.agreement.r:z.2f}, {p_text(found.agreement.p_value)}"
-    if not found.found:
-        return [Sentence(GROUPS, f"There are no stable groups: {found.why_none} ({test}).")]
+    suggestion = statistics.stable_groups(source)
+    if suggestion.agreement is None:
+        return [Sentence(GROUPS, f"No groups are suggested: {suggestion.why_none}.")]
+    test = f"r = {suggestion.agreement.r:z.2f}, {p_text(suggestion.agreement.p_value)}"
+    if not suggestion.found:
+        return [Sentence(GROUPS, f"There are no stable groups: {suggestion.why_none} ({test}).")]
     names = dict(zip(source.tasks, task_names.labels(source.tasks), strict=True))
     groups = [
         f"{listed([names[task] for task in group.tasks], 12)} ({group.support:.0%})"
-        for group in found.found
+        for group in suggestion.found
     ]
-    told = {task for group in found.found for task in group.tasks}
+    told = {task for group in suggestion.found for task in group.tasks}
     alone = [names[task] for task in source.tasks if task not in told]
     rest = f". In none: {listed(alone, 12)}" if alone else ""
     text = (
@@ -138,15 +138,15 @@ def say_groups(main: Similarities, run: Run) -> list[Sentence]:
     return [Sentence(GROUPS, text, claims=True)]
 
 
-def _told(about: str, found: list[Finding], what: str) -> list[Sentence]:
+def _told(about: str, findings: list[Finding], what: str) -> list[Sentence]:
     """A sentence for every clear finding, and one for the numbers of all others."""
-    adjusted = statistics.holm([one.p_value for one in found])
+    adjusted = statistics.holm([one.p_value for one in findings])
     said = [
         Sentence(about, f"{one.claim} ({p_text(p)}).", claims=True)
-        for one, p in zip(found, adjusted, strict=True)
+        for one, p in zip(findings, adjusted, strict=True)
         if is_clear(p)
     ]
-    rest = [one.numbers for one, p in zip(found, adjusted, strict=True) if not is_clear(p)]
+    rest = [one.numbers for one, p in zip(findings, adjusted, strict=True) if not is_clear(p)]
     if rest:
         said.append(Sentence(about, f"{what}, not told from chance: {together(rest)}."))
     return said
@@ -166,7 +166,7 @@ def _shares(main: Similarities, members: Mapping[str, list[str]], noun: str, suf
     """What the most and the least similar families share."""
     sides = views.sides_of(main)
     shared = {
-        name: {side: _mean(main, side, own) for side in sides} for name, own in members.items()
+        name: {side: _mean(main, side, tasks) for side in sides} for name, tasks in members.items()
     }
     ranked = sorted(shared, key=lambda name: -np.nan_to_num(max(shared[name].values()), nan=-9))
     shown = ranked if len(ranked) <= 3 else [*ranked[:2], ranked[-1]]

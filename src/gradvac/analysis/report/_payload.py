@@ -29,9 +29,9 @@ _MOST_POINTS = 1000  # of a logged value
 
 def payload(runs: Sequence[Run]) -> dict[str, Any]:
     """Everything the scripts of the page need, for all runs."""
-    found = [similarities for run in runs for similarities in views.sources(run).values()]
-    longest = max((len(similarities.steps) for similarities in found), default=0)
-    least = _LEAST_PACKED * sum(similarities.values.size for similarities in found)
+    sources = [similarities for run in runs for similarities in views.sources(run).values()]
+    longest = max((len(similarities.steps) for similarities in sources), default=0)
+    least = _LEAST_PACKED * sum(similarities.values.size for similarities in sources)
     stride = 2 ** max(0, math.ceil(math.log2(max(least, 1) / MAX_PACKED)))
     while True:
         described = [_describe(run, stride, runs) for run in runs]

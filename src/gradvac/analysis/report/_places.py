@@ -170,12 +170,16 @@ def say_depth(main: Similarities) -> list[Sentence]:
 
 def say_time(main: Similarities) -> list[Sentence]:
     """Early steps against late ones, within pairs."""
-    found = statistics.change_over_steps(main)
-    if found is None or np.isnan(found.change.difference.mean):
+    over_steps = statistics.change_over_steps(main)
+    if over_steps is None or np.isnan(over_steps.change.difference.mean):
         return []
-    change, first, last = found.change, int(main.steps[0]), int(main.steps[-1])
-    before = f"at step {first:,}" if found.until == first else f"up to step {found.until:,}"
-    after = f"at step {last:,}" if found.since == last else f"from step {found.since:,} on"
+    change, first, last = over_steps.change, int(main.steps[0]), int(main.steps[-1])
+    before = (
+        f"at step {first:,}" if over_steps.until == first else f"up to step {over_steps.until:,}"
+    )
+    after = (
+        f"at step {last:,}" if over_steps.since == last else f"from step {over_steps.since:,} on"
+    )
     means = f"{change.first:z.2f} {before}, {change.second:z.2f} {after}"
     p_value = change.difference.p_value
     if is_clear(p_value):

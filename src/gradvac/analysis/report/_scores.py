@@ -65,8 +65,8 @@ def score_table(runs: Sequence[Run]) -> ScoreTable | None:
     by_task = [[one.get(task) for one in values] for task in tasks]
     reach = _reach(by_task, groups_of_seeds, len(tasks))
     rows = [
-        _row(t, families.get(t, ""), levels.get(t, ""), own, how, reach)
-        for t, own in zip(tasks, by_task, strict=True)
+        _row(t, families.get(t, ""), levels.get(t, ""), task_values, how, reach)
+        for t, task_values in zip(tasks, by_task, strict=True)
     ]
     named = list(dict.fromkeys(levels[task] for task in tasks if task in levels))
     groups = {level: [t for t in tasks if levels.get(t) == level] for level in named}

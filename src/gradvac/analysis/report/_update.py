@@ -90,7 +90,7 @@ def say_pushes(pushes: Pushes) -> list[Sentence]:
             said.append(Sentence(PUSHES, text))
     harmful = _harmful_pairs(pushes)
     by_task = {i: [labels[j] for task, j in harmful if task == i] for i, _ in harmful}
-    harm = [f"{labels[i]} (by {listed(own, 5)})" for i, own in by_task.items()]
+    harm = [f"{labels[i]} (by {listed(others, 5)})" for i, others in by_task.items()]
     if harm:
         text = f"Losses that other tasks are predicted to push up: {listed(harm)}."
         said.append(Sentence(PUSHES, text, claims=True))

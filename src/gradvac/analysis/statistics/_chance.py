@@ -140,9 +140,9 @@ def _labelings(labels: NDArray[np.int64]) -> list[list[int]]:
         following = []
         for given, free in partial:
             for taken in combinations(free, size):
-                own = list(given)
+                labeling = list(given)
                 for place in taken:
-                    own[place] = label
-                following.append((own, tuple(place for place in free if place not in taken)))
+                    labeling[place] = label
+                following.append((labeling, tuple(place for place in free if place not in taken)))
         partial = following
     return [given for given, _ in partial]

@@ -64,8 +64,8 @@ def depth(layers: Sequence[Matrix]) -> Depth:
 
 def _fit(shape: NDArray[np.float64], values: Matrix) -> Matrix:
     """Coefficient of a centred shape over layers, for every pair; NaN where a layer is unknown."""
-    found: Matrix = np.tensordot(shape, values, axes=1) / (shape @ shape)
-    return found
+    coefficients: Matrix = np.tensordot(shape, values, axes=1) / (shape @ shape)
+    return coefficients
 
 
 class ChangeOverSteps(NamedTuple):

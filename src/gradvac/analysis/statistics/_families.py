@@ -84,10 +84,10 @@ def family_contrast(
         raise ValueError(
             f"families: must name the family of each of {len(matrix)} tasks, got {len(families)}."
         )
-    known = [i for i, family in enumerate(families) if family]
-    names = list(dict.fromkeys(families[i] for i in known))
-    labels = np.array([names.index(families[i]) for i in known], dtype=np.int64)
-    values, rows, columns = _pairs(_symmetric(matrix)[np.ix_(known, known)])
+    with_family = [i for i, family in enumerate(families) if family]
+    names = list(dict.fromkeys(families[i] for i in with_family))
+    labels = np.array([names.index(families[i]) for i in with_family], dtype=np.int64)
+    values, rows, columns = _pairs(_symmetric(matrix)[np.ix_(with_family, with_family)])
     same = labels[rows] == labels[columns]
     if not same.any() or same.all():
         raise ValueError(
@@ -98,11 +98,11 @@ def family_contrast(
     def contrasts(shuffled: NDArray[np.int64]) -> NDArray[np.float64]:
         same = shuffled[:, rows] == shuffled[:, columns]  # [N, pairs]
         num, inside = same.sum(axis=1), same @ values
-        found = np.full(len(shuffled), np.nan)
+        differences = np.full(len(shuffled), np.nan)
         usable = (num > 0) & (num < len(values))  # unknown pairs may leave one of the two empty
         rest = (values.sum() - inside[usable]) / (len(values) - num[usable])
-        found[usable] = inside[usable] / num[usable] - rest
-        return found
+        differences[usable] = inside[usable] / num[usable] - rest
+        return differences
 
     shuffles = shuffled_labels(labels, num_permutations=num_permutations, seed=seed)
     chance = np.concatenate([contrasts(part) for part in _chunks(shuffles.orders)])
@@ -160,9 +160,9 @@ def mantel(
         mine = np.where(known, mine - mine.sum(axis=1, keepdims=True) / num, 0.0)
         theirs = np.where(known, theirs - theirs.sum(axis=1, keepdims=True) / num, 0.0)
         scale = np.sqrt((mine**2).sum(axis=1) * (theirs**2).sum(axis=1))
-        found = np.zeros(len(orders))
-        np.divide((mine * theirs).sum(axis=1), scale, out=found, where=scale > 1e-15)
-        return found
+        coefficients = np.zeros(len(orders))
+        np.divide((mine * theirs).sum(axis=1), scale, out=coefficients, where=scale > 1e-15)
+        return coefficients
 
     shuffles = shuffled_orders(len(matrix), num_permutations=num_permutations, seed=seed)
     chance = np.concatenate([correlations(part) for part in _chunks(shuffles.orders)])

@@ -65,7 +65,7 @@ def stable_groups(similarities: Similarities, *, num_samples: int = 200, seed: i
         return Groups((), agreement, why)
     draw = np.random.default_rng(seed)
     drawn = draw.integers(len(layers), size=(num_samples, len(layers)))
-    samples = [_branches(mean_where_known(layers[own], axis=0)) for own in drawn]
+    samples = [_branches(mean_where_known(layers[indices], axis=0)) for indices in drawn]
     lengths = _branches(mean_where_known(layers, axis=0))
     stable: list[tuple[frozenset[int], float]] = []
     for branch in sorted(lengths, key=lengths.__getitem__, reverse=True):  # the most distinct first

@@ -43,9 +43,9 @@ def rule_counts(record: Record) -> RuleCounts:
     rows = np.ix_(np.arange(len(record.steps)), np.flatnonzero(layers), record.eligible())
     others = ~np.eye(len(record.tasks), dtype=bool)[record.eligible()]
     similarity = record.similarity[rows]
-    known = ~np.isnan(similarity) & others
+    eligible = ~np.isnan(similarity) & others
 
     def counted(which: NDArray[np.bool_]) -> Counts:
-        return np.asarray((which & known).sum(axis=(1, 2, 3)), dtype=np.int64)
+        return np.asarray((which & eligible).sum(axis=(1, 2, 3)), dtype=np.int64)
 
-    return RuleCounts(counted(known), counted(record.active[rows]), counted(similarity < 0))
+    return RuleCounts(counted(eligible), counted(record.active[rows]), counted(similarity < 0))

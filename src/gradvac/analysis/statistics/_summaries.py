@@ -35,8 +35,8 @@ def mean_of_pairs(values: Matrix) -> Floats:
 def by_layer(similarities: Similarities) -> dict[str, list[tuple[int, float]]]:
     """Side -> (layer, mean similarity of all pairs and steps), from the first layer to the last."""
     return {
-        side: [(layer, float(mean_of_pairs(matrix))) for layer, matrix in own]
-        for side, own in layer_matrices(similarities).items()
+        side: [(layer, float(mean_of_pairs(matrix))) for layer, matrix in matrices]
+        for side, matrices in layer_matrices(similarities).items()
     }
 
 
@@ -50,8 +50,10 @@ def layer_matrices(similarities: Similarities) -> dict[str, list[tuple[int, Floa
         if layer is not None and counts:
             by_side.setdefault(side_of(name), {}).setdefault(layer, []).append(mean)
     return {
-        side: [(layer, mean_where_known(np.stack(own[layer]), axis=0)) for layer in sorted(own)]
-        for side, own in by_side.items()
+        side: [
+            (layer, mean_where_known(np.stack(layers[layer]), axis=0)) for layer in sorted(layers)
+        ]
+        for side, layers in by_side.items()
     }
 
 
