@@ -303,10 +303,8 @@ class _Preparation:
         depends = [text["digest"], digest, most]
         keys = [files.hash_of([*depends, *([num, n] if num > 1 else [])]) for n in range(num)]
         facts_by_shard = [read_facts(place) for place in places]
-        intact = [
-            self.holds(*facts_and_key) and "sizes" in facts_and_key[0]
-            for facts_and_key in zip(facts_by_shard, keys, strict=True)
-        ]
+        pairs = zip(facts_by_shard, keys, strict=True)
+        intact = [self.holds(facts, key) and "sizes" in facts for facts, key in pairs]
         if not all(intact):
             self.begin_change()
         lines = zip(*(read_lines(path) for path in self.paths("text", split, pair)), strict=True)

@@ -327,12 +327,8 @@ def _failure(run: Path, what: str, error: Exception) -> str:
         origin = origin.__context__
     reason = str(error) if origin is None or not origin.errno else os.strerror(origin.errno)
     free = shutil.disk_usage(run).free / 2**20
-    checkpoints = kept(run)
-    intact = (
-        f"The checkpoint of step {checkpoints[-1].step} is intact"
-        if checkpoints
-        else "None was saved yet"
-    )
+    saved = kept(run)
+    intact = f"The checkpoint of step {saved[-1].step} is intact" if saved else "None was saved yet"
     return (
         f"{what} could not be written to {run} ({reason}; {free:,.0f} MiB free). "
         f"{intact}; make room and start the same command again."
