@@ -25,6 +25,7 @@ with exit status 1.
     _commands.py    the commands under their names
     _common.py      where configs are, what extras are needed, how mistakes are told
     _known.py       families and distances of tasks, from tables or from files
+    _lines.py       lines that a command reads
     _options.py     options that several commands have
     _runs.py        runs as report and figures take them
     compare.py      gradvac compare

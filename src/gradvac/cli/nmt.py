@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ import typer
 from rich.console import Console
 
 from gradvac.cli._common import load_nmt, needs, require_run, run_folder
+from gradvac.cli._lines import Decoder
 from gradvac.tasks import Direction
 
 _STDIN = Path("-")
@@ -103,10 +105,10 @@ def translate(
     if to is None and len(translator.targets) > 1:
         raise ValueError(f"--to: choose one of {', '.join(translator.targets)}.")
     target = translator.targets[0] if to is None else to
-    undecodable = [0]
+    decoder = Decoder()
     is_typed = files == [_STDIN] and sys.stdin.isatty()
     lines = translator.stream(
-        _input_lines(files, undecodable), target, window=1 if is_typed else window
+        _input_lines(files, decoder), target, window=1 if is_typed else window
     )
     for line in lines:
         sys.stdout.write(f"{line}\n")
@@ -115,7 +117,7 @@ def translate(
     for number, what in (
         (counts.cut, "were longer than data.max_tokens; only their beginning was translated"),
         (counts.empty, "were empty"),
-        (undecodable[0], "were not UTF-8; what could not be read was replaced"),
+        (decoder.num_replaced, "were not UTF-8; what could not be read was replaced"),
     ):
         if number:
             print(f"{number:,} of {counts.lines:,} lines {what}.", file=sys.stderr)
@@ -135,21 +137,15 @@ def _require_files(files: list[Path]) -> None:
             )
 
 
-def _input_lines(files: list[Path], undecodable: list[int]) -> Iterator[str]:
+def _input_lines(files: list[Path], decoder: Decoder) -> Iterator[str]:
     from gradvac.nmt.lines import UNREADABLE, open_text, refuse_wide
 
     for path in files:
         try:
             with nullcontext(sys.stdin.buffer) if path == _STDIN else open_text(path) as file:
-                for number, raw in enumerate(file):
-                    if number == 0:
-                        refuse_wide(raw)
-                    encoding = "utf-8-sig" if number == 0 else "utf-8"
-                    try:
-                        line = raw.decode(encoding)
-                    except UnicodeDecodeError:
-                        line = raw.decode(encoding, errors="replace")
-                        undecodable[0] += 1
+                first = file.readline()
+                refuse_wide(first)
+                for line in decoder.decode(chain([first] if first else [], file)):
                     yield line.rstrip("\r\n")
         except UNREADABLE as error:
             raise ValueError(f"{path}: cannot be read to its end: {error}.") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradvac.cli._common import load_config, needs, require_run, run_folder
+from gradvac.cli._lines import Decoder
 
 app = typer.Typer(help="Tagging: parts of speech, named entities.", no_args_is_help=True)
 
@@ -107,8 +108,8 @@ def predict(
         require_run(run), weights=_weights(weights), device=device, overrides=overrides or []
     )
     num_empty = num_lines = 0
-    undecodable = [0]
-    for block in _blocks(window, undecodable):
+    decoder = Decoder()
+    for block in _blocks(decoder.decode(sys.stdin.buffer), window):
         for words, tags in zip(block, tagger.tag(block), strict=True):
             shown = repair(tags) if repaired else tags
             num_lines += 1
@@ -121,21 +122,16 @@ def predict(
         sys.stdout.flush()
     told = {f"{name}": count for name, count in tagger.counts.items() if count}
     told |= {"lines without words": num_empty} if num_empty else {}
-    told |= {"lines that were not UTF-8, with marks": undecodable[0]} if undecodable[0] else {}
+    replaced = decoder.num_replaced
+    told |= {"lines that were not UTF-8, with marks": replaced} if replaced else {}
     for name, count in told.items():
         print(f"{count:,} {name} ({num_lines:,} lines).", file=sys.stderr)
 
 
-def _blocks(window: int, undecodable: list[int]) -> Iterator[list[list[str]]]:
+def _blocks(lines: Iterable[str], window: int) -> Iterator[list[list[str]]]:
     """Lines as the file has them, with words between blanks and tabs: nothing else divides them."""
     block: list[list[str]] = []
-    for number, raw in enumerate(sys.stdin.buffer):
-        encoding = "utf-8-sig" if number == 0 else "utf-8"
-        try:
-            line = raw.decode(encoding)
-        except UnicodeDecodeError:
-            line = raw.decode(encoding, errors="replace")
-            undecodable[0] += 1
+    for line in lines:
         block.append(re.findall("[^ \t\r\n]+", line))
         if len(block) == window:
             yield block
