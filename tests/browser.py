@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pytest
-
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -57,14 +55,14 @@ class Page:
 
 @contextmanager
 def start() -> Iterator[Any]:
-    """A driver of Chromium with a profile of its own; skips the test where there is none."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium drives the browser")
+    """A driver of Chromium with a profile of its own."""
+    from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs chromium and chromedriver")
+    assert chromium is not None, "install Chromium, as .ci/run does"
+    assert driver is not None, "install Chromium's driver, as .ci/run does"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = webdriver.ChromeOptions()
         options.binary_location = chromium

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchjd import aggregation
 
 from gradvac import Aligner, GradNorm, GradVac, PCGrad, Sum, TorchJD
 from gradvac.rules import Rule
@@ -18,7 +19,7 @@ REORDERED = ["cs", "tr", "hi", "fr"]
 
 
 def make_torchjd() -> Rule:
-    return TorchJD(pytest.importorskip("torchjd.aggregation").PCDWeighting())
+    return TorchJD(aggregation.PCDWeighting())
 
 
 RULES: dict[str, Callable[[], Rule]] = {

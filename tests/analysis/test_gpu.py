@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from gradvac import Aligner, GradVac
 from gradvac.analysis import Recorder, measure, read_record
 
+from .. import needs
+
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    needs.GPU,
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
 TASKS = ("fr", "hi", "tr")

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from gradvac.analysis import statistics
 from gradvac.analysis.components import weighty
@@ -13,11 +16,6 @@ from gradvac.analysis.report import write_report
 
 from .. import browser
 from .made_runs import make_run
-
-pytest.importorskip("selenium", reason="the browser is driven by selenium")
-from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select, WebDriverWait
 
 CODES = ("fr", "es", "de", "cs", "pl", "fi", "et")
 SUM = make_run("joint", codes=CODES, num_layers=2, seed=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +47,6 @@ def test_too_little_is_nothing() -> None:
     assert find_distances(GENEALOGY, runs) == [None, None, None]
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("urielplus") is None, reason="urielplus is not installed"
-)
 def test_uriel() -> None:
     found = one("uriel:geographic", "en-fr", "en-cs", "en-tdx", "en-qso")
     assert found.tasks == ("en-fr", "en-cs", "en-tdx")

@@ -13,9 +13,6 @@ import pytest
 from gradvac.corpora import URIEL_KINDS, languages, uriel_distances
 from gradvac.corpora._uriel import LONG_CODES
 
-installed = pytest.mark.skipif(
-    importlib.util.find_spec("urielplus") is None, reason="urielplus is not installed"
-)
 CODES = ["de", "da", "es", "it", "cs", "hr", "he", "sw", "sn", "nd", "tdx", "ha"]
 
 
@@ -39,7 +36,6 @@ def test_every_short_code_has_a_long_one() -> None:
     assert len(set(LONG_CODES.values())) == len(LONG_CODES) == 183
 
 
-@installed
 @pytest.mark.parametrize("kind", URIEL_KINDS)
 def test_distances_are_distances(kind: str) -> None:
     found = uriel_distances(CODES, kind)
@@ -51,7 +47,6 @@ def test_distances_are_distances(kind: str) -> None:
     assert known.max() <= 1
 
 
-@installed
 def test_relatives_and_neighbours_are_near() -> None:
     for kind in ("featural", "genetic"):
         shona, northern_ndebele, german = apart("sn nd de", kind)[0]
@@ -62,7 +57,6 @@ def test_relatives_and_neighbours_are_near() -> None:
     assert apart("cs hr ha", "genetic")[0, 2] == 1
 
 
-@installed
 def test_what_is_not_known_is_not_guessed() -> None:
     assert np.isnan(apart("tdx de", "featural")[0, 1])
     assert np.isnan(apart("da hr", "featural")[0, 1])  # 12 features are known of both
@@ -84,7 +78,6 @@ def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return module.URIELPlus()
 
 
-@installed
 def test_where_enough_is_known_the_package_says_the_same(package: Any) -> None:
     for kind in URIEL_KINDS:
         ours = uriel_distances(CODES, kind)

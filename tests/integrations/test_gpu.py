@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
 from gradvac.integrations.transformers import AlignedTrainer
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+from .. import needs
+
+pytestmark = needs.GPU
 
 
 def test_recorded_steps_equal_those_as_written(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +24,8 @@ from gradvac.nmt import (
     train_translation,
 )
 from gradvac.training import Display
+
+from .. import needs
 
 WORDS = ["ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu"]
 TINY = Size(width=16, inner=32, heads=2, encoder_layers=2, decoder_layers=2)
@@ -160,8 +161,4 @@ def quiet() -> Display:
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real data; tests that need it are skipped where it is absent."""
-    root = Path(__file__).parents[2]
-    folder = Path(os.environ.get("GRADVAC_DATA", root.parent / "shared" / "data"))
-    if not (folder / "mt").is_dir():
-        pytest.skip("no real data: set GRADVAC_DATA to its folder")
-    return folder
+    return needs.real_data("mt")

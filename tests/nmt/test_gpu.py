@@ -22,7 +22,9 @@ from gradvac.nmt import (
 )
 from gradvac.training import Display
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+from .. import needs
+
+pytestmark = needs.GPU
 
 
 def test_packed_attention_equals_padded(random_batch: Callable[..., Batch]) -> None:

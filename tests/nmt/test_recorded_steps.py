@@ -26,6 +26,8 @@ from gradvac.training.ranks import Job
 from gradvac.training.state import RunState
 from gradvac.training.step import GraphStep, Step, StepResult
 
+from .. import needs
+
 RULES = ["none", "sum", "gradvac", "pcgrad", "gradnorm", "mgda", "control"]
 Take = Callable[[Sequence[Batch]], StepResult]
 
@@ -201,7 +203,7 @@ def test_the_comparison_sees_what_a_graph_can_get_wrong(
             require_same(found, right, right, 0.02)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs.GPU
 @pytest.mark.parametrize("rule", RULES)
 def test_recorded_steps_equal_those_as_written(
     toy_config: Callable[..., NmtConfig], rule: str
@@ -231,7 +233,7 @@ class Waits(Step[Batch]):
         return result
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs.GPU
 def test_what_cannot_be_recorded_goes_on_as_it_is_written(
     toy_config: Callable[..., NmtConfig],
 ) -> None:

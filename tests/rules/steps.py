@@ -2,20 +2,13 @@
 
 # K components, T tasks, P parameters
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from gradvac.rules import Rule, Weighing
-
-needs_quadprog = pytest.mark.skipif(
-    not (importlib.util.find_spec("quadprog") and importlib.util.find_spec("qpsolvers")),
-    reason="UPGrad's solver is not installed (torchjd[quadprog_projector])",
-)
 
 
 def gram_of(gradients: Tensor) -> Tensor:

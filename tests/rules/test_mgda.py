@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torchjd import aggregation as torchjd
 
 from gradvac import MGDA
 from gradvac.rules import _mgda
@@ -149,7 +150,6 @@ def test_duality_gap(num_tasks: int) -> None:
 
 @pytest.mark.parametrize("num_tasks", [2, 3, 5, 8])
 def test_agrees_with_torchjd(num_tasks: int) -> None:
-    torchjd = pytest.importorskip("torchjd.aggregation")
     frank_wolfe = torchjd.MGDAWeighting(epsilon=1e-7, max_iters=5000)
     for seed in range(3):
         gradients = draw(num_tasks, 30, seed)

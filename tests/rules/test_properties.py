@@ -7,13 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torchjd import aggregation as torchjd
 
 from gradvac import MGDA, Control, FixedTarget, GradNorm, GradVac, PCGrad, Sum, TorchJD
 from gradvac.rules import Rule
 
-from .steps import assert_same_state, bound, gram_of, needs_quadprog, step, weights_of
-
-torchjd = pytest.importorskip("torchjd.aggregation")
+from .steps import assert_same_state, bound, gram_of, step, weights_of
 
 MakeRule = Callable[[], Rule]
 SCALES = [0.0, 1e-15, 1e-6, 1.0, 1e6, 1e15]
@@ -48,11 +47,7 @@ EVERY: dict[str, MakeRule] = OURS | {
 
 
 def each(rules: dict[str, MakeRule]) -> pytest.MarkDecorator:
-    marks = {"torchjd, upgrad": [needs_quadprog]}
-    return pytest.mark.parametrize(
-        "make",
-        [pytest.param(make, id=name, marks=marks.get(name, [])) for name, make in rules.items()],
-    )
+    return pytest.mark.parametrize("make", rules.values(), ids=rules.keys())
 
 
 def draw(num_tasks: int, size: int = 10, *, seed: int = 0) -> Tensor:

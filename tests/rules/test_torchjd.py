@@ -1,23 +1,16 @@
 """TorchJD's weightings in our rules, and our rules against TorchJD's."""
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torchjd import aggregation as torchjd
 
 from gradvac import PCGrad, TorchJD
 
-from .steps import bound, gram_of, needs_quadprog, step, weights_of
-
-torchjd = pytest.importorskip("torchjd.aggregation")
-
-needs_cvxpy = pytest.mark.skipif(
-    not (importlib.util.find_spec("cvxpy") and importlib.util.find_spec("clarabel")),
-    reason="CAGrad's solver is not installed (torchjd[cagrad])",
-)
+from .steps import bound, gram_of, step, weights_of
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -27,8 +20,8 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(lambda: torchjd.UPGradWeighting(), marks=needs_quadprog, id="UPGrad"),
-        pytest.param(lambda: torchjd.CAGradWeighting(c=0.5), marks=needs_cvxpy, id="CAGrad"),
+        pytest.param(lambda: torchjd.UPGradWeighting(), id="UPGrad"),
+        pytest.param(lambda: torchjd.CAGradWeighting(c=0.5), id="CAGrad"),
         pytest.param(lambda: torchjd.IMTLGWeighting(), id="IMTL-G"),
         pytest.param(lambda: torchjd.AlignedMTLWeighting(), id="Aligned-MTL"),
         pytest.param(lambda: torchjd.MeanWeighting(), id="Mean"),

@@ -22,6 +22,8 @@ from gradvac.runs.files import (
 )
 from gradvac.runs.kept import keep_file, read_kept
 
+from .. import needs
+
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
@@ -163,7 +165,7 @@ def test_a_damaged_config_is_named(tmp_path: Path) -> None:
         RunFolder(tmp_path).read_table()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is full")
+@needs.FULL_DISK
 def test_a_full_disk_says_what_was_being_written(tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     with pytest.raises(OSError, match=r"No space left on device: '.*facts\.json'"), replacing(path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from gradvac.tagging import TaggingConfig, TaggingRecipe, prepare
 from gradvac.tagging.batch import TagBatch
@@ -14,6 +13,7 @@ from gradvac.training.ranks import Job
 from gradvac.training.state import RunState
 from gradvac.training.step import GraphStep, Step
 
+from .. import needs
 from ..nmt.test_recorded_steps import follow
 
 
@@ -30,7 +30,7 @@ def test_the_comparison_holds_on_this_machine(settings: Callable[..., TaggingCon
     assert min(apart) > 1e-3
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs.GPU
 @pytest.mark.parametrize("rule", ["sum", "gradvac", "pcgrad", "gradnorm", "mgda"])
 def test_recorded_steps_equal_those_as_written(
     settings: Callable[..., TaggingConfig], rule: str

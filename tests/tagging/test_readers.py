@@ -181,7 +181,8 @@ def test_hugging_face_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_real_datasets_on_disk(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     labels = datasets.Sequence(datasets.ClassLabel(names=["O", "B-PER"]))
     features = datasets.Features(
         {"tokens": datasets.Sequence(datasets.Value("string")), "ner_tags": labels}

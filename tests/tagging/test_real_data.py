@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -12,15 +11,13 @@ from gradvac.tagging.labels import default_labels
 from gradvac.tagging.readers import read_sentences
 from gradvac.tagging.spans import count_broken, find_spans
 
+from .. import needs
+
 
 @pytest.fixture(scope="module")
 def real_data() -> Path:
     """The folder of real data; tests that need it are skipped where it is absent."""
-    root = Path(__file__).parents[2]
-    folder = Path(os.environ.get("GRADVAC_DATA", root.parent / "shared" / "data"))
-    if not (folder / "pos").is_dir():
-        pytest.skip("no real data: set GRADVAC_DATA to its folder")
-    return folder
+    return needs.real_data("pos")
 
 
 @pytest.mark.parametrize(

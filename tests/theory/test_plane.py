@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from selenium.webdriver import ActionChains
+from selenium.webdriver.common.keys import Keys
 
 from gradvac import GradVac, PCGrad
 from gradvac import gram as geometry
@@ -22,10 +24,6 @@ from gradvac.rules import Rule
 
 from .. import browser
 from ..analysis.made_runs import make_run
-
-pytest.importorskip("selenium", reason="the browser is driven by selenium")
-from selenium.webdriver import ActionChains
-from selenium.webdriver.common.keys import Keys
 
 ROOT = Path(__file__).parents[2]
 OTHER = np.array([1.15, 0.0])  # g_j of the drawing

@@ -111,7 +111,6 @@ def test_every_rule_can_be_configured() -> None:
 
 
 def test_torchjd_weightings_by_name() -> None:
-    pytest.importorskip("torchjd")
     aligner = build(rule="torchjd", weighting="Krum", weighting_options={"n_byzantine": 0})
     assert aligner.rule.weighting.n_byzantine == 0
     assert "MeanWeighting" in repr(build(rule="torchjd", weighting="MeanWeighting").rule)

@@ -11,8 +11,10 @@ import torch
 
 from gradvac.training import Result, checkpoint
 
+from .. import needs
+
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    needs.GPU,
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
 

@@ -73,10 +73,11 @@ def test_record_changes_nothing_and_can_be_left_out(
 def test_tensorboard_shows_similarities(
     tmp_path: Path, settings: Settings, run_toy: RunToy
 ) -> None:
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     config = settings(train={"log_every": 1, "max_steps": 20, "writers": ["tensorboard"]})
     run_toy(config, tmp_path)
-    found = events.EventAccumulator(str(tmp_path / "tensorboard"))
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
     scalars = set(found.Tags()["scalars"])
     assert {f"train/{n}" for n in ("similarity", "active", "update_cosine")} <= scalars

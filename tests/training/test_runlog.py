@@ -102,7 +102,6 @@ def test_full_disk_is_said(tmp_path: Path) -> None:
 
 
 def test_tensorboard_gets_scalars(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with open_log(tmp_path, writers=["tensorboard"]) as log:
