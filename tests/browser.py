@@ -1,12 +1,13 @@
 """A real browser, for pages that only a browser can judge."""
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+from . import needs
 
 FLAGS = (
     "--headless",
@@ -59,10 +60,7 @@ def start() -> Iterator[Any]:
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    assert chromium is not None, "install Chromium, as .ci/run does"
-    assert driver is not None, "install Chromium's driver, as .ci/run does"
+    chromium, driver = needs.chromium()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = webdriver.ChromeOptions()
         options.binary_location = chromium

@@ -4,6 +4,7 @@ Whatever `make test` installs is imported and not asked for, so that its absence
 """
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,17 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 FULL_DISK = pytest.mark.skipif(
     not Path("/dev/full").exists(), reason="only Linux has a disk that is full"
 )
+
+
+def chromium() -> tuple[str, str]:
+    """Chromium and its driver, which pip cannot install; `.ci/run` does, and then they must be."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if browser is None or driver is None:
+        lack = "no browser: install chromium and chromedriver (Debian: chromium, chromium-driver)"
+        assert "GRADVAC_NEEDS_BROWSER" not in os.environ, lack
+        pytest.skip(lack)
+    return browser, driver
 
 
 def real_data(part: str) -> Path:
