@@ -13,7 +13,7 @@ do. Without a hub, `pretrain` makes a small multilingual encoder first.
     encoder.py      tokenizer and model of an encoder
     encoding.py     words -> windows of sub-words, a label on the first sub-word of each
     preparation.py  files -> checked sentences -> windows
-    batch.py        batches and the stream that mixes languages
+    batch.py        padded batches that mix languages
     settings.py     the config of a run
     recipe.py       what the training loop needs to know
     tagger.py       words -> tags

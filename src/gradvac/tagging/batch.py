@@ -1,10 +1,10 @@
-"""Batches of windows, padded; and an endless stream of them that mixes languages."""
+"""Padded batches of windows that mix languages."""
 
 # T tasks, B rows, S sub-words
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradvac.tagging.encoding import Numbers, Windows
-from gradvac.training import WHOLE, Part, RowStream, SamplingConfig, TensorBatch
+from gradvac.training import Part, TensorBatch
 
 NO_LABEL = -100
 
@@ -96,49 +96,3 @@ def by_length(windows: Windows, rows: int) -> Iterator[Numbers]:
     order = np.argsort(-windows.lengths, kind="stable")
     for first in range(0, len(order), rows):
         yield order[first : first + rows]
-
-
-class TagStream(RowStream[TagBatch]):
-    """An endless stream of batches that can be stopped and continued exactly.
-
-    Args:
-        tasks: Task -> its windows.
-        sampling: Temperature and its schedule.
-        pad: The padding token.
-        rows: Rows of a batch.
-        is_fixed: Give all batches one size, that of the longest window.
-        accumulation: See `RowStream`, like what follows.
-        num_steps: Optimizer steps of the whole training.
-        seed: Of everything drawn.
-        part: Which part of every batch is handed out here.
-    """
-
-    def __init__(
-        self,
-        tasks: Mapping[str, Windows],
-        sampling: SamplingConfig,
-        *,
-        pad: int,
-        rows: int,
-        is_fixed: bool = False,
-        accumulation: int = 1,
-        num_steps: int | None = None,
-        seed: int = 0,
-        part: Part = WHOLE,
-    ) -> None:
-        super().__init__(
-            {task: len(windows) for task, windows in tasks.items()},
-            sampling,
-            rows=rows,
-            accumulation=accumulation,
-            num_steps=num_steps,
-            seed=seed,
-            part=part,
-        )
-        self._windows, self._pad = list(tasks.values()), pad
-        longest = max(int(windows.lengths.max()) for windows in self._windows)
-        self._width = longest if is_fixed else None
-
-    def make(self, chosen: Sequence[Numbers], number: int) -> TagBatch:  # noqa: ARG002
-        """A batch of the chosen windows of every task."""
-        return make_batch(self._windows, chosen, pad=self._pad, width=self._width)

@@ -1,10 +1,10 @@
-"""Masked language modelling: blocks of text, what is hidden in them, and the stream of batches."""
+"""Masked language modelling: blocks of text, and what is hidden in them."""
 
 # T tasks, B rows, S sub-words of a block, M hidden ones
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gradvac.training import WHOLE, Part, RowStream, SamplingConfig, TensorBatch
+from gradvac.training import Part, TensorBatch
 
 Blocks = npt.NDArray[np.int32]
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,62 +118,3 @@ def hide(
         languages,
         int(places.size),
     )
-
-
-class MaskedStream(RowStream[MaskedBatch]):
-    """An endless stream of batches that can be stopped and continued exactly.
-
-    Args:
-        blocks: Language -> its blocks.
-        sampling: How languages are drawn.
-        rows: Rows of a batch.
-        share: How much is hidden.
-        mask: The mask token.
-        vocabulary: Tokens there are.
-        accumulation: Batches of an optimizer step.
-        seed: Of everything drawn.
-        num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
-        is_framed: Leave nothing of a batch on the host; for one process.
-        part: Which part of every batch is handed out here.
-    """
-
-    def __init__(
-        self,
-        blocks: Mapping[str, Blocks],
-        sampling: SamplingConfig,
-        *,
-        rows: int,
-        share: float,
-        mask: int,
-        vocabulary: int,
-        accumulation: int,
-        seed: int,
-        num_steps: int | None = None,
-        is_framed: bool = False,
-        part: Part = WHOLE,
-    ) -> None:
-        super().__init__(
-            {language: len(its_blocks) for language, its_blocks in blocks.items()},
-            sampling,
-            rows=rows,
-            accumulation=accumulation,
-            num_steps=num_steps,
-            seed=seed,
-            part=part,
-        )
-        self._blocks, self._seed = list(blocks.values()), seed
-        self._share, self._mask, self._vocabulary = share, mask, vocabulary
-        self._is_framed = is_framed
-
-    def make(self, chosen: Sequence[Numbers], number: int) -> MaskedBatch:
-        """The chosen blocks of every language, and what is hidden in them."""
-        parts = [blocks[numbers] for blocks, numbers in zip(self._blocks, chosen, strict=True)]
-        batch = hide(
-            np.concatenate(parts),
-            [language for language, numbers in enumerate(chosen) for _ in numbers],
-            share=self._share,
-            mask=self._mask,
-            vocabulary=self._vocabulary,
-            generator=np.random.default_rng([self._seed, 1, number]),
-        )
-        return batch.framed() if self._is_framed else batch

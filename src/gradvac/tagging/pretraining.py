@@ -9,7 +9,7 @@ holds the best weights and the tokenizer, for `AutoModel` and `AutoTokenizer`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from gradvac.runs.files import FolderLock, hash_of, read_json, replacing, write_json
 from gradvac.tagging.encoder import quiet_transformers
-from gradvac.tagging.masking import Blocks, MaskedBatch, MaskedStream, cut_blocks, hide
+from gradvac.tagging.masking import Blocks, MaskedBatch, cut_blocks, hide
 from gradvac.tagging.tagger import ENCODER
 from gradvac.tagging.text import read_text
 from gradvac.tagging.tokenizer import TokenizerConfig, train_tokenizer
@@ -33,6 +33,7 @@ from gradvac.training import (
     Display,
     Part,
     Result,
+    RowStream,
     RunConfig,
     Section,
     StepLosses,
@@ -43,6 +44,7 @@ from gradvac.training import (
     train,
 )
 from gradvac.training.config import Folder
+from gradvac.training.passes import Numbers
 
 _TOKENIZER, _MANIFEST = "tokenizer", "manifest.json"
 
@@ -220,20 +222,38 @@ class PretrainRecipe:
         """Open the text at its beginning."""
         config = self.config
         on_gpu = choose_device(config.train.device).type == "cuda"
-        stream = MaskedStream(
-            self._train,
+        is_framed = on_gpu and config.train.graph is not False and part.of == 1
+
+        def make(chosen: Sequence[Numbers], number: int) -> MaskedBatch:
+            parts = [blocks[n] for blocks, n in zip(self._train.values(), chosen, strict=True)]
+            languages = [lang for lang, numbers in enumerate(chosen) for _ in numbers]
+            generator = np.random.default_rng([config.train.seed, 1, number])
+            batch = self._hide(np.concatenate(parts), languages, generator)
+            return batch.framed() if is_framed else batch
+
+        stream = RowStream(
+            {lang: len(blocks) for lang, blocks in self._train.items()},
             config.sampling,
+            make,
             rows=config.batch.rows,
-            share=config.batch.hidden,
-            mask=self.tokenizer.mask_token_id,
-            vocabulary=len(self.tokenizer),
             accumulation=config.optimizer.accumulation,
-            seed=config.train.seed,
             num_steps=config.train.max_steps,
-            is_framed=on_gpu and config.train.graph is not False and part.of == 1,
+            seed=config.train.seed,
             part=part,
         )
         return Ahead(stream, prepare=MaskedBatch.pin if on_gpu else None)
+
+    def _hide(
+        self, blocks: Blocks, languages: list[int], generator: np.random.Generator
+    ) -> MaskedBatch:
+        return hide(
+            blocks,
+            languages,
+            share=self.config.batch.hidden,
+            mask=self.tokenizer.mask_token_id,
+            vocabulary=len(self.tokenizer),
+            generator=generator,
+        )
 
     def losses(self, batch: MaskedBatch) -> StepLosses:
         """Compute the loss of every row, summed over what is hidden in it."""
@@ -258,14 +278,9 @@ class PretrainRecipe:
             total = torch.zeros((), dtype=torch.float64, device=device)
             num_hidden = 0
             for first in range(0, len(blocks), rows):
-                batch = hide(
-                    np.asarray(blocks[first : first + rows]),
-                    [number] * len(blocks[first : first + rows]),
-                    share=self.config.batch.hidden,
-                    mask=self.tokenizer.mask_token_id,
-                    vocabulary=len(self.tokenizer),
-                    generator=np.random.default_rng([0, number, first]),
-                )
+                some = np.asarray(blocks[first : first + rows])
+                generator = np.random.default_rng([0, number, first])
+                batch = self._hide(some, [number] * len(some), generator)
                 total += self._row_losses(batch.to(device)).double().sum()
                 num_hidden += batch.num_tokens
             scores[f"dev/loss/{lang}"] = float(total) / num_hidden

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor
 
-from gradvac.tagging.batch import NO_LABEL, TagBatch, TagStream
+from gradvac.tagging.batch import NO_LABEL, TagBatch, make_batch
 from gradvac.tagging.encoder import load_model, load_tokenizer
 from gradvac.tagging.metrics import score_tags
 from gradvac.tagging.preparation import Prepared, open_or_prepare
@@ -27,6 +27,7 @@ from gradvac.training import (
     Display,
     Part,
     Result,
+    RowStream,
     StepLosses,
     choose_device,
     effective_epochs,
@@ -67,12 +68,14 @@ class TaggingRecipe:
 
     def batches(self, part: Part = WHOLE) -> Ahead[TagBatch]:
         """Open the training data at their beginning."""
-        stream = TagStream(
-            {task: self.prepared.windows(TRAIN, task) for task in self.tasks},
+        windows = [self.prepared.windows(TRAIN, task) for task in self.tasks]
+        longest = max(int(of_task.lengths.max()) for of_task in windows)
+        width = longest if self._is_fixed(part) else None
+        stream = RowStream(
+            {task: len(of_task) for task, of_task in zip(self.tasks, windows, strict=True)},
             self.config.sampling,
+            lambda chosen, _: make_batch(windows, chosen, pad=self._pad, width=width),
             rows=self.config.batch.rows,
-            pad=self._pad,
-            is_fixed=self._is_fixed(part),
             accumulation=self.config.optimizer.accumulation,
             num_steps=self.config.train.max_steps,
             seed=self.config.train.seed,

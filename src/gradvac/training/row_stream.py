@@ -57,16 +57,17 @@ class TensorBatch(ABC):
         return replace(self, **changed)
 
 
-class RowStream(ABC, Generic[B]):
+class RowStream(Generic[B]):
     """An endless stream of batches of rows that can be stopped and continued exactly.
 
     Args:
-        sizes: Task -> its rows.
+        sizes: Task -> number of its rows.
         sampling: How tasks are drawn.
-        rows: Rows of a batch.
-        accumulation: Batches of an optimizer step, by which a schedule counts.
-        num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
-        seed: Of everything drawn.
+        make: Makes a batch of the chosen rows of every task, given its number in the stream.
+        rows: Rows per batch.
+        accumulation: Batches per optimizer step, which is what a schedule counts.
+        num_steps: Optimizer steps of the whole training; a cap on epochs needs it.
+        seed: Seed of everything that is drawn.
         part: Which part of every batch is handed out here.
     """
 
@@ -74,6 +75,7 @@ class RowStream(ABC, Generic[B]):
         self,
         sizes: Mapping[str, int],
         sampling: SamplingConfig,
+        make: Callable[[Sequence[Numbers], int], B],
         *,
         rows: int,
         accumulation: int,
@@ -86,15 +88,12 @@ class RowStream(ABC, Generic[B]):
                 f"sampling.slots = {sampling.slots} is more than batch.rows = {rows}; every slot "
                 "needs a row."
             )
+        self._make = make
         num_rows = None if num_steps is None else num_steps * accumulation * rows
         self._sampler = sampling.build(sizes, seed=seed, num_rows=num_rows)
         self._passes = Passes(list(sizes.values()), seed=seed)
         self._rows, self._part = rows, part
         self._accumulation, self._num_batches = accumulation, 0
-
-    @abstractmethod
-    def make(self, chosen: Sequence[Numbers], number: int) -> B:
-        """A batch of the chosen rows of every task, and its number in the stream."""
 
     def __iter__(self) -> Self:
         return self
@@ -106,7 +105,7 @@ class RowStream(ABC, Generic[B]):
         self._num_batches += 1
         chosen = [self._passes.take(task, count) for task, count in enumerate(counts.tolist())]
         costs = None if slots is None else costs_by_slot(counts, slots)
-        return self.make(chosen, number).take(self._part, costs)
+        return self._make(chosen, number).take(self._part, costs)
 
     def state_dict(self) -> dict[str, Any]:
         """Say where the stream stands."""
