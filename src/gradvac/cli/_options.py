@@ -7,6 +7,12 @@ import typer
 
 GENEALOGY = "genealogy"
 
+Source = Annotated[str, typer.Argument(help="A TOML file, the name of one, or a run folder.")]
+Run = Annotated[Path, typer.Argument(help="A run folder.")]
+Into = Annotated[Path | None, typer.Option(help="The run folder; default: runs/NAME-OF-CONFIG.")]
+Weights = Annotated[str, typer.Option(help="best, last, averaged, or a step.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Runs = Annotated[list[Path], typer.Argument(help="Run folders; the first is compared with.")]
 Distances = Annotated[
     str,
@@ -17,3 +23,8 @@ Distances = Annotated[
 Families = Annotated[
     Path | None, typer.Option(help='Families of tasks: a TOML file with lines fr = "Romance".')
 ]
+
+
+def weights_of(name: str) -> str | int:
+    """Weights as `Weights` names them: a step as a number."""
+    return int(name) if name.isdigit() else name

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gradvac.cli._common import needs
+from gradvac.cli._options import Weights, weights_of
 
 
 @needs("nmt", "report")
@@ -18,7 +19,7 @@ def compare(
         typer.Option(help="A method or one of its runs; default: joint, or plain joint training."),
     ] = None,
     split: Annotated[str, typer.Option("--set", help="The set whose scores count.")] = "test",
-    weights: Annotated[str, typer.Option(help="best, last, averaged, or a step.")] = "best",
+    weights: Weights = "best",
     metric: Annotated[
         str | None, typer.Option(help="BLEU, chrF++, F1, ...; default: the first of the scores.")
     ] = None,
@@ -44,8 +45,9 @@ def compare(
     writers = {".md": to_markdown, ".json": to_json, ".html": to_html}
     if out is not None and out.suffix not in writers:
         raise ValueError(f"--out: {out} must end in {', '.join(writers)}.")
-    chosen: str | int = int(weights) if weights.isdigit() else weights
-    comparison = compare_runs(runs, baseline=baseline, split=split, weights=chosen, metric=metric)
+    comparison = compare_runs(
+        runs, baseline=baseline, split=split, weights=weights_of(weights), metric=metric
+    )
     text = to_json(comparison) if as_json else to_markdown(comparison)
     typer.echo(text, nl=False)
     if out is not None:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from gradvac.cli._common import load_nmt, needs, require_run, run_folder
 from gradvac.cli._lines import Decoder
+from gradvac.cli._options import AsJson, Device, Into, Run, Source, Weights, weights_of
 from gradvac.tasks import Direction
 
 _STDIN = Path("-")
@@ -26,15 +27,12 @@ app = typer.Typer(help="Multilingual translation.", no_args_is_help=True)
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="section.key=value, as in optimizer.lr=5e-4")
 ]
-Weights = Annotated[str, typer.Option(help="best, last, averaged, or a step.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-Run = Annotated[Path, typer.Argument(help="A run folder.")]
 
 
 @app.command()
 @needs("nmt")
 def prepare(
-    config: Annotated[str, typer.Argument(help="A TOML file, the name of one, or a run folder.")],
+    config: Source,
     overrides: Overrides = None,
 ) -> None:
     """Clean text, learn the vocabulary, and write token files; only what is not there yet."""
@@ -56,11 +54,9 @@ def prepare(
 @app.command()
 @needs("nmt")
 def train(
-    config: Annotated[str, typer.Argument(help="A TOML file, the name of one, or a run folder.")],
+    config: Source,
     overrides: Overrides = None,
-    run: Annotated[
-        Path | None, typer.Option(help="The run folder; default: runs/NAME-OF-CONFIG.")
-    ] = None,
+    run: Into = None,
 ) -> None:
     """Train, or continue a run that was interrupted."""
     from gradvac.nmt import train_translation
@@ -100,7 +96,7 @@ def translate(
     files = [Path(given) for given in inputs or [] if not _OVERRIDE.match(given)] or [_STDIN]
     _require_files(files)
     translator = Translator.from_run(
-        require_run(run), weights=_weights(weights), device=device, overrides=overrides
+        require_run(run), weights=weights_of(weights), device=device, overrides=overrides
     )
     if to is None and len(translator.targets) > 1:
         raise ValueError(f"--to: choose one of {', '.join(translator.targets)}.")
@@ -161,7 +157,7 @@ def score(
     ] = None,
     weights: Weights = "best",
     device: Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
     source: Annotated[Path | None, typer.Option(help="Score this file instead of a set.")] = None,
     reference: Annotated[Path | None, typer.Option(help="Its translation.")] = None,
     from_language: Annotated[str | None, typer.Option("--from", help="Its language.")] = None,
@@ -184,7 +180,7 @@ def score(
             source,
             reference,
             direction=Direction(from_language, to_language).name,
-            weights=_weights(weights),
+            weights=weights_of(weights),
             device=device,
             overrides=overrides or [],
             say=lambda message: print(message, file=sys.stderr),
@@ -199,7 +195,7 @@ def score(
     scores = score_run(
         require_run(run),
         split=split or "test",
-        weights=_weights(weights),
+        weights=weights_of(weights),
         device=device,
         overrides=overrides or [],
     )
@@ -224,10 +220,6 @@ def export(
     from gradvac.nmt import export_run
 
     made = export_run(
-        require_run(run), folder, to=to, weights=_weights(weights), quantization=quantization
+        require_run(run), folder, to=to, weights=weights_of(weights), quantization=quantization
     )
     print(f"{made} is ready; write sources as `<2xx> text`, xx being the target language.")
-
-
-def _weights(name: str) -> str | int:
-    return int(name) if name.isdigit() else name

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from gradvac.cli._common import needs, require_run
+from gradvac.cli._options import Device, Run, weights_of
 from gradvac.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @needs("nmt", "tagging")
 def similarity(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Run,
     overrides: Annotated[
         list[str] | None, typer.Argument(help="section.key=value, as in batch.tokens=8192")
     ] = None,
@@ -37,11 +38,11 @@ def similarity(
     offload: Annotated[
         bool, typer.Option("--offload", help="Keep task gradients in host memory.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Measure similarities on an aligned set at every checkpoint; keep them in the run folder."""
     console = Console(highlight=False)
-    chosen = [int(name) if name.isdigit() else name for name in weights or ()]
+    chosen = [weights_of(name) for name in weights or ()]
     options: dict[str, Any] = {
         "split": split,
         "num_lines": lines or None,

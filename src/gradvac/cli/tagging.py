@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,17 +14,13 @@ from rich.table import Table
 
 from gradvac.cli._common import load_config, needs, require_run, run_folder
 from gradvac.cli._lines import Decoder
+from gradvac.cli._options import AsJson, Device, Into, Run, Source, Weights, weights_of
 
 app = typer.Typer(help="Tagging: parts of speech, named entities.", no_args_is_help=True)
 
-Source = Annotated[str, typer.Argument(help="A TOML file, the name of one, or a run folder.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="section.key=value, as in optimizer.lr=5e-5")
 ]
-Weights = Annotated[str, typer.Option(help="best, last, averaged, or a step.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-Run = Annotated[Path, typer.Argument(help="A run folder.")]
-Into = Annotated[Path | None, typer.Option(help="The run folder; default: runs/NAME-OF-CONFIG.")]
 
 
 @app.command()
@@ -105,7 +100,7 @@ def predict(
     if sys.stdin is None:
         raise ValueError("standard input is closed; there is nothing to tag.")
     tagger = Tagger.from_run(
-        require_run(run), weights=_weights(weights), device=device, overrides=overrides or []
+        require_run(run), weights=weights_of(weights), device=device, overrides=overrides or []
     )
     num_empty = num_lines = 0
     decoder = Decoder()
@@ -148,7 +143,7 @@ def score(
     split: Annotated[str, typer.Option("--set", help="test or dev.")] = "test",
     weights: Weights = "best",
     device: Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Tag a set and score it: F1 as conlleval and XTREME count it, and accuracy."""
     from gradvac.tagging import score_run
@@ -157,7 +152,7 @@ def score(
     scores = score_run(
         require_run(run),
         split=split,
-        weights=_weights(weights),
+        weights=weights_of(weights),
         device=device,
         overrides=overrides or [],
         console=None if as_json else console,
@@ -166,7 +161,3 @@ def score(
         print(json.dumps(scores.to_dict(), ensure_ascii=False, indent=1))
     else:
         console.print(scores.table())
-
-
-def _weights(name: str) -> str | int:
-    return int(name) if name.isdigit() else name
