@@ -35,6 +35,17 @@ def cosine(gram: Tensor) -> Tensor:
     return similarity.clamp(-1.0, 1.0)
 
 
+def known_cosine(gram: Tensor) -> Tensor:
+    """`cosine`, but NaN where a gradient is zero: what statistics and records keep."""
+    return cosine(gram).masked_fill(has_zero(gram), torch.nan)
+
+
+def has_zero(gram: Tensor) -> Tensor:
+    """Whether one of the two gradients of a pair is zero, bool `[..., T, T]`."""
+    is_zero = norms(gram) == 0
+    return is_zero[..., :, None] | is_zero[..., None, :]
+
+
 def reciprocal(values: Tensor) -> Tensor:
     """1 / values, and 0 for 0."""
     return torch.where(values > 0, 1.0 / torch.where(values > 0, values, 1.0), 0.0)

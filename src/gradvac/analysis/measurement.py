@@ -206,12 +206,18 @@ def _compare(
     """Similarities on the same and on different lines, from `[K, 2T, 2T]`: halves A, then B."""
     num = len(tasks)
     whole = grams.unflatten(1, (2, num)).unflatten(3, (2, num)).sum((1, 3))  # [K, T, T]
-    across = _cosine(grams)[:, :num, num:]  # [i, j]: cos(A_i, B_j)
+    across = geometry.known_cosine(grams)[:, :num, num:]  # [i, j]: cos(A_i, B_j)
     reliability = across.diagonal(dim1=1, dim2=2)  # [K, T]
     half_norms = geometry.norms(grams).unflatten(1, (2, num))  # [K, 2, T]
     same, different, agreement, crossed, norms = (
         one.float().numpy()[None]
-        for one in (_cosine(whole), (across + across.mT) / 2, reliability, across, half_norms)
+        for one in (
+            geometry.known_cosine(whole),
+            (across + across.mT) / 2,
+            reliability,
+            across,
+            half_norms,
+        )
     )
     steps = np.array([step], dtype=np.int64)
     made = partial(Similarities, tasks, components, steps, granularity=granularity)
@@ -219,13 +225,6 @@ def _compare(
         made(same, agreement, lines="same"),
         made(different, agreement, crossed, norms, lines="different"),
     )
-
-
-def _cosine(grams: Tensor) -> Tensor:
-    """Cosines; NaN where a gradient is zero."""
-    is_zero = geometry.norms(grams) == 0
-    unknown = is_zero[..., :, None] | is_zero[..., None, :]
-    return geometry.cosine(grams).masked_fill(unknown, torch.nan)
 
 
 def _read_tasks(batches: Batches, tasks: Sequence[str] | None) -> tuple[str, ...]:

@@ -303,7 +303,6 @@ def _check_shapes(arrays: "np.lib.npyio.NpzFile") -> None:
     steps, tasks, components = (arrays[name] for name in ("steps", "tasks", "components"))
     if steps.dtype.kind != "i" or tasks.dtype.kind != "U" or components.dtype.kind != "U":
         raise ValueError("its names or steps are none")
-    assert arrays.zip is not None
     sizes = [len(steps), len(components), len(tasks), len(tasks)]
     assert arrays.zip is not None
     for names, dims in ((_PAIRS, 4), (_TASKS, 3), (_COMPONENTS, 2)):

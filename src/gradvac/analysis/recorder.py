@@ -176,12 +176,9 @@ def _to_arrays(chunk: _Chunk, tasks: tuple[str, ...], num_components: int) -> di
         weights[record, :, places] = copies["weights"].double()
         is_present[record, :, places] = True
     norms = geometry.norms(gram)
-    is_zero = norms == 0
-    unknown = is_zero[..., None] | is_zero[..., None, :]
-    similarity = geometry.cosine(gram).masked_fill(unknown, torch.nan)
     tensors = {
-        "similarity": similarity.half(),
-        "target": target.masked_fill(unknown, torch.nan).half(),
+        "similarity": geometry.known_cosine(gram).half(),
+        "target": target.masked_fill(geometry.has_zero(gram), torch.nan).half(),
         "active": active,
         "weights": weights.masked_fill(~is_present, torch.nan).float(),
         "norms": norms.masked_fill(~is_present, torch.nan).float(),

@@ -156,6 +156,12 @@ def pair_values(matrix: Matrix) -> Matrix:
     return values[~np.isnan(values)]
 
 
+def pair_mean(matrix: Matrix) -> float:
+    """Mean over pairs of different tasks; NaN without any."""
+    values = pair_values(matrix)
+    return float(values.mean()) if values.size else float("nan")
+
+
 def parts(similarities: Similarities) -> list[Part]:
     """Every direction in every side."""
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from gradvac.cli._common import config_folders, needs
 
 if TYPE_CHECKING:
     from gradvac.experiments import Sweep, Trial
+    from gradvac.experiments.sweep import Ended
 
 
 @needs("nmt", "tagging", "report")
@@ -45,9 +47,6 @@ def sweep(
     Runs are in OUT/METHOD/seed-N: `gradvac compare OUT` compares them. What each method was given
     in runs, steps and seconds is in OUT/budget.md.
     """
-    from gradvac.experiments import budget_table, budgets, prediction_table, predictions
-    from gradvac.runs.files import write_text
-
     if launcher not in ("local", "submitit"):
         raise ValueError(f"--launcher: must be local or submitit, got {launcher!r}.")
     plan = _load(config, overrides or [], out)
@@ -58,16 +57,29 @@ def sweep(
     from gradvac.experiments.launchers import Processes, Submitit
     from gradvac.experiments.sweep import InterruptedSweep
 
-    with_submitit = launcher == "submitit"
     started = (
-        Submitit(plan.out / "submitit", plan.config.submitit, jobs)
-        if with_submitit
-        else Processes(jobs)
+        Processes(jobs)
+        if launcher == "local"
+        else Submitit(plan.out / "submitit", plan.config.submitit, jobs)
     )
     try:
         ended = plan.run(started, retry=retry, halving=halving, seconds=seconds)
     except InterruptedSweep:
         raise typer.Exit(130) from None
+    _write_tables(plan, ended)
+    failed = [trial for trial, how in ended.items() if how.status == "failed"]
+    for trial in failed:
+        print(f"{trial.label}: failed: {ended[trial].error}")
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(ended)} runs failed; mend them, then use --retry.")
+    print(f"gradvac compare {plan.out}")
+
+
+def _write_tables(plan: Sweep, ended: Mapping[Trial, Ended]) -> None:
+    """What every method was given, and how far short runs predicted long ones."""
+    from gradvac.experiments import budget_table, budgets, prediction_table, predictions
+    from gradvac.runs.files import write_text
+
     table = budget_table(budgets(ended))
     write_text(plan.out / "budget.md", table)
     print(table, end="")
@@ -77,12 +89,6 @@ def sweep(
     if told := predictions(points):
         write_text(plan.out / "prediction.md", prediction_table(told))
         print(f"How far short runs predicted long ones is in {plan.out / 'prediction.md'}.")
-    failed = [trial for trial, how in ended.items() if how.status == "failed"]
-    for trial in failed:
-        print(f"{trial.label}: failed: {ended[trial].error}")
-    if failed:
-        raise ValueError(f"{len(failed)} of {len(ended)} runs failed; mend them, then use --retry.")
-    print(f"gradvac compare {plan.out}")
 
 
 def _load(source: str, overrides: list[str], out: Path | None) -> Sweep:

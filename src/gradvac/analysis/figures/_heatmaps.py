@@ -63,7 +63,7 @@ def directions(runs: Sequence[Run]) -> dict[str, Figure]:
         pivot, *pair = pairs
         names = task_names.into(pivot), task_names.out_of(pivot)
         panels = {
-            f"{name}, mean {_mean(matrix):z.2f}": (matrix, tasks)
+            f"{name}, mean {views.pair_mean(matrix):z.2f}": (matrix, tasks)
             for name, tasks in zip(names, pair, strict=True)
             for matrix in [views.side_matrix(main, views.MODEL, tasks)]
         }
@@ -99,7 +99,7 @@ def two_runs(runs: Sequence[Run]) -> dict[str, Figure]:
         if len(tasks) < 2 or other.lines != main.lines:
             continue
         panels = {
-            f"{views.short(name, 30)}, mean {_mean(matrix):z.2f}": (matrix, tasks)
+            f"{views.short(name, 30)}, mean {views.pair_mean(matrix):z.2f}": (matrix, tasks)
             for name, similarities in ((first.name, main), (run.name, other))
             for matrix in [views.side_matrix(similarities, views.MODEL, tasks)]
         }
@@ -115,11 +115,6 @@ def _with_similarities(runs: Sequence[Run]) -> list[tuple[Run, Similarities]]:
     if not usable:
         raise MissingError("needs similarities of at least two tasks.")
     return usable
-
-
-def _mean(matrix: Matrix) -> float:
-    values = views.pair_values(matrix)
-    return float(values.mean()) if values.size else float("nan")
 
 
 def _all_sides(main: Similarities) -> list[Matrix]:

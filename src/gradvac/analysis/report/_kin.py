@@ -166,7 +166,8 @@ def _shares(main: Similarities, members: Mapping[str, list[str]], noun: str, suf
     """What the most and the least similar families share."""
     sides = views.sides_of(main)
     shared = {
-        name: {side: _mean(main, side, tasks) for side in sides} for name, tasks in members.items()
+        name: {side: views.pair_mean(views.side_matrix(main, side, tasks)) for side in sides}
+        for name, tasks in members.items()
     }
     ranked = sorted(shared, key=lambda name: -np.nan_to_num(max(shared[name].values()), nan=-9))
     shown = ranked if len(ranked) <= 3 else [*ranked[:2], ranked[-1]]
@@ -176,11 +177,6 @@ def _shares(main: Similarities, members: Mapping[str, list[str]], noun: str, suf
         for name in shown
     ]
     return together(parts) + suffix + "."
-
-
-def _mean(main: Similarities, side: str, tasks: list[str]) -> float:
-    values = views.pair_values(views.side_matrix(main, side, tasks))
-    return float(values.mean()) if values.size else float("nan")
 
 
 def _noun(main: Similarities) -> str:

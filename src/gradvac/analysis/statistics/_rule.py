@@ -30,12 +30,6 @@ class RuleCounts:
     active: Counts
     conflicts: Counts
 
-    def share(self, part: Counts) -> NDArray[np.float64]:
-        """Part of the eligible pairs at every step; NaN where there are none."""
-        shares = np.full(len(part), np.nan)
-        np.divide(part, self.eligible, out=shares, where=self.eligible > 0)
-        return shares
-
 
 def rule_counts(record: Record) -> RuleCounts:
     """Count what the rule could do and what it did."""
