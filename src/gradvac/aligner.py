@@ -33,7 +33,7 @@ from gradvac.gradients import (
 from gradvac.hints import some
 from gradvac.models import allow_second_passes, is_sharded, refuse_later_wishes, unwrap
 from gradvac.restored import Restored, differences
-from gradvac.rules import GradVac, Rule, rule_named
+from gradvac.rules import Rule, as_rule
 from gradvac.tasks import read_names
 
 if TYPE_CHECKING:
@@ -117,8 +117,7 @@ class Aligner:
                 "exact: False needs the whole gradient in every process, which FSDP2 does not "
                 "keep; give every process few tasks instead."
             )
-        rule = GradVac() if rule is None else rule
-        self.rule = rule_named(rule) if isinstance(rule, str) else rule
+        self.rule = as_rule(rule)
         self.components: Components = split(model, granularity)
         self.rule.bind(self.tasks, tuple(self.components))
         with whole(sharded_modules(model)):
@@ -316,11 +315,11 @@ class Aligner:
         Returns:
             What did not match; a warning says so too.
         """
-        if state["rule"] != type(self.rule).__name__:
-            raise ValueError(
-                f"state: was saved by rule {state['rule']}, but this aligner has "
-                f"{type(self.rule).__name__}."
-            )
+        saved, rule = state.get("rule"), type(self.rule).__name__
+        if saved is None:
+            raise ValueError(f"state: is none of an Aligner; it has {some(list(state))}.")
+        if saved != rule:
+            raise ValueError(f"state: was saved by rule {saved}, but this aligner has {rule}.")
         if not set(state["components"]) & set(self.components):
             raise ValueError(
                 f"state: was saved with other components ({some(state['components'])}; here "

@@ -23,8 +23,11 @@ def unwrap(
         process_group: What the caller of the aligner said.
 
     Raises:
-        ValueError: Its gradients would be exchanged behind our back, or not at all.
+        ValueError: It is no model, or its gradients would be exchanged behind our back, or not
+            at all.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: must be a torch.nn.Module, got {type(model).__name__}.")
     model = _compiled(model)
     if not torch.distributed.is_available():
         return model, None

@@ -9,7 +9,7 @@ This is the only file that takes names of tasks apart or puts them together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 DEFAULT_PIVOT = "en"
@@ -115,12 +115,14 @@ def directions(tasks: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 def read_names(tasks: Sequence[str]) -> tuple[str, ...]:
     """Names as a user gives them: at least one, each its own."""
-    if isinstance(tasks, str) or not all(isinstance(task, str) for task in tasks) or not tasks:
+    has_order = isinstance(tasks, Iterable) and not isinstance(tasks, str | Set)
+    names = tuple(tasks) if has_order else ()
+    if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"tasks: must be a non-empty list of names, got {tasks!r}.")
-    twice = [task for task in tasks if list(tasks).count(task) > 1]
+    twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"tasks: {twice[0]!r} occurs twice; every task needs a name of its own.")
-    return tuple(tasks)
+    return tuple(map(str, names))
 
 
 def both_ways(tasks: Sequence[str]) -> tuple[str, list[str], list[str]] | None:

@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,10 @@ TASKS = ["fr", "hi"]
         ({"tasks": []}, "tasks: must be a non-empty list of names"),
         ({"tasks": "fr"}, "tasks: must be a non-empty list of names, got 'fr'"),
         ({"tasks": [0, 1]}, "tasks: must be a non-empty list of names"),
+        ({"tasks": {"fr", "hi"}}, "tasks: must be a non-empty list of names"),  # in no order
+        ({"tasks": 2}, "tasks: must be a non-empty list of names, got 2"),
+        ({"rule": GradVac}, r"rule: is a class; give an instance, GradVac\(\)"),
+        ({"rule": 1}, "rule: must be a Rule or the name of one, got 1"),
         ({"engine": "fast"}, "engine: must be one of .* got 'fast'"),
         ({"granularity": "layers"}, "granularity: must be one of .* got 'layers'"),
         (
@@ -38,6 +43,43 @@ def test_when_it_is_made(arguments: dict[str, Any], message: str) -> None:
 def test_a_model_without_trainable_parameters() -> None:
     with pytest.raises(ValueError, match="model: has no parameter with requires_grad=True"):
         Aligner(nn.Linear(2, 2).requires_grad_(False), TASKS)
+
+
+def test_a_model_that_is_none() -> None:
+    optimizer: Any = torch.optim.SGD(nn.Linear(2, 2).parameters())
+    with pytest.raises(ValueError, match=r"model: must be a torch\.nn\.Module, got SGD"):
+        Aligner(optimizer, TASKS)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_losses_of_another_model(engine: str, recompute: bool) -> None:
+    """They would be trained by the plain sum, without a word."""
+    if engine == "per_task" and recompute:
+        return
+    model = nn.Linear(2, 1)
+    aligner = Aligner(model, TASKS, engine=engine, recompute=recompute)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="losses: reach no parameter of the Aligner's model"):
+            aligner.backward(rows(2), [0, 1])
+    frozen = model.requires_grad_(False)  # a head outside is trained alone: nothing to complain of
+    head = nn.Linear(1, 1)
+    aligner.backward(head(frozen(torch.randn(2, 2)))[:, 0], [0, 1])
+    assert head.weight.grad is not None
+
+
+def test_tasks_may_come_as_arrays_and_generators() -> None:
+    model = nn.Linear(2, 1)
+    aligner = Aligner(model, np.array(TASKS), engine="per_task")
+    for tasks in (np.array(["fr", "hi", "fr"]), np.array([0, 1, 0]), (t % 2 for t in range(3))):
+        alignment = aligner.backward(model(torch.randn(3, 2))[:, 0], tasks)
+        assert alignment.tasks == ("fr", "hi")
+
+
+def test_a_state_that_is_none_of_an_aligner() -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="state: is none of an Aligner; it has weight, bias"):
+        Aligner(model, TASKS).load_state_dict(model.state_dict())
 
 
 def rows(count: int) -> Tensor:

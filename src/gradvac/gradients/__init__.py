@@ -25,6 +25,7 @@ The *graph* and its *junctions*, where parameters meet the rows of the batch
     _junctions.py     the junctions of a graph
     _movers.py        operations that may move rows on the way to them
     _passes.py        a backward that stops at the junctions
+    _hidden.py        parameters that a graph hides, in a backward within the backward
 
 *Owners* of the entries of a gradient, and a *plan*: what is known of them
 

@@ -7,8 +7,9 @@ component"). Tied parameters count once, under the first of their names.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from torch import Tensor, nn
+from torch import nn
 
+from gradvac.gradients._graph import Graph
 from gradvac.sides import side_and_owner
 
 Granularity = str | Callable[[str], str]
@@ -152,16 +153,25 @@ def _holds_stack(module: nn.Module) -> bool:
     return any(isinstance(m, containers) and len(m) > 0 for m in module.modules())
 
 
-def refuse_changed(
-    model: nn.Module, known: Collection[nn.Parameter], leaves: Collection[Tensor]
-) -> None:
-    """Raise if a leaf of the losses is a parameter of the model that no component has."""
+def refuse_changed(model: nn.Module, known: Collection[nn.Parameter], graph: Graph) -> None:
+    """Raise if a graph of losses is not that of the model whose parameters were divided.
+
+    Args:
+        model: That model.
+        known: Its parameters that components have.
+        graph: Of the losses.
+    """
+    leaves = graph.leaves()
     unknown = {leaf for leaf in leaves if leaf not in known}
-    if not unknown:
-        return
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters() if unknown else ():
         if parameter in unknown:
             raise ValueError(
                 f"model: {name} became trainable, or was replaced, after the Aligner was made; "
                 "make another Aligner after freezing, unfreezing or replacing parameters."
             )
+    is_none_known = len(unknown) == len(leaves) and not graph.is_reentrant
+    if is_none_known and any(parameter.requires_grad for parameter in known):
+        raise ValueError(
+            "losses: reach no parameter of the Aligner's model, so there is nothing to align; were "
+            "they computed by another model, such as a copy of it?"
+        )

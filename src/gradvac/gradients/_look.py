@@ -10,6 +10,7 @@ from torch import nn
 
 from gradvac.gradients._evidence import Evidence
 from gradvac.gradients._graph import LEAF, Graph, is_python_function
+from gradvac.gradients._hidden import refuse_hidden
 from gradvac.gradients._junctions import Junction, draw, routes
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._ownership import SAME, Layout, Marks, mark, task_codes
@@ -47,12 +48,13 @@ class Look:
         """A plan for the graph.
 
         Raises:
-            Refused: Rows influence each other.
+            Refused: Rows influence each other, or parameters are hidden.
         """
-        try:
-            return self._find()
-        finally:
-            self._undo()
+        with refuse_hidden(self.names, self.graph):
+            try:
+                return self._find()
+            finally:
+                self._undo()
 
     def _find(self) -> Plan:
         """Draw junctions until none is too early, and find out how rows lie in each."""

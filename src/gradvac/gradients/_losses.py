@@ -73,16 +73,17 @@ def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -
         index = tasks_of_rows.to(torch.int64)
     else:
         where = {task: position for position, task in enumerate(tasks)}
+        given = list(tasks_of_rows)  # a generator can be read only once
         unknown = [
             task
-            for task in tasks_of_rows
+            for task in given
             if not (task in where if isinstance(task, str) else hasattr(task, "__index__"))
         ]
         if unknown:
             raise ValueError(
                 f"{argument}: unknown task {unknown[0]!r}; the tasks are {list(tasks)}."
             )
-        index = torch.tensor([where[t] if isinstance(t, str) else int(t) for t in tasks_of_rows])
+        index = torch.tensor([where[t] if isinstance(t, str) else int(t) for t in given])
     # On a device the range is not checked: that would wait for it.
     if (
         index.device.type == "cpu"

@@ -246,7 +246,7 @@ class OneBackward:
     def _read(self, losses: Losses) -> Graph:
         graph = Graph(losses.roots(), self._planner.identities, settings=losses.index is None)
         if not self._planner.knows(graph):
-            refuse_changed(self._model, self._names, graph.leaves())
+            refuse_changed(self._model, self._names, graph)
         graph.refuse_compiled_too_early()
         return graph
 
@@ -291,7 +291,9 @@ class OneBackward:
                 grams[component] = grams[component] + matrix if component in grams else matrix
 
         step.run(collector, add, again=True)
-        empty = torch.zeros_like(next(iter(grams.values())))
+        num_tasks = len(step.losses.present)
+        nothing = step.losses.task_losses().new_zeros(num_tasks, num_tasks, dtype=torch.float32)
+        empty = torch.zeros_like(next(iter(grams.values()), nothing))
         return torch.stack([grams.get(k, empty) for k in range(len(self.collector.members))])
 
     def _add_weighted(self, step: Step, weights: Tensor, write: Write) -> None:

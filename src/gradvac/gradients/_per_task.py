@@ -6,13 +6,13 @@ Slow and general: it works for every model, and every faster path is compared wi
 # K components, T tasks, P parameters of a component
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from gradvac.gradients._components import Components, refuse_changed
 from gradvac.gradients._graph import LEAF, Graph
+from gradvac.gradients._hidden import may_hide, refuse_hidden, set_aside
 from gradvac.gradients._kernels import combine, gram
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._passes import without_hooks
@@ -45,7 +45,7 @@ class PerTask:
         parameters = dict(model.named_parameters())
         self._members = [[parameters[p] for p in names] for names in components.values()]
         self._model = model
-        self._parameters = {p: None for members in self._members for p in members}
+        self._parameters = {parameters[name]: name for m in components.values() for name in m}
         self._storage_dtype, self._offload, self._is_shared = storage_dtype, offload, is_shared
         self._rows: dict[int, dict[Tensor, Tensor]] = {}  # task -> parameter -> gradient
         self._outside: dict[Tensor, Tensor] = {}  # plain gradients of leaves that are not ours
@@ -118,7 +118,7 @@ class PerTask:
         reached = set(leaves)
         parameters = [parameter for parameter in self._parameters if parameter in reached]
         outside = [leaf for leaf in leaves if leaf not in self._parameters]
-        refuse_changed(self._model, self._parameters, outside)
+        refuse_changed(self._model, self._parameters, graph)
         self._refuse_reentrant(graph)
         expect(parameters)
 
@@ -130,7 +130,7 @@ class PerTask:
 
             return hook
 
-        with without_hooks(leaves):
+        with refuse_hidden(self._parameters, graph), without_hooks(leaves):
             handles = [leaf.register_hook(show(leaf)) for leaf in parameters]
             try:
                 gradients = torch.autograd.grad(
@@ -149,13 +149,14 @@ class PerTask:
     def _differentiate(self, losses: Losses) -> Iterator[tuple[Tensor, int, Tensor]]:
         graph = Graph(losses.roots())
         outside = [leaf for leaf in graph.leaves() if leaf not in self._parameters]
-        refuse_changed(self._model, self._parameters, outside)
+        refuse_changed(self._model, self._parameters, graph)
         if len(losses.present) > 1:
             graph.refuse_compiled_too_early()
         self._refuse_reentrant(graph)
         retain = _retain_graph(losses, graph)
         leaves = [p for p in self._parameters if p.requires_grad]  # some may be frozen by now
-        gradients_of = _through_grad if graph.is_reentrant else _plain_gradients
+        gradients_of = _with_hidden_gradients if may_hide(graph) else _plain_gradients
+        gradients_of = _through_grad if graph.is_reentrant else gradients_of
         with without_hooks([*leaves, *outside]):
             for position, task in enumerate(losses.present):
                 one = torch.zeros(len(losses.present))
@@ -210,32 +211,26 @@ def _plain_gradients(
     return torch.autograd.grad(roots, leaves, starts, retain_graph=retain, allow_unused=True)
 
 
+def _with_hidden_gradients(
+    roots: Sequence[Tensor], starts: Sequence[Tensor], leaves: Sequence[Tensor], retain: bool
+) -> Sequence[Tensor | None]:
+    """Gradients, and what functions of the graph wrote into `.grad` meanwhile."""
+    with set_aside(leaves):
+        gradients = _plain_gradients(roots, starts, leaves, retain)
+        written = [leaf.grad for leaf in leaves]
+    return [
+        one + other if one is not None and other is not None else one if other is None else other
+        for one, other in zip(gradients, written, strict=True)
+    ]
+
+
 def _through_grad(
     roots: Sequence[Tensor], starts: Sequence[Tensor], leaves: Sequence[Tensor], retain: bool
 ) -> Sequence[Tensor | None]:
     """Gradients by way of `.grad`, for graphs that refuse to be given inputs."""
-    with _set_aside(leaves):
+    with set_aside(leaves):
         torch.autograd.backward(roots, starts, retain_graph=retain)
         return [leaf.grad for leaf in leaves]
-
-
-@contextmanager
-def _set_aside(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Put `.grad`, and the hooks that wait for it, back as they were."""
-    kept = [leaf.grad for leaf in leaves]
-    hooks = [leaf._post_accumulate_grad_hooks for leaf in leaves]
-    waiting = [dict(leaf_hooks) if leaf_hooks else {} for leaf_hooks in hooks]
-    for leaf, leaf_hooks in zip(leaves, hooks, strict=True):
-        leaf.grad = None
-        if leaf_hooks:
-            leaf_hooks.clear()
-    try:
-        yield
-    finally:
-        for leaf, gradient, leaf_hooks, items in zip(leaves, kept, hooks, waiting, strict=True):
-            leaf.grad = gradient
-            if leaf_hooks is not None:
-                leaf_hooks.update(items)
 
 
 def _stack(rows: Sequence[Mapping[Tensor, Tensor]], parameter: nn.Parameter) -> Tensor:

@@ -4,12 +4,14 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 
 from gradvac.gradients._collector import Collector
 from gradvac.gradients._forming import Former
+from gradvac.gradients._hidden import refuse_hidden
 from gradvac.gradients._kernels import wide
 from gradvac.gradients._ownership import mark, task_codes
 from gradvac.gradients._passes import Arrive, Watcher, run_pass
@@ -100,15 +102,17 @@ class Step:
             junction_positions = {junction.position for junction in drawing.junctions}
             others = [(position, watcher.see) for position in asleep - junction_positions]
         retain = again or bool(asleep) or (self.is_careful and self._keep_graph)
-        gradients = run_pass(
-            self.graph,
-            drawing,
-            self.losses.starts(),
-            arrive,
-            others=others,
-            after_run=self._of_one_task(),
-            retain=retain,
-        )
+        is_new = not self.plan.proven
+        with refuse_hidden(self.plan.names, self.graph) if is_new else nullcontext():
+            gradients = run_pass(
+                self.graph,
+                drawing,
+                self.losses.starts(),
+                arrive,
+                others=others,
+                after_run=self._of_one_task(),
+                retain=retain,
+            )
         former.refuse_mixed_entries()
         if asleep and watcher.asleep() != asleep:
             self.plan.unfinished = "a part of it woke up"

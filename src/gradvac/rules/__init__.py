@@ -51,6 +51,17 @@ RULES: dict[str, type[Rule]] = {
 }
 
 
+def as_rule(rule: Rule | str | None) -> Rule:
+    """The rule an `Aligner` was given: itself, its name, or none for `GradVac()`."""
+    if isinstance(rule, str):
+        return rule_named(rule)
+    if isinstance(rule, type) and issubclass(rule, Rule):
+        raise ValueError(f"rule: is a class; give an instance, {rule.__name__}().")
+    if not isinstance(rule, Rule | None):
+        raise ValueError(f"rule: must be a Rule or the name of one, got {rule!r}.")
+    return GradVac() if rule is None else rule
+
+
 def rule_named(name: str, **options: Any) -> Rule:
     """Make a rule by the name that configs use: `rule_named("gradvac", beta=0.1)`.
 

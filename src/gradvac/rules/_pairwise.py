@@ -10,6 +10,7 @@ them together.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -110,6 +111,8 @@ class Pairwise(Rule):
             raise ValueError(f'order: must be "random" or "fixed", got {order!r}.')
         if isinstance(vaccinated, str):
             raise ValueError(f"vaccinated: must be a list of task names, got {vaccinated!r}.")
+        if not isinstance(seed, Integral) or not -(2**63) <= seed < 2**63:
+            raise ValueError(f"seed: must be an integer of 64 bits, got {seed!r}.")
         self.target_rule = target
         self.vaccinated = None if vaccinated is None else tuple(vaccinated)
         self.order, self.seed, self.preserve_norm = order, seed, preserve_norm

@@ -1,5 +1,6 @@
 """Joint training: the plain sum, or a weighted one."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -27,7 +28,12 @@ class Sum(Rule):
     task_options = ("weights",)
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        if not isinstance(weights, Mapping | None):
+            raise ValueError(f"weights: must be a mapping task -> weight, got {weights!r}.")
         self.weights = dict(weights or {})
+        for task, weight in self.weights.items():
+            if not math.isfinite(weight):
+                raise ValueError(f"weights: {task!r} must have a finite weight, got {weight}.")
 
     def bind(self, tasks: Sequence[str], components: Sequence[str]) -> None:
         check_names("weights", list(self.weights), tasks)

@@ -1,0 +1,59 @@
+"""Parameters that a graph hides: a function of it runs a backward of its own, into `.grad`.
+
+Reversible layers, tiled layers and some activation checkpoints do. Such a backward takes part in
+every pass over the graph, and what it writes is not among the gradients that the pass returns.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from gradvac.gradients._graph import Graph, is_python_function
+from gradvac.gradients._plan import Refused
+from gradvac.hints import some
+
+
+def may_hide(graph: Graph) -> bool:
+    """Whether there is a function that could run a backward of its own."""
+    return any(map(is_python_function, graph.nodes))
+
+
+@contextmanager
+def set_aside(leaves: Collection[Tensor]) -> Iterator[None]:
+    """Put `.grad`, and the hooks that wait for it, back as they were."""
+    kept = [leaf.grad for leaf in leaves]
+    hooks = [leaf._post_accumulate_grad_hooks for leaf in leaves]
+    waiting = [dict(leaf_hooks) if leaf_hooks else {} for leaf_hooks in hooks]
+    for leaf, leaf_hooks in zip(leaves, hooks, strict=True):
+        leaf.grad = None
+        if leaf_hooks:
+            leaf_hooks.clear()
+    try:
+        yield
+    finally:
+        for leaf, gradient, leaf_hooks, items in zip(leaves, kept, hooks, waiting, strict=True):
+            leaf.grad = gradient
+            if leaf_hooks is not None:
+                leaf_hooks.update(items)
+
+
+@contextmanager
+def refuse_hidden(names: Mapping[nn.Parameter, str], graph: Graph) -> Iterator[None]:
+    """Refuse passes that write gradients of parameters on their way; `.grad` stays as it was.
+
+    Args:
+        names: The model's parameters and their names.
+        graph: Of the passes.
+    """
+    if not may_hide(graph):
+        yield
+        return
+    with set_aside(names):
+        yield
+        hidden = [name for parameter, name in names.items() if parameter.grad is not None]
+    if hidden:
+        raise Refused(
+            f"engine: a function runs a backward of its own, which hides {some(hidden)} from this "
+            'one. Use engine="per_task".'
+        )
