@@ -40,18 +40,19 @@ if TYPE_CHECKING:
     from gradvac import rules
     from gradvac.aligner import Aligner
     from gradvac.alignment import Alignment
-    from gradvac.gradients import Components, RowTasks, rows
+    from gradvac.gradients import AdamMetric, Components, RowTasks, rows
     from gradvac.restored import Restored
     from gradvac.rules import *  # noqa: F403
 
     __version__: str
-    __all__ = ["Aligner", "Alignment", "Components", "Restored", "RowTasks", "__version__", "rows"]
+    __all__ = ["AdamMetric", "Aligner", "Alignment", "Components", "Restored", "RowTasks"]
+    __all__ += ["__version__", "rows"]
     __all__ += rules.__all__  # type: ignore[has-type]
 
 _ROOMS = {
     "gradvac.aligner": ("Aligner",),
     "gradvac.alignment": ("Alignment",),
-    "gradvac.gradients": ("Components", "RowTasks", "rows"),
+    "gradvac.gradients": ("AdamMetric", "Components", "RowTasks", "rows"),
     "gradvac.restored": ("Restored",),
     "gradvac.rules": (
         *("EmaTarget", "FixedTarget", "Halves", "Only"),

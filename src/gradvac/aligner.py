@@ -20,6 +20,7 @@ from gradvac.gradients import (
     Exchange,
     Granularity,
     Losses,
+    Metric,
     Ranks,
     TasksOfRows,
     Weigh,
@@ -65,6 +66,8 @@ class Aligner:
             None: each trains a model of its own.
         exact: Between processes: False leaves out the inner products of gradients of different
             processes, and sends less; see the guide.
+        metric: What Gram matrices, and so rules and the returned similarities, see of task
+            gradients, such as `AdamMetric`; None: the gradients as they are.
 
     Example:
         >>> import torch
@@ -93,6 +96,7 @@ class Aligner:
         table_bytes: int = 1 << 32,
         process_group: "ProcessGroup | Literal['auto'] | None" = "auto",
         exact: bool = True,
+        metric: Metric | None = None,
     ) -> None:
         self.tasks = read_names(tasks)
         if engine not in ENGINES:
@@ -103,12 +107,17 @@ class Aligner:
             raise ValueError(
                 'offload, storage_dtype: are for engine="per_task"; one_backward stores nothing.'
             )
-        self._given = model
+        self._given, self._metric = model, metric
         model, group = unwrap(model, process_group)
         if group is not None and (recompute or offload or storage_dtype is not None):
             raise ValueError(
                 "recompute, offload, storage_dtype: are for a single process; with several, each "
                 "keeps the task gradients of its own rows until they are exchanged."
+            )
+        if metric is not None and (recompute or group is not None):
+            raise ValueError(
+                "metric (align.space of a config): needs the task gradients of the whole batch in "
+                "one process, which are not kept with recompute=True or with several processes."
             )
         if group is None and not exact:
             raise ValueError("exact: False is for several processes; a single one is exact.")
@@ -133,6 +142,7 @@ class Aligner:
                 stream_bytes=stream_bytes,
                 table_bytes=table_bytes,
                 is_shared=group is not None,
+                metric=metric,
             )
         allow_second_passes()
         self._pending: dict[int, Tensor] = {}  # losses of accumulated tasks, by position
@@ -338,11 +348,11 @@ class Aligner:
 
     def __repr__(self) -> str:
         tasks = f"{len(self.tasks)} tasks ({some(self.tasks)})"
-        where = ""
+        where, metric = "", "" if self._metric is None else f", metric={self._metric}"
         if self._exchange is not None:
             how = "exact" if self._exchange.exact else "approximate: no products between processes"
             where = f", {self._exchange.ranks.size} processes ({how}{self._exchange.shards})"
         return (
             f"Aligner({tasks}, rule={self.rule}, {len(self.components)} components, "
-            f"engine={self.engine} ({self._engines.asked}: {self._engines.why}){where})"
+            f"engine={self.engine} ({self._engines.asked}: {self._engines.why}){where}{metric})"
         )

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -171,3 +172,52 @@ def test_when_its_time_is_over_a_sweep_leaves_and_goes_on_later(sweep: Make) -> 
     assert RunFolder(first).kept_checkpoints()[-1][0] > 0
     assert not second.exists()
     assert "12 seconds are over; the same command continues." in made.said  # type: ignore[attr-defined]
+
+
+class Pretended:
+    """A launcher whose runs take a second for each step, on a clock of its own."""
+
+    jobs = 1
+
+    def __init__(self, clock: SimpleNamespace) -> None:
+        self.clock, self.started, self.ended = clock, list[str](), dict[Path, int]()
+
+    def start(self, task: Path, log: Path) -> Path:
+        asked = json.loads(task.read_text())
+        steps = asked["settings"]["train.max_steps"]
+        kept = RunFolder(Path(asked["run"])).kept_checkpoints()
+        self.clock.now += steps - (kept[-1][0] if kept else 0)
+        Path(asked["result"]).write_text(json.dumps({"reason": "finished", "step": steps}))
+        self.started.append(task.stem)
+        self.ended[task] = 0
+        return task
+
+    def wait_for_one(self, timeout: float | None = None) -> dict[Path, int]:
+        ended, self.ended = self.ended, {}
+        return ended
+
+    def stop(self) -> None:
+        pass
+
+
+def test_a_run_that_would_not_end_in_time_does_not_begin(
+    sweep: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was begun goes on first; what would come too late is left for the next call."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(
+        "gradvac.experiments.pace.time", SimpleNamespace(monotonic=lambda: clock.now)
+    )
+    made = sweep('[grid]\n"train.seed" = [0, 1, 2, 3]\n')
+    RunFolder(made.trials[2].run).checkpoint(6).mkdir(parents=True)
+    made.run(Pretended(clock), seconds=20)
+    assert statuses(made) == {
+        f"twin.seed-{seed}": "waiting" if seed == 3 else "done" for seed in range(4)
+    }
+    assert clock.now == 2 + 8 + 8
+    said = made.said[-1]  # type: ignore[attr-defined]
+    assert said.startswith("1 runs were not begun")
+    assert said.endswith("in the 20 seconds; the same command continues.")
+    later = Pretended(clock)
+    made.run(later, seconds=8)
+    assert later.started == ["twin.seed-3"]

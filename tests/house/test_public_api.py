@@ -13,6 +13,7 @@ from gradvac.rules import RULES, options_of
 ROOT = Path(__file__).parents[2]
 
 PUBLIC = {
+    "AdamMetric",
     "Aligner",
     "Alignment",
     "Components",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from gradvac.rules import RULES, options_of
@@ -64,6 +65,16 @@ def test_unknown_task_or_level_is_named_with_what_there_is(key: str) -> None:
         build(rule=rule, **{key: value})
 
 
+def test_space_reaches_the_aligner_and_the_signature() -> None:
+    align = AlignConfig(space="preconditioned")
+    model = nn.Sequential(nn.Linear(2, 2))
+    aligner = align.build(model, TASKS, optimizer=torch.optim.AdamW(model.parameters()))
+    assert "metric=AdamMetric(AdamW)" in repr(aligner)
+    assert align.describe_rule() == "gradvac(space=preconditioned)"
+    with pytest.raises(ValueError, match=r"align\.space: .*needs the optimizer"):
+        align.build(model, TASKS)
+
+
 def test_granularity_and_engine_reach_the_aligner() -> None:
     aligner = build(granularity="whole_model", engine="per_task", storage_dtype="bfloat16")
     assert list(aligner.components) == ["model"]
@@ -82,6 +93,8 @@ def test_granularity_and_engine_reach_the_aligner() -> None:
         ({"rule": "torchjd", "weighting": "UpGard"}, "weighting: TorchJD has no 'UpGard'"),
         ({"rule": "mean"}, "got 'mean'"),
         ({"rule": "none", "only": ["0"]}, "only: there is no rule to limit"),
+        ({"rule": "none", "space": "preconditioned"}, "space: there is no rule to limit"),
+        ({"recompute": True, "space": "preconditioned"}, "but recompute is true"),
         ({"rule": "mgda", "halves": True}, "MGDA is not about similarities"),
         ({"from_step": 5, "until_step": 3}, "until_step: the rule would never act"),
     ],

@@ -35,7 +35,10 @@ def sweep(
     ] = False,
     seconds: Annotated[
         float | None,
-        typer.Option(help="After so many, runs save and leave; the same command continues.", min=1),
+        typer.Option(
+            help="After so many, runs save and leave; none begins that would not end in time.",
+            min=1,
+        ),
     ] = None,
     launcher: Annotated[
         str, typer.Option(help="local: processes of this machine; submitit: Slurm and others.")

@@ -14,6 +14,7 @@ the runs: from one config, several at a time, resumable.
     page.py         a comparison as one offline page
     plan.py         the config of a sweep, and the runs it stands for
     sweep.py        runs executed, resumed and retried
+    pace.py         how long runs take, so that none begins in vain
     worker.py       one run in a process of its own
     launchers.py    processes of this machine, or submitit
     halving.py      the weaker half stops early

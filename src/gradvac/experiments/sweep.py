@@ -11,7 +11,6 @@ OUT/budget.md                       runs, steps and seconds by method
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from gradvac.experiments.frozen import mean_weights
 from gradvac.experiments.launchers import Launcher, Processes
+from gradvac.experiments.pace import Pace, steps_taken
 from gradvac.experiments.plan import SweepConfig, Trial, expand, resolve
 from gradvac.experiments.worker import INTERRUPTED, load_settings
 from gradvac.runs.files import FolderLock, hash_of, read_json, write_json
@@ -79,8 +79,10 @@ class Sweep:
     ) -> None:
         self.config, self.base, self.out, self.say = config, base, out, say
         self.trials = expand(config, out, extra)
-        self._end = math.inf
+        self._rules: dict[Trial, str] = {}
+        self._steps: dict[Trial, int] = {}  # of runs whose length is known
         self._check()
+        self._pace = Pace(self._rules)
 
     def _check(self) -> None:
         """Load the settings of all runs, as far as they are known."""
@@ -93,9 +95,12 @@ class Sweep:
             if len(known_settings) < len(trial.settings):
                 known_settings.pop("align.rule", None)  # a rule that needs what is not there yet
             try:
-                load_settings(self.config.recipe, self.base, known_settings)
+                loaded = load_settings(self.config.recipe, self.base, known_settings)
             except ConfigError as error:
                 raise ValueError(f"{trial.name}: {error}") from None
+            self._rules[trial] = str(trial.settings.get("align.rule", loaded.align.rule))
+            if not getattr(getattr(loaded, "batch", None), "epochs", 0):
+                self._steps[trial] = loaded.train.max_steps
 
     def run(
         self,
@@ -112,7 +117,8 @@ class Sweep:
             retry: Also run what has failed before.
             halving: Stop the weaker half of the points early, by their loss on development data;
                 see `halving.py`.
-            seconds: After so many, runs save and leave, and no other begins; None: no limit.
+            seconds: After so many, runs save and leave; a run does not begin if those before
+                were too slow for it to end in time. None: no limit.
 
         Raises:
             InterruptedSweep: The user stopped it.
@@ -127,11 +133,11 @@ class Sweep:
                 for trial in self.trials:
                     if self.ended(trial).status == FAILED:
                         self._result(trial).unlink()
-            self._end = math.inf if seconds is None else time.monotonic() + seconds
+            self._pace = Pace(self._rules, seconds)
             try:
                 self._run(launcher, halving=halving)
-            except _TimeIsOverError:
-                self.say(f"{seconds:,.0f} seconds are over; the same command continues.")
+            except _TimeIsOverError as error:
+                self.say(f"{error}; the same command continues.")
             except KeyboardInterrupt:
                 self.say("Stopping: runs save and leave; the same command continues.")
                 launcher.stop()
@@ -181,22 +187,30 @@ class Sweep:
     def run_trials(self, trials: Sequence[Trial], launcher: Launcher, *, pause_at: int = 0) -> None:
         """Run some of the runs as far as step `pause_at` (0: to the end)."""
         waiting = [trial for trial in trials if not self._is_there(trial, pause_at)]
+        waiting.sort(key=lambda trial: not steps_taken(trial))  # what was begun comes first
         jobs: dict[Any, Trial] = {}
         while True:
-            while len(jobs) < launcher.jobs and (trial := self._next(waiting)) is not None:
+            while len(jobs) < launcher.jobs and (trial := self._next(waiting, pause_at)):
                 waiting.remove(trial)
                 self._start(trial, launcher, jobs, pause_at)
             if not jobs:
                 break
-            left = None if self._end == math.inf else max(0.0, self._end - time.monotonic())
-            ended = launcher.wait_for_one(left)
-            for job, status in ended.items():
+            left = self._pace.seconds_left
+            for job, status in launcher.wait_for_one(None if left == math.inf else left).items():
                 self._note(jobs.pop(job), status)
-            if time.monotonic() >= self._end and (jobs or waiting):
-                raise _TimeIsOverError
+            if not self._pace.seconds_left and (jobs or waiting):
+                raise _TimeIsOverError(f"{self._pace.seconds:,.0f} seconds are over")
+        if late := [trial for trial in waiting if self._is_late(trial, pause_at)]:
+            raise _TimeIsOverError(
+                f"{len(late)} runs were not begun, as by those before them they would not end in "
+                f"the {self._pace.seconds:,.0f} seconds"
+            )
 
-    def _next(self, waiting: list[Trial]) -> Trial | None:
-        """The first run whose needs are there; those whose needs have failed, fail."""
+    def _next(self, waiting: list[Trial], pause_at: int) -> Trial | None:
+        """The first run that can end in time and whose needs are there.
+
+        Those whose needs have failed, fail.
+        """
         for trial in list(waiting):
             needed = [self._of(run) for run in trial.needs]
             states = [self.ended(other).status for other in needed]
@@ -204,9 +218,14 @@ class Sweep:
                 waiting.remove(trial)
                 other = needed[states.index(FAILED)].label
                 self._fail(trial, f"it needs {other}, which failed")
-            elif all(state == DONE for state in states):
+            elif all(state == DONE for state in states) and not self._is_late(trial, pause_at):
                 return trial
         return None
+
+    def _is_late(self, trial: Trial, pause_at: int) -> bool:
+        """Whether a run that begins now will not end in time, as far as one can tell."""
+        until = pause_at or self._steps.get(trial, 0)
+        return self._pace.foreseen(trial, until) > self._pace.seconds_left
 
     def _of(self, run: Path) -> Trial:
         return next(trial for trial in self.trials if trial.run == run)
@@ -235,6 +254,7 @@ class Sweep:
             "result": str(self._result(trial)),
         }
         write_json(task, content)
+        self._pace.begin(trial)
         jobs[launcher.start(task, self._log(trial))] = trial
 
     def _log(self, trial: Trial) -> Path:
@@ -250,6 +270,7 @@ class Sweep:
         path = self._result(trial)
         write_json(path, read_json(path) | {"hash": hash_of(dict(trial.settings))})
         ended = self.ended(trial)
+        self._pace.end(trial, ended.step)
         self.say(f"{trial.label}: {ended.status}, step {ended.step:,}, {ended.seconds:,.1f} s")
 
     def _fail(self, trial: Trial, why: str) -> None:

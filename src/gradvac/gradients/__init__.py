@@ -48,6 +48,7 @@ The *fold*: from the uses of a component to its Gram matrix, its weights and `.g
 
     _buffers.py       collects the uses of one parameter
     _collector.py     collects uses, and folds components as they complete
+    _metric.py        what Gram matrices see of task gradients
     _kernels.py       Gram matrices, combinations and grouped products
     _triton_stacks.py Gram matrices and combinations on CUDA
     _triton_sums.py   sums by task on CUDA
@@ -75,6 +76,7 @@ from gradvac.gradients._losses import (
     read_losses,
     read_own_losses,
 )
+from gradvac.gradients._metric import AdamMetric, Metric
 from gradvac.gradients._one_backward import OneBackward
 from gradvac.gradients._per_task import PerTask
 from gradvac.gradients._rows import RowTasks, rows
@@ -83,12 +85,14 @@ from gradvac.gradients._update import Weigh
 
 __all__ = [
     "ENGINES",
+    "AdamMetric",
     "Components",
     "Engine",
     "Engines",
     "Exchange",
     "Granularity",
     "Losses",
+    "Metric",
     "OneBackward",
     "PerTask",
     "RankError",

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gradvac.gradients._components import Components
+from gradvac.gradients._metric import Metric
 from gradvac.gradients._one_backward import OneBackward
 from gradvac.gradients._per_task import PerTask
 from gradvac.gradients._plan import Refused
@@ -33,6 +34,7 @@ class Engines:
         stream_bytes: See `Collector`.
         table_bytes: See `Collector`.
         is_shared: See `PerTask`.
+        metric: See `PerTask`.
 
     Attributes:
         ran: The engine that ran last, or will run first.
@@ -52,10 +54,16 @@ class Engines:
         stream_bytes: int,
         table_bytes: int,
         is_shared: bool,
+        metric: Metric | None = None,
     ) -> None:
         self.asked = asked
         self._per_task = PerTask(
-            model, components, storage_dtype=storage_dtype, offload=offload, is_shared=is_shared
+            model,
+            components,
+            storage_dtype=storage_dtype,
+            offload=offload,
+            is_shared=is_shared,
+            metric=metric,
         )
         self._one_backward: OneBackward | None = None
         if asked != "per_task":
@@ -68,6 +76,7 @@ class Engines:
                 keep_graph=asked == "auto",
                 stream_bytes=stream_bytes,
                 table_bytes=table_bytes,
+                metric=metric,
             )
         self.ran: Engine = self._one_backward or self._per_task
         self._why: str | None = "as asked" if asked == "per_task" else "no batch so far"

@@ -8,8 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.gradients._buffers import Buffer, Chunked, first_buffer, joined_buffer
+from gradvac.gradients._buffers import (
+    Buffer,
+    Chunked,
+    Dense,
+    LookedUp,
+    first_buffer,
+    joined_buffer,
+)
 from gradvac.gradients._kernels import Stacked
+from gradvac.gradients._metric import Metric
 from gradvac.gradients._update import Weigh
 from gradvac.gradients._uses import Formed, Use
 from gradvac.gradients._waiting import Beside
@@ -28,6 +36,7 @@ class Collector:
         stream_bytes: Complete components wait for each other until they hold this much, so that
             small models weigh everything at once; larger ones stream.
         table_bytes: Task gradients of a matrix above this size are not formed; see `Chunked`.
+        metric: What Gram matrices see of task gradients, which are then formed whatever their size.
     """
 
     def __init__(
@@ -36,12 +45,14 @@ class Collector:
         *,
         stream_bytes: int = 0,
         table_bytes: int = 1 << 62,
+        metric: Metric | None = None,
     ) -> None:
         self.members = members
         self.component_of = {p: k for k, parameters in enumerate(members) for p in parameters}
         self._slots = {p: _Slot(p) for parameters in members for p in parameters}
         self._slots_of = [[self._slots[p] for p in parameters] for parameters in members]
-        self._stream_bytes, self.table_bytes = stream_bytes, table_bytes
+        self._stream_bytes, self._metric = stream_bytes, metric
+        self.table_bytes = table_bytes if metric is None else 1 << 62
         self.clear()
 
     def clear(self) -> None:
@@ -156,7 +167,7 @@ class Collector:
             return
         assert self._weigh is not None
         assert self._write is not None
-        fold = _Fold(members)
+        fold = _Fold(members, self._metric)
         members.clear()
         weights = self._weigh(used, fold.grams())
         self._write(fold.parameters, fold.combine(weights))
@@ -187,18 +198,32 @@ class _Slot:
 class _Fold:
     """The buffers of some components: all their Gram matrices, then all their updates, at once."""
 
-    def __init__(self, members: Sequence[Sequence[tuple[nn.Parameter, Buffer]]]) -> None:
-        self._num = len(members)
+    def __init__(
+        self,
+        members: Sequence[Sequence[tuple[nn.Parameter, Buffer]]],
+        metric: Metric | None = None,
+    ) -> None:
+        self._num, self._metric = len(members), metric
         every = [(p, k, buffer) for k, buffers in enumerate(members) for p, buffer in buffers]
+        if metric is not None:  # which is of whole parameters
+            every = [
+                (p, k, Dense(b.whole()) if isinstance(b, LookedUp) else b) for p, k, b in every
+            ]
         self._dense = [(p, k, b) for p, k, b in every if not isinstance(b, Chunked)]
         self._tables = [(p, k, b) for p, k, b in every if isinstance(b, Chunked)]
-        groups = [component for _, component, _ in self._dense]
-        self._stacked = Stacked([b.stack() for _, _, b in self._dense], groups, self._num)
+        self._groups = [component for _, component, _ in self._dense]
+        self._stacks = [b.stack() for _, _, b in self._dense]
+        self._stacked = Stacked(self._stacks, self._groups, self._num)
         self.parameters = [p for p, *_ in self._dense] + [p for p, *_ in self._tables]
 
     def grams(self) -> Tensor:
         """`[K, T, T]`."""
-        total = self._stacked.grams() if self._stacked else None
+        seen = self._stacked
+        if self._metric is not None:
+            pairs = zip(self._dense, self._stacks, strict=True)
+            measured = [self._metric(p, stack) for (p, *_), stack in pairs]
+            seen = Stacked(measured, self._groups, self._num)
+        total = seen.grams() if seen else None
         for _, component, table in self._tables:
             gram = table.gram()
             if total is None:

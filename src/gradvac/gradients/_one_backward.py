@@ -23,6 +23,7 @@ from gradvac.gradients._forming import Former
 from gradvac.gradients._graph import Graph
 from gradvac.gradients._kernels import gram
 from gradvac.gradients._losses import Losses
+from gradvac.gradients._metric import Metric
 from gradvac.gradients._plan import Plan, Refused
 from gradvac.gradients._planning import Planner
 from gradvac.gradients._rows import DeclaredRows
@@ -49,6 +50,7 @@ class OneBackward:
         keep_graph: Leave the graph intact where a step may still be refused.
         stream_bytes: See `Collector`.
         table_bytes: See `Collector`.
+        metric: See `Collector`; not with `recompute`.
     """
 
     name = "one_backward"
@@ -64,13 +66,17 @@ class OneBackward:
         keep_graph: bool = False,
         stream_bytes: int = 1 << 28,
         table_bytes: int = 1 << 32,
+        metric: Metric | None = None,
     ) -> None:
+        assert metric is None or not recompute
         self._model, self._tasks, self._recompute = model, tuple(tasks), recompute
         self._check, self._keep_graph = check, keep_graph
         parameters = dict(model.named_parameters())
         members = [[parameters[p] for p in names] for names in components.values()]
         self._names = {p: n for n, p in parameters.items() if p.requires_grad}
-        self.collector = Collector(members, stream_bytes=stream_bytes, table_bytes=table_bytes)
+        self.collector = Collector(
+            members, stream_bytes=stream_bytes, table_bytes=table_bytes, metric=metric
+        )
         self._planner = Planner(self._names, self._tasks)
         self._steps = 0
         self._everyone: tuple[int, ...] = ()  # order of the tasks while accumulating

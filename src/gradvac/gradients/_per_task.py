@@ -15,6 +15,7 @@ from gradvac.gradients._graph import LEAF, Graph
 from gradvac.gradients._hidden import may_hide, refuse_hidden, set_aside
 from gradvac.gradients._kernels import combine, gram
 from gradvac.gradients._losses import Losses
+from gradvac.gradients._metric import Metric
 from gradvac.gradients._passes import without_hooks
 from gradvac.gradients._update import Weigh, add_to_grad
 
@@ -29,6 +30,7 @@ class PerTask:
         offload: Store task gradients in host memory; each component visits the device twice.
         is_shared: Other processes train this model too, which a backward through `.grad` would
             call upon at every task.
+        metric: What Gram matrices see of task gradients; None: they see them as they are.
     """
 
     name = "per_task"
@@ -41,10 +43,11 @@ class PerTask:
         storage_dtype: torch.dtype | None = None,
         offload: bool = False,
         is_shared: bool = False,
+        metric: Metric | None = None,
     ) -> None:
         parameters = dict(model.named_parameters())
         self._members = [[parameters[p] for p in names] for names in components.values()]
-        self._model = model
+        self._model, self._metric = model, metric
         self._parameters = {parameters[name]: name for m in components.values() for name in m}
         self._storage_dtype, self._offload, self._is_shared = storage_dtype, offload, is_shared
         self._rows: dict[int, dict[Tensor, Tensor]] = {}  # task -> parameter -> gradient
@@ -190,9 +193,8 @@ class PerTask:
     def _fold(self, rows: Sequence[dict[Tensor, Tensor]], weigh: Weigh) -> None:
         grams = []
         for members in self._members:
-            blocks = [
-                gram(stacked) for stacked in (_stack(rows, p) for p in members) if len(stacked)
-            ]
+            stacks = ((parameter, _stack(rows, parameter)) for parameter in members)
+            blocks = [gram(self._measured(p, stacked)) for p, stacked in stacks if len(stacked)]
             empty = members[0].new_zeros(len(rows), len(rows), dtype=torch.float64)
             grams.append(torch.stack(blocks).sum(0) if blocks else empty)
         weights = weigh(range(len(grams)), torch.stack(grams))
@@ -203,6 +205,9 @@ class PerTask:
                     row.pop(parameter, None)  # freed as the update takes its place
                 if len(stacked):  # unused by every task: .grad stays as it is
                     add_to_grad([parameter], [combine(component_weights, stacked)])
+
+    def _measured(self, parameter: nn.Parameter, stacked: Tensor) -> Tensor:
+        return stacked if self._metric is None else self._metric(parameter, stacked)
 
 
 def _plain_gradients(

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, NonNegativeInt, create_model, field_validator, model_validator
 from torch import nn
 
-from gradvac import Aligner, Alignment
+from gradvac import AdamMetric, Aligner, Alignment
 from gradvac.alignment import whole_tasks
 from gradvac.hints import nearest
 from gradvac.rules import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 ALL = "all"  # tasks
 _MOST_SHOWN = 80  # characters of a setting in a signature
 NONE = "none"  # no rule: plain autograd
-_AROUND = ("only", "from_step", "until_step", "halves")
+_AROUND = ("only", "from_step", "until_step", "halves", "space")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -60,6 +60,9 @@ class _Align(Section):
         until_step: The step from which on it acts no more; unset: it acts to the end.
         halves: gradvac, pcgrad, control: measure lengths and similarities without the noise of the
             batch, from two halves of every task's rows.
+        space: Where lengths and similarities are measured: among the task gradients, or after
+            Adam's preconditioning has divided their entries by the roots of its second moments;
+            the latter in a single process, and without `recompute`.
     """
 
     rule: str = "gradvac"
@@ -74,6 +77,7 @@ class _Align(Section):
     from_step: NonNegativeInt = 0
     until_step: NonNegativeInt | None = None
     halves: bool = False
+    space: Literal["gradients", "preconditioned"] = "gradients"
 
     @classmethod
     def set_aside(cls, table: dict[str, Any], overridden: Iterable[str]) -> None:
@@ -99,6 +103,10 @@ class _Align(Section):
         if self.engine == "per_task" and self.recompute:
             raise ValueError(
                 'recompute = true is of engine "one_backward", but engine is "per_task"'
+            )
+        if self.space == "preconditioned" and self.recompute:
+            raise ValueError(
+                'space = "preconditioned" needs task gradients that are kept, but recompute is true'
             )
         if self.engine == "one_backward" and (self.storage_dtype or self.offload):
             option = "offload" if self.offload else "storage_dtype"
@@ -150,6 +158,7 @@ class _Align(Section):
         *,
         seed: int = 0,
         process_group: ProcessGroup | Literal["auto"] | None = "auto",
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> Aligner | None:
         """The aligner these settings describe; None for rule "none".
 
@@ -159,10 +168,14 @@ class _Align(Section):
             resource_levels: Task -> level, for options that name tasks.
             seed: Used where the section has none.
             process_group: As of `Aligner`: the processes that train the model together.
+            optimizer: Of the model, whose moments `space = "preconditioned"` asks for.
         """
         if self.rule == NONE:
             return None
         levels = dict(resource_levels or {})
+        is_scaled = self.space == "preconditioned"
+        if is_scaled and optimizer is None:
+            raise ValueError('align.space: "preconditioned" needs the optimizer; give it to build.')
         return Aligner(
             model,
             halves_of(tasks) if self.halves else tasks,
@@ -174,6 +187,7 @@ class _Align(Section):
             offload=self.offload,
             check=self.check,
             process_group=process_group,
+            metric=AdamMetric(optimizer) if is_scaled and optimizer is not None else None,
         )
 
     def build_rule(self, tasks: Sequence[str], levels: Mapping[str, str], *, seed: int) -> Rule:

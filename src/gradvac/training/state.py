@@ -54,16 +54,17 @@ class RunState(Generic[BatchT]):
             refuse_shared_statistics(self.model)
             if self.is_sharded:
                 shards.shard(self.model, job.group, self.device)
+        self.optimizer = settings.optimizer.build(self.model)
         self.aligner = settings.align.build(
             self.model,
             recipe.tasks,
             recipe.resource_levels,
             seed=self._seed,
             process_group="auto" if self.is_sharded else job.group,
+            optimizer=self.optimizer,
         )
         averaging = None if self.is_sharded or self.aligner is not None else job.group
         self.losses = losses_of(recipe, averaging)
-        self.optimizer = settings.optimizer.build(self.model)
         self.batches = recipe.batches(job.part)
         self.data = recipe.data_signature()
         job.require_same({"the config": config.dump(settings), "the data": self.data})
