@@ -24,9 +24,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -40,6 +41,7 @@ from gradvac.training.state import RunState
 from gradvac.training.step import GraphStep, Step
 
 LONGEST = 130
+Tokens = npt.NDArray[np.float64] | npt.NDArray[np.int64]
 RULES = {"none": "none", "joint": "sum", "gradvac": "gradvac"}
 
 
@@ -119,14 +121,29 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def timed(step: Callable[[], int], arguments: argparse.Namespace) -> tuple[float, float, float]:
-    """Seconds of a step, tokens of a step, and the share of time in which the device is busy."""
+class Timed(NamedTuple):
+    """What a step takes."""
+
+    seconds: float
+    source: float  # tokens that count
+    target: float
+    busy: float  # share of the time in which the device computes
+
+
+def sizes(batch: Batch) -> Tokens:
+    """Tokens that count, of both sides."""
+    num = len(batch) if batch.counts is None else int(batch.counts.sum())
+    return np.array([int(batch.source.ends[num]), batch.num_tokens])
+
+
+def timed(step: Callable[[], Tokens], arguments: argparse.Namespace) -> Timed:
+    """Time a step that returns its tokens."""
     for _ in range(arguments.warm):
         step()
     synchronize(arguments.device)
-    start, tokens = time.perf_counter(), 0
+    start, tokens = time.perf_counter(), np.zeros(2)
     for _ in range(arguments.steps):
-        tokens += step()
+        tokens = tokens + step()
     synchronize(arguments.device)
     seconds = (time.perf_counter() - start) / arguments.steps
     busy = float("nan")
@@ -137,12 +154,11 @@ def timed(step: Callable[[], int], arguments: argparse.Namespace) -> tuple[float
             torch.cuda.synchronize()
         kernels = sum(event.self_device_time_total for event in watched.key_averages()) / 1e6
         busy = kernels / 3 / seconds
-    return seconds, tokens / arguments.steps, busy
+    source, target = (tokens / arguments.steps).tolist()
+    return Timed(seconds, source, target, busy)
 
 
-def ours(
-    corpus: Corpus, arguments: argparse.Namespace, size: str, mode: str, graph: bool
-) -> tuple[float, float, float]:
+def ours(corpus: Corpus, arguments: argparse.Namespace, size: str, mode: str, graph: bool) -> Timed:
     """Time our step."""
     on_gpu = arguments.device == "cuda"
     settings = RunConfig.model_validate(
@@ -157,11 +173,11 @@ def ours(
     if graph:
         step = GraphStep(step, state.device, say=print)
 
-    def take() -> int:
+    def take() -> Tokens:
         set_lr(state.optimizer, 1e-4)
         batch = next(state.batches)
         step([batch])
-        return int(batch.num_tokens)
+        return sizes(batch)
 
     found = timed(take, arguments)
     if graph and not step.works:
@@ -171,9 +187,7 @@ def ours(
     return found
 
 
-def huggingface(
-    corpus: Corpus, arguments: argparse.Namespace, size: str, compiled: bool
-) -> tuple[float, float, float]:
+def huggingface(corpus: Corpus, arguments: argparse.Namespace, size: str, compiled: bool) -> Timed:
     """Time a Pegasus model of the same size on padded batches."""
     from transformers import PegasusConfig, PegasusForConditionalGeneration
 
@@ -199,8 +213,9 @@ def huggingface(
     call = torch.compile(model, dynamic=True) if compiled else model
     stream: Iterator[Batch] = Ahead(corpus.stream(arguments.tokens, packed=False, fixed=False))
 
-    def take() -> int:
-        batch = next(stream).to(torch.device(arguments.device))
+    def take() -> Tokens:
+        on_host = next(stream)
+        batch = on_host.to(torch.device(arguments.device))
         labels = batch.target.pad(batch.labels).clone()
         if batch.target.mask is not None:
             labels.masked_fill_(~batch.target.mask[:, 0, 0], -100)
@@ -217,7 +232,7 @@ def huggingface(
         norm = clip(model, 1.0)
         step_unless(optimizer, ~norm.isfinite())
         optimizer.zero_grad()
-        return batch.num_tokens
+        return sizes(on_host)
 
     return timed(take, arguments)
 
@@ -242,7 +257,7 @@ def run_all(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
         place.mkdir()
         corpus = Corpus(place, num_tasks, arguments.vocabulary, arguments.pairs)
         for size in arguments.size:
-            works: list[tuple[str, Callable[[], tuple[float, float, float]]]] = []
+            works: list[tuple[str, Callable[[], Timed]]] = []
             for graph in arguments.graph:
                 for mode in arguments.modes:
                     name = f"{mode}, {'graph' if graph else 'eager'}"
@@ -253,7 +268,7 @@ def run_all(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
             floors: dict[str, float] = {}
             for name, work in works:
                 try:
-                    seconds, tokens, busy = work()
+                    found = work()
                 except (RuntimeError, ValueError) as error:
                     print(
                         f"{size:6} {num_tasks:5} {name:22} failed: {str(error)[:300]}", flush=True
@@ -263,14 +278,15 @@ def run_all(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
                     gc.collect()
                     if arguments.device == "cuda":
                         torch.cuda.empty_cache()
-                needed = flops(SIZES[size], arguments.vocabulary, tokens, tokens)
+                needed = flops(SIZES[size], arguments.vocabulary, found.source, found.target)
+                seconds = found.seconds
                 row = {
                     "size": size,
                     "tasks": num_tasks,
                     "mode": name,
                     "seconds": seconds,
-                    "tokens": tokens,
-                    "busy": busy,
+                    "tokens": found.target,
+                    "busy": found.busy,
                     "mfu": needed / seconds / arguments.peak,
                 }
                 way = name.rpartition(", ")[2]

@@ -120,12 +120,15 @@ def test_sentences_of_a_batch_are_of_like_length(stream: Callable[..., Stream]) 
     assert mean_spread(12) < 0.7 * mean_spread(1)
 
 
+@pytest.mark.parametrize("options", [{}, {"packed": True, "longest": 22}])
 @pytest.mark.parametrize("stop", [0, 1, 5, 6, 17])
-def test_continues_exactly(stream: Callable[..., Stream], stop: int) -> None:
-    whole = stream()
+def test_continues_exactly(
+    stream: Callable[..., Stream], stop: int, options: dict[str, Any]
+) -> None:
+    whole = stream(**options)
     for _ in range(stop):
         next(whole)
-    resumed = stream()
+    resumed = stream(**options)
     resumed.load_state_dict(whole.state_dict())
     for ours, theirs in islice(zip(whole, resumed, strict=False), 20):
         assert torch.equal(ours.source.tokens, theirs.source.tokens)

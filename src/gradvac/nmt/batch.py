@@ -38,17 +38,19 @@ class Frame(NamedTuple):
     longest: int
 
     @property
-    def num_fillers(self) -> int:
-        """The most rows that do not count and have tokens."""
-        return -(-max(self.source, self.target) // self.longest)
+    def most_rows(self) -> int:
+        """The most that count: the others can hold whatever is left over."""
+        return self.rows + max(self.source, self.target) // -self.longest
 
     def holds(self, source: int, target: int, rows: int) -> bool:
-        """Whether so many tokens and rows fit, with a source token for each row that is added."""
-        room = self.num_fillers
-        return source + room <= self.source and target <= self.target and rows + room <= self.rows
+        """Whether so many tokens and rows fit, with a source token for each row of a target."""
+        left = self.target - target
+        fillers = -(-left // self.longest)
+        return left >= 0 and source + fillers <= self.source and rows <= self.most_rows
 
     def fill(self, sources: Ragged, targets: Ragged) -> tuple[Ragged, Ragged]:
         """Add rows of padding, as few as hold it, and then empty ones."""
+        assert self.holds(len(sources.tokens), len(targets.tokens), len(sources.lengths))
         sides = ((sources, self.source), (targets, self.target))
         left = [size - len(side.tokens) for side, size in sides]
         num = max(1, *(-(-tokens // self.longest) for tokens in left))

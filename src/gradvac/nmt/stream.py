@@ -26,6 +26,7 @@ import numpy.typing as npt
 import torch
 
 from gradvac.nmt.batch import Batch, Frame, make_batch
+from gradvac.nmt.filling import cut_full, make_frame, rows_to_draw
 from gradvac.nmt.ragged import Ragged
 from gradvac.nmt.settings import BatchConfig
 from gradvac.nmt.tokens import TokenFile, TokenShards
@@ -41,9 +42,6 @@ from gradvac.training import (
 from gradvac.training.sampling import costs_by_slot
 
 Numbers = npt.NDArray[np.int64]
-_TOKEN_UNIT = 64  # what matrix products like
-_SPARE = 1.05  # the ratio of the sides differs from batch to batch
-_ROWS = 3.0  # times as many as a batch of mean sentences has; a batch of shorter ones is not full
 
 
 @dataclass(frozen=True)
@@ -160,8 +158,11 @@ class Stream:
         self._accumulation, self._seed, self._part = accumulation, seed, part
         num_batches = None if num_steps is None else num_steps * accumulation
         self._sampler, means = _sampler(tasks, sampling, config, num_batches, seed)
-        self.frame = None if longest is None else _frame(config.tokens, means, longest)
-        self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
+        self.frame = None if longest is None else make_frame(config.tokens, means, longest)
+        if self.frame is None:
+            self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
+        else:
+            self._rows_per_chunk = rows_to_draw(self.frame, means, config.chunk)
         self._passes = Passes([len(task) for task in tasks], seed=seed)
         self._num_before = 0  # batches before this chunk
         self._open_chunk()
@@ -223,7 +224,7 @@ class Stream:
 
     def _form(self) -> list[Any]:
         """How batches are cut: with another form, the same number is another batch."""
-        return [self._packed, None if self.frame is None else list(self.frame)]
+        return [self._packed, None if self.frame is None else [*self.frame, self._rows_per_chunk]]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue there.
@@ -261,6 +262,10 @@ class Stream:
         lengths = [task.lengths(numbers) for task, numbers in zip(self._tasks, chosen, strict=True)]
         orders = [np.lexsort((sides[0], sides.sum(0))) for sides in lengths]
         chosen = [numbers[order] for numbers, order in zip(chosen, orders, strict=True)]
+        if self.frame is not None:
+            sides = [task.lengths(own) for task, own in zip(self._tasks, chosen, strict=True)]
+            cuts = cut_full(self.frame, sides)
+            return [[own[cut] for own, cut in zip(chosen, batch, strict=True)] for batch in cuts]
         costs = [sides.sum(0)[order] for sides, order in zip(lengths, orders, strict=True)]
         total = sum(sides.sum(1) for sides in lengths)
         fewest = math.ceil(int(np.max(total)) / self._config.tokens)
@@ -275,10 +280,6 @@ class Stream:
             [task.lengths(numbers) for task, numbers in zip(self._tasks, batch, strict=True)],
             axis=1,
         )
-        if self.frame is not None:
-            # The decoder does not read </s>, which `lengths` does not count either.
-            source, target = lengths.sum(1).tolist()
-            return self.frame.holds(source, target, lengths.shape[1])
         size = lengths.sum(1) if self._packed else lengths.max(1) * lengths.shape[1]
         return int(size.max()) <= self._config.tokens
 
@@ -292,17 +293,6 @@ class Stream:
         halves = [[numbers[s::2] for s, numbers in zip(starts, batch, strict=True)]]
         halves.append([numbers[1 - s :: 2] for s, numbers in zip(starts, batch, strict=True)])
         return [piece for half in halves for piece in self._halve(half)]
-
-
-def _frame(tokens: int, means: npt.NDArray[np.float64], longest: int) -> Frame:
-    """The size of all batches: the longer side has `tokens`, the other what goes with them."""
-    room = longest + -(-tokens // longest)  # one sentence fits, and the rows that do not count
-    sides = [
-        max(room, min(tokens, _TOKEN_UNIT * math.ceil(_SPARE * share * tokens / _TOKEN_UNIT)))
-        for share in means / np.max(means)
-    ]
-    rows = math.ceil(_ROWS * tokens / np.max(means)) + -(-tokens // longest)
-    return Frame(sides[0], sides[1], rows, longest)
 
 
 def _parts(chosen: list[Numbers], costs: list[Numbers], num: int) -> list[list[Numbers]]:
