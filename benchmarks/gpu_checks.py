@@ -20,6 +20,8 @@ import gradvac
 from gradvac.gradients import _kernels, _triton_stacks, _triton_sums
 from gradvac.gradients._segments import Segments
 from gradvac.gradients._waiting import Beside, Normed, Outer
+from gradvac.nmt import _triton_loss
+from gradvac.nmt.loss import plain_cross_entropy
 from gradvac.rules import _pairwise
 
 DEVICE = torch.device("cuda")
@@ -143,6 +145,30 @@ def check_sums() -> None:
             report(f"two layer norms D={width} shift", worst, 1e-4)
 
 
+def check_loss() -> None:
+    """Also rows beyond 2^31 logits, and start gradients of 0."""
+    for num, vocabulary in ((7, 50), (64, 4096), (33, 64_000), (34_000, 64_000)):
+        labels = torch.randint(0, vocabulary, (num,), device=DEVICE)
+        starts = torch.randn(num, device=DEVICE)
+        starts[1] = 0.0
+        for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+            for smoothing in (0.0, 0.1):
+                logits = torch.empty(num, vocabulary, device=DEVICE, dtype=dtype).normal_(0, 3)
+                losses, sums = _triton_loss.losses_of(logits, labels, smoothing)
+                found = _triton_loss.logit_gradients(logits, labels, sums, starts, smoothing)
+                rows = slice(max(0, num - 100), num)
+                exact = logits[rows].double().requires_grad_()
+                expected = plain_cross_entropy(exact, labels[rows], smoothing)
+                (gradient,) = torch.autograd.grad((expected * starts[rows]).sum(), exact)
+                name = f"{num} x {vocabulary} {dtype} smoothing {smoothing}"
+                report(f"loss {name}", error(losses[rows], expected.detach()), 1e-5)
+                report(f"its gradient {name}", error(found[rows], gradient), limit)
+                del logits, found
+    beyond = torch.tensor([50, -1, 3], device=DEVICE)
+    losses, _ = _triton_loss.losses_of(torch.zeros(3, 50, device=DEVICE), beyond, 0.1)
+    report("labels outside", float((losses.isfinite() != (beyond == 3)).sum()), 0)
+
+
 def models() -> dict[str, tuple[nn.Module, Callable[[nn.Module], Tensor]]]:
     """Models whose backward differs between CPU and GPU, and their losses per row."""
     x = torch.randn(8, 6, 16, device=DEVICE)
@@ -249,6 +275,7 @@ def main() -> None:
         check_sweep,
         check_grouped,
         check_sums,
+        check_loss,
         check_models,
         check_steps,
     ):

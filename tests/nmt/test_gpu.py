@@ -20,6 +20,7 @@ from gradvac.nmt import (
     Translator,
     train_translation,
 )
+from gradvac.nmt.loss import cross_entropy, plain_cross_entropy
 from gradvac.training import Display
 
 from .. import needs
@@ -43,6 +44,26 @@ def test_packed_attention_equals_padded(random_batch: Callable[..., Batch]) -> N
     torch.testing.assert_close(packed_exact, exact, rtol=1e-3, atol=1e-3)
     for ours, theirs in zip(packed_half, exact, strict=True):
         assert (ours - theirs).norm() < 0.03 * theirs.norm()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("kind", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_the_loss_of_kernels_is_the_plain_one(
+    kind: torch.dtype, limit: float, smoothing: float
+) -> None:
+    """Also when the backward runs twice, as it does for every task of an engine without tricks."""
+    torch.manual_seed(0)
+    logits = torch.randn(60, 9001, device="cuda").mul(3).to(kind).requires_grad_()
+    labels, starts = torch.randint(0, 9001, (60,), device="cuda"), torch.randn(60, device="cuda")
+    losses = cross_entropy(logits, labels, smoothing)
+    exact = logits.detach().double().requires_grad_()
+    expected = plain_cross_entropy(exact, labels, smoothing)
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-5, atol=1e-5)
+    (gradient,) = torch.autograd.grad((expected * starts).sum(), exact)
+    for _ in range(2):
+        (found,) = torch.autograd.grad((losses * starts).sum(), logits, retain_graph=True)
+        assert found.dtype == kind
+        assert (found.double() - gradient).norm() < limit * gradient.norm()
 
 
 @pytest.mark.parametrize("graph", [False, True])

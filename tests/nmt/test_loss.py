@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradvac.nmt.loss import cross_entropy
+from gradvac.nmt.loss import plain_cross_entropy
 
 
 def both(
@@ -23,7 +23,7 @@ def both(
     labels = torch.tensor([0, 3, 49, 3, 7, 7, 0])
     starts = torch.randn(7, dtype=torch.float64)
     found = []
-    for work in (cross_entropy, torch_cross_entropy):
+    for work in (plain_cross_entropy, torch_cross_entropy):
         logits = values.to(kind, copy=True).requires_grad_()
         losses = work(logits, labels, smoothing)
         (losses * starts.to(losses.dtype)).sum().backward()
@@ -73,7 +73,7 @@ class Passes(TorchDispatchMode):
 def test_few_passes_over_the_logits() -> None:
     """The logarithms, their gradient, to which that of the labels is added, and the logits'."""
     counts = []
-    for work in (cross_entropy, torch_cross_entropy):
+    for work in (plain_cross_entropy, torch_cross_entropy):
         logits = torch.randn(9, 40, requires_grad=True)
         with Passes(9 * 40) as passes:
             work(logits, torch.arange(9), 0.1).sum().backward()

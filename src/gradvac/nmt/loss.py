@@ -16,12 +16,49 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_OF_KERNELS = (torch.bfloat16, torch.float16, torch.float32)
+
 
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Like `F.cross_entropy` of every label, `[N]`, in float32 or better.
+    """Like `F.cross_entropy` of every label, `[N]`, in float32 or better."""
+    if logits.is_cuda and logits.dtype in _OF_KERNELS and _kernels() is not None:
+        losses: Tensor = _KernelLoss.apply(logits, labels, smoothing)
+        return losses
+    return plain_cross_entropy(logits, labels, smoothing)
 
-    That one has, under autocast, a copy of the log-probabilities in float32, a gradient of the
-    labels' and one of the smoothing, each `[N, V]`, and their sum.
+
+@cache
+def _kernels() -> Any:
+    """The Triton kernels, or None where Triton is not installed."""
+    try:
+        from gradvac.nmt import _triton_loss
+    except ImportError:
+        return None
+    return _triton_loss
+
+
+class _KernelLoss(torch.autograd.Function):
+    """A pass over the logits in each direction, which keeps them: a backward may run again."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        logits = logits.contiguous()
+        losses, log_sums = _kernels().losses_of(logits, labels, smoothing)
+        ctx.save_for_backward(logits, labels, log_sums)
+        ctx.smoothing = smoothing
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        gradient = _kernels().logit_gradients(*ctx.saved_tensors, gradients[0], ctx.smoothing)
+        return gradient, None, None
+
+
+def plain_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """The same in torch operations.
+
+    `F.cross_entropy` has, under autocast, a copy of the log-probabilities in float32, a gradient of
+    the labels' and one of the smoothing, each `[N, V]`, and their sum.
     """
     chances = logits.log_softmax(-1, dtype=logits.dtype)
     losses: Tensor = _SmoothedLoss.apply(chances, labels, smoothing)
@@ -68,10 +105,10 @@ def _compile() -> Callable[[Tensor, Tensor, float], Tensor]:
 
 
 @cache
-def most_logits(device: torch.device, *, is_compiled: bool) -> int:
+def most_logits(device: torch.device) -> int:
     """How many logits may be held at once: a quarter of a GPU's memory."""
     if device.type != "cuda":
         return 1 << 27
-    # The logits, their logarithms and the gradients of both, in float32; compiled, in bf16 alone.
-    bytes_each = 8 if is_compiled else 16
+    # In float32: the logits and their gradient; without kernels, their logarithms too, with theirs.
+    bytes_each = 16 if _kernels() is None else 8
     return int(torch.cuda.get_device_properties(device).total_memory // 4 // bytes_each)

@@ -94,7 +94,7 @@ class Transformer(Layer):
         super().__init__()
         self._cross_entropy = compiled_cross_entropy if compile_loss else cross_entropy
         self.size, self.label_smoothing = size, label_smoothing
-        self._logits_per_chunk, self._compile_loss = logits_per_chunk, compile_loss
+        self._logits_per_chunk = logits_per_chunk
         self.embedding = nn.Embedding(vocabulary_size, size.width)
         self.positions = Positions(size.width)
         self.dropout = dropout
@@ -143,7 +143,7 @@ class Transformer(Layer):
         """
         most = self._logits_per_chunk
         if most == "auto":
-            most = most_logits(states.device, is_compiled=self._compile_loss)
+            most = most_logits(states.device)
         size = max(1, most // len(self.head.weight))
         if len(labels) <= size:
             return self._chunk_losses(states, labels, tasks)
