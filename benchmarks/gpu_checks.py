@@ -97,8 +97,10 @@ def check_sweep() -> None:
 def check_grouped() -> None:
     for dtype, limit in ((torch.bfloat16, 1e-2), (torch.float32, 1e-3), (torch.float16, 1e-2)):
         tasks = torch.tensor([0, 2, 2, 0, 3, 3, 3, 0, 2, 5, 5, 3])  # unsorted, 1 and 4 absent
-        for index in (tasks, tasks.to(DEVICE), tasks.sort().values):
-            segments = Segments(index, 6, DEVICE)
+        in_order = tasks.sort().values
+        ways = ((tasks, False), (tasks.to(DEVICE), False), (in_order, False))
+        for index, ascending in (*ways, (in_order.to(DEVICE), True)):
+            segments = Segments(index, 6, DEVICE, ascending=ascending)
             left = torch.randn(12 * 37, 63, device=DEVICE).to(dtype)  # not of whole 16 bytes
             right = torch.randn(12 * 37, 129, device=DEVICE).to(dtype)
             found = _kernels.grouped_outer(left, right, segments)

@@ -94,6 +94,23 @@ def test_rows_by_name() -> None:
     torch.testing.assert_close(gradients_of(model), expected)
 
 
+def test_rows_said_to_ascend() -> None:
+    """Nothing is sorted then, so what is not true of them is refused."""
+    model = Block().double()
+    x = torch.randn(len(TOKENS), D, dtype=torch.float64)
+    tasks = TOKENS.sort().values
+    expected = reference(model, packed_losses(model, x), tasks)
+    aligner = attach(model, rule())
+    with gradvac.rows(gradvac.RowTasks(tasks, ascending=True)):
+        losses = packed_losses(model, x)
+    aligner.backward(losses, tasks)
+    torch.testing.assert_close(gradients_of(model), expected)
+    with gradvac.rows(gradvac.RowTasks(tasks.flip(0), ascending=True)):
+        losses = packed_losses(model, x)
+    with pytest.raises(ValueError, match="leave out ascending=True"):
+        aligner.backward(losses, tasks.flip(0))
+
+
 def test_mapping_of_one_forward() -> None:
     """Each row serves one task: measured, no rows need to be named."""
     model = Block().double()

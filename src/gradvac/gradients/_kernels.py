@@ -170,10 +170,9 @@ def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
     is_grouped = left.is_cuda and left.dtype == torch.bfloat16
     if is_grouped and not _are_many_and_equal(segments, length):
         whole = F.grouped_mm(_padded(left).t(), _padded(right), offs=segments.offsets(length))
-        product = whole[:, : left.shape[1], : right.shape[1]]
         if segments.may_be_empty:  # the kernel leaves the result of an empty group undefined
-            product.masked_fill_((segments.sizes == 0)[:, None, None], 0.0)
-        return product
+            _clear_empty(whole, segments.sizes)
+        return whole[:, : left.shape[1], : right.shape[1]]
     counts = segments.counts(length)
     if len(set(counts)) == 1:
         shape = (len(counts), counts[0], -1)
@@ -182,6 +181,15 @@ def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
     for result, mine, theirs in zip(out, left.split(counts), right.split(counts), strict=True):
         torch.mm(mine.t(), theirs, out=result)
     return out
+
+
+def _clear_empty(products: Tensor, sizes: Tensor) -> None:
+    """Write zeros to the products `[T, O, I]` of tasks without an entry."""
+    kernels = triton_kernels("stacks") if products.is_contiguous() else None
+    if kernels is None:
+        products.masked_fill_((sizes == 0)[:, None, None], 0.0)
+    else:
+        kernels.clear_empty(products, sizes)
 
 
 def _are_many_and_equal(segments: Segments, length: int) -> bool:

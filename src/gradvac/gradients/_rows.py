@@ -20,10 +20,17 @@ _MOST_KEPT = 4096  # blocks; a forward that is never differentiated leaves its o
 
 
 class RowTasks:
-    """Rows as the user named them, before the tasks of the step are known."""
+    """Rows as the user named them, before the tasks of the step are known.
 
-    def __init__(self, given: TasksOfRows) -> None:
-        self.given = given
+    Args:
+        given: A task name or position per row.
+        ascending: The positions never fall from row to row, so that rows of a task lie together:
+            where they are on a GPU, nothing has to be sorted. If that is not so, the host raises,
+            and a GPU stops with an assertion.
+    """
+
+    def __init__(self, given: TasksOfRows, *, ascending: bool = False) -> None:
+        self.given, self._ascending = given, ascending
 
     def __len__(self) -> int:
         return len(self.given)
@@ -32,10 +39,15 @@ class RowTasks:
         self, tasks: Sequence[str], present: Sequence[int], device: torch.device
     ) -> Segments:
         """Segments for a step."""
-        index = relabel(positions(self.given, tasks, "rows"), present, len(tasks))
-        if index.device.type == "cpu" and bool((index < 0).any()):
-            raise ValueError("rows: names a task that has no loss in this backward.")
-        return Segments(index, len(present), device)
+        given = positions(self.given, tasks, "rows")
+        index = relabel(given, present, len(tasks))
+        if index.device.type == "cpu":
+            if bool((index < 0).any()):
+                raise ValueError("rows: names a task that has no loss in this backward.")
+            if self._ascending and bool((given[1:] < given[:-1]).any()):
+                raise ValueError("rows: tasks fall from row to row; leave out ascending=True.")
+        ascending = self._ascending and list(present) == sorted(present)
+        return Segments(index, len(present), device, ascending=ascending)
 
 
 class _Block(NamedTuple):

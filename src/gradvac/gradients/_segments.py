@@ -24,16 +24,26 @@ class Segments:
         num_tasks: T.
         device: Of the gradients.
         only: All rows belong to this task, however many there are.
+        ascending: An index on the device is said to ascend, so that it need not be sorted.
     """
 
     def __init__(
-        self, index: Tensor, num_tasks: int, device: torch.device, *, only: int | None = None
+        self,
+        index: Tensor,
+        num_tasks: int,
+        device: torch.device,
+        *,
+        only: int | None = None,
+        ascending: bool = False,
     ) -> None:
         self.num_rows, self.num_tasks, self.only = len(index), num_tasks, only
         on_host = index.device.type == "cpu"
         # What the host knows without waiting for the device.
         self._counts = index.bincount(minlength=num_tasks).tolist() if on_host else None
-        is_sorted = on_host and bool((index[1:] >= index[:-1]).all())
+        in_order = (index[1:] >= index[:-1]).all() if on_host or ascending else None
+        is_sorted = bool(in_order) if on_host else ascending
+        if in_order is not None and not on_host:
+            torch._assert_async(in_order, "rows: the tasks do not ascend, as ascending=True says")
         self.order = None if is_sorted else index_on(index.argsort(stable=True), device)
         self.tasks, self.device = index_on(index, device), device
         self._forget()

@@ -279,6 +279,24 @@ def combine_many(weights: Tensor, stacks: Sequence[Tensor], groups: Sequence[int
     return updates
 
 
+@triton.jit
+def _clear_kernel(OUT, SIZES, LENGTH, BLOCK: tl.constexpr):
+    task = tl.program_id(0)
+    if tl.load(SIZES + task) == 0:
+        line = OUT + task.to(tl.int64) * LENGTH
+        zeros = tl.zeros([BLOCK], OUT.dtype.element_ty)
+        for start in range(tl.program_id(1) * BLOCK, LENGTH, tl.num_programs(1) * BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            tl.store(line + columns, zeros, mask=columns < LENGTH)
+
+
+def clear_empty(stack: Tensor, sizes: Tensor) -> None:
+    """Write zeros to the gradients `[T, ...]` of tasks of size 0; others are not even read."""
+    length = stack[0].numel()
+    programs = min(triton.cdiv(length, 4096), 2 * processors_of(stack.device))
+    _clear_kernel[(len(stack), programs)](stack, sizes, length, BLOCK=4096, num_warps=8)
+
+
 @cache
 def processors_of(device: torch.device) -> int:
     """Multiprocessors of a GPU."""

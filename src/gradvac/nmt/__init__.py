@@ -22,9 +22,11 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     ragged.py          sentences of any length, one after the other
     batch.py           a batch, padded or packed
     stream.py          batches that mix tasks, cut from token files
+    filling.py         batches of one size, all of them full
     model.py           the Transformer and its loss
     attention.py       its attention
     loss.py            cross-entropy in few passes over the logits
+    _triton_loss.py    the same as two kernels
     decode.py          translations searched for, in slots
     slots.py           the state of sentences that are being translated
     beams.py           which tokens go on: beam search

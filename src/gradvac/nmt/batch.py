@@ -153,7 +153,7 @@ class Side:
     @cached_property
     def _row_tasks(self) -> RowTasks | None:
         """Made once, because all layers ask for the same."""
-        return None if self.task_of_token is None else RowTasks(self.task_of_token)
+        return None if self.task_of_token is None else RowTasks(self.task_of_token, ascending=True)
 
     def pad(self, values: Tensor) -> Tensor:
         """`[N, ...]` -> `[B, S, ...]`."""

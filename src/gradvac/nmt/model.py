@@ -139,7 +139,7 @@ class Transformer(Layer):
         Args:
             states: The state before every label, `[N, D]`.
             labels: `[N]`.
-            tasks: Task positions of the labels, `[N]`.
+            tasks: Task positions of the labels, `[N]`, ascending.
         """
         most = self._logits_per_chunk
         if most == "auto":
@@ -152,7 +152,7 @@ class Transformer(Layer):
         return torch.cat([again(self._chunk_losses, *chunk) for chunk in chunks])
 
     def _chunk_losses(self, states: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
-        with gradvac.rows(tasks):
+        with gradvac.rows(gradvac.RowTasks(tasks, ascending=True)):
             logits = self.head(states)
         smoothing = self.label_smoothing if self.training else 0.0
         return self._cross_entropy(logits, labels, smoothing)
