@@ -6,8 +6,8 @@
 The run is exported as a Pegasus model. Both translate the same lines, sorted by length; `generate`
 in batches of several sizes, of which the best counts. On a GPU both have weights in bf16, and ours
 is timed with steps recorded as CUDA graphs too (`decoding.graph`). Equality
-is looked at twice: in float32 without length penalty, where both searches are the same, and as
-timed, where both are scored by BLEU.
+is looked at twice: in float32 without length penalty and with the same limit for every sentence,
+where both searches are the same, and as timed, where both are scored by BLEU.
 """
 
 from __future__ import annotations
@@ -43,6 +43,21 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.perf_counter() - start
 
 
+class EndsInTime:
+    """Lets every sentence end at a limit of its own, as ours do; `generate` has one for a batch.
+
+    A model that has learned little repeats itself to the limit.
+    """
+
+    def __init__(self, limits: list[int], beams: int) -> None:
+        self._limits = torch.tensor(limits).repeat_interleave(beams)
+
+    def __call__(self, said: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        must_end = (self._limits <= said.shape[1]).to(scores.device)[:, None]
+        others = torch.arange(scores.shape[1], device=scores.device) != EOS
+        return scores.masked_fill(must_end & others, -torch.inf)
+
+
 def generate(
     model: Any,
     translator: Translator,
@@ -52,8 +67,9 @@ def generate(
     batch: int,
     beams: int,
     p: float,
+    limited: bool = False,
 ) -> list[str]:
-    """Translate with Hugging Face, longest lines first."""
+    """Translate with Hugging Face, longest lines first; `limited`: each with a limit of its own."""
     vocabulary, most = translator.vocabulary, translator.max_tokens
     sources = [[vocabulary.tag(to), *own[:most], EOS] for own in vocabulary.encode(lines)]
     order = sorted(range(len(sources)), key=lambda n: -len(sources[n]))
@@ -65,6 +81,7 @@ def generate(
         for row, number in enumerate(own):
             ids[row, : len(sources[number])] = torch.tensor(sources[number])
         ids = ids.to(model.device)
+        limits = [2 * (len(sources[number]) - 2) + 10 for number in own]
         with torch.inference_mode():
             found = model.generate(
                 input_ids=ids,
@@ -72,7 +89,9 @@ def generate(
                 num_beams=beams,
                 length_penalty=p,
                 early_stopping=beams > 1,
-                max_new_tokens=2 * (longest - 2) + 10,
+                max_new_tokens=limits[0]
+                + limited,  # at its own it forces an end that costs nothing
+                logits_processor=[EndsInTime(limits, beams)] if limited else [],
                 max_length=None,
                 suppress_tokens=vocabulary.unspeakable,
                 do_sample=False,
@@ -159,7 +178,9 @@ def compare(
     exact = Translator.from_run(run, weights=weights, overrides=plain)
     pegasus = make_pegasus(exact.model, longest=1024, decoding=exact.settings)
     few = sources[: arguments.equal_lines]
-    theirs = generate(pegasus, exact, few, to, batch=arguments.batches[0], beams=beams, p=0.0)
+    theirs = generate(
+        pegasus, exact, few, to, batch=arguments.batches[0], beams=beams, p=0.0, limited=True
+    )
     equal = same(exact.translate(few, to), theirs)
     as_written = [*chosen, "decoding.graph=false"]
     translator = Translator.from_run(run, weights=weights, overrides=as_written)
