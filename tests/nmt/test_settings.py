@@ -11,7 +11,7 @@ import pytest
 from gradvac.corpora import RESOURCE_LEVELS, languages
 from gradvac.nmt import NmtConfig, Transformer
 from gradvac.runs import scores
-from gradvac.training import ConfigError, config
+from gradvac.training import ConfigError, RunConfig, config
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"
 
@@ -121,3 +121,10 @@ def test_a_wrong_metric_is_told_before_training(
 def test_a_folder_has_a_name(toy_config: Callable[..., NmtConfig], key: str) -> None:
     with pytest.raises(ValueError, match=r'must name a folder, got ""'):
         toy_config(data={key: ""})
+
+
+def test_steps_are_recorded_unless_asked_not_to_be(toy_config: Callable[..., NmtConfig]) -> None:
+    """Translation's own default; other recipes would pay for batches of one size."""
+    assert toy_config().train.graph == "auto"
+    assert toy_config(train={"graph": False}).train.graph is False
+    assert RunConfig().train.graph is False

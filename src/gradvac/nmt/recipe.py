@@ -78,10 +78,10 @@ class TranslationRecipe:
     def batches(self, part: Part = WHOLE) -> Ahead[Batch]:
         """Open the training data at their beginning; the next batches are prepared ahead."""
         on_gpu = choose_device(self.config.train.device).type == "cuda"
-        if part.of > 1 and self._is_fixed():
+        if part.of > 1 and True in (self.config.batch.fixed, self.config.train.graph):
             raise ValueError(
-                f"batch.fixed: is for one process, but {part.of} train; set it to false, and "
-                "train.graph too."
+                f"batch.fixed: true is for one process, but {part.of} train; set it and "
+                'train.graph to "auto" or false.'
             )
         return Ahead(self._stream(part), prepare=Batch.pin if on_gpu else None)
 

@@ -15,6 +15,7 @@ from gradvac.nmt.data_settings import DataConfig
 from gradvac.nmt.model import SIZES, Size, Transformer
 from gradvac.runs import RunFolder
 from gradvac.training import RunConfig, Section
+from gradvac.training.settings import TrainConfig
 
 
 class ModelConfig(Section):
@@ -88,7 +89,8 @@ class BatchConfig(Section):
         packed: One sentence after the other without padding: "auto" on a GPU with bf16, where
             attention knows the form.
         fixed: Fill packed batches up to one size, with sentences that do not count, so that a step
-            can be recorded: "auto" where `train.graph` asks for that, on a GPU with bf16.
+            can be recorded: "auto" unless `train.graph` is false, on a GPU with bf16. Of several
+            processes, each takes its part of the same batches.
         chunk: Batches are cut from the sorted sentences of this many, so that a batch holds
             sentences of like length and every batch has all tasks.
     """
@@ -125,8 +127,8 @@ class DecodingConfig(Section):
         length_penalty: Exponent of ((5 + length) / 6); larger favours longer translations.
         max_ratio: A translation has at most `max_ratio * source + max_extra` tokens.
         max_extra: See `max_ratio`.
-        graph: Record the steps of the search as CUDA graphs, on a GPU. Off by default: seen to say
-            the same on one, but not timed yet.
+        graph: Record the steps of the search as CUDA graphs, on a GPU, where they say the same
+            sooner. If recording fails, a warning says so, and steps go on as they are written.
         memory: GiB for what is kept of the sentences that are translated at a time; unset: a part
             of what is free.
     """
@@ -135,7 +137,7 @@ class DecodingConfig(Section):
     length_penalty: float = Field(default=0.6, ge=0)
     max_ratio: float = Field(default=2.0, gt=0)
     max_extra: int = Field(default=10, ge=1)
-    graph: bool = False
+    graph: bool = True
     memory: float | None = Field(default=None, gt=0)
 
     @classmethod
@@ -145,9 +147,16 @@ class DecodingConfig(Section):
             table.pop("tokens", None)
 
 
+class NmtTrainConfig(TrainConfig):
+    """[train] of translation, where filling batches up to one size costs next to nothing."""
+
+    graph: bool | Literal["auto"] = "auto"
+
+
 class NmtConfig(RunConfig):
     """A translation run."""
 
+    train: NmtTrainConfig = NmtTrainConfig()
     data: DataConfig
     model: ModelConfig = ModelConfig()
     batch: BatchConfig = BatchConfig()

@@ -232,11 +232,13 @@ class Stream:
         Raises:
             ValueError: Batches were cut otherwise, so that sentences would come twice or never.
         """
-        if state.get("form", self._form()) != self._form():
+        packed, size = state.get("form", (self._packed, None))  # 0.1.0 knew no size
+        if [packed, size] != self._form():
             raise ValueError(
-                f"batch: this run's batches were packed = {state['form'][0]} and of size "
-                f"{state['form'][1]}, but are now {self._packed} and {self._form()[1]}; set "
-                "batch.packed and batch.fixed as they were, or continue on the same kind of device."
+                f"batch: this run's batches were packed = {packed} and of size {size}, but are now "
+                f"{self._packed} and {self._form()[1]}; continue on the same kind of device, with "
+                "batch.packed, batch.fixed and train.graph as they were (train.graph=false: of "
+                "any size)."
             )
         self._sampler.load_state_dict(state["sampler"])
         self._passes.load_state_dict(state)

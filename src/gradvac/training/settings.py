@@ -12,7 +12,8 @@ from gradvac.training.optimizer import OptimizerConfig
 from gradvac.training.sampling import SamplingConfig
 
 # [train] keys that leave the weights of a given step as they are, and those that only say where
-# training ends; a run may be continued with others. The first do not enter the config hash.
+# training ends or how steps run; a run may be continued with others. The first do not enter the
+# config hash.
 TECHNICAL = (
     "log_every",
     "record_every",
@@ -25,7 +26,7 @@ TECHNICAL = (
     "writers",
     "project",
 )
-EXTENSIBLE = ("max_steps", "validate_every", "patience", "average_last", "max_bad_steps")
+EXTENSIBLE = ("max_steps", "validate_every", "patience", "average_last", "max_bad_steps", "graph")
 
 
 WriterName = Literal["tensorboard", "wandb", "trackio"]
@@ -52,10 +53,10 @@ class TrainConfig(Section):
             Such steps are skipped.
         seed: Of everything random that has no seed of its own.
         precision: "bf16" runs forward passes under autocast; parameters stay in float32.
-        graph: Record a step as a CUDA graph and replay it: "auto" does so on a GPU if all batches
-            have one size (`batch.fixed`), true insists on it. Off by default: it is for one
-            process, and keeps the memory of a step beside what other steps need. If recording
-            fails, training says so and goes on without.
+        graph: Record a step as a CUDA graph and replay it: "auto", the default of translation, does
+            so in one process on a GPU if all batches have one size (`batch.fixed`), true insists on
+            it, false saves the memory that a recorded step keeps. If recording fails, training says
+            so and goes on without.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1". Of several processes, each
             takes a GPU of its own.
         threads: CPU threads; 0: torch's choice.
