@@ -43,6 +43,7 @@ class _KernelLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         logits = logits.contiguous()
+        losses: Tensor
         losses, log_sums = _kernels().losses_of(logits, labels, smoothing)
         ctx.save_for_backward(logits, labels, log_sums)
         ctx.smoothing = smoothing
