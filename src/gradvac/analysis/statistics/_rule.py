@@ -17,8 +17,8 @@ Counts = NDArray[np.int64]
 class RuleCounts:
     """Directed pairs (i, j) at every step, over the layers of the model, each `[S]`.
 
-    Only eligible pairs count: task i is vaccinated, and the similarity of both is known. A
-    normalisation is no layer: it holds few numbers and would count as much as one.
+    Only eligible pairs count: task i is vaccinated, and their similarity is known. Normalisations
+    are left out: they hold few numbers and would count as much as a layer.
 
     Attributes:
         eligible: Pairs that the rule could alter.
@@ -29,6 +29,12 @@ class RuleCounts:
     eligible: Counts
     active: Counts
     conflicts: Counts
+
+    def share(self, part: Counts) -> NDArray[np.float64]:
+        """Part of the eligible pairs at every step; NaN where there are none."""
+        shares = np.full(len(part), np.nan)
+        np.divide(part, self.eligible, out=shares, where=self.eligible > 0)
+        return shares
 
 
 def rule_counts(record: Record) -> RuleCounts:
