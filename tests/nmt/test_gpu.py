@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from gradvac.nmt import (
     SIZES,
@@ -64,6 +66,42 @@ def test_the_loss_of_kernels_is_the_plain_one(
         (found,) = torch.autograd.grad((losses * starts).sum(), logits, retain_graph=True)
         assert found.dtype == kind
         assert (found.double() - gradient).norm() < limit * gradient.norm()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_short_sentences(causal: bool) -> None:
+    from gradvac.nmt._triton_attention import attend_short
+
+    device, heads, width = torch.device("cuda"), 3, 32
+    lengths = [1, 5, 32, 33, 70, 31, 64, 3, 0, 0]
+    key_lengths = lengths if causal else [2, 40, 32, 1, 33, 65, 64, 3, 7, 0]
+    ends, key_ends = ([0, *np.cumsum(side).tolist()] for side in (lengths, key_lengths))
+    torch.manual_seed(0)
+    query = torch.randn(ends[-1], 1, heads, width, device=device).bfloat16()
+    memory = torch.randn(key_ends[-1], 2, heads, width, device=device).bfloat16()
+    given = (torch.cat([query, memory], 1), None) if causal else (query, memory)
+    inputs = [None if part is None else part.requires_grad_() for part in given]
+    sides = (torch.tensor(side, dtype=torch.int32, device=device) for side in (ends, key_ends))
+    ours = attend_short(inputs[0], inputs[1], *sides, causal=causal)
+
+    exact = [None if part is None else part.detach().float().requires_grad_() for part in inputs]
+    parts = torch.cat([part for part in exact if part is not None], 1) if causal else None
+    q, k, v = parts.unbind(1) if parts is not None else (exact[0][:, 0], *exact[1].unbind(1))
+    rows = [
+        F.scaled_dot_product_attention(
+            *(side[a:b].transpose(0, 1)[None] for side, a, b in ((q, *at), (k, *of), (v, *of))),
+            is_causal=causal,
+        )[0].transpose(0, 1)
+        for at, of in zip(itertools.pairwise(ends), itertools.pairwise(key_ends), strict=True)
+        if at[0] < at[1]
+    ]
+    expected = torch.cat(rows)
+    incoming = torch.randn_like(expected)
+    expected_grads = torch.autograd.grad(expected, [e for e in exact if e is not None], incoming)
+    leaves = [part for part in inputs if part is not None]
+    grads = torch.autograd.grad(ours, leaves, incoming.bfloat16())
+    for found, want in zip((ours, *grads), (expected, *expected_grads), strict=True):
+        assert (found.float() - want).norm() < 0.01 * want.norm()
 
 
 @pytest.mark.parametrize("graph", [False, True])

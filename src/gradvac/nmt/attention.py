@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from gradvac.nmt.batch import Side
 
+_SHORT = 256  # tokens of the longest sentence for which a kernel for sentences is used
+_WIDTHS = (16, 32, 64, 128)  # of a head, that it can have
+
 
 class Layer(nn.Module):
     """A module that returns one tensor."""
@@ -98,8 +101,8 @@ class SelfAttention(Layer):
 
     def forward(self, x: Tensor, side: Side, *, causal: bool) -> Tensor:
         """`[*, D]` -> `[*, D]`."""
-        query, key, value = split_heads(self.read(x), 3, self.heads)
-        return self.write(attend(query, key, value, side, side, causal=causal))
+        read = split_heads(self.read(x), 3, self.heads)
+        return self.write(attend(read, None, side, side, causal=causal))
 
     def step(self, x: Tensor, cache: LayerCache, now: Moment) -> Tensor:
         """Let the newest token of every beam, `[R, K, D]`, see itself and all before it.
@@ -127,20 +130,20 @@ class CrossAttention(Layer):
         self.memory = linear(width, width, parts=2)
         self.write = linear(width, width)
 
-    def read(self, memory: Tensor) -> tuple[Tensor, ...]:
-        """Make keys and values of the source, `[*, H, D / H]`."""
+    def read(self, memory: Tensor) -> Tensor:
+        """Make keys and values of the source, `[*, 2, H, D / H]`."""
         return split_heads(self.memory(memory), 2, self.heads)
 
     def forward(self, x: Tensor, target: Side, memory: Tensor, source: Side) -> Tensor:
         """`[*, D]` -> `[*, D]`."""
-        (query,) = split_heads(self.query(x), 1, self.heads)
+        query = split_heads(self.query(x), 1, self.heads)
         with source.rows():
-            key, value = self.read(memory)
-        return self.write(attend(query, key, value, target, source, causal=False))
+            read = self.read(memory)
+        return self.write(attend(query, read, target, source, causal=False))
 
     def step(self, x: Tensor, cache: LayerCache, now: Moment) -> Tensor:
         """Let the beams of a slot, `[R, K, D]`, be its queries: its source is kept once."""
-        query = split_heads(self.query(x), 1, self.heads)[0].transpose(1, 2)
+        query = split_heads(self.query(x), 1, self.heads).squeeze(-3).transpose(1, 2)
         seen = F.scaled_dot_product_attention(
             query, cache.source_keys, cache.source_values, attn_mask=now.source
         )
@@ -148,22 +151,23 @@ class CrossAttention(Layer):
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, queries: Side, keys: Side, *, causal: bool
+    read: Tensor, memory: Tensor | None, queries: Side, keys: Side, *, causal: bool
 ) -> Tensor:
-    """Attention within sentence pairs, `[*, H, D / H]` -> `[*, D]`.
+    """Attention within sentence pairs, -> `[*, D]`.
 
     Padding lies at the end, so that a causal mask hides it already. A mask is used for unequal
     lengths only, because fused kernels are slower with one.
-    """
-    if queries.packed and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        # Here and not above: it brings the compiler along, a second that no other run should pay.
-        from torch.nn.attention.varlen import varlen_attn
 
-        reach = (-1, 0) if causal else (-1, -1)
-        ends = (queries.ends, keys.ends, queries.longest, keys.longest)
-        seen = varlen_attn(query, key, value, *ends, window_size=reach)
-        assert isinstance(seen, Tensor)
-        return seen.flatten(-2)
+    Args:
+        read: Queries, and without `memory` keys and values too, `[*, 1 or 3, H, D / H]`.
+        memory: Keys and values, `[*, 2, H, D / H]`.
+        queries: Where the queries lie.
+        keys: Where keys and values lie.
+        causal: A query sees the keys up to its own place.
+    """
+    if queries.packed and read.is_cuda and read.dtype in (torch.bfloat16, torch.float16):
+        return _attend_packed(read, memory, queries, keys, causal=causal).flatten(-2)
+    query, key, value = _parts(read, memory)
     if queries.packed:
         query, key, value = queries.pad(query), keys.pad(key), keys.pad(value)
     seen = F.scaled_dot_product_attention(
@@ -176,9 +180,32 @@ def attend(
     return (queries.pack(seen) if queries.packed else seen).flatten(-2)
 
 
-def split_heads(values: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """`[*, parts * D]` -> `parts` times `[*, H, D / H]`."""
-    return values.view(*values.shape[:-1], parts, heads, -1).unbind(-3)
+def _attend_packed(
+    read: Tensor, memory: Tensor | None, queries: Side, keys: Side, *, causal: bool
+) -> Tensor:
+    """Attention on a GPU without padding, `[N, H, D / H]`; sentences have a kernel of their own."""
+    if max(queries.longest, keys.longest) <= _SHORT and read.shape[-1] in _WIDTHS:
+        from gradvac.nmt._triton_attention import attend_short
+
+        return attend_short(read, memory, queries.ends, keys.ends, causal=causal)
+    # Here and not above: it brings the compiler along, a second that no other run should pay.
+    from torch.nn.attention.varlen import varlen_attn
+
+    reach = (-1, 0) if causal else (-1, -1)
+    ends = (queries.ends, keys.ends, queries.longest, keys.longest)
+    seen = varlen_attn(*_parts(read, memory), *ends, window_size=reach)
+    assert isinstance(seen, Tensor)
+    return seen
+
+
+def _parts(read: Tensor, memory: Tensor | None) -> tuple[Tensor, ...]:
+    """Queries, keys and values, `[*, H, D / H]` each."""
+    return (*read.unbind(-3), *(() if memory is None else memory.unbind(-3)))
+
+
+def split_heads(values: Tensor, parts: int, heads: int) -> Tensor:
+    """`[*, parts * D]` -> `[*, parts, H, D / H]`."""
+    return values.view(*values.shape[:-1], parts, heads, -1)
 
 
 def linear(width: int, out: int, *, parts: int = 1) -> Linear:

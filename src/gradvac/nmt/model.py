@@ -177,7 +177,7 @@ class Transformer(Layer):
     def read_source(self, source: Side) -> list[tuple[Tensor, Tensor]]:
         """Compute every layer's keys and values of padded sources, `[B, H, S, D / H]`."""
         memory = self.encode(source)
-        read = [layer.cross_attention.read(memory) for layer in self._steps()]
+        read = [layer.cross_attention.read(memory).unbind(-3) for layer in self._steps()]
         return [(keys.transpose(1, 2), values.transpose(1, 2)) for keys, values in read]
 
     def step(self, tokens: Tensor, cache: Cache, now: Moment) -> Tensor:
