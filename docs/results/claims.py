@@ -72,6 +72,7 @@ OURS = (
     Claim("GradVac on four times the batch (a)", "large_batches_gradvac", "large_batches"),
     Claim("GradVac without the noise of batches (b)", "without_noise", "joint"),
     Claim("... at temperature 2", "temperature2_without_noise", "temperature2"),
+    Claim("GradVac after Adam's preconditioning (f)", "preconditioned", "joint"),
     Claim("GradVac in the encoder alone (d)", "encoder_only", "joint"),
     Claim("... in the decoder alone", "decoder_only", "joint"),
     Claim("... in the embedding table alone", "table_only", "joint"),

@@ -60,10 +60,10 @@ QUESTIONS = (
     ),
     Question(
         "attempts",
-        "Make it work: without the noise of batches, on one side of the model, early or late",
+        "Make it work: without the noise of batches, after Adam, in some components, early or late",
         (
-            *("joint", "gradvac", "without_noise", "encoder_only", "decoder_only"),
-            *("table_only", "early", "late"),
+            *("joint", "gradvac", "without_noise", "preconditioned", "encoder_only"),
+            *("decoder_only", "table_only", "early", "late"),
         ),
     ),
     Question(

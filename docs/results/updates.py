@@ -5,8 +5,11 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradvac.analysis.record import Record
+
+_MEASURED = ("gradvac", "long_gradvac", "large_batches_gradvac", "preconditioned", "many_gradvac")
 
 
 def update_table(records: Mapping[str, Sequence[Record]]) -> str:
@@ -52,6 +55,39 @@ def _update(record: Record) -> tuple[float, ...]:
         float(np.mean(weights[altered])),
         float(np.mean(weights[~altered])) if not altered.all() else np.nan,
     )
+
+
+def noise_table(records: Mapping[str, Sequence[Record]]) -> str:
+    """How far cosines of batches say something about pairs of tasks, in Markdown.
+
+    Args:
+        records: Method -> the records of its runs.
+    """
+    lines = [
+        "| method | mean cosine | from step to step | between pairs | of the variance | "
+        "alike in another seed |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in _MEASURED:
+        own = [_cosines(record) for record in records.get(name, ())]
+        if len(own) > 1:
+            means = np.array([cosines.mean(0) for cosines in own])  # [runs, K, pairs]
+            noise = np.sqrt(np.mean([cosines.var(0, ddof=1) for cosines in own]))
+            apart = means - means.mean(-1, keepdims=True)
+            signal = np.sqrt(apart.mean(0).var(-1, ddof=1).mean())
+            seeds = np.corrcoef(apart.reshape(len(own), -1))[np.triu_indices(len(own), 1)]
+            share = signal**2 / (signal**2 + noise**2)
+            numbers = [f"{means.mean():.3f}", f"{noise:.3f}", f"{signal:.3f}", f"{share:.0%}"]
+            lines.append(f"| {name} | {' | '.join(numbers)} | {seeds.mean():.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cosines(record: Record) -> NDArray[np.float32]:
+    """Cosines of pairs in the last third of training, by step and component."""
+    last = record.steps > record.steps[-1] * 2 / 3
+    pairs = np.triu_indices(len(record.tasks), 1)
+    cosines: NDArray[np.float32] = record.similarity[last][:, :, pairs[0], pairs[1]]
+    return cosines
 
 
 def _or_none(value: float) -> str:

@@ -1,12 +1,12 @@
-"""Write the tables of this page from the runs of `gradvac sweep one_gpu` and `one_gpu_more`.
+"""Write the tables of this page from the runs of `gradvac sweep one_gpu` and those that go on.
 
-    python docs/results/write_tables.py runs/one_gpu runs/one_gpu_more --out docs/results
+    python docs/results/write_tables.py runs/one_gpu runs/one_gpu_more runs/one_gpu_rest
 
 Every table is a comparison of some methods on the seeds that all of them finished, so that runs are
 paired; methods with fewer than two seeds are left out, and named; if these are most, there is no
 table. Beside them: the claims one by one (`claims.py`), how far short runs predict long ones, and
-what each rule did to the update. A method whose runs are in several folders is read from the first
-one that has scored runs of it.
+what each rule did to the update. A run that is in several folders is read from the first one that
+has scored it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,29 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import claims
 from questions import QUESTIONS, Question
-from updates import update_table
+from updates import noise_table, update_table
 
 from gradvac.analysis.figures._style import save
 from gradvac.analysis.record import Record, read_record
-from gradvac.experiments import Trial, compare_runs, prediction_table, predictions, to_markdown
+from gradvac.experiments import (
+    Trial,
+    compare_runs,
+    halving,
+    prediction_table,
+    predictions,
+    to_markdown,
+)
 from gradvac.experiments.curves import LOSS
 from gradvac.experiments.pictures import draw
 from gradvac.runs import RunFolder
-from gradvac.runs.files import write_text
+from gradvac.runs.files import read_json, write_text
 
 _FEWEST = 2  # seeds
 _PREDICTED = {"prediction": ("table1", "main", "mixture"), "prediction_long": ("long",)}
 _TWICE = (
     ("joint", "long_joint", "another sweep, later code"),
     ("temperature2", "long_temperature2", "another sweep, later code"),
+    ("joint", "joint_again", "a third sweep, later code"),
     ("joint", "joint_as_written", "no CUDA graph"),
     ("gradvac", "gradvac_as_written", "no CUDA graph"),
     ("gradvac", "long_gradvac", "another sweep, later code"),
@@ -58,17 +66,12 @@ class Runs:
 
     def seeds_of(self, method: str) -> dict[int, list[Path]]:
         """Seed -> the scored runs of a method: one, or all its parts."""
-        for folder in self.folders:
-            names = [own for own in folder.iterdir() if own.name.partition("+")[0] == method]
-            found: dict[int, list[Path]] = {}
-            for own in sorted(names):
-                for run in own.glob("seed-*"):
-                    if RunFolder(run).scores_of("test", "best").is_file():
-                        found.setdefault(int(run.name.removeprefix("seed-")), []).append(run)
-            whole = {seed: runs for seed, runs in found.items() if len(runs) == len(names)}
-            if whole:
-                return whole
-        return {}
+        own = {name: runs for name, runs in self.methods() if name.partition("+")[0] == method}
+        found: dict[int, list[Path]] = {}
+        for runs in own.values():
+            for run in filter(_is_scored, runs):
+                found.setdefault(_seed_of(run), []).append(run)
+        return {seed: runs for seed, runs in found.items() if len(runs) == len(own)}
 
     def shared(self, methods: Sequence[str]) -> dict[int, list[Path]]:
         """Seed -> the runs of all these methods, where all have it."""
@@ -78,10 +81,7 @@ class Runs:
 
     def losses(self, method: str) -> dict[int, dict[int, float]]:
         """Seed -> step -> development loss, of runs that ended and of runs that were stopped."""
-        for name, own in self.methods():
-            if name == method:
-                return {int(run.name.removeprefix("seed-")): _losses(run) for run in own}
-        return {}
+        return {_seed_of(run): _losses(run) for run in dict(self.methods()).get(method, [])}
 
     def records(self) -> Iterator[tuple[str, list[Record]]]:
         """Method -> the records of its scored runs."""
@@ -90,14 +90,16 @@ class Runs:
             yield name, [read_record(path) for path in kept if path.is_file()]
 
     def methods(self) -> Iterator[tuple[str, list[Path]]]:
-        """Method -> its runs, scored or not, of the first folder with a scored one."""
-        every: dict[str, list[list[Path]]] = {}
+        """Method -> its runs, scored or not: one for each seed, a scored one if there is one."""
+        every: dict[str, dict[int, Path]] = {}
         for folder in self.folders:
-            for own in sorted(path for path in folder.iterdir() if path.is_dir()):
-                every.setdefault(own.name, []).append(sorted(own.glob("seed-*")))
-        for name, found in sorted(every.items()):
-            if runs := next((own for own in found if any(map(_is_scored, own))), found[0]):
-                yield name, runs
+            for run in sorted(folder.glob("*/seed-*")):
+                kept = every.setdefault(run.parent.name, {})
+                known = kept.get(_seed_of(run))
+                if known is None or (_is_scored(run) and not _is_scored(known)):
+                    kept[_seed_of(run)] = run
+        for name, runs in sorted(every.items()):
+            yield name, [runs[seed] for seed in sorted(runs)]
 
 
 def write_question(question: Question, runs: Runs, out: Path) -> str:
@@ -160,6 +162,10 @@ def cost(runs: Runs) -> str:
     )
 
 
+def _seed_of(run: Path) -> int:
+    return int(run.name.removeprefix("seed-"))
+
+
 def _is_scored(run: Path) -> bool:
     return RunFolder(run).scores_of("test", "best").is_file()
 
@@ -193,6 +199,21 @@ def _losses(run: Path) -> dict[int, float]:
     return {entry["step"]: entry[LOSS] for entry in entries if entry.get(LOSS) is not None}
 
 
+def halving_table(folder: Path) -> str:
+    """The rounds of a sweep with `--halving`: how many points there were, and which went on."""
+    told = read_json(folder / halving.FILE)["rungs"]
+    lines = [
+        "| step | points | best | development loss | kept |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for rung in told:
+        losses, kept = rung["losses"], rung["kept"]
+        best, others = kept[0], ", ".join(kept[1:])
+        row = [f"{rung['step']:,}", str(len(losses)), best, f"{losses[best]:.3f}", others]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
 def fill(page: Path, parts: Mapping[str, str]) -> None:
     """Write parts into a page, between the lines that name them and those that end them."""
     text = page.read_text(encoding="utf-8")
@@ -208,6 +229,7 @@ def fill(page: Path, parts: Mapping[str, str]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--halved", type=Path, help="a sweep with --halving")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
@@ -223,6 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     page = given.out / "index.md"
     if page.is_file():
         parts = {"cost": cost(runs), "twice": twice(runs), "tables": tables}
+        parts["noise"] = noise_table(dict(runs.records()))
+        if given.halved is not None:
+            parts["halving"] = halving_table(given.halved)
         fill(page, parts | claims.claim_tables(runs.shared, runs.losses))
 
 

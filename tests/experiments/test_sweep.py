@@ -37,11 +37,12 @@ def statuses(sweep: Sweep) -> dict[str, str]:
     return {trial.label: sweep.ended(trial).status for trial in sweep.trials}
 
 
-def test_runs_are_trained_scored_compared_and_not_run_twice(sweep: Make) -> None:
-    made = sweep('[grid]\n"train.seed" = [0, 1]\n' + METHODS)
+def test_runs_are_trained_scored_measured_compared_and_not_run_twice(sweep: Make) -> None:
+    made = sweep('measure = ["dev"]\n[grid]\n"train.seed" = [0, 1]\n' + METHODS)
     launcher = InProcess()
     ended = made.run(launcher)
     assert set(statuses(made).values()) == {"done"}
+    assert all(RunFolder(trial.run).similarity.is_file() for trial in made.trials)
     assert len(launcher.started) == 4
     found = compare_runs([made.out])
     assert found.metric == "BLEU"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 
 from gradvac.experiments import SweepConfig
@@ -29,7 +31,8 @@ def tables() -> ModuleType:
 
 
 def test_every_method_is_one_of_the_sweep_and_none_is_forgotten(tables: ModuleType) -> None:
-    sweeps = [ROOT / "configs" / "sweeps" / f"{name}.toml" for name in ("one_gpu", "one_gpu_more")]
+    names = ("one_gpu", "one_gpu_more", "one_gpu_rest")
+    sweeps = [ROOT / "configs" / "sweeps" / f"{name}.toml" for name in names]
     methods = [method for path in sweeps for method in load(SweepConfig, path).methods]
     asked = {name for question in tables.QUESTIONS for name in question.methods}
     assert asked == {method.name for method in methods if method.scored}
@@ -68,11 +71,11 @@ def test_a_seed_with_a_missing_part_does_not_count(tables: ModuleType, tmp_path:
 def test_claims_are_answered_by_the_seeds_that_both_methods_have(
     tables: ModuleType, tmp_path: Path
 ) -> None:
-    """Two sweeps: the second has more seeds of a method, which is read from the first."""
+    """Two sweeps: of what both have, the first counts; the second has one more seed."""
     for folder, method, rule, seeds in (
         ("first", "joint", "sum", (0, 1, 2)),
         ("first", "gradvac", "gradvac", (1, 2, 3)),
-        ("second", "gradvac", "gradvac", (0, 1, 2)),
+        ("second", "gradvac", "gradvac", (0, 1)),
         ("second", "long_joint", "none", (0, 1)),
     ):
         for seed in seeds:
@@ -83,7 +86,14 @@ def test_claims_are_answered_by_the_seeds_that_both_methods_have(
     rows = {line.split(" | ")[0]: line for line in found}
     own = rows["| GradVac by layer, low-resource tasks, against joint training"]
     assert " | +1.41 | " in own
-    assert " (2) | " in own
+    assert " (3) | " in own
+    seeds = runs.seeds_of("gradvac")
+    assert {seed: path.parts[-3] for seed, (path,) in seeds.items()} == {
+        0: "second",
+        1: "first",
+        2: "first",
+        3: "first",
+    }
     assert rows["| ... with twice the steps"].endswith(" | not run | +1.41 |  | (0) |  |")
     assert parts["count"].startswith(f"Of the {len(tables.claims.PAPER)} rows")
     assert parts["count"].endswith(f", {len(tables.claims.PAPER) - 1} not run.\n")
@@ -147,3 +157,27 @@ def test_runs_of_one_seed_are_held_against_each_other(tables: ModuleType, tmp_pa
     make_run(tmp_path / "long_joint" / "seed-0", losses=(3.0, 2.53, 2.2, 2.1, 1.9), steps=50)
     found = tables.twice(tables.Runs([tmp_path]))
     assert found.splitlines()[2:] == ["| joint | another sweep, later code | 1 | 0.0300 |"]
+
+
+def test_noise_of_cosines_is_told_from_differences_between_pairs(tables: ModuleType) -> None:
+    """Three tasks whose pairs differ by 0.1, in two seeds, with noise of 0.2 at every step."""
+    rng = np.random.default_rng(0)
+    steps, pairs = 4000, np.triu_indices(3, 1)
+    records = []
+    for _ in range(2):
+        cosines = np.zeros((steps, 2, 3, 3), dtype=np.float32)
+        noisy = np.array([0.0, 0.1, 0.2]) + 0.2 * rng.standard_normal((steps, 2, 3))
+        cosines[:, :, pairs[0], pairs[1]] = noisy
+        records.append(
+            SimpleNamespace(tasks=("a", "b", "c"), steps=np.arange(steps), similarity=cosines)
+        )
+    row = tables.noise_table({"gradvac": records}).splitlines()[2].split(" | ")
+    assert [float(cell) for cell in row[1:4]] == pytest.approx([0.1, 0.2, 0.1], abs=0.01)
+    assert row[4] == "20%"
+    assert float(row[5].removesuffix(" |")) > 0.98
+
+
+def test_rounds_of_halving_are_shown(tables: ModuleType, tmp_path: Path) -> None:
+    rung = {"step": 150, "losses": {"a": 5.0, "b": 4.0, "c": None}, "kept": ["b", "a"]}
+    (tmp_path / "halving.json").write_text(json.dumps({"rungs": [rung]}))
+    assert tables.halving_table(tmp_path).endswith("| 150 | 3 | b | 4.000 | a |\n")

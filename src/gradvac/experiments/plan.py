@@ -79,6 +79,7 @@ class SweepConfig(Section):
         recipe: Which commands run it.
         base: The config that is varied: a name as on the command line, or a file.
         score: Sets to score when a run is finished.
+        measure: Aligned sets on which the similarity of its tasks is measured then.
         set: Settings of all runs.
         grid: Setting -> values to try; every combination.
         methods: Lines of the table; without any, the grid alone.
@@ -88,6 +89,7 @@ class SweepConfig(Section):
     recipe: Literal["nmt", "tagging"]
     base: str
     score: list[str] = Field(default_factory=lambda: ["test"])
+    measure: list[str] = Field(default_factory=list)
     set: dict[str, Any] = Field(default_factory=dict)
     grid: dict[str, list[Any]] = Field(default_factory=dict)
     methods: list[MethodConfig] = Field(default_factory=list)

@@ -251,6 +251,7 @@ class Sweep:
             "settings": settings | {"train.pause_at": pause_at},
             "run": str(trial.run),
             "score": self.config.score if trial.scored else [],
+            "measure": self.config.measure,
             "result": str(self._result(trial)),
         }
         write_json(task, content)

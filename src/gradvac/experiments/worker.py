@@ -1,4 +1,4 @@
-"""One run of a sweep, in a process of its own: train, score, and say how it went."""
+"""One run of a sweep, in a process of its own: train, score, measure, and say how it went."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ class Recipe(NamedTuple):
     settings: type[RunConfig]
     train: Callable[[Any, Path], Result]
     score: Callable[..., object]
+    measure: Callable[..., object]
 
 
 def recipe_named(name: str) -> Recipe:
     """The recipe of that name; imports it."""
     if name == "nmt":
         from gradvac import nmt
+        from gradvac.nmt.similarity import measure_run as measure_translation
 
-        return Recipe(nmt.NmtConfig, nmt.train_translation, nmt.score_run)
+        return Recipe(nmt.NmtConfig, nmt.train_translation, nmt.score_run, measure_translation)
     from gradvac import tagging
+    from gradvac.tagging.similarity import measure_run as measure_tagging
 
-    return Recipe(tagging.TaggingConfig, tagging.train_tagging, tagging.score_run)
+    return Recipe(tagging.TaggingConfig, tagging.train_tagging, tagging.score_run, measure_tagging)
 
 
 def load_settings(recipe: str, base: str | Path, settings: dict[str, Any]) -> RunConfig:
@@ -56,9 +59,10 @@ def work(
     settings: dict[str, Any],
     run: str,
     score: Sequence[str],
+    measure: Sequence[str],
     result: str,
 ) -> int:
-    """Train and score one run, and write how it ended; an exit status.
+    """Train, score and measure one run, and write how it ended; an exit status.
 
     Args:
         recipe: "nmt" or "tagging".
@@ -66,6 +70,7 @@ def work(
         settings: Setting -> value.
         run: The run folder.
         score: Sets to score when it is finished.
+        measure: Aligned sets to measure similarities on then.
         result: File to write.
     """
     loaded = load_settings(recipe, base, settings)
@@ -77,6 +82,9 @@ def work(
             if not RunFolder(Path(run)).scores_of(split, "best").is_file():
                 recipe_named(recipe).score(run, split=split, device=loaded.train.device)
                 print(f"Scored on the {split} set.", flush=True)
+        for split in measure:  # only what is not there yet
+            recipe_named(recipe).measure(run, split=split, device=loaded.train.device)
+            print(f"Measured on the {split} set.", flush=True)
     facts = {"reason": done.reason, "step": done.step, "seconds": done.seconds}
     write_json(Path(result), facts)
     return 0

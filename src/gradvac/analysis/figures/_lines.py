@@ -59,6 +59,7 @@ def score_against_similarity(runs: Sequence[Run]) -> dict[str, Figure]:
         name = others[0] if len(others) == 1 else run.name
         beside = (4, -10 if number % 2 else 4)  # neighbours have theirs above and below
         axes.annotate(name, point, beside, textcoords="offset points", fontsize=8)
+    axes.locator_params(axis="x", nbins=6)
     axes.set_xlabel(f"cosine of {task} with the other tasks of its model")
     axes.set_ylabel(f"{full[0][2].metric} of {task}")
     axes.set_title(_correlation(points), loc="left")
@@ -83,8 +84,8 @@ def active_shares(runs: Sequence[Run]) -> dict[str, Figure]:
         drawn[run.name] = _smoothed(left, record.steps, counts.conflicts, counts.eligible, color)
         if not np.isnan(record.target).all():
             _smoothed(right, record.steps, counts.active, counts.eligible, color)
-    left.set_title("share of pairs below 0 (PCGrad)", loc="left")
-    right.set_title("share below the target (active)", loc="left")
+    left.set_title("pairs below 0 (PCGrad)", loc="left")
+    right.set_title("below the target (active)", loc="left")
     left.set_ylabel("of the pairs it could alter")
     left.yaxis.set_major_formatter(PercentFormatter(1.0))
     if not right.lines:
