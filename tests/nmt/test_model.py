@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from gradvac import Aligner, GradVac
 from gradvac.nmt import SIZES, Batch, Ragged, Transformer, make_batch
+from gradvac.nmt.model import Norm
 from gradvac.nmt.settings import ModelConfig
 
 Build = Callable[..., Any]
@@ -186,3 +188,25 @@ def test_single_numbers_of_a_size_can_be_replaced() -> None:
     assert size == SIZES["base"]._replace(decoder_layers=2, width=256)
     with pytest.raises(ValueError, match="width = 100 must be a multiple of 2 \\* heads = 16"):
         ModelConfig(size="base", width=100)
+
+
+def test_a_norm_keeps_the_type_of_its_input() -> None:
+    """So that states stay in 16 bits under autocast, while its own weights do not."""
+    torch.manual_seed(0)
+    norm = Norm(64)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(50, 64)
+    start = torch.randn(50, 64)
+    found = []
+    for half in (False, True):
+        own = x.bfloat16() if half else x.clone()
+        own.requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            normal = norm(own)
+        assert normal.dtype == own.dtype
+        parts = (own, norm.weight, norm.bias)
+        found.append((normal, *torch.autograd.grad(normal, parts, start.to(normal.dtype))))
+    assert [part.dtype for part in found[1][2:]] == [torch.float32] * 2
+    for exact, half in zip(*found, strict=True):
+        assert (half - exact).norm() < 0.01 * exact.norm()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from .. import needs
 
 RULES = ["none", "sum", "gradvac", "pcgrad", "gradnorm", "mgda", "control"]
 Take = Callable[[Sequence[Batch]], StepResult]
+Build = Callable[..., NmtConfig]
 
 
 @dataclass(frozen=True)
@@ -138,10 +140,26 @@ def require_same(found: Done, written: Done, again: Done, limit: float) -> None:
             torch.testing.assert_close(one, other, rtol=0, atol=atol, equal_nan=True)
 
 
-def settings(toy_config: Callable[..., NmtConfig], rule: str, **train: Any) -> NmtConfig:
-    return toy_config(
-        model={"dropout": 0.1}, batch={"fixed": True}, align={"rule": rule}, train=train
-    )
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data that are prepared once for all tests."""
+    return tmp_path_factory.mktemp("recorded") / "prepared"
+
+
+@pytest.fixture
+def settings(toy_config: Callable[..., NmtConfig], prepared: Path) -> Callable[..., NmtConfig]:
+    """Builds a config by rule and what [train] has."""
+
+    def build(rule: str, **train: Any) -> NmtConfig:
+        return toy_config(
+            data={"prepared": str(prepared)},
+            model={"dropout": 0.1},
+            batch={"fixed": True},
+            align={"rule": rule},
+            train=train,
+        )
+
+    return build
 
 
 def follow(
@@ -179,10 +197,8 @@ def follow(
     return apart
 
 
-def test_the_comparison_sees_what_a_graph_can_get_wrong(
-    toy_config: Callable[..., NmtConfig],
-) -> None:
-    config = settings(toy_config, "gradvac")
+def test_the_comparison_sees_what_a_graph_can_get_wrong(settings: Build) -> None:
+    config = settings("gradvac")
     state = make_state(config)
     step, batches = Step(config, state), [next(state.batches) for _ in range(3)]
     for batch in batches[:2]:
@@ -205,12 +221,10 @@ def test_the_comparison_sees_what_a_graph_can_get_wrong(
 
 @needs.GPU
 @pytest.mark.parametrize("rule", RULES)
-def test_recorded_steps_equal_those_as_written(
-    toy_config: Callable[..., NmtConfig], rule: str
-) -> None:
+def test_recorded_steps_equal_those_as_written(settings: Build, rule: str) -> None:
     # In float32 products by task need the tasks' sizes on the host: rules cannot be recorded.
     precision = "fp32" if rule == "none" else "bf16"
-    config = settings(toy_config, rule, device="cuda", precision=precision)
+    config = settings(rule, device="cuda", precision=precision)
     steps = []
 
     def record(state: RunState[Batch]) -> Take:
@@ -234,10 +248,8 @@ class Waits(Step[Batch]):
 
 
 @needs.GPU
-def test_what_cannot_be_recorded_goes_on_as_it_is_written(
-    toy_config: Callable[..., NmtConfig],
-) -> None:
-    config = settings(toy_config, "gradvac", device="cuda", precision="bf16")
+def test_what_cannot_be_recorded_goes_on_as_it_is_written(settings: Build) -> None:
+    config = settings("gradvac", device="cuda", precision="bf16")
     said: list[str] = []
 
     def record(state: RunState[Batch]) -> Take:

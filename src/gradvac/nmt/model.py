@@ -131,6 +131,9 @@ class Transformer(Layer):
     def _embed(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
         x = self.embedding(tokens) * math.sqrt(self.size.width)
         x = x + self.positions(positions, longest).to(x.dtype)
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):  # all states between layers are of this type
+            x = x.to(torch.get_autocast_dtype(kind))
         return F.dropout(x, self.dropout, self.training)
 
     def label_losses(self, states: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
@@ -227,7 +230,7 @@ class Stack(Layer):
     def __init__(self, layers: Iterable[nn.Module], width: int, norm_first: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self.norm = nn.LayerNorm(width) if norm_first else nn.Identity()
+        self.norm = Norm(width) if norm_first else nn.Identity()
 
     def forward(self, x: Tensor, *context: object) -> Tensor:
         """`[*, D]` -> `[*, D]`; every layer gets the context."""
@@ -279,13 +282,29 @@ class Residual(Layer):
 
     def __init__(self, width: int, dropout: float, norm_first: bool) -> None:
         super().__init__()
-        self.norm, self.norm_first, self.dropout = nn.LayerNorm(width), norm_first, dropout
+        self.norm, self.norm_first, self.dropout = Norm(width), norm_first, dropout
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """x + sublayer(norm(x)), or norm(x + sublayer(x))."""
         change = sublayer(self.norm(x) if self.norm_first else x)
         x = x + (F.dropout(change, self.dropout) if self.training else change)
         return x if self.norm_first else self.norm(x)
+
+
+class Norm(nn.LayerNorm):
+    """`nn.LayerNorm` whose result has the type of its input, also under autocast.
+
+    That one's would be float32, and what follows would be twice the memory to read and write. It
+    computes in float32 in any case.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[*, D]` -> `[*, D]`."""
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
+        with torch.autocast(x.device.type, enabled=False):
+            scale, shift = self.weight.to(x.dtype), self.bias.to(x.dtype)
+            return F.layer_norm(x, self.normalized_shape, scale, shift, self.eps)
 
 
 class FeedForward(Layer):
