@@ -88,7 +88,6 @@ class Recipe:
                 SIZES[size],
                 arguments.vocabulary,
                 logits_per_chunk=arguments.logits_per_chunk or "auto",
-                compile_loss=arguments.compile_loss,
             )
 
     def batches(self, part: Part = WHOLE) -> Ahead[Batch]:
@@ -311,7 +310,6 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--graph", nargs="*", type=int, choices=(0, 1), default=[0, 1])
     parser.add_argument("--fixed", action="store_true", help="one batch size for eager steps too")
     parser.add_argument("--logits-per-chunk", type=int, help="default: as memory allows")
-    parser.add_argument("--compile-loss", action="store_true")
     parser.add_argument("--huggingface", nargs="*", choices=("eager", "compiled"), default=[])
     parser.add_argument("--pairs", type=int, default=40_000, help="of every task")
     parser.add_argument("--warm", type=int, default=14)

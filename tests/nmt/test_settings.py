@@ -56,6 +56,17 @@ def test_the_configs_of_the_paper_are_there() -> None:
     )
 
 
+def test_settings_of_older_runs_that_are_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "old.toml"
+    text = (CONFIGS / "demo.toml").read_text(encoding="utf-8")
+    old = text.replace("[model]", "[model]\ncompile_loss = true")
+    path.write_text(old.replace("[decoding]", "[decoding]\ntokens = 4096"), encoding="utf-8")
+    assert old.count("compile_loss") == 1
+    assert config.load(NmtConfig, path) == config.load(NmtConfig, CONFIGS / "demo.toml")
+    with pytest.raises(ConfigError, match="compile_loss"):
+        config.load(NmtConfig, path, ["model.compile_loss=true"])
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -275,7 +275,7 @@ class OneBackward:
             index = index_on(moved, index.device)[index]
         if _is_captured(losses.device):  # what a graph being recorded makes has no values yet
             return Segments(index, len(present), losses.device)
-        key = (len(present), losses.device)
+        key = (len(present), losses.device, index.device)
         if self._last_rows is not None and index.device.type == "cpu":
             last_index, last_key, segments = self._last_rows  # batches are often laid out alike
             if last_key == key and torch.equal(last_index, index):

@@ -122,7 +122,7 @@ def segment_sums(values: Tensor, segments: Segments) -> Tensor:
     num_tasks = segments.num_tasks
     block = min(128, triton.next_power_of_2(width))
     blocks = triton.cdiv(width, block)
-    wanted = triton.cdiv(4 * processors_of(values.device), num_tasks * blocks)
+    wanted = triton.cdiv(16 * processors_of(values.device), num_tasks * blocks)
     parts = min(triton.cdiv(length, 64 * num_tasks), wanted)
     partial = values.new_empty(parts, num_tasks, width, dtype=torch.float32)
     _sums_kernel[(num_tasks, blocks, parts)](

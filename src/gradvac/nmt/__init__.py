@@ -25,6 +25,7 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     filling.py         batches of one size, all of them full
     model.py           the Transformer and its loss
     attention.py       its attention
+    _triton_attention.py   that of short sentences, as kernels
     loss.py            cross-entropy in few passes over the logits
     _triton_loss.py    the same as two kernels
     decode.py          translations searched for, in slots

@@ -8,12 +8,10 @@ loss are those of its passes over them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 _OF_KERNELS = (torch.bfloat16, torch.float16, torch.float32)
@@ -87,22 +85,6 @@ class _SmoothedLoss(torch.autograd.Function):
         gradient = rest[:, None].expand(ctx.shape).contiguous()
         label = (incoming * (ctx.smoothing - 1)).to(ctx.dtype)
         return gradient.scatter_add_(1, labels[:, None], label[:, None]), None, None
-
-
-def compiled_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """The same as a kernel for each direction, made when it is first needed, on a GPU."""
-    work = _compile() if logits.is_cuda else cross_entropy
-    return work(logits, labels, smoothing)
-
-
-def _plain(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-
-
-@cache
-def _compile() -> Callable[[Tensor, Tensor, float], Tensor]:
-    compiled: Callable[[Tensor, Tensor, float], Tensor] = torch.compile(_plain)
-    return compiled
 
 
 @cache

@@ -36,7 +36,7 @@ from gradvac.nmt.attention import (
     linear,
 )
 from gradvac.nmt.batch import Batch, Side
-from gradvac.nmt.loss import compiled_cross_entropy, cross_entropy, most_logits
+from gradvac.nmt.loss import cross_entropy, most_logits
 
 Cache = list[LayerCache]
 
@@ -71,7 +71,6 @@ class Transformer(Layer):
         logits_per_chunk: The loss goes over the labels in chunks of this many logits, and, if
             there are several, computes them again in the backward: `[N, V]` is never stored.
             "auto": as many as a quarter of a GPU's memory holds, 2^27 elsewhere.
-        compile_loss: Compile what follows the logits, on a GPU: one kernel instead of several.
 
     Example:
         >>> from gradvac.nmt import SIZES, Transformer
@@ -89,10 +88,8 @@ class Transformer(Layer):
         norm_first: bool = True,
         label_smoothing: float = 0.1,
         logits_per_chunk: int | Literal["auto"] = "auto",
-        compile_loss: bool = False,
     ) -> None:
         super().__init__()
-        self._cross_entropy = compiled_cross_entropy if compile_loss else cross_entropy
         self.size, self.label_smoothing = size, label_smoothing
         self._logits_per_chunk = logits_per_chunk
         self.embedding = nn.Embedding(vocabulary_size, size.width)
@@ -158,7 +155,7 @@ class Transformer(Layer):
         with gradvac.rows(gradvac.RowTasks(tasks, ascending=True)):
             logits = self.head(states)
         smoothing = self.label_smoothing if self.training else 0.0
-        return self._cross_entropy(logits, labels, smoothing)
+        return cross_entropy(logits, labels, smoothing)
 
     def _steps(self) -> list[DecoderLayer]:
         return [layer for layer in self.decoder.layers if isinstance(layer, DecoderLayer)]

@@ -37,7 +37,6 @@ class ModelConfig(Section):
         logits_per_chunk: Most logits held at once; of more, the loss is made in chunks, with less
             memory and the last product done twice. "auto": what a quarter of a GPU's memory holds,
             2^27 elsewhere.
-        compile_loss: Compile the loss on a GPU; takes some seconds at the start.
     """
 
     init: Path | None = None
@@ -52,7 +51,12 @@ class ModelConfig(Section):
     norm_first: bool = True
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     logits_per_chunk: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    compile_loss: bool = False
+
+    @classmethod
+    def set_aside(cls, table: dict[str, Any], overridden: Set[str]) -> None:
+        """Runs of version 0.1.0 say whether the loss was compiled, which changed no loss."""
+        if "compile_loss" not in overridden:
+            table.pop("compile_loss", None)
 
     @model_validator(mode="after")
     def _fits(self) -> ModelConfig:
@@ -77,7 +81,6 @@ class ModelConfig(Section):
             norm_first=self.norm_first,
             label_smoothing=self.label_smoothing,
             logits_per_chunk=self.logits_per_chunk,
-            compile_loss=self.compile_loss,
         )
 
 
