@@ -4,11 +4,13 @@
     python benchmarks/step.py --size thin --modes joint one_backward --rounds 5 --clock processor
     python benchmarks/step.py --size base big --tasks 4 8 25      # GPU
     python benchmarks/step.py --size base --modes joint one_backward --graph
+    python benchmarks/step.py --size base --modes compiled one_backward_tapped --rounds 3
 
 Modes: `joint` is one backward of the summed loss, the floor; `one_backward` and `per_task` are this
 library's engines with GradVac per layer; `measured` is one_backward where the model sorts its rows,
 so that their owners are measured every step; `compiled` is joint with torch.compile, and
-`one_backward_compiled` one_backward on a compiled model; `torchjd` is TorchJD's GradVac per layer;
+`one_backward_compiled` one_backward on such a model; `joint_tapped` and `one_backward_tapped` are
+the same with `backend="gradvac"`; `torchjd` is TorchJD's GradVac per layer;
 `pairwise` is GradVac on flat gradient vectors, as multi-task libraries commonly have it. A step
 includes the optimizer. `--graph` replays the whole step as a CUDA graph, where launches cost
 nothing. `--rounds 3` measures every mode three times, taking turns, and gives the median of the
@@ -33,6 +35,7 @@ from torch import Tensor, nn
 from transformer import SIZES, Transformer, component, make_batch, row_losses
 
 import gradvac
+from gradvac.gradients import compile_tapped
 
 MODES = (
     "joint",
@@ -40,11 +43,14 @@ MODES = (
     "measured",
     "compiled",
     "one_backward_compiled",
+    "joint_tapped",
+    "one_backward_tapped",
     "per_task",
     "pairwise",
     "torchjd",
 )
-LOOKING = ("one_backward", "measured", "one_backward_compiled")  # verify their first steps
+# Verify their first steps.
+LOOKING = ("one_backward", "measured", "one_backward_compiled", "one_backward_tapped")
 Backward = Callable[[], object]
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
@@ -60,6 +66,15 @@ def compiled(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:
 
 def aligned_compiled(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:
     return aligned("one_backward")(torch.compile(model), batch, num_tasks)
+
+
+def joint_tapped(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:
+    return joint(torch.compile(model, backend=compile_tapped), batch, num_tasks)
+
+
+def aligned_tapped(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:
+    tapped = torch.compile(model, backend=compile_tapped)
+    return aligned("one_backward")(tapped, batch, num_tasks)
 
 
 def measured(model: nn.Module, batch: tuple, num_tasks: int) -> Backward:
@@ -158,6 +173,8 @@ MAKERS = {
     "measured": measured,
     "compiled": compiled,
     "one_backward_compiled": aligned_compiled,
+    "joint_tapped": joint_tapped,
+    "one_backward_tapped": aligned_tapped,
     "per_task": aligned("per_task"),
     "torchjd": torchjd,
     "pairwise": pairwise,

@@ -238,7 +238,7 @@ def test_operations_have_the_names_that_torch_gives_them() -> None:
         r"^- name: +_?(\w+?)(?:_forward)?(?:\.\w+)?\(", derivatives.read_text(), re.M
     )
     known = {"".join(part.title() for part in name.split("_")) for name in names} | {"Copy"}
-    tables = (_movers._ENTRYWISE, _movers._KEEPERS, _movers._PRODUCTS, _movers._WITHIN_ROWS)
+    tables = (_movers.ENTRYWISE, _movers._KEEPERS, _movers._PRODUCTS, _movers._WITHIN_ROWS)
     for table in (*tables, _movers._WITH_WEIGHTS, _movers._BY_SETTING):
         assert not set(table) - known
     for start in _movers._OVER_SPACE:

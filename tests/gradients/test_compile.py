@@ -104,6 +104,44 @@ def test_with_default_settings() -> None:
             assert_same_gradients(model, reference, 1e-9)
 
 
+class _Scaled(torch.autograd.Function):
+    """Has a number among its arguments, for which it returns None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.factor = factor
+        return factor * (x @ weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return ctx.factor * gradient @ weight.t(), None, ctx.factor * x.t() @ gradient
+
+
+@pytest.mark.filterwarnings("ignore:engine.*no fast path")
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_numbers_among_the_arguments(is_compiled: bool) -> None:
+    """A function returns something for them too; the graph has no edge for it.
+
+    A region that was compiled for any size takes the sizes as numbers.
+    """
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        product = x @ m.matrix if is_compiled else _Scaled.apply(x, 2.0, m.matrix)
+        result: Tensor = m.down(product)
+        return result
+
+    matrix = nn.Parameter(torch.randn(D, D))
+    model = Model(run, matrix=matrix, down=nn.Linear(D, D)).double()
+    reference = copy.deepcopy(model)
+    called: Any = torch.compile(model, backend="aot_eager", dynamic=True) if is_compiled else model
+    x = torch.randn(B, D, dtype=torch.float64)
+    for each, engine in ((reference, "per_task"), (called, "one_backward")):
+        attach(each, GradVac(), engine=engine).backward(distance(each(x)), UNSORTED)
+    assert_same_gradients(model, reference, 1e-9)
+
+
 def test_compiles_whole() -> None:
     """The Aligner is not in the way: one graph, and evaluation too."""
     model = model_of_every_kind()

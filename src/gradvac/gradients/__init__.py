@@ -5,7 +5,7 @@ An engine sees autograd and one callable, `weigh(components, gram) -> weights`, 
 the reference. `one_backward` runs one backward for all tasks, on the graph that the forward left
 behind, and holds task gradients only one component at a time.
 
-Ten ideas, and where they are:
+Eleven ideas, and where they are:
 
 *Losses* of rows or tasks, and *components*, which share one Gram matrix
 
@@ -44,6 +44,12 @@ The *graph* and its *junctions*, where parameters meet the rows of the batch
     _uses.py          what one use of a parameter contributes
     _waiting.py       uses that are formed together with others of their kind
 
+*Compiled regions*, whose parameters are left outside
+
+    _tapping.py       `torch.compile(model, backend="gradvac")`
+    _taps.py          nodes that stand for the parameters of a region
+    _regions.py       whether rows stay where they are inside of one
+
 The *fold*: from the uses of a component to its Gram matrix, its weights and `.grad`
 
     _buffers.py       collects the uses of one parameter
@@ -81,6 +87,7 @@ from gradvac.gradients._one_backward import OneBackward
 from gradvac.gradients._per_task import PerTask
 from gradvac.gradients._rows import RowTasks, rows
 from gradvac.gradients._shards import sharded_modules, whole
+from gradvac.gradients._tapping import compile_tapped
 from gradvac.gradients._update import Weigh
 
 __all__ = [
@@ -100,6 +107,7 @@ __all__ = [
     "RowTasks",
     "TasksOfRows",
     "Weigh",
+    "compile_tapped",
     "digest",
     "gram",
     "positions",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradvac.gradients._graph import Graph
+from gradvac.gradients._graph import COMPILED, Graph, run_of
 from gradvac.gradients._junctions import Drawing
 from gradvac.gradients._movers import ANY, VIEWS
 from gradvac.gradients._ownership import (
@@ -38,6 +38,7 @@ class Evidence:
         by_row: Of a pass with a code per row.
         lowest: The narrowest dtype on the way.
         rounding: What rounding was seen to do.
+        kept_inside: Compiled regions that leave rows alone, and where these lie in their outputs.
     """
 
     def __init__(self, graph: Graph, drawing: Drawing, num_rows: int | None) -> None:
@@ -49,6 +50,7 @@ class Evidence:
         self.codes = row_codes(num_rows or 1)
         self.lowest = self._lowest()
         self._tolerance, self.rounding = tolerance(self.lowest), 0.0
+        self.kept_inside: dict[int, dict[int, Layout]] = {}
         self._layouts: dict[Any, tuple[Layout | None, int]] = {}
 
     @property
@@ -58,12 +60,24 @@ class Evidence:
 
     def inner(self) -> set[int]:
         """Positions whose output gradients are marked besides those of junctions."""
-        movers = {mover for mover, dims in self._drawing.movers.items() if dims is not ANY}
+        every = self._drawing.movers.items()
+        movers = {mover for mover, dims in every if dims is not ANY or self._run(mover)}
         return movers.union(self._drawing.sized).difference(self._places)
 
-    def key(self, position: int) -> Any:
+    def _run(self, position: int) -> Any:
+        """The run of a compiled region whose operations are known."""
+        node = self._graph.nodes[position]
+        return run_of(node) if self._graph.names[position] == COMPILED else None
+
+    def seen_outputs(self, position: int) -> range:
+        """Of a mover or a view: those whose gradients are marked."""
+        return range(self._graph.num_outputs(position) if self._run(position) else 1)
+
+    def key(self, position: int, output: int = 0) -> Any:
         """Where the marks of a mover or a view are."""
-        return self._places.get(position, ("above", position))
+        if position in self._places:
+            return self._places[position][0], output
+        return ("above", position, output) if output else ("above", position)
 
     def is_awake(self, key: Any) -> bool:
         """Whether a gradient other than zero came."""
@@ -143,11 +157,27 @@ class Evidence:
 
     def _keeps_rows(self, position: int) -> bool:
         """Whether rows lie along a dimension that a node leaves alone."""
+        if (run := self._run(position)) is not None:
+            return self._keeps_rows_inside(run, position)
         dims, shape = self._drawing.movers.get(position, ()), self._graph.shape(position)
         above = None if dims is ANY else self.above(position)
         if above is None or above.dim in {d % len(shape) for d in dims if d < len(shape)}:
             return False
         return self.below(position, above) is not None
+
+    def _keeps_rows_inside(self, run: Any, position: int) -> bool:
+        """Whether a compiled region leaves rows alone, from what its operations are."""
+        outputs = [(n, self.key(position, n)) for n in self.seen_outputs(position)]
+        shape, above = self._graph.shape, dict[int, Layout]()
+        for output, key in outputs:
+            if key in self.plain and key in self.by_row:
+                layout, _ = self.layout(key, shape(position, output))
+                if layout is None:
+                    return False
+                above[output] = layout
+        if above and run.keeps_rows(above, self._num_rows):
+            self.kept_inside[position] = above
+        return position in self.kept_inside
 
     def _lowest(self) -> torch.dtype:
         dtypes = {

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradvac.gradients._graph import call_node, saved
 from gradvac.gradients._kernels import wide
-from gradvac.gradients._segments import Owned
+from gradvac.gradients._segments import Owned, Segments
 from gradvac.gradients._uses import Formed, Lookup, Use
 from gradvac.gradients._waiting import Beside, Normed, Outer, Summed
 
@@ -29,6 +29,7 @@ class Place(NamedTuple):
     owned: Owned  # whose its entries are
     shape: tuple[int, ...]  # of the input
     first: Use | None = None  # what the node's largest input came to
+    operand: Tensor | None = None  # of a tap
 
     def saved(self, name: str) -> Tensor:
         """A tensor that the node saved in the forward."""
@@ -100,11 +101,13 @@ def embedding(at: Place) -> Use | None:
     segments = at.owned.flat()
     if segments is None or at.node._saved_scale_grad_by_freq:
         return None
-    tokens = at.saved("indices").reshape(-1)
-    values = at.gradient.reshape(-1, at.shape[1])
+    return _lookup(at, segments, at.saved("indices"), at.node._saved_padding_idx)
+
+
+def _lookup(at: Place, segments: Segments, tokens: Tensor, padding: int) -> Use:
+    tokens, values = tokens.reshape(-1), at.gradient.reshape(-1, at.shape[1])
     if len(values) > len(tokens):
         tokens = tokens.repeat(len(values) // len(tokens))
-    padding = at.node._saved_padding_idx
     if 0 <= padding < at.shape[0]:
         values = values.masked_fill((tokens == padding)[:, None], 0.0)
     return Lookup(values, tokens, at.shape[0], segments)
@@ -186,6 +189,35 @@ def convolution(at: Place) -> Use | None:
     return Formed(out, at.owned.rows)
 
 
+# -- compiled regions ------------------------------------------------------------------------
+
+
+def product_tap(at: Place) -> Use | None:
+    """Weight (1) and shift (2) of a product."""
+    if at.edge == 2:
+        product = at.first
+        if isinstance(product, Outer) and product.may_wait:
+            for values in (product.left, product.right):
+                is_gradient = values.data_ptr() == at.gradient.data_ptr()
+                if is_gradient and values.numel() == at.gradient.numel():
+                    return Beside(product, values)
+        return at.summed(at.gradient)
+    segments = at.owned.flat()
+    if segments is None or at.operand is None:
+        return None
+    gradient = at.gradient.reshape(-1, at.gradient.shape[-1])
+    x = at.operand.reshape(len(gradient), -1)
+    return Outer(x, gradient, segments) if at.node.columns else Outer(gradient, x, segments)
+
+
+def lookup_tap(at: Place) -> Use | None:
+    """Rows of a table (1) by token."""
+    segments = at.owned.flat()
+    if segments is None or at.operand is None:
+        return None
+    return _lookup(at, segments, at.operand.long(), at.node.padding)
+
+
 # -- entry by entry --------------------------------------------------------------------------
 
 
@@ -225,6 +257,8 @@ FAST_PATHS: dict[str, Callable[[Place], Use | None]] = {
     "FusedRmsNormBackward0": rms_norm,
     "NativeGroupNormBackward0": group_norm,
     "ConvolutionBackward0": convolution,
+    "GradvacProductBackward": product_tap,
+    "GradvacLookupBackward": lookup_tap,
     "AddBackward0": add,
     "SubBackward0": entrywise,
     "MulBackward0": mul,

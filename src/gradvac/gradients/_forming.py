@@ -84,7 +84,9 @@ class Former:
         for route in plan.routes[number]:
             use = None
             if path is not None and gradient is not None and owner is not None:
-                use = path(Place(node, route.edge, gradient, owner, self._shape(route), first))
+                operand = self.graph.operands.get(position)
+                place = Place(node, route.edge, gradient, owner, self._shape(route), first, operand)
+                use = path(place)
             if use is None:
                 slow.append(route.edge)
             elif route.parameter is not None:
@@ -191,7 +193,8 @@ class Former:
             self.slow.append(self._place(position))
 
         def given(task: int) -> list[Tensor | None]:
-            return [_only(g, owners, task) for g, owners in zip(gradients, owned, strict=True)]
+            mine = [_only(g, owners, task) for g, owners in zip(gradients, owned, strict=True)]
+            return [*mine, self.graph.operands[position]] if self.graph.is_tap(position) else mine
 
         self._call_for_each(position, edges, tasks, given, first.rows, deliver)
 
@@ -213,7 +216,9 @@ class Former:
                 returned = call_node(node, _complete(node, given(task)))
             for edge in edges:
                 part, shape = returned[edge], self.graph.shape(*children[edge])
-                if part is not None:
+                if self._is_operand(*children[edge]):
+                    self.graph.operands[children[edge][0]] = part
+                elif part is not None:
                     if part.is_complex() and not self.graph.is_complex(*children[edge]):
                         part = part.real  # as autograd does between two nodes
                     if edge not in by_edge:
@@ -221,6 +226,10 @@ class Former:
                     by_edge[edge][task] = part.sum_to_size(shape)
         for edge, gradients in by_edge.items():
             self._push(*children[edge], Formed(gradients, rows), deliver)
+
+    def _is_operand(self, position: int, number: int) -> bool:
+        """Whether an output is no gradient, but what a tap has to know besides."""
+        return number == 1 and self.graph.is_tap(position)
 
     def _place(self, position: int) -> str:
         kind = self.graph.names[position].removesuffix("0").removesuffix("Backward")
@@ -267,6 +276,8 @@ class Former:
         def given(task: int) -> list[Tensor | None]:
             by_output: list[Tensor | None] = [None] * max(1, len(described))
             by_output[number] = gradients[task].to(described[number].dtype)
+            if self.graph.is_tap(position):
+                by_output[1] = self.graph.operands[position]
             return by_output
 
         children = enumerate(self.graph.children(position))

@@ -15,7 +15,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from gradvac.gradients._taps import ANCHOR, TAPS
+
 LEAF = "torch::autograd::AccumulateGrad"
+COMPILED = "CompiledFunctionBackward"
+RUN = "gradvac"  # the name under which the node of a compiled region keeps its run (`_regions.py`)
 
 # What an operation saves of how it moves or mixes entries along dimensions.
 _SETTINGS = frozenset(
@@ -108,10 +112,17 @@ def _walk(
                 at = index[child] = len(met)
                 met.append(child)
             add((at, number) if number else at)
+        if name == COMPILED and (run := run_of(node)) is not None:
+            add(run.region)
         for one in setting_names:
             value = getattr(node, one)
             add(value if type(value) is int else str(value))
     return met, index, tuple(parts)
+
+
+def run_of(node: Any) -> Any:
+    """The run of one of our compiled regions that a node is; None for any other node."""
+    return node.metadata.get(RUN)
 
 
 class Graph:
@@ -122,6 +133,7 @@ class Graph:
         names: Of the nodes.
         signature: The same for graphs of the same structure.
         returned: What a node (position) that has just run returned.
+        operands: What a tap (position) was handed beside the gradient of its output.
 
     Args:
         roots: The losses.
@@ -146,6 +158,7 @@ class Graph:
         self.nodes: list[Any] = [met[where] for where in signature.order]
         self.names, self.root_positions = signature.names, signature.roots
         self.returned: dict[int, Sequence[Tensor | None]] = {}
+        self.operands: dict[int, Tensor | None] = {}
 
     def children(self, position: int) -> tuple[tuple[int, int], ...]:
         """(position, output number) of each input of a node.
@@ -161,6 +174,16 @@ class Graph:
             return tuple(node.variable.shape)
         described = node._input_metadata
         return tuple(described[number].shape) if number < len(described) else ()
+
+    def is_tap(self, position: int) -> bool:
+        """Whether a node stands for a parameter that a compiled region uses."""
+        return self.names[position] in TAPS
+
+    def num_outputs(self, position: int) -> int:
+        """Of a node, as far as their gradients are gradients of the losses."""
+        if self.is_tap(position):
+            return 1
+        return max(1, len(self.nodes[position]._input_metadata))
 
     def is_complex(self, position: int, number: int = 0) -> bool:
         """Whether an output of a node is complex."""
@@ -191,7 +214,8 @@ class Graph:
     def leaves(self) -> list[Tensor]:
         """The leaves that the roots depend on."""
         pairs = zip(self.nodes, self.names, strict=True)
-        return [node.variable for node, name in pairs if name == LEAF]
+        leaves = (node.variable for node, name in pairs if name == LEAF)
+        return [leaf for leaf in leaves if leaf is not ANCHOR]
 
     @property
     def is_reentrant(self) -> bool:
@@ -207,7 +231,7 @@ class Graph:
     def refuse_compiled_too_early(self) -> None:
         """Raise if a compiled region writes over what its forward saved: it can run only once."""
         for node, name in zip(self.nodes, self.names, strict=True):
-            if name == "CompiledFunctionBackward":
+            if name == COMPILED:
                 described: Any = getattr(getattr(node, "_forward_cls", None), "metadata", None)
                 if getattr(described, "bw_donated_idxs", ()) is None:
                     described.bw_donated_idxs = []  # in the form that is asked for on other threads
@@ -253,7 +277,16 @@ def call_node(node: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | N
             return function(*gradients)
 
     returned = _aside(os.getpid()).submit(run).result()
-    return returned if isinstance(returned, tuple) else (returned,)
+    returned = returned if isinstance(returned, tuple) else (returned,)
+    return returned if callable(node) else _by_edge(node, returned)
+
+
+def _by_edge(node: Any, returned: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """What a Python function returned for its tensors: it returns something for numbers too."""
+    needed = iter(
+        [g for g, is_needed in zip(returned, node.needs_input_grad, strict=False) if is_needed]
+    )
+    return tuple(None if child is None else next(needed) for child, _ in node.next_functions)
 
 
 def saved(node: Any, name: str) -> Any:

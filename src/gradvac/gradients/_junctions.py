@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gradvac.gradients._graph import LEAF, Graph, is_python_function
 from gradvac.gradients._movers import STRETCHERS, VIEWS, moves_along
+from gradvac.gradients._taps import ANCHOR
 
 _PRODUCTS = frozenset(
     f"{name}Backward0"
@@ -59,6 +60,7 @@ class Drawing:
             which they may.
         sized: Positions of operations whose effect depends on the sizes of the batch.
         holds_no_rows: The roots are made of parameters alone.
+        has_taps: Compiled regions left some parameters outside.
     """
 
     junctions: list[Junction] = field(default_factory=list)
@@ -67,6 +69,7 @@ class Drawing:
     movers: dict[int, Sequence[int]] = field(default_factory=dict)
     sized: list[int] = field(default_factory=list)
     holds_no_rows: bool = False
+    has_taps: bool = False
 
     def leaves_outside(self, graph: Graph) -> list[Tensor]:
         """The leaves that get their plain gradient."""
@@ -96,13 +99,17 @@ def draw(
         children = graph.children(position)
         if name == LEAF and position not in roots:
             variable = graph.nodes[position].variable
+            if variable is ANCHOR:
+                made_of.append(nothing)
+                drawing.has_taps = below[position] = True
+                continue
             is_ours = variable in tracked
             made_of.append(frozenset([variable]) if is_ours else None)
             if not is_ours:
                 drawing.outside.append(position)
                 below[position] = True
             continue
-        edges = tuple(e for e, (c, _) in enumerate(children) if c >= 0 and made_of[c] is not None)
+        edges = tuple(e for e, (c, _) in enumerate(children) if c >= 0 and made_of[c])
         alone = bool(edges) and all(c < 0 or made_of[c] is not None for c, _ in children)
         parameters = nothing.union(*(made_of[children[e][0]] or () for e in edges))
         drawing.holds_no_rows |= alone and position in roots

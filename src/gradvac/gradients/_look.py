@@ -75,7 +75,9 @@ class Look:
                 plan.functions = frozenset(
                     number
                     for number, junction in enumerate(drawing.junctions)
-                    if not junction.ends and is_python_function(self.graph.nodes[junction.position])
+                    if not junction.ends
+                    and is_python_function(self.graph.nodes[junction.position])
+                    and not self.graph.is_tap(junction.position)
                 )
                 plan.measured = How.MEASURED in plan.known.values()
                 plan.lowest, plan.names = self.shown.lowest, self.names
@@ -115,7 +117,7 @@ class Look:
         self.shown = Evidence(self.graph, self.drawing, self.num_rows)
         todo: list[tuple[int, int]] = []  # where codes must tell
         for number, junction in enumerate(self.drawing.junctions):
-            for output in range(max(1, len(self.graph.nodes[junction.position]._input_metadata))):
+            for output in range(self.graph.num_outputs(junction.position)):
                 if self._is_reached_by_one(junction):
                     plan.known[number, output] = How.REACHED
                 else:
@@ -157,6 +159,7 @@ class Look:
             self.mixed, self.moved = mixed, self.moved | early
             return None
         plan.sized = self._sized(plan)
+        plan.regions = shown.kept_inside
         return plan
 
     def _how(self, key: tuple[int, int], plan: Plan, *, is_moving: bool) -> Known | None:
@@ -251,8 +254,10 @@ class Look:
                 watcher.see(self.drawing.junctions[number].position, gradients)
 
         def see_inner(position: int, gradients: Sequence[torch.Tensor | None]) -> None:
-            if gradients and gradients[0] is not None and gradients[0].numel():
-                marks["above", position] = mark(gradients[0])
+            for output in self.shown.seen_outputs(position):
+                gradient = gradients[output] if output < len(gradients) else None
+                if gradient is not None and gradient.numel():
+                    marks[self.shown.key(position, output)] = mark(gradient)
 
         others = [(position, see_inner) for position in self.shown.inner()]
         if watch:

@@ -32,7 +32,7 @@ def moves_along(graph: Graph, position: int, are_rows: Sequence[bool]) -> Sequen
     kind = re.sub(r"^torch::autograd::|Backwards?\d*$", "", name)
     if kind in _KEEPERS:
         return ()
-    if kind in _ENTRYWISE:
+    if kind in ENTRYWISE:
         return _broadcast(graph, position, are_rows)
     if kind in _PRODUCTS:
         return _contracted(graph, position, are_rows)
@@ -102,7 +102,7 @@ _HOOKS = frozenset(  # Python functions that hand on what they get
     f"{name}Backward"
     for name in ("BackwardHookFunction", "RegisterPostBackwardFunction")  # hooks of FSDP2, too
 )
-_ENTRYWISE = frozenset(
+ENTRYWISE = frozenset(
     (
         *("Abs", "Acos", "Acosh", "Add", "Addcdiv", "Addcmul", "Alias", "Angle", "Asin", "Asinh"),
         *("Atan", "Atan2", "Atanh", "Celu", "Clamp", "ClampMax", "ClampMin", "Clone", "Complex"),

@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge
 
 from gradvac.gradients._graph import Graph
 from gradvac.gradients._junctions import Drawing
+from gradvac.gradients._taps import ANCHOR
 
 Arrive = Callable[[int, Sequence[Tensor | None]], None]
 """(number of the junction, its output gradients) -> nothing."""
@@ -46,9 +47,12 @@ def run_pass(
         for number, junction in enumerate(drawing.junctions):
             node = graph.nodes[junction.position]
             if junction.ends:
-                outputs = max(1, len(node._input_metadata))
+                outputs = graph.num_outputs(junction.position)
                 ends.append((number, len(inputs), outputs))
                 inputs += [GradientEdge(node, output) for output in range(outputs)]
+            elif graph.is_tap(junction.position):
+                at_tap = partial(_arrive_at_tap, graph, junction.position, partial(arrive, number))
+                handles.append(node.register_prehook(at_tap))
             elif number in after_run:
                 after = partial(_arrive_after, graph, junction.position, partial(arrive, number))
                 handles.append(node.register_hook(after))
@@ -60,7 +64,7 @@ def run_pass(
         with _autocast_off(graph.roots[0].device), without_hooks(leaves):
             gradients = torch.autograd.grad(
                 graph.roots,
-                [*inputs, *leaves],
+                [*inputs, *leaves, *([ANCHOR] if drawing.has_taps else ())],
                 starts,
                 retain_graph=True if retain else None,
                 allow_unused=True,
@@ -71,7 +75,20 @@ def run_pass(
     finally:
         for handle in handles:
             handle.remove()
-    return list(gradients[len(inputs) :])
+    return list(gradients[len(inputs) : len(inputs) + len(leaves)])
+
+
+def _arrive_at_tap(
+    graph: Graph,
+    position: int,
+    arrive: Callable[[Sequence[Tensor | None]], None],
+    gradients: Sequence[Tensor | None],
+) -> tuple[None, None]:
+    """Show a junction the gradient of its output, and keep it from forming anything itself."""
+    output, graph.operands[position] = gradients
+    arrive((output,))
+    del graph.operands[position]
+    return None, None
 
 
 def _arrive_after(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from gradvac.gradients._graph import Graph
+from gradvac.gradients._graph import Graph, run_of
 from gradvac.gradients._junctions import Drawing, Route
 from gradvac.gradients._movers import VIEWS
 from gradvac.gradients._ownership import Layout
@@ -51,6 +51,7 @@ class Plan:
     drawing: Drawing
     known: dict[tuple[int, int], Known] = field(default_factory=dict)  # junction, output -> how
     sized: list[Sized] = field(default_factory=list)
+    regions: dict[int, dict[int, Layout]] = field(default_factory=dict)  # rows in their outputs
     sizes: set[object] = field(default_factory=set)  # of batches for which it is known to hold
     unfinished: str | None = None  # why the next batch must be looked at too
     asleep: frozenset[int] = frozenset()  # positions that no gradient has come through so far
@@ -77,6 +78,7 @@ class Plan:
             num_rows,
             *[shape(position, output) for position, output in self._asked(graph)],
             *[tuple(inside(sized.position)) for sized in self.sized],
+            *[run_of(graph.nodes[position]).sizes for position in self.regions],
         )
 
     def _asked(self, graph: Graph) -> list[tuple[int, int]]:
@@ -116,6 +118,9 @@ class Plan:
             else:
                 fits = spans_of(graph, position, above, num_rows) == spans
             if not fits:
+                return False
+        for position, above_region in self.regions.items():
+            if not run_of(graph.nodes[position]).keeps_rows(above_region, num_rows):
                 return False
         if len(self.sizes) < _MOST_SIZES:
             self.sizes.add(sizes)
