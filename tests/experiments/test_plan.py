@@ -90,6 +90,8 @@ def test_methods_take_turns_and_seeds_come_one_after_the_other() -> None:
     [
         ({"methods": [{"name": "a"}, {"name": "a"}]}, "there twice"),
         ({"grid": {"train.seed": []}}, "at least one value"),
+        ({"grid": {"optimizer.lr": [1, 1.0]}}, "each once"),
+        ({"grid": {"train.seed": [0]}, "set": {"train.seed": 1}}, r"train.seed is in \[set\] too"),
         ({"methods": [{"name": "a", "set": {"x.y": 1}, "grid": {"x.y": [2]}}]}, "sets and varies"),
         (
             {"methods": [{"name": "a", "set": {"model.init": "{run:frist}"}}, {"name": "first"}]},

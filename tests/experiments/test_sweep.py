@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +15,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gradvac.experiments import Sweep, budget_table, budgets, compare_runs
+from gradvac.experiments import Sweep, budget_table, budgets, compare_runs, read_run
 from gradvac.experiments.halving import FILE, rungs
 from gradvac.experiments.launchers import Processes, Submitit
 from gradvac.runs import RunFolder
 from gradvac.training import checkpoint
 
-from .conftest import ROOT, InProcess
+from .conftest import ROOT, TWIN, InProcess
 
 Make = Callable[..., Sweep]
 HALF = {"train.validate_every": 2, "train.max_steps": 4}
@@ -56,6 +57,36 @@ def test_runs_are_trained_scored_measured_compared_and_not_run_twice(sweep: Make
     assert again.started == []
 
 
+def test_a_base_that_was_changed_is_seen(sweep: Make, tmp_path: Path) -> None:
+    base = tmp_path / "base.toml"
+    base.write_text(TWIN.read_text())
+    sweep("score = []", base=base).run(InProcess())
+    base.write_text(TWIN.read_text().replace("lr = 5e-3", "lr = 6e-3"))
+    changed = sweep("score = []", base=base)
+    assert statuses(changed) == {"twin.seed-0": "waiting"}
+    changed.run(InProcess())
+    assert "optimizer.lr" in changed.ended(changed.trials[0]).error
+
+
+def test_runs_that_go_on_are_scored_again(sweep: Make) -> None:
+    made = sweep("")
+    made.run(InProcess())
+    folder = RunFolder(made.trials[0].run)
+    longer = {"train.max_steps": 12}
+    sweep("score = []", **longer).run(InProcess())
+    with pytest.raises(ValueError, match=r"has other best weights than .* score it again"):
+        read_run(folder.path, split="test", weights="best", metric=None)
+    with pytest.warns(UserWarning, match="Its scores are left out"):
+        assert folder.read_scores() == ()
+    shutil.rmtree(made.out / "trials")
+    made = sweep("", **longer)
+    made.run(InProcess())
+    assert read_run(folder.path, split="test", weights="best", metric=None) is not None
+    assert statuses(made) == {"twin.seed-0": "done"}
+    shutil.rmtree(folder.path)
+    assert statuses(made) == {"twin.seed-0": "waiting"}
+
+
 def test_a_failed_run_is_reported_and_run_again_when_asked(sweep: Make, tmp_path: Path) -> None:
     missing = tmp_path / "no.tsv"
     text = f"""
@@ -81,6 +112,8 @@ set = {{ "model.init" = "{{run:broken}}" }}
 def test_settings_that_cannot_be_used_are_told_before_anything_runs(sweep: Make) -> None:
     with pytest.raises(ValueError, match=r"joint: override align.bta=0.1.*beta"):
         sweep('[[methods]]\nname = "joint"\nset = { "align.bta" = 0.1 }')
+    with pytest.raises(ValueError, match=r"score: there is no set 'tset'; did you mean 'test'\?"):
+        sweep('score = ["tset"]')
 
 
 def test_halving_stops_the_weaker_half_and_goes_on_exactly(sweep: Make) -> None:
@@ -186,7 +219,10 @@ class Pretended:
     def start(self, task: Path, log: Path) -> Path:
         asked = json.loads(task.read_text())
         steps = asked["settings"]["train.max_steps"]
-        kept = RunFolder(Path(asked["run"])).kept_checkpoints()
+        folder = RunFolder(Path(asked["run"]))
+        kept = folder.kept_checkpoints()
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.config.touch()
         self.clock.now += steps - (kept[-1][0] if kept else 0)
         Path(asked["result"]).write_text(json.dumps({"reason": "finished", "step": steps}))
         self.started.append(task.stem)

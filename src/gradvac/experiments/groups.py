@@ -101,13 +101,16 @@ def read_run(path: Path, *, split: str, weights: str | int, metric: str | None) 
     """Read a run; None if it has no such scores.
 
     Raises:
-        ValueError: A file is damaged, or scores and counts do not belong to each other.
+        ValueError: A file is damaged, scores and counts do not belong to each other, or the run
+            was trained on since it was scored.
     """
     folder = RunFolder(path)
     scores_file = folder.scores_of(split, weights)
     if not scores_file.is_file():
         return None
     scores = read_scores(scores_file)
+    if not folder.are_scores_current(split, weights):
+        raise ValueError(folder.outdated(split, weights))
     chosen = scores[0] if metric is None else _named(metric, scores, scores_file)
     counts = read_counts(folder.counts_of(split, weights)).get(chosen.metric)
     if counts is not None:

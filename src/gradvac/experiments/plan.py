@@ -103,8 +103,11 @@ class SweepConfig(Section):
             raise ValueError(f"methods: {twice[0]!r} is there twice")
         for grid in (self.grid, *(method.grid for method in self.methods)):
             for key, values in grid.items():
-                if not values or len({repr(value) for value in values}) < len(values):
+                if not values or any(value in values[:n] for n, value in enumerate(values)):
                     raise ValueError(f"grid: {key} must have at least one value, and each once")
+        both = [key for key in self.grid if key in self.set]
+        if both:
+            raise ValueError(f"grid: {both[0]} is in [set] too; leave out one of the two")
         for method in self.methods:
             both = [key for key in {**method.grid, **method.parts} if key in method.set]
             if both:

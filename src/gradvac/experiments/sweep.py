@@ -21,6 +21,8 @@ from gradvac.experiments.launchers import Launcher, Processes
 from gradvac.experiments.pace import Pace, steps_taken
 from gradvac.experiments.plan import SweepConfig, Trial, expand, resolve
 from gradvac.experiments.worker import INTERRUPTED, load_settings
+from gradvac.hints import nearest
+from gradvac.runs import RunFolder
 from gradvac.runs.files import FolderLock, hash_of, read_json, write_json
 from gradvac.training import ConfigError
 
@@ -80,6 +82,7 @@ class Sweep:
         self.config, self.base, self.out, self.say = config, base, out, say
         self.trials = expand(config, out, extra)
         self._rules: dict[Trial, str] = {}
+        self._hashes: dict[Trial, str] = {}  # of all settings, those of the base too
         self._steps: dict[Trial, int] = {}  # of runs whose length is known
         self._check()
         self._pace = Pace(self._rules)
@@ -98,9 +101,17 @@ class Sweep:
                 loaded = load_settings(self.config.recipe, self.base, known_settings)
             except ConfigError as error:
                 raise ValueError(f"{trial.name}: {error}") from None
+            self._hashes[trial] = hash_of([loaded.model_dump(mode="json"), dict(trial.settings)])
+            self._check_sets(loaded)
             self._rules[trial] = str(trial.settings.get("align.rule", loaded.align.rule))
             if not getattr(getattr(loaded, "batch", None), "epochs", 0):
                 self._steps[trial] = loaded.train.max_steps
+
+    def _check_sets(self, loaded: Any) -> None:
+        sets = [name for name in loaded.data.sources() if name != "train"]
+        unknown = [name for name in self.config.score if name not in sets]
+        if unknown:
+            raise ValueError(f"score: there is no set {unknown[0]!r}; {nearest(unknown[0], sets)}")
 
     def run(
         self,
@@ -174,12 +185,14 @@ class Sweep:
     def ended(self, trial: Trial) -> Ended:
         """How a run stands, by what it left."""
         result = read_json(self._result(trial))
-        if result.get("hash") not in (None, hash_of(dict(trial.settings))):
-            return Ended(WAITING)  # it was of another sweep; the run folder refuses other settings
+        if result.get("hash") not in (None, self._hashes[trial]):
+            return Ended(WAITING)  # it was of other settings, which the run folder may refuse
         reason, step = result.get("reason"), int(result.get("step", 0))
         seconds = float(result.get("seconds", 0.0))
         if reason == "failed":
             return Ended(FAILED, step, seconds, str(result.get("error", "")))
+        if not RunFolder(trial.run).is_run():
+            return Ended(WAITING)  # it was removed
         if reason in _ENDS:
             return Ended(DONE, step, seconds)
         return Ended(PAUSED if reason == "paused" else WAITING, step, seconds)
@@ -269,13 +282,13 @@ class Sweep:
             self._fail(trial, _reason(self._log(trial), status))
             return
         path = self._result(trial)
-        write_json(path, read_json(path) | {"hash": hash_of(dict(trial.settings))})
+        write_json(path, read_json(path) | {"hash": self._hashes[trial]})
         ended = self.ended(trial)
         self._pace.end(trial, ended.step)
         self.say(f"{trial.label}: {ended.status}, step {ended.step:,}, {ended.seconds:,.1f} s")
 
     def _fail(self, trial: Trial, why: str) -> None:
-        facts = {"reason": "failed", "error": why, "hash": hash_of(dict(trial.settings))}
+        facts = {"reason": "failed", "error": why, "hash": self._hashes[trial]}
         write_json(self._result(trial), facts)
         self.say(f"{trial.label}: failed: {why} (log: {self._log(trial)})")
 

@@ -78,8 +78,10 @@ def work(
     if done.reason == "interrupted":
         return INTERRUPTED
     if done.reason != "paused":
+        folder = RunFolder(Path(run))
         for split in score:
-            if not RunFolder(Path(run)).scores_of(split, "best").is_file():
+            is_scored = folder.scores_of(split, "best").is_file()
+            if not is_scored or not folder.are_scores_current(split, "best"):
                 recipe_named(recipe).score(run, split=split, device=loaded.train.device)
                 print(f"Scored on the {split} set.", flush=True)
         for split in measure:  # only what is not there yet

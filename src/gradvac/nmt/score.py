@@ -201,6 +201,7 @@ def score_run(
     prepared = Prepared.open(settings.data)
     if prepared is None:
         raise other_data(run, settings.data.prepared, "nmt")
+    of_weights = folder.identify_weights(weights)
     translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
     by_task, levels, outputs = {}, {}, {}
     ngrams, sentences = {}, {}
@@ -233,7 +234,8 @@ def score_run(
             write_text(folder.outputs_of(split, weights, task), text)
         counts = SentenceCounts("BLEU", "bleu", ngrams, sentences)
         write_counts(folder.counts_of(split, weights), [counts])
-        write_scores(folder.scores_of(split, weights), scores.by_metric(), scores.to_dict())
+        path = folder.scores_of(split, weights)
+        write_scores(path, scores.by_metric(), scores.to_dict(), of_weights=of_weights)
     return scores
 
 

@@ -23,17 +23,19 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gradvac.runs.files import FolderLock
-from gradvac.runs.scores import TaskScores, read_scores
+from gradvac.runs.scores import TaskScores, read_scores, scored_weights
 
 PREPARED_MANIFEST = "manifest.json"  # of a folder of prepared data
 _STEP = "step-"
 _WEIGHTS = ".safetensors"
+_LONGEST_HEADER = 100_000_000  # of weights; safetensors' own limit
 _PREFERRED = "test.best.json"
 
 T = TypeVar("T")
@@ -113,6 +115,24 @@ class RunFolder:
         """All weights to use, by name."""
         return sorted(self.path.glob(f"[!.]*{_WEIGHTS}"))
 
+    def identify_weights(self, name: str | int) -> str:
+        """A word for weights that is another one once they are replaced; empty without any.
+
+        Args:
+            name: "best", "averaged", "last", or a step.
+        """
+        if isinstance(name, int):
+            return f"{_STEP}{name}"
+        if name == "last":
+            return f"{_STEP}{self.kept_checkpoints()[-1][0]}" if self.kept_checkpoints() else ""
+        if not self.weights(name).is_file():
+            return ""
+        with self.weights(name).open("rb") as file:  # safetensors: a length, a header, the numbers
+            header = file.read(min(int.from_bytes(file.read(8), "little"), _LONGEST_HEADER))
+        place, remedy = str(self.weights(name)), "use other weights, or train again"
+        metadata = _parse_at(place, header, _parse_object, remedy).get("__metadata__", {})
+        return str(metadata.get("sha256", ""))
+
     def scores_of(self, split: str, weights: str | int) -> Path:
         """Scores of a set."""
         return self.scores / f"{split}.{weights}.json"
@@ -124,6 +144,11 @@ class RunFolder:
     def outputs_of(self, split: str, weights: str | int, task: str) -> Path:
         """The outputs of a set that were scored, one line each."""
         return self.scores / f"{split}.{weights}.{task}.txt"
+
+    def are_scores_current(self, split: str, weights: str | int) -> bool:
+        """Whether scores are of the weights that are there now, as far as it can be told."""
+        now = self.identify_weights(weights)
+        return scored_weights(self.scores_of(split, weights)) in ("", now) or not now
 
     def is_run(self) -> bool:
         """Whether there is a run."""
@@ -168,13 +193,24 @@ class RunFolder:
     def read_scores(self) -> tuple[TaskScores, ...]:
         """Scores of the test set and best weights if they are there, else of another set.
 
-        One entry for every metric, the one to show first; empty without scores.
+        One entry for every metric, the one to show first; empty without scores. Warns of scores
+        whose weights were replaced since.
         """
         names = {path.name: path for path in sorted(self.scores.glob("*.json"))}
         if not names:
             return ()
         first = min(names, key=lambda n: (n != _PREFERRED, not n.startswith("test."), n))
-        return read_scores(names[first])
+        scores = read_scores(names[first])
+        split, _, weights = names[first].stem.partition(".")
+        if not self.are_scores_current(split, int(weights) if weights.isdecimal() else weights):
+            warnings.warn(f"{self.outdated(split, weights)} Its scores are left out.", stacklevel=2)
+            return ()
+        return scores
+
+    def outdated(self, split: str, weights: str | int) -> str:
+        """What to say of scores whose weights were replaced since."""
+        what = f"has other {weights} weights than those its {split} set was scored with"
+        return f"{self.path}: {what}, as it was trained on; score it again."
 
 
 def other_data(run: Path, prepared: Path, recipe: str) -> ValueError:

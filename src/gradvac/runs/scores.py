@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradvac.runs.files import hash_of, write_json
+from gradvac.runs.files import hash_of, read_json, write_json
 
 ALL = "all"
 _CHECK = "check"
+_OF_WEIGHTS = "of_weights"
 RESOURCE_LEVELS = ("high", "medium", "low", "extremely_low")
 
 
@@ -62,7 +63,11 @@ def level_rank(level: str) -> int:
 
 
 def write_scores(
-    path: Path, scores: Sequence[TaskScores], details: Mapping[str, Any] | None = None
+    path: Path,
+    scores: Sequence[TaskScores],
+    details: Mapping[str, Any] | None = None,
+    *,
+    of_weights: str = "",
 ) -> None:
     """Write the scores of one set, the metric to show first before the others.
 
@@ -70,9 +75,14 @@ def write_scores(
         path: The file; see `RunFolder.scores_of`.
         scores: One entry for every metric.
         details: What else the recipe wants to keep, ready for JSON.
+        of_weights: What `RunFolder.identify_weights` said of the weights that were scored.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"scores": [asdict(one) for one in scores], "details": dict(details or {})}
+    content = {
+        "scores": [asdict(one) for one in scores],
+        "details": dict(details or {}),
+        _OF_WEIGHTS: of_weights,
+    }
     write_json(path, content | {_CHECK: hash_of(content)})
 
 
@@ -98,6 +108,11 @@ def read_scores(path: Path) -> tuple[TaskScores, ...]:
             f"{path}: holds no scores by task, or is damaged ({reason}); score again, or remove it."
         ) from None
     return scores
+
+
+def scored_weights(path: Path) -> str:
+    """Which weights were scored, as `write_scores` was told; empty if that is not known."""
+    return str(read_json(path).get(_OF_WEIGHTS, ""))
 
 
 def _check(scores: TaskScores) -> None:

@@ -140,6 +140,7 @@ def score_run(
     folder = RunFolder(run)
     settings = config.load(TaggingConfig, folder.config, overrides)
     prepared = require_prepared(settings, run)
+    of_weights = folder.identify_weights(weights)
     tagger = Tagger.from_run(run, weights=weights, device=device, overrides=overrides)
     kind, labels = settings.data.kind, set(settings.data.all_labels())
     by_task: dict[str, TagScore] = {}
@@ -183,7 +184,8 @@ def score_run(
             for metric, of_metric in counts.items()
         ]
         write_counts(folder.counts_of(split, weights), sentence_counts)
-        write_scores(folder.scores_of(split, weights), scores.by_metric(), scores.to_dict())
+        path = folder.scores_of(split, weights)
+        write_scores(path, scores.by_metric(), scores.to_dict(), of_weights=of_weights)
     return scores
 
 
