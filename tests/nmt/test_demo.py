@@ -24,6 +24,14 @@ from gradvac.training.processes import StopSignals
 CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"
 
 
+def test_the_demo_needs_validations(tmp_path: Path) -> None:
+    """Told before the work, and not when the best weights are sought."""
+    settings = config.load(NmtConfig, CONFIGS / "demo.toml", ["train.validate_every=0"])
+    with pytest.raises(ValueError, match="validate_every: is 0"):
+        run_demo(settings, tmp_path / "demo", console=Console(file=io.StringIO()))
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_demo_shows_samples_scores_and_honest_verdicts(tmp_path: Path) -> None:
     settings = config.load(
         NmtConfig,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradvac.corpora import RESOURCE_LEVELS, languages
-from gradvac.nmt import NmtConfig, Transformer
+from gradvac.nmt import NmtConfig, Transformer, train_translation
 from gradvac.runs import scores
 from gradvac.training import ConfigError, RunConfig, config
 
@@ -132,6 +132,20 @@ def test_a_wrong_metric_is_told_before_training(
 def test_a_folder_has_a_name(toy_config: Callable[..., NmtConfig], key: str) -> None:
     with pytest.raises(ValueError, match=r'must name a folder, got ""'):
         toy_config(data={key: ""})
+
+
+def test_a_chunk_that_takes_minutes_to_choose_is_refused(
+    toy_config: Callable[..., NmtConfig],
+) -> None:
+    with pytest.raises(ValueError, match="less than or equal to 1000"):
+        toy_config(batch={"chunk": 100_000})
+
+
+def test_a_file_is_no_run(toy_config: Callable[..., NmtConfig], tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(ValueError, match="is a file; choose the name of a folder"):
+        train_translation(toy_config(), tmp_path / "run")
+    assert not (tmp_path / "prepared").exists()
 
 
 def test_steps_are_recorded_unless_asked_not_to_be(toy_config: Callable[..., NmtConfig]) -> None:

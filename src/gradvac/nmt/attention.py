@@ -193,7 +193,8 @@ def _attend_packed(
 
     reach = (-1, 0) if causal else (-1, -1)
     ends = (queries.ends, keys.ends, queries.longest, keys.longest)
-    seen = varlen_attn(*_parts(read, memory), *ends, window_size=reach)
+    query, key, value = _parts(read, memory)
+    seen = varlen_attn(query, key, value, *ends, window_size=reach)
     assert isinstance(seen, Tensor)
     return seen
 

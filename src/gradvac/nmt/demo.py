@@ -61,6 +61,11 @@ def run_demo(config: NmtConfig, out: Path, *, console: Console, num_lines: int =
     # Not above: the two processes, which import this file, have no use for SciPy.
     from gradvac.analysis.statistics import holm
 
+    if not config.train.validate_every:
+        raise ValueError(
+            "train.validate_every: is 0, but the demo translates with the best weights of all "
+            "validations; leave it out, or set it to some steps."
+        )
     begin = time.perf_counter()
     corpus = corpora.default().select(config.data.languages)
     data = config.data.model_copy(update={"prepared": out / "data"})

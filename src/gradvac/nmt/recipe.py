@@ -198,6 +198,8 @@ def train_translation(
         say = display.say
         if Path(run).resolve() == config.data.prepared.resolve():
             raise ValueError(f"run: {run} is data.prepared; choose another folder for the run.")
+        if Path(run).is_file():
+            raise ValueError(f"run: {run} is a file; choose the name of a folder for the run.")
         job.together(lambda: require_parent(config.model))
         prepared = job.first_then_others(lambda: open_or_prepare(config.data, say=say))
         seed_everything(config.train.seed)

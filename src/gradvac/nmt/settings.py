@@ -95,13 +95,13 @@ class BatchConfig(Section):
             can be recorded: "auto" unless `train.graph` is false, on a GPU with bf16. Of several
             processes, each takes its part of the same batches.
         chunk: Batches are cut from the sorted sentences of this many, so that a batch holds
-            sentences of like length and every batch has all tasks.
+            sentences of like length and every batch has all tasks. All of them are chosen at once.
     """
 
     tokens: int = Field(default=4096, ge=1)
     packed: bool | Literal["auto"] = "auto"
     fixed: bool | Literal["auto"] = "auto"
-    chunk: int = Field(default=24, ge=1)
+    chunk: int = Field(default=24, ge=1, le=1000)
 
     @model_validator(mode="after")
     def _fixed_is_packed(self) -> BatchConfig:
