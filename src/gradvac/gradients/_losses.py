@@ -4,6 +4,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,7 +74,7 @@ def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -
         index = tasks_of_rows.to(torch.int64)
     else:
         where = {task: position for position, task in enumerate(tasks)}
-        given = list(tasks_of_rows)  # a generator can be read only once
+        given: list[Any] = list(tasks_of_rows)  # a generator can be read only once
         unknown = [
             task
             for task in given

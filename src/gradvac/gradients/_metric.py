@@ -59,7 +59,8 @@ class AdamMetric:
             moment = moment + beta * state["exp_avg_sq"].reshape(-1)
             step = state["step"].to(total.device) + 1
         moment = moment / (1 - beta ** step.double())
-        return gradients / (moment.sqrt() + group["eps"])
+        seen: Tensor = gradients / (moment.sqrt() + group["eps"])
+        return seen
 
     def __repr__(self) -> str:
         return f"AdamMetric({type(self._optimizer).__name__})"

@@ -10,7 +10,6 @@ them together.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -111,7 +110,7 @@ class Pairwise(Rule):
             raise ValueError(f'order: must be "random" or "fixed", got {order!r}.')
         if isinstance(vaccinated, str):
             raise ValueError(f"vaccinated: must be a list of task names, got {vaccinated!r}.")
-        if not isinstance(seed, Integral) or not -(2**63) <= seed < 2**63:
+        if not hasattr(seed, "__index__") or not -(2**63) <= seed < 2**63:
             raise ValueError(f"seed: must be an integer of 64 bits, got {seed!r}.")
         self.target_rule = target
         self.vaccinated = None if vaccinated is None else tuple(vaccinated)
