@@ -116,6 +116,7 @@ class Segments:
             segments.tasks = (self.num_tasks * every + self.tasks).reshape(-1)
             if self.order is not None:
                 segments.order = (self.num_rows * every + self.order).reshape(-1)
+            segments._sizes = self.sizes.repeat(times)
             if self._counts is not None:
                 segments._counts = times * self._counts
             self._spread[times] = segments
