@@ -47,6 +47,7 @@ The *graph* and its *junctions*, where parameters meet the rows of the batch
 *Compiled regions*, whose parameters are left outside
 
     _tapping.py       `torch.compile(model, backend="gradvac")`
+    _split.py         a graph in two halves: what is made of parameters alone, and the rest
     _taps.py          nodes that stand for the parameters of a region
     _regions.py       whether rows stay where they are inside of one
 

@@ -86,7 +86,7 @@ class Region:
         """Let the node of a run be found to be this region's."""
         run = None
         for place, output in enumerate(outputs):
-            node = output.grad_fn if isinstance(output, Tensor) else None
+            node: Any = output.grad_fn if isinstance(output, Tensor) else None
             if node is not None and node.name() == COMPILED:
                 if run is None:
                     sizes = tuple([arguments[place] for place in self._sizes.values()])

@@ -60,7 +60,7 @@ class GradvacProduct(Function):
         return _placeholder(output, dtype, device), _placeholder(operand, dtype, device)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None, x: Tensor | None) -> tuple[Any, ...]:
         weight = bias = None
         if gradient is not None and x is not None:
@@ -90,7 +90,7 @@ class GradvacLookup(Function):
         return _placeholder(output, table.dtype, device), _placeholder(tokens, TOKENS, device)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None, tokens: Tensor | None) -> tuple[Any, ...]:
         table = None
         if gradient is not None and tokens is not None:
@@ -114,12 +114,17 @@ class _Product(Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.columns = columns
+        flat, width = _flat(x), weight.shape[1 if columns else 0]
         if not columns:
-            return F.linear(x, weight, bias)
-        return x.matmul(weight) if bias is None else torch.addmm(bias, x, weight)
+            product = F.linear(flat, weight, bias)
+        else:
+            product = flat.mm(weight) if bias is None else torch.addmm(bias, flat, weight)
+        # As in torch's own products, not a view: the next operation may write over it.
+        shaped: Tensor = torch.ops.aten._unsafe_view(product, (*x.shape[:-1], width))
+        return shaped
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
         inner = None
         if ctx.needs_input_grad[0]:
@@ -136,7 +141,7 @@ class _Lookup(Function):
         return F.embedding(tokens, table)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         (tokens,) = ctx.saved_tensors
         return None, None, gradient, tokens.to(TOKENS)
 
@@ -146,22 +151,22 @@ class _Lookup(Function):
 
 def product_tap(*given: Any) -> Any:
     """Placeholders for the output and the operand of a product."""
-    return GradvacProduct.apply(ANCHOR, *given)  # type: ignore[no-untyped-call]
+    return GradvacProduct.apply(ANCHOR, *given)
 
 
 def lookup_tap(*given: Any) -> Any:
     """Placeholders for the output and the tokens of a lookup."""
-    return GradvacLookup.apply(ANCHOR, *given)  # type: ignore[no-untyped-call]
+    return GradvacLookup.apply(ANCHOR, *given)
 
 
 def tapped_product(*given: Any) -> Any:
     """`(x, weight, bias, columns, output, operand)`: the product."""
-    return _Product.apply(*given)  # type: ignore[no-untyped-call]
+    return _Product.apply(*given)
 
 
 def tapped_lookup(*given: Any) -> Any:
     """`(tokens, table, output, operand)`: rows of the table."""
-    return _Lookup.apply(*given)  # type: ignore[no-untyped-call]
+    return _Lookup.apply(*given)
 
 
 def seen_product(x: Tensor, weight: Tensor, bias: Any, columns: bool, *taps: Tensor) -> Tensor:
