@@ -2,7 +2,11 @@
 
 import signal
 
-# A shell starts what runs in the background with Ctrl-C ignored, and child processes inherit that:
-# tests that press Ctrl-C would wait for ever.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# What runs in the background, or under nohup, starts with Ctrl-C or hang-ups ignored, and its child
+# processes inherit that: tests that send these signals would wait for ever.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)

@@ -1,11 +1,11 @@
-"""gradvac: one model, many tasks, and a say in how their gradients are combined.
+"""gradvac: one model, many tasks, and control over how their gradients are combined.
 
-Replace `losses.sum().backward()` by `aligner.backward(losses, tasks)`. The aligner obtains each
+Replace `losses.sum().backward()` with `aligner.backward(losses, tasks)`. The aligner obtains each
 task's gradient (an *engine*), compares them component by component (a *Gram matrix*), asks a *rule*
-for weights, and adds the weighted sum to `.grad`. Everything else of a training loop stays.
+for weights, and adds the weighted sum to `.grad`. The rest of a training loop stays the same.
 
 The rule that gave the library its name is Gradient Vaccine (Wang et al., ICLR 2021); PCGrad, MGDA,
-GradNorm and plain joint training are beside it. See `Aligner` for an example.
+GradNorm and plain joint training are available too. See `Aligner` for an example.
 
     gram.py          norms, cosines and products read off a Gram matrix
     tasks.py         a task's name: direction, source, target, pivot
@@ -17,14 +17,14 @@ GradNorm and plain joint training are beside it. See `Aligner` for an example.
     rules/           Gram matrix -> weights: one method per file
     gradients/       autograd engines: task gradients -> Gram matrix, weights -> .grad
     alignment.py     what one step did, for people and records to look at
-    restored.py      what a state that is loaded has in common with what is there
+    restored.py      how far a loaded state matches the aligner that loads it
     aligner.py       engine -> Gram -> rule -> .grad; state
     runs/            the run folder: every file name, one atomic write, one lock, scores by task
     corpora/         constructed languages with a known family tree
     analysis/        measure, record, statistics, figures, report
     training/        config, sampling, checkpoints, run log, and the one training loop
     nmt/             multilingual translation: data, Transformer, beam search, scores
-    tagging/         parts of speech and named entities with encoders of Hugging Face
+    tagging/         parts of speech and named entities with Hugging Face encoders
     integrations/    the aligner inside other trainers: Transformers, Accelerate, Lightning
     experiments/     sweeps, and methods compared over seeds and sentences, for any recipe
     cli/             the command `gradvac`

@@ -1,4 +1,4 @@
-"""The Aligner: `aligner.backward(losses, tasks)` in the place of `losses.sum().backward()`."""
+"""The Aligner: `aligner.backward(losses, tasks)` instead of `losses.sum().backward()`."""
 
 # K components, T tasks, B rows
 
@@ -45,10 +45,10 @@ class Aligner:
     """Combines task gradients by a rule, per component and step.
 
     Args:
-        model: The model to train; in `DistributedDataParallel`, or sharded by FSDP2, if several
-            processes do. Its trainable parameters are divided once, here.
-        tasks: Names, in the order you want to see them.
-        rule: How task gradients are combined, or the name of such a rule; default `GradVac()`.
+        model: The model to train; with several processes, in `DistributedDataParallel` or sharded
+            by FSDP2. Its trainable parameters are divided into components here, once.
+        tasks: Task names, in the order you want to see them.
+        rule: How task gradients are combined: a rule, or its name; default `GradVac()`.
         granularity: Which parameters share a component: "whole_model", "enc_dec", "all_layer",
             "all_matrix", or a callable from parameter name to component name.
         engine: "one_backward" (one backward on a mixed batch), "per_task" (one per task, any
@@ -57,15 +57,15 @@ class Aligner:
             components that complete only at the end ("whole_model", "enc_dec").
         storage_dtype: per_task stores task gradients in this dtype; None: each parameter's own.
         offload: per_task stores task gradients in host memory.
-        check: one_backward verifies on the first batches and now and then whose gradients are
-            whose; a new shape of graph is looked at in any case.
+        check: one_backward verifies, on the first batches and occasionally later, whose gradients
+            are whose; a new graph structure is verified in any case.
         stream_bytes: one_backward lets complete components wait for each other up to this size.
         table_bytes: one_backward never forms task gradients of a matrix larger than this, and
             takes a second product instead.
-        process_group: The processes that train a model which is not in DistributedDataParallel;
+        process_group: The processes that together train a model without DistributedDataParallel;
             None: each trains a model of its own.
-        exact: Between processes: False leaves out the inner products of gradients of different
-            processes, and sends less; see the guide.
+        exact: With several processes, False leaves out the inner products between gradients of
+            different processes, and sends less; see the guide.
         metric: What Gram matrices, and so rules and the returned similarities, see of task
             gradients, such as `AdamMetric`; None: the gradients as they are.
 
@@ -186,21 +186,21 @@ class Aligner:
         """Differentiate, combine by the rule, and add the update to `.grad`.
 
         Entries of one task are summed, so normalise them as you want them weighted. With `Sum()`
-        the result equals `losses.sum().backward()`. Of several processes, each gives its own rows,
-        and the update is the mean over processes, as it is without an aligner; a process that has
-        no rows gives none, `backward({})`, because the others wait for it.
+        the result equals `losses.sum().backward()`. With several processes, each passes its own
+        rows, and the update is the mean over processes, as it is without an aligner; a process
+        without rows calls `backward({})`, because the others wait for it.
 
         Args:
             losses: One entry per row of the batch, `[B]`, with `tasks_of_rows`; or a mapping
                 task -> scalar loss, from one or several forward passes.
             tasks_of_rows: The task of every entry, by name or position: a list, or a tensor. A
-                tensor on the device is not waited for: then all tasks count as present, and those
-                without rows have norm 0.
+                tensor on a GPU is not synchronised: all tasks count as present, and those without
+                rows have norm 0.
             accumulate: Add this micro-batch to the stored task gradients and leave `.grad` alone;
                 the next call without it folds everything in.
 
         Returns:
-            What was done; None with `accumulate=True`.
+            What the rule did; None with `accumulate=True`.
         """
         if self._exchange is not None:
             refuse_later_wishes(self._given)
@@ -257,7 +257,7 @@ class Aligner:
     def _align(
         self, fold: Callable[[Weigh], None], present: tuple[int, ...], losses: Tensor
     ) -> Alignment:
-        """A step of the rule around a fold of the gradients, which asks for weights."""
+        """One step of the rule: `fold` reduces the gradients and asks it for weights."""
         parts: list[Part] = []
 
         def weigh(components: Sequence[int], gram: Tensor) -> Tensor:
@@ -271,7 +271,7 @@ class Aligner:
         self.rule.begin(present, losses)
         fold(weigh)
         unused = sorted(set(range(len(self.components))) - {k for p in parts for k in p.components})
-        if unused:  # no module of theirs ran: nothing to weigh, but something to report
+        if unused:  # none of their modules ran: nothing to weigh, but something to report
             dtype = geometry.working_dtype(losses.device)
             weigh(unused, losses.new_zeros(len(unused), len(present), len(present), dtype=dtype))
         self.rule.commit()

@@ -16,16 +16,16 @@ from gradvac.indices import index_on
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value: equal means identical
 class Alignment:
-    """The geometry of one step. Tensors stay on the device; nothing waits for it.
+    """The geometry of one step. Tensors stay on the device, without synchronisation.
 
-    What follows from the Gram matrices is computed when it is first asked for, so that a step
-    nobody looks at costs nothing more.
+    Whatever follows from the Gram matrices is computed on first access, so a step that nobody
+    looks at costs nothing extra.
 
     Attributes:
         tasks: The tasks present, in the aligner's order.
         components: Component names.
         weights: `[K, T]`; the update of component k is sum_i weights[k, i] g_i.
-        target: `[K, T, T]`, the targets this step was held to; NaN for rules without targets.
+        target: `[K, T, T]`, the targets of this step; NaN for rules without targets.
         active: bool `[K, T, T]`: [k, i, j] if g_i was altered against g_j.
         gram: `[K, T, T]`, inner products of the unaltered task gradients.
         exact: False if products between gradients of different processes were left out of `gram`.
@@ -68,7 +68,7 @@ class Alignment:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What a rule said of some components."""
+    """What a rule decided about some components."""
 
     components: Sequence[int]
     gram: Tensor  # [k, T, T]
@@ -141,7 +141,7 @@ def whole_tasks(alignment: Alignment) -> Alignment:
 
 
 def warn_if_identical(alignment: Alignment) -> None:
-    """Once, on the first step to compare: the mistake of separating what was already summed."""
+    """Warn, on the first step, if the gradients seem to have been summed before they came."""
     used = alignment.norms.amax(-1) > 0
     similarity, norms = alignment.similarity[used], alignment.norms[used]
     alike = bool((similarity > 1 - 1e-9).all()) and bool(

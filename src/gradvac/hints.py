@@ -1,4 +1,4 @@
-"""Words that error messages share: the nearest valid name, and a few of many."""
+"""Phrases that error messages share: the nearest valid name, and a few of many."""
 
 import difflib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What the aligner asks of a model before it reads its graphs."""
+"""What the aligner requires of a model before it reads its graphs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _TAG = "gradvac"
 def unwrap(
     model: nn.Module, process_group: ProcessGroup | Literal["auto"] | None
 ) -> tuple[nn.Module, ProcessGroup | None]:
-    """The model inside wrappers of torch, and the processes that train it together.
+    """The model inside torch's wrappers, and the processes that train it together.
 
     Args:
         model: A model, compiled or not, in DistributedDataParallel, sharded by FSDP2, or neither.
-        process_group: What the caller of the aligner said.
+        process_group: As given to the aligner.
 
     Raises:
         ValueError: It is no model, or its gradients would be exchanged behind our back, or not
@@ -59,7 +59,7 @@ def unwrap(
 
 
 def refuse_later_wishes(model: nn.Module) -> None:
-    """Refuse what DistributedDataParallel was told about its own exchange, at any time."""
+    """Refuse changes to how DistributedDataParallel exchanges gradients, made after wrapping."""
     if getattr(model, "_comm_hooks", None):
         raise ValueError(
             "model: DistributedDataParallel has a communication hook, which an aligned backward "
@@ -94,7 +94,7 @@ def _refuse_options(model: nn.parallel.DistributedDataParallel) -> None:
 
 
 def _refuse_replicas(model: nn.Module) -> None:
-    """Raise for models whose gradients are exchanged in ways that are not understood here."""
+    """Refuse models whose gradients are exchanged in ways the aligner does not support."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -119,7 +119,7 @@ def is_sharded(model: object) -> bool:
 
 
 def _group_of_mesh(model: nn.Module) -> ProcessGroup:
-    """The processes of an FSDP2 model, all of whose parameters lie alike over one mesh."""
+    """The processes of an FSDP2 model, whose parameters must all be placed alike on one mesh."""
     from torch import distributed
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -159,7 +159,7 @@ def _refuse_shared_statistics(model: nn.Module) -> None:
 
 
 def _refuse_to_guess() -> None:
-    """A plain model in a job of several processes: together, or each for itself?"""
+    """Refuse a plain model in a job of several processes: it is unclear who trains it together."""
     from torch import distributed
 
     if distributed.is_initialized() and distributed.get_world_size() > 1:
@@ -174,10 +174,10 @@ def _refuse_to_guess() -> None:
 def allow_second_passes() -> None:
     """Let compiled backwards be run more than once.
 
-    By default a compiled backward writes over what its forward saved, and separating tasks takes
-    several runs of it. Graphs compiled from now on keep what was saved. Torch does not look at this
-    setting when it finds a compiled graph on disk, so ours have names of their own; and it keeps
-    settings by thread, so a backward is compiled with its forward, not on the thread it runs on.
+    By default a compiled backward overwrites what its forward saved, and separating tasks takes
+    several runs of it. Graphs compiled from now on keep what was saved. Torch ignores this setting
+    when it finds a compiled graph on disk, so ours get their own cache keys; and settings are per
+    thread, so a backward is compiled together with its forward, not on the thread it runs on.
     """
     import torch._functorch.config as functorch
     import torch.compiler.config as compiler

@@ -1,4 +1,4 @@
-"""Work on a GPU that is recorded once as a CUDA graph, and replayed from then on."""
+"""GPU work that is recorded once as a CUDA graph, and replayed from then on."""
 
 import threading
 import warnings
@@ -11,28 +11,27 @@ from torch import Tensor
 
 ResultT = TypeVar("ResultT")
 
-# Held by whoever records, and by threads that prepare work for the device: what they ask of it
-# meanwhile can spoil a recording.
+# Held while recording, and by threads that prepare work for the device: what they ask of it in the
+# meantime can spoil a recording.
 DEVICE_WORK = threading.Lock()
 
 
 class Recording(Generic[ResultT]):
-    """A call that is recorded after a few, and replayed from then on.
+    """A call that is recorded after a few runs, and replayed from then on.
 
-    Now and then it runs as it is written, so that an aligner can look whether rows and tasks are
-    still what they were said to be.
+    Occasionally it still runs eagerly, so that an aligner can verify whose gradients are whose.
 
     Attributes:
-        works: False once recording has failed; calls go on as they are written.
-        is_replayed: Whether the last call was.
+        works: False once recording has failed; later calls run eagerly.
+        is_replayed: Whether the last call was a replay.
 
     Args:
-        take: What to record. It reads tensors that stay where they are, decides nothing on the
-            host, and returns tensors, alone or in dataclasses and mappings; each call's are its
-            own, while what it leaves elsewhere is written over by the next.
+        take: What to record. It reads tensors at fixed addresses, decides nothing on the host, and
+            returns tensors, alone or in dataclasses and mappings. Every call returns its own
+            copies; anything else it writes is overwritten by the next call.
         device: A GPU.
-        setting: Name of what asked for it, for the message if recording fails.
-        say: Told that message, beside a warning.
+        setting: Name of the setting that asked for it, for the message if recording fails.
+        say: Called with that message, in addition to a warning.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Recording(Generic[ResultT]):
         self._num_calls, self.works, self.is_replayed = 0, True, False
 
     def __call__(self) -> ResultT:
-        """Record or replay, whatever it is time for."""
+        """Run eagerly, record or replay, whichever is due."""
         # One stream for all: what is recorded must not meet leaves that belong to another.
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
@@ -87,7 +86,7 @@ class Recording(Generic[ResultT]):
         self._graph, self._result = graph, result
 
     def _give_up(self, graph: torch.cuda.CUDAGraph, error: Exception) -> None:
-        """Go on without: nothing that was recorded has run, so that the call is still to make."""
+        """Continue without a graph: nothing recorded has run, so the call is still to be made."""
         self.works = False
         graph.reset()
         free_generator(self._device)
@@ -103,7 +102,7 @@ def _is_looked_at(call: int) -> bool:
 
 
 def _copied(result: Any) -> Any:
-    """What the next replay leaves alone."""
+    """A copy that the next replay does not overwrite."""
     if isinstance(result, Tensor):
         return result.clone()
     if isinstance(result, Mapping):
@@ -115,9 +114,9 @@ def _copied(result: Any) -> Any:
 
 
 def free_generator(device: torch.device) -> None:
-    """Let a GPU's generator go on after a CUDA graph whose recording failed.
+    """Make a GPU's random generator usable after a CUDA graph whose recording failed.
 
-    It still counts for the recording; a copy of it is at the same place and does not.
+    The generator still belongs to the recording; a copy has the same state and does not.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     generator = torch.cuda.default_generators[index]

@@ -1,4 +1,4 @@
-"""What a state that is loaded has in common with what is there."""
+"""How far a loaded state matches the aligner that loads it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Restored:
-    """What `Aligner.load_state_dict` found: names on one side only."""
+    """What `Aligner.load_state_dict` could not match: names on one side only."""
 
     new_tasks: tuple[str, ...]
     dropped_tasks: tuple[str, ...]

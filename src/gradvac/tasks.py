@@ -4,7 +4,7 @@ A task may have any name. Two codes with a hyphen between them, as in "en-fr", a
 from English into French. Tasks that share one language, the pivot, translate into it ("xx-en") or
 out of it ("en-xx"); which language that is follows from the names of all tasks together.
 
-This is the only file that takes names of tasks apart or puts them together.
+Only this file takes task names apart or puts them together.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def languages_of(task: str) -> tuple[str, ...]:
 
 
 def pivot_of(tasks: Sequence[str]) -> str:
-    """The language that all tasks share; English if none does, "" if it cannot be told which."""
+    """The language that all tasks share; English if none is shared, "" if several could be it."""
     directions = [direction for direction in map(find_direction, tasks) if direction is not None]
     if not directions or len(directions) < len(tasks):
         return DEFAULT_PIVOT
@@ -114,7 +114,7 @@ def directions(tasks: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def read_names(tasks: Sequence[str]) -> tuple[str, ...]:
-    """Names as a user gives them: at least one, each its own."""
+    """Task names as given by a user: at least one, and all different."""
     has_order = isinstance(tasks, Iterable) and not isinstance(tasks, str | Set)
     names = tuple(tasks) if has_order else ()
     if not names or not all(isinstance(name, str) for name in names):

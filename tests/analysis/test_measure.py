@@ -280,7 +280,7 @@ def test_names_that_come_twice(
         measure(model, [never, never], tasks=["a", "a", "b"])
     twins = [lambda name: name, lambda name: name[0]]
     for granularity in (twins, ["all_layer", "all_layer"], [partial(str), partial(str)]):
-        with pytest.raises(ValueError, match=r"granularity: .* comes 2 times; .*def, not lambda"):
+        with pytest.raises(ValueError, match=r"granularity: .* occurs 2 times; .*def, not lambda"):
             measure(model, idle, granularity)
 
 

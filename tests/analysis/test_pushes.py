@@ -142,5 +142,5 @@ def test_one_sentence_per_task() -> None:
     assert "en-fr (-25%, can be chance)" in say_each_push(unsure)[1].text
     assert say_pushes(unsure)[-1].text == "No task is clearly predicted to push another's loss up."
     # Shares of a progress that may be none are no news, however large.
-    assert say_each_push(unsure)[0].text.endswith("; this progress itself is not told from chance.")
+    assert say_each_push(unsure)[0].text.endswith("; this progress itself is not beyond chance.")
     assert not [s for s in say_pushes(unsure) if "largest help" in s.text]

@@ -214,8 +214,8 @@ def test_lines_of_the_docs_read_a_record(tmp_path: Path, monkeypatch: pytest.Mon
     ("content", "message"),
     [
         (b"", "holds no record yet"),
-        (b"gradvac", "is no record of a training run"),
-        (b"%PDF-1.7 something else altogether", "is no record .*; remove it, or train again"),
+        (b"gradvac", "is not a record of a training run"),
+        (b"%PDF-1.7 something else altogether", "is not a record .*; remove it, or train again"),
     ],
 )
 def test_empty_and_foreign_files(tmp_path: Path, content: bytes, message: str) -> None:

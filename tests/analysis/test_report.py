@@ -54,7 +54,7 @@ def test_sentences_say_the_numbers() -> None:
     assert "no pair is below 0" in text
     assert "The encoder is more similar than the decoder: 0.22 against 0.03 (difference +" in text
     assert "Similarity falls with depth in the encoder: 0.32 in layer 0, 0.12 in layer 1" in text
-    flat = "no trend told from chance: 0.03 in layer 0, 0.03 in layer 1 of the decoder"
+    flat = "no trend beyond chance: 0.03 in layer 0, 0.03 in layer 1 of the decoder"
     assert f"By depth, {flat}" in text
     time = "0.18 up to step 200, 0.07 from step 700 on"
     assert f"Similarity fell in training, within pairs: {time}" in text
@@ -65,7 +65,7 @@ def test_noise_is_not_significant() -> None:
     values = draw.normal(0, 0.1, (1, 4, 7, 7))
     values = (values + values.swapaxes(-1, -2)) / 2
     text = said(run_with(values, [f"en-{code}" for code in CODES]))
-    assert "Languages of one family against others, not told from chance: " in text
+    assert "Languages of one family against others, not beyond chance: " in text
     assert "not significant" in text
     assert "There are no stable groups: other pairs stand out in one half" in text
     pairs = values.mean(axis=(0, 1))[np.tril_indices(7, -1)]
@@ -118,9 +118,7 @@ def test_distances_in_encoder_and_decoder() -> None:
     text = said(run_with(values, tasks, distances=known))
     falls = r"Similarity falls with genealogical distance in the encoder: r = -1\.00 \(p = 0\.0"
     assert re.search(falls, text)
-    unclear = (
-        r"genealogical distance, not told from chance: r = .* in the decoder .*not significant"
-    )
+    unclear = r"genealogical distance, not beyond chance: r = .* in the decoder .*not significant"
     assert re.search(unclear, text)
 
 
@@ -159,7 +157,7 @@ def test_directions_and_families_in_each() -> None:
     shares = "West Slavic languages share {0} in the encoder, {0} in the decoder"
     assert shares.format("0.90") in text  # not with en-cs, which goes the other way
     assert shares.format("0.30") in text
-    assert "Encoder against decoder, not told from chance: 0.75 against 0.75 (xx-en)" in text
+    assert "Encoder against decoder, not beyond chance: 0.75 against 0.75 (xx-en)" in text
     assert "0.22 in layer 0, 0.22 in layer 1 of the decoder (en-xx)" in text
 
 
@@ -259,7 +257,7 @@ def test_comparison_of_two_runs() -> None:
     assert "BLEU is 0.4 higher in gradvac on average, and higher in 3 of 7 tasks" in text
     assert "does not show that one is better" in text
     same = "\n".join(sentence.text for sentence in compare(first, replace(first, name="again")))
-    assert "Similarity over their 7 tasks, not told from chance: 0.15 against 0.15" in same
+    assert "Similarity over their 7 tasks, not beyond chance: 0.15 against 0.15" in same
     assert "BLEU is the same in again" in same
 
 
@@ -289,7 +287,7 @@ def test_only_steps_in_common_are_compared() -> None:
         related(0.3, 0.1)[None, None].repeat(4, axis=1) * np.array([1, 2, 3])[:, None, None, None]
     )
     first, second = run_with(grown[:1], tasks, name="a"), run_with(grown, tasks, name="b")
-    assert "not told from chance: 0.15 against 0.15" in compared(first, second)
+    assert "not beyond chance: 0.15 against 0.15" in compared(first, second)
 
 
 def test_few_or_unknown_tasks_give_no_verdict() -> None:
@@ -297,7 +295,7 @@ def test_few_or_unknown_tasks_give_no_verdict() -> None:
     values = related(0.3, 0.1)[keep][:, keep][None, None].repeat(4, axis=1)
     tasks = [f"en-{CODES[i]}" for i in keep]
     first, second = run_with(values, tasks, name="a"), run_with(values * 2, tasks, name="b")
-    text = "Similarity over their 3 tasks, not told from chance: 0.33 against 0.17, difference"
+    text = "Similarity over their 3 tasks, not beyond chance: 0.33 against 0.17, difference"
     assert text in compared(first, second)
     two = replace(first, measured=(first.measured[0].select(tasks=tasks[:2]),))
     assert "too few tasks for a test" in compared(two, second)
@@ -334,7 +332,7 @@ def test_sides_that_do_not_clearly_differ() -> None:
     values = (values + values.swapaxes(-1, -2)) / 2
     values[:, :2] += values[:, 2:].mean() - values[:, :2].mean() + 0.02
     text = said(run_with(values, [f"en-{code}" for code in CODES]))
-    assert "Encoder against decoder, not told from chance: " in text
+    assert "Encoder against decoder, not beyond chance: " in text
 
 
 def test_the_source_is_described() -> None:

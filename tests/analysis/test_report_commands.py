@@ -129,7 +129,7 @@ def test_figures(constructed: Path, tmp_path: Path) -> None:
     assert wrong.exit_code == 1
     assert "--pair: give two tasks" in wrong.output
     wrong = CliRunner().invoke(app, [*command, "--pair", "en-qso,en-qsn"])
-    assert "--pair: 'en-qsn' is no task of these runs; did you mean" in wrong.output
+    assert "--pair: 'en-qsn' is not a task of these runs; did you mean" in wrong.output
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_nothing_to_show(tmp_path: Path) -> None:
     (tmp_path / "record.bin").touch()  # a run that has just begun
     with pytest.raises(ValueError, match="neither"):
         load_run(tmp_path)
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="is not a folder"):
         load_run(tmp_path / "missing")
 
 
@@ -118,7 +118,7 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) 
 @pytest.mark.parametrize("content", [b"gradvac1 cut off", b"%PDF-1.7"])
 def test_a_record_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "record.bin").write_bytes(content)
-    message = r"record\.bin: is no record of a training run.*; remove it, or train again\."
+    message = r"record\.bin: is not a record of a training run.*; remove it, or train again\."
     with pytest.raises(ValueError, match=message):
         load_run(tmp_path)
     values = np.ones((1, 1, 2, 2), dtype=np.float32)

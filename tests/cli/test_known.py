@@ -99,7 +99,7 @@ def test_no_such_distances(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="genealgy: no such file; give genealogy, uriel:KIND or"):
         find_distances("genealgy", [("en-fr",)])
     (tmp_path / "table.xlsx").write_bytes(b"PK\xff\xfe")
-    with pytest.raises(ValueError, match="is no text; give a CSV or TSV file"):
+    with pytest.raises(ValueError, match="is not text; give a CSV or TSV file"):
         find_distances(str(tmp_path / "table.xlsx"), [("en-fr",)])
 
 

@@ -160,7 +160,7 @@ def test_a_cap_that_cannot_hold_is_refused() -> None:
     config = SamplingConfig(most_epochs=2.0)
     with pytest.raises(ValueError, match=r"4.9 epochs of all data together; allow more"):
         config.shares(UNEVEN, 0, num_rows=500_000)
-    with pytest.raises(ValueError, match="does not know beforehand how many rows"):
+    with pytest.raises(ValueError, match="does not know in advance how many rows"):
         config.build(UNEVEN)
 
 

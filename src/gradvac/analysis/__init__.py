@@ -1,15 +1,15 @@
 """Analysis: which tasks help and hurt each other, in which layers, when.
 
 Similarity comes from two places. Training records what its `Alignment` knows anyway, every few
-steps and for free (`Recorder`); but batches differ from task to task and are small. `measure`
+steps and for free (`Recorder`); but its batches are small and differ from task to task. `measure`
 compares gradients on given batches, such as a set that says the same things in all languages, and
-tells how reliable they are. Both give `Similarities`: steps, components, tasks, cosines.
+reports how reliable they are. Both give `Similarities`: steps, components, tasks, cosines.
 
     similarities.py      the data class; `similarity.npz`
     measurement.py       gradients of any PyTorch model -> Similarities
     recorder.py          Alignment -> `record.bin`, while training
     record.py            `record.bin` -> Record; a format that NumPy alone can read
-    components.py        where in a model a component is, by its name
+    components.py        where a component is in the model, by its name
     heat_map_images.py   an Alignment as pixels, for TensorBoard
     step_log.py          an Alignment as a few numbers, for the log of any loop
     run.py               a run folder as report and figures see it
@@ -17,7 +17,7 @@ tells how reliable they are. Both give `Similarities`: steps, components, tasks,
     statistics/          families, distances, layers, steps, runs (SciPy)
     views.py             what figures and report have in common
     figures/             the paper's figures
-    report/              one page to look at
+    report/              one HTML page about runs
 
 A loop of your own:
 

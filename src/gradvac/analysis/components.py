@@ -1,4 +1,4 @@
-"""Where in a model a component is, read off its name."""
+"""Where a component is in the model, read off its name."""
 
 import re
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ def layer_of(component: str) -> int | None:
 def weighty(components: Sequence[str], side: str | None = None) -> list[bool]:
     """Which components count in the mean of a side (None: of the model).
 
-    Normalisations and biases of their own do not, where there is anything else: they hold few
-    numbers, behave differently, and would count as much as a whole layer.
+    Components that are only normalisations or biases do not, if there is anything else: they hold
+    few numbers, behave differently, and would count as much as a whole layer.
     """
     inside = [side is None or side_of(name) == side for name in components]
     large = [

@@ -7,17 +7,17 @@
     print(same.tasks, same.values[0].mean(0))                        # [T, T]
 
 Raw cosines measure noise as much as tasks: with few sentences all are near 0. So every task's
-batches are cut into two halves A and B (those with even and odd numbers), and three things are
-told. The *reliability* of a task is the cosine of its own halves, r_i = cos(A_i, B_i). On the
-*same* lines, the cosine of whole gradients is cos(A_i + B_i, A_j + B_j). On *different* lines it is
-the mean of cos(A_i, B_j) and cos(B_i, A_j): whatever lines have in common (in an aligned set, their
-content) does not count. Both halves' cosines and lengths are kept, so that
-`statistics.corrected` can tell what the cosine would be with endless data, with an interval, and
+batches are split into two halves A and B (even and odd numbers), and three things are measured.
+The *reliability* of a task is the cosine of its own halves, r_i = cos(A_i, B_i). On the *same*
+lines, the cosine of whole gradients is cos(A_i + B_i, A_j + B_j). On *different* lines it is the
+mean of cos(A_i, B_j) and cos(B_i, A_j), so what the lines have in common (in an aligned set, their
+content) does not count. The cosines and lengths of both halves are kept, so that
+`statistics.corrected` can estimate the cosine with unlimited data, with an interval, and
 `statistics.measured_pushes` who pushes whom.
 
 Memory: the gradients of all tasks' halves, 2 T P numbers (in `storage_dtype`; on the host with
-`offload=True`), beside the model and one batch; and those of the largest parameter once more, on
-its device, while products are taken. 25 tasks and 60 M parameters in float32: 12 GB.
+`offload=True`), besides the model and one batch; and those of the largest parameter once more, on
+its device, while products are computed. 25 tasks and 60 M parameters in float32: 12 GB.
 """
 
 # K components, T tasks, P parameters, B rows
@@ -91,23 +91,23 @@ def measure(
     Args:
         model: Any model.
         batches: Task -> at least two functions, each of which returns the loss of one batch; the
-            gradients of a task's batches are added up. In an aligned set, let the n-th batches of
-            all tasks be of the same lines. Or at least two functions that return losses per row and
-            the rows' tasks; then name the tasks.
-        granularity: Which parameters share a component; several at once cost nothing more.
+            gradients of a task's batches are added up. In an aligned set, the n-th batches of all
+            tasks should hold the same lines. Or at least two functions that return losses per row
+            and the rows' tasks; then name the tasks.
+        granularity: Which parameters share a component; several at once cost nothing extra.
         tasks: Task names, for losses per row.
-        step: The step of training, to be kept with the result.
+        step: The training step, to be stored with the result.
         engine: "per_task" for any model, or "one_backward", which separates losses per row.
         storage_dtype: Of stored task gradients; None: that of the parameters.
         offload: Store them in host memory.
-        tick: Called after every batch, such as to move a progress bar.
+        tick: Called after every batch, for example to move a progress bar.
 
     Returns:
         The similarities on the same lines and those on different lines, by granularity.
 
     Raises:
-        ValueError: There are fewer than two tasks or batches of a task, they are not in lists, or a
-            task or the name of a granularity comes twice.
+        ValueError: There are fewer than two tasks, or than two batches of a task; they are not in
+            lists; or a task or the name of a granularity occurs twice.
     """
     tasks = _read_tasks(batches, tasks)
     granularities = _read_granularities(granularity)

@@ -1,7 +1,7 @@
 """The record of a training run, `RUN/record.bin`: what `Recorder` writes.
 
-The file is a sequence of chunks of some records each, so that it can be appended to and survives
-whoever writes it. A chunk is
+The file is a sequence of chunks of a few records each, so it can be appended to, and survives a
+writer that is killed. A chunk is
 
     8 bytes   b"gradvac1"
     8 bytes   length of what follows the next field, little-endian
@@ -19,8 +19,8 @@ rounds them by at most 0.0005; they are read back as float32.
     weights       float32 [S, K, T]     norms        float32 [S, K, T]   NaN: task absent
     update_cosine float32 [S, K]        update_ratio float32 [S, K]
 
-`read_record` passes over chunks that are damaged, and one that is cut off at the end of the file,
-as a killed process leaves it. The format needs NumPy alone; these lines read a whole file:
+`read_record` skips damaged chunks, and one that is cut off at the end of the file, as a killed
+process leaves it. The format needs only NumPy; these lines read a whole file:
 
     import io, pathlib, numpy
     data, start, chunks = pathlib.Path("record.bin").read_bytes(), 0, []
@@ -70,7 +70,7 @@ class Record:
         components: Component names.
         steps: int64 `[S]`.
         similarity: `[S, K, T, T]`, cosines of the unaltered task gradients of a batch.
-        target: `[S, K, T, T]`, the targets they were held to.
+        target: `[S, K, T, T]`, their targets.
         active: bool `[S, K, T, T]`: [i, j] if g_i was altered against g_j.
         weights: `[S, K, T]`, of the tasks in the update.
         norms: `[S, K, T]`, lengths of the task gradients.
@@ -96,7 +96,7 @@ class Record:
     def eligible(self) -> NDArray[np.int64]:
         """Positions of the tasks whose gradients the rule may alter; all, if it alters none.
 
-        A record that does not say shows it: their pairs were active, or their targets moved.
+        If the record does not say, it can be seen: their pairs were active, or their targets moved.
         """
         if self.vaccinated is not None:
             chosen = [i for i, task in enumerate(self.tasks) if task in self.vaccinated]
@@ -119,12 +119,12 @@ def read_record(path: str | Path, *, most: int | None = None) -> Record:
 
     Args:
         path: The file, or the run folder that holds it.
-        most: Read only so many records, evenly spread; None: all. A record takes 9 K T^2 bytes in
-            memory; of a number that would take more than a gigabyte, fewer are read.
+        most: Read at most this many records, evenly spread; None: all. A record takes 9 K T^2
+            bytes in memory; if these would take more than a gigabyte, fewer are read.
 
     Raises:
         ValueError: The file is empty or something else, no chunk is whole, its components changed
-            on the way, or all records (`most` is None) would take more than a gigabyte.
+            along the way, or all records (`most` is None) would take more than a gigabyte.
     """
     path = Path(path)
     path = RunFolder(path).record if path.is_dir() else path
@@ -135,8 +135,8 @@ def read_record(path: str | Path, *, most: int | None = None) -> Record:
         intact = [chunk for chunk in chunks if chunk.state == "intact"]
         if not intact:
             raise ValueError(
-                f"{path}: is no record of a training run, or no chunk of it is whole; remove it, "
-                "or train again."
+                f"{path}: is not a record of a training run, or no chunk of it is whole; remove "
+                "it, or train again."
             )
         for loss in _losses(chunks):
             warnings.warn(f"{path}: {loss}.", stacklevel=2)
@@ -167,23 +167,28 @@ def read_record(path: str | Path, *, most: int | None = None) -> Record:
 def append_chunk(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
     """Write a chunk at the end of a file."""
     payload = io.BytesIO()
-    # As numpy.savez_compressed, but with the fastest level: cosines hardly get smaller by others.
+    # As numpy.savez_compressed, but at the fastest level: cosines hardly compress any further.
     with zipfile.ZipFile(payload, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w") as entry:
                 np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
     content = payload.getvalue()
     left = memoryview(_HEADER.pack(_MAGIC, len(content), zlib.crc32(content)) + content)
-    while left:  # an unbuffered file may take less than all, such as on a disk that gets full
+    while left:  # an unbuffered write may be partial, for example when the disk fills up
         left = left[file.write(left) :]
 
 
 def cut_record(path: Path, after: int | None) -> int | None:
-    """Make a file ready to be continued: without records after a step (None: with all of them), and
-    without a chunk that is cut off. Damaged chunks stay: there may be good ones behind them.
+    """Prepare a file to be continued, without a chunk that is cut off or records after some step.
+
+    Damaged chunks stay: there may be good ones after them.
+
+    Args:
+        path: The file.
+        after: The last step to keep; None: keep all.
 
     Returns:
-        The last step that is left; None: there is none.
+        The last remaining step; None: there is none.
 
     Raises:
         ValueError: The file is something else.
@@ -193,8 +198,8 @@ def cut_record(path: Path, after: int | None) -> int | None:
     with path.open("r+b") as file:
         if not _MAGIC.startswith(file.read(len(_MAGIC))):
             raise ValueError(
-                f"{path}: is no record of a training run, and is left as it is; give the recorder "
-                "another path, or move the file away."
+                f"{path}: is not a record of a training run, and is left as it is; give the "
+                "recorder another path, or move the file away."
             )
         end, left, rest = 0, list[int](), None
         for chunk in _chunks(file):
@@ -217,7 +222,7 @@ def cut_record(path: Path, after: int | None) -> int | None:
 
 
 class _Chunk(NamedTuple):
-    """Where in the file a chunk is, with its header, and in which state."""
+    """Position of a chunk in the file, header included, and its state."""
 
     start: int
     end: int
@@ -234,7 +239,7 @@ def _chunks(file: BinaryIO) -> Iterator[_Chunk]:
 
 
 def _inspect(file: BinaryIO, start: int, size: int) -> _Chunk:
-    """The chunk that begins here; one that is damaged reaches to the next that begins like one."""
+    """The chunk that begins here; a damaged one extends to the next that looks like one."""
     file.seek(start)
     header = file.read(_HEADER.size)
     if len(header) == _HEADER.size and header.startswith(_MAGIC):
@@ -292,7 +297,7 @@ def _load(file: BinaryIO, chunk: _Chunk) -> "np.lib.npyio.NpzFile":
         array = np.load(io.BytesIO(content), allow_pickle=False)
         assert isinstance(array, np.lib.npyio.NpzFile)
         _check_shapes(array)
-    except Exception as error:  # what odd contents make zipfile, zlib and NumPy raise has no bound
+    except Exception as error:  # odd contents make zipfile, zlib and NumPy raise anything
         raise ValueError(
             f"{file.name}: holds a chunk that cannot be read ({error}); remove it, or train again."
         ) from error
@@ -302,7 +307,7 @@ def _load(file: BinaryIO, chunk: _Chunk) -> "np.lib.npyio.NpzFile":
 def _check_shapes(arrays: "np.lib.npyio.NpzFile") -> None:
     steps, tasks, components = (arrays[name] for name in ("steps", "tasks", "components"))
     if steps.dtype.kind != "i" or tasks.dtype.kind != "U" or components.dtype.kind != "U":
-        raise ValueError("its names or steps are none")
+        raise ValueError("its names or steps are of the wrong type")
     sizes = [len(steps), len(components), len(tasks), len(tasks)]
     assert arrays.zip is not None
     for names, dims in ((_PAIRS, 4), (_TASKS, 3), (_COMPONENTS, 2)):
@@ -321,8 +326,8 @@ def _join(path: Path, parts: list[tuple["np.lib.npyio.NpzFile", NDArray[np.int64
     rules = {str(part["rule"]) for part, _ in parts}
     if len(components) > 1 or len(rules) > 1:
         raise ValueError(
-            f"{path}: was continued with other components or another rule; record every run in a "
-            "file of its own."
+            f"{path}: was continued with other components or another rule; record every run in "
+            "its own file."
         )
     where = [[tasks.index(task) for task in part_tasks] for part_tasks in names]
 

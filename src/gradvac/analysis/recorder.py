@@ -1,4 +1,4 @@
-"""The recorder: keeps what a training step's `Alignment` says, without waiting for the device."""
+"""The recorder: stores the `Alignment` of training steps, without waiting for the device."""
 
 # S records, K components, T tasks
 
@@ -32,26 +32,26 @@ class _Chunk:
 class Recorder:
     """Appends every n-th step's alignment to a file, a chunk of records at a time.
 
-    Called after every step, `recorder(step, alignment)`: it fits `training.train(watch=...)` and
-    any loop of your own. A record costs four small copies, which the device makes when it comes to
-    them; cosines are computed later, on the host. A killed process loses at most the last chunk.
+    Call it after every step, `recorder(step, alignment)`: it fits `training.train(watch=...)` and
+    any loop of your own. A record costs four small asynchronous copies; cosines are computed later,
+    on the host. A killed process loses at most the last chunk.
 
-    A record that is there is continued. A step that it holds already is refused, as it would count
-    twice: remove the file to begin anew, or say where to continue with `after`.
+    An existing record is continued. A step that it already holds is refused, as it would count
+    twice: remove the file to start again, or say where to continue with `after`.
 
     Args:
         path: The file; see `gradvac.analysis.record` for its format.
         every: Steps between records.
         tasks: All tasks, in the order to show them; None: in the order they appear.
-        rule: Name of the rule, for whoever reads the record.
-        vaccinated: Tasks whose gradients the rule may alter, what shares of pairs are counted of;
-            None: not known, to be read off what it did.
+        rule: Name of the rule, for readers of the record.
+        vaccinated: Tasks whose gradients the rule may alter, to which shares of pairs refer; None:
+            unknown, to be inferred from what the rule did.
         after: Continue after this step: later records of an earlier process are removed. None:
-            continue after the last record that is there.
-        chunk: Records of a chunk.
+            continue after the last existing record.
+        chunk: Records per chunk.
 
     Raises:
-        ValueError: The file is no record of a training run; it is left as it is.
+        ValueError: The file is not a record of a training run; it is left as it is.
 
     Example:
         >>> recorder = Recorder("record.bin", every=10)
@@ -152,7 +152,7 @@ class Recorder:
 
 
 def _to_host(values: Tensor) -> Tensor:
-    """A copy in host memory; from CUDA it is under way, into pinned memory."""
+    """A copy in host memory; from CUDA it is asynchronous, into pinned memory."""
     return values.detach().to("cpu", non_blocking=values.is_cuda, copy=True)
 
 
@@ -161,7 +161,7 @@ def _has_arrived(chunk: _Chunk) -> bool:
 
 
 def _to_arrays(chunk: _Chunk, tasks: tuple[str, ...], num_components: int) -> dict[str, Any]:
-    """The chunk's records over all tasks; absent ones have zero gradients until the last moment."""
+    """The chunk's records over all tasks; absent tasks have zero gradients, then NaN."""
     num_records, num_tasks = len(chunk.steps), len(tasks)
     triples = (num_records, num_components, num_tasks)
     gram = torch.zeros(*triples, num_tasks, dtype=torch.float64)

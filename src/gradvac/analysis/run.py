@@ -16,12 +16,12 @@ from gradvac.runs import RunFolder, TaskScores
 
 @dataclass(frozen=True, eq=False)
 class KnownDistances:
-    """How far apart tasks are known to be, whatever their gradients say.
+    """Known distances between tasks, whatever their gradients say.
 
     Attributes:
         tasks: Names of the tasks, in the order of rows and columns.
         values: `[T, T]`, symmetric; NaN where unknown.
-        name: What is measured, as it stands in a sentence: "genealogical distance".
+        name: What is measured, as it appears in a sentence: "genealogical distance".
     """
 
     tasks: tuple[str, ...]
@@ -31,7 +31,7 @@ class KnownDistances:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything a run left to look at.
+    """Everything a run left behind.
 
     Attributes:
         name: Name of its folder.
@@ -47,7 +47,7 @@ class Run:
         families: Task -> family, "" where unknown.
         distances: Known distances of tasks; None if unknown.
         about: How `measured` was measured: JSON, as it stands in `similarity.npz`.
-        names: Task -> how to call it in a sentence, such as its language; others by task name.
+        names: Task -> its name in a sentence, such as its language; others by task name.
     """
 
     name: str
@@ -80,8 +80,9 @@ def load_run(
     distances: KnownDistances | None = None,
     most_records: int | None = 2000,
 ) -> Run:
-    """Read a run folder; warns and goes on without a record that cannot be read, if similarities
-    were measured.
+    """Read a run folder.
+
+    A record that cannot be read is skipped with a warning if similarities were measured.
 
     Args:
         path: The folder.
@@ -94,7 +95,7 @@ def load_run(
     """
     path = Path(path)
     if not path.is_dir():
-        raise ValueError(f"{path}: is no folder; give the folder of a run.")
+        raise ValueError(f"{path}: is not a folder; give the folder of a run.")
     measured: tuple[Similarities, ...] = ()
     about = ""
     folder = RunFolder(path)

@@ -9,7 +9,7 @@ from gradvac.runs import TaskScores
 def by_one_metric(runs: Sequence[Run]) -> list[TaskScores | None]:
     """The scores of each run, by the metric of the first that was scored.
 
-    None for a run that was not scored, or by another metric: such numbers do not compare.
+    None for a run that was not scored, or scored by another metric, which is not comparable.
     """
     metric = next((run.scores.metric for run in runs if run.scores is not None), None)
     return [

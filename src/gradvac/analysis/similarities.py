@@ -35,13 +35,13 @@ class Similarities:
     Attributes:
         tasks: Task names.
         components: Component names.
-        steps: int64 `[S]`, the steps the model was looked at.
+        steps: int64 `[S]`, the steps at which the model was measured.
         values: float32 `[S, K, T, T]`, cosines; NaN where a task was absent or had no gradient.
         reliability: `[S, K, T]`, cosine of a task's gradients on two halves of its batches; None
             for what was recorded in training.
         across: `[S, K, T, T]`, cosine of the first half of task i and the second of task j: on the
-            diagonal the reliability, elsewhere two measurements of one thing. What the cosines
-            would be without noise (`statistics.corrected`), and who pushes whom, follow from it.
+            diagonal the reliability, elsewhere two measurements of the same thing. The cosines
+            without noise (`statistics.corrected`), and who pushes whom, follow from it.
         half_norms: `[S, K, 2, T]`, lengths of the gradients of both halves.
         lines: "same" or "different" lines of an aligned set, or "training".
         granularity: How parameters were divided into components.
@@ -112,7 +112,7 @@ class Similarities:
 
 
 def mean_where_known(values: NDArray[np.floating], axis: int | tuple[int, ...]) -> Floats:
-    """Mean over `axis` of what is not NaN; NaN where nothing is known."""
+    """Mean over `axis` of all values that are not NaN; NaN if there are none."""
     known = ~np.isnan(values)
     count = known.sum(axis=axis)
     total = np.where(known, values, 0.0).sum(axis=axis, dtype=np.float64)
@@ -121,7 +121,7 @@ def mean_where_known(values: NDArray[np.floating], axis: int | tuple[int, ...]) 
 
 
 def concatenate(parts: Sequence[Similarities]) -> Similarities:
-    """Put steps together, in order; a step that comes again replaces the one before.
+    """Join the steps, in order; a step that occurs again replaces the earlier one.
 
     Raises:
         ValueError: They are of different tasks, components or lines.
@@ -178,7 +178,7 @@ def save_similarities(path: Path, measured: Sequence[Similarities], about: str =
 
 
 def load_similarities(path: Path) -> tuple[tuple[Similarities, ...], str]:
-    """Read what `save_similarities` wrote: the similarities, and what they are about.
+    """Read what `save_similarities` wrote: the similarities, and how they were measured.
 
     Raises:
         ValueError: The file is something else, or damaged.
@@ -207,18 +207,18 @@ def load_similarities(path: Path) -> tuple[tuple[Similarities, ...], str]:
                 )
             )
         return tuple(measured), str(arrays["about"])
-    except Exception as error:  # what damage makes zipfile, zlib and NumPy raise is not bounded
+    except Exception as error:  # damage makes zipfile, zlib and NumPy raise anything
         raise ValueError(
             f"{path}: holds no similarities, or is damaged ({error}); remove it and measure again."
         ) from error
 
 
 def check_once(name: str, labels: Sequence[str]) -> None:
-    """Refuse similarities that could not be told apart by granularity and lines."""
+    """Refuse similarities with the same granularity and lines."""
     label, count = Counter(labels).most_common(1)[0]
     if count > 1:
         raise ValueError(
-            f"{name}: {label!r} comes {count} times; give each granularity once, and functions "
+            f"{name}: {label!r} occurs {count} times; give each granularity once, and functions "
             "names of their own (def, not lambda)."
         )
 

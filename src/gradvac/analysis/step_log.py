@@ -6,7 +6,7 @@ from gradvac.alignment import Alignment
 
 
 def step_values(alignment: Alignment) -> dict[str, float]:
-    """What a step did, as means over components: four numbers, for which the device is waited for.
+    """What a step did, as four means over components; waits for the device.
 
     Returns:
         "update_cosine" and "update_ratio": direction and length of the update against the plain

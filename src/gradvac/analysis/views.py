@@ -1,4 +1,4 @@
-"""What figures and report show of a run: which similarities, in which order, under which names."""
+"""What figures and report show of a run: which similarities, in which order and by which names."""
 
 # S steps, K components, T tasks
 
@@ -39,7 +39,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Part:
-    """Tasks of one direction in one side of the model: what can be compared among itself.
+    """Tasks of one direction in one side of the model: what can be compared with each other.
 
     Attributes:
         side: "encoder", "decoder", "shared" or "model".
@@ -58,7 +58,7 @@ class Part:
 
 
 def short(name: str, most: int = 24) -> str:
-    """A name that fits: its beginning and its end, which tell most names apart."""
+    """A name shortened to its beginning and its end, which distinguish most names."""
     end = (most - 1) // 3
     return name if len(name) <= most else f"{name[: most - 1 - end]}…{name[-end:]}"
 
@@ -66,8 +66,8 @@ def short(name: str, most: int = 24) -> str:
 def sources(run: Run) -> dict[str, Similarities]:
     """All similarities of a run by a readable name; the one to show first comes first.
 
-    What was measured on an aligned set comes before what was recorded in training, for it compares
-    all tasks on the same sentences; the finest division into components comes first.
+    What was measured on an aligned set comes before what was recorded in training, because it
+    compares all tasks on the same sentences; the finest division into components comes first.
     """
     preference = ("all_layer", "all_matrix", "enc_dec", "whole_model")
 
@@ -86,7 +86,7 @@ def sources(run: Run) -> dict[str, Similarities]:
 
 
 def main_source(run: Run) -> Similarities | None:
-    """The similarities to speak of first; None if a run has none."""
+    """The main similarities of a run; None if it has none."""
     return next(iter(sources(run).values()), None)
 
 
@@ -200,7 +200,7 @@ def against_distance(
         where = [known.tasks.index(task) for task in tasks]
         matrix = side_matrix(similarities, part.side, tasks)
         distances = np.where(np.isnan(matrix), np.nan, known.values[np.ix_(where, where)])
-        if len(set(pair_values(distances))) > 1:  # among strangers alone there is nothing to follow
+        if len(set(pair_values(distances))) > 1:  # equal distances correlate with nothing
             with_distances.append((replace(part, tasks=tasks), matrix, distances))
     return with_distances
 
@@ -208,7 +208,7 @@ def against_distance(
 def order_by_family(
     matrix: Matrix, tasks: Sequence[str], families: Mapping[str, str]
 ) -> tuple[list[int], list[Block]]:
-    """An order that keeps directions, and in them families, together, similar ones side by side.
+    """An order that keeps directions and, within them, families together, similar ones adjacent.
 
     Families follow the clustering of their mean similarities, tasks within a family that of their
     own. Tasks of no known family come last.

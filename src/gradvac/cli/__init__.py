@@ -11,23 +11,23 @@
     gradvac tagging predict RUN         standard input -> standard output
     gradvac tagging score RUN           F1 and accuracy
     gradvac similarity RUN              gradient similarity on an aligned set, at every checkpoint
-    gradvac report RUN...               one page to look at
+    gradvac report RUN...               one HTML page about runs
     gradvac figures RUN...              the paper's figures
     gradvac sweep CONFIG                many runs: grids, methods, seeds; several at a time
     gradvac compare RUN...              which method is better, worse, or within noise
     gradvac corpus write DIR            the constructed languages as text files
 
 CONFIG is a TOML file or the name of one in `configs/nmt` or `configs/tagging`; `section.key=value`
-after it replaces single settings. Mistakes of the user are told in one line, without a traceback,
+after it overrides single settings. A user's mistake is reported in one line, without a traceback,
 with exit status 1.
 
     __main__.py     `python -m gradvac.cli`
     _commands.py    the commands under their names
-    _common.py      where configs are, what extras are needed, how mistakes are told
-    _known.py       families and distances of tasks, from tables or from files
+    _common.py      where configs are, which extras are needed, how mistakes are reported
+    _known.py       families and distances of tasks, from tables or files
     _lines.py       lines that a command reads
     _options.py     options that several commands have
-    _runs.py        runs as report and figures take them
+    _runs.py        runs as report and figures need them
     compare.py      gradvac compare
     corpus.py       gradvac corpus
     demo.py         gradvac demo
@@ -38,7 +38,7 @@ with exit status 1.
     sweep.py        gradvac sweep
     tagging.py      gradvac tagging
 
-A command imports what it needs when it runs: `--help` is quick, and a missing extra is one line.
+A command imports what it needs when it runs: `--help` is fast, and a missing extra is one line.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What all commands share: where configs are, and how mistakes are told."""
+"""What all commands share: where configs are, and how mistakes are reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Command = Callable[Parameters, None]
 REPORT = "report"
 _FULL = "make room, and start the same command again"
 _CLOSED = "change its permissions, or choose another place"
-_NO_FOLDER = "choose another name: a file has that of a folder"
+_NO_FOLDER = "choose another name: there is a file where a folder should be"
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _CLOSED),
@@ -42,11 +42,11 @@ _ERRORS = {
 
 
 def needs(*extras: str) -> Callable[[Command[Parameters]], Command[Parameters]]:
-    """A command that needs extras: a missing package is one line that says what to install.
+    """Decorate a command that needs extras: a missing package is one line with what to install.
 
     A command imports what it needs before it does anything; only the packages of the extra
-    "report" come in at the end, and are looked for first. Mistakes are told as `tells_mistakes`
-    does.
+    "report" are imported at the end, so they are looked for first. Mistakes are reported as by
+    `tells_mistakes`.
     """
 
     def with_extras(command: Command[Parameters]) -> Command[Parameters]:
@@ -103,17 +103,17 @@ def _is_installed(package: str) -> bool:
 
 
 def tells_mistakes(command: Command[Parameters]) -> Command[Parameters]:
-    """Tell what a user can mend in one line, on standard error, instead of a traceback."""
+    """Report what a user can fix in one line on standard error, instead of a traceback."""
 
     @wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         try:
             with warnings.catch_warnings():
-                if not sys.warnoptions:  # who asks Python for warnings gets Python's
+                if not sys.warnoptions:  # with -W, Python's own format is wanted
                     warnings.showwarning = _tell_warning
                 command(*args, **kwargs)
         except BrokenPipeError:
-            raise  # whoever read our output has seen enough: that is for click to handle
+            raise  # the reader of our output closed the pipe: click handles that
         except _mistakes() as mistake:
             print(f"error: {_explain(mistake)}", file=sys.stderr)
             raise typer.Exit(1) from None
@@ -122,7 +122,7 @@ def tells_mistakes(command: Command[Parameters]) -> Command[Parameters]:
 
 
 def _explain(mistake: Exception) -> str:
-    """What to tell; what the system says of a file needs a word on what to do."""
+    """The message; errors of the operating system also need a remedy."""
     text, remedy = str(mistake), None
     if isinstance(mistake, OSError) and mistake.errno is not None:
         remedy = _REMEDIES.get(mistake.errno)
@@ -132,7 +132,7 @@ def _explain(mistake: Exception) -> str:
 
 
 def _mistakes() -> tuple[type[Exception], ...]:
-    """What a user can mend. Only a command that imported a package can have met its errors."""
+    """Errors that a user can fix. Only an imported package can have raised its own."""
     error_types: list[type[Exception]] = [ValueError, OSError]
     for module, names in _ERRORS.items():
         if (there := sys.modules.get(module)) is not None:
@@ -145,7 +145,7 @@ def _tell_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def config_folders(recipe: str) -> list[Path]:
-    """Return the folders with named configs: in the package, or beside it in a checkout."""
+    """The folders with named configs: in the package, or next to it in a checkout."""
     package = Path(gradvac.__file__).parent
     candidates = (package / "configs" / recipe, package.parents[1] / "configs" / recipe)
     return [folder for folder in candidates if folder.is_dir()]
@@ -183,7 +183,7 @@ def load_nmt(source: str, overrides: list[str]) -> NmtConfig:
 
 
 def run_folder(source: str, run: Path | None) -> Path:
-    """The folder to train in: as asked, the run that was given, or one named after the config."""
+    """The folder to train in: as given, the run itself, or one named after the config."""
     if run is not None:
         return run
     return Path(source) if RunFolder(Path(source)).is_run() else Path("runs") / Path(source).stem

@@ -1,4 +1,4 @@
-"""What is known of tasks before any run: families and distances, from tables or from files."""
+"""What is known about tasks before any run: families and distances, from tables or files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gradvac.hints import some
 from gradvac.tasks import find_direction, other_languages, pivot_of
 
 _URIEL = "uriel:"
-_FEWEST = 3  # tasks; two have one distance, which nothing can follow
+_FEWEST = 3  # tasks; two have a single distance, which cannot correlate with anything
 
 
 def find_families(runs: Sequence[Sequence[str]], path: Path | None = None) -> list[dict[str, str]]:
     """Task -> family for the tasks of each run, "" where unknown.
 
-    What a file says takes precedence over what the tables say.
+    The file takes precedence over the tables.
     """
     families = {code: built.family for code, built in corpora.default().languages.items()}
     for code in (code for tasks in runs for code in other_languages(tasks)):
@@ -56,7 +56,7 @@ def find_names(tasks: Sequence[str]) -> dict[str, str]:
 
 
 def find_distances(source: str, runs: Sequence[Sequence[str]]) -> list[KnownDistances | None]:
-    """Known distances of the tasks of each run; None for a run of which too little is known.
+    """Known distances of the tasks of each run; None where too little is known.
 
     Args:
         source: "genealogy", "uriel:KIND", or a file.
@@ -109,7 +109,7 @@ def _tables(source: str, codes: Sequence[str]) -> list[KnownDistances]:
 
 
 def _on_tasks(table: KnownDistances, tasks: Sequence[str]) -> KnownDistances:
-    """A table of languages as one of tasks, without those of which it knows nothing."""
+    """A table of languages turned into one of tasks, without tasks it knows nothing about."""
     rows = {name: row for row, name in enumerate(table.tasks)}
     known = ~np.isnan(table.values) & ~np.eye(len(rows), dtype=bool)
     row_of = {}
@@ -150,12 +150,12 @@ def _read_distances(path: Path) -> KnownDistances:
     try:
         text = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
-        raise ValueError(f"--distances {path}: is no text; give a CSV or TSV file.") from None
+        raise ValueError(f"--distances {path}: is not text; give a CSV or TSV file.") from None
     mark = next((mark for mark in "\t;" if text and mark in text[0]), ",")
     try:
         lines = [[cell.strip() for cell in line] for line in csv.reader(text, delimiter=mark)]
     except csv.Error as error:
-        raise ValueError(f"--distances {path}: is no CSV or TSV file: {error}.") from None
+        raise ValueError(f"--distances {path}: is not a CSV or TSV file: {error}.") from None
     lines = [line for line in lines if any(line)]
     names = tuple(lines[0][1:]) if lines else ()
     rows = {line[0]: line[1:] for line in lines[1:]}

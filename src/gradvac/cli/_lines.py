@@ -1,10 +1,10 @@
-"""Lines that a command reads: all of them, whatever their bytes are."""
+"""Lines that a command reads: all of them, whatever bytes they hold."""
 
 from collections.abc import Iterable, Iterator
 
 
 class Decoder:
-    """Makes text of lines of bytes; what is not UTF-8 is replaced by marks.
+    """Turns lines of bytes into text; what is not UTF-8 is replaced by marks.
 
     Attributes:
         num_replaced: Lines with such marks so far.
@@ -14,7 +14,7 @@ class Decoder:
         self.num_replaced = 0
 
     def decode(self, lines: Iterable[bytes]) -> Iterator[str]:
-        """The lines of a file, with their ends; a mark of the encoding is no part of the first."""
+        """The lines of a file, with their ends; a byte order mark is not part of the first."""
         for number, raw in enumerate(lines):
             encoding = "utf-8-sig" if number == 0 else "utf-8"
             try:

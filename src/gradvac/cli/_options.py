@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they are called."""
+"""Options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +13,14 @@ Into = Annotated[Path | None, typer.Option(help="The run folder; default: runs/N
 Weights = Annotated[str, typer.Option(help="best, last, averaged, or a step.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Runs = Annotated[list[Path], typer.Argument(help="Run folders; the first is compared with.")]
+Runs = Annotated[
+    list[Path], typer.Argument(help="Run folders; the others are compared with the first.")
+]
 Distances = Annotated[
     str,
     typer.Option(
-        help="Known distances of tasks: genealogy, uriel:KIND (as in uriel:featural), or a CSV file"
+        help="Known distances of tasks: genealogy, uriel:KIND (such as uriel:featural), or a CSV "
+        "file."
     ),
 ]
 Families = Annotated[
@@ -26,5 +29,5 @@ Families = Annotated[
 
 
 def weights_of(name: str) -> str | int:
-    """Weights as `Weights` names them: a step as a number."""
+    """The weights that a `Weights` option names: a step becomes a number."""
     return int(name) if name.isdigit() else name

@@ -1,4 +1,4 @@
-"""Runs as report and figures take them: with what is known of their languages."""
+"""Runs as report and figures need them: with what is known about their languages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradvac.tasks import other_languages, turned
 def load_runs(
     paths: Sequence[Path], *, distances: str = GENEALOGY, families: Path | None = None
 ) -> list[Run]:
-    """Read run folders; runs of the same name are told apart by the folders around them."""
+    """Read run folders; runs of the same name are distinguished by their parent folders."""
     runs = [load_run(path) for path in paths]
     tasks = [run.tasks for run in runs]
     facts = zip(runs, find_families(tasks, families), find_distances(distances, tasks), strict=True)
@@ -28,7 +28,7 @@ def load_runs(
 
 
 def _unique_names(runs: Sequence[Run]) -> list[str]:
-    """The names of the folders, with as many folders around them as it takes to tell them apart."""
+    """The names of the folders, with as many parents as it takes to make them unique."""
     paths = [run.path.resolve() for run in runs]
     twice = [path for path in paths if paths.count(path) > 1]
     if twice:

@@ -24,18 +24,21 @@ def compare(
         str | None, typer.Option(help="BLEU, chrF++, F1, ...; default: the first of the scores.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also write it: a .md, .json or .html file.")
+        Path | None,
+        typer.Option("--out", "-o", help="Also write it to a .md, .json or .html file."),
     ] = None,
     pictures: Annotated[
-        Path | None, typer.Option(help="Also draw it: a folder for PDF, SVG and PNG files.")
+        Path | None, typer.Option(help="Also draw it, as PDF, SVG and PNG files in this folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not Markdown.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of Markdown.")
+    ] = False,
 ) -> None:
     """Say which methods are better or worse than a baseline, and which are within noise.
 
-    Runs with the same settings but for the seed are one method. Scores must be there: `gradvac nmt
-    score`, `gradvac tagging score`. Differences count only if other seeds and other sentences would
-    show them too; see the page on experiments.
+    Runs that differ only in their seed are one method. Score them first: `gradvac nmt score`,
+    `gradvac tagging score`. A difference counts only if other seeds and other sentences would show
+    it too; see the page on experiments.
     """
     from gradvac.experiments import compare_runs, to_json, to_markdown
     from gradvac.experiments.page import to_html

@@ -25,14 +25,16 @@ def group() -> None:
 @app.command()
 @tells_mistakes
 def write(
-    directory: Annotated[Path, typer.Argument(help="Where to; a new or empty folder.")],
+    directory: Annotated[Path, typer.Argument(help="Where to write; a new or empty folder.")],
     families: Annotated[
         Path | None, typer.Option(help="A TOML file of your own families.", exists=True)
     ] = None,
     languages: Annotated[
         str | None, typer.Option(help="Only these, as in qso,qsm; default: all.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Other words and sentences.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Another seed: other words and sentences.")
+    ] = None,
 ) -> None:
     """Write a multi-way parallel corpus as text files."""
     from gradvac import corpora

@@ -20,7 +20,7 @@ def demo(
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
 ) -> None:
-    """Train joint and GradVac on constructed languages, compare them, and report."""
+    """Train a joint and a GradVac model on constructed languages, compare them, and report."""
     from gradvac.analysis.report import headline
     from gradvac.cli._runs import load_runs
     from gradvac.nmt.demo import GRADVAC, JOINT, run_demo

@@ -16,7 +16,9 @@ from gradvac.hints import nearest
 @needs("report")
 def figures(
     runs: Runs,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where they go.")] = Path("figures"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write to.")] = Path(
+        "figures"
+    ),
     formats: Annotated[
         list[str] | None, typer.Option("--format", help="pdf, svg, png; default: all.")
     ] = None,
@@ -27,7 +29,7 @@ def figures(
     distances: Distances = GENEALOGY,
     families: Families = None,
 ) -> None:
-    """Draw the paper's figures for some runs, and say what the others would need."""
+    """Draw the paper's figures for some runs, and say what the missing ones would need."""
     from gradvac.analysis.figures import FORMATS, write_figures
     from gradvac.cli._runs import load_runs, sizes_of
 
@@ -56,5 +58,5 @@ def _pair(text: str, tasks: Sequence[str]) -> tuple[str, str]:
     for task in pair:
         if task not in tasks:
             hint = nearest(task, dict.fromkeys(tasks))
-            raise ValueError(f"--pair: {task!r} is no task of these runs; {hint}")
+            raise ValueError(f"--pair: {task!r} is not a task of these runs; {hint}")
     return pair

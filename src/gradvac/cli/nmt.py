@@ -35,7 +35,7 @@ def prepare(
     config: Source,
     overrides: Overrides = None,
 ) -> None:
-    """Clean text, learn the vocabulary, and write token files; only what is not there yet."""
+    """Clean text, learn the vocabulary, and write token files; existing results are kept."""
     from gradvac.nmt import cleaning
     from gradvac.nmt import prepare as prepare_data
 
@@ -76,17 +76,17 @@ def translate(
         list[str] | None,
         typer.Argument(
             metavar="[FILES]... [OVERRIDES]...",
-            help="Files, one after the other, - being standard input; and section.key=value, as in "
+            help="Files, in order (- is standard input); and section.key=value, as in "
             "decoding.beams=8.",
         ),
     ] = None,
     to: Annotated[
-        str | None, typer.Option(help="Code of the target language; may be left out if single.")
+        str | None, typer.Option(help="Code of the target language; optional if there is only one.")
     ] = None,
     weights: Weights = "best",
     device: Device = "auto",
     window: Annotated[
-        int, typer.Option(help="Lines read before any is translated; 1 on a terminal.", min=1)
+        int, typer.Option(help="Lines to read before translating; 1 on a terminal.", min=1)
     ] = 4096,
 ) -> None:
     """Translate files, or standard input, to standard output, line by line."""
@@ -120,7 +120,7 @@ def translate(
 
 
 def _require_files(files: list[Path]) -> None:
-    """Anything that can be read, pipes included."""
+    """Refuse what cannot be read; pipes can."""
     for path in files:
         if path == _STDIN:
             if sys.stdin is None:
@@ -165,7 +165,7 @@ def score(
 ) -> None:
     """Translate a set and score it with BLEU and chrF++; keep both in the run folder.
 
-    With --source, --reference, --from and --to: any two files, of which nothing is kept.
+    With --source, --reference, --from and --to it scores any two files, and keeps nothing.
     """
     from gradvac.nmt import score_files, score_run
 
@@ -216,7 +216,7 @@ def export(
         str | None, typer.Option(help="ctranslate2: int8, float16, ...; default: none.")
     ] = None,
 ) -> None:
-    """Write the model as Hugging Face or CTranslate2 read it; a source starts with <2xx>."""
+    """Write the model for Hugging Face or CTranslate2; every source starts with <2xx>."""
     from gradvac.nmt import export_run
 
     made = export_run(

@@ -34,13 +34,13 @@ def write_page(runs: Sequence[Run], out: Path, *, show: bool) -> None:
 def serve_page(
     runs: Sequence[Path], *, distances: str, families: Path | None, port: int, show: bool
 ) -> None:
-    """Serve the page until the user has seen enough."""
+    """Serve the page until the user stops it."""
     from gradvac.analysis.report import LivePage, render, serve
     from gradvac.cli._runs import load_runs
 
     missing = [path for path in runs if not path.is_dir()]
     if missing:
-        raise ValueError(f"{missing[0]}: is no folder; give the folder of a run.")
+        raise ValueError(f"{missing[0]}: is not a folder; give the folder of a run.")
 
     def build(live: dict[str, Any]) -> str:
         return render(load_runs(runs, distances=distances, families=families), live=live)
@@ -59,16 +59,18 @@ def serve_page(
 @needs("report")
 def report(
     runs: Runs,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
+        "report.html"
+    ),
     distances: Distances = GENEALOGY,
     families: Families = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     live: Annotated[
         bool,
-        typer.Option("--live", help="Serve the page on this machine while training goes on."),
+        typer.Option("--live", help="Serve the page on this machine during training."),
     ] = False,
     port: Annotated[
-        int, typer.Option(help="Of the live page; 0: any that is free.", min=0, max=65535)
+        int, typer.Option(help="Port of the live page; 0: any free one.", min=0, max=65535)
     ] = 0,
 ) -> None:
     """Say what the tasks of a run do to each other, and write one offline page that shows it.

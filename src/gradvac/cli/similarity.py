@@ -23,15 +23,17 @@ def similarity(
         list[str] | None, typer.Argument(help="section.key=value, as in batch.tokens=8192")
     ] = None,
     split: Annotated[str, typer.Option("--set", help="dev, test, or an extra set.")] = "dev",
-    lines: Annotated[int, typer.Option(help="First lines of the set; 0: all.", min=0)] = 1000,
+    lines: Annotated[
+        int, typer.Option(help="Number of lines, from the start of the set; 0: all.", min=0)
+    ] = 1000,
     weights: Annotated[
         list[str] | None,
-        typer.Option(help="best, last, or a step, instead of all checkpoints; may come again."),
+        typer.Option(help="best, last, or a step, instead of all checkpoints; may be repeated."),
     ] = None,
     granularity: Annotated[
         list[str] | None,
         typer.Option(
-            help="May come again; default: all_layer, enc_dec (not in tagging), whole_model."
+            help="May be repeated; default: all_layer, enc_dec (not in tagging), whole_model."
         ),
     ] = None,
     engine: Annotated[str, typer.Option(help="per_task or one_backward.")] = "per_task",
@@ -69,7 +71,7 @@ def similarity(
 
 
 def is_tagging(run: Path) -> bool:
-    """Whether a run is one of tagging: its data are of a kind."""
+    """Whether this is a tagging run: only those have a kind of data."""
     return "kind" in RunFolder(run).read_table().get("data", {})
 
 

@@ -28,15 +28,15 @@ def sweep(
         Path | None, typer.Option("--out", "-o", help="The folder; default: runs/NAME-OF-CONFIG.")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time.", min=1)] = 1,
-    retry: Annotated[bool, typer.Option("--retry", help="Run again what has failed.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed runs again.")] = False,
     halving: Annotated[
         bool,
-        typer.Option("--halving", help="Stop the weaker half early, again and again, by dev loss."),
+        typer.Option("--halving", help="Repeatedly stop the weaker half early, by dev loss."),
     ] = False,
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="After so many, runs save and leave; none begins that would not end in time.",
+            help="Save and stop after this many; no run begins that would not end in time.",
             min=1,
         ),
     ] = None,
@@ -45,10 +45,10 @@ def sweep(
     ] = "local",
     dry: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
 ) -> None:
-    """Train and score all runs of a sweep; the same command goes on where it was stopped.
+    """Train and score all runs of a sweep; the same command continues where it stopped.
 
-    Runs are in OUT/METHOD/seed-N: `gradvac compare OUT` compares them. What each method was given
-    in runs, steps and seconds is in OUT/budget.md.
+    Runs are in OUT/METHOD/seed-N; `gradvac compare OUT` compares them. OUT/budget.md lists the
+    runs, steps and seconds that each method was given.
     """
     if launcher not in ("local", "submitit"):
         raise ValueError(f"--launcher: must be local or submitit, got {launcher!r}.")
@@ -74,7 +74,9 @@ def sweep(
     for trial in failed:
         print(f"{trial.label}: failed: {ended[trial].error}")
     if failed:
-        raise ValueError(f"{len(failed)} of {len(ended)} runs failed; mend them, then use --retry.")
+        raise ValueError(
+            f"{len(failed)} of {len(ended)} runs failed; fix the cause, then use --retry."
+        )
     print(f"gradvac compare {plan.out}")
 
 

@@ -26,7 +26,7 @@ Overrides = Annotated[
 @app.command()
 @needs("tagging")
 def prepare(config: Source, overrides: Overrides = None) -> None:
-    """Read tagged files, check labels, and cut words into sub-words; say what was found."""
+    """Read tagged files, check labels, and cut words into sub-words; report what was found."""
     from gradvac.tagging import TaggingConfig
     from gradvac.tagging import prepare as prepare_data
 
@@ -90,9 +90,9 @@ def predict(
         bool, typer.Option("--columns", help="Write word and tag in two columns.")
     ] = False,
     repaired: Annotated[
-        bool, typer.Option("--repair", help="Make entities begin with B-, as IOB2 asks.")
+        bool, typer.Option("--repair", help="Make every entity begin with B-, as IOB2 requires.")
     ] = False,
-    window: Annotated[int, typer.Option(help="Lines read before any is tagged.", min=1)] = 1024,
+    window: Annotated[int, typer.Option(help="Lines to read before tagging.", min=1)] = 1024,
 ) -> None:
     """Tag standard input, one sentence of words per line; write one line of tags for each."""
     from gradvac.tagging import Tagger, repair
@@ -124,7 +124,7 @@ def predict(
 
 
 def _blocks(lines: Iterable[str], window: int) -> Iterator[list[list[str]]]:
-    """Lines as the file has them, with words between blanks and tabs: nothing else divides them."""
+    """Lines of words, which only blanks and tabs separate."""
     block: list[list[str]] = []
     for line in lines:
         block.append(re.findall("[^ \t\r\n]+", line))

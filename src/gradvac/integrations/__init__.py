@@ -1,19 +1,19 @@
 """Integrations: an aligner inside the trainer you already have.
 
 Each keeps the trainer's loop, precision, accumulation, log and checkpoints, and replaces its
-backward pass; with `Sum()` the gradients are those of the trainer alone. Import the one you need:
+backward pass; with `Sum()` the gradients equal the trainer's own. Import the one you need:
 the trainers are optional packages.
 
     transformers.py     AlignedTrainer, AlignedSeq2SeqTrainer, TaskCollator  (gradvac[transformers])
-    accelerate.py       AcceleratedAligner: one line in the place of accelerator.backward
+    accelerate.py       AcceleratedAligner: one line instead of accelerator.backward
     lightning.py        AlignedModule: a mixin for LightningModule
     _collator.py        batches that carry the task of every row
     _row_losses.py      losses of rows from the outputs of a Hugging Face model
     _recorded.py        forward and backward replayed as CUDA graphs
     _processes.py       what is asked of several processes
 
-In several processes, replicas are those of `DistributedDataParallel`; what runs the backward pass
-itself (DeepSpeed, FSDP) is refused by name.
+Several processes train replicas (`DistributedDataParallel`); engines that run the backward pass
+themselves (DeepSpeed, FSDP) are refused by name.
 """
 
 __all__: list[str] = []

@@ -11,13 +11,13 @@ TASKS_OF_ROWS = "tasks_of_rows"
 
 
 class TaskCollator:
-    """A data collator that carries the task of every example beside the batch of another.
+    """A data collator that adds the task of every example to the batch of another collator.
 
     Args:
-        collator: Makes a batch of examples without their tasks.
-        column: Name of the tasks' column.
-        is_grouped: Bring the examples of a task together, which spares an aligner to do so with
-            every layer's rows; for training, where their order within a batch means nothing.
+        collator: Makes a batch of the examples without their tasks.
+        column: Name of the column that holds the tasks.
+        is_grouped: Group the examples by task, which saves the aligner from regrouping every
+            layer's rows; for training, where the order within a batch does not matter.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TaskCollator:
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Collate, and put the tasks under "tasks_of_rows".
 
-        Examples that are only evaluated need none.
+        Examples for evaluation need no task.
         """
         missing = [number for number, one in enumerate(features) if self.column not in one]
         if len(missing) == len(features) and not self.is_grouped:

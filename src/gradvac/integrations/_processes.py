@@ -1,4 +1,4 @@
-"""What all integrations ask of several processes."""
+"""What all integrations require of several processes."""
 
 from gradvac import Aligner
 
@@ -6,7 +6,7 @@ _REPLICAS = ("NO", "MULTI_CPU", "MULTI_GPU")
 
 
 def refuse_engine(kind: str, argument: str) -> None:
-    """Refuse what runs the backward pass itself.
+    """Refuse engines that run the backward pass themselves.
 
     Args:
         kind: Accelerate's word for how processes train together.
@@ -30,6 +30,6 @@ def require_together(aligner: Aligner, num_processes: int, argument: str) -> Non
     if aligner.num_processes != num_processes:
         raise ValueError(
             f"{argument}: {num_processes} processes train, but the aligner knows of "
-            f"{aligner.num_processes}, so that replicas would drift apart; give Aligner the model "
+            f"{aligner.num_processes}, so replicas would drift apart; give Aligner the model "
             "in DistributedDataParallel, or process_group=torch.distributed.group.WORLD."
         )

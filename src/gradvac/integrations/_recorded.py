@@ -1,7 +1,7 @@
 """Steps of another trainer as CUDA graphs: forward and aligned backward, replayed.
 
 Small models on fast GPUs wait for the host, which starts their kernels one by one; a graph starts
-them all at once. Every shape of batch has its graph.
+them all at once. Every batch shape has its own graph.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ MOST_SHAPES = 8  # each holds the memory of a step
 
 @dataclass(frozen=True, eq=False)
 class Backward:
-    """What a backward leaves beside `.grad`: the loss of the batch, and what the rule did."""
+    """What a backward pass leaves besides `.grad`: the loss, and what the rule did."""
 
     loss: Tensor
     alignment: Alignment | None
@@ -45,12 +45,12 @@ class RecordedSteps:
         self._state: object = None
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Backward:
-        """Take a step on inputs of any shape; from the ninth shape on as it is written."""
+        """Take a step on inputs of any shape; from the ninth shape on, eagerly."""
         parameters = list(self._model.parameters())
         if any(p.grad is not None for p in parameters):
             raise ValueError(
-                "recorded: a parameter has a gradient before the step, which a replay would write "
-                "over; call zero_grad() after every step, or leave recorded out."
+                "recorded: a parameter has a gradient before the step, which a replay would "
+                "overwrite; call zero_grad() after every step, or leave recorded out."
             )
         state = (
             [(p.data_ptr(), p.requires_grad) for p in parameters],

@@ -1,4 +1,4 @@
-"""Losses of rows from what a Hugging Face model gives, held to the loss it computes itself."""
+"""Losses per row from a Hugging Face model's outputs, checked against the model's own loss."""
 
 # B rows, S tokens, V vocabulary
 
@@ -20,7 +20,7 @@ def sum_by_row(logits: Tensor, labels: Tensor, *, shifted: bool) -> tuple[Tensor
     Args:
         logits: `[B, S, V]` with labels `[B, S]`; or `[B, V]` with labels `[B]`, which are numbers
             of classes, or values for V = 1.
-        labels: -100 counts as none.
+        labels: -100 is ignored.
         shifted: Whether token s is predicted from those before it (causal language models).
 
     Returns:
@@ -52,11 +52,11 @@ def sum_by_row(logits: Tensor, labels: Tensor, *, shifted: bool) -> tuple[Tensor
 
 
 class Normaliser:
-    """By what a model divides the sum of its losses: learned from the model, then known.
+    """What a model divides the sum of its losses by, learned from the model itself.
 
     Some models divide by the labels of the whole step (`num_items_in_batch`), others by those of
-    the micro-batch; their signatures do not tell. So the model's own loss is compared with the sum
-    of rows, until it is clear which of the two it is.
+    the micro-batch; their signatures do not say which. So the model's own loss is compared with
+    the sum of rows until it is clear which of the two it is.
     """
 
     def __init__(self) -> None:
@@ -64,13 +64,13 @@ class Normaliser:
         self._is_verified = False
 
     def needs_own_loss(self, num_batches: int) -> bool:
-        """Whether the model's own loss is to be looked at, in a step of so many micro-batches."""
+        """Whether the model's own loss is needed, in a step of this many micro-batches."""
         return not self._is_verified or (self._by_items is None and num_batches > 1)
 
     def factor(
         self, sums: Tensor, counts: Tensor, num_items: Tensor | int | None, own_loss: Tensor | None
     ) -> Tensor:
-        """What sums of rows are multiplied by, so that they add up to the model's loss.
+        """The factor by which sums of rows are multiplied to add up to the model's loss.
 
         Args:
             sums: `[B]`.
@@ -79,7 +79,7 @@ class Normaliser:
             own_loss: The model's loss of this micro-batch; None once it is not needed.
 
         Raises:
-            ValueError: The model's loss is neither: rows would be weighted otherwise in silence.
+            ValueError: The model's loss is neither: rows would silently be weighted differently.
         """
         here = counts.sum()
         whole = here if num_items is None else torch.as_tensor(num_items, device=here.device)

@@ -1,4 +1,4 @@
-"""Accelerate: one line in the place of `accelerator.backward(loss)`.
+"""Accelerate: one line instead of `accelerator.backward(loss)`.
 
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     aligner = AcceleratedAligner(accelerator, Aligner(model, tasks))
@@ -10,8 +10,8 @@
             optimizer.zero_grad()
 
 Gradient accumulation, loss scaling and `save_state` / `load_state` are Accelerate's. In several
-processes (`accelerate launch`, `torchrun`) the gradients are means over them, as they are without
-an aligner.
+processes (`accelerate launch`, `torchrun`) the gradients are means over them, as without an
+aligner.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class AcceleratedAligner:
     def backward(
         self, losses: Tensor | Mapping[str, Tensor], tasks_of_rows: TasksOfRows | None = None
     ) -> Alignment | None:
-        """What `accelerator.backward` does to a loss, to the losses of rows or tasks.
+        """Do to the losses of rows or tasks what `accelerator.backward` does to a loss.
 
         Returns:
-            What was done; None while gradients are accumulated.
+            What the rule did; None while gradients are accumulated.
         """
         if isinstance(losses, Mapping):
             scaled: Any = {task: self._scale(loss) for task, loss in losses.items()}

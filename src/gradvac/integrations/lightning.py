@@ -29,7 +29,7 @@ _STATE = "gradvac_aligner"
 
 
 class AlignedModule:
-    """Put before `LightningModule` among the bases; define `configure_aligner`.
+    """A mixin; put it before `LightningModule` among the bases, and define `configure_aligner`.
 
     Attributes:
         alignment: What the last optimizer step did; None before the first.
@@ -61,7 +61,7 @@ class AlignedModule:
     def aligned_loss(
         self, losses: Tensor | Mapping[str, Tensor], tasks_of_rows: TasksOfRows | None = None
     ) -> Tensor:
-        """The loss that `training_step` returns: the sum of the rows, whose tasks are kept.
+        """The loss that `training_step` returns: the sum of the rows, whose tasks are remembered.
 
         Args:
             losses: One entry per row with `tasks_of_rows`, or a mapping task -> loss.
@@ -79,7 +79,7 @@ class AlignedModule:
         if self._losses is None:
             raise ValueError(
                 "training_step: its loss did not come from self.aligned_loss(losses, tasks), so "
-                "that the tasks of its rows are unknown; return what that gives."
+                "the tasks of its rows are unknown; return what that gives."
             )
         losses, tasks = self._losses
         self._losses = None
@@ -102,7 +102,7 @@ class AlignedModule:
         require_together(self.aligner, trainer.world_size, "configure_aligner")
 
     def _scaled_like(self, loss: Tensor, losses: Tensor | Mapping[str, Tensor]) -> Any:
-        """The losses with what Lightning did to their sum: accumulation and loss scaling."""
+        """The losses, scaled as Lightning scaled their sum: accumulation and loss scaling."""
         parts = list(losses.values()) if isinstance(losses, Mapping) else [losses]
         try:
             factors = torch.autograd.grad(loss, parts, retain_graph=True)
@@ -122,7 +122,7 @@ class AlignedModule:
             checkpoint[_STATE] = self._aligner.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take it from there; the aligner may be made later."""
+        """Restore it; the aligner may be made later."""
         super().on_load_checkpoint(checkpoint)  # type: ignore[misc]
         state = checkpoint.get(_STATE)
         if state is not None and self._aligner is not None:

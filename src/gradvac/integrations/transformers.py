@@ -11,7 +11,7 @@
 
 Everything else is the Trainer's: precision, clipping, accumulation, evaluation, logging,
 checkpoints and `resume_from_checkpoint`, which include the aligner. With `rule=Sum()` the
-gradients are those of the plain Trainer, also in several processes (torchrun).
+gradients equal those of the plain Trainer, also in several processes (torchrun).
 """
 
 # B rows
@@ -48,7 +48,7 @@ else:
 
 
 class _Aligned(_AnyTrainer):
-    """What makes a Trainer aligned; put before it among the bases.
+    """A Hugging Face Trainer whose batches mix tasks and whose backward pass is aligned.
 
     Args:
         tasks: Names, in the order to show them.
@@ -56,13 +56,13 @@ class _Aligned(_AnyTrainer):
         granularity: Which parameters share a component.
         engine: How task gradients are obtained.
         aligner_options: Further arguments of `Aligner`.
-        task_column: The examples' column with the name of their task.
+        task_column: The column of the examples that holds the name of their task.
         row_losses: For losses that are not plain cross-entropy or squared error: a function of the
             model's outputs, the labels and `num_items_in_batch` (the labels of the whole step, or
             None) that returns one loss per row, `[B]`. Divide by `num_items_in_batch` if it is
             given, by the labels of the batch otherwise.
-        recorded: Replay forward and backward as CUDA graphs, one for each shape of batch: for
-            models so small that the host's work decides, in bf16, with batches padded to few
+        recorded: Replay forward and backward as CUDA graphs, one for each shape of batch. For
+            models so small that the host is the bottleneck, in bf16, with batches padded to few
             different lengths, without accumulation.
         options: The Trainer's own arguments.
 
@@ -136,7 +136,7 @@ class _Aligned(_AnyTrainer):
         grouped.is_grouped = True
         try:
             return super().get_train_dataloader()
-        finally:  # where nothing is learned, rows stay as they come
+        finally:  # in evaluation, rows stay in their order
             self.data_collator = given
 
     def training_step(
@@ -208,7 +208,7 @@ class _Aligned(_AnyTrainer):
     def _on_device(
         self, inputs: dict[str, Any], tasks: Sequence[str], num_items: Tensor | int | None
     ) -> dict[str, Tensor]:
-        """All that a step depends on, as tensors."""
+        """Everything a step depends on, as tensors."""
         loose = [name for name, value in inputs.items() if not isinstance(value, Tensor)]
         if loose:
             raise ValueError(
@@ -275,7 +275,7 @@ class _Aligned(_AnyTrainer):
 
 
 def _without_labels(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Inputs that spare the model its own loss, where it does not need the labels otherwise."""
+    """Inputs without labels, so that the model need not compute its own loss, where possible."""
     rest = {key: value for key, value in inputs.items() if key != "labels"}
     config = getattr(model, "config", None)
     if not getattr(config, "is_encoder_decoder", False) or "decoder_input_ids" in rest:

@@ -1,14 +1,14 @@
-"""The run folder: what a run leaves on disk, for whoever writes it and whoever reads it.
+"""The run folder: what a run leaves on disk, for its writers and its readers.
 
 Training, scoring, measuring and reporting meet in one folder and nowhere else. Its file names
-stand in `folder.py`; everything small in it is written by `files.replacing`, whole or not at all.
+are in `folder.py`; everything small in it is written by `files.replacing`, whole or not at all.
 Nothing here needs torch.
 
     folder.py     RunFolder: the name of every file, and readers that say what is wrong with one
     files.py      one atomic write, one lock, hashes, JSON
     kept.py       copies of files that a run needs wherever it is moved
     scores.py     TaskScores: a metric by task, which any recipe writes and any report reads
-    sentences.py  what scores are made of by sentence, for scores of other drawings of them
+    sentences.py  the counts behind scores, sentence by sentence, for resampling
 
 A recipe of your own:
 

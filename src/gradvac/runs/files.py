@@ -1,4 +1,4 @@
-"""Files written whole or not at all, one lock per folder, and hashes."""
+"""Files written whole or not at all, folder locks, and hashes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 def replacing_path(path: Path) -> Iterator[Path]:
     """A new file beside `path`, which takes its place when the block ends without an error.
 
-    The file is forced to the disk before it is renamed, and so is the name afterwards: whoever is
-    killed in between leaves the old file as it was. A link at `path` is replaced, not followed;
-    the mode is that of any new file, by umask. Use it where something wants a path to write to;
+    The file is forced to disk before it is renamed, and so is the name afterwards: a process that
+    is killed in between leaves the old file as it was. A link at `path` is replaced, not followed;
+    the mode is that of any new file, by umask. Use it where something needs a path to write to;
     `replacing` opens the file.
     """
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{path.name}")
@@ -32,7 +32,7 @@ def replacing_path(path: Path) -> Iterator[Path]:
     os.close(descriptor)
     try:
         yield temporary
-        temporary.chmod(mode)  # who writes to a path may have made another file of it
+        temporary.chmod(mode)  # the writer may have replaced the file
         sync(temporary)
         os.replace(temporary, path)
     except BaseException as error:
@@ -77,7 +77,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def remove_leftovers(folder: Path, *, of: Path | None = None, but: Path | None = None) -> None:
-    """Remove what killed processes left half-written; only for who holds the lock.
+    """Remove what killed processes left half-written; only the holder of the lock may.
 
     Args:
         folder: Where to look.
@@ -92,7 +92,7 @@ def remove_leftovers(folder: Path, *, of: Path | None = None, but: Path | None =
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse a folder in which a name leads elsewhere, where whatever is written would end up."""
+    """Refuse a folder that contains links: what is written there would end up elsewhere."""
     for path in sorted(folder.iterdir()):
         if path.is_symlink():
             raise ValueError(
@@ -117,7 +117,7 @@ class FolderLock:
 
     Args:
         folder: The folder; made if it does not exist. It may hold no links.
-        busy: What to tell if another process holds it; None: wait for that process.
+        busy: Error message if another process holds it; None: wait for that process.
         name: The file that is locked. Locks of different names are held side by side.
 
     Raises:
@@ -157,7 +157,7 @@ class FolderLock:
 
 
 def hash_of(value: Any) -> str:
-    """Hash anything JSON can say."""
+    """Hash anything JSON can express."""
     text = json.dumps(value, sort_keys=True, default=str)
     digest: str = _short_digest(text.encode()).hexdigest()
     return digest

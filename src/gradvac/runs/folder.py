@@ -8,14 +8,14 @@
     RUN/similarity.npz                  similarities on an aligned set
     RUN/checkpoints/step-00001000/      gradvac.training.checkpoint
     RUN/best.safetensors                weights to use; also averaged.safetensors
-    RUN/vocabulary.model                of a translation run; its hash is in vocabulary.model.sha256
+    RUN/vocabulary.model                of a translation run; its hash: vocabulary.model.sha256
     RUN/scores/SET.WEIGHTS.json         scores of a set with those weights
-    RUN/scores/SET.WEIGHTS.npz          what they are made of by sentence: gradvac.runs.sentences
+    RUN/scores/SET.WEIGHTS.npz          their counts by sentence: gradvac.runs.sentences
     RUN/scores/SET.WEIGHTS.TASK.txt     the outputs that were scored
     RUN/.lock                           held by the process that trains here; others that write
                                         have .similarity.lock and .scores.lock
 
-A file that is read by hand or was damaged gives an error that says where, what and what to do.
+A damaged file gives an error that says which one, what is wrong, and what to do.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """All settings; a folder without is no run."""
+        """All settings; a folder without them is not a run."""
         return self.path / "config.toml"
 
     @property
@@ -138,7 +138,7 @@ class RunFolder:
         return self.scores / f"{split}.{weights}.json"
 
     def counts_of(self, split: str, weights: str | int) -> Path:
-        """What the scores of a set are made of, by sentence."""
+        """The counts behind the scores of a set, by sentence."""
         return self.scores / f"{split}.{weights}.npz"
 
     def outputs_of(self, split: str, weights: str | int, task: str) -> Path:
@@ -155,12 +155,12 @@ class RunFolder:
         return self.config.is_file()
 
     def lock(self, busy: str | None = None) -> FolderLock:
-        """The right to write here; `busy` is told if another process has it."""
+        """The right to write here; `busy` is the error if another process has it."""
         default = f"run: another process is at work in {self.path}; wait for it to end."
         return FolderLock(self.path, busy=busy or default)
 
     def lock_beside(self, what: str) -> FolderLock:
-        """The right to write what can be written while the run is trained: "similarity", ..."""
+        """The right to write what can be written during training: "similarity", ..."""
         busy = f"run: another process writes {what} in {self.path}; wait for it to end."
         return FolderLock(self.path, busy=busy, name=f".{what}.lock")
 
@@ -214,7 +214,7 @@ class RunFolder:
 
 
 def other_data(run: Path, prepared: Path, recipe: str) -> ValueError:
-    """The error to raise where a folder does not hold the prepared data of a run."""
+    """The error for a folder that does not hold the prepared data of a run."""
     return ValueError(
         f"data.prepared: {prepared} does not hold the data of {run}; run `gradvac {recipe} "
         f"prepare` with its {RunFolder(run).config.name}, or give data.prepared=..."
@@ -222,7 +222,7 @@ def other_data(run: Path, prepared: Path, recipe: str) -> ValueError:
 
 
 def other_settings(prepared: Path, changed: Sequence[str], recipe: str) -> ValueError:
-    """The error to raise where data were prepared otherwise, and another run may need them."""
+    """The error for data prepared with other settings, which another run may need."""
     return ValueError(
         f"data.prepared: {prepared} was prepared with other settings ({', '.join(changed)}); "
         f"choose another folder, or replace it with `gradvac {recipe} prepare`."
@@ -232,7 +232,7 @@ def other_settings(prepared: Path, changed: Sequence[str], recipe: str) -> Value
 def prepared_sizes(run: RunFolder, split: str = "train") -> dict[str, int]:
     """Pair -> number of sentence pairs that the preparation of a run's data wrote down.
 
-    Empty if the folder of prepared data is not there any more, or of another kind.
+    Empty if the folder of prepared data is gone, or of another kind.
     """
     try:
         prepared = Path(run.read_table()["data"]["prepared"])
@@ -242,7 +242,7 @@ def prepared_sizes(run: RunFolder, split: str = "train") -> dict[str, int]:
         return {}
 
 
-_MEND_LINE = "mend or remove this line"
+_MEND_LINE = "fix or remove this line"
 
 
 def _read(path: Path, parse: Callable[[bytes], T], remedy: str) -> T | None:
@@ -269,16 +269,16 @@ def _parse_object(content: bytes, number: Callable[[str], float | None] = float)
 
 
 def _parse_signature(content: bytes) -> dict[str, Any]:
-    """Fields, and all of them once more in one line."""
+    """The fields, and all of them again in one line."""
     fields = _parse_object(content)
     line = "|".join(f"{name}:{value}" for name, value in fields.items() if name != "signature")
-    if fields.get("signature", line) != line:  # loops of others need not have the line
+    if fields.get("signature", line) != line:  # foreign loops need not write the line
         raise ValueError("its line and its fields differ")
     return fields
 
 
 def _parse_entry(content: bytes) -> dict[str, Any]:
-    """An entry of metrics; loops of others also write NaN, which other readers of JSON refuse."""
+    """An entry of metrics; foreign loops may write NaN, which is not valid JSON."""
     entry = _parse_object(
         content, lambda text: value if math.isfinite(value := float(text)) else None
     )

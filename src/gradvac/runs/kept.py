@@ -1,6 +1,6 @@
-"""Files that a run keeps a copy of, such as a vocabulary: it needs them wherever it is moved.
+"""Copies of files that a run needs wherever it is moved, such as a vocabulary.
 
-Beside NAME stands NAME.sha256, as `sha256sum` writes it: a copy is verified whenever it is read.
+Next to NAME is NAME.sha256, as `sha256sum` writes it: a copy is verified whenever it is read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gradvac.runs.files import write_bytes, write_text
 
 
 def keep_file(path: Path, content: bytes, *, is_new: bool) -> None:
-    """Keep a copy, once; a damaged one is mended. Only for who holds the folder's lock.
+    """Keep a copy, once; a damaged one is repaired. Only the holder of the folder's lock may.
 
     Args:
         path: Where it is kept.
@@ -64,7 +64,7 @@ def _seal(path: Path) -> Path:
 
 
 def _read_seal(path: Path) -> str:
-    """The hash; empty if there is none, or what is there is no hash: the copy then seals itself."""
+    """The hash; empty if there is none, or if it is not a hash: the copy is then trusted."""
     try:
         digest = _seal(path).read_text(encoding="utf-8").partition(" ")[0]
     except (OSError, ValueError):

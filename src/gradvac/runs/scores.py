@@ -1,4 +1,4 @@
-"""Scores by task: a metric with its name, whichever it is."""
+"""Scores by task, for any metric."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class TaskScores:
     """What a run scores on one set, by one metric.
 
     Attributes:
-        metric: Its name, as it stands in a sentence or beside an axis: "BLEU", "F1".
+        metric: Its name, as it appears in a sentence or on an axis: "BLEU", "F1".
         by_task: Task -> score.
         levels: Task -> resource level, as far as it is known.
         note: How it was scored, in a few words: the set, the weights, the metric's signature.
-        higher_is_better: Whether a larger number is the better one.
+        higher_is_better: Whether a larger number is better.
         digits: Decimals to show.
     """
 
@@ -69,7 +69,7 @@ def write_scores(
     *,
     of_weights: str = "",
 ) -> None:
-    """Write the scores of one set, the metric to show first before the others.
+    """Write the scores of one set; the metric to show first comes first.
 
     Args:
         path: The file; see `RunFolder.scores_of`.

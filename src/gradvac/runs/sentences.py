@@ -1,8 +1,8 @@
-"""What a score is made of, sentence by sentence, so that it can be computed for other sentences.
+"""The counts behind a score, sentence by sentence, so that it can be computed for other samples.
 
-BLEU and F1 are no means over sentences, but functions of sums over them: n-grams that match,
-entities that are right. With those counts the score of any drawing of the sentences is one sum
-away, which is what a bootstrap needs. A recipe writes them beside its scores, in
+BLEU and F1 are not means over sentences but functions of sums over them: matching n-grams, correct
+entities. With those counts, the score of any sample of the sentences is one sum away, which is
+what a bootstrap needs. A recipe writes them next to its scores, in
 `RUN/scores/SET.WEIGHTS.npz`.
 """
 
@@ -52,7 +52,7 @@ class SentenceCounts:
 
 
 def identify(lines: Sequence[str] | Sequence[Sequence[str]]) -> str:
-    """A hash that tells sets of sentences apart, by what was to be found in them."""
+    """A hash that identifies a set of sentences and what was to be found in them."""
     return hash_of([line if isinstance(line, str) else list(line) for line in lines])
 
 
@@ -78,7 +78,7 @@ def bleu(sums: Floats) -> Floats:
 
 
 def f1(sums: Floats) -> Floats:
-    """F1 in percent, from spans that are right, predicted, and there."""
+    """F1 in percent, from the numbers of correct, predicted and gold spans."""
     total = sums[..., 1] + sums[..., 2]
     return np.divide(200.0 * sums[..., 0], total, out=np.zeros_like(total), where=total > 0)
 

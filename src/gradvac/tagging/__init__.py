@@ -1,12 +1,12 @@
 """Tagging: the paper's second system, parts of speech and named entities in many languages.
 
-One encoder of Hugging Face learns all languages; a task is a language. `prepare` checks and encodes
+One Hugging Face encoder learns all languages; a task is a language. `prepare` checks and encodes
 tagged files, `train_tagging` fine-tunes, `Tagger` tags, `score_run` scores as conlleval and XTREME
 do. Without a hub, `pretrain` makes a small multilingual encoder first.
 
     sentences.py    words with their tags
     readers.py      sentences from CoNLL-U, WikiAnn, CoNLL, constructed languages
-    hub.py          sentences from Hugging Face's datasets
+    hub.py          sentences from Hugging Face datasets
     labels.py       the label set that all languages share
     spans.py        tags -> spans, as conlleval reads them; repair of broken tags
     metrics.py      F1 and accuracy
@@ -20,7 +20,7 @@ do. Without a hub, `pretrain` makes a small multilingual encoder first.
     score.py        the scores of a run
     similarity.py   gradient similarity between languages at every checkpoint
     text.py         plain text, for pretraining
-    tokenizer.py    WordPiece or Unigram of one's own
+    tokenizer.py    trains a WordPiece or Unigram tokenizer
     masking.py      blocks of text, and what is hidden in them
     pretraining.py  the recipe of masked language modelling
 """

@@ -26,7 +26,7 @@ class TagBatch(TensorBatch):
         mask: True where there is a sub-word, `[B, S]`.
         labels: The label of a word on its first sub-word, -100 elsewhere, `[B, S]`.
         tasks: The task of every row; rows of a task are together. On the host, where an aligner
-            can look at them without waiting, unless the batch is framed.
+            can read them without waiting, unless the batch is framed.
         num_tokens: Words with a label, of all parts of the batch.
         frame: Rows and columns that all batches of the run have; None: these are its own.
     """
@@ -39,7 +39,7 @@ class TagBatch(TensorBatch):
     frame: tuple[int, int] | None = None
 
     def take(self, part: Part, costs: Sequence[float] | None = None) -> TagBatch:
-        """The part of one process; one without rows gets a row whose words have no label."""
+        """The part of one process; if it has no rows, one row whose words have no label."""
         if part.of == 1:
             return self
         ours = part.cut(self.mask.sum(1).numpy() if costs is None else costs)
@@ -62,8 +62,8 @@ def make_batch(
     """Make a batch of the chosen windows of every task.
 
     Args:
-        tasks: Their windows.
-        chosen: Of every task, which ones.
+        tasks: The windows of every task.
+        chosen: Which windows of every task.
         pad: The padding token.
         width: Columns that all batches of the run have; None: as many as the longest row needs.
     """
@@ -92,7 +92,7 @@ def make_batch(
 
 
 def by_length(windows: Windows, rows: int) -> Iterator[Numbers]:
-    """All windows in batches of like length, the longest first."""
+    """All windows in batches of similar length, the longest first."""
     order = np.argsort(-windows.lengths, kind="stable")
     for first in range(0, len(order), rows):
         yield order[first : first + rows]

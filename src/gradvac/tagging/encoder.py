@@ -20,7 +20,7 @@ def load_tokenizer(encoder: str) -> Any:
     """
     with quiet_transformers():
         try:
-            # BPE of bytes counts a blank to the word after it: split words need one of their own.
+            # Byte-level BPE attaches a blank to the word after it: split words need their own.
             config = AutoConfig.from_pretrained(encoder)
             is_bytes = config.model_type in _BYTE_LEVEL
             options = {"add_prefix_space": True} if is_bytes else {}
@@ -29,8 +29,8 @@ def load_tokenizer(encoder: str) -> Any:
             raise ValueError(_cannot_load(encoder, error)) from error
     if not tokenizer.is_fast:
         raise ValueError(
-            f"model.encoder: {encoder} has no fast tokenizer ({type(tokenizer).__name__}), which "
-            "alone tells which sub-words make up a word; choose an encoder with a tokenizer.json."
+            f"model.encoder: {encoder} has no fast tokenizer ({type(tokenizer).__name__}); only "
+            "fast ones say which sub-words make up a word. Choose one with a tokenizer.json."
         )
     return tokenizer
 
@@ -79,7 +79,7 @@ def _label_names(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def _dropout(encoder: str, dropout: float) -> dict[str, Any]:
-    """The names that an architecture has for its dropout."""
+    """The settings by which an architecture controls its dropout."""
     config = AutoConfig.from_pretrained(encoder)
     names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
     dropouts = {name: dropout for name in names if hasattr(config, name)}
@@ -94,15 +94,15 @@ def _dropout(encoder: str, dropout: float) -> dict[str, Any]:
 def _cannot_load(encoder: str, error: Exception) -> str:
     reason = str(error).splitlines()[0]
     return (
-        f"model.encoder: {encoder} cannot be loaded ({reason}). Give a folder in Hugging Face's "
-        "format, such as one that `gradvac tagging pretrain` made, or a name of the hub while it "
-        "can be reached."
+        f"model.encoder: {encoder} cannot be loaded ({reason}). Give a folder in Hugging Face "
+        "format, such as one made by `gradvac tagging pretrain`, or a name on the hub if it can be "
+        "reached."
     )
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without its reports and bars; what matters of them is checked here."""
+    """Silence reports and progress bars; what matters in them is checked here."""
     logging = transformers.utils.logging
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -2,8 +2,8 @@
 
 A word's label sits on its first sub-word, and its prediction is read there. A sentence with more
 sub-words than the model takes is cut between words into several windows; every word is in exactly
-one. Words that the tokenizer makes nothing of (a lone mark of writing direction) are given the
-unknown token, and words longer than a whole window keep its first sub-words; both are counted.
+one. Words that the tokenizer drops (a lone mark of writing direction) get the unknown token, and
+words longer than a whole window keep their first sub-words; both are counted.
 """
 
 # W windows, N sub-words, M words
@@ -28,12 +28,12 @@ class Windows:
     """The windows of a set of sentences, one after the other.
 
     Attributes:
-        tokens: Sub-words with the special ones around each window, `[N]`.
+        tokens: Sub-words, with special tokens around each window, `[N]`.
         starts: First sub-word of every window, and the end, `[W + 1]`.
-        places: Of every word, its first sub-word's place in its window, `[M]`.
+        places: Position of every word's first sub-word in its window, `[M]`.
         words: First word of every window, and the end, `[W + 1]`.
         sentences: The sentence of every window, `[W]`.
-        labels: Of every word; -100 where there is none, `[M]`.
+        labels: Label of every word; -100 where there is none, `[M]`.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -67,8 +67,8 @@ class WordEncoder:
     """Cuts sentences into windows of sub-words.
 
     Args:
-        tokenizer: A fast tokenizer of Hugging Face.
-        max_tokens: Most sub-words of a window, special ones included.
+        tokenizer: A fast Hugging Face tokenizer.
+        max_tokens: Maximum number of sub-words in a window, special tokens included.
 
     Attributes:
         counts: What happened to sentences and words -> how often.
@@ -97,7 +97,7 @@ class WordEncoder:
 
         Args:
             sentences: Words; a sentence without any has no window.
-            labels: The number of every word's label; None for text without.
+            labels: The number of every word's label; None for text without labels.
         """
         made = _Builder(self._before, self._after)
         for first in range(0, len(sentences), _AT_ONCE):
@@ -120,7 +120,7 @@ class WordEncoder:
             is_split_into_words=True,
             add_special_tokens=False,
             return_attention_mask=False,
-            verbose=False,  # longer than the model takes: that is cut below
+            verbose=False,  # about lengths: long sentences are cut below
         )
         encoded = iter(range(len(full)))
         return [

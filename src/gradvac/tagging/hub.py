@@ -1,4 +1,4 @@
-"""Tagged sentences of Hugging Face's datasets, from the hub or a folder."""
+"""Tagged sentences from Hugging Face datasets, on the hub or in a folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _tag_name(tag: Any, names: Sequence[str] | None, dataset: str) -> str:
 
 
 def _load_rows(datasets: Any, name: str, root: Path) -> Any:
-    """A split of a dataset: of a folder that `save_to_disk` wrote, or of the hub."""
+    """A split of a dataset, from a folder that `save_to_disk` wrote or from the hub."""
     _, dataset, config, split = name.split(":")
     folder = root / dataset
     if not folder.is_dir():
@@ -65,7 +65,7 @@ def _load_rows(datasets: Any, name: str, root: Path) -> Any:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(
                 f"data: {name} cannot be loaded ({reason}); give a folder that save_to_disk wrote, "
-                "or a name of the hub while it can be reached."
+                "or a name on the hub if it can be reached."
             ) from error
     rows = datasets.load_from_disk(str(folder))
     splits = list(rows) if isinstance(rows, dict) else [""]

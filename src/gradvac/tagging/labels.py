@@ -1,8 +1,8 @@
 """Label sets: which tags a model can give, fixed before any file is read.
 
 All languages share one label set, or their gradients would belong to different tasks. A training
-tag that is not in it stops the preparation, with the count and the two ways out: rename it, or add
-it. In dev and test such a tag stays what it is: a word that no prediction gets right.
+tag outside it stops the preparation, with a count and the two ways out: rename it, or add it. In
+dev and test such a tag stays as it is: a word that no prediction gets right.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check_labels(labels: Sequence[str], kind: Kind) -> None:
 def rename(tag: str, names: Mapping[str, str]) -> str:
     """A tag under its new name: a whole tag, or the type of an entity tag.
 
-    A type that is renamed to "O" leaves the entities altogether.
+    A type renamed to "O" is no longer an entity.
     """
     if tag in names:
         return names[tag]
@@ -56,7 +56,7 @@ def rename(tag: str, names: Mapping[str, str]) -> str:
 
 
 def refuse_unknown(where: str, counts: Mapping[str, int], labels: Sequence[str]) -> None:
-    """Stop at training tags that the model cannot give.
+    """Refuse training tags that the model cannot predict.
 
     Args:
         where: Language and split, such as "fr train".
@@ -77,7 +77,7 @@ def refuse_unknown(where: str, counts: Mapping[str, int], labels: Sequence[str])
 
 
 def missing(counts: Mapping[str, int], labels: Iterable[str]) -> list[str]:
-    """Labels that a language never shows in training."""
+    """Labels that never occur in the training data of a language."""
     return [label for label in labels if not counts.get(label)]
 
 

@@ -24,12 +24,12 @@ class MaskedBatch(TensorBatch):
 
     Attributes:
         tokens: `[B, S]`.
-        places: Of the hidden ones, as many in every row, `[B, M]`.
-        hidden: What was there, `[B, M]`.
+        places: Positions of the hidden sub-words, the same number in every row, `[B, M]`.
+        hidden: The original sub-words, `[B, M]`.
         languages: The language of every row; on the host, unless the batch is framed.
         num_tokens: Hidden sub-words, of all parts of the batch.
-        counts: Whether the rows count; they do not where a process has none of its own.
-        frame: Rows and columns that all batches of the run have; None: it is not said.
+        counts: Whether the rows count; they do not if a process has none of its own.
+        frame: Rows and columns that all batches of the run have; None: they may differ.
     """
 
     tokens: Tensor
@@ -41,7 +41,7 @@ class MaskedBatch(TensorBatch):
     frame: tuple[int, int] | None = None
 
     def take(self, part: Part, costs: Sequence[float] | None = None) -> MaskedBatch:
-        """The part of one process; one without rows gets a row that does not count."""
+        """The part of one process; if it has no rows, one row that does not count."""
         if part.of == 1:
             return self
         ours = part.cut(costs or [1.0] * len(self.languages))
@@ -52,13 +52,13 @@ class MaskedBatch(TensorBatch):
         return MaskedBatch(tokens, places, hidden, languages, self.num_tokens, not is_empty)
 
     def framed(self) -> MaskedBatch:
-        """The same, of which nothing stays on the host: as large as all batches of the run."""
+        """The same with nothing left on the host, and as large as all batches of the run."""
         rows, size = self.tokens.shape
         return replace(self, languages=torch.tensor(self.languages), frame=(rows, size))
 
 
 def cut_blocks(tokenizer: Any, lines: Sequence[str], size: int) -> Blocks:
-    """Put lines one after the other, each with an end mark, and cut them into blocks.
+    """Concatenate lines, each with an end mark, and cut them into blocks.
 
     Every block begins with the tokenizer's first special token. The last one is filled up with the
     beginning of the text, so that no line is lost; a block may cut a line in two.
@@ -96,10 +96,10 @@ def hide(
 
     Args:
         blocks: `[B, S]`; their first place is never hidden.
-        languages: Of every row.
-        share: How much.
+        languages: The language of every row.
+        share: The share to hide.
         mask: The mask token.
-        vocabulary: Tokens there are.
+        vocabulary: Number of tokens.
         generator: Draws everything.
     """
     rows, size = blocks.shape

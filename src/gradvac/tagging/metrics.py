@@ -19,7 +19,7 @@ Tags = Sequence[str]
 
 @dataclass(frozen=True)
 class SpanCounts:
-    """Spans counted over all sentences of a set; they give precision, recall and F1 in percent."""
+    """Spans counted over all sentences of a set: precision, recall and F1 in percent."""
 
     correct: int
     predicted: int
@@ -27,7 +27,7 @@ class SpanCounts:
 
     @property
     def precision(self) -> float:
-        """Share of predicted spans that are right; 0 without any, as conlleval has it."""
+        """Share of predicted spans that are correct; 0 without any, as in conlleval."""
         return 100 * self.correct / self.predicted if self.predicted else 0.0
 
     @property
@@ -48,10 +48,10 @@ class TagScore:
 
     Attributes:
         f1: In percent. NER: conlleval's, over entities. POS: XTREME's, over runs of equal tags.
-        precision: Of the same spans.
-        recall: Of the same spans.
-        accuracy: Words with the right tag, in percent.
-        strict_f1: NER: F1 where predictions that break IOB2 are no entities. POS: the same as
+        precision: Precision of the same spans.
+        recall: Recall of the same spans.
+        accuracy: Words with the correct tag, in percent.
+        strict_f1: NER: F1 where predictions that break IOB2 are not entities. POS: the same as
             `f1`, as there is nothing to break.
         num_broken: Predicted tags that break IOB2.
         num_sentences: Sentences scored.
@@ -71,7 +71,7 @@ class TagScore:
 def count_spans(
     gold: Sequence[Tags], predicted: Sequence[Tags], read: Callable[[Tags], list[Span]]
 ) -> Counts:
-    """Count spans of every sentence: right in type, first and last word; predicted; there.
+    """Count the spans of every sentence: correct in type, first and last word; predicted; gold.
 
     Returns:
         `[N, 3]`.
@@ -84,14 +84,14 @@ def count_spans(
 
 
 def count_words(gold: Sequence[Tags], predicted: Sequence[Tags]) -> Counts:
-    """Count words of every sentence: with the right tag; all, `[N, 2]`."""
+    """Count the words of every sentence: those with the correct tag; all, `[N, 2]`."""
     pairs = zip(gold, predicted, strict=True)
     rows = [(sum(map(str.__eq__, true, guess)), len(true)) for true, guess in pairs]
     return np.array(rows, dtype=np.int64).reshape(-1, 2)
 
 
 def count_all(gold: Sequence[Tags], predicted: Sequence[Tags], kind: Kind) -> dict[str, Counts]:
-    """What every metric is made of: metric -> counts of every sentence."""
+    """Metric -> the counts of every sentence that it is computed from."""
     counts = {
         "F1": count_spans(gold, predicted, find_spans if kind == "ner" else xtreme_units),
         "accuracy": count_words(gold, predicted),

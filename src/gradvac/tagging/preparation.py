@@ -57,7 +57,7 @@ class Prepared:
 
     @classmethod
     def open(cls, config: TaggingConfig) -> Prepared | None:
-        """Open what was prepared with these settings; None if there is no such thing."""
+        """Open what was prepared with these settings; None if there is nothing."""
         folder = config.data.prepared
         manifest = read_json(folder / PREPARED_MANIFEST)
         if manifest.get("settings") != relevant(config):
@@ -87,11 +87,11 @@ def relevant(config: TaggingConfig) -> dict[str, Any]:
 
 
 def prepare(config: TaggingConfig, *, say: Say = print) -> Prepared:
-    """Read, check and encode the data of a config; what is there already is kept if it holds.
+    """Read, check and encode the data of a config; existing results are kept if still valid.
 
     Args:
         config: The run's settings.
-        say: Told what is being done.
+        say: Called with progress messages.
 
     Raises:
         ValueError: A file is missing or damaged, or a training tag is not in the label set.
@@ -110,8 +110,8 @@ def open_or_prepare(config: TaggingConfig, *, say: Say = print) -> Prepared:
     """Open prepared data; prepare them first if the folder holds none.
 
     Raises:
-        ValueError: It holds what was prepared with other settings. Another run may need that, so
-            that only `prepare` itself replaces it.
+        ValueError: It holds data prepared with other settings. Another run may need them, so only
+            `prepare` itself replaces them.
     """
     prepared = Prepared.open(config)
     if prepared is not None:
@@ -141,7 +141,7 @@ class _Preparation:
 
     @cached_property
     def key(self) -> str:
-        """A hash of settings, files and tokenizer; data that come from no file have none."""
+        """A hash of settings, files and tokenizer; data from elsewhere are not hashed."""
         hashes = []
         for split, source in self.data.sources().items():
             for lang in self.data.languages:
@@ -159,7 +159,7 @@ class _Preparation:
         )
 
     def run(self) -> None:
-        key = self.key  # before anything is removed: a missing file must not cost what is there
+        key = self.key  # before anything is removed: a missing file must not destroy what exists
         (self.folder / PREPARED_MANIFEST).unlink(missing_ok=True)
         report: dict[str, dict[str, Any]] = {}
         sizes: dict[str, dict[str, int]] = {}

@@ -1,7 +1,7 @@
 """`pretrain`: a small multilingual encoder by masked language modelling, in Hugging Face's format.
 
 It is a recipe like the others: the same loop, log, checkpoints and exact resume. A task is a
-language; with `align.rule = "none"` nothing is aligned: plain training. At the end RUN/encoder/
+language; with `align.rule = "none"` it is plain training. At the end RUN/encoder/
 holds the best weights and the tokenizer, for `AutoModel` and `AutoTokenizer`.
 """
 
@@ -55,9 +55,9 @@ class TextConfig(Section):
     Attributes:
         prepared: Folder for tokenizer and blocks.
         root: What sources are relative to.
-        languages: Codes, in the place of `{lang}`.
+        languages: Codes, which replace `{lang}`.
         sources: `gradvac.tagging.text` explains them.
-        dev_share: Share of every language's blocks that is kept for validation.
+        dev_share: Share of every language's blocks that is held out for validation.
     """
 
     prepared: Folder
@@ -68,15 +68,15 @@ class TextConfig(Section):
 
 
 class EncoderConfig(Section):
-    """[encoder]: BERT's architecture in a size of one's own.
+    """[encoder]: BERT's architecture, in any size.
 
     Attributes:
-        layers: How many.
-        width: Of the hidden states.
-        heads: Of attention; `width` is a multiple of it.
-        inner: Width inside the feed-forward layers.
-        max_tokens: Places it knows; fine-tuning can use no more.
-        dropout: Everywhere.
+        layers: Number of layers.
+        width: Width of the hidden states.
+        heads: Number of attention heads; `width` must be a multiple of it.
+        inner: Width of the feed-forward layers.
+        max_tokens: Number of positions; fine-tuning cannot use more.
+        dropout: Dropout everywhere.
     """
 
     layers: PositiveInt = 6
@@ -97,8 +97,8 @@ class BlockConfig(Section):
     """[batch]: blocks of a micro-batch.
 
     Attributes:
-        rows: How many.
-        tokens: Sub-words of a block.
+        rows: Number of blocks.
+        tokens: Sub-words per block.
         hidden: Share of them that is hidden.
     """
 
@@ -146,7 +146,7 @@ class TextData:
 
     @classmethod
     def open(cls, folder: Path) -> TextData:
-        """What is in the folder, as it is: not compared with sources, which need not be there."""
+        """What is in the folder, without comparing it with its sources, which may be gone."""
         data, manifest = cls.__new__(cls), read_json(folder / _MANIFEST)
         if not manifest:
             raise ValueError(f"{folder}: holds no prepared text.")
@@ -263,14 +263,14 @@ class PretrainRecipe:
     def _row_losses(self, batch: MaskedBatch) -> Tensor:
         states = self.model.bert(input_ids=batch.tokens).last_hidden_state  # [B, S, D]
         width = states.shape[-1]
-        # The vocabulary is only asked about what is hidden.
+        # Logits are computed only for what is hidden.
         places = batch.places[:, :, None].expand(-1, -1, width)
         logits = self.model.cls(states.gather(1, places))  # [B, M, V]
         losses = F.cross_entropy(logits.float().transpose(1, 2), batch.hidden, reduction="none")
         return losses.sum(1) if batch.counts else losses.sum(1) * 0.0
 
     def validate(self) -> Mapping[str, float]:
-        """Compute the loss per hidden sub-word of every language, the same ones every time."""
+        """Compute every language's loss per hidden sub-word, always on the same ones."""
         scores: dict[str, float] = {}
         device = next(self.model.parameters()).device
         rows = self.config.batch.rows
@@ -291,7 +291,7 @@ class PretrainRecipe:
         return self.data.signature
 
     def table(self) -> Table:
-        """Show what there is to read."""
+        """A table of what there is to read."""
         shown = Table(title="What the encoder reads", title_justify="left")
         shown.add_column("language")
         for column in ("lines", "blocks", "sources"):
@@ -314,7 +314,7 @@ def pretrain(
     Args:
         config: The run's settings.
         run: The run folder; a run that stopped is continued.
-        data: Text that is prepared already; None: what the config names.
+        data: Text that was already prepared; None: what the config names.
         display: Where progress and messages go.
     """
     if config.train.parallel == "fsdp":

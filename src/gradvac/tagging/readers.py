@@ -1,14 +1,14 @@
 """Readers: sentences of words and tags.
 
 A source is a path with `{lang}` (or `{split}` and `{lang}`), relative to `data.root`; `.gz` is
-unpacked. What it holds is told by its name, or by `data.format`:
+unpacked. Its format follows from its name, or from `data.format`:
 
     conllu      CoNLL-U (.conllu): FORM and UPOS. Lines of multi-word tokens (3-4) and of empty
-                nodes (8.1) are no words of the sentence: their parts are, or they are not written.
-    columns     word and tag in two columns, divided by a tab; a blank line ends a sentence. The
-                form `fr:word` of WikiAnn is read as `word`, if all words of the file have it.
-    conll       word first and tag last, divided by spaces or tabs (CoNLL 2002, 2003), in lines of
-                as many columns each; lines of comments (`# ...`) are skipped and counted.
+                nodes (8.1) are not words: their parts are, or they are not written.
+    columns     word and tag in two columns, separated by a tab; a blank line ends a sentence.
+                WikiAnn's `fr:word` is read as `word`, if all words of the file have that form.
+    conll       word first and tag last, separated by spaces or tabs (CoNLL 2002, 2003), the same
+                number of columns in every line; comment lines (`# ...`) are skipped and counted.
 
 Lines `-DOCSTART-` of the last two are skipped and counted.
 
@@ -18,7 +18,7 @@ Lines `-DOCSTART-` of the last two are skipped and counted.
                 `pos_tags`, if `datasets` is installed and the data can be reached; or a folder
                 that `save_to_disk` wrote.
 
-A line that cannot be read stops the reading, with file and number: nothing is skipped silently.
+A line that cannot be read is an error that names file and line: nothing is skipped silently.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def read_sentences(source: str, lang: str, split: str, *, root: Path, form: Form
 
     Args:
         source: See above.
-        lang: Its code, in the place of `{lang}`.
-        split: "train", "dev" or "test", in the place of `{split}`.
+        lang: Its code, which replaces `{lang}`.
+        split: "train", "dev" or "test", which replaces `{split}`.
         root: What paths are relative to.
-        form: The format; "auto": by the name.
+        form: The format; "auto": by the file name.
 
     Raises:
         ValueError: There is no such file, or a line is not what it should be.
@@ -65,13 +65,13 @@ def read_sentences(source: str, lang: str, split: str, *, root: Path, form: Form
 
 
 def files_of(source: str, lang: str, split: str, *, root: Path) -> list[Path]:
-    """List the file that a source stands for; none for datasets and constructed languages."""
+    """The file of a source, in a list; empty for datasets and constructed languages."""
     name = _name(source, lang, split)
     return [] if is_no_file(name) else [_find_file(name, root, lang)]
 
 
 def is_no_file(source: str) -> bool:
-    """Whether a source stands for no files of the user's."""
+    """Whether a source is something other than a file."""
     return source.startswith(("hf:", "constructed:", "constructed-names:"))
 
 
@@ -80,7 +80,7 @@ def _name(source: str, lang: str, split: str) -> str:
 
 
 def _find_file(name: str, root: Path, lang: str) -> Path:
-    """The file of a language; if it is missing, the error says which languages are there."""
+    """The file of a language; if it is missing, the error says what is there."""
     path = root / name
     if path.is_file():
         return path
@@ -98,7 +98,7 @@ def _find_file(name: str, root: Path, lang: str) -> Path:
 
 
 def open_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines without their ends."""
+    """Numbered lines without their line ends."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
@@ -155,7 +155,7 @@ def _read_conllu(path: Path) -> Reading:
 
 
 def read_columns(path: Path) -> Reading:
-    """Read words and tags in two columns, as they stand."""
+    """Read words and tags in two columns, unchanged."""
     reading = Reading()
     for block in _blocks(path):
         cells = [_two_cells(path, number, line) for number, line in block]
@@ -176,7 +176,7 @@ def _two_cells(path: Path, number: int, line: str) -> tuple[str, str]:
 
 
 def _without_language(reading: Reading, mark: str, path: Path) -> Reading:
-    """Take WikiAnn's `fr:` from the words, if all have it."""
+    """Remove WikiAnn's `fr:` from the words, if all have it."""
     words = [word for sentence in reading.sentences for word in sentence.words]
     marks = {match[0] if (match := _LANGUAGE_MARK.match(word)) else "" for word in words}
     if len(words) > 1 and len(marks) == 1 and not marks & {mark, ""}:
@@ -190,7 +190,7 @@ def _without_language(reading: Reading, mark: str, path: Path) -> Reading:
     if num_marked < len(words) or mark in words:
         raise ValueError(
             f"data: {path}: {num_marked:,} of {len(words):,} words begin with {mark!r}, as in "
-            "WikiAnn, but not all, or nothing follows it; mend the file."
+            "WikiAnn, but not all, or nothing follows it; fix the file."
         )
     sentences = [
         Sentence(tuple(word.removeprefix(mark) for word in one.words), one.tags)
@@ -201,7 +201,7 @@ def _without_language(reading: Reading, mark: str, path: Path) -> Reading:
 
 def _read_conll(path: Path) -> Reading:
     reading = Reading()
-    # Not at every white space of Unicode: a word may hold one that does not break ("10 000").
+    # Not at all Unicode white space: a word may contain a non-breaking one ("10 000").
     blocks = [[(n, re.split("[ \t]+", x.strip(" \t"))) for n, x in one] for one in _blocks(path)]
     widths = Counter(len(cells) for block in blocks for _, cells in block)
     width = max(2, widths.most_common(1)[0][0]) if widths else 2
@@ -225,7 +225,7 @@ def _read_conll(path: Path) -> Reading:
 
 
 def _no_word(cells: list[str], width: int) -> str | None:
-    """What a line of a CoNLL file is that holds no word."""
+    """The kind of a CoNLL line without a word; None if it has one."""
     if cells[0] == _DOCUMENT:
         return "document marks"
     return "lines of comments" if cells[0].startswith("#") and len(cells) != width else None

@@ -43,10 +43,10 @@ class Scores:
         split: Name of the set.
         weights: Which weights were used.
         by_task: Language -> score.
-        levels: Language -> resource level, as far as it is known.
-        unknown: Language -> words whose label the model cannot give, counted as wrong.
-        without_entities: Languages whose set has none, so that their F1 is 0 by definition.
-        signature: The run's.
+        levels: Language -> resource level, where known.
+        unknown: Language -> words whose label the model cannot predict, counted as wrong.
+        without_entities: Languages without entities in the set: their F1 is 0 by definition.
+        signature: The run's signature.
     """
 
     run: str
@@ -60,7 +60,7 @@ class Scores:
     signature: str
 
     def by_metric(self) -> tuple[TaskScores, ...]:
-        """F1, which reports show, and accuracy; for entities strict F1 too."""
+        """F1, which reports show, and accuracy; for entities also strict F1."""
         how = f"{self.split} set, {self.weights} weights"
         notes = {"f1": F1_OF[self.kind], "accuracy": "words with the right tag, in percent"}
         names = metric_names(self.kind)
@@ -126,14 +126,14 @@ def score_run(
     """Tag a set with a run's model, score it, and keep both in the run folder.
 
     Writes RUN/scores/SET.WEIGHTS.json and, with word, tag and predicted tag in three columns,
-    RUN/scores/SET.WEIGHTS.LANG.txt: what conlleval reads.
+    RUN/scores/SET.WEIGHTS.LANG.txt, which conlleval can read.
 
     Args:
         run: The run folder.
         split: "test" or "dev".
         weights: "best", "last", "averaged", or a step.
         device: "auto", "cpu", "cuda", ...
-        overrides: Of the run's config, such as "data.prepared=...".
+        overrides: Overrides of the run's config, such as "data.prepared=...".
         console: Where progress is shown; None: nowhere.
     """
     run = Path(run)
@@ -175,7 +175,7 @@ def score_run(
         )
         folder.scores.mkdir(exist_ok=True)
         remove_leftovers(folder.scores)
-        # Scores go first and come last: those that are there are of the outputs beside them.
+        # Old scores are removed first and new ones written last: scores always match the outputs.
         folder.scores_of(split, weights).unlink(missing_ok=True)
         for task, text in outputs.items():
             write_text(folder.outputs_of(split, weights, task), text)

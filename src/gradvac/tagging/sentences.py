@@ -1,4 +1,4 @@
-"""Tagged sentences, and what was read that is none."""
+"""Tagged sentences, and a count of what was skipped."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Sentence(NamedTuple):
 
 @dataclass
 class Reading:
-    """The sentences of a file, and what in it was none.
+    """The sentences of a file, and what was skipped.
 
     Attributes:
         sentences: In order.
-        skipped: What was no sentence or word -> how often: multi-word tokens, empty nodes,
+        skipped: What is not a sentence or word -> how often: multi-word tokens, empty nodes,
             sentences without words, document marks.
     """
 
@@ -37,7 +37,7 @@ class Reading:
         if bad:
             raise ValueError(
                 f"data: the word {bad[0]!r} (in {' '.join(words)[:60]!r}) is empty or holds a tab "
-                "or an end of line; mend the data."
+                "or an end of line; fix the data."
             )
         if words:
             self.sentences.append(Sentence(tuple(words), tuple(tags)))

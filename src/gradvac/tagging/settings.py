@@ -1,6 +1,6 @@
 """The config of a tagging run: [data], [model], [batch].
 
-The other sections are those of every run: [train], [optimizer], [sampling], [align].
+The other sections are the same in every run: [train], [optimizer], [sampling], [align].
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class DataConfig(Section):
         kind: "ner" (entities in IOB2, scored by span F1) or "pos" (parts of speech).
         prepared: Folder for what `gradvac tagging prepare` makes.
         root: What the sources below are relative to.
-        languages: Codes, which stand in the place of `{lang}`; they are the names of the tasks.
+        languages: Codes, which replace `{lang}`; they are the names of the tasks.
         train: Source of training sentences; `gradvac.tagging.readers` explains sources.
         dev: Source of the sentences that choose the weights.
-        test: Source of the sentences to score on; may be left out.
-        format: How files are written; "auto": by their names.
+        test: Source of the sentences to score on; optional.
+        format: The format of the files; "auto": by their names.
         labels: All labels; empty: the 17 universal parts of speech, or O and B-/I- of PER, LOC and
             ORG.
-        rename: Tag, or type of entity -> its name in `labels`; "O" takes a type out.
-        limit: Language -> most training sentences, the first ones.
-        dev_limit: Most dev sentences of every language, the first ones; 0: all.
-        resource_levels: Language -> level such as "low", for `align.vaccinated`.
+        rename: Tag, or type of entity -> its name in `labels`; "O" removes a type.
+        limit: Language -> maximum number of training sentences, the first ones.
+        dev_limit: Maximum number of dev sentences per language, the first ones; 0: all.
+        resource_levels: Language -> level, such as "low", for `align.vaccinated`.
     """
 
     kind: Kind
@@ -59,12 +59,14 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
         if not self.languages or len(set(self.languages)) != len(self.languages):
-            raise ValueError("languages: name at least one, and every one once")
+            raise ValueError("languages: name at least one, and each only once")
         check_labels(self.all_labels(), self.kind)
         for what in ("limit", "resource_levels"):
             unknown = [code for code in getattr(self, what) if code not in self.languages]
             if unknown:
-                raise ValueError(f"{what}: {unknown[0]!r} is none of {', '.join(self.languages)}")
+                raise ValueError(
+                    f"{what}: {unknown[0]!r} is not one of {', '.join(self.languages)}"
+                )
         for split, source in self.sources().items():
             if "{lang}" not in source and not source.startswith("constructed"):
                 raise ValueError(f"{split}: {source!r} has no {{lang}}; all languages share it")
@@ -84,9 +86,9 @@ class ModelConfig(Section):
     """[model]: the encoder that is fine-tuned.
 
     Attributes:
-        encoder: A folder in Hugging Face's format, or a name of the hub.
-        max_tokens: Most sub-words of a window; longer sentences are cut into several.
-        dropout: Instead of the encoder's own.
+        encoder: A folder in Hugging Face format, or a name on the hub.
+        max_tokens: Maximum number of sub-words in a window; longer sentences are cut into several.
+        dropout: Replaces the encoder's own; unset: the encoder's own.
     """
 
     encoder: str = MULTILINGUAL_BERT
@@ -98,12 +100,12 @@ class BatchConfig(Section):
     """[batch]: what one micro-batch holds, and how long to train.
 
     Attributes:
-        rows: Windows (sentences, unless long) of a micro-batch, drawn from all languages.
-        epochs: Passes over the data of all languages together; they set `train.max_steps`. 0:
+        rows: Windows (sentences, unless long) per micro-batch, drawn from all languages.
+        epochs: Passes over the data of all languages together; sets `train.max_steps`. 0:
             `train.max_steps` decides.
-        fixed: Give all batches the width of the longest window, so that a step can be recorded:
-            "auto" where `train.graph` asks for that, on a GPU with bf16.
-        score_rows: Windows of a batch where nothing is learned.
+        fixed: Give all batches the width of the longest window, so that a step can be recorded;
+            "auto": if `train.graph` asks for it, on a GPU with bf16.
+        score_rows: Windows per batch in validation and scoring.
     """
 
     rows: PositiveInt = 32
@@ -126,11 +128,11 @@ class TaggingConfig(RunConfig):
         return self
 
     def with_steps(self, num_windows: int, *, say: Callable[[str], None]) -> TaggingConfig:
-        """These settings with the steps that `batch.epochs` stands for.
+        """These settings with the number of steps that `batch.epochs` amounts to.
 
         Args:
-            num_windows: Of all languages together.
-            say: Told if `train.max_steps` was given, and does not count.
+            num_windows: Training windows of all languages together.
+            say: Called with a warning if `train.max_steps` was given but does not count.
         """
         epochs, given = self.batch.epochs, self.train.max_steps
         if not epochs:

@@ -1,8 +1,8 @@
-"""Similarity of languages along a tagging run: its checkpoints on the sentences of a set.
+"""Similarity of languages over a tagging run: its checkpoints on the sentences of a set.
 
-Gradients are those of the plain cross-entropy, without dropout, in float32. Every language gives as
-many windows as the smallest set has. They say different things in different languages, unless the
-set is aligned as that of the constructed languages is: then the n-th sentences belong together.
+Gradients are of the plain cross-entropy, without dropout, in float32. Every language contributes as
+many windows as the smallest set has. The sentences differ between languages, unless the set is
+aligned, as it is for the constructed languages: then the n-th sentences correspond.
 """
 
 # T tasks
@@ -54,17 +54,17 @@ def measure_run(
     Args:
         run: The run folder.
         split: "dev" or "test".
-        num_lines: At most so many windows of every language; None: all that the smallest has.
+        num_lines: Maximum number of windows per language; None: as many as the smallest set has.
         weights: Instead of all checkpoints: "best", "last", or steps.
         granularities: Which parameters share a component; all from the same gradients.
         offload: Keep task gradients in host memory.
         device: "auto", "cpu", "cuda", ...
-        overrides: Of the run's config, such as "data.prepared=...".
+        overrides: Overrides of the run's config, such as "data.prepared=...".
         console: Where progress is shown; None: nowhere.
 
     Raises:
-        ValueError: There is no checkpoint, a single language, too few sentences, or similarities
-            that were measured otherwise.
+        ValueError: There is no checkpoint, only one language, too few sentences, or there are
+            similarities measured in another way.
     """
     run = Path(run)
     folder = RunFolder(run)
@@ -103,7 +103,7 @@ def measure_run(
 
 
 class _Plan:
-    """Batches of as many windows for every language, in turn for one half and the other.
+    """Batches of equally many windows per language, alternately for one half and the other.
 
     Args:
         windows: Language -> its windows.

@@ -1,17 +1,17 @@
 """Spans from tags, as conlleval reads them; broken tag sequences and their repair.
 
-IOB2 says: every entity starts with `B-X` and goes on with `I-X`. Models (and some files) break
-this. The same sentence can then be read in two ways, and both are offered:
+In IOB2 every entity starts with `B-X` and continues with `I-X`. Models (and some files) break
+this rule. Such a sentence can then be read in two ways, and both are offered:
 
 - `find_spans` is conlleval's reading: an `I-X` that continues nothing (after `O`, at the
   beginning, or after an entity of another type) starts an entity.
-- `find_strict_spans` is IOB2 to the letter: such an `I-X` is no part of any entity.
+- `find_strict_spans` is IOB2 to the letter: such an `I-X` is not part of any entity.
 
 `repair` turns the first reading into clean IOB2: the `I-X` that starts an entity becomes `B-X`. It
 reads IOB1 and IOBES (BILOU) too, whose marks of ends and of single words become `I-` and `B-`.
 
-XTREME scores part-of-speech tags with the same program, which was made for spans: the first letter
-of a tag is taken for the prefix. `xtreme_units` does so too, with everything that follows from it.
+XTREME scores part-of-speech tags with the same program, which was made for spans: it takes the
+first letter of a tag for the prefix. `xtreme_units` does the same, with all that follows from it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def xtreme_units(tags: Sequence[str]) -> list[Span]:
 
 
 def repair(tags: Sequence[str]) -> list[str]:
-    """Clean IOB2 with the same entities in conlleval's reading; what is no such tag stays."""
+    """Clean IOB2 with the same entities in conlleval's reading; other tags stay."""
     known = [tag if _IS_TAG.match(tag) else OUTSIDE for tag in tags]
     clean = list(tags)
     for span in find_spans([_IOBES.get(tag[:2], tag[:2]) + tag[2:] for tag in known]):

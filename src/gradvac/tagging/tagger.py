@@ -40,15 +40,15 @@ def predict_windows(
     rows: int,
     see: Callable[[TagBatch, Tensor], object] | None = None,
 ) -> list[list[str]]:
-    """The tags of every sentence; those of its windows, one after the other.
+    """The tags of every sentence, joined from its windows.
 
     Args:
         model: For token classification, on its device, in eval mode.
         windows: The windows of the sentences.
-        num_sentences: How many sentences there are, those without words included.
+        num_sentences: Number of sentences, including those without words.
         labels: The model's labels.
         pad: The padding token.
-        rows: Windows of a batch.
+        rows: Windows per batch.
         see: Called with every batch and its logits.
     """
     device = next(model.parameters()).device
@@ -76,8 +76,8 @@ class Tagger(FromRun):
         model: On its device, in eval mode.
         tokenizer: The encoder's, a fast one.
         labels: The model's labels.
-        max_tokens: Most sub-words of a window.
-        rows: Windows of a batch.
+        max_tokens: Maximum number of sub-words in a window.
+        rows: Windows per batch.
         precision: "bf16" runs under autocast on a GPU.
 
     Attributes:
@@ -140,7 +140,7 @@ class Tagger(FromRun):
 
 
 def load_run_model(run: Path, weights: str | int | None = None) -> nn.Module:
-    """The model of a run, on the CPU: with some of its weights, or still without."""
+    """The model of a run, on the CPU, with or without some of its weights."""
     _require_encoder(run)
     model = build_model(run / ENCODER)
     if weights is not None:
@@ -155,7 +155,7 @@ def load_run_tokenizer(run: Path) -> Any:
 
 
 def _require_encoder(run: Path) -> None:
-    """Refuse what is not a tagging run, and copies that are not what it was trained with."""
+    """Refuse what is not a tagging run, and files that are not what it was trained with."""
     if not (run / ENCODER / "config.json").is_file():
         raise ValueError(f"{run}: has no {ENCODER}/config.json; it is not a tagging run.")
     for seal in (run / ENCODER).glob("*.sha256"):

@@ -3,13 +3,13 @@
 A source is a path with `{lang}`, relative to `text.root`; `.gz` is unpacked:
 
     bible/train.{lang}.gz               one sentence per line
-    tatoeba/train.en-{lang}.tsv.gz#2    column 2 of a table divided by tabs
+    tatoeba/train.en-{lang}.tsv.gz#2    column 2 of a tab-separated table
     firefox/train.tsv.gz#{lang}         the column with this name in the first line
-    pos/{lang}/train.conllu.gz          the words of tagged sentences, divided by blanks
+    pos/{lang}/train.conllu.gz          the words of tagged sentences, separated by blanks
     ner/{lang}/train.tsv.gz             likewise: a .tsv without # holds tagged words
     constructed:train                   the constructed languages
 
-A language need not be in every source, but in one at least; and every source must have one.
+A language need not be in every source, but in at least one; and every source must have one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_text(
     if unused:
         raise ValueError(
             f"text: there is no file {unused[0]!r} under {str(root)!r} for any of "
-            f"{', '.join(languages)}; mend or remove the source."
+            f"{', '.join(languages)}; fix or remove the source."
         )
     empty = [lang for lang, lang_lines in lines.items() if not lang_lines]
     if empty:

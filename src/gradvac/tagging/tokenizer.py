@@ -1,4 +1,4 @@
-"""A tokenizer of one's own, trained on the text and saved in Hugging Face's format."""
+"""A tokenizer trained on the text, and saved in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class TokenizerConfig(Section):
 
     Attributes:
         kind: "wordpiece" (BERT's) or "unigram" (SentencePiece's).
-        size: Most sub-words, special ones included.
-        lines: Most lines to learn from, over all languages.
-        temperature: Shares of languages in these lines, as in [sampling].
+        size: Maximum number of sub-words, special tokens included.
+        lines: Maximum number of lines to learn from, over all languages.
+        temperature: Decides the languages' shares of these lines, as in [sampling].
     """
 
     kind: Literal["wordpiece", "unigram"] = "wordpiece"
@@ -47,8 +47,8 @@ def train_tokenizer(
     Args:
         texts: Language -> lines.
         config: Its settings.
-        max_tokens: What the model takes at most; kept with the tokenizer.
-        seed: Of the choice of lines.
+        max_tokens: Maximum length that the model takes; stored with the tokenizer.
+        seed: Seed of the choice of lines.
     """
     tokenizer = _wordpiece() if config.kind == "wordpiece" else _unigram()
     options: dict[str, Any] = {
@@ -99,7 +99,7 @@ def _unigram() -> Tokenizer:
 def _chosen(
     texts: Mapping[str, Sequence[str]], config: TokenizerConfig, seed: int
 ) -> Iterator[str]:
-    """Lines of all languages in the shares of the temperature, none twice."""
+    """Lines of all languages, in the shares that the temperature gives, none twice."""
     shares = task_probabilities(
         {lang: len(lines) for lang, lines in texts.items()}, config.temperature
     )

@@ -1,4 +1,4 @@
-"""Training: what every recipe needs around the aligner, and nothing about any one recipe.
+"""Training: what every recipe needs around the aligner, and nothing specific to one recipe.
 
 A recipe (`recipe.py`) owns a model, batches and a validation. `train` (`loop.py`) is the one loop:
 learning rate, micro-batches, aligned backward, clipping, optimizer step, log, validation,
@@ -13,7 +13,7 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     sampling.py     [sampling]: tasks drawn by temperature; effective epochs
     passes.py       every task's rows, in a new random order on every pass
     row_stream.py   batches of rows drawn from tasks, and an endless stream of them
-    optimizer.py    [optimizer]: Adam, learning rate, clipping; steps that skip themselves
+    optimizer.py    [optimizer]: Adam, learning rate, clipping; steps that can be skipped
     ranks.py        the processes that train one run together
     meeting.py      where they meet
     shards.py       a model that is divided among them, and its checkpoints
@@ -23,13 +23,13 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     loop.py         train(recipe, config, run)
     step.py         one optimizer step, eager or as a CUDA graph
     ahead.py        batches prepared ahead in a thread
-    state.py        what a run consists of between two steps: saved and restored as one
+    state.py        the state of a run between two steps, saved and restored as one
     checkpoint.py   atomic checkpoints, best and averaged weights
     weights.py      weights files: written, read, verified
     runlog.py       the run folder: lock, config, metrics
     writers.py      TensorBoard, wandb, trackio
     meters.py       sums between two log entries
-    from_run.py     what is made from the folder of a run: a translator, a tagger
+    from_run.py     things made from a run folder: a translator, a tagger
     measuring.py    gradient similarity at every checkpoint of a run
     signature.py    what a number depends on, in one line
     processes.py    device, seeds, random state, threads, signals

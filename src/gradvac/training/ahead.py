@@ -10,20 +10,20 @@ from gradvac.recording import DEVICE_WORK
 from gradvac.training.recipe import BatchCo, BatchStream
 
 Prepare = Callable[[Any], Any]
-_LOOK_EVERY = 0.2  # seconds after which a thread that waits looks whether anyone still listens
+_LOOK_EVERY = 0.2  # seconds after which a waiting thread checks whether it was stopped
 
 
 class Ahead(Generic[BatchCo]):
     """A stream whose next batches are ready when they are asked for.
 
-    It hands out the batches of `stream` in their order, and its state is that of `stream` after the
-    last batch handed out, whatever was prepared since: a run resumes exactly as without it. The
-    stream must draw from generators of its own alone, as any `BatchStream` shall.
+    It hands out the batches of `stream` in order, and its state is that of `stream` after the last
+    batch handed out, whatever has been prepared since: a run resumes exactly as without it. The
+    stream must draw only from generators of its own, as any `BatchStream` should.
 
     Args:
         stream: Where batches come from; nobody else may use it from now on.
-        depth: Most batches that wait.
-        prepare: Done to every batch in the thread, such as pinning its memory.
+        depth: Maximum number of batches that wait.
+        prepare: Applied to every batch in the thread, for example to pin its memory.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Ahead(Generic[BatchCo]):
         """The next batch; waits for it if it is not ready."""
         if self._worker is None:
             self._worker = _Worker(self._stream, self._depth, self._prepare)
-            # The thread does not know us: when nobody holds this stream any more, it ends.
+            # The thread holds no reference to us: it ends when this stream is garbage-collected.
             weakref.finalize(self, self._worker.stop)
         next_batch, self._state = self._worker.take()
         batch: BatchCo = next_batch
@@ -89,7 +89,7 @@ class _Worker:
                     with DEVICE_WORK:
                         batch = prepare(batch)
                 self._put(batch, stream.state_dict())
-        except BaseException as error:  # the loop shall see it, where it would have seen it
+        except BaseException as error:  # the loop sees it where it would have seen it
             self._put(error, None)
 
     def _put(self, batch: Any, state: dict[str, Any] | None) -> None:

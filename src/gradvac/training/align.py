@@ -1,7 +1,7 @@
 """[align]: which rule combines the task gradients, in which components, by which engine.
 
 The settings of the rules are the arguments of their classes (see `gradvac.rules`), read off there:
-a rule that is added to `RULES` can be configured without a word here.
+a rule that is added to `RULES` can be configured without any change here.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class _Align(Section):
         storage_dtype: per_task: dtype of the stored task gradients; unset: that of the parameters.
         offload: per_task: store task gradients in host memory.
         check: one_backward: verify now and then whose gradients are whose.
-        seed: Of the random order; unset: `train.seed`.
-        only: Patterns of the components in which the rule acts, such as ["encoder*"], while the
-            others have the plain sum; unset: in all.
-        from_step: The step from which on the rule acts; before, the plain sum.
-        until_step: The step from which on it acts no more; unset: it acts to the end.
+        seed: Seed of the random order; unset: `train.seed`.
+        only: Patterns of the components in which the rule acts, such as ["encoder*"]; the others
+            get the plain sum. Unset: it acts in all of them.
+        from_step: The first step at which the rule acts; before it, the plain sum.
+        until_step: The first step at which it no longer acts; unset: it acts to the end.
         halves: gradvac, pcgrad, control: measure lengths and similarities without the noise of the
             batch, from two halves of every task's rows.
         space: Where lengths and similarities are measured: among the task gradients, or after
@@ -102,7 +102,7 @@ class _Align(Section):
     def _no_contradiction(self) -> _Align:
         if self.engine == "per_task" and self.recompute:
             raise ValueError(
-                'recompute = true is of engine "one_backward", but engine is "per_task"'
+                'recompute = true needs engine "one_backward", but engine is "per_task"'
             )
         if self.space == "preconditioned" and self.recompute:
             raise ValueError(
@@ -110,7 +110,7 @@ class _Align(Section):
             )
         if self.engine == "one_backward" and (self.storage_dtype or self.offload):
             option = "offload" if self.offload else "storage_dtype"
-            raise ValueError(f'{option} is of engine "per_task", but engine is "one_backward"')
+            raise ValueError(f'{option} needs engine "per_task", but engine is "one_backward"')
         keys = _keys_of(self.rule)
         ignored = [key for key in self._changed(_keys()) if key not in keys]
         if ignored:
@@ -147,7 +147,7 @@ class _Align(Section):
         return {key: getattr(self, key) for key in keys if getattr(self, key) != defaults[key]}
 
     def _options(self, rule: type[Rule]) -> dict[str, Any]:
-        """The rule's arguments, as they stand here."""
+        """The rule's arguments, as set here."""
         return {option.name: getattr(self, key) for key, option in _keys(rule).items()}
 
     def build(
@@ -167,8 +167,8 @@ class _Align(Section):
             tasks: Task names.
             resource_levels: Task -> level, for options that name tasks.
             seed: Used where the section has none.
-            process_group: As of `Aligner`: the processes that train the model together.
-            optimizer: Of the model, whose moments `space = "preconditioned"` asks for.
+            process_group: As in `Aligner`: the processes that train the model together.
+            optimizer: The model's optimizer, whose moments `space = "preconditioned"` needs.
         """
         if self.rule == NONE:
             return None
@@ -201,24 +201,24 @@ class _Align(Section):
         return self._around(rule_named(self.rule, **options))
 
     def _around(self, rule: Rule) -> Rule:
-        """The rule where and when it acts, on what it sees."""
+        """The rule, limited to where and when it acts, and given what it sees."""
         if self._changed(["only", "from_step", "until_step"]):
             rule = Only(rule, self.only, self.from_step, self.until_step)
         return Halves(rule) if self.halves else rule
 
     def by_task(self, alignment: Alignment) -> Alignment:
-        """An alignment as people know it: of tasks, where the aligner had their halves."""
+        """The alignment by task, where the aligner worked with halves of tasks."""
         return whole_tasks(alignment) if self.halves else alignment
 
 
 def _short(value: Any) -> str:
-    """A value as it stands in a signature; a large table by its hash."""
+    """A value as a signature shows it; a large table by its hash."""
     text = str(value)
     return text if len(text) <= _MOST_SHOWN else hash_of(value)[:8]
 
 
 def _by_task(key: str, value: Any, tasks: Sequence[str], levels: Mapping[str, str]) -> Any:
-    """A list of tasks, or a value by task, of what may name resource levels."""
+    """A list of tasks, or a value per task, from names that may be resource levels."""
     if isinstance(value, Mapping):
         by_level_first = sorted(value, key=lambda name: name in tasks)
         return {
@@ -248,12 +248,12 @@ def _tasks_of(key: str, name: str, tasks: Sequence[str], levels: Mapping[str, st
 
 
 def _keys_of(rule: str) -> dict[str, Option]:
-    """Config key -> option, of a rule by its name; none of "none" and of what is no rule."""
+    """Config key -> option of the rule of this name; empty for "none" and for unknown names."""
     return _keys(RULES[rule]) if rule in RULES else {}
 
 
 def _keys(*rules: type[Rule]) -> dict[str, Option]:
-    """Config key -> option, of some rules, or of all."""
+    """Config key -> option of these rules, or of all."""
     return {
         rule.config_keys.get(name, name): option
         for rule in rules or RULES.values()
@@ -283,7 +283,7 @@ def _fields() -> dict[str, Any]:
 
 
 def _about(key: str) -> str:
-    """What rules with this setting say of it."""
+    """What the rules with this setting say about it."""
     rules = [rule for rule in RULES.values() if key in _keys(rule)]
     option = _keys(rules[0])[key]
     names = ", ".join(rule.name for rule in rules)
@@ -292,7 +292,7 @@ def _about(key: str) -> str:
 
 
 def _kind(annotation: Any) -> Any:
-    """What a TOML file can say of an annotation: numbers, strings, lists, tables."""
+    """The part of an annotation that a TOML file can express: numbers, strings, lists, tables."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         said = [kind for one in inner if (kind := _kind(one)) is not None]

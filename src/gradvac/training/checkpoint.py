@@ -1,20 +1,20 @@
-"""Checkpoints that are there completely or not at all.
+"""Checkpoints, written completely or not at all.
 
     RUN/checkpoints/step-00001000/model.safetensors     weights
                                   state.pt              optimizer, aligner, batches, loop, random
                                   manifest.json         step, SHA-256 of the others
                                   shards/               weights and optimizer of a model that is
-                                                        divided among processes, in the place of
+                                                        divided among processes, instead of
                                                         model.safetensors (`shards.py`)
     RUN/best.safetensors, RUN/averaged.safetensors      weights to use
 
-A checkpoint is written into a hidden folder, forced to disk, and renamed: whoever is killed
-anywhere in between leaves the previous one intact. `latest` verifies the hashes and falls back to
-the checkpoint before if the last one is damaged. Weights are verified whenever they are read.
+A checkpoint is written into a hidden folder, forced to disk, and renamed: a process that is killed
+at any point leaves the previous one intact. `latest` verifies the hashes and falls back to the
+checkpoint before if the last one is damaged. Weights are verified whenever they are read.
 
-A checkpoint where somebody stopped the run is there to continue from: it takes no place of a
-regular one, enters no average, and goes with the next. So what a run ends with does not depend on
-how often it was interrupted.
+A checkpoint written because the run was stopped serves only to continue it: it does not displace a
+regular one, is not averaged, and is deleted with the next. So the result of a run does not depend
+on how often it was interrupted.
 """
 
 import os
@@ -75,7 +75,7 @@ class Checkpoint:
 
     @property
     def is_stop(self) -> bool:
-        """Whether somebody stopped the run here, between two regular checkpoints."""
+        """Whether the run was stopped here, between two regular checkpoints."""
         return bool(read_json(self.path / MANIFEST).get("stop", False))
 
     def damage(self) -> str | None:
@@ -121,20 +121,20 @@ def save(
     keep: int,
     is_stop: bool = False,
 ) -> Checkpoint:
-    """Write a checkpoint, then delete all but the last `keep`, and those of former stops.
+    """Write a checkpoint, then delete all but the last `keep`, and those of earlier stops.
 
     Args:
         run: The run folder.
         step: Optimizer steps taken.
-        weights: The model's `state_dict`; tied weights may share memory. None: shards of it lie in
-            the hidden folder already (`writing`).
+        weights: The model's `state_dict`; tied weights may share memory. None: its shards are
+            already in the hidden folder (`writing`).
         state: Everything else: nested dicts and lists of plain values and tensors.
         keep: How many regular checkpoints stay.
-        is_stop: Whether this one is not regular, but where the run was stopped.
+        is_stop: Whether the run was stopped here, so that this checkpoint is not a regular one.
 
     Raises:
-        CheckpointError: It could not be written, for example because the disk is full. The
-            checkpoints before are as they were.
+        CheckpointError: It could not be written, for example because the disk is full. Earlier
+            checkpoints are untouched.
     """
     _check_plain(state, "state")
     target = RunFolder(run).checkpoint(step)
@@ -158,7 +158,7 @@ def save(
 
 
 def prune(run: Path, newest: int, *, keep: int) -> None:
-    """Delete what is not kept beside the checkpoint of step `newest`, which is intact."""
+    """Delete what need not be kept once the checkpoint of step `newest` is intact."""
     checkpoints = [one for one in kept(run) if one.step <= newest]
     regular = [one for one in checkpoints if not one.is_stop]
     for old in checkpoints:
@@ -171,7 +171,7 @@ def latest(run: Path, *, say: Callable[[str], None] = print) -> Checkpoint | Non
 
     Args:
         run: The run folder.
-        say: Told about each damaged checkpoint that is passed over.
+        say: Called with a message for each damaged checkpoint that is skipped.
 
     Raises:
         CheckpointError: There are checkpoints, but all are damaged.
@@ -196,7 +196,7 @@ def kept(run: Path) -> list[Checkpoint]:
 
 
 def clean(run: Path) -> None:
-    """Remove what a killed process left half-written; only for the process that owns the run."""
+    """Remove what a killed process left half-written; only the process that owns the run may."""
     for path in RunFolder(run).checkpoints.glob(f"{TEMPORARY}*"):
         shutil.rmtree(path)
     remove_leftovers(run, but=RunFolder(run).similarity)  # which is measured under its own lock
@@ -236,8 +236,8 @@ def step_of(run: Path, name: str) -> int:
 def average(run: Path, num: int, *, say: Callable[[str], None] = print) -> Path:
     """Write the mean of the last `num` intact checkpoints' weights to `averaged.safetensors`.
 
-    The checkpoint of step 0 is no trained model and does not count, nor does one where the run was
-    stopped.
+    The checkpoint of step 0 is an untrained model and does not count, nor does one where the run
+    was stopped.
     """
     chosen: list[Checkpoint] = []
     for checkpoint in reversed([one for one in kept(run) if one.step > 0 and not one.is_stop]):
@@ -250,9 +250,9 @@ def average(run: Path, num: int, *, say: Callable[[str], None] = print) -> Path:
     if not chosen:
         raise CheckpointError(f"{RunFolder(run).checkpoints}: no intact checkpoint to average.")
     if len(chosen) < num:
-        say(f"The average is over {len(chosen)} checkpoints, as there are no more; not {num}.")
+        say(f"Averaging {len(chosen)} checkpoints instead of {num}: there are no more.")
     last = chosen[0].weights()
-    # By the tensor, as tied weights share one.
+    # Keyed by tensor, because tied weights share one.
     total = {id(w): w.double() for w in last.values() if w.is_floating_point()}
     names = {id(w): name for name, w in last.items()}
     for checkpoint in chosen[1:]:
@@ -295,7 +295,7 @@ def weights(
 
 
 def require_weights(run: Path, which: str | int) -> None:
-    """Refuse what a run has no weights of, without reading any; see `weights`."""
+    """Refuse weights that a run does not have, without reading any; see `weights`."""
     if str(which) not in _names(run):
         raise _without(run, which)
 

@@ -30,9 +30,9 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are refused, types are taken literally, values stay.
+    """Base of all sections: unknown keys are refused, types are strict, values cannot be changed.
 
-    Numbers are finite; a section where infinity means something allows it.
+    Numbers are finite, unless a section allows infinity where it means something.
     """
 
     model_config = ConfigDict(
@@ -45,7 +45,7 @@ class Section(BaseModel):
 
 
 def _require_name(path: object) -> object:
-    if path == "":  # as a variable that the shell does not know leaves it
+    if path == "":  # what an unset shell variable leaves
         raise ValueError('must name a folder, got ""; "." is the current one')
     return path
 
@@ -103,7 +103,7 @@ def dump(config: BaseModel) -> str:
 
 
 def seal(text: str) -> str:
-    """A config that `load` reads only as it was written: nobody edits it, so a change is damage."""
+    """A config that `load` accepts only unchanged: nobody edits it, so a change is damage."""
     text = f"{_SEALED}\n{text}"
     return f"{text}{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n"
 
@@ -140,7 +140,7 @@ def find_config(source: str | Path, folders: Iterable[Path]) -> Path:
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
-    """`section.key=value` -> {"section.key": value}, for whoever changes settings by name."""
+    """`section.key=value` -> {"section.key": value}, to change settings by name."""
     values: dict[str, Any] = {}
     for override in overrides:
         table: dict[str, Any] = {}

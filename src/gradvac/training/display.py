@@ -1,4 +1,4 @@
-"""What people see while a run trains: a progress bar on a terminal, lines elsewhere."""
+"""What a user sees while a run trains: a progress bar on a terminal, lines elsewhere."""
 
 from collections.abc import Mapping
 
@@ -13,11 +13,11 @@ from rich.progress import (
 
 
 class Display:
-    """A progress bar with loss, tokens/s and time left; one line per log entry where none fits.
+    """A progress bar with loss, tokens/s and time left; without a terminal, a line per log entry.
 
     Args:
-        console: Where to; None: standard output.
-        quiet: Show nothing but messages.
+        console: Where to write; None: standard output.
+        quiet: Show only messages.
     """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
@@ -62,7 +62,7 @@ class Display:
             self.say(f"step {step}/{self._max_steps}  {shown}")
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Stop the bar where it is."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

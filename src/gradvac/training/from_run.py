@@ -1,4 +1,4 @@
-"""What is made from the folder of a run: its settings, with overrides, and some of its weights."""
+"""Things made from a run folder: from its settings, with overrides, and some of its weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ class FromRun(ABC):
         device: str = "auto",
         overrides: Sequence[str] = (),
     ) -> Self:
-        """Load the model of a run, from nothing but its folder.
+        """Load the model of a run from its folder alone.
 
         Args:
             run: The run folder.
             weights: "best", "last", "averaged", or a step.
             device: "auto", "cpu", "cuda", ...
-            overrides: Of its config, such as "decoding.beams=8".
+            overrides: Overrides of its config, such as "decoding.beams=8".
         """
         run = Path(run)
         settings = config.load(cls.settings_class, RunFolder(run).config, overrides)
@@ -46,4 +46,4 @@ class FromRun(ABC):
     @classmethod
     @abstractmethod
     def open(cls, run: Path, settings: Any, weights: str | int, device: torch.device) -> Self:
-        """Make it of a run whose settings have been read."""
+        """Make it from a run whose settings have been read."""

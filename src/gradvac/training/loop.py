@@ -49,11 +49,11 @@ def train(
         recipe: Model, batches, losses, validation.
         settings: The recipe's config.
         run: The run folder. Killed at any moment and called again, training continues from the last
-            intact checkpoint; on a CPU, weights are those of an uninterrupted run bit for bit.
+            intact checkpoint; on a CPU, weights equal those of an uninterrupted run bit for bit.
         display: Where progress and messages go; None: standard output.
         watch: Called after every step with its number and its `Alignment`.
         files: Name -> contents of files that the run needs wherever its folder is moved, such as a
-            vocabulary. They are written once, and the run refuses to go on with others.
+            vocabulary. They are written once, and the run refuses to continue with others.
 
     Raises:
         ValueError: The folder is in use, or holds a run with other settings, data or files.
@@ -141,7 +141,7 @@ class _Loop(Generic[BatchT]):
         return "paused" if 0 < train.pause_at <= at.step else None
 
     def open_record(self) -> None:
-        """Continue the record at the step we stand at; what a killed process added goes."""
+        """Continue the record at the current step, without what a killed process added."""
         aligner, is_wanted = self.state.aligner, self.settings.train.record_every
         if is_wanted and aligner is not None and self.job.is_first:
             chosen = getattr(aligner.rule, "vaccinated", None)  # None: all
@@ -178,7 +178,7 @@ class _Loop(Generic[BatchT]):
         return result.alignment
 
     def choose_step(self, batch: BatchT) -> Callable[[list[BatchT]], StepResult]:
-        """A step as it is written; or recorded, if batches have one size."""
+        """An eager step; or a recorded one, if all batches have the same size."""
         step, wanted = Step(self.settings, self.state), self.settings.train.graph
         on_gpu, framed = self.state.device.type == "cuda", getattr(batch, "frame", None) is not None
         is_possible = on_gpu and framed and self.job.size == 1
@@ -193,7 +193,7 @@ class _Loop(Generic[BatchT]):
         return step
 
     def write_log(self, alignment: Alignment | None) -> None:
-        """The moment to wait for the device, and to notice that steps were skipped."""
+        """The one place that waits for the device, and notices that steps were skipped."""
         state, train = self.state, self.settings.train
         bad_in_a_row = state.meters.bad_in_a_row
         means, seconds_per_step = state.meters.read()
@@ -258,7 +258,7 @@ class _Loop(Generic[BatchT]):
         state.meters.go_on()
 
     def save_if_good(self) -> None:
-        """A checkpoint, but none of a bad stretch, which would push good ones off the disk."""
+        """Save a checkpoint, unless in a bad stretch: it would push good ones off the disk."""
         meters, step = self.state.meters, self.state.at.step
         if meters.bad_in_a_row:
             self.display.say(f"step {step}  not saved: its loss or gradient was not finite.")
@@ -268,21 +268,21 @@ class _Loop(Generic[BatchT]):
         meters.go_on()
 
     def save(self, *, is_stop: bool = False) -> None:
-        """A checkpoint, and before it everything recorded until here."""
+        """Save a checkpoint, after everything recorded so far."""
         self.require_finite()
         if self.recorder is not None:
             self.recorder.flush()
         self.state.save(self.log, is_stop=is_stop)
 
     def require_finite(self) -> None:
-        """Refuse to keep weights that are none, and that nothing will mend."""
+        """Refuse to keep weights that are not finite: nothing will repair them."""
         if not self.state.is_finite():
             raise DivergedError(
                 f"train: the weights are not finite at step {self.state.at.step}. {self.way_out()}"
             )
 
     def stop(self) -> str:
-        """Save for whoever continues, unless what there is to save is bad; and what to say."""
+        """Save so that the run can be continued, unless the weights are bad; return what to say."""
         state, at = self.state, self.state.at
         by = self.signals.received or "train.pause_at"
         said = f"Stopped by {by} after step {at.step}"
@@ -297,10 +297,10 @@ class _Loop(Generic[BatchT]):
         return f"{said}; the same command continues from there."
 
     def finish(self, reason: Reason) -> Result:
-        """The last checkpoint, the averaged weights, and a word of goodbye."""
+        """The last checkpoint, the averaged weights, and a closing message."""
         state, at, train = self.state, self.state.at, self.settings.train
         state.meters.pause()
-        self.sign()  # with the engine that was at work in the end
+        self.sign()  # with the engine that ran last
         if reason in ("interrupted", "paused"):
             said = self.stop()
         else:

@@ -1,7 +1,7 @@
-"""Similarity along a run: its checkpoints, measured on batches that a recipe chooses.
+"""Similarity over a run: its checkpoints, measured on batches that a recipe chooses.
 
 `gradvac.analysis.measure` compares gradients of one model; here it is called for every checkpoint
-of a run, with progress, and RUN/similarity.npz grows by one step after each.
+of a run, with a progress bar, and RUN/similarity.npz grows by one step after each.
 """
 
 import json
@@ -66,18 +66,18 @@ def measure_checkpoints(
         plan: The batches.
         granularities: Which parameters share a component; all from the same gradients.
         tasks: Task names.
-        weights: "best", "last", or steps; empty: all checkpoints, but the untrained.
-        about: What the result depends on; kept with it, and compared with what is there.
+        weights: "best", "last", or steps; empty: all checkpoints except the untrained one.
+        about: What the result depends on; stored with it, and compared with what is there.
         engine: See `measure`.
         offload: See `measure`.
         console: Where progress is shown.
 
     Raises:
-        ValueError: There is no checkpoint, or similarities that were measured otherwise.
+        ValueError: There is no checkpoint, or there are similarities measured in another way.
     """
     folder = RunFolder(run)
     for granularity in granularities:
-        split(model, granularity)  # a wrong one is told before any work is done
+        split(model, granularity)  # refuses a wrong one before any work is done
     about = dict(about) | {"tasks": list(tasks), "granularities": list(granularities)}
     every = find_weights(run, weights, say=partial(console.print, markup=False))
     with folder.lock_beside("similarity"):
@@ -122,7 +122,7 @@ def find_weights(
     Args:
         run: The run folder.
         names: "best", "last", or steps; empty: all checkpoints that are intact.
-        say: Told about checkpoints that are left out.
+        say: Called with a message for each checkpoint that is left out.
     """
     if not names:
         there = [one for one in checkpoint.kept(run) if one.step > 0]
@@ -169,7 +169,7 @@ def _read_before(path: Path, about: Mapping[str, object]) -> tuple[Similarities,
         key = changed[0]
         raise ValueError(
             f"{path}: was measured with {key} = {former.get(key)}, now it is {about[key]}; move "
-            "it away to measure anew, or ask for the same."
+            "it away to measure again, or use the same settings."
         )
     return before
 

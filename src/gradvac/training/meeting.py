@@ -1,8 +1,8 @@
 """Where the processes of a job meet, also after torchrun has started them again.
 
-All attempts of a torchrun share one store of keys and values, in which those of processes that have
-died are still there: whoever reads their addresses waits for the dead. So the processes of every
-attempt agree on a number of their own first, and use keys that begin with it.
+All attempts of a torchrun share one key-value store, which still holds the keys of processes that
+have died: reading their addresses means waiting for the dead. So the processes of every attempt
+first agree on a number of their own, and use keys that begin with it.
 """
 
 import os
@@ -19,10 +19,10 @@ _PAUSE = 0.02  # seconds between two looks
 
 
 def meet(backend: str, *, patience: timedelta = timedelta(minutes=30)) -> None:
-    """Make the process group of all processes that the environment speaks of.
+    """Make the process group of all processes that the environment announces.
 
     Args:
-        backend: As of `init_process_group`.
+        backend: As in `init_process_group`.
         patience: How long to wait for the others.
     """
     store, rank, size = next(rendezvous("env://", timeout=patience))
@@ -53,7 +53,7 @@ def _number(store: Store, _: int, size: int, patience: timedelta) -> int:
 
 
 def _ask(store: Store, rank: int, _: int, patience: timedelta) -> int:
-    """What every other one does; the answer is to a sign that only it knows."""
+    """What every other process does; the answer is addressed to a token that only it knows."""
     sign = secrets.token_hex(8)
     store.set(f"{_PREFIX}/asks/{rank}", sign)
     store.wait([f"{_PREFIX}/tells/{sign}"], patience)

@@ -77,7 +77,7 @@ class Meters:
         return means, per_step
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the clock's mark."""
+        """Everything except the clock's mark."""
         return {
             "sums": {name: value.cpu() for name, value in self._sums.items()},
             "skipped": self.skipped,

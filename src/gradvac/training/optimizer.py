@@ -1,4 +1,4 @@
-"""[optimizer]: Adam, the learning rate by step, clipping, and steps that skip themselves."""
+"""[optimizer]: Adam, the learning rate by step, clipping, and steps that can be skipped."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -55,7 +55,7 @@ class OptimizerConfig(Section):
             {"params": [p for p in parameters if p.dim() > 1], "weight_decay": self.weight_decay},
             {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
         ]
-        # fused: the one implementation that takes `found_inf` and so can skip without a wait.
+        # fused: the only implementation that takes `found_inf`, so it can skip without waiting.
         optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=self.lr,
@@ -68,9 +68,9 @@ class OptimizerConfig(Section):
 
 
 def settle(optimizer: torch.optim.Optimizer) -> None:
-    """Make an optimizer fit its device, also one whose state was saved on another.
+    """Adapt an optimizer to its device, even if its state was saved on another.
 
-    On a GPU the learning rate is a tensor there, because a recorded step reads it from its place.
+    On a GPU the learning rate is a tensor, because a recorded step reads it from a fixed address.
     """
     for group in optimizer.param_groups:
         device = group["params"][0].device
@@ -104,8 +104,8 @@ def step_unless(optimizer: torch.optim.Optimizer, bad: Tensor) -> None:
 
     Args:
         optimizer: Built with `fused=True`.
-        bad: A bool scalar. On a device it is not waited for: the kernel itself looks at it, the
-            way it does under a `GradScaler`.
+        bad: A bool scalar. On a GPU there is no synchronisation: the kernel itself looks at it, as
+            it does under a `GradScaler`.
     """
     optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
     optimizer.step()

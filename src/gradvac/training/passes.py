@@ -18,14 +18,14 @@ _BLOCKS_AT_ONCE = 16
 class Passes:
     """Hands out the rows of every task, each once per pass, in a random order.
 
-    The order of a pass is a function of the seed, the task and the number of the pass, so where
-    this stands is one number per task. The order of a large task is computed where it is needed and
-    stored nowhere, and goes through a million rows at a time, from sixteen places: a pass over many
-    files starts at once, and with a few of them.
+    The order of a pass is a function of the seed, the task and the number of the pass, so the
+    position is one number per task. The order of a large task is computed on the fly and never
+    stored; it takes a million rows at a time, from sixteen places, so that a pass over many files
+    starts at once and opens only a few of them.
 
     Args:
         sizes: Rows of every task, `[T]`.
-        seed: Of the orders.
+        seed: Seed of the orders.
     """
 
     def __init__(self, sizes: Sequence[int], *, seed: int) -> None:
@@ -67,13 +67,13 @@ class Passes:
 
 
 def wander(places: Numbers, size: int, *, seed: Sequence[int]) -> Numbers:
-    """Some places of a random order of 0 ... size - 1 that stays near some places for a while.
+    """Entries of a random order of 0 ... size - 1 that moves slowly through the numbers.
 
     Blocks of neighbouring rows come in random order; those of sixteen blocks are mixed.
 
     Args:
-        places: Which places of the order, ascending, each below `size`.
-        size: Of the order.
+        places: Positions in the order, ascending, each below `size`.
+        size: Length of the order.
         seed: Another seed, another order.
     """
     num_blocks = -(-size // _BLOCK)
@@ -93,14 +93,14 @@ def wander(places: Numbers, size: int, *, seed: Sequence[int]) -> Numbers:
 
 
 def scatter(places: Numbers, size: int, *, seed: Sequence[int]) -> Numbers:
-    """Some places of a random order of 0 ... size - 1, without the others.
+    """Entries of a random order of 0 ... size - 1, without computing the others.
 
     A Feistel network is a permutation of all numbers of an even number of bits; a number that lands
     outside goes through it again until it lands inside, so that it permutes 0 ... size - 1 too.
 
     Args:
-        places: Which places of the order, each below `size`.
-        size: Of the order.
+        places: Positions in the order, each below `size`.
+        size: Length of the order.
         seed: Another seed, another order.
     """
     half = -(-max(2, int(size - 1).bit_length()) // 2)

@@ -1,4 +1,4 @@
-"""Losses whose gradients are averaged over processes without an aligner, by torch itself."""
+"""Losses without an aligner, whose gradients torch itself averages over processes."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic
@@ -21,7 +21,7 @@ def losses_of(recipe: Recipe[BatchT], group: "ProcessGroup | None") -> LossesOf[
     Args:
         recipe: Computes them.
         group: Processes over which gradients are averaged when the last batch of a step is
-            differentiated; None: nobody averages them, or an aligner does.
+            differentiated; None: they are not averaged, or an aligner does it.
     """
     if group is not None:
         return _Averaged(recipe, group)
@@ -40,7 +40,7 @@ class _Averaged(Generic[BatchT]):
         from torch.nn.parallel import DistributedDataParallel
 
         self._losses = _Losses(recipe)
-        # Buffers are no statistics (`refuse_shared_statistics`), but tables that may grow with the
+        # Buffers are not statistics (`refuse_shared_statistics`) but tables that may grow with the
         # data, differently in every process.
         buffers = [name for name, _ in self._losses.named_buffers()]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._losses, buffers)
@@ -67,8 +67,8 @@ class _Losses(nn.Module):
         super().__init__()
         self.model = recipe.model
         self._of = recipe.losses
-        # Rows of one process may leave out a parameter that others need. Torch takes that, but
-        # warns where it never happens; with this one it always does.
+        # The rows of one process may leave out a parameter that others need. Torch allows that,
+        # but warns if it never happens; with this parameter it always does.
         like = next(recipe.model.parameters())
         self.left_out = nn.Parameter(torch.zeros(1, dtype=like.dtype, device=like.device))
 

@@ -21,7 +21,7 @@ def choose_device(name: str = "auto") -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f'device: {name!r} is none; give "auto", "cpu" or "cuda:1".') from None
+        raise ValueError(f'device: {name!r} is unknown; use "auto", "cpu" or "cuda:1".') from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         num_gpus = torch.cuda.device_count()
         raise ValueError(
@@ -32,7 +32,7 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def peak_memory(device: torch.device) -> float:
-    """GiB that this process needed at most so far: of the GPU, or of the machine; NaN: unknown."""
+    """Peak memory of this process in GiB: of the GPU, or of the machine; NaN: unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     try:
@@ -44,7 +44,7 @@ def peak_memory(device: torch.device) -> float:
 
 
 def set_threads(num: int) -> None:
-    """Let torch use so many CPU threads; 0: its own choice."""
+    """Let torch use this many CPU threads; 0: its own choice."""
     if num:
         torch.set_num_threads(num)
 
@@ -68,7 +68,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Set what `random_state` returned; GPUs that were not there then keep theirs."""
+    """Restore what `random_state` returned; GPUs that did not exist then keep theirs."""
     random.setstate(state["python"])
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
@@ -78,7 +78,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 
 def _own_gpus() -> list[int]:
-    """All GPUs; of several processes, each leaves those of the others alone."""
+    """All GPUs; with several processes, only our own."""
     if not torch.cuda.is_available():
         return []
     is_one_of_several = distributed.is_available() and distributed.is_initialized()
@@ -89,7 +89,7 @@ def _own_gpus() -> list[int]:
 
 @contextmanager
 def untouched_random_state() -> Iterator[None]:
-    """Whatever is drawn inside, the state afterwards is the one before."""
+    """Restore the random state afterwards, whatever is drawn inside."""
     state = random_state()
     try:
         yield
@@ -101,10 +101,10 @@ _STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class StopSignals:
-    """SIGINT, SIGTERM and SIGHUP as a wish: the loop finishes its step, saves, and leaves.
+    """SIGINT, SIGTERM and SIGHUP as a request: the loop finishes its step, saves, and leaves.
 
-    A second signal of the kind acts as it would have without us. What is ignored already, as
-    SIGHUP is under `nohup`, stays ignored. Outside the main thread, where Python allows no
+    A second signal of the same kind has its usual effect. Signals that are already ignored, as
+    SIGHUP is under `nohup`, stay ignored. Outside the main thread, where Python allows no
     handlers, nothing is caught.
     """
 
@@ -130,5 +130,5 @@ class StopSignals:
         signal.signal(number, self._former[number])
         # print() is not allowed in a handler: it may have interrupted another print().
         message = f"\n{self.received}: finishing this step, then saving; again to leave at once.\n"
-        with suppress(OSError):  # a terminal that hung up takes no more words
+        with suppress(OSError):  # the terminal may be gone
             os.write(2, message.encode())

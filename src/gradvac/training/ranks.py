@@ -1,8 +1,8 @@
 """The processes that train one run together, seen from one of them.
 
-`torchrun` starts them; each gets its part of every batch. What a run does once (files, validation,
-messages) the first one does, and what decides how the run goes on is agreed on: all processes take
-the same steps and stop at the same one. A job of one process is the same with nobody to ask.
+`torchrun` starts them; each gets its part of every batch. The first process does what a run does
+once (files, validation, messages), and all of them agree on how the run continues: they take the
+same steps and stop at the same one. A job of one process is the same, with no one to ask.
 """
 
 import os
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 _NEEDED = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-# How long processes wait for one that prepares data, validates or writes. One that ends is noticed
-# at once, whatever this is.
+# How long processes wait for one that prepares data, validates or writes. If one dies, the others
+# notice at once, whatever this is.
 _LONG_WORK = timedelta(days=7)
 _COMMUNICATION = re.compile(r"gloo|nccl|process ?group|connection", re.IGNORECASE)
 _current: "ContextVar[Job | None]" = ContextVar("job", default=None)
@@ -41,7 +41,7 @@ _current: "ContextVar[Job | None]" = ContextVar("job", default=None)
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of every batch a process gets: `number` of `of`, all about equally expensive.
+    """The part of every batch that a process gets: `number` of `of`, about equally expensive.
 
     The batches of a run are the same whatever the number of processes, and so is what a step
     computes: a run can be continued by more or fewer of them, and no row is lost or seen twice.
@@ -53,11 +53,11 @@ class Part:
     def cut(self, costs: Sequence[float] | npt.NDArray[Any]) -> slice:
         """Our rows of a batch: neighbours, so that a process gets the rows of few tasks.
 
-        Every part has a row as long as there are enough of them. A part without any takes a row of
-        the batch that does not count, because all processes have to take part in a step.
+        Every part has a row if there are enough of them. A part without any takes a row of the
+        batch that does not count, because all processes have to take part in a step.
 
         Args:
-            costs: Of every row of the batch, such as its tokens.
+            costs: Cost of every row of the batch, such as its number of tokens.
         """
         num = len(costs)
         ends = np.cumsum(np.asarray(costs, dtype=np.float64))
@@ -100,7 +100,7 @@ class Job:
         return Part(self.rank, self.size)
 
     def display(self, display: Display | None) -> Display:
-        """Where the messages of this process go: nowhere, but for the first one."""
+        """Where the messages of this process go; only the first one shows any."""
         if self.is_first:
             return display or Display()
         return Display(Console(quiet=True), quiet=True)
@@ -162,7 +162,7 @@ class Job:
         return result
 
     def on_first(self, work: Callable[[], Found]) -> Found:
-        """Do something in the first process only; all get what it found, or fail with it."""
+        """Do something in the first process only; all get its result, or fail with it."""
         if self.size == 1:
             return work()
         result = self.together(lambda: work() if self.is_first else None)
@@ -170,14 +170,14 @@ class Job:
         return first
 
     def first_then_others(self, work: Callable[[], Found]) -> Found:
-        """Do something in every process once the first has: it prepares what all then open."""
+        """Do something in the first process, then in the others: it prepares what all then open."""
         if self.size == 1:
             return work()
         result = self.together(lambda: work() if self.is_first else None)
         return self.together(lambda: work() if result is None else result)
 
     def require_same(self, facts: Mapping[str, str]) -> None:
-        """Refuse to train where processes were given different things.
+        """Refuse to train if processes were given different things.
 
         Raises:
             ValueError: Names the first process that differs, and in what.
@@ -202,7 +202,7 @@ class Job:
 
     @contextmanager
     def naming_who_is_gone(self) -> Iterator[None]:
-        """Around what talks to other processes without us: say who is missing if that fails."""
+        """Wraps communication by others than us: says which process is missing if it fails."""
         try:
             yield
         except RuntimeError as error:
@@ -224,15 +224,15 @@ class Job:
 
 @contextmanager
 def join(device: str = "auto") -> Iterator[Job]:
-    """Take our place among the processes that a launcher started; alone if there is none.
+    """Join the processes that a launcher started; without a launcher, work alone.
 
-    A process group that exists already is used as it is. Within a `join`, another is the same.
+    An existing process group is used as it is. A `join` inside another returns the same job.
 
     Args:
-        device: `train.device`, by which the means of communication are chosen.
+        device: `train.device`, which decides how processes communicate.
 
     Raises:
-        ValueError: The environment speaks of several processes, but not where they meet.
+        ValueError: The environment announces several processes, but not where they meet.
     """
     current = _current.get()
     if current is not None:
@@ -274,7 +274,7 @@ def _announced() -> int:
 
 
 def refuse_shared_statistics(model: nn.Module) -> None:
-    """Refuse what makes rows depend on which process they are in."""
+    """Refuse layers that make rows depend on which process they are in."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise ValueError(

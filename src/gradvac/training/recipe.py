@@ -1,4 +1,4 @@
-"""What a recipe gives the loop: a model, batches, losses by task, and a validation.
+"""What a recipe gives to the loop: a model, batches, losses by task, and a validation.
 
 The loop (`loop.py`) knows nothing of translation or tagging. It knows a `Recipe`:
 
@@ -78,12 +78,11 @@ class StepLosses:
     Attributes:
         losses: `[B]`, one entry per row of the batch: its loss *summed* over the row's tokens, not
             normalised. The loop divides by the tokens of all micro-batches of the step, so that
-            accumulation changes nothing. A row that shall weigh more is multiplied here.
+            accumulation changes nothing. To give a row more weight, multiply it here.
         tasks: The task of every entry, by name or position: a list, or a tensor.
         shown: Further values for the log, as sums over the micro-batch of quantities per token
             (such as the unsmoothed loss), the same names every time. The loop divides by tokens
-            and logs `train/NAME`.
-            Tensors may stay on the device.
+            and logs `train/NAME`. Tensors may stay on the device.
         halves: `tasks` are halves of tasks, as `gradvac.halves_of` names them: what `align.halves`
             needs.
     """
@@ -115,8 +114,8 @@ class Recipe(Protocol[BatchT]):
     def batches(self, part: Part) -> BatchStream[BatchT]:
         """A stream at its beginning; called once per `train`.
 
-        Of several processes, each gets its part of every batch; see `Part`. What is drawn, and the
-        stream's state, are those of the whole batches, so that they do not depend on the part.
+        With several processes, each gets its part of every batch; see `Part`. What is drawn, and
+        the stream's state, belong to the whole batches, so they do not depend on the part.
 
         A temperature schedule counts optimizer steps: a stream that hands out its n-th micro-batch
         (from 0) is in step `n // config.optimizer.accumulation`.
@@ -131,7 +130,7 @@ class Recipe(Protocol[BatchT]):
         """Scores by flat name, such as "dev/loss/en-fr", and their summary "dev/loss".
 
         Called in eval mode without gradients; global random state is restored afterwards. The
-        entry `config.train.metric` decides about the best weights and about early stopping.
+        entry `config.train.metric` decides which weights are best, and when to stop early.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Batches of rows that are drawn from tasks, and an endless stream of them."""
+"""Batches of rows drawn from tasks, and an endless stream of them."""
 
 # T tasks
 
@@ -21,16 +21,16 @@ B = TypeVar("B", bound="TensorBatch")
 class TensorBatch(ABC):
     """A batch that moves with all of its tensors.
 
-    With a `frame`, its rows and columns, all batches of a run have one size and nothing that
-    differs between them stays on the host: a step can be recorded.
+    With a `frame` (its rows and columns) all batches of a run have one size, and nothing that
+    differs between them stays on the host, so a step can be recorded.
     """
 
     @abstractmethod
     def take(self, part: Part, costs: Sequence[float] | None = None) -> Self:
-        """The part of one process; `costs` of rows other than what they cost."""
+        """The part of one process; `costs` replaces what the rows cost."""
 
     def pin(self) -> Self:
-        """The same in memory from which a GPU copies without a wait."""
+        """The same in pinned memory, from which a GPU copies asynchronously."""
         return self._map(Tensor.pin_memory)
 
     def to(self, device: torch.device) -> Self:
@@ -42,7 +42,7 @@ class TensorBatch(ABC):
         return self._map(Tensor.clone)
 
     def copy_(self, other: Self) -> None:
-        """Take over another batch of the same frame, in place; a copy need not be waited for."""
+        """Copy another batch of the same frame into this one, asynchronously."""
         theirs = other._tensors()
         for name, tensor in self._tensors().items():
             assert tensor.shape == theirs[name].shape, "batches of a run have one size"
@@ -108,7 +108,7 @@ class RowStream(Generic[B]):
         return self._make(chosen, number).take(self._part, costs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Say where the stream stands."""
+        """The position of the stream."""
         return {
             "sampler": self._sampler.state_dict(),
             **self._passes.state_dict(),

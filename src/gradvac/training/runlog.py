@@ -1,4 +1,4 @@
-"""The log of a run: who owns its folder, what it is, and what happened.
+"""The log of a run: who owns its folder, what the run is, and what happened.
 
 `gradvac.runs.folder` lists the files.
 """
@@ -32,7 +32,7 @@ class RunLog:
     Args:
         run: The folder; made if it does not exist.
         settings: What the run is trained with.
-        say: Told what the user should know.
+        say: Called with messages for the user.
 
     Raises:
         ValueError: Another process trains in this folder.
@@ -58,15 +58,15 @@ class RunLog:
             keep_file(self.run / name, content, is_new=is_new)
 
     def require_place(self) -> None:
-        """Refuse to go on in a folder that took the place of ours.
+        """Refuse to continue if another folder has taken the place of ours.
 
         Raises:
             CheckpointError: The run folder was moved away.
         """
         if _place(self.run) != self._place:
             raise CheckpointError(
-                f"run: {self.run} was moved, removed or replaced while it was trained. What was "
-                "saved is where the folder is now; move it back, and start the same command again."
+                f"run: {self.run} was moved, removed or replaced during training. What was saved "
+                "is where the folder is now; move it back, and start the same command again."
             )
 
     def check_settings(self) -> None:
@@ -93,7 +93,7 @@ class RunLog:
         """Start writing after `step`; what a killed process logged beyond it is removed.
 
         Args:
-            step: Of the checkpoint that is continued from; 0 for a new run.
+            step: Step of the checkpoint that the run continues from; 0 for a new run.
             metrics_bytes: `position()` as it was then.
         """
         if self.position() < metrics_bytes:
@@ -111,7 +111,7 @@ class RunLog:
         write_json(self.folder.signature, fields)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one record; at once visible to readers."""
+        """Append one entry, which readers see at once."""
         # JSON has no NaN: what is not finite is null.
         plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
         line = json.dumps({"step": step, **plain}).encode() + b"\n"
@@ -157,7 +157,7 @@ class SilentLog(RunLog):
         self.run, self._settings, self.folder = run, settings, RunFolder(run)
 
     def keep(self, files: Mapping[str, bytes]) -> None:
-        """Leave it to the first process, as all that follows."""
+        """Leave it to the first process, like everything below."""
 
     def require_place(self) -> None:
         """See `keep`."""
@@ -178,7 +178,7 @@ class SilentLog(RunLog):
         """See `keep`."""
 
     def position(self) -> int:
-        """No byte is ours."""
+        """Nothing is written here."""
         return 0
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def after(first: BaseException | None) -> Iterator[None]:
-    """Close something after an error, or after none: what fails now must not hide the first."""
+    """Close something, possibly after an error, which a failure to close must not hide."""
     try:
         yield
     except Exception as error:

@@ -1,8 +1,8 @@
 """[sampling]: which task comes next, drawn by data size and temperature.
 
 A task with L_i sentences is drawn with P_i ~ (L_i / sum L)^(1 / temperature): 1 follows the data,
-larger values lift low-resource tasks, infinity draws all alike. A cap on epochs keeps small tasks
-from being seen too often; with an infinite temperature that is UniMax.
+larger values favour low-resource tasks, infinity draws all equally. A cap on epochs keeps small
+tasks from being seen too often; with an infinite temperature that is UniMax.
 """
 
 import math
@@ -21,7 +21,7 @@ Counts = npt.NDArray[np.int64]
 
 
 class TemperaturePhase(Section):
-    """From some optimizer step on, another temperature.
+    """Another temperature, from some optimizer step on.
 
     Attributes:
         from_step: The first step of the phase, counted from 0.
@@ -38,13 +38,13 @@ class SamplingConfig(Section):
     Attributes:
         temperature: 1 follows the data, larger is flatter, `inf` is uniform.
         schedule: Later phases ("cooldown"), in order.
-        most_epochs: No task is seen more often than this on average: what is beyond goes to the
+        most_epochs: No task is seen more often than this on average; the excess goes to the
             others. With `temperature = inf` this is UniMax. Unset: no cap.
-        slots: Draw so many tasks for a batch, and divide its rows among them; unset: every row
-            draws its own task. With as many slots as processes (or twice, ...), each process gets
-            the rows of one task (or two, ...), and sends less. In translation, a chunk of batches
+        slots: Draw this many tasks for a batch, and divide its rows among them; unset: every row
+            draws its own task. With as many slots as processes (or twice as many), each process
+            gets the rows of one task (or two), and sends less. In translation, a chunk of batches
             (`batch.chunk`) shares its slots.
-        seed: Of the draws; unset: `train.seed`.
+        seed: Seed of the draws; unset: `train.seed`.
     """
 
     temperature: Temperature = 5.0
@@ -81,7 +81,7 @@ class SamplingConfig(Section):
             return free
         if num_rows is None:
             raise ValueError(
-                "sampling.most_epochs: this kind of run does not know beforehand how many rows it "
+                "sampling.most_epochs: this kind of run does not know in advance how many rows it "
                 "draws; leave it out."
             )
         return cap_epochs(free, sizes, most_epochs=self.most_epochs, num_rows=num_rows)
@@ -117,7 +117,7 @@ def task_probabilities(sizes: Mapping[str, int], temperature: float) -> dict[str
 def cap_epochs(
     shares: Mapping[str, float], sizes: Mapping[str, int], *, most_epochs: float, num_rows: float
 ) -> dict[str, float]:
-    """Cut shares to what `most_epochs` allows; the others grow in proportion, up to their own caps.
+    """Cut shares to what `most_epochs` allows; the rest grow in proportion, up to their own caps.
 
     Args:
         shares: Task -> share of the rows, adding up to 1.
@@ -146,15 +146,15 @@ def cap_epochs(
 
 
 class TaskSampler:
-    """Draws tasks by temperature; where it stands is one number.
+    """Draws tasks by temperature; its position is one number.
 
-    Draw n is a pure function of (seed, n), so a resumed run draws what it would have drawn, also
-    with tasks renamed or a phase added later on.
+    Draw n is a pure function of (seed, n), so a resumed run draws what it would have drawn, even
+    if tasks are renamed or a phase is added later.
 
     Args:
         sizes: Task -> number of sentences.
         config: Temperature, its schedule, and the cap on epochs.
-        seed: Of the draws.
+        seed: Seed of the draws.
         num_rows: Rows that training draws in all, for the cap.
 
     Example:
@@ -222,7 +222,7 @@ class TaskSampler:
     def draw_slots(
         self, num: int, *, step: int, rank: int, size: int
     ) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Draw the tasks of one process's batch: together, a minibatch of tasks, as the paper has.
+        """Draw the tasks of one process's batch; together they are the paper's minibatch of tasks.
 
         What a process sends to others grows with the number of its tasks, so that few slots per
         process and many rows per slot are cheap. All processes draw alike and take their own part.
@@ -230,7 +230,7 @@ class TaskSampler:
         Args:
             num: Slots of a process; two of them may draw the same task.
             step: As in `draw`.
-            rank: Of the process.
+            rank: Rank of the process.
             size: Number of processes.
 
         Returns:
@@ -250,11 +250,11 @@ class TaskSampler:
 
 
 def costs_by_slot(rows: Sequence[int] | Counts, slots: Counts) -> list[float]:
-    """What every row counts where a batch is divided among processes: all slots count alike.
+    """The cost of every row when a batch is divided among processes: all slots cost the same.
 
     Args:
-        rows: Of every task, together in this order.
-        slots: Of every task.
+        rows: Number of rows of every task, which come in this order.
+        slots: Number of slots of every task.
     """
     num_rows = np.asarray(rows)
     costs: list[float] = np.repeat(slots / np.maximum(num_rows, 1), num_rows).tolist()

@@ -11,8 +11,8 @@ from gradvac.training.config import Section
 from gradvac.training.optimizer import OptimizerConfig
 from gradvac.training.sampling import SamplingConfig
 
-# [train] keys that leave the weights of a given step as they are, and those that only say where
-# training ends or how steps run; a run may be continued with others. The first do not enter the
+# [train] keys that do not change the weights of a given step, and those that only say where
+# training ends or how steps run; a run may be continued with other values. The first are not in the
 # config hash.
 TECHNICAL = (
     "log_every",
@@ -37,33 +37,33 @@ class TrainConfig(Section):
 
     Attributes:
         max_steps: Optimizer steps of the whole run.
-        log_every: Steps between log entries; the only moments the loop waits for the device.
+        log_every: Steps between log entries; only then does the loop wait for the device.
         record_every: Steps between entries of `record.bin`, which holds similarities, targets and
             weights for the report; 0: none. Costs no host-device synchronisation.
         validate_every: Steps between validations; 0: never. The last step is always validated.
         checkpoint_every: Steps between checkpoints; the last step is always saved.
         keep: How many checkpoints stay on disk.
-        metric: The validation score that decides about the best weights.
-        higher_is_better: Whether `metric` shall grow (BLEU, F1) or fall (loss).
-        patience: Stop after so many validations in a row without a better score; 0: never.
-        pause_at: Stop after so many steps as a signal would stop training: the run is saved, and
-            goes on with another value; 0: never.
-        average_last: At the end, average the weights of so many last checkpoints; 0: do not.
-        max_bad_steps: Stop after so many steps in a row with a loss or gradient that is not finite.
-            Such steps are skipped.
-        seed: Of everything random that has no seed of its own.
+        metric: The validation score that decides which weights are best.
+        higher_is_better: Whether `metric` should grow (BLEU, F1) or fall (loss).
+        patience: Stop after this many validations in a row without a better score; 0: never.
+        pause_at: Stop after this many steps, as a signal would: the run is saved, and continues
+            with another value; 0: never.
+        average_last: At the end, average the weights of this many last checkpoints; 0: do not.
+        max_bad_steps: Stop after this many steps in a row with a loss or gradient that is not
+            finite. Such steps are skipped.
+        seed: Seed of everything random that has no seed of its own.
         precision: "bf16" runs forward passes under autocast; parameters stay in float32.
         graph: Record a step as a CUDA graph and replay it: "auto", the default of translation, does
             so in one process on a GPU if all batches have one size (`batch.fixed`), true insists on
-            it, false saves the memory that a recorded step keeps. If recording fails, training says
-            so and goes on without.
-        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1". Of several processes, each
-            takes a GPU of its own.
+            it, false saves the memory that a recorded step holds. If recording fails, training says
+            so and continues without.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1". With several processes,
+            each takes a GPU of its own.
         threads: CPU threads; 0: torch's choice.
         parallel: What each of several processes (torchrun) keeps of the model: "ddp" all of it,
             "fsdp" its share of parameters, gradients and moments (FSDP2).
-        writers: Where metrics go besides `metrics.jsonl`.
-        project: Name under which wandb and trackio file the run.
+        writers: Where metrics go in addition to `metrics.jsonl`.
+        project: Project name of the run in wandb and trackio.
     """
 
     max_steps: PositiveInt = 10_000
@@ -82,7 +82,7 @@ class TrainConfig(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     graph: bool | Literal["auto"] = False
     device: str = "auto"
-    threads: int = Field(default=0, ge=0, le=1024)  # more than a system gives crash the process
+    threads: int = Field(default=0, ge=0, le=1024)  # too many would crash the process
     parallel: Literal["ddp", "fsdp"] = "ddp"
     writers: list[WriterName] = Field(default_factory=lambda: list[WriterName](["tensorboard"]))
     project: str = "gradvac"
@@ -106,11 +106,11 @@ class TrainConfig(Section):
         return self
 
     def check_metric(self, kinds: Mapping[str, bool], tasks: Iterable[str], hint: str = "") -> None:
-        """Refuse a metric that validation will not give, before the hours until it shows.
+        """Refuse a metric that validation does not produce, before hours of training.
 
         Args:
-            kinds: Kind of score, such as "loss" -> whether more of it is better.
-            tasks: By task there is a score of every kind, too.
+            kinds: Kind of score, such as "loss" -> whether higher is better.
+            tasks: Task names; every kind of score also exists for each task.
             hint: What to do about it.
         """
         every = list(tasks)

@@ -1,8 +1,8 @@
 """A model whose parameters are divided among processes (FSDP2), and its checkpoints.
 
-Every layer is a unit of its own: it is put together for its forward and backward pass, and divided
-again. Checkpoints are written by all processes at once, each its own part, by
-`torch.distributed.checkpoint`; any number of processes reads them, also one without shards.
+Every layer is a unit of its own: it is gathered for its forward and backward pass, and divided
+again. All processes write a checkpoint together, each its own part, with
+`torch.distributed.checkpoint`; any number of processes can read it, even one without shards.
 """
 
 import warnings
@@ -25,7 +25,7 @@ _MODEL, _OPTIMIZER = "model.", "optimizer."
 
 
 def shard(model: nn.Module, group: "ProcessGroup", device: torch.device) -> None:
-    """Divide a model: every layer of its module lists is a unit, and what is left is one more."""
+    """Divide a model: every layer of its module lists is a unit, and the rest is one more."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
@@ -38,9 +38,9 @@ def shard(model: nn.Module, group: "ProcessGroup", device: torch.device) -> None
 
 @contextmanager
 def whole(model: nn.Module) -> Iterator[None]:
-    """All parameters in every process, to be read; a model without shards is as it was.
+    """Gather all parameters in every process, for reading; a model without shards is unchanged.
 
-    All processes come here together; what each does with the model inside is its own affair.
+    All processes must enter together; inside, each may do with the model what it likes.
     """
     units = _units(model)
     layers = units[1:]  # the model itself comes first
@@ -81,14 +81,14 @@ def own_values(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write our shards of weights and moments; all processes together."""
+    """Write our shards of weights and moments; all processes must call it together."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
     save(_flat(model, optimizer), checkpoint_id=folder)
 
 
 def read(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Take weights and moments from a checkpoint of any number of processes; all together.
+    """Load weights and moments from a checkpoint of any number of processes; all together.
 
     Raises:
         CheckpointError: They are those of another model.
@@ -122,7 +122,7 @@ def take_whole(
     weights: Mapping[str, Tensor],
     state: Mapping[str, Any],
 ) -> None:
-    """Take our shards of weights and moments that were saved without shards.
+    """Load our shards of weights and moments that were saved without shards.
 
     Raises:
         CheckpointError: They are those of another model.
@@ -152,7 +152,7 @@ def _flat(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tenso
 
 
 def _allocate(optimizer: torch.optim.Optimizer, model: nn.Module, sizes: Mapping[str, Any]) -> None:
-    """Make room for the moments of parameters that have some."""
+    """Allocate the moments of the parameters that have any."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -181,7 +181,7 @@ def _load(folder: Path, into: dict[str, Tensor], *, is_alone: bool) -> None:
     from torch.distributed.checkpoint.state_dict_loader import load
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is")  # so it was meant
+        warnings.filterwarnings("ignore", "torch.distributed is")  # which is intended here
         load(into, checkpoint_id=folder, no_dist=is_alone)
 
 

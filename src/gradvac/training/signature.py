@@ -15,7 +15,7 @@ from gradvac.training.settings import EXTENSIBLE, TECHNICAL, RunConfig
 
 @dataclass(frozen=True)
 class Signature:
-    """Everything the weights of a run follow from.
+    """Everything that determines the weights of a run.
 
     `str()` gives the line that goes with every score; two runs with the same line on the same kind
     of device are repetitions of each other.
@@ -70,12 +70,12 @@ class Signature:
 
 
 def config_hash(settings: RunConfig) -> str:
-    """Hash of all settings but the technical ones, such as the device."""
+    """Hash of all settings except technical ones, such as the device."""
     return _hash_without(settings, TECHNICAL)
 
 
 def weights_hash(settings: RunConfig) -> str:
-    """Hash of the settings that the weights of a given step follow from."""
+    """Hash of the settings that determine the weights of a given step."""
     return _hash_without(settings, (*TECHNICAL, *EXTENSIBLE))
 
 

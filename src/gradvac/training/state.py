@@ -1,4 +1,4 @@
-"""What a run consists of between two steps, saved and restored as one."""
+"""The state of a run between two steps, saved and restored as one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -78,7 +78,7 @@ class RunState(Generic[BatchT]):
 
         Args:
             log: The run folder.
-            is_stop: Whether none is due, and somebody wants to stop here.
+            is_stop: Whether the run is stopped here, although no checkpoint is due.
 
         Raises:
             CheckpointError: It cannot be written.
@@ -119,7 +119,7 @@ class RunState(Generic[BatchT]):
         return all(self.job.gather(is_own_finite))
 
     def save_best(self, log: RunLog, facts: Mapping[str, object]) -> None:
-        """Write the weights of this moment as the best."""
+        """Write the current weights as the best."""
         weights = shards.whole_weights(self.model, is_wanted=self.job.is_first)
 
         def write() -> None:
@@ -131,11 +131,11 @@ class RunState(Generic[BatchT]):
     def resume(self, log: RunLog, *, say: Callable[[str], None]) -> None:
         """Continue from the last intact checkpoint; without one, begin, and save the beginning.
 
-        So a run has a checkpoint from the start, and a disk without room is noticed then.
+        So a run has a checkpoint from the start, and a full disk is noticed early.
 
         Args:
             log: The run folder, owned by us.
-            say: Told what happens.
+            say: Called with messages.
 
         Raises:
             ValueError: The run has other settings or other data, or weights without a checkpoint.
@@ -156,7 +156,7 @@ class RunState(Generic[BatchT]):
         say(f"Continuing from step {last.step}.")
 
     def _load(self, last: checkpoint.Checkpoint) -> dict[str, Any]:
-        """Take over a checkpoint; returns the rest of it."""
+        """Load a checkpoint; returns the rest of it."""
         try:
             state = last.state()
         except FileNotFoundError as error:
@@ -184,7 +184,7 @@ class RunState(Generic[BatchT]):
         return state
 
     def _load_weights(self, last: checkpoint.Checkpoint, state: Mapping[str, Any]) -> None:
-        """Weights and moments, whether they were divided, or are to be, or not."""
+        """Load weights and moments, whether or not they were, or will be, divided."""
         if last.is_sharded:
             shards.read(last.path / shards.SHARDS, self.model, self.optimizer)
         elif self.is_sharded:

@@ -1,7 +1,7 @@
 """Weights files: safetensors in which tied entries are stored once, with facts and a hash.
 
-The hash covers names, types, shapes, values and facts, and stands in the file's metadata: a file is
-verified whenever it is read, wherever it was moved.
+The hash covers names, types, shapes, values and facts, and is part of the file's metadata: a file
+is verified whenever it is read, wherever it has been moved.
 """
 
 import hashlib
@@ -90,7 +90,7 @@ def load_weights(model: torch.nn.Module, weights: Mapping[str, Tensor], *, origi
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of numbers that no undamaged file claims to hold
+            warnings.simplefilter("ignore")  # about sizes that only a damaged file claims
             with safetensors.safe_open(path, framework="pt") as file:
                 metadata = dict(file.metadata() or {})
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

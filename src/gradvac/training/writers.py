@@ -1,4 +1,4 @@
-"""Where metrics go besides `metrics.jsonl`: TensorBoard, wandb, trackio; all optional."""
+"""Where metrics go in addition to `metrics.jsonl`: TensorBoard, wandb, trackio; all optional."""
 
 import hashlib
 import importlib
@@ -16,7 +16,7 @@ from gradvac.training.settings import RunConfig
 
 
 class Writer(Protocol):
-    """A place for metrics."""
+    """A destination for metrics."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record values of an optimizer step."""
@@ -27,7 +27,7 @@ class Writer(Protocol):
         ...
 
     def close(self) -> None:
-        """Write what is left and let go."""
+        """Write what is left, and close."""
         ...
 
 
@@ -72,7 +72,7 @@ class Tracker:
         self._module.log(dict(values), step=step)
 
     def draw(self, step: int, name: str, pixels: NDArray[np.uint8]) -> None:
-        """Leave it out: curves only."""
+        """Pictures are left out: curves only."""
 
     def close(self) -> None:
         """Finish the run."""
@@ -84,7 +84,7 @@ def open_writers(
 ) -> list[Writer]:
     """The writers the config names.
 
-    TensorBoard, which is on by default, may be missing; what was asked for by name may not.
+    TensorBoard, which is on by default, may be missing; a writer that was asked for may not.
     """
     writers: list[Writer] = []
     for name in settings.train.writers:

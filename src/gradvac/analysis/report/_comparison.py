@@ -93,7 +93,7 @@ def _verdict(about: str, comparison: statistics.RunComparison, second: str) -> S
     text = f"{change.second:z.2f} against {change.first:z.2f}"
     text += f", {range_text(change.difference)}, one seed each"
     if not is_clear(change.difference.p_value):
-        text = f"Similarity over their {num} tasks, not told from chance: {text}."
+        text = f"Similarity over their {num} tasks, not beyond chance: {text}."
         return Sentence(about, text)
     more = "more" if change.difference.mean > 0 else "less"
     return Sentence(

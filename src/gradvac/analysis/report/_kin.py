@@ -148,7 +148,7 @@ def _told(about: str, findings: list[Finding], what: str) -> list[Sentence]:
     ]
     rest = [one.numbers for one, p in zip(findings, adjusted, strict=True) if not is_clear(p)]
     if rest:
-        said.append(Sentence(about, f"{what}, not told from chance: {together(rest)}."))
+        said.append(Sentence(about, f"{what}, not beyond chance: {together(rest)}."))
     return said
 
 

@@ -124,7 +124,7 @@ def _compared(
         else:
             rest.append(f"{means}{suffix(key)} ({range_text(change.difference)})")
     if rest:
-        said.append(Sentence(about, f"{what}, not told from chance: {together(rest)}."))
+        said.append(Sentence(about, f"{what}, not beyond chance: {together(rest)}."))
     return said
 
 
@@ -164,7 +164,7 @@ def say_depth(main: Similarities) -> list[Sentence]:
         else:
             rest.append(f"{text} of the {name}")
     if rest:
-        said.append(Sentence(DEPTH, f"By depth, no trend told from chance: {together(rest)}."))
+        said.append(Sentence(DEPTH, f"By depth, no trend beyond chance: {together(rest)}."))
     return said
 
 
@@ -186,7 +186,7 @@ def say_time(main: Similarities) -> list[Sentence]:
         verb = "rose" if change.difference.mean > 0 else "fell"
         text = f"Similarity {verb} in training, within pairs: {means} ({p_text(p_value)})."
         return [Sentence(TIME, text, claims=True)]
-    text = f"Over steps, no change told from chance: {means} ({range_text(change.difference)})."
+    text = f"Over steps, no change beyond chance: {means} ({range_text(change.difference)})."
     return [Sentence(TIME, text)]
 
 

@@ -77,7 +77,7 @@ def _say_scores(scores: TaskScores, main: Similarities | None) -> list[Sentence]
         return said
     test = f"Spearman {correlation.rho:z.2f}, {p_text(correlation.p_value)}"
     if not is_clear(correlation.p_value):
-        text = f"{scores.metric} of tasks against their similarity, not told from chance: {test}."
+        text = f"{scores.metric} of tasks against their similarity, not beyond chance: {test}."
         return [*said, Sentence(SCORES, text)]
     how = "higher" if correlation.rho > 0 else "lower"
     text = f"Tasks that are more similar to the others have {how} {scores.metric} ({test})."

@@ -127,7 +127,7 @@ def _each(pushes: Pushes, labels: list[str]) -> Iterator[str]:
             yield f"{name} was never seen."
             continue
         if np.isnan(shares).all():
-            clearly = "is" if task in worse else "is, not told from chance,"
+            clearly = "is" if task in worse else "is, not beyond chance,"
             yield f"{name} {clearly} predicted to get worse by the update."
             continue
         others = [j for j in np.argsort(-shares) if j != task and shares[j] > _WORTH_NAMING]
@@ -142,7 +142,7 @@ def _each(pushes: Pushes, labels: list[str]) -> Iterator[str]:
             for j in sorted(against, key=lambda j: shares[j])
         ]
         text += f"; held back by {listed(held, 4)}" if held else ""
-        yield text + ("." if task in better else "; this progress itself is not told from chance.")
+        yield text + ("." if task in better else "; this progress itself is not beyond chance.")
 
 
 def _harmful_pairs(pushes: Pushes) -> list[tuple[int, int]]:

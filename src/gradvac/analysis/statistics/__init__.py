@@ -1,10 +1,10 @@
-"""Statistics of similarities: do relatives share gradients, where, when, and does it matter?
+"""Statistics of similarities: do related tasks share gradients? Where, when, and does it matter?
 
 Matrices are `[T, T]` cosines, rows in task order. Pairs (i, j) of a matrix share tasks and are not
-independent, so every p-value here is two-sided and comes from permuting *tasks* (or runs), or from
-leaving them out one by one, and so does every interval. Where all permutations can be counted, they
-are; else a p-value is (1 + as extreme) / (1 + permutations), never 0. NaN (unknown) pairs are left
-out. Tests that stand side by side are corrected by `holm`.
+independent, so every p-value and interval here is two-sided and comes from permuting *tasks* (or
+runs), or from leaving them out one at a time. Where all permutations can be enumerated, they are;
+otherwise a p-value is (1 + as extreme) / (1 + permutations), never 0. NaN (unknown) pairs are left
+out. Parallel tests are corrected by `holm`.
 
     _summaries.py    by side, by layer, by step
     _chance.py       permutations, tests over tasks, several tests at once

@@ -1,4 +1,4 @@
-"""What chance alone would give: permutations, jackknife over tasks, several tests at once."""
+"""What chance alone would give: permutations, the jackknife over tasks, multiple tests."""
 
 # T tasks, N permutations
 
@@ -18,17 +18,17 @@ from gradvac.analysis.similarities import mean_where_known
 
 Matrix = NDArray[np.floating]
 
-MOST_COUNTED = 20_000  # permutations that are gone through one by one; more are drawn
-_NOTHING = 1e-7  # what rounding makes of 0
-_FEWEST_TASKS = 3  # two tasks are one pair: nothing to see chance by
+MOST_COUNTED = 20_000  # permutations that are enumerated; if there are more, they are drawn
+_NOTHING = 1e-7  # rounding errors around 0
+_FEWEST_TASKS = 3  # two tasks are one pair, which shows no variation
 
 
 class OverTasks(NamedTuple):
-    """A mean over pairs of tasks, and what it says beyond these tasks.
+    """A mean over pairs of tasks, and how far it generalises beyond these tasks.
 
     Attributes:
         mean: Over all known pairs.
-        interval: 95 %, by leaving out one task after the other; NaN with fewer than 3 tasks.
+        interval: 95 %, by leaving out one task at a time; NaN with fewer than 3 tasks.
         p_value: Two-sided, of a mean of 0; NaN with fewer than 3 tasks.
     """
 
@@ -72,7 +72,7 @@ def _mean_without(values: Matrix, task: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values of tests that stand side by side, after Holm: one false alarm in 20 for all.
+    """P-values of parallel tests after Holm's correction: one false alarm in 20 for all of them.
 
     NaN (no test) stays NaN and does not count.
     """
@@ -87,7 +87,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class Shuffles:
-    """Ways to shuffle: `[N, T]`, and whether they are all there are (the true one among them)."""
+    """Shuffled orders `[N, T]`, and whether they are all that exist (including the true one)."""
 
     orders: NDArray[np.int64]
     all_of_them: bool
@@ -102,7 +102,7 @@ class Shuffles:
 
 
 def shuffled_orders(num: int, *, num_permutations: int, seed: int) -> Shuffles:
-    """Orders of so many tasks: all, if they can be counted, else drawn ones."""
+    """Orders of `num` tasks: all of them if they can be enumerated, else random ones."""
     if factorial(num) <= MOST_COUNTED:
         return Shuffles(_all_orders(num), True)
     draw = np.random.default_rng(seed)
@@ -118,7 +118,7 @@ def _all_orders(num: int) -> NDArray[np.int64]:
 
 
 def shuffled_labels(labels: NDArray[np.int64], *, num_permutations: int, seed: int) -> Shuffles:
-    """Ways to give labels to tasks: all different ones, if they can be counted, else drawn ones."""
+    """Ways to assign labels to tasks: all of them if they can be enumerated, else random ones."""
     if count_labelings(labels.tolist()) <= MOST_COUNTED:
         labelings = np.array(_labelings(labels), dtype=np.int64)
         return Shuffles(labelings, True)
@@ -127,13 +127,13 @@ def shuffled_labels(labels: NDArray[np.int64], *, num_permutations: int, seed: i
 
 
 def count_labelings(labels: Sequence[object]) -> int:
-    """In how many ways so many labels of each kind can be given: n! / (sizes!)."""
+    """The number of ways to assign these labels: n! / (sizes!)."""
     sizes = Counter(labels).values()
     return factorial(len(labels)) // prod(map(factorial, sizes))
 
 
 def _labelings(labels: NDArray[np.int64]) -> list[list[int]]:
-    """Kind after kind takes its places among those that are left."""
+    """Each kind in turn takes its places among those that are left."""
     num = len(labels)
     partial: list[tuple[list[int], tuple[int, ...]]] = [([-1] * num, tuple(range(num)))]
     for label, size in Counter(labels.tolist()).items():

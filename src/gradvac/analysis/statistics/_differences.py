@@ -29,14 +29,14 @@ class Change(NamedTuple):
 
 
 def paired(first: Matrix, second: Matrix) -> Change:
-    """Compare two matrices `[T, T]` pair by pair; only pairs that both know count."""
+    """Compare two matrices `[T, T]` pair by pair; only pairs known in both count."""
     both = ~np.isnan(first) & ~np.isnan(second)
     one, two = (np.where(both, values, np.nan) for values in (first, second))
     return Change(float(mean_of_pairs(one)), float(mean_of_pairs(two)), mean_over_tasks(two - one))
 
 
 class Depth(NamedTuple):
-    """How similarity goes from the first layer to the last.
+    """How similarity changes from the first layer to the last.
 
     Attributes:
         slope: Rise of a straight line from the first layer to the last.
@@ -85,8 +85,8 @@ class ChangeOverSteps(NamedTuple):
 def change_over_steps(similarities: Similarities) -> ChangeOverSteps | None:
     """How similarity changed in training; None with fewer than four steps.
 
-    Tasks may come and go: only a pair's component that is known early *and* late counts, so that
-    no pair is compared with another.
+    Tasks may come and go: a pair counts in a component only if it is known early *and* late, so
+    that no pair is compared with another.
     """
     steps = similarities.steps
     if len(steps) < 4:

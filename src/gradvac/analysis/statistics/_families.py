@@ -24,11 +24,11 @@ _AT_ONCE = 2048  # shuffles
 
 
 def dendrogram(matrix: Matrix, *, ordered: bool = True) -> NDArray[np.float64]:
-    """SciPy's linkage of the tasks: average linkage on 1 - cosine, leaves in the best order.
+    """SciPy's linkage of the tasks: average linkage on 1 - cosine, leaves in optimal order.
 
     Args:
         matrix: `[T, T]`.
-        ordered: Whether the order of leaves matters; to find the best takes most of the time.
+        ordered: Whether the order of leaves matters; finding the best one takes most of the time.
     """
     if len(matrix) < 2:
         raise ValueError("matrix: one task has nothing to be clustered with; give at least two.")
@@ -57,7 +57,7 @@ def families_of(tasks: Sequence[str], families: Mapping[str, str]) -> list[str]:
 class FamilyContrast(NamedTuple):
     """Are relatives more similar, or less? Mean cosines, and a two-sided permutation p-value.
 
-    `least_p_value` is the smallest p-value that so many tasks of such families could give.
+    `least_p_value` is the smallest p-value that this many tasks in such families could give.
     """
 
     within: float
@@ -72,13 +72,13 @@ def family_contrast(
 ) -> FamilyContrast:
     """Mean similarity within families minus between them, against shuffled families.
 
-    Where all ways to give the families to the tasks can be counted, they are.
+    All assignments of families to tasks are enumerated if there are few enough.
 
     Args:
         matrix: `[T, T]`.
         families: The family of every task, in the matrix's order; "" (unknown) leaves a task out.
         num_permutations: How often families are shuffled over the tasks.
-        seed: Of the shuffling.
+        seed: Seed of the shuffling.
     """
     if len(families) != len(matrix):
         raise ValueError(
@@ -137,7 +137,7 @@ def mantel(
         matrix: Similarities `[T, T]`.
         distances: Known distances `[T, T]`, in the same order.
         num_permutations: How often the tasks of one matrix are shuffled.
-        seed: Of the shuffling.
+        seed: Seed of the shuffling.
         ranks: Correlate ranks (Spearman) instead of values (Pearson).
     """
     other = np.asarray(distances, dtype=np.float64)
@@ -171,7 +171,7 @@ def mantel(
 
 
 def _chunks(orders: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Some at a time: all pairs of all shuffles would take much memory."""
+    """In blocks: all pairs of all shuffles would take too much memory."""
     return np.array_split(orders, -(-len(orders) // _AT_ONCE))
 
 

@@ -1,9 +1,9 @@
 """Groups of tasks that could train together: branches of the tree that come back.
 
-Any data give a tree, noise too. So two things are asked first and last. Do the same pairs stand out
-in two independent halves of the data (of every task's lines, where they were measured so; else of
-the components)? If not, there are no groups. And does a branch come back when components are drawn
-anew (Felsenstein's bootstrap)? Only those that come back nine times of ten are told.
+Any data give a tree, even noise. So two questions are asked. Do the same pairs stand out in two
+independent halves of the data (of every task's lines, if they were measured that way; else of the
+components)? If not, there are no groups. And does a branch reappear when components are resampled
+(Felsenstein's bootstrap)? Only branches that reappear nine times out of ten are reported.
 """
 
 # S steps, K components, T tasks
@@ -51,7 +51,7 @@ def stable_groups(similarities: Similarities, *, num_samples: int = 200, seed: i
     Args:
         similarities: Of at least 4 tasks and 4 components.
         num_samples: Bootstrap samples of the components.
-        seed: Of the sampling.
+        seed: Seed of the sampling.
     """
     values = similarities.values[:, weighty(similarities.components)]
     layers = mean_where_known(values, axis=0)  # [K, T, T]
@@ -91,7 +91,7 @@ def _halves(similarities: Similarities, layers: Matrix) -> tuple[Matrix, Matrix]
 
 
 def _apart_from_tasks(matrix: Matrix) -> Matrix:
-    """What is left of a pair once both tasks' own means are gone: one odd task is no group."""
+    """What remains of a pair without both tasks' own means: one odd task is not a group."""
     values = np.array(matrix, dtype=np.float64)
     np.fill_diagonal(values, np.nan)
     num = len(values)
@@ -105,9 +105,9 @@ def _apart_from_tasks(matrix: Matrix) -> Matrix:
 
 
 def _branches(matrix: Matrix) -> dict[frozenset[int], float]:
-    """Tasks below every join of the tree -> by how much they are closer than with any other.
+    """Tasks below every join of the tree -> how much closer they are than with any other task.
 
-    Joins of nearly all tasks do not count: all but one is no group.
+    Joins of nearly all tasks do not count: all but one is not a group.
     """
     num, tree = len(matrix), dendrogram(matrix, ordered=False)
     below = {n: frozenset([n]) for n in range(num)}

@@ -24,7 +24,7 @@ from gradvac.analysis.similarities import Similarities, mean_where_known
 
 Matrix = NDArray[np.floating]
 
-_MOST_BLOCKS = 10  # neighbouring steps are alike, so that means over long stretches are compared
+_MOST_BLOCKS = 10  # neighbouring steps are correlated, so means over long stretches are compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Pushes:
     Attributes:
         tasks: Names of rows and columns.
         values: `[T, T]`: [i, j] is the fall of task i's loss by task j, in a mean step.
-        p_values: `[T, T]`, two-sided, that there is no fall or rise; NaN where it cannot be told.
+        p_values: `[T, T]`, two-sided, of no fall or rise; NaN where there is no test.
         totals: `[T]`: the fall of task i's loss by all together.
         total_p_values: `[T]`.
         by_component: Component -> its part of `values`, which they add up to.
@@ -60,7 +60,7 @@ class Pushes:
 def recorded_products(record: Record) -> Matrix:
     """Predicted fall by step, component and pair, `[S, K, T, T]`: w_j cos_ij ||g_i|| ||g_j||.
 
-    NaN in the rows of a task that was absent; an absent task pushes nobody.
+    NaN in the rows of an absent task; an absent task pushes nobody.
     """
     cosines = np.array(record.similarity, dtype=np.float64)
     diagonal = np.arange(len(record.tasks))
@@ -74,7 +74,7 @@ def recorded_products(record: Record) -> Matrix:
 
 
 def recorded_pushes(record: Record) -> Pushes:
-    """Who pushed whom in training, in the mean over the recorded steps."""
+    """Who pushed whom in training, averaged over the recorded steps."""
     products = recorded_products(record)
     by_step = products.sum(axis=1)  # [S, T, T], NaN where a task was absent
     parts = dict(zip(record.components, _mean(products), strict=True))
@@ -113,7 +113,7 @@ def measured_pushes(similarities: Similarities, weights: Matrix | None = None) -
     parts = (products + products.swapaxes(1, 2)) / 2 * weights
     both, values = products.sum(axis=0), parts.sum(axis=0)
     totals = values.sum(axis=1)
-    # Two measurements of one thing tell the noise; it is taken to be alike once lengths are 1.
+    # Two measurements of one thing show the noise, assumed equal once lengths are 1.
     scale = np.where(lengths > 0, lengths, np.nan)
     scale = scale[:, None] * scale[None]
     apart = ~np.eye(len(both), dtype=bool)

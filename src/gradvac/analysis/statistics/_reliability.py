@@ -1,10 +1,10 @@
 """Similarity without the noise of small samples, from two halves of every task's lines.
 
-Where a task's two halves agree by r (its reliability), the cosine of two tasks is too small by
-sqrt(r_i r_j). Single reliabilities are noise as much as cosines are, and a mean of ratios is biased
-and wild; so products are pooled over components and steps first, and divided once. How far chance
-moves the result shows in cos(A_i, B_j) - cos(B_i, A_j), two measurements of the same thing: a value
-that chance may have moved by more than `REACH` is not told at all.
+If a task's two halves agree by r (its reliability), the cosine of two tasks is too small by a
+factor of sqrt(r_i r_j). Single reliabilities are as noisy as cosines, and a mean of ratios is
+biased and unstable, so products are pooled over components and steps first, and divided once. How
+far chance moves the result shows in cos(A_i, B_j) - cos(B_i, A_j), two measurements of the same
+thing: a value that chance may have moved by more than `REACH` is not reported at all.
 """
 
 # S steps, K components, T tasks
@@ -43,7 +43,7 @@ class Corrected:
 
 
 def corrected(similarities: Similarities, side: str | None = None) -> Corrected | None:
-    """Similarity on different lines, as it would be with endless data; None without both halves.
+    """Similarity on different lines with unlimited data; None without both halves.
 
     Args:
         similarities: Of different lines, with `across`.

@@ -34,7 +34,7 @@ def similarity_against_score(
     Args:
         points: (similarity, score) of every run; at least 4.
         num_samples: Bootstrap samples, and permutations of the two-sided test.
-        seed: Of both.
+        seed: Seed of both.
     """
     values = np.asarray(points, dtype=np.float64)
     if values.ndim != 2 or values.shape[1] != 2 or len(values) < 4:
@@ -84,8 +84,8 @@ def compare_runs(
         first: One run.
         second: Another. Tasks are matched by name; "fr-en" matches "en-fr" where no name does.
         side: Only the components of "encoder", "decoder" or "shared".
-        num_permutations: Of the pattern's test.
-        seed: Of the same.
+        num_permutations: Permutations of the pattern's test.
+        seed: Seed of that test.
     """
     matches = match_tasks(first.tasks, second.tasks)
     tasks = tuple(matches)
@@ -98,7 +98,7 @@ def compare_runs(
 
 
 def match_tasks(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
-    """Tasks of one run -> those of another: by name, or else turned round ("en-fr": "fr-en")."""
+    """Tasks of one run -> those of another: by name, or else reversed ("en-fr": "fr-en")."""
     partners = {task: task for task in first if task in second}
     if len(partners) < 2:
         partners = {task: turned(task) for task in first if turned(task) in second}
