@@ -20,9 +20,8 @@ from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.sealed import read_lines
 from gradvac.nmt.settings import NmtConfig
 from gradvac.nmt.translator import Translator
-from gradvac.runs import RunFolder, TaskScores, other_data, write_scores
-from gradvac.runs.files import remove_leftovers, write_text
-from gradvac.runs.sentences import SentenceCounts, identify, write_counts
+from gradvac.runs import RunFolder, TaskScores, other_data
+from gradvac.runs.sentences import SentenceCounts, identify
 from gradvac.tasks import parse
 from gradvac.training import config
 
@@ -226,16 +225,15 @@ def score_run(
             translator.counts.cut,
             str(folder.read_signature().get("signature", "")),
         )
-        folder.scores.mkdir(exist_ok=True)
-        remove_leftovers(folder.scores)
-        # Scores go first and come last: those that are there are of the outputs beside them.
-        folder.scores_of(split, weights).unlink(missing_ok=True)
-        for task, text in outputs.items():
-            write_text(folder.outputs_of(split, weights, task), text)
-        counts = SentenceCounts("BLEU", "bleu", ngrams, sentences)
-        write_counts(folder.counts_of(split, weights), [counts])
-        path = folder.scores_of(split, weights)
-        write_scores(path, scores.by_metric(), scores.to_dict(), of_weights=of_weights)
+        folder.write_scored(
+            split,
+            weights,
+            outputs=outputs,
+            counts=[SentenceCounts("BLEU", "bleu", ngrams, sentences)],
+            scores=scores.by_metric(),
+            details=scores.to_dict(),
+            of_weights=of_weights,
+        )
     return scores
 
 

@@ -24,13 +24,16 @@ import json
 import math
 import tomllib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gradvac.runs.files import FolderLock
-from gradvac.runs.scores import TaskScores, read_scores, scored_weights
+from gradvac.runs.files import FolderLock, remove_leftovers, write_text
+from gradvac.runs.scores import TaskScores, read_scores, scored_weights, write_scores
+
+if TYPE_CHECKING:
+    from gradvac.runs.sentences import SentenceCounts
 
 PREPARED_MANIFEST = "manifest.json"  # of a folder of prepared data
 _STEP = "step-"
@@ -189,6 +192,39 @@ class RunFolder:
             for number, line in enumerate(lines, start=1)
             if line.strip()
         ]
+
+    def write_scored(
+        self,
+        split: str,
+        weights: str | int,
+        *,
+        outputs: Mapping[str, str],
+        counts: Sequence[SentenceCounts],
+        scores: Sequence[TaskScores],
+        details: Mapping[str, Any],
+        of_weights: str,
+    ) -> None:
+        """Write the outputs of a set and their scores; only the holder of the lock may.
+
+        Args:
+            split: Name of the set.
+            weights: Which weights were used.
+            outputs: Task -> what was scored.
+            counts: What the scores are made of, by sentence.
+            scores: One entry for every metric, the one to show first.
+            details: What else the recipe wants to keep, ready for JSON.
+            of_weights: What identifies the weights; see `write_scores`.
+        """
+        from gradvac.runs.sentences import write_counts  # NumPy, which --help does without
+
+        self.scores.mkdir(exist_ok=True)
+        remove_leftovers(self.scores)
+        # Old scores are removed first and new ones written last: scores always match the outputs.
+        self.scores_of(split, weights).unlink(missing_ok=True)
+        for task, text in outputs.items():
+            write_text(self.outputs_of(split, weights, task), text)
+        write_counts(self.counts_of(split, weights), counts)
+        write_scores(self.scores_of(split, weights), scores, details, of_weights=of_weights)
 
     def read_scores(self) -> tuple[TaskScores, ...]:
         """Scores of the test set and best weights if they are there, else of another set.

@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from gradvac.runs import RunFolder, TaskScores, write_scores
-from gradvac.runs.files import remove_leftovers, write_text
-from gradvac.runs.sentences import Counts, SentenceCounts, identify, write_counts
+from gradvac.runs import RunFolder, TaskScores
+from gradvac.runs.sentences import Counts, SentenceCounts, identify
 from gradvac.tagging.metrics import Kind, TagScore, count_all, score_tags
 from gradvac.tagging.preparation import require_prepared
 from gradvac.tagging.sentences import Sentence
@@ -173,19 +172,19 @@ def score_run(
             else [t for t, spans in counts["F1"].items() if not spans[:, 2].any()],
             str(folder.read_signature().get("signature", "")),
         )
-        folder.scores.mkdir(exist_ok=True)
-        remove_leftovers(folder.scores)
-        # Old scores are removed first and new ones written last: scores always match the outputs.
-        folder.scores_of(split, weights).unlink(missing_ok=True)
-        for task, text in outputs.items():
-            write_text(folder.outputs_of(split, weights, task), text)
         sentence_counts = [
             SentenceCounts(metric, "percentage" if metric == "accuracy" else "f1", of_metric, texts)
             for metric, of_metric in counts.items()
         ]
-        write_counts(folder.counts_of(split, weights), sentence_counts)
-        path = folder.scores_of(split, weights)
-        write_scores(path, scores.by_metric(), scores.to_dict(), of_weights=of_weights)
+        folder.write_scored(
+            split,
+            weights,
+            outputs=outputs,
+            counts=sentence_counts,
+            scores=scores.by_metric(),
+            details=scores.to_dict(),
+            of_weights=of_weights,
+        )
     return scores
 
 
