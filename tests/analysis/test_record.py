@@ -179,7 +179,7 @@ def test_a_recorder_leaves_foreign_files_alone(tmp_path: Path, content: bytes) -
     path = tmp_path / "precious.pt"
     path.write_bytes(content)
     for after in (None, 0, 7):
-        message = r"precious\.pt: is no record .*; give the recorder another path, or move"
+        message = r"precious\.pt: is not a record .*; give the recorder another path, or move"
         with pytest.raises(ValueError, match=message):
             Recorder(path, after=after)
         assert path.read_bytes() == content
