@@ -96,8 +96,8 @@ def test_a_name_that_is_still_being_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("metrics.jsonl", b'{"step": 1}\nhello\n', r"l, line 2: is damaged .*; mend or remove"),
-        ("metrics.jsonl", b'\n{"loss": 1}\n', r"l, line 2: is damaged \(has no step: .*mend"),
+        ("metrics.jsonl", b'{"step": 1}\nhello\n', r"l, line 2: is damaged .*; fix or remove"),
+        ("metrics.jsonl", b'\n{"loss": 1}\n', r"l, line 2: is damaged \(has no step: .*fix"),
         ("metrics.jsonl", b'{"step": NaN}\n', r"l, line 1: is damaged \(has no step"),
         ("metrics.jsonl", b"[1, 2]\n", r"l, line 1: is damaged \(must be an object"),
         ("metrics.jsonl", b'{"step": 1, "\xff": 2}\n', r"l, line 1: is damaged \('utf-8"),

@@ -153,7 +153,7 @@ def test_an_array_under_that_name(tmp_path: Path) -> None:
 
 def test_similarities_of_equal_name_are_refused(tmp_path: Path) -> None:
     twins = [make([1], granularity="<lambda>"), make([1], seed=1, granularity="<lambda>")]
-    message = "measured: '<lambda>, same lines' comes 2 times; .*names of their own"
+    message = "measured: '<lambda>, same lines' occurs 2 times; .*names of their own"
     with pytest.raises(ValueError, match=message):
         save_similarities(tmp_path / "x.npz", twins)
     assert not list(tmp_path.iterdir())

@@ -87,7 +87,7 @@ def test_similarity_report_figures(gradvac: Gradvac, run: Path, tmp_path: Path) 
     fails(gradvac("similarity", run, "--lines", "14", "--granularity", "enc_dec"), "lines = 12")
     fails(gradvac("similarity", run, "--set", "extra"), "extra")
     fails(gradvac("similarity", run, "--engine", "foo"), "per_task or one_backward, got 'foo'")
-    fails(gradvac("similarity", run, "--device", "foo"), "device: 'foo' is none")
+    fails(gradvac("similarity", run, "--device", "foo"), "device: 'foo' is unknown")
     fails(gradvac("similarity", run, "--lines", "1"), "at least 2 lines, got 1")
     fails(
         gradvac("similarity", run, "--weights", "3"), "no checkpoint of step 3; there are [0, 2, 4]"

@@ -129,9 +129,9 @@ def test_a_missing_file_costs_nothing_of_what_was_prepared(
     ("data", "said"),
     [
         ({"languages": []}, "languages: name at least one"),
-        ({"languages": ["aa", "aa"]}, "every one once"),
+        ({"languages": ["aa", "aa"]}, "each only once"),
         ({"train": "all.conllu"}, r"has no \{lang\}"),
-        ({"limit": {"zz": 3}}, "limit: 'zz' is none of aa, bb, cc"),
+        ({"limit": {"zz": 3}}, "limit: 'zz' is not one of aa, bb, cc"),
         ({"labels": ["A", "A"]}, "'A' is there twice"),
         ({"kind": "ner", "labels": ["O", "PER"]}, "'PER' is no IOB2 tag"),
         ({"kind": "ner", "labels": ["B-PER"]}, "O is missing"),
