@@ -14,6 +14,7 @@ GradNorm and plain joint training are available too. See `Aligner` for an exampl
     indices.py       small index tensors, moved to their device once
     recording.py     work on a GPU, recorded once as a CUDA graph and replayed
     models.py        what the aligner asks of a model before it reads its graphs
+    options.py       which options of the aligner go together
     rules/           Gram matrix -> weights: one method per file
     gradients/       autograd engines: task gradients -> Gram matrix, weights -> .grad
     alignment.py     what one step did, for people and records to look at

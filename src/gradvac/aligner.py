@@ -33,6 +33,7 @@ from gradvac.gradients import (
 )
 from gradvac.hints import some
 from gradvac.models import allow_second_passes, is_sharded, refuse_later_wishes, unwrap
+from gradvac.options import refuse_contradictions
 from gradvac.restored import Restored, differences
 from gradvac.rules import Rule, as_rule
 from gradvac.tasks import read_names
@@ -101,31 +102,17 @@ class Aligner:
         self.tasks = read_names(tasks)
         if engine not in ENGINES:
             raise ValueError(f"engine: must be one of {ENGINES}, got {engine!r}.")
-        if engine == "per_task" and recompute:
-            raise ValueError('recompute: is for engine="one_backward"; per_task stores gradients.')
-        if engine == "one_backward" and (offload or storage_dtype is not None):
-            raise ValueError(
-                'offload, storage_dtype: are for engine="per_task"; one_backward stores nothing.'
-            )
         self._given, self._metric = model, metric
         model, group = unwrap(model, process_group)
-        if group is not None and (recompute or offload or storage_dtype is not None):
-            raise ValueError(
-                "recompute, offload, storage_dtype: are for a single process; with several, each "
-                "keeps the task gradients of its own rows until they are exchanged."
-            )
-        if metric is not None and (recompute or group is not None):
-            raise ValueError(
-                "metric (align.space of a config): needs the task gradients of the whole batch in "
-                "one process, which are not kept with recompute=True or with several processes."
-            )
-        if group is None and not exact:
-            raise ValueError("exact: False is for several processes; a single one is exact.")
-        if not exact and is_sharded(model):
-            raise ValueError(
-                "exact: False needs the whole gradient in every process, which FSDP2 does not "
-                "keep; give every process few tasks instead."
-            )
+        refuse_contradictions(
+            engine,
+            recompute=recompute,
+            has_storage=offload or storage_dtype is not None,
+            has_metric=metric is not None,
+            exact=exact,
+            is_shared=group is not None,
+            is_sharded=group is not None and is_sharded(model),
+        )
         self.rule = as_rule(rule)
         self.components: Components = split(model, granularity)
         self.rule.bind(self.tasks, tuple(self.components))

@@ -13,6 +13,7 @@ FLOORS = {
     "indices": 0,
     "recording": 0,
     "models": 0,
+    "options": 0,
     "restored": 0,
     "tasks": 0,
     "rules": 1,

@@ -179,13 +179,9 @@ def append_chunk(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
 
 
 def cut_record(path: Path, after: int | None) -> int | None:
-    """Prepare a file to be continued, without a chunk that is cut off or records after some step.
+    """Prepare a file to be continued: cut what comes after a step (None: nothing) or is partial.
 
     Damaged chunks stay: there may be good ones after them.
-
-    Args:
-        path: The file.
-        after: The last step to keep; None: keep all.
 
     Returns:
         The last remaining step; None: there is none.
