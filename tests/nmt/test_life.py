@@ -135,6 +135,9 @@ def test_schedules_that_cannot_work_are_told_before(
 
 
 def test_any_file_is_scored_as_a_set_is(toy_run: Path, tmp_path: Path) -> None:
+    scores = score_run(toy_run, overrides=["decoding.beams=3", "decoding.graph=false"])
+    notes = [one.note for one in scores.by_metric()]
+    assert all(note.startswith("test set, best weights, decoding.beams = 3; ") for note in notes)
     whole = score_run(toy_run).by_task["en-yy"]
     text = toy_run.parent / "prepared" / "text"
     paths = [text / "test.en-yy.en", text / "test.en-yy.yy"]

@@ -125,7 +125,7 @@ def compare_groups(
         rows.append(Row(kind, name, cells, scores.digits + 1, scores.higher_is_better))
     return Comparison(
         metric=scores.metric,
-        note=scores.note,
+        note=_shared_note(groups),
         baseline=first.name,
         seeds={group.name: group.seeds for group in groups},
         rows=judged(rows),
@@ -173,9 +173,18 @@ def _remarks(groups: Sequence[Group], first: Group) -> Iterator[str]:
     devices = {str(r.signature.get("device", "")) for group in groups for r in group.runs}
     if len(devices) > 1:
         yield f"Runs are of different machines ({some(sorted(devices))}): their times differ too."
-    notes = {run.scores.note for group in groups for run in group.runs}
-    if len(notes) > 1:
-        yield f"Scores were made in different ways: {'; '.join(sorted(notes))}."
+    if len(notes := _notes(groups)) > 1:
+        yield f"Scores were made in different ways: {'; '.join(notes)}."
+
+
+def _notes(groups: Sequence[Group]) -> list[str]:
+    return sorted({run.scores.note for group in groups for run in group.runs})
+
+
+def _shared_note(groups: Sequence[Group]) -> str:
+    """How all runs were scored; remarks say it where they were not scored alike."""
+    notes = _notes(groups)
+    return notes[0] if len(notes) == 1 else "in different ways, see the remarks"
 
 
 def _sets_of_tasks(first: Group) -> list[tuple[str, str, tuple[str, ...]]]:

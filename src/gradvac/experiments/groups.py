@@ -12,7 +12,7 @@ from gradvac.runs import RunFolder, TaskScores, read_scores
 from gradvac.runs.files import hash_of
 from gradvac.runs.sentences import SentenceCounts, read_counts
 from gradvac.training.config import flatten
-from gradvac.training.settings import TECHNICAL
+from gradvac.training.settings import TECHNICAL, TECHNICAL_ELSEWHERE
 
 SEED = "train.seed"
 SEED_FOLDER = "seed-"  # begins the name of a run's folder within that of its method
@@ -22,6 +22,7 @@ _FROZEN = "align.component_weights."  # from a run of the same seed, and so othe
 _NOT_COMPARED = {
     *(SEED, "align.seed", "sampling.seed", "data.prepared", "data.root"),
     *(f"train.{key}" for key in TECHNICAL),
+    *TECHNICAL_ELSEWHERE,
 }
 
 

@@ -24,6 +24,7 @@ from gradvac.runs import RunFolder, TaskScores, other_data
 from gradvac.runs.sentences import SentenceCounts, identify
 from gradvac.tasks import parse
 from gradvac.training import config
+from gradvac.training.settings import TECHNICAL_ELSEWHERE
 
 # Scripts without blanks between words, whose n-grams are counted otherwise.
 _TOKENIZERS = {"zh": "zh", **dict.fromkeys(("ja", "km", "lo", "my", "th"), "char")}
@@ -117,6 +118,7 @@ class Scores:
         levels: Task -> resource level.
         num_cut: Source sentences that were too long, of which only the beginning was translated.
         signature: The run's.
+        searched: Settings of the search that were not the run's own, in words.
     """
 
     run: str
@@ -126,6 +128,7 @@ class Scores:
     levels: Mapping[str, str]
     num_cut: int
     signature: str
+    searched: str = ""
 
     def means(self) -> dict[str, tuple[float, float]]:
         """Average BLEU and chrF++ over the tasks of each resource level, and over "all"."""
@@ -134,7 +137,7 @@ class Scores:
 
     def by_metric(self) -> tuple[TaskScores, TaskScores]:
         """BLEU, which reports show, and chrF++."""
-        how = f"{self.split} set, {self.weights} weights"
+        how = f"{self.split} set, {self.weights} weights" + (self.searched and f", {self.searched}")
         scored = self.by_task.values()
         bleu = {task: score.bleu for task, score in self.by_task.items()}
         chrf = {task: score.chrf for task, score in self.by_task.items()}
@@ -224,6 +227,7 @@ def score_run(
             levels,
             translator.counts.cut,
             str(folder.read_signature().get("signature", "")),
+            _searched(config.load(NmtConfig, folder.config), settings),
         )
         folder.write_scored(
             split,
@@ -235,6 +239,16 @@ def score_run(
             of_weights=of_weights,
         )
     return scores
+
+
+def _searched(trained: NmtConfig, asked: NmtConfig) -> str:
+    """What was asked of the search that the run's own settings do not say."""
+    changed = config.differences(trained, asked)
+    return ", ".join(
+        f"{key} = {new}"
+        for key, (_, new) in changed.items()
+        if key.startswith("decoding.") and key not in TECHNICAL_ELSEWHERE
+    )
 
 
 def score_files(

@@ -20,7 +20,7 @@ from gradvac.runs.kept import keep_file
 from gradvac.training import config
 from gradvac.training.config import ConfigError
 from gradvac.training.ranks import Job
-from gradvac.training.settings import EXTENSIBLE, TECHNICAL, RunConfig
+from gradvac.training.settings import EXTENSIBLE, TECHNICAL, TECHNICAL_ELSEWHERE, RunConfig
 from gradvac.training.signature import Signature
 from gradvac.training.weights import CheckpointError
 from gradvac.training.writers import Writer, open_writers
@@ -77,7 +77,7 @@ class RunLog:
         """
         former = config.load(type(self._settings), self.folder.config)
         changed = config.differences(former, self._settings)
-        allowed = {f"train.{key}" for key in (*TECHNICAL, *EXTENSIBLE)}
+        allowed = {*TECHNICAL_ELSEWHERE, *(f"train.{key}" for key in (*TECHNICAL, *EXTENSIBLE))}
         refused = [key for key in changed if key not in allowed]
         if refused:
             lines = [

@@ -27,6 +27,7 @@ TECHNICAL = (
     "project",
 )
 EXTENSIBLE = ("max_steps", "validate_every", "patience", "average_last", "max_bad_steps", "graph")
+TECHNICAL_ELSEWHERE = ("decoding.graph", "decoding.memory")  # of sections that recipes have
 
 
 WriterName = Literal["tensorboard", "wandb", "trackio"]
