@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gradvac import Aligner, GradVac
 from gradvac.nmt import (
     SIZES,
     Batch,
@@ -22,10 +23,12 @@ from gradvac.nmt import (
     Translator,
     train_translation,
 )
+from gradvac.nmt.batch import Frame
 from gradvac.nmt.loss import cross_entropy, plain_cross_entropy
 from gradvac.training import Display
 
 from .. import needs
+from .test_batch import framed
 
 pytestmark = needs.GPU
 
@@ -46,6 +49,33 @@ def test_packed_attention_equals_padded(random_batch: Callable[..., Batch]) -> N
     torch.testing.assert_close(packed_exact, exact, rtol=1e-3, atol=1e-3)
     for ours, theirs in zip(packed_half, exact, strict=True):
         assert (ours - theirs).norm() < 0.03 * theirs.norm()
+
+
+def test_tasks_on_the_device_give_the_gradients_of_tasks_on_the_host() -> None:
+    """There they are said to ascend instead of being sorted, and a task may be absent unseen."""
+    device = torch.device("cuda")
+    frame = Frame(source=120, target=96, rows=24, longest=11)
+    found = []
+    for batch in framed(frame):
+        torch.manual_seed(0)
+        model = Transformer(SIZES["tiny"], 50, dropout=0.0).to(device)
+        names = ["a", "b", "c", "never"]
+        aligner = Aligner(model, names, GradVac(target=0.3), engine="one_backward")
+        batch = batch.to(device)
+        for _ in range(2):
+            model.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16):
+                losses = model(batch)
+            alignment = aligner.backward(losses / batch.num_tokens, batch.tasks)
+        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        found.append((batch.tasks.device.type, alignment, grads))
+    (on_host, three, expected), (on_device, four, ours) = found
+    assert (on_host, on_device) == ("cpu", "cuda")
+    assert (len(three.tasks), len(four.tasks)) == (3, 4)
+    assert not four.norms[:, 3].any()
+    torch.testing.assert_close(four.similarity[:, :3, :3], three.similarity, rtol=0, atol=0.02)
+    for name, gradient in expected.items():
+        assert (ours[name] - gradient).norm() < 0.03 * gradient.norm() + 1e-4, name
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
