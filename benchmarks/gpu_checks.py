@@ -137,6 +137,14 @@ def check_sums() -> None:
             by_scale, _ = _triton_sums.norm_sums(gy, x, None, scale, segments)
             report(f"rms norm D={width}", error(by_scale, by_task(gy * x * scale[..., None])), 1e-4)
             given = (x, mean[..., None], scale[..., None], segments)
+            alone = Normed(gy, *given)
+            report(
+                f"layer norm D={width} alone",
+                error(alone.task_gradients(), by_task(gy * normal)),
+                1e-4,
+            )
+            found = Beside(alone, gy).task_gradients()  # formed beside the scale before
+            report(f"its shift D={width}", error(found, by_task(gy)), 1e-4)
             two = [Normed(factor * gy, *given) for factor in (1, 2)]
             shifts = [Beside(use, use.gradient) for use in two]
             scales = Normed.form(two)

@@ -143,7 +143,8 @@ class Beside(Waiting):
         self.values, self.segments, self.may_wait = values, of.segments, of.may_wait
         width, dtype = values.shape[-1], wide(values.dtype)
         self.formed_bytes = of.segments.num_tasks * width * dtype.itemsize
-        self.sums: Tensor | None = None  # [T, D]
+        # [T, D]; a scale that did not wait has formed them already.
+        self.sums: Tensor | None = of.shifts if isinstance(of, Normed) else None
         of.beside = self
 
     @property
@@ -189,6 +190,7 @@ class Normed(Waiting):
         self.formed_bytes = segments.num_tasks * x.shape[-1] * wide(x.dtype).itemsize
         self.may_wait = self.held_bytes <= _SMALL_BYTES[x.is_cuda]
         self.beside: Beside | None = None
+        self.shifts: Tensor | None = None  # [T, D], of the node's shift, if they came for free
 
     @property
     def kind(self) -> Hashable:
@@ -206,10 +208,11 @@ class Normed(Waiting):
         scales, shifts = norm_sums(gradient, x, mean, scale, first.segments, len(uses))
         if first.beside is not None and shifts is None:
             shifts = first.segments.sum(gradient.view(len(uses), -1, width))
-        if first.beside is not None and shifts is not None:
+        if shifts is not None:
             for use, task_sums in zip(uses, shifts.unbind(), strict=True):
-                assert use.beside is not None
-                use.beside.sums = task_sums
+                use.shifts = task_sums
+                if use.beside is not None:
+                    use.beside.sums = task_sums
         return scales.unbind()
 
     def task_gradients(self) -> Tensor:
