@@ -54,7 +54,8 @@ QUESTIONS = (
         "front",
         "Which trade-off between high- and low-resource languages does each method take?",
         (
-            *("joint", "temperature1", "temperature2", "gradvac", "gradvac_model"),
+            *("joint", "temperature1", "temperature2", "temperature3", "unimax", "gradvac"),
+            *("gradvac_model",),
             *("gradvac_fixed", "gradvac_fixed_length", "temperature2_gradvac"),
         ),
     ),

@@ -23,18 +23,18 @@ def update_table(records: Mapping[str, Sequence[Record]]) -> str:
         "",
         "Means over components, steps and scored runs; targets are those of the last third of",
         "training, of pairs that the rule may alter. Weights: of task gradients in the update, 1",
-        "in the plain sum.",
+        "in the plain sum; *vary*: their deviation from step to step, as a share of the mean.",
         "",
         "| method | cosine to the plain sum | length, of the plain sum | pairs altered | cosine "
-        "between tasks | target | weight of tasks it may alter | of the others |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "between tasks | target | weight of tasks it may alter | of the others | weights vary |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, own in records.items():
         if own:
             means = np.mean([_update(record) for record in own], axis=0)
-            cosine, ratio, active, similar, target, weight, others = means
+            cosine, ratio, active, similar, target, weight, others, varies = means
             numbers = [f"{cosine:.4f}", f"{ratio:.3f}", f"{active:.0%}", f"{similar:.3f}"]
-            numbers += [_or_none(target), f"{weight:.3f}", _or_none(others)]
+            numbers += [_or_none(target), f"{weight:.3f}", _or_none(others), f"{varies:.0%}"]
             lines.append(f"| {name} | {' | '.join(numbers)} |")
     return "\n".join(lines) + "\n"
 
@@ -46,6 +46,7 @@ def _update(record: Record) -> tuple[float, ...]:
     own = pairs & altered[:, None]
     last = record.steps > record.steps[-1] * 2 / 3
     weights = record.weights.mean((0, 1))  # [T]
+    varies = record.weights[last].std(0) / record.weights[last].mean(0)
     return (
         float(np.mean(record.update_cosine)),
         float(np.mean(record.update_ratio)),
@@ -54,6 +55,7 @@ def _update(record: Record) -> tuple[float, ...]:
         float(np.mean(record.target[last][:, :, own])),
         float(np.mean(weights[altered])),
         float(np.mean(weights[~altered])) if not altered.all() else np.nan,
+        float(varies.mean()),
     )
 
 

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import claims
 from questions import QUESTIONS, Question
+from together import together_table
 from updates import noise_table, update_table
 
 from gradvac.analysis.figures._style import save
@@ -36,7 +37,7 @@ from gradvac.experiments import (
 )
 from gradvac.experiments.curves import LOSS
 from gradvac.experiments.pictures import draw
-from gradvac.runs import RunFolder
+from gradvac.runs import RunFolder, read_scores
 from gradvac.runs.files import read_json, write_text
 
 _FEWEST = 2  # seeds
@@ -82,6 +83,18 @@ class Runs:
     def losses(self, method: str) -> dict[int, dict[int, float]]:
         """Seed -> step -> development loss, of runs that ended and of runs that were stopped."""
         return {_seed_of(run): _losses(run) for run in dict(self.methods()).get(method, [])}
+
+    def best_losses(self, method: str) -> dict[int, float]:
+        """Seed -> the best development loss, of runs that are scored."""
+        found = self.losses(method)
+        return {seed: min(found[seed].values()) for seed in self.seeds_of(method)}
+
+    def scores(self, method: str) -> dict[int, float]:
+        """Seed -> the mean score over tasks."""
+        return {
+            seed: float(np.mean([score for run in own for score in _scores(run).values()]))
+            for seed, own in self.seeds_of(method).items()
+        }
 
     def records(self) -> Iterator[tuple[str, list[Record]]]:
         """Method -> the records of its scored runs."""
@@ -194,6 +207,10 @@ def twice(runs: Runs) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _scores(run: Path) -> Mapping[str, float]:
+    return read_scores(RunFolder(run).scores_of("test", "best"))[0].by_task
+
+
 def _losses(run: Path) -> dict[int, float]:
     entries = RunFolder(run).read_metrics()
     return {entry["step"]: entry[LOSS] for entry in entries if entry.get(LOSS) is not None}
@@ -246,6 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if page.is_file():
         parts = {"cost": cost(runs), "twice": twice(runs), "tables": tables}
         parts["noise"] = noise_table(dict(runs.records()))
+        parts["together"] = together_table(runs.scores, runs.best_losses)
         if given.halved is not None:
             parts["halving"] = halving_table(given.halved)
         fill(page, parts | claims.claim_tables(runs.shared, runs.losses))

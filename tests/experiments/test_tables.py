@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -181,3 +182,17 @@ def test_rounds_of_halving_are_shown(tables: ModuleType, tmp_path: Path) -> None
     rung = {"step": 150, "losses": {"a": 5.0, "b": 4.0, "c": None}, "kept": ["b", "a"]}
     (tmp_path / "halving.json").write_text(json.dumps({"rungs": [rung]}))
     assert tables.halving_table(tmp_path).endswith("| 150 | 3 | b | 4.000 | a |\n")
+
+
+@pytest.mark.usefixtures("tables")
+def test_methods_together_show_their_mean_and_whether_they_differ() -> None:
+    """Of methods that are all the same, one group in twenty seems to differ; of others, most."""
+    rng = np.random.default_rng(0)
+    together = sys.modules["together"].together  # imported by the script
+    found = [together(rng.standard_normal((10, 4)) + rng.standard_normal(4)) for _ in range(400)]
+    assert np.mean([one.p_value < 0.05 for one in found]) == pytest.approx(0.05, abs=0.03)
+    covered = [abs(one.mean) < one.reach for one in found]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.03)
+    planted = np.linspace(-2, 2, 10)[:, None]
+    differ = [together(rng.standard_normal((10, 4)) + planted).p_value < 0.05 for _ in range(50)]
+    assert np.mean(differ) > 0.8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from gradvac.runs import RunFolder, TaskScores, read_scores
 from gradvac.runs.files import hash_of
 from gradvac.runs.sentences import SentenceCounts, read_counts
 from gradvac.training.config import flatten
-from gradvac.training.settings import TECHNICAL, TECHNICAL_ELSEWHERE
+from gradvac.training.settings import TECHNICAL, TECHNICAL_ELSEWHERE, RunConfig
 
 SEED = "train.seed"
 SEED_FOLDER = "seed-"  # begins the name of a run's folder within that of its method
@@ -21,6 +21,7 @@ _INIT = "model.init"
 _FROZEN = "align.component_weights."  # from a run of the same seed, and so other ones for each
 _NOT_COMPARED = {
     *(SEED, "align.seed", "sampling.seed", "data.prepared", "data.root"),
+    "model.logits_per_chunk",  # how much memory the loss takes
     *(f"train.{key}" for key in TECHNICAL),
     *TECHNICAL_ELSEWHERE,
 }
@@ -119,7 +120,7 @@ def read_run(path: Path, *, split: str, weights: str | int, metric: str | None) 
     settings = _settings(folder)
     compared = {
         key: value
-        for key, value in settings.items()
+        for key, value in (_younger_settings() | settings).items()
         if key not in _NOT_COMPARED and not key.startswith(_FROZEN)
     }
     signature = folder.read_signature()
@@ -141,6 +142,12 @@ def read_run(path: Path, *, split: str, weights: str | int, metric: str | None) 
 
 def _settings(folder: RunFolder) -> dict[str, Any]:
     return flatten(folder.read_table())
+
+
+@cache
+def _younger_settings() -> dict[str, Any]:
+    """Defaults: what stands for a setting that is younger than a run, and not in its config."""
+    return flatten(RunConfig().model_dump(exclude_none=True))
 
 
 def _parent(run: Path, init: Path) -> str:
