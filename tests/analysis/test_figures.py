@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -14,9 +15,9 @@ from matplotlib.image import AxesImage
 
 from gradvac.analysis import statistics
 from gradvac.analysis.components import weighty
-from gradvac.analysis.figures import _heatmaps, _lines, write_figures
+from gradvac.analysis.figures import _bars, _heatmaps, _lines, write_figures
 from gradvac.analysis.figures._method import altered
-from gradvac.analysis.figures._style import DIVERGING, SEQUENTIAL
+from gradvac.analysis.figures._style import DIVERGING, SEQUENTIAL, STYLE, save
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.rules import GradVac, PCGrad
 from gradvac.runs import TaskScores
@@ -36,11 +37,26 @@ def texts(path: Path) -> list[str]:
     return ["".join(node.itertext()) for node in ET.parse(path).iter() if node.tag.endswith("text")]
 
 
+def drawn(draw: Callable[..., dict[str, Figure]], *args: object) -> dict[str, Figure]:
+    """The figures of one kind alone: all kinds take seconds."""
+    with mpl.rc_context(dict(STYLE)):
+        return draw(*args)
+
+
+def written(figure: Figure, folder: Path) -> list[str]:
+    """All text of a figure, written as SVG."""
+    (path,) = save(figure, folder / "figure", ["svg"])
+    return texts(path)
+
+
 def test_two_runs_and_all_formats(tmp_path: Path) -> None:
     runs = [
         make_run(name, codes=EUROPE, num_layers=2, num_steps=4) for name in ("joint", "gradvac")
     ]
-    done = write_figures(runs, tmp_path, sizes={f"en-{code}": 1000 for code in EUROPE})
+    said: list[str] = []
+    sizes = {f"en-{code}": 1000 for code in EUROPE}
+    done = write_figures(runs, tmp_path, sizes=sizes, say=said.append)
+    assert said == list(dict.fromkeys(path.stem for path in done.paths))  # each as it is written
     assert {path.suffix for path in done.paths} == {".pdf", ".svg", ".png"}
     assert all(path.stat().st_size > 2000 for path in done.paths)
     names, sides = ("joint", "gradvac"), ("encoder", "decoder")
@@ -61,19 +77,20 @@ def test_the_same_data_give_the_same_file(tmp_path: Path) -> None:
 
 
 def test_all_languages_and_families_are_named(tmp_path: Path) -> None:
-    write_figures([make_run(num_layers=1, num_steps=2)], tmp_path, ["svg"])
-    said = texts(tmp_path / "fig01_gradvac_encoder_en-xx.svg")
+    run = make_run(num_layers=1, num_steps=2)
+    figures = drawn(_heatmaps.similarity_by_family, [run])
+    said = written(figures["gradvac_encoder_en-xx"], tmp_path)
     assert set(FAMILIES) | set(FAMILIES.values()) <= set(said)
 
 
 def test_both_directions(tmp_path: Path) -> None:
     run = make_run("both", codes=EUROPE, directions=("xx-en", "en-xx"), num_layers=2, num_steps=3)
-    done = write_figures([run], tmp_path, ["svg"])
-    assert {"fig02a_both", "fig01_both_encoder_xx-en"} <= stems(done.paths)
+    assert "both_encoder_xx-en" in drawn(_heatmaps.similarity_by_family, [run])
     into = run.measured[0].select(tasks=[f"{code}-en" for code in EUROPE])
     matrix = into.values[:, weighty(into.components)].mean(axis=(0, 1))
     mean = matrix[np.tril_indices(len(EUROPE), -1)].mean()
-    assert f"xx-en, mean {mean:.2f}" in texts(tmp_path / "fig02a_both.svg")
+    figure = drawn(_heatmaps.directions, [run])["both"]
+    assert f"xx-en, mean {mean:.2f}" in written(figure, tmp_path)
 
 
 def test_score_against_similarity(tmp_path: Path) -> None:
@@ -85,8 +102,7 @@ def test_score_against_similarity(tmp_path: Path) -> None:
         scores = TaskScores("BLEU", {"en-fr": 20.0 + n})
         similarities = replace(run.measured[0], values=values, reliability=None)
         runs.append(replace(run, measured=(similarities,), scores=scores))
-    write_figures(runs, tmp_path, ["svg"])
-    said = texts(tmp_path / "fig02b_en-fr.svg")
+    said = written(drawn(_lines.score_against_similarity, runs)["en-fr"], tmp_path)
     assert set(others) <= set(said)
     title = next(text for text in said if text.startswith("Spearman"))
     assert re.match(r"Spearman 1\.00 \[1\.00, 1\.00\], p = 0\.0[0-2]", title)
@@ -97,9 +113,8 @@ def test_distance(tmp_path: Path) -> None:
     tasks = run.measured[0].tasks
     place = np.array([EUROPE.index(task.replace("en", "").strip("-")) for task in tasks])
     distances = KnownDistances(tasks, np.abs(place[:, None] - place) / 4.0, "steps apart")
-    done = write_figures([replace(run, distances=distances)], tmp_path, ["svg"])
-    assert "distance" not in done.missing
-    said = texts(tmp_path / "distance_both.svg")
+    figures = drawn(_lines.distance, [replace(run, distances=distances)])
+    said = written(figures["both"], tmp_path)
     assert {"both: encoder", "both: decoder", "steps apart"} <= set(said)
     for way in ("xx-en", "en-xx"):
         assert sum(text.startswith(f"{way}: r = -0.") for text in said) == 2
@@ -142,8 +157,8 @@ def test_long_names_unknown_pairs_and_equal_scales() -> None:
     values = run.measured[0].values.copy()
     values[..., 0, 1] = values[..., 1, 0] = np.nan
     measured = (replace(run.measured[0], tasks=names, values=values),)
-    drawn = _heatmaps.similarity_by_family([replace(run, measured=measured, families={})])
-    encoder, decoder = (drawn[f"gradvac_{side}"].axes for side in ("encoder", "decoder"))
+    figures = _heatmaps.similarity_by_family([replace(run, measured=measured, families={})])
+    encoder, decoder = (figures[f"gradvac_{side}"].axes for side in ("encoder", "decoder"))
     assert encoder[0].images[0].get_clim() == decoder[0].images[0].get_clim()
     labels = [text.get_text() for text in encoder[0].get_yticklabels()]
     assert max(map(len, labels)) == 20
@@ -151,7 +166,7 @@ def test_long_names_unknown_pairs_and_equal_scales() -> None:
     assert encoder[1].get_xlabel() == "cosine"
     hatched = [patch for patch in encoder[0].patches if patch.get_hatch()]
     assert len(hatched) == 2
-    figure = drawn["gradvac_encoder"]
+    figure = figures["gradvac_encoder"]
     figure.canvas.draw()
     assert encoder[0].get_aspect() == 1  # square
     assert encoder[0].bbox.width > 0.55 * figure.bbox.width
@@ -168,12 +183,10 @@ def test_the_palest_stretched_colour_is_not_that_of_0(tmp_path: Path) -> None:
     assert SEQUENTIAL(0.0) == pytest.approx(DIVERGING(0.56), abs=0.02)
     assert SEQUENTIAL(1.0) == pytest.approx(DIVERGING(1.0), abs=0.02)
     for low, high, said in ((0.8, 0.9, 1), (0.1, 0.5, 0)):
-        write_figures([uniform(low, high)], tmp_path, ["svg"])
-        drawn = texts(tmp_path / "fig01_gradvac_encoder_en-xx.svg")
-        assert (
-            sum(bool(re.match(r"cosine, colours from 0\.\d\d to 0\.\d\d$", t)) for t in drawn)
-            == said
-        )
+        figures = drawn(_heatmaps.similarity_by_family, [uniform(low, high)])
+        legend = re.compile(r"cosine, colours from 0\.\d\d to 0\.\d\d$")
+        told = written(figures["gradvac_encoder_en-xx"], tmp_path)
+        assert sum(bool(legend.match(text)) for text in told) == said
 
 
 ODD = ("_old", "a$^$b", "\u65e5\u672c \u0939\u093f", "$x$", "\\$")
@@ -276,17 +289,9 @@ def test_scores_are_compared_where_tasks_are_shared(tmp_path: Path) -> None:
         make_run("second", codes=EUROPE, seed=1),
         make_run("back", codes=EUROPE, directions=("xx-en",)),
     ]
-    write_figures(runs, tmp_path, ["svg"])
-    said = texts(tmp_path / "fig06.svg")
+    said = written(drawn(_bars.scores_by_level, runs, {})[""], tmp_path)
     assert "second" in said
     assert "back" not in said
-
-
-def test_every_figure_is_told_as_it_is_written(tmp_path: Path) -> None:
-    told: list[str] = []
-    run = make_run(codes=EUROPE, num_layers=1, num_steps=2)
-    done = write_figures([run], tmp_path, ["svg"], say=told.append)
-    assert told == [path.stem for path in done.paths]
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
