@@ -1,4 +1,4 @@
-"""Work that is killed in the middle: what the drivers and tests of kills have in common.
+"""Work that is killed in the middle: what the drivers of kills have in common.
 
 A driver is a program, so that torch is imported once and every piece of work is a fork of it; the
 parent never runs autograd, which would not survive a fork. A death is SIGKILL: at the n-th
@@ -8,12 +8,9 @@ operation on files, with the file that was being written cut, or at some moment.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,28 +24,6 @@ SAVING: list[tuple[Any, str]] = [
     (shutil, "rmtree"),
 ]
 ALL = [*SAVING, (os, "unlink"), (Path, "unlink"), (Path, "mkdir")]
-
-
-def run_driver(driver: Path, folder: Path) -> dict[str, Any]:
-    """What a driver reports about work that it kills in a folder."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(driver), str(folder)],
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_search_path(driver))},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    assert report["failed"] == [], done.stderr
-    return report
-
-
-def _search_path(driver: Path) -> list[str]:
-    inherited = os.environ.get("PYTHONPATH")
-    return [str(Path(__file__).parent), str(driver.parent), *([inherited] if inherited else [])]
 
 
 def import_everything() -> None:

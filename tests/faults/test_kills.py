@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from .. import killing
+from ..drivers import kill_report
 
 
 def test_what_was_killed_ends_like_what_was_not(tmp_path: Path) -> None:
-    report = killing.run_driver(Path(__file__).with_name("kill_driver.py"), tmp_path)
+    report = kill_report(Path(__file__).with_name("kill_driver.py"), tmp_path)
     assert report["kills"] >= 50
     # Or the driver no longer finds where files are written.
     assert all(number > 5 for number in report["operations"].values()), report["operations"]

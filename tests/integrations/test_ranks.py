@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ..drivers import run_driver
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("ranks")
-    driver = Path(__file__).with_name("ranks_driver.py")
     port = random.SystemRandom().randint(20_000, 30_000)
-    done = subprocess.run(
-        [sys.executable, str(driver), str(folder), str(port)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_driver(Path(__file__).with_name("ranks_driver.py"), folder, port, options=())
     read: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return read
 

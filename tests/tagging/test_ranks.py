@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +14,8 @@ import torch
 from gradvac.tagging.batch import NO_LABEL, TagBatch
 from gradvac.tagging.masking import hide
 from gradvac.training import Part
+
+from ..drivers import run_driver
 
 
 def test_runs_are_those_of_one_process(tmp_path: Path, encoder: Path, corpus: Path) -> None:
@@ -28,16 +27,7 @@ def test_runs_are_those_of_one_process(tmp_path: Path, encoder: Path, corpus: Pa
         words = [f"{lang}{chance.choice('bdfgk')}{chance.choice('aeiou')}" for _ in range(900)]
         lines = [" ".join(words[n : n + 5]) for n in range(0, 900, 5)]
         (tmp_path / f"{lang}.txt").write_text("\n".join(lines), encoding="utf-8")
-    driver = Path(__file__).with_name("ranks_driver.py")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(driver), str(tmp_path)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_driver(Path(__file__).with_name("ranks_driver.py"), tmp_path)
     gaps = json.loads((tmp_path / "gaps.json").read_text())
     assert sorted(gaps) == ["pretraining", "tagging"]
     assert max(gaps.values()) < 1e-6, gaps

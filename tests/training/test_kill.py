@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from .. import killing
+from ..drivers import kill_report
 
 
 def test_killed_runs_end_like_the_one_that_was_not(tmp_path: Path) -> None:
-    report = killing.run_driver(Path(__file__).with_name("kill_driver.py"), tmp_path)
+    report = kill_report(Path(__file__).with_name("kill_driver.py"), tmp_path)
     assert report["status"] == 0
     assert report["operations"] > 20  # or the driver no longer finds where saving happens

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,8 @@ import torch
 from gradvac.training import Part, join
 from gradvac.training.ranks import Job
 
+from ..drivers import run_driver
+
 Found = dict[str, Any]
 
 
@@ -23,16 +22,7 @@ Found = dict[str, Any]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What the driver found: one start of Python for all tests."""
     folder = tmp_path_factory.mktemp("ranks")
-    driver = Path(__file__).with_name("ranks_driver.py")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(driver), str(folder)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_driver(Path(__file__).with_name("ranks_driver.py"), folder)
     read: Found = json.loads((folder / "found.json").read_text())
     failed = {name: own["failed"] for name, own in read.items() if "failed" in own}
     assert not failed, done.stderr

@@ -1,0 +1,41 @@
+"""Programs that tests run in a Python of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def run_driver(
+    driver: Path,
+    *args: object,
+    options: tuple[str, ...] = ("-W", "error"),
+    environment: Mapping[str, str] | None = None,
+    seconds: float = 300,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program on one thread; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, *options, str(driver), *map(str, args)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def kill_report(driver: Path, folder: Path) -> dict[str, Any]:
+    """What a driver reports about work that it kills in a folder; nothing may have failed."""
+    inherited = os.environ.get("PYTHONPATH")
+    path = [str(Path(__file__).parent), str(driver.parent), *([inherited] if inherited else [])]
+    done = run_driver(
+        driver, folder, environment={"PYTHONPATH": os.pathsep.join(path)}, seconds=600
+    )
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["failed"] == [], done.stderr
+    return report
