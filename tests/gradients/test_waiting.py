@@ -3,11 +3,14 @@
 # N entries, T tasks, D width
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gradvac import Aligner, GradVac
+from gradvac.gradients import _waiting
 from gradvac.gradients._segments import Segments
 from gradvac.gradients._waiting import Beside, Normed, Outer, Waiting
 
@@ -81,3 +84,31 @@ def test_a_shift_does_not_need_what_it_is_beside() -> None:
     owner = torch.tensor(MIXED).repeat_interleave(PER_ROW)
     _, shift = product(segments)
     torch.testing.assert_close(shift.form([shift])[0], expected(shift, owner))
+
+
+def test_a_shift_beside_a_scale_that_did_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a kernel leaves the sums of both: those of the shift are kept for when it comes."""
+    sums, calls = _waiting.norm_sums, []
+
+    def like_the_kernel(gradient: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+        *_, segments, many = given
+        calls.append(many)
+        by_shift = segments.sum(gradient.view(many, -1, x.shape[-1]))
+        return sums(gradient, x, *given)[0], by_shift
+
+    monkeypatch.setattr(_waiting, "norm_sums", like_the_kernel)
+    monkeypatch.setattr(_waiting, "_SMALL_BYTES", (0, 0))
+    monkeypatch.setattr(Beside, "task_gradients", lambda self: self.sums)  # nothing else
+    model = nn.Sequential(
+        nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4)
+    ).double()
+    x, rows = numbers(ROWS, 5), [0, 2, 1, 0, 2, 1]
+    found = []
+    for engine in ("per_task", "one_backward"):
+        aligner = Aligner(model, ["a", "b", "c"], GradVac(target=0.3), "all_layer", engine=engine)
+        for _ in range(2):
+            model.zero_grad()
+            aligner.backward((model(x) - x[:, :4]).square().sum(1), rows)
+        found.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    assert calls
+    torch.testing.assert_close(found[1], found[0])
