@@ -3,7 +3,8 @@
 Sentences are drawn for a *chunk* of some batches. Within a task they are sorted by length and cut
 into as many parts as there are batches, each of the same number of tokens; part j of every task
 makes batch j. So a batch holds sentences of like length, and all tasks in the proportion in which
-they were drawn. The batches of a chunk come in random order.
+they were drawn. The batches of a chunk come in random order. Those of one size are cut by
+`filling.py`, in the same proportion.
 
 A task's sentences come in a new random order on every pass, which is a function of the seed, the
 task and the number of the pass: where a stream stands is a handful of numbers.
@@ -264,11 +265,11 @@ class Stream:
         lengths = [task.lengths(numbers) for task, numbers in zip(self._tasks, chosen, strict=True)]
         orders = [np.lexsort((sides[0], sides.sum(0))) for sides in lengths]
         chosen = [numbers[order] for numbers, order in zip(chosen, orders, strict=True)]
+        lengths = [sides[:, order] for sides, order in zip(lengths, orders, strict=True)]
         if self.frame is not None:
-            sides = [task.lengths(own) for task, own in zip(self._tasks, chosen, strict=True)]
-            cuts = cut_full(self.frame, sides)
+            cuts = cut_full(self.frame, lengths)
             return [[own[cut] for own, cut in zip(chosen, batch, strict=True)] for batch in cuts]
-        costs = [sides.sum(0)[order] for sides, order in zip(lengths, orders, strict=True)]
+        costs = [sides.sum(0) for sides in lengths]
         total = sum(sides.sum(1) for sides in lengths)
         fewest = math.ceil(int(np.max(total)) / self._config.tokens)
         for num_batches in range(fewest, 2 * fewest + 1):
