@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 _OF_KERNELS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -48,6 +49,7 @@ class _KernelLoss(torch.autograd.Function):
         return losses
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         gradient = _kernels().logit_gradients(*ctx.saved_tensors, gradients[0], ctx.smoothing)
         return gradient, None, None
