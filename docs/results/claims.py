@@ -158,7 +158,8 @@ def _count(answers: Sequence[Answer]) -> str:
         if answer.found is not None
     )
     ends = [f"{number} {name}" for name, number in said.most_common()]
-    ends.append(f"{len(answers) - len(known)} not run")
+    if len(known) < len(answers):
+        ends.append(f"{len(answers) - len(known)} not run")
     return f"Of the {len(answers)} rows about the paper's claims: {', '.join(ends)}.\n"
 
 

@@ -189,3 +189,16 @@ def test_runs_that_start_from_others_are_one_method_wherever_they_are_looked_at(
         monkeypatch.chdir(place)
         found = compare_runs([tmp_path / "runs"])
         assert found.seeds == {"high": (0, 1), "then_all": (0, 1)}
+
+
+def test_a_setting_that_is_younger_than_a_run_counts_as_its_default(tmp_path: Path) -> None:
+    """Seeds of one method, from before and after `align.space`; another value differs."""
+    make_run(tmp_path / "joint" / "seed-0")
+    make_run(tmp_path / "gradvac" / "seed-0", rule="gradvac")
+    default = {"align.space": "gradients"}
+    make_run(tmp_path / "gradvac" / "seed-1", rule="gradvac", seed=1, settings=default)
+    assert compare_runs([tmp_path]).seeds["gradvac"] == (0, 1)
+    other = {"align.space": "preconditioned"}
+    make_run(tmp_path / "gradvac" / "seed-2", rule="gradvac", seed=2, settings=other)
+    with pytest.raises(ValueError, match=r"both called gradvac, but differ in align\.space"):
+        compare_runs([tmp_path])
