@@ -210,6 +210,15 @@ def test_a_fixed_target_is_a_setting_not_state() -> None:
     assert alignment.target.unique().tolist() == [0.7]
 
 
+def test_a_fixed_target_is_where_no_moving_average_starts() -> None:
+    model = Translator()
+    fixed = Aligner(model, TASKS, GradVac(target=0.5)).state_dict()
+    moving = Aligner(model, TASKS, GradVac(beta=0.1))
+    with pytest.warns(UserWarning, match="targets were fixed; the moving averages start at 0"):
+        moving.load_state_dict(fixed)
+    assert not moving.state_dict()["target"].any()
+
+
 def test_rules_without_state_have_an_empty_one() -> None:
     model = Translator()
     aligner = Aligner(model, TASKS, Sum(), engine="per_task")

@@ -226,7 +226,7 @@ def test_what_the_rule_did() -> None:
     )
     text = said(replace(run, record=record))
     who = "those of en-fr and en-es, the vaccinated tasks, in layers"
-    assert f"GradVac altered 40% of the pairs it could, {who}; 50% of these were in" in text
+    assert f"GradVac altered 40% of the pairs it could, {who}; 50% of these pairs, " in text
     assert "cosine 0.975 with the plain sum and 2.68 times its length." in text
     plain = replace(
         record,

@@ -26,6 +26,10 @@ class GradNorm(Rule):
     above 0 and renormalised to sum to the number of tasks. A step uses the weights it starts with,
     and teaches about the tasks present in it.
 
+    Losses count as they are given: a `GradScaler` that changes its scale before a task is first
+    seen makes that task's rate another one. Give losses that are not scaled (bf16), or let all
+    tasks begin in the first steps.
+
     Args:
         alpha: Strength of the pull towards equal training rates.
         lr: Adam's step size for the weights.

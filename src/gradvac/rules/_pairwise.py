@@ -8,6 +8,7 @@ them together.
 
 # K components, T tasks
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -169,13 +170,18 @@ class Pairwise(Rule):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         state |= {"step": int(self._step), "seed": self.seed, "target": self._target.cpu().clone()}
+        state["moving"] = bool(self.target_rule.beta)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         tasks, saved_tasks = matching(self.tasks, state["tasks"])
         components, saved_components = matching(self.components, state["components"])
         saved = state["target"].to(self._target)
-        if self.target_rule.beta:
+        if self.target_rule.beta and not state.get("moving", True):
+            warnings.warn(
+                "state: its targets were fixed; the moving averages start at 0.", stacklevel=3
+            )
+        elif self.target_rule.beta:
             block = saved[saved_components[:, None, None], saved_tasks[:, None], saved_tasks]
             self._target[components[:, None, None], tasks[:, None], tasks] = block
         self._step = torch.tensor(state["step"], device=self._step.device)

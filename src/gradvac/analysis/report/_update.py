@@ -28,7 +28,8 @@ def say_rule(run: Run) -> list[Sentence]:
     if not eligible:
         return []
     conflicts = counts.conflicts.sum() / eligible
-    text = f"{conflicts:.0%} of these were in conflict (below 0), where PCGrad would act."
+    which = "of these pairs, altered or not,"
+    text = f"{conflicts:.0%} {which} were in conflict (below 0), where PCGrad would act."
     active = counts.active.sum() / eligible
     rows = record.eligible()
     of_whom = (
@@ -42,7 +43,7 @@ def say_rule(run: Run) -> list[Sentence]:
             f"{of_whom}, in layers; {text}"
         )
     else:
-        text = text.replace("of these", "of all pairs in layers")
+        text = text.replace(which, "of all pairs in layers")
     said = [*_what_it_does(record.rule), Sentence(RULE, text)]
     cosine = float(mean_where_known(record.update_cosine, axis=(0, 1)))
     ratio = float(mean_where_known(record.update_ratio, axis=(0, 1)))
