@@ -182,8 +182,8 @@ def test_fixed_batches_are_full_and_lose_no_sentence(toy_config: Build) -> None:
         seen += num
         filled.append(batch.num_tokens / batch.frame.target)
     plain = build_recipe(toy_config(batch={"packed": True, "tokens": 300, "chunk": 6})).batches()
-    assert seen > 0.6 * sum(len(next(plain)) for _ in range(60))
-    assert sum(filled) / len(filled) > 0.6  # of 300 tokens; sentences of 20 do not fit gaplessly
+    assert seen > 0.95 * sum(len(next(plain)) for _ in range(60))
+    assert sum(filled) / len(filled) > 0.88  # of 300 tokens; sentences of 20 do not fit gaplessly
 
 
 @pytest.mark.parametrize("rule", ["sum", "pcgrad", "mgda", "gradnorm", "none"])
