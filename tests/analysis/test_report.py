@@ -187,12 +187,12 @@ def test_noise_is_told_from_different_lines() -> None:
     text = said(replace(run, measured=(same, apart)))
     assert "agrees with itself on other lines (split halves) by 0.64 in the encoder; 0.64" in text
     free = "0.50 (give or take 0.00) in the encoder; 0.50 (give or take 0.00) in the decoder"
-    assert f"With endless data, two tasks would share on average: {free}." in text
+    assert f"With unlimited data, two tasks would share on average: {free}." in text
     draw = np.random.default_rng(0)
     noise = across + draw.normal(0, 0.2, across.shape).astype(np.float32)
     text = said(replace(run, measured=(same, replace(apart, across=noise))))
     assert "share on average: not reliable enough to say (give or take" in text
-    assert "was not kept; measure again" in said(run)
+    assert "was not stored; measure again" in said(run)
 
 
 def test_few_steps_are_named_alone() -> None:

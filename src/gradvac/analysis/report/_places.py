@@ -200,7 +200,9 @@ def say_noise(main: Similarities, run: Run) -> list[Sentence]:
         return [Sentence(NOISE, text)]
     halves = views.two_halves(run)
     if halves is None:
-        text = "How reliable the cosines are was not kept; measure again with gradvac similarity."
+        text = (
+            "The reliability of the cosines was not stored; measure again with gradvac similarity."
+        )
         return [Sentence(NOISE, text)]
     said = [_say_reliability(halves)]
     parts = []
@@ -214,7 +216,7 @@ def say_noise(main: Similarities, run: Run) -> list[Sentence]:
             value += f" (give or take {reach:.2f})"
         parts.append(f"{value}{inside(side)}")
     if parts:
-        text = f"With endless data, two tasks would share on average: {together(parts)}."
+        text = f"With unlimited data, two tasks would share on average: {together(parts)}."
         said.append(Sentence(NOISE, text))
     return said
 

@@ -140,17 +140,17 @@ def _verdict(gain: float | None, how: TaskScores, reach: float | None) -> str:
 def _note_on_noise(groups: Sequence[Sequence[int]], how: TaskScores) -> str:
     if not groups:
         return (
-            f"One seed each: whether a difference of {how.metric} is more than noise cannot be "
-            "told. Give runs that differ by their seed alone, too."
+            f"One seed each: it is unknown whether a difference of {how.metric} is more than "
+            "noise. Add runs that differ only in their seed."
         )
     return (
-        "Differences are to the first run; what other seeds of the same settings differ by is "
-        "within noise (95 % for all rows together)."
+        "Differences are to the first run; a difference that another seed of the same settings "
+        "could cause is within noise (95 % for all rows together)."
     )
 
 
 def _note(run: Run, how: TaskScores) -> str:
     assert run.scores is not None
     if run.scores.metric != how.metric:
-        return f"{run.name}: {run.scores.metric}, which does not compare with {how.metric}"
+        return f"{run.name}: {run.scores.metric}, which is not comparable with {how.metric}"
     return f"{run.name}: {run.scores.note}" if run.scores.note else run.name
