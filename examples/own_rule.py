@@ -1,4 +1,4 @@
-"""A rule of one's own: every task contributes a gradient of the same length, in every layer."""
+"""A rule of your own: every task contributes a gradient of the same length, in every layer."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
-"""A training loop of one's own, with the geometry of its gradients recorded, measured and shown.
+"""Your own training loop, with the geometry of its gradients recorded, measured and shown.
 
 Eight tasks, two families: each task fits a curve that is nearly that of its family. The gradients
-should tell the families; the report says whether they do.
+should reveal the families; the report says whether they do.
 """
 
 import sys

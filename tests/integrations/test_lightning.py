@@ -223,7 +223,7 @@ def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     for module, said in (
         (Unaware(Sum()), r"did not come from self\.aligned_loss"),
-        (WithAPenalty(Sum()), "a term that is no row of"),
+        (WithAPenalty(Sum()), "a term that is not a row of"),
         (Detached(Sum()), "does not depend on the rows"),
         (Unconfigured(), r"Unconfigured\.configure_aligner: is missing"),
     ):

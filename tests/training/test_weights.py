@@ -58,7 +58,7 @@ def test_what_is_no_weights_file_is_told_by_name(tmp_path: Path, size: int) -> N
     path = tmp_path / "w.safetensors"
     for content in (random.Random(size).randbytes(size), bytes(size)):
         path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"w\.safetensors: is no weights file"):
+        with pytest.raises(CheckpointError, match=r"w\.safetensors: is not a weights file"):
             read_weights(path)
     safetensors.torch.save_file({"a": torch.ones(2)}, path)
     with pytest.raises(CheckpointError, match="has no hash"):

@@ -143,7 +143,7 @@ def _refuse_other_terms(loss: Tensor, parts: list[Tensor]) -> None:
         leaf = getattr(node, "variable", None)
         if leaf is not None and not any(leaf is part for part in parts):
             raise ValueError(
-                f"training_step: its loss has a term that is no row of self.aligned_loss, and "
+                f"training_step: its loss has a term that is not a row of self.aligned_loss, and "
                 f"reaches a parameter of shape {list(leaf.shape)} without them: it would be left "
                 "out. Add it to the rows, or make it a task."
             )

@@ -212,7 +212,7 @@ class _Aligned(_AnyTrainer):
         loose = [name for name, value in inputs.items() if not isinstance(value, Tensor)]
         if loose:
             raise ValueError(
-                f"recorded: the batches' {loose[0]!r} is no tensor; leave recorded out."
+                f"recorded: the batches' {loose[0]!r} is not a tensor; leave recorded out."
             )
         numbers = positions(tasks, self.aligner.tasks, "train_dataset")
         inputs = {**inputs, TASKS_OF_ROWS: numbers.to(self.args.device, non_blocking=True)}

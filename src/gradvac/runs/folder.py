@@ -149,7 +149,7 @@ class RunFolder:
         return self.scores / f"{split}.{weights}.{task}.txt"
 
     def are_scores_current(self, split: str, weights: str | int) -> bool:
-        """Whether scores are of the weights that are there now, as far as it can be told."""
+        """Whether scores are of the weights that are there now, as far as can be known."""
         now = self.identify_weights(weights)
         return scored_weights(self.scores_of(split, weights)) in ("", now) or not now
 

@@ -111,7 +111,7 @@ def read_scores(path: Path) -> tuple[TaskScores, ...]:
 
 
 def scored_weights(path: Path) -> str:
-    """Which weights were scored, as `write_scores` was told; empty if that is not known."""
+    """Which weights were scored, as passed to `write_scores`; empty if unknown."""
     return str(read_json(path).get(_OF_WEIGHTS, ""))
 
 

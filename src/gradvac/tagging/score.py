@@ -63,7 +63,7 @@ class Scores:
         how = f"{self.split} set, {self.weights} weights"
         notes = {"f1": F1_OF[self.kind], "accuracy": "words with the right tag, in percent"}
         names = metric_names(self.kind)
-        notes["strict_f1"] = "predictions that break IOB2 are no entities"
+        notes["strict_f1"] = "predictions that break IOB2 are not entities"
         return tuple(
             TaskScores(
                 name,

@@ -43,7 +43,7 @@ def explain(
         keys, owner = _locate(mistake["loc"], model_class)
         message = _say(mistake, keys, owner)
         keys, message = _move_key(keys, message, mistake["type"], model_class)
-        # A value that fits no member of a union is one mistake, told once per member.
+        # A value that fits no member of a union is one mistake, which pydantic reports per member.
         mistakes.setdefault((keys, repr(mistake["input"])), []).append(message)
     lines = []
     for (keys, _), messages in mistakes.items():

@@ -128,7 +128,7 @@ class _Loop(Generic[BatchT]):
                 return self.finish("interrupted")
 
     def is_due(self, every: int) -> bool:
-        """Every so many steps, and at the last one; 0: never."""
+        """Whether something is due: every `every` steps and at the last one; 0: never."""
         step, last = self.state.at.step, self.settings.train.max_steps
         return every > 0 and step > 0 and (step % every == 0 or step == last)
 

@@ -112,7 +112,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         }
         _load(folder, weights, is_alone=True)
     except Exception as error:  # what damaged metadata make the library raise is not bounded
-        raise CheckpointError(f"{folder}: is no checkpoint, or is damaged ({error}).") from error
+        raise CheckpointError(f"{folder}: is not a checkpoint, or is damaged ({error}).") from error
     return {name.removeprefix(_MODEL): value for name, value in weights.items()}
 
 

@@ -98,7 +98,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         intact = expected == _hash(tensors, metadata)
     except Exception as error:  # what a damaged header makes the library raise is not bounded
         raise CheckpointError(
-            f"{path}: is no weights file, or is damaged ({error}). {_REMEDY}"
+            f"{path}: is not a weights file, or is damaged ({error}). {_REMEDY}"
         ) from error
     if not intact:
         what = "is damaged: it is not what was written" if expected else "has no hash to verify"

@@ -71,7 +71,7 @@ def write_figures(
         sizes: Task -> number of training pairs.
         pairs: Pairs of tasks to follow over steps; None: the most similar, a middling and the least
             similar one.
-        say: Told the name of every figure as it is written.
+        say: Called with the name of every figure as it is written.
 
     Raises:
         ValueError: A format is unknown, there is no run, or two have the same name.

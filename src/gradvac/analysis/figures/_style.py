@@ -14,13 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people with any colour vision tell apart.
+# Okabe and Ito's colours, which people with any colour vision can distinguish.
 INKS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#8c6d00", "#56b4e9", "#5b5b5b")
 DASHES = ("-", "--", ":", "-.", (0, (7, 1, 1, 1, 1, 1)), (0, (2, 1)), (0, (9, 3)))
 QUIET = "#59636e"
 LEAST_RANGE = 0.1  # of cosines, on axes and in colours
 BLANK, HATCH = "#e6e9ed", "#9aa5b1"  # of a diagonal, of what is unknown
-# Orange below 0, white at 0, blue above: told apart by people with any colour vision.
+# Orange below 0, white at 0, blue above: distinguishable with any colour vision.
 DIVERGING = LinearSegmentedColormap.from_list(
     "similarity",
     [

@@ -64,7 +64,7 @@ def _compare_similarities(about: str, first: Run, second: Run) -> list[Sentence]
         text = (
             f"The same pairs are similar in both ({test})."
             if clear
-            else f"Whether the same pairs are similar in both cannot be told ({test})."
+            else f"Whether the same pairs are similar in both is unclear ({test})."
         )
         said.append(Sentence(about, text, claims=clear))
     return said

@@ -32,7 +32,7 @@ class Quantity:
             values will do.
         columns: What the task of a column is.
         whole: Whether its one "step" stands for the whole of training.
-        averages: Mean -> position of the component that holds it, where it is no mean of others.
+        averages: Mean -> position of the component that holds it, where it is not a mean of others.
     """
 
     key: str

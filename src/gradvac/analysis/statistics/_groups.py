@@ -76,7 +76,7 @@ def stable_groups(similarities: Similarities, *, num_samples: int = 200, seed: i
         Group(tuple(similarities.tasks[i] for i in sorted(branch)), support)
         for branch, support in stable
     )
-    return Groups(told, agreement, "" if told else "no branch of the tree comes back reliably")
+    return Groups(told, agreement, "" if told else "no branch of the tree reappears reliably")
 
 
 def _halves(similarities: Similarities, layers: Matrix) -> tuple[Matrix, Matrix]:

@@ -68,7 +68,7 @@ function chosenComponents(source, quantity, choice) {
   return position < 0 ? [] : [position];
 }
 
-// Mean of some values over a window of so many neighbours; what is unknown does not count.
+// Mean of some values over a window of this many neighbours; unknown values do not count.
 function smooth(values, window) {
   if (window < 2) return values;
   const half = Math.floor(window / 2);

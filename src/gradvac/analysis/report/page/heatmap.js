@@ -105,7 +105,7 @@ class HeatMaps {
     };
     const values = order.map((i) => order.map((j) => at(i, j)));
     if (values.flat().every((value) => value === null)) {
-      sayInstead(`heat-${n}`, quantity.key === "without noise" ? "Not reliable enough to be told without noise: measure on more lines." : "Nothing is known here: no two tasks were seen together.");
+      sayInstead(`heat-${n}`, quantity.key === "without noise" ? "Not reliable enough to show without noise: measure on more lines." : "Nothing is known here: no two tasks were seen together.");
       this.drawLayers(n, view, position);
       return;
     }

@@ -73,7 +73,7 @@ function colourBar(y, asPercent) {
     nticks: 5, tickformat: asPercent ? ".0%" : ".2~f", tickfont: { size: 11, color: paper().quiet } };
 }
 
-// Every so manyth name, so that they do not lie on each other.
+// Every n-th name, so that they do not overlap.
 function spaced(labels, room) {
   const every = Math.ceil(9 / room);
   return labels.map((label, n) => (n % every ? "" : label));
