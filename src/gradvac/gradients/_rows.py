@@ -20,13 +20,13 @@ _MOST_KEPT = 4096  # blocks; a forward that is never differentiated leaves its o
 
 
 class RowTasks:
-    """Rows as the user named them, before the tasks of the step are known.
+    """The tasks of rows as the user gave them, before the tasks of the step are known.
 
     Args:
         given: A task name or position per row.
-        ascending: The positions never fall from row to row, so that rows of a task lie together:
-            where they are on a GPU, nothing has to be sorted. If that is not so, the host raises,
-            and a GPU stops with an assertion.
+        ascending: Declares that positions never decrease from row to row, so the rows of a task are
+            together and nothing has to be sorted on a GPU. If that is wrong, the host raises an
+            error, and a GPU stops with an assertion.
     """
 
     def __init__(self, given: TasksOfRows, *, ascending: bool = False) -> None:
@@ -82,8 +82,7 @@ def rows(tasks_of_rows: TasksOfRows | RowTasks) -> Iterator[None]:
 
     For packed batches, where dimension 0 counts tokens. The innermost block wins, so that the
     keys and values of cross-attention can follow the source while the rest follows the target.
-    It only remembers its argument, and without an aligner not even that, so that a model can
-    contain it.
+    It only remembers its argument, and without an aligner not even that, so a model can contain it.
 
     Args:
         tasks_of_rows: A task name or position per row; a list, a tensor, or a `RowTasks`.

@@ -16,10 +16,10 @@ CONTROLS = ("norm", "shuffled", "random")
 
 
 class Control(GradVac):
-    """GradVac without what is said to make it work: a control to compare it with.
+    """GradVac without what is claimed to make it work: a control to compare it with.
 
-    Vaccination lengthens the update, and it does so by targets that belong to pairs of tasks. If a
-    control is as good as GradVac, that is not why it helps.
+    Vaccination lengthens the update, and its targets belong to pairs of tasks. If a control is as
+    good as GradVac, that is not why GradVac helps.
 
     - "norm": the plain sum, in every component as long as GradVac's update would be.
     - "shuffled": every pair is held to the moving average of another pair of the component, drawn
@@ -32,7 +32,7 @@ class Control(GradVac):
         beta: Weight of the new similarity in the moving average, in [0, 1].
         vaccinated: Names of the tasks whose gradients are altered; None: all.
         order: "random", or "fixed" to visit the other tasks in task order.
-        seed: Of the random order, and of what is drawn once.
+        seed: Seed of the random order, and of what is drawn once.
 
     Example:
         >>> from gradvac import Control

@@ -12,7 +12,7 @@ from gradvac.rules._rule import Rule, Weighing, check_names
 
 
 class Frozen(Rule):
-    """Constant weights by component and task: a rule's average without its adapting.
+    """Constant weights by component and task: the average of a rule that no longer adapts.
 
     `gradvac sweep` takes them from the record of a run of that rule; `Sum` has one weight per task
     for all components.

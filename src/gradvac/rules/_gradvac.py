@@ -24,8 +24,8 @@ class GradVac(Pairwise):
             fixed objective is 0.5); or an `EmaTarget` or `FixedTarget`.
         vaccinated: Names of the tasks whose gradients are altered (the paper's set G); None: all.
         order: "random", or "fixed" to visit the other tasks in task order.
-        seed: Of the random order.
-        preserve_norm: Give every altered gradient its former length back.
+        seed: Seed of the random order.
+        preserve_norm: Rescale every altered gradient to its original length.
 
     Example:
         >>> from gradvac import GradVac

@@ -18,7 +18,7 @@ _LEAST_SIGNAL = 1e-2  # of a squared length; what looks like less is taken for t
 
 
 def halves_of(tasks: Sequence[str]) -> list[str]:
-    """The tasks as an aligner with `Halves` takes them: two for each, next to each other."""
+    """The task names for an aligner with `Halves`: two for each task, next to each other."""
     return [f"{task} ({half} of 2)" for task in tasks for half in (1, 2)]
 
 
@@ -29,12 +29,12 @@ def _whole(halves: Sequence[str]) -> list[str]:
 class Halves(Around):
     """A pairwise rule that sees lengths and similarities without the noise of the batch.
 
-    The gradient of a small batch is mostly noise, which is in its length but not in its product
-    with another task's: cosines then measure the size of the batch. Noise of two half-batches is
-    independent, so that 4 <a, b> is the squared length of a + b without it. The aligner takes the
-    halves for tasks (`halves_of`), and both halves of a task get the weight of the task. A task
-    with one half in the batch has the length it has; of a squared length, at least a hundredth is
-    taken for signal.
+    The gradient of a small batch is mostly noise, which adds to its length but not to its product
+    with another task's gradient, so cosines measure the size of the batch. The noise of two
+    half-batches is independent, so 4 <a, b> is the squared length of a + b without it. The aligner
+    treats the halves as tasks (`halves_of`), and both halves of a task get the task's weight. A
+    task with only one half in the batch keeps its raw length; at least a hundredth of a squared
+    length counts as signal.
 
     Args:
         rule: `GradVac`, `PCGrad` or a `Control`.

@@ -22,8 +22,8 @@ _SMALLEST_GAP = 1e-15  # of squared lengths, the shortest gradient being 1
 class MGDA(Rule):
     """Weights on the simplex that make ||sum_i w_i g_i|| smallest, in every component.
 
-    Solved in coefficient space: by trying every set of tasks up to seven of them, to a duality gap
-    near rounding beyond, for all components at once and without waiting for the device. Tasks whose
+    Solved in coefficient space: up to seven tasks by trying every subset, beyond that to a duality
+    gap near rounding, for all components at once and without synchronisation. Tasks whose
     gradient is zero in a component get weight 0 there; otherwise a head of one task would stop the
     others.
 

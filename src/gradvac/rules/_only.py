@@ -16,16 +16,16 @@ from gradvac.rules._rule import Rule, Weighing
 
 
 class Only(Around):
-    """Another rule where and when it is wanted, and the plain sum elsewhere.
+    """Another rule in some components or steps only, and the plain sum elsewhere.
 
-    The rule sees every component and step, so that its targets are up to date when its time comes;
-    but its weights count only where it is wanted.
+    The rule sees every component and step, so its targets are up to date when it starts to act, but
+    its weights count only where it acts.
 
     Args:
         rule: The other rule.
         components: Patterns of component names, such as "encoder*"; None: all.
-        from_step: The first step in which it acts; steps are counted from 0, by this rule.
-        until_step: The step before which it acts for the last time; None: to the end.
+        from_step: The first step at which it acts; this rule counts steps from 0.
+        until_step: The first step at which it no longer acts; None: it acts to the end.
 
     Example:
         >>> from gradvac import GradVac, Only

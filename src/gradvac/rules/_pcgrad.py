@@ -15,7 +15,7 @@ class PCGrad(Pairwise):
     Args:
         vaccinated: Names of the tasks whose gradients are altered; None: all.
         order: "random", or "fixed" to visit the other tasks in task order.
-        seed: Of the random order.
+        seed: Seed of the random order.
 
     Example:
         >>> from gradvac import PCGrad

@@ -32,15 +32,15 @@ class Weighing:
 class Rule(ABC):
     """Decides how the task gradients of each component are combined.
 
-    A rule of your own implements `weigh_finite`; `answer` makes its result of weights. What it may
-    read there: `self.tasks` and `self.components` (names), `self.present` (positions of the tasks
+    Your own rule implements `weigh_finite`; `answer` turns weights into its result. It may read
+    `self.tasks` and `self.components` (names), `self.present` (positions of the tasks
     of this batch, in the order of the Gram rows; `self.index` as a tensor) and `self.losses`
     (theirs, `[T]`). Nothing in a rule may wait for the device.
 
     A step is `begin`, then `weigh` for every component (one at a time or many at once, in any
-    order: the result must be the same), then `commit`. A rule with state moves it only in `commit`,
+    order: the result must be the same), then `commit`. A rule updates its state only in `commit`,
     and only where `self.finite` holds, so that a step which a `GradScaler` skips leaves no trace;
-    it keeps it by name in `state_dict` and `load_state_dict`.
+    it stores its state by name in `state_dict` and `load_state_dict`.
 
     Class attributes:
         name: What configs and `Aligner(rule=...)` call it.

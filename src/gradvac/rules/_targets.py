@@ -40,8 +40,8 @@ class FixedTarget:
 
     Args:
         value: One target for all pairs, in [-1, 1]; or a mapping (task i, task j) -> target, where
-            pairs not named have `default`. Pairs are directional: i is the task that is altered.
-        default: See `value`.
+            unnamed pairs have `default`. Pairs are directional: i is the task that is altered.
+        default: Target of the pairs that a mapping does not name.
     """
 
     value: float | Mapping[tuple[str, str], float]
