@@ -200,6 +200,10 @@ def models() -> dict[str, tuple[nn.Module, Callable[[nn.Module], Tensor]]]:
         # The plain squares of a normalised row add up to a constant, whose gradient is rounding.
         "RMS norm": (nn.Sequential(nn.Linear(16, 16), nn.RMSNorm(16)), lambda m: squares(m(x) - x)),
         "compiled": (torch.compile(small), lambda m: row_losses(m, tokens[:, :8], tokens)),
+        "compiled, parameters outside": (
+            torch.compile(copy.deepcopy(small), backend=compile_tapped),
+            lambda m: row_losses(m, tokens[:, :8], tokens),
+        ),
     }
 
 

@@ -226,6 +226,21 @@ def test_another_graph_of_the_same_structure() -> None:
     assert_same_gradients(model, reference, 1e-9)
 
 
+def test_an_output_that_wakes_up() -> None:
+    """Its rows lie along another dimension than those of the first."""
+    model = model_of(lambda m, x: (m.down(m.up(x)), m.up(x).sin().transpose(0, 1)), **linear())
+    reference = copy.deepcopy(model)
+    compiled: Any = torch.compile(model, backend=uncompiled)
+    per_task = Aligner(reference, TASKS, GradVac(beta=0.3), engine="per_task")
+    aligner = Aligner(compiled, TASKS, GradVac(beta=0.3), engine="one_backward")
+    x = torch.randn(B, B, D).double()
+    for factor in (0.0, 0.0, 0.0, 1.0, 1.0):
+        for each, own in ((reference, per_task), (compiled, aligner)):
+            first, second = each(x)
+            own.backward(distance(first) + factor * distance(second.transpose(0, 1)), UNSORTED)
+    assert_same_gradients(model, reference, 1e-9)
+
+
 def test_torchs_contracts() -> None:
     """Hooks run once, a graph can be kept, and what the region held goes with it."""
     model = model_of(lambda m, x: m.down(m.up(x).tanh()), **linear())

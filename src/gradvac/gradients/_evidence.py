@@ -172,7 +172,7 @@ class Evidence:
         for output, key in outputs:
             if key in self.plain and key in self.by_row:
                 layout, _ = self.layout(key, shape(position, output))
-                if layout is None:
+                if layout is None or not self.is_awake(key):
                     return False
                 above[output] = layout
         if above and run.keeps_rows(above, self._num_rows):

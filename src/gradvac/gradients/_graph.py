@@ -39,8 +39,9 @@ def _kind(node: Any) -> _Kind:
     given = (name for name in dir(node) if name in _SETTINGS)
     # An index may be a tensor: data, which the structure does not depend on.
     names = (node.name(), tuple(n for n in given if not isinstance(getattr(node, n), Tensor)))
-    # Some C++ nodes share one type, and Python functions come and go.
-    if kind.__module__ == "builtins" and kind.__name__ != "CppFunction":
+    # Some C++ nodes share one type, and Python functions of others come and go.
+    is_torchs = kind.__module__ == "builtins" and kind.__name__ != "CppFunction"
+    if is_torchs or names[0] in TAPS:
         _KINDS[kind] = names
     return names
 

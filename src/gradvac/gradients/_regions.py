@@ -117,7 +117,7 @@ class Region:
         numbers = sorted(above)
         roots = [outputs[number] for number in numbers]
         graph = Graph(roots)
-        at: dict[tuple[int, int], Layout] = {}
+        at: _Layouts = [{} for _ in graph.nodes]
         for position, root, number in zip(graph.root_positions, roots, numbers, strict=True):
             fits = above[number].stride(root.shape, num_rows) is not None
             if not fits or not _put(at, (position, root.output_nr), above[number]):
@@ -163,13 +163,12 @@ class _Visible(fx.Interpreter):
 
 # -- from a node's output to its inputs --------------------------------------------------------
 
+_Layouts = list[dict[int, Layout]]  # position -> output -> where rows lie
 _SAME_ORDER = frozenset(("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Alias"))
 _BY_ROW = frozenset(("NllLoss", "ViewAsComplex", "ViewAsReal"))
 
 
-def _follow(
-    graph: Graph, rows: Sequence[Tensor], at: dict[tuple[int, int], Layout], num_rows: int
-) -> bool:
+def _follow(graph: Graph, rows: Sequence[Tensor], at: _Layouts, num_rows: int) -> bool:
     """Whether every node leaves the rows alone that come to it, from those of the roots on."""
     holds_rows: list[bool] = []
     identities = set(map(id, rows))
@@ -178,14 +177,13 @@ def _follow(
         is_ours = name == LEAF and id(graph.nodes[position].variable) in identities
         holds_rows.append(is_ours or any(holds_rows[child] for child in inner))
     for position in range(len(graph.nodes) - 1, -1, -1):
-        arrived = {number: layout for (where, number), layout in at.items() if where == position}
-        if graph.names[position] == LEAF or not arrived:
+        if graph.names[position] == LEAF or not at[position]:
             continue
         are_rows = [c >= 0 and holds_rows[c] for c, _ in graph.children(position)]
         if not any(are_rows):
             continue
         dims = moves_along(graph, position, are_rows)
-        for number, layout in arrived.items():
+        for number, layout in at[position].items():
             size = len(graph.shape(position, number))
             if dims is ANY or layout.dim in {d % size for d in dims if d < size}:
                 return False
@@ -197,9 +195,10 @@ def _follow(
     return True
 
 
-def _put(at: dict[tuple[int, int], Layout], where: tuple[int, int], layout: Layout) -> bool:
+def _put(at: _Layouts, where: tuple[int, int], layout: Layout) -> bool:
     """Keep a layout; whether it is the same by every way."""
-    return at.setdefault(where, layout) == layout
+    position, number = where
+    return at[position].setdefault(number, layout) == layout
 
 
 def _below(

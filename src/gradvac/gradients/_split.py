@@ -139,7 +139,8 @@ class Split:
 
     def _may_be_outside(self, node: fx.Node) -> bool:
         is_call = node.op in ("call_function", "call_method")
-        if not (is_call and self._is_plain and name_of(node) in _MAY_BE_OUTSIDE):
+        names = _MAY_BE_OUTSIDE if self._is_plain else frozenset(_NAMES_OF_VIEWS)
+        if not is_call or name_of(node) not in names:
             return False
         known = self.parametric | self._constant
         return node not in self._written and all(n in known for n in node.all_input_nodes)

@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 ANCHOR = torch.zeros((), requires_grad=True)
 """A leaf behind every tap: a backward that forms no parameter gradients still runs to it."""
@@ -60,7 +59,6 @@ class GradvacProduct(Function):
         return _placeholder(output, dtype, device), _placeholder(operand, dtype, device)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None, x: Tensor | None) -> tuple[Any, ...]:
         weight = bias = None
         if gradient is not None and x is not None:
@@ -90,7 +88,6 @@ class GradvacLookup(Function):
         return _placeholder(output, table.dtype, device), _placeholder(tokens, TOKENS, device)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None, tokens: Tensor | None) -> tuple[Any, ...]:
         table = None
         if gradient is not None and tokens is not None:
