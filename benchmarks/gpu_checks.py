@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformer import Size, Transformer, component, make_batch, row_losses
 
 import gradvac
-from gradvac.gradients import _kernels, _triton_stacks, _triton_sums
+from gradvac.gradients import _kernels, _triton_stacks, _triton_sums, compile_tapped
 from gradvac.gradients._segments import Segments
 from gradvac.gradients._waiting import Beside, Normed, Outer
 from gradvac.nmt import _triton_loss
