@@ -107,6 +107,16 @@ def test_models_of_single_tasks_stand_together(tmp_path: Path) -> None:
     assert found.rows[0].cells["bilingual"].against is not None
 
 
+def test_runs_that_have_steps_left_are_told(tmp_path: Path) -> None:
+    for seed, steps in enumerate((40, 40, 20)):
+        options = {"seed": seed, "settings": {"train.max_steps": 40}}
+        make_run(tmp_path / f"joint/seed-{seed}", **options)
+        make_run(tmp_path / f"gradvac/seed-{seed}", rule="gradvac", steps=steps, **options)
+    remarks = compare_runs([tmp_path]).remarks
+    stopped = tmp_path / "gradvac/seed-2"
+    assert f"Not trained to their end: {stopped} (step 20 of 40)." in remarks
+
+
 def test_what_is_missing_or_not_comparable_is_said(tmp_path: Path) -> None:
     folder = two_methods(tmp_path / "all", with_counts=False)
     unscored = make_run(folder / "joint" / "seed-9", seed=9)

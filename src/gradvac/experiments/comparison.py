@@ -170,11 +170,23 @@ def _remarks(groups: Sequence[Group], first: Group) -> Iterator[str]:
     single = [group.name for group in groups if len(group.runs) == 1]
     if single:
         yield f"{some(single)}: one seed, which shows nothing about other seeds; train more."
+    stopped = [stop for group in groups for run in group.runs if (stop := _stop(run))]
+    if stopped:
+        yield f"Not trained to their end: {some(stopped)}."
     devices = {str(r.signature.get("device", "")) for group in groups for r in group.runs}
     if len(devices) > 1:
         yield f"Runs are of different machines ({some(sorted(devices))}): their times differ too."
     if len(notes := _notes(groups)) > 1:
         yield f"Scores were made in different ways: {'; '.join(notes)}."
+
+
+def _stop(run: ScoredRun) -> str:
+    """Where a run stands that has steps left; empty for others."""
+    settings, step = run.settings, curves.last_step(run)
+    planned = int(settings.get("train.max_steps", 0))
+    if settings.get("train.patience") or settings.get("batch.epochs"):
+        return ""  # they end otherwise
+    return f"{run.path} (step {step:,} of {planned:,})" if 0 < step < planned else ""
 
 
 def _notes(groups: Sequence[Group]) -> list[str]:
