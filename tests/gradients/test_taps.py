@@ -226,6 +226,22 @@ def test_another_graph_of_the_same_structure() -> None:
     assert_same_gradients(model, reference, 1e-9)
 
 
+def test_a_weight_that_is_not_the_models() -> None:
+    """It gets its plain gradient, while the bias beside it is the aligner's."""
+    outside = nn.Parameter(torch.randn(D, D).double())
+    model = model_of(lambda m, x: F.linear(m.up(x), outside, m.shift), **linear())
+    model.shift = nn.Parameter(torch.randn(D).double())
+    reference = copy.deepcopy(model)
+    assert_exact(model, (torch.randn(B, D).double(),))
+    x, outside.grad = torch.randn(B, D).double(), None
+    compiled: Any = torch.compile(model, backend=uncompiled)
+    Aligner(compiled, TASKS, GradVac(), engine="one_backward").backward(
+        distance(compiled(x)), UNSORTED
+    )
+    (expected,) = torch.autograd.grad(distance(reference(x)).sum(), outside)
+    torch.testing.assert_close(outside.grad, expected)
+
+
 def test_an_output_that_wakes_up() -> None:
     """Its rows lie along another dimension than those of the first."""
     model = model_of(lambda m, x: (m.down(m.up(x)), m.up(x).sin().transpose(0, 1)), **linear())

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gradvac.gradients._graph import Graph
-from gradvac.gradients._junctions import Drawing
+from gradvac.gradients._junctions import Drawing, Junction
 from gradvac.gradients._taps import ANCHOR
 
 Arrive = Callable[[int, Sequence[Tensor | None]], None]
@@ -51,7 +51,7 @@ def run_pass(
                 ends.append((number, len(inputs), outputs))
                 inputs += [GradientEdge(node, output) for output in range(outputs)]
             elif graph.is_tap(junction.position):
-                at_tap = partial(_arrive_at_tap, graph, junction.position, partial(arrive, number))
+                at_tap = partial(_arrive_at_tap, graph, junction, partial(arrive, number))
                 handles.append(node.register_prehook(at_tap))
             elif number in after_run:
                 after = partial(_arrive_after, graph, junction.position, partial(arrive, number))
@@ -80,15 +80,20 @@ def run_pass(
 
 def _arrive_at_tap(
     graph: Graph,
-    position: int,
+    junction: Junction,
     arrive: Callable[[Sequence[Tensor | None]], None],
     gradients: Sequence[Tensor | None],
-) -> tuple[None, None]:
-    """Show a junction the gradient of its output, and keep it from forming anything itself."""
+) -> tuple[None, None] | None:
+    """Show a junction the gradient of its output, and keep it from forming anything itself.
+
+    Unless it also stands for a leaf that is not the model's.
+    """
+    position = junction.position
     output, graph.operands[position] = gradients
     arrive((output,))
     del graph.operands[position]
-    return None, None
+    num_needed = sum(child >= 0 for child, _ in graph.children(position)) - 1  # but for the anchor
+    return (None, None) if num_needed == len(junction.edges) else None
 
 
 def _arrive_after(
