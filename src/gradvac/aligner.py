@@ -193,13 +193,12 @@ class Aligner:
             refuse_later_wishes(self._given)
             return self._backward_together(self._exchange, losses, tasks_of_rows, accumulate)
         given = read_losses(losses, tasks_of_rows, self.tasks)
-        is_later = bool(self._pending)
         given.add_to(self._pending)
         try:
             if accumulate:
-                self._engines.run(lambda engine: engine.accumulate(given), is_later=is_later)
+                self._engines.accumulate(given)
                 return None
-            alignment = self._take_step(given, is_later)
+            alignment = self._take_step(given)
         except BaseException:
             self.detach()
             raise
@@ -231,15 +230,15 @@ class Aligner:
         self._pending = {}
         return alignment
 
-    def _take_step(self, losses: Losses, is_later: bool) -> Alignment:
+    def _take_step(self, losses: Losses) -> Alignment:
         present = tuple(self._pending)
         values = torch.stack([self._pending[position] for position in present])
 
         def step(engine: Engine) -> Alignment:
-            fold = partial(engine.backward, losses, present=present)
+            fold = partial(self._engines.backward, engine, losses, present)
             return self._align(fold, present, values)
 
-        return self._engines.run(step, is_later=is_later)
+        return self._engines.run(step)
 
     def _align(
         self, fold: Callable[[Weigh], None], present: tuple[int, ...], losses: Tensor

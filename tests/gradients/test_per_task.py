@@ -2,14 +2,14 @@
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gradvac import Aligner, GradVac, Sum
-from gradvac.gradients import Losses, PerTask, read_losses, split
+from gradvac.gradients import Engines, Losses, Stored, read_losses, split
 
 TASKS = ["fr", "hi", "tr"]
 
@@ -54,7 +54,7 @@ def stored(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Gram matrices by component, and the parameters that received `.grad`."""
     components = split(model, "all_layer")
-    engine = PerTask(model, components, **options)
+    engines = Engines("per_task", model, components, TASKS, **options)
     seen: dict[str, Tensor] = {}
 
     def weigh(chosen: Sequence[int], gram: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ def stored(
         return torch.ones(len(chosen), len(present), dtype=gram.dtype)
 
     for batch in batches[:-1]:
-        engine.accumulate(batch)
-    engine.backward(batches[-1], weigh, present=present)
+        engines.accumulate(batch)
+    engines.backward(engines.ran, batches[-1], present, weigh)
     return seen, list(grads(model))
 
 
@@ -293,14 +293,14 @@ def test_offload_changes_nothing(model: Trunk) -> None:
 
 def test_task_gradients_are_freed(model: Trunk, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[weakref.ref[Tensor]] = []
-    keep = PerTask._keep
+    add = Stored.add
 
-    def spy(engine: PerTask, leaf: Tensor, task: int, gradient: Tensor) -> None:
+    def spy(stored: Stored, leaf: Tensor, by_task: Mapping[int, Tensor]) -> None:
         if leaf is model.trunk[0].weight:
-            seen.append(weakref.ref(gradient))
-        keep(engine, leaf, task, gradient)
+            seen.extend(weakref.ref(gradient) for gradient in by_task.values())
+        add(stored, leaf, by_task)
 
-    monkeypatch.setattr(PerTask, "_keep", spy)
+    monkeypatch.setattr(Stored, "add", spy)
     aligner = Aligner(model, TASKS, engine="per_task")
     aligner.backward({task: loss_of(model, task) for task in TASKS[:2]}, accumulate=True)
     gc.collect()

@@ -38,6 +38,7 @@ from gradvac.gradients import (
     Losses,
     OneBackward,
     PerTask,
+    Stored,
     TasksOfRows,
     gram,
     read_losses,
@@ -112,13 +113,21 @@ def measure(
     tasks = _read_tasks(batches, tasks)
     granularities = _read_granularities(granularity)
     components = [split(model, one) for one in granularities]
-    store = _Store(model, tasks, storage_dtype=storage_dtype, offload=offload)
+    stored = Stored(storage_dtype=storage_dtype, offload=offload)
     if engine not in ("per_task", "one_backward"):
         raise ValueError(f'engine: must be "per_task" or "one_backward", got {engine!r}.')
     whole = split(model, "all_layer")
-    separate = PerTask(model, whole) if engine == "per_task" else OneBackward(model, whole, tasks)
-    _run(batches, tasks, lambda half, losses: store.add(half, losses, separate), tick)
-    grams = store.grams()
+    separate = PerTask(model) if engine == "per_task" else OneBackward(model, whole, tasks)
+
+    def add(half: int, losses: Losses) -> None:
+        def deliver(parameter: nn.Parameter, by_task: Mapping[int, Tensor]) -> None:
+            first = half * len(tasks)  # all tasks of the first half, then of the second
+            stored.add(parameter, {first + task: g for task, g in by_task.items()})
+
+        separate.task_gradients(losses, deliver)
+
+    _run(batches, tasks, add, tick)
+    grams = _grams(stored, model, 2 * len(tasks))
     same, different = {}, {}
     for one, members in zip(granularities, components, strict=True):
         # Inner products are additive over parameters: a component's is the sum of its parameters'.
@@ -130,55 +139,15 @@ def measure(
     return Measured(same, different)
 
 
-class _Store:
-    """Gradients by half, task and parameter, added up over batches."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        tasks: tuple[str, ...],
-        *,
-        storage_dtype: torch.dtype | None,
-        offload: bool,
-    ) -> None:
-        self._num_tasks = len(tasks)
-        self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
-        self._storage_dtype, self._offload = storage_dtype, offload
-        self._rows: list[dict[str, Tensor]] = [{} for _ in range(2 * len(tasks))]  # A then B
-
-    def add(self, half: int, losses: Losses, engine: OneBackward | PerTask) -> None:
-        """Add the task gradients of a batch."""
-
-        def deliver(parameter: nn.Parameter, gradients: Tensor) -> None:
-            for task, gradient in zip(losses.present, gradients.unbind(), strict=True):
-                self._add(half, task, self._names[parameter], gradient)
-
-        engine.task_gradients(losses, deliver)
-
-    def _add(self, half: int, task: int, name: str, gradient: Tensor) -> None:
-        row = self._rows[half * self._num_tasks + task]
-        gradient = gradient.to_dense() if gradient.is_sparse else gradient
-        device = torch.device("cpu") if self._offload else gradient.device
-        gradient = gradient.detach().to(device, self._storage_dtype or gradient.dtype)
-        # A gradient may share memory with another parameter's, or be a view of all tasks'.
-        row[name] = row[name] + gradient if name in row else gradient.clone()
-
-    def grams(self) -> dict[str, Tensor]:
-        """Inner products of all halves by parameter, `[2T, 2T]`, on the host; frees the store."""
-        grams = {}
-        for parameter, name in self._names.items():
-            gradients = [row.pop(name, None) for row in self._rows]
-            example = next((g for g in gradients if g is not None), None)
-            if example is None:
-                grams[name] = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
-                continue
-            device = parameter.device
-            stacked = example.new_zeros(len(gradients), parameter.numel(), device=device)
-            for row, gradient in zip(stacked, gradients, strict=True):
-                if gradient is not None:
-                    row.copy_(gradient.reshape(-1))
-            grams[name] = gram(stacked).cpu().double()
-        return grams
+def _grams(stored: Stored, model: nn.Module, num_rows: int) -> dict[str, Tensor]:
+    """Inner products of all halves by parameter, `[2T, 2T]`, on the host; frees what is stored."""
+    grams = {}
+    for name, parameter in model.named_parameters():
+        stacked = stored.stacked(parameter, range(num_rows))
+        stored.take(parameter)
+        empty = torch.zeros(num_rows, num_rows, dtype=torch.float64)
+        grams[name] = empty if stacked is None else gram(stacked).cpu().double()
+    return grams
 
 
 def _run(

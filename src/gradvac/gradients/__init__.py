@@ -26,6 +26,7 @@ The *graph* and its *junctions*, where parameters meet the rows of the batch
     _movers.py        operations that may move rows on the way to them
     _passes.py        a backward that stops at the junctions
     _hidden.py        parameters that a graph hides, in a backward within the backward
+    _plain.py         the plain gradient, which task gradients must add up to
 
 *Owners* of the entries of a gradient, and a *plan*: what is known of them
 
@@ -59,6 +60,7 @@ The *fold*: from the uses of a component to its Gram matrix, its weights and `.g
     _kernels.py       Gram matrices, combinations and grouped products
     _triton_stacks.py Gram matrices and combinations on CUDA
     _triton_sums.py   sums by task on CUDA
+    _stored.py        task gradients that are stored, and folded at the end
     _update.py        the waist to the rules, and the way into `.grad`
 
 The same between processes
@@ -88,6 +90,7 @@ from gradvac.gradients._one_backward import OneBackward
 from gradvac.gradients._per_task import PerTask
 from gradvac.gradients._rows import RowTasks, rows
 from gradvac.gradients._shards import sharded_modules, whole
+from gradvac.gradients._stored import Stored
 from gradvac.gradients._tapping import compile_tapped
 from gradvac.gradients._update import Weigh
 
@@ -106,6 +109,7 @@ __all__ = [
     "RankError",
     "Ranks",
     "RowTasks",
+    "Stored",
     "TasksOfRows",
     "Weigh",
     "compile_tapped",

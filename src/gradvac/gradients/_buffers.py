@@ -6,7 +6,6 @@ gradients `[T, *shape]`; large tables and tables that are only looked up are spa
 
 # T tasks, P parameters, V rows of a table, N tokens of the batch, I columns
 
-import copy
 from collections.abc import Sequence
 from functools import reduce
 
@@ -48,10 +47,6 @@ class Dense:
         """What it holds."""
         return self.gradients.nbytes
 
-    def copy(self) -> "Dense":
-        """One that changes by itself."""
-        return Dense(self.gradients.clone())
-
     def whole(self) -> Tensor:
         """`[T, *shape]`."""
         return self.gradients
@@ -80,11 +75,6 @@ class LookedUp:
     def nbytes(self) -> int:
         first = self._uses[0]
         return 4 * first.segments.num_tasks * sum(use.values.numel() for use in self._uses)
-
-    def copy(self) -> "LookedUp":
-        twin = copy.copy(self)
-        twin._uses = list(self._uses)
-        return twin
 
     def joined(self) -> Lookup:
         """All uses as one."""
@@ -120,14 +110,6 @@ class Chunked:
 
     def add(self, use: Use) -> None:
         self._uses.append(use)
-
-    def copy(self) -> "Chunked":
-        twin = copy.copy(self)
-        twin._uses = list(self._uses)
-        return twin
-
-    def whole(self) -> Tensor:
-        return reduce(torch.add, [use.task_gradients() for use in self._uses])
 
     def gram(self) -> Tensor:
         """`[T, T]`."""

@@ -8,11 +8,14 @@ import torch
 from torch import nn
 
 from gradvac.gradients._components import Components
+from gradvac.gradients._losses import Losses
 from gradvac.gradients._metric import Metric
 from gradvac.gradients._one_backward import OneBackward
 from gradvac.gradients._per_task import PerTask
 from gradvac.gradients._plan import Refused
 from gradvac.gradients._step import Again
+from gradvac.gradients._stored import Stored
+from gradvac.gradients._update import Weigh
 
 ENGINES = ("auto", "one_backward", "per_task")
 Engine = OneBackward | PerTask
@@ -20,7 +23,7 @@ Found = TypeVar("Found")
 
 
 class Engines:
-    """The engine that was asked for, and what it falls back on.
+    """The engine that was asked for, what it falls back on, and what both have accumulated.
 
     Args:
         asked: One of `ENGINES`.
@@ -28,13 +31,13 @@ class Engines:
         components: Its components.
         tasks: Task names.
         recompute: See `OneBackward`.
-        storage_dtype: See `PerTask`.
-        offload: See `PerTask`.
+        storage_dtype: See `Stored`.
+        offload: See `Stored`.
         check: See `OneBackward`.
         stream_bytes: See `Collector`.
         table_bytes: See `Collector`.
         is_shared: See `PerTask`.
-        metric: See `PerTask`.
+        metric: See `Collector` and `Stored`.
 
     Attributes:
         ran: The engine that ran last, or will run first.
@@ -47,24 +50,18 @@ class Engines:
         components: Components,
         tasks: Sequence[str],
         *,
-        recompute: bool,
-        storage_dtype: torch.dtype | None,
-        offload: bool,
-        check: bool,
-        stream_bytes: int,
-        table_bytes: int,
-        is_shared: bool,
+        recompute: bool = False,
+        storage_dtype: torch.dtype | None = None,
+        offload: bool = False,
+        check: bool = True,
+        stream_bytes: int = 1 << 28,
+        table_bytes: int = 1 << 32,
+        is_shared: bool = False,
         metric: Metric | None = None,
     ) -> None:
-        self.asked = asked
-        self._per_task = PerTask(
-            model,
-            components,
-            storage_dtype=storage_dtype,
-            offload=offload,
-            is_shared=is_shared,
-            metric=metric,
-        )
+        self.asked, self._recompute = asked, recompute
+        self._members = components.members(model)
+        self._per_task = PerTask(model, is_shared=is_shared, check=check)
         self._one_backward: OneBackward | None = None
         if asked != "per_task":
             self._one_backward = OneBackward(
@@ -78,29 +75,59 @@ class Engines:
                 table_bytes=table_bytes,
                 metric=metric,
             )
+        self._stored = Stored(storage_dtype=storage_dtype, offload=offload, metric=metric)
         self.ran: Engine = self._one_backward or self._per_task
         self._why: str | None = "as asked" if asked == "per_task" else "no batch so far"
         self._said: set[str] = set()
 
-    def run(self, do: Callable[[Engine], Found], *, is_later: bool) -> Found:
-        """Do something with a micro-batch, in one_backward if that is possible.
-
-        Args:
-            do: What is done with an engine.
-            is_later: Whether an engine has accumulated a micro-batch of this step.
-        """
+    def run(self, do: Callable[[Engine], Found]) -> Found:
+        """Do something with a micro-batch, in one_backward if that is possible."""
         engine = self._one_backward
-        if engine is None or (is_later and self.ran is self._per_task):
+        if engine is None:
             return self._run_in(self._per_task, do)
         try:
             result = self._run_in(engine, do)
         except Refused as refusal:
-            if self.asked == "one_backward" or (is_later and not engine.has_accumulated):
+            if self.asked == "one_backward":
                 raise
-            self._continue_per_task(engine, str(refusal))
+            self._explain(str(refusal))
             return self._run_in(self._per_task, do)
         self._why = None
         return result
+
+    def run_one_task(self, do: Callable[[Engine], Found]) -> Found:
+        """Do something with a micro-batch of one task: its plain gradient needs no engine."""
+        self._why = "one task in the last batch of this process, so a plain backward"
+        return self._run_in(self._per_task, do)
+
+    def accumulate(self, losses: Losses) -> None:
+        """Add the task gradients of a micro-batch to the stored ones; `.grad` is left alone."""
+        if self._recompute:
+            raise ValueError(
+                "accumulate: recompute=True keeps no task gradients to add to; leave out one of "
+                'the two, or use engine="per_task".'
+            )
+        self.run(lambda engine: self._store(engine, losses))
+
+    def backward(
+        self, engine: Engine, losses: Losses, present: Sequence[int], weigh: Weigh
+    ) -> None:
+        """Differentiate, weigh every component, and add the update to `.grad`.
+
+        Args:
+            engine: The one that runs.
+            losses: Of this micro-batch.
+            present: The tasks of this step: those of `losses` and of what was accumulated before.
+            weigh: From Gram matrices to weights.
+        """
+        if isinstance(engine, OneBackward) and not self._stored:
+            engine.backward(losses, weigh)
+        else:
+            self._store(engine, losses)
+            self._stored.fold(self._members, present, weigh)
+
+    def _store(self, engine: Engine, losses: Losses) -> None:
+        self._stored.add_outside(engine.task_gradients(losses, self._stored.add))
 
     @property
     def why(self) -> str:
@@ -110,19 +137,11 @@ class Engines:
             return self._one_backward.describe()
         return self._why
 
-    def run_one_task(self, do: Callable[[Engine], Found]) -> Found:
-        """Do something with a micro-batch of one task: its plain gradient needs no engine."""
-        self._why = "one task in the last batch of this process, so a plain backward"
-        return self._run_in(self._per_task, do)
-
     def discard(self) -> None:
         """Forget what was accumulated."""
-        for engine in (self._one_backward, self._per_task):
-            if engine is not None:
-                engine.discard()
+        self._stored.clear()
 
-    def _continue_per_task(self, engine: OneBackward, reason: str) -> None:
-        self._per_task.take_over(engine.hand_over())
+    def _explain(self, reason: str) -> None:
         self._why = reason.removeprefix("engine: ").removesuffix(' Use engine="per_task".')
         if reason not in self._said:
             self._said.add(reason)

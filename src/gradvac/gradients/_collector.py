@@ -2,7 +2,7 @@
 
 # K components, T tasks
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -70,12 +70,6 @@ class Collector:
     def buffers(self) -> dict[nn.Parameter, Buffer]:
         """What was collected, without the uses that wait."""
         return {p: slot.buffer for p, slot in self._slots.items() if slot.buffer is not None}
-
-    def restore(self, buffers: Mapping[nn.Parameter, Buffer]) -> None:
-        """Have these buffers, and nothing else."""
-        self.clear()
-        for parameter, buffer in buffers.items():
-            self._slots[parameter].buffer = buffer
 
     def open(self, weigh: Weigh | None, write: Write | None) -> None:
         """Expect a backward; `weigh=None` only collects."""

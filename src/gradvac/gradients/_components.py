@@ -39,6 +39,11 @@ class Components(Mapping[str, tuple[str, ...]]):
         """How many numbers a component holds."""
         return self._sizes[name]
 
+    def members(self, model: nn.Module) -> list[list[nn.Parameter]]:
+        """The parameters themselves, by component."""
+        parameters = dict(model.named_parameters())
+        return [[parameters[name] for name in names] for names in self.values()]
+
     def __repr__(self) -> str:
         width = max(len("component"), *(len(name) for name in self))
         lines = [f"{'component':{width}}  tensors  parameters"]

@@ -5,7 +5,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradvac.gradients._graph import COMPILED, Graph, run_of
@@ -48,7 +47,7 @@ class Evidence:
         self.same: Mapping[Any, Marks] = {}
         self.by_row: Mapping[Any, Marks] = {}
         self.codes = row_codes(num_rows or 1)
-        self.lowest = self._lowest()
+        self.lowest = graph.lowest()
         self._tolerance, self.rounding = tolerance(self.lowest), 0.0
         self.kept_inside: dict[int, dict[int, Layout]] = {}
         self._layouts: dict[Any, tuple[Layout | None, int]] = {}
@@ -178,12 +177,3 @@ class Evidence:
         if above and run.keeps_rows(above, self._num_rows):
             self.kept_inside[position] = above
         return position in self.kept_inside
-
-    def _lowest(self) -> torch.dtype:
-        dtypes = {
-            described.dtype
-            for position in self._drawing.row_nodes
-            for described in self._graph.nodes[position]._input_metadata
-            if described.dtype.is_floating_point
-        }
-        return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)

@@ -32,6 +32,7 @@ from gradvac.gradients._distributed import Arriving, Ranks, device_of
 from gradvac.gradients._kernels import combine, gram
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._shards import Shards, whole
+from gradvac.gradients._stored import Stored
 from gradvac.gradients._update import Weigh, add_to_grad
 from gradvac.indices import index_on
 
@@ -70,7 +71,7 @@ class Exchange:
         self._bucket_of = {p: n for n, b in enumerate(self._buckets) for p in b.parameters}
         self._num_components = len(components)
         self.agreement = Agreement(ranks, tasks, components, self.shards, facts)
-        self._gradients: dict[nn.Parameter, dict[int, Tensor]] = {}
+        self._stored = Stored()
         self._used: set[nn.Parameter] = set()
         self._awaited: set[nn.Parameter] | None = None  # None: not known yet
         self._held: tuple[tuple[int, ...], ...] = ()
@@ -127,13 +128,15 @@ class Exchange:
         if len(losses.present) == 1:
             engines.run_one_task(collect)
         else:
-            engines.run(collect, is_later=False)
+            engines.run(collect)
 
     def _collect(self, engine: Engine, losses: Losses) -> None:
         """Add the task gradients of a micro-batch to those that wait; send what is complete."""
 
-        def deliver(parameter: nn.Parameter, gradients: Tensor) -> None:
-            self._add(parameter, losses.present, gradients)
+        def deliver(parameter: nn.Parameter, by_task: Mapping[int, Tensor]) -> None:
+            assert self._bucket_of[parameter] >= self.num_sent, "came after its bucket had left"
+            self._stored.add(parameter, by_task)
+            self._used.add(parameter)
             if self._awaited is not None:
                 self._awaited.discard(parameter)
                 self._send_complete()
@@ -152,16 +155,10 @@ class Exchange:
         self._awaited = set(parameters)
         self._send_complete()
 
-    def _add(self, parameter: nn.Parameter, tasks: Sequence[int], gradients: Tensor) -> None:
-        assert self._bucket_of[parameter] >= self.num_sent, "came after its bucket had left"
-        by_task = self._gradients.setdefault(parameter, {})
-        for task, gradient in zip(tasks, gradients, strict=True):
-            by_task[task] = by_task[task] + gradient if task in by_task else gradient
-        self._used.add(parameter)
-
     def discard(self) -> None:
         """Forget what waits."""
-        self._gradients, self._used, self._awaited = {}, set(), None
+        self._stored.clear()
+        self._used, self._awaited = set(), None
         self._held, self._present, self._sent, self._sums = (), (), [], []
 
     @property
@@ -182,7 +179,7 @@ class Exchange:
         if error is not None:
             if self.ranks.is_broken:  # nobody there to tell
                 raise error
-            self._gradients = {}
+            self._stored.clear()
         self._send_complete()
         while self._sent:
             self._receive()
@@ -236,7 +233,7 @@ class Exchange:
         rows = torch.empty(len(tasks), shards.num, width, dtype=bucket.dtype, device=self._device)
         rows[:, :, bucket.width :] = 0
         for parameter, start, end in bucket.places():
-            by_task = self._gradients.pop(parameter, {})
+            by_task = self._stored.take(parameter)
             for row, task in zip(rows, tasks, strict=True):
                 if task in by_task:
                     shards.scatter(by_task[task], row[:, start:end])

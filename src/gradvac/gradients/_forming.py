@@ -35,7 +35,6 @@ class Former:
         rows: The tasks of the rows of `losses`; None for a mapping.
         declared: Rows that the forward named.
         tasks: Task names.
-        present: The tasks of the task gradients, in order; those of `losses` are among them.
     """
 
     def __init__(
@@ -46,11 +45,10 @@ class Former:
         rows: Segments | None,
         declared: DeclaredRows,
         tasks: Sequence[str],
-        present: Sequence[int],
     ) -> None:
         self.graph, self.plan, self.losses = graph, plan, losses
-        self._rows, self._declared, self._tasks, self._present = rows, declared, tasks, present
-        self._here = [present.index(task) for task in losses.present]  # in the task gradients
+        self._rows, self._declared, self._tasks = rows, declared, tasks
+        self._num_tasks = len(losses.present)
         self._reached = graph.reached_by() if rows is None else []
         self._blocks: dict[RowTasks, Segments] = {}
         self._single: dict[int, Segments] = {}
@@ -101,8 +99,8 @@ class Former:
     def _deliver_zeros(self, parameters: Iterable[nn.Parameter], deliver: Deliver) -> None:
         """An expert without rows: autograd gives it zeros, not nothing."""
         for parameter in parameters:
-            zeros = parameter.new_zeros(()).expand(len(self._present), *parameter.shape)
-            deliver(parameter, Formed(zeros, self._of_one(self._here[0])))
+            zeros = parameter.new_zeros(()).expand(self._num_tasks, *parameter.shape)
+            deliver(parameter, Formed(zeros, self._of_one(0)))
 
     def _shape(self, route: Route) -> tuple[int, ...]:
         if route.parameter is None:
@@ -112,8 +110,8 @@ class Former:
 
     def _owned(self, number: int, output: int, gradient: Tensor) -> Owned:
         shape = gradient.shape
-        if len(self._here) == 1:
-            return Owned(shape, self._of_one(self._here[0]))
+        if self._num_tasks == 1:
+            return Owned(shape, self._of_one(0))
         how = self.plan.known[number, output]
         if isinstance(how, Layout):
             owned = self._along_rows.get((how, shape))
@@ -125,7 +123,7 @@ class Former:
         position = self.plan.drawing.junctions[number].position
         if how is How.REACHED:
             root = self._reached[position].bit_length() - 1
-            return Owned(shape, self._of_one(self._here[root]))
+            return Owned(shape, self._of_one(root))
         if how is How.DECLARED:
             return Owned(shape, self._block(position))
         return self._measured(number, output, gradient)
@@ -133,14 +131,16 @@ class Former:
     def _of_one(self, task: int) -> Segments:
         if task not in self._single:
             device = self.losses.device
-            self._single[task] = Segments.of_one_task(task, len(self._present), device)
+            self._single[task] = Segments.of_one_task(task, self._num_tasks, device)
         return self._single[task]
 
     def _block(self, position: int) -> Segments:
         block = self._declared.of(self.graph.nodes[position])
         assert block is not None
         if block not in self._blocks:
-            self._blocks[block] = block.resolve(self._tasks, self._present, self.losses.device)
+            self._blocks[block] = block.resolve(
+                self._tasks, self.losses.present, self.losses.device
+            )
         return self._blocks[block]
 
     def _measured(self, number: int, output: int, gradient: Tensor) -> Owned:
@@ -149,9 +149,7 @@ class Former:
         coded = [marks[number, output] for marks in self.coded]
         owner = self.codes.owners(plain, coded)
         self._seen.setdefault(tuple(plain.shape), []).append((owner, plain, *coded))
-        if self._here != list(range(len(self._here))):
-            owner = torch.tensor(self._here, device=owner.device)[owner]
-        segments = Segments(owner.reshape(-1), len(self._present), owner.device)
+        segments = Segments(owner.reshape(-1), self._num_tasks, owner.device)
         return Owned(gradient.shape, segments, None)
 
     def refuse_mixed_entries(self) -> None:
@@ -188,7 +186,7 @@ class Former:
         Exact, because every node is linear in its output gradient.
         """
         first = next(owners for owners in owned if owners is not None)
-        tasks = self._here if first.only is None else [first.only]
+        tasks = range(self._num_tasks) if first.only is None else [first.only]
         if len(tasks) > 1:
             self.slow.append(self._place(position))
 
@@ -222,7 +220,7 @@ class Former:
                     if part.is_complex() and not self.graph.is_complex(*children[edge]):
                         part = part.real  # as autograd does between two nodes
                     if edge not in by_edge:
-                        by_edge[edge] = part.new_zeros(len(self._present), *shape)
+                        by_edge[edge] = part.new_zeros(self._num_tasks, *shape)
                     by_edge[edge][task] = part.sum_to_size(shape)
         for edge, gradients in by_edge.items():
             self._push(*children[edge], Formed(gradients, rows), deliver)

@@ -212,6 +212,12 @@ class Graph:
             return 0
         return hash(tuple(self.shape(position) for position in range(len(self.nodes))))
 
+    def lowest(self) -> torch.dtype:
+        """The narrowest dtype of floating point on the way."""
+        every = (described.dtype for node in self.nodes for described in node._input_metadata)
+        dtypes = {dtype for dtype in every if dtype.is_floating_point}
+        return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
+
     def leaves(self) -> list[Tensor]:
         """The leaves that the roots depend on."""
         pairs = zip(self.nodes, self.names, strict=True)

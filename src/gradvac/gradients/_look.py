@@ -15,6 +15,7 @@ from gradvac.gradients._junctions import Junction, draw, routes
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._ownership import SAME, Layout, Marks, mark, task_codes
 from gradvac.gradients._passes import Arrive, Watcher, run_pass
+from gradvac.gradients._plain import PlainGradient
 from gradvac.gradients._plan import How, Known, Plan, Refused, Sized, spans_of
 from gradvac.gradients._rows import DeclaredRows, RowTasks
 
@@ -129,11 +130,17 @@ class Look:
             return plan
         return self._measure(plan, todo)
 
+    def _leaves(self) -> list[torch.Tensor]:
+        return list(dict.fromkeys([*self.names, *self.graph.leaves()]))
+
     def _is_reached_by_one(self, junction: Junction) -> bool:
         return bool(self.reached) and self.reached[junction.position].bit_count() == 1
 
     def _measure(self, plan: Plan, todo: list[tuple[int, int]]) -> Plan | None:
         losses, shown = self.losses, self.shown
+        if losses.plain is None:
+            losses.plain = PlainGradient(self.graph, losses, self._leaves())
+            self.spent = list(losses.starts())
         shown.plain, plan.asleep = self._marks(losses.starts(), watch=True)
         marks = [shown.plain[key].entries for key in todo if key in shown.plain]
         if not all(bool(entries.isfinite().all()) for entries in marks):

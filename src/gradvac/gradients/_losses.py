@@ -4,17 +4,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gradvac.indices import index_on
 
+if TYPE_CHECKING:
+    from gradvac.gradients._plain import PlainGradient
+
 TasksOfRows = Sequence[str] | Sequence[int] | Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Losses:
     """Losses of one backward.
 
@@ -24,11 +27,13 @@ class Losses:
             results do not depend on how the tasks are listed.
         losses: One entry per row `[B]`, or one scalar per present task.
         index: Position in `present` of every entry `[B]`; None for scalars per task.
+        plain: Their plain gradient, where it was taken before anything else ran.
     """
 
     present: tuple[int, ...]
     losses: Tensor | tuple[Tensor, ...]
     index: Tensor | None
+    plain: "PlainGradient | None" = None
 
     @property
     def device(self) -> torch.device:

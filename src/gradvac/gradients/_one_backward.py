@@ -10,7 +10,7 @@ task gradients freed.
 # K components, T tasks
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -24,17 +24,14 @@ from gradvac.gradients._graph import Graph
 from gradvac.gradients._kernels import gram
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._metric import Metric
+from gradvac.gradients._per_task import Deliver, Expect
+from gradvac.gradients._plain import is_due
 from gradvac.gradients._plan import Plan, Refused
 from gradvac.gradients._planning import Planner
 from gradvac.gradients._rows import DeclaredRows
 from gradvac.gradients._segments import Segments
 from gradvac.gradients._step import Again, Step, WeightedSums
 from gradvac.gradients._update import Weigh, add_to_grad
-from gradvac.indices import index_on
-
-Deliver = Callable[[nn.Parameter, Tensor], None]
-"""Takes a parameter and its task gradients `[T, *shape]`."""
-Expect = Callable[[Iterable[nn.Parameter]], None]
 
 
 class OneBackward:
@@ -71,183 +68,100 @@ class OneBackward:
         assert metric is None or not recompute
         self._model, self._tasks, self._recompute = model, tuple(tasks), recompute
         self._check, self._keep_graph = check, keep_graph
-        parameters = dict(model.named_parameters())
-        members = [[parameters[p] for p in names] for names in components.values()]
-        self._names = {p: n for n, p in parameters.items() if p.requires_grad}
+        self._names = {p: n for n, p in model.named_parameters() if p.requires_grad}
+        members = components.members(model)
         self.collector = Collector(
             members, stream_bytes=stream_bytes, table_bytes=table_bytes, metric=metric
         )
         self._planner = Planner(self._names, self._tasks)
         self._steps = 0
-        self._everyone: tuple[int, ...] = ()  # order of the tasks while accumulating
-        self._outside: dict[Tensor, Tensor] = {}  # plain gradients of leaves that are not ours
         self._last_rows: tuple[Tensor, object, Segments] | None = None
         self._announced: set[str] = set()
         self.plan: Plan | None = None
 
-    # -- the three things it does --------------------------------------------------------------
-
-    def backward(self, losses: Losses, weigh: Weigh, *, present: Sequence[int]) -> None:
+    def backward(self, losses: Losses, weigh: Weigh) -> None:
         """Differentiate all tasks at once and add the updates to `.grad`.
 
         Raises:
             Refused: The losses cannot be separated; `.grad` is as it was.
             Again: What was learned of this graph no longer holds; call once more.
         """
-        everyone = self._everyone or tuple(present)
-        if everyone != tuple(present):
-            weigh = _for_some(weigh, [everyone.index(task) for task in present])
-        graph = self._read(losses)
-        with self._giving_way():
-            step = self._begin(graph, losses, everyone)
         kept: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
-        # A step that may still be refused writes at its end.
-        write = (lambda *update: kept.append(update)) if step.is_careful else add_to_grad
-        try:
-            if self._everyone:
-                with self._giving_way(step.is_careful):
-                    self._add_to_accumulated(step)
-                self.collector.open(weigh, write)
-                self.collector.close()
-            else:
-                with self._giving_way(step.is_careful):
-                    self._run_whole(step, weigh, write)
-        finally:
-            step.close()
-            if not self._everyone:
+        with self._step(losses) as step:
+            # A step that may still be refused writes at its end.
+            write = (lambda *update: kept.append(update)) if step.is_careful else add_to_grad
+            try:
+                if self._recompute:
+                    weights = weigh(range(len(self.collector.members)), self._grams(step))
+                    self._add_weighted(step, weights, write)
+                else:
+                    self.collector.open(weigh, write)
+                    step.run(self.collector)
+                    self.collector.close()
+            finally:
                 self.collector.clear()
-        outside = self._outside
-        self.discard()
-        for update in kept:
+        outside = dict(step.outside)
+        for update in [*kept, (list(outside), list(outside.values()))]:
             add_to_grad(*update)
-        add_to_grad(list(outside), list(outside.values()))
-
-    def _run_whole(self, step: Step, weigh: Weigh, write: Write) -> None:
-        if self._recompute:
-            weights = weigh(range(len(self.collector.members)), self._grams(step))
-            self._add_weighted(step, weights, write)
-        else:
-            self.collector.open(weigh, write)
-            step.run(self.collector)
-            self.collector.close()
-        self._keep_outside(step)
-
-    @contextmanager
-    def _giving_way(self, is_careful: bool = True) -> Iterator[None]:
-        """Let another engine go on after an error, if there is one and the graph is still whole."""
-        try:
-            yield
-        except (Refused, Again, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            if not (self._keep_graph and is_careful):
-                raise
-            raise Refused(f"engine: one_backward met {type(error).__name__}: {error}") from error
-
-    def accumulate(self, losses: Losses) -> None:
-        """Add a micro-batch to the stored task gradients: `[T, P]` for all tasks and parameters."""
-        if self._recompute:
-            raise ValueError(
-                "accumulate: recompute=True keeps no task gradients to add to; leave out one of "
-                'the two, or use engine="per_task".'
-            )
-        rest = set(range(len(self._tasks))) - set(losses.present)
-        everyone = (*losses.present, *sorted(rest, key=self._tasks.__getitem__))
-        graph = self._read(losses)
-        with self._giving_way():
-            step = self._begin(graph, losses, self._everyone or everyone)
-        try:
-            with self._giving_way(step.is_careful):
-                self._add_to_accumulated(step)
-        finally:
-            step.close()
-        self._everyone = self._everyone or everyone
-
-    def _add_to_accumulated(self, step: Step) -> None:
-        """Add to what is stored; a pass that is refused leaves it as it was."""
-        collector = self.collector
-        kept = None
-        if step.is_careful and self._everyone:
-            kept = {p: buffer.copy() for p, buffer in collector.buffers.items()}
-        collector.open(None, None)
-        try:
-            step.run(collector)
-            collector.form_waiting()
-        except BaseException:
-            if kept is None:
-                self.discard()
-            else:
-                collector.restore(kept)
-            raise
-        self._keep_outside(step)
-
-    def hand_over(self) -> Iterator[tuple[Tensor, int, Tensor]]:
-        """What was accumulated, as (leaf, task, gradient), for another engine to go on with."""
-        for parameter in self._names:
-            buffer = self.collector.take(parameter)
-            if buffer is not None:
-                for task, gradient in zip(self._everyone, buffer.whole(), strict=True):
-                    yield parameter, task, gradient
-        for leaf, gradient in self._outside.items():
-            yield leaf, self._everyone[0], gradient
-        self.discard()
 
     def task_gradients(
         self, losses: Losses, deliver: Deliver, expect: Expect | None = None
     ) -> dict[Tensor, Tensor]:
-        """Show every parameter's task gradients, in the order of `losses.present`.
+        """Show every parameter's task gradients.
 
         Args:
             losses: Of this micro-batch.
-            deliver: Takes them, each as soon as it is complete.
-            expect: Is told before which parameters may come; then nothing is delivered by a step
-                that may still be refused.
+            deliver: Takes them at the end.
+            expect: Is told before which parameters may come; then each comes as soon as it is
+                complete, unless the step may still be refused.
 
         Returns:
             The plain gradients of leaves that are not the model's.
         """
-        graph = self._read(losses)
-        with self._giving_way():
-            step = self._begin(graph, losses, losses.present)
         collector = Collector(self.collector.members)
-        kept: list[tuple[nn.Parameter, Tensor]] = []
-        waits = expect is not None and step.is_careful
-        if expect is not None and not waits:
-            expect(step.plan.parameters())
 
         def show(parameter: nn.Parameter) -> None:
             buffer = collector.take(parameter)
-            if buffer is not None and waits:
-                kept.append((parameter, buffer.whole()))
-            elif buffer is not None:
-                deliver(parameter, buffer.whole())
+            if buffer is not None:
+                deliver(parameter, dict(zip(losses.present, buffer.whole(), strict=True)))
 
-        try:
-            with self._giving_way(step.is_careful):
+        with self._step(losses) as step:
+            collector.open(None, None)
+            if expect is not None and not step.is_careful:
+                expect(step.plan.parameters())
                 step.run(collector, show)
-            if expect is not None and waits:
-                expect([parameter for parameter, _ in kept])
-            for parameter, gradients in kept:
-                deliver(parameter, gradients)
-            return dict(step.outside)
+            else:
+                step.run(collector)
+                collector.form_waiting()
+        parameters = list(collector.buffers)
+        if expect is not None and step.is_careful:
+            expect(parameters)
+        for parameter in parameters:
+            show(parameter)
+        return dict(step.outside)
+
+    @contextmanager
+    def _step(self, losses: Losses) -> Iterator[Step]:
+        """A step, which lets another engine go on after an error while the graph is still whole."""
+        graph = self._read(losses)
+        step = None
+        try:
+            step = self._begin(graph, losses)
+            yield step
+            self._announce(step.slow)
+        except (Refused, Again, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if not self._keep_graph or not (step is None or step.is_careful):
+                raise
+            raise Refused(f"engine: one_backward met {type(error).__name__}: {error}") from error
         finally:
-            step.close()
-
-    def discard(self) -> None:
-        """Forget what was accumulated."""
-        self.collector.clear()
-        self._everyone, self._outside = (), {}
-
-    @property
-    def has_accumulated(self) -> bool:
-        """Whether task gradients of earlier micro-batches are stored."""
-        return bool(self._everyone)
+            if step is not None:
+                step.close()
 
     def describe(self) -> str:
         """Where rows were found, in words."""
         return "no batch so far" if self.plan is None else self.plan.describe()
-
-    # -- how -----------------------------------------------------------------------------------
 
     def _read(self, losses: Losses) -> Graph:
         graph = Graph(losses.roots(), self._planner.identities, settings=losses.index is None)
@@ -256,31 +170,27 @@ class OneBackward:
         graph.refuse_compiled_too_early()
         return graph
 
-    def _begin(self, graph: Graph, losses: Losses, present: tuple[int, ...]) -> Step:
+    def _begin(self, graph: Graph, losses: Losses) -> Step:
         declared = DeclaredRows()
         self._steps += 1
-        look = self._check and len(losses.present) > 1 and _is_due(self._steps)
+        look = self._check and len(losses.present) > 1 and is_due(self._steps)
         look = look and not _is_captured(losses.device)
         plan = self._planner.plan(graph, losses, declared, look=look)
         self.plan = plan
-        rows = None if losses.index is None else self._rows_of_losses(losses, present)
-        former = Former(graph, plan, losses, rows, declared, self._tasks, present)
+        rows = None if losses.index is None else self._rows_of_losses(losses, losses.index)
+        former = Former(graph, plan, losses, rows, declared, self._tasks)
         return Step(former, keep_graph=self._keep_graph)
 
-    def _rows_of_losses(self, losses: Losses, present: tuple[int, ...]) -> Segments:
-        assert losses.index is not None
-        index = losses.index
-        if present != losses.present:
-            moved = [present.index(task) for task in losses.present]
-            index = index_on(moved, index.device)[index]
+    def _rows_of_losses(self, losses: Losses, index: Tensor) -> Segments:
+        num_tasks, device = len(losses.present), losses.device
         if _is_captured(losses.device):  # what a graph being recorded makes has no values yet
-            return Segments(index, len(present), losses.device)
-        key = (len(present), losses.device, index.device)
+            return Segments(index, num_tasks, device)
+        key = (num_tasks, device, index.device)
         if self._last_rows is not None and index.device.type == "cpu":
             last_index, last_key, segments = self._last_rows  # batches are often laid out alike
             if last_key == key and torch.equal(last_index, index):
                 return segments
-        segments = Segments(index, len(present), losses.device)
+        segments = Segments(index, num_tasks, device)
         self._last_rows = (index, key, segments)
         return segments
 
@@ -325,30 +235,7 @@ class OneBackward:
                 stacklevel=6,
             )
 
-    def _keep_outside(self, step: Step) -> None:
-        """Add to the plain gradients of leaves that are not the model's."""
-        for leaf, gradient in step.outside:
-            earlier = self._outside.get(leaf)
-            self._outside[leaf] = gradient if earlier is None else earlier + gradient
-        self._announce(step.slow)
-
-
-def _is_due(step: int) -> bool:
-    """Steps 1, 2, 10, 100, 1,000, and every thousand from there on."""
-    return step in (1, 2, 10, 100) or step % 1000 == 0
-
 
 def _is_captured(device: torch.device) -> bool:
     """Whether a CUDA graph is being recorded: there is no waiting for the device then."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _for_some(weigh: Weigh, chosen: list[int]) -> Weigh:
-    """Weigh the chosen tasks of stored gradients that have room for all."""
-
-    def weigh_some(components: Sequence[int], gram: Tensor) -> Tensor:
-        index = index_on(chosen, gram.device)
-        weights = weigh(components, gram[:, index][:, :, index])
-        return weights.new_zeros(gram.shape[:-1]).index_copy(1, index, weights)
-
-    return weigh_some

@@ -132,6 +132,41 @@ def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
             leaf_hooks.update(items)
 
 
+def show_gradients(
+    graph: Graph,
+    starts: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    show: Callable[[Any, Tensor], None],
+    *,
+    retain: bool = False,
+) -> None:
+    """An ordinary backward that shows the gradients of leaves as they come, and keeps none."""
+
+    def shown(leaf: Tensor) -> Callable[[Tensor], Tensor]:
+        def hook(gradient: Tensor) -> Tensor:
+            if gradient.is_sparse:
+                show(leaf, gradient.to_dense())
+                return gradient
+            show(leaf, gradient)
+            zero = torch.zeros((), dtype=gradient.dtype, device=gradient.device)
+            return zero.expand(gradient.shape)  # nobody else needs it
+
+        return hook
+
+    with without_hooks(leaves):
+        handles = [leaf.register_hook(shown(leaf)) for leaf in leaves]
+        try:
+            if graph.is_reentrant:  # such a graph refuses to be given inputs
+                torch.autograd.backward(graph.roots, starts, retain_graph=retain)
+            else:
+                torch.autograd.grad(
+                    graph.roots, leaves, starts, retain_graph=retain, allow_unused=True
+                )
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
 class Watcher:
     """Sees which nodes a gradient other than zero comes through."""
 

@@ -3,21 +3,25 @@
 Slow and general: it works for every model, and every faster path is compared with it.
 """
 
-# K components, T tasks, P parameters of a component
+# T tasks
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradvac.gradients._components import Components, refuse_changed
-from gradvac.gradients._graph import LEAF, Graph
+from gradvac.gradients._components import refuse_changed
+from gradvac.gradients._graph import LEAF, Graph, is_python_function
 from gradvac.gradients._hidden import may_hide, refuse_hidden, set_aside
-from gradvac.gradients._kernels import combine, gram
 from gradvac.gradients._losses import Losses
-from gradvac.gradients._metric import Metric
-from gradvac.gradients._passes import without_hooks
-from gradvac.gradients._update import Weigh, add_to_grad
+from gradvac.gradients._passes import show_gradients, without_hooks
+from gradvac.gradients._plain import PlainGradient, Sums, is_due
+from gradvac.hints import some
+
+Deliver = Callable[[nn.Parameter, Mapping[int, Tensor]], None]
+"""Takes a parameter and its gradients by task, `task -> gradient`."""
+Expect = Callable[[Iterable[nn.Parameter]], None]
 
 
 class PerTask:
@@ -25,95 +29,52 @@ class PerTask:
 
     Args:
         model: The model.
-        components: Its components.
-        storage_dtype: Of the stored task gradients; None: that of each parameter.
-        offload: Store task gradients in host memory; each component visits the device twice.
         is_shared: Other processes train this model too, which a backward through `.grad` would
             call upon at every task.
-        metric: What Gram matrices see of task gradients; None: they see them as they are.
+        check: Verify on the first batches and now and then that the graph can run several times,
+            not only where there is a new kind of node in it.
     """
 
     name = "per_task"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        components: Components,
-        *,
-        storage_dtype: torch.dtype | None = None,
-        offload: bool = False,
-        is_shared: bool = False,
-        metric: Metric | None = None,
-    ) -> None:
-        parameters = dict(model.named_parameters())
-        self._members = [[parameters[p] for p in names] for names in components.values()]
-        self._model, self._metric = model, metric
-        self._parameters = {parameters[name]: name for m in components.values() for name in m}
-        self._storage_dtype, self._offload, self._is_shared = storage_dtype, offload, is_shared
-        self._rows: dict[int, dict[Tensor, Tensor]] = {}  # task -> parameter -> gradient
-        self._outside: dict[Tensor, Tensor] = {}  # plain gradients of leaves that are not ours
-
-    def backward(self, losses: Losses, weigh: Weigh, *, present: Sequence[int]) -> None:
-        """Differentiate, weigh every component, and add the update to `.grad`.
-
-        Args:
-            losses: Of this micro-batch.
-            weigh: From Gram matrices to weights.
-            present: The tasks of this step: those of `losses` and of what was accumulated before.
-        """
-        self.accumulate(losses)
-        rows, outside = self._rows, self._outside
-        self.discard()
-        self._fold([rows.get(task, {}) for task in present], weigh)
-        add_to_grad(list(outside), list(outside.values()))
-
-    def accumulate(self, losses: Losses) -> None:
-        """Add the task gradients of a micro-batch to the stored ones; `.grad` is left alone."""
-        for leaf, task, gradient in self._differentiate(losses):
-            self._keep(leaf, task, gradient)
-
-    def take_over(self, stored: Iterable[tuple[Tensor, int, Tensor]]) -> None:
-        """Go on with what another engine has accumulated: (leaf, task, gradient)."""
-        for leaf, task, gradient in stored:
-            self._keep(leaf, task, gradient)
+    def __init__(self, model: nn.Module, *, is_shared: bool = False, check: bool = True) -> None:
+        self._model, self._is_shared = model, is_shared
+        self._parameters = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        self._check, self._steps = check, 0
+        self._seen: set[str] = set()  # kinds of nodes
 
     def task_gradients(
-        self,
-        losses: Losses,
-        deliver: Callable[[nn.Parameter, Tensor], None],
-        expect: Callable[[Iterable[nn.Parameter]], None] | None = None,
+        self, losses: Losses, deliver: Deliver, expect: Expect | None = None
     ) -> dict[Tensor, Tensor]:
-        """Show every parameter's task gradients, in the order of `losses.present`.
+        """Show every parameter's task gradients.
 
         Args:
             losses: Of this micro-batch.
-            deliver: Takes them at the end.
-            expect: Is told which parameters may come; then those of a single task are delivered as
-                the backward completes them.
+            deliver: Takes them, those of a task as soon as it is done.
+            expect: Is told which parameters may come; then each comes once, with all its tasks.
 
         Returns:
             The plain gradients of leaves that are not the model's.
         """
         if expect is not None and len(losses.present) == 1:
             return self._deliver_one_task(losses, deliver, expect)
-        self.discard()
-        self.accumulate(losses)
-        rows = [self._rows.get(task, {}) for task in losses.present]
-        outside = self._outside
-        self.discard()
+        outside: dict[Tensor, Tensor] = {}
+        rows: dict[nn.Parameter, dict[int, Tensor]] = {}
+        for leaf, task, gradient in self._differentiate(losses):
+            if leaf not in self._parameters:
+                outside[leaf] = outside[leaf] + gradient if leaf in outside else gradient
+            elif expect is None:
+                deliver(leaf, {task: gradient})
+            else:
+                rows.setdefault(leaf, {})[task] = gradient
         if expect is not None:
-            expect({p for p in self._parameters if any(p in row for row in rows)})
-        for parameter in self._parameters:
-            stacked = _stack(rows, parameter)
-            if len(stacked):
-                deliver(parameter, stacked.view(-1, *parameter.shape))
+            expect(rows)
+        for parameter, by_task in rows.items():
+            deliver(parameter, by_task)
         return outside
 
     def _deliver_one_task(
-        self,
-        losses: Losses,
-        deliver: Callable[[nn.Parameter, Tensor], None],
-        expect: Callable[[Iterable[nn.Parameter]], None],
+        self, losses: Losses, deliver: Deliver, expect: Expect
     ) -> dict[Tensor, Tensor]:
         """A plain backward, whose gradients are those of the task: any model, compiled or not."""
         graph = Graph(losses.roots())
@@ -124,32 +85,19 @@ class PerTask:
         refuse_changed(self._model, self._parameters, graph)
         self._refuse_reentrant(graph)
         expect(parameters)
+        plain: dict[Tensor, Tensor] = {}
 
-        def show(leaf: nn.Parameter) -> Callable[[Tensor], Tensor]:
-            def hook(gradient: Tensor) -> Tensor:
-                dense = gradient.to_dense() if gradient.is_sparse else gradient
-                deliver(leaf, dense.unsqueeze(0))
-                return gradient.new_zeros(()).expand(gradient.shape)  # nobody else needs it
+        def show(leaf: Any, gradient: Tensor) -> None:
+            if leaf in self._parameters:
+                deliver(leaf, {losses.present[0]: gradient})
+            else:
+                plain[leaf] = gradient
 
-            return hook
+        with refuse_hidden(self._parameters, graph):
+            show_gradients(graph, losses.starts(), [*parameters, *outside], show)
+        return plain
 
-        with refuse_hidden(self._parameters, graph), without_hooks(leaves):
-            handles = [leaf.register_hook(show(leaf)) for leaf in parameters]
-            try:
-                gradients = torch.autograd.grad(
-                    losses.roots(), leaves, losses.starts(), allow_unused=True
-                )
-            finally:
-                for handle in handles:
-                    handle.remove()
-        gradient_of = dict(zip(leaves, gradients, strict=True))
-        return {leaf: g for leaf in outside if (g := gradient_of[leaf]) is not None}
-
-    def discard(self) -> None:
-        """Forget what was accumulated."""
-        self._rows, self._outside = {}, {}
-
-    def _differentiate(self, losses: Losses) -> Iterator[tuple[Tensor, int, Tensor]]:
+    def _differentiate(self, losses: Losses) -> Iterator[tuple[Any, int, Tensor]]:
         graph = Graph(losses.roots())
         outside = [leaf for leaf in graph.leaves() if leaf not in self._parameters]
         refuse_changed(self._model, self._parameters, graph)
@@ -157,21 +105,51 @@ class PerTask:
             graph.refuse_compiled_too_early()
         self._refuse_reentrant(graph)
         retain = _retain_graph(losses, graph)
-        leaves = [p for p in self._parameters if p.requires_grad]  # some may be frozen by now
+        every = [p for p in self._parameters if p.requires_grad] + outside  # some may be frozen
         gradients_of = _with_hidden_gradients if may_hide(graph) else _plain_gradients
         gradients_of = _through_grad if graph.is_reentrant else gradients_of
-        with without_hooks([*leaves, *outside]):
+        plain, sums, is_ours = losses.plain, Sums(), False
+        if any(retain) and plain is None and self._is_to_verify(graph):
+            plain, is_ours = PlainGradient(graph, losses, every), True
+        with without_hooks(every):
             for position, task in enumerate(losses.present):
                 one = torch.zeros(len(losses.present))
                 one[position] = 1.0
                 roots, starts = losses.roots(), losses.starts(one)
                 if losses.index is None:
                     roots, starts = roots[position : position + 1], starts[position : position + 1]
-                every = [*leaves, *outside]
-                gradients = gradients_of(roots, starts, every, retain[position])
+                keep = retain[position] or plain is not None
+                gradients = gradients_of(roots, starts, every, keep)
                 for leaf, gradient in zip(every, gradients, strict=True):
                     if gradient is not None:
-                        yield leaf, task, gradient
+                        if plain is not None:
+                            sums.add(leaf, gradient)
+                        yield leaf, task, gradient.to_dense() if gradient.is_sparse else gradient
+        if plain is not None:
+            wrong = plain.differing(sums, is_strict=True)
+            # It need not be linear (hooks that clip), as long as it is the same when it runs again.
+            if wrong and not plain.is_same_again(graph, losses):
+                raise ValueError(self._runs_once(graph, wrong))
+            plain.run(graph, losses, -1.0 if is_ours else 0.0, retain=False)  # lets go of the graph
+
+    def _is_to_verify(self, graph: Graph) -> bool:
+        """On the first batches, now and then, and where there is a new kind of node."""
+        self._steps += 1
+        kinds = set(graph.names) - self._seen
+        self._seen |= kinds
+        return bool(kinds) or (self._check and is_due(self._steps))
+
+    def _runs_once(self, graph: Graph, wrong: Sequence[Any]) -> str:
+        names = [self._parameters[leaf] for leaf in wrong if leaf in self._parameters]
+        pairs = zip(graph.nodes, graph.names, strict=True)
+        functions = sorted({name for node, name in pairs if is_python_function(node)})
+        return (
+            "losses: their backward is not the same when it runs again, and separating tasks takes "
+            f"several runs, so that the gradients of {some(names)} would be wrong. A hook or an "
+            "autograd.Function changes what it saved, or keeps count of its calls (functions here: "
+            f"{some(functions)}); let its backward leave that alone, or give every task the loss "
+            "of a forward of its own, as a mapping task -> loss."
+        )
 
     def _refuse_reentrant(self, graph: Graph) -> None:
         if graph.is_reentrant and self._is_shared:
@@ -179,35 +157,6 @@ class PerTask:
                 "losses: their graph has reentrant checkpoints, which several processes cannot "
                 "separate by task; use torch.utils.checkpoint with use_reentrant=False."
             )
-
-    def _keep(self, leaf: Tensor, task: int, gradient: Tensor) -> None:
-        gradient = gradient.to_dense() if gradient.is_sparse else gradient
-        store = self._rows.setdefault(task, {})
-        if leaf not in self._parameters:
-            store = self._outside
-        else:
-            device = torch.device("cpu") if self._offload else gradient.device
-            gradient = gradient.to(device, self._storage_dtype or gradient.dtype)
-        store[leaf] = store[leaf] + gradient if leaf in store else gradient
-
-    def _fold(self, rows: Sequence[dict[Tensor, Tensor]], weigh: Weigh) -> None:
-        grams = []
-        for members in self._members:
-            stacks = ((parameter, _stack(rows, parameter)) for parameter in members)
-            blocks = [gram(self._measured(p, stacked)) for p, stacked in stacks if len(stacked)]
-            empty = members[0].new_zeros(len(rows), len(rows), dtype=torch.float64)
-            grams.append(torch.stack(blocks).sum(0) if blocks else empty)
-        weights = weigh(range(len(grams)), torch.stack(grams))
-        for component_weights, members in zip(weights, self._members, strict=True):
-            for parameter in members:
-                stacked = _stack(rows, parameter)
-                for row in rows:
-                    row.pop(parameter, None)  # freed as the update takes its place
-                if len(stacked):  # unused by every task: .grad stays as it is
-                    add_to_grad([parameter], [combine(component_weights, stacked)])
-
-    def _measured(self, parameter: nn.Parameter, stacked: Tensor) -> Tensor:
-        return stacked if self._metric is None else self._metric(parameter, stacked)
 
 
 def _plain_gradients(
@@ -236,19 +185,6 @@ def _through_grad(
     with set_aside(leaves):
         torch.autograd.backward(roots, starts, retain_graph=retain)
         return [leaf.grad for leaf in leaves]
-
-
-def _stack(rows: Sequence[Mapping[Tensor, Tensor]], parameter: nn.Parameter) -> Tensor:
-    """Task gradients of a parameter on its device, `[T, P]`; empty if no task reached it."""
-    gradients = [row.get(parameter) for row in rows]
-    first = next((gradient for gradient in gradients if gradient is not None), None)
-    if first is None:
-        return parameter.new_empty(0, parameter.numel())
-    stacked = first.new_zeros(len(rows), parameter.numel(), device=parameter.device)
-    for row, gradient in zip(stacked, gradients, strict=True):
-        if gradient is not None:
-            row.copy_(gradient.reshape(-1), non_blocking=True)
-    return stacked
 
 
 def _retain_graph(losses: Losses, graph: Graph) -> list[bool]:

@@ -59,6 +59,7 @@ class Plan:
     functions: frozenset[int] = frozenset()  # junctions that are Python functions on the way
     measured: bool = False
     proven: bool = False  # a step with it went well
+    refusal: str | None = None  # why no step with it can go well
     lowest: torch.dtype = torch.float32
     tolerance: float = 0.0  # how much of what is measured may stay unexplained
     names: Mapping[nn.Parameter, str] = field(default_factory=dict)

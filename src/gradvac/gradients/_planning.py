@@ -64,6 +64,8 @@ class Planner:
         is_finished = not any(plan.unfinished for plan in known.plans)
         fitting = [plan for plan in known.plans if plan.holds_for(graph, num_rows)]
         if fitting and is_finished and not look:
+            if fitting[0].refusal is not None:
+                raise Refused(fitting[0].refusal)
             return fitting[0]
         earlier = known.plans[0] if known.plans else None
         try:

@@ -7,16 +7,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gradvac.gradients._collector import Collector
-from gradvac.gradients._forming import Former
+from gradvac.gradients._forming import Deliver, Former
 from gradvac.gradients._hidden import refuse_hidden
 from gradvac.gradients._kernels import wide
 from gradvac.gradients._ownership import mark, task_codes
 from gradvac.gradients._passes import Arrive, Watcher, run_pass
-from gradvac.gradients._plan import How
-from gradvac.gradients._uses import Use
+from gradvac.gradients._plain import PlainGradient, Sums
+from gradvac.gradients._plan import How, Refused
+from gradvac.gradients._uses import Table, Use
+from gradvac.hints import some
 
 
 class Again(Exception):  # noqa: N818
@@ -85,11 +88,12 @@ class Step:
             groups, complete = self._components(sink), sink.component_done
         left = dict(Counter([group for junction_groups in groups for group in junction_groups]))
         watcher = Watcher()
+        deliver = sink.deliver if self.losses.plain is None else self._counted(sink.deliver)
 
         def arrive(number: int, gradients: Sequence[Tensor | None]) -> None:
             if asleep and drawing.junctions[number].position in asleep:
                 watcher.see(drawing.junctions[number].position, gradients)
-            former.form(number, gradients, sink.deliver)
+            former.form(number, gradients, deliver)
             for group in groups[number]:
                 left[group] -= 1
                 if not left[group]:
@@ -117,11 +121,39 @@ class Step:
         if asleep and watcher.asleep() != asleep:
             self.plan.unfinished = "a part of it woke up"
             raise Again
+        pairs = zip(drawing.leaves_outside(self.graph), gradients, strict=True)
+        outside = [(leaf, gradient) for leaf, gradient in pairs if gradient is not None]
+        if self.losses.plain is not None:
+            self._compare(self.losses.plain, outside)
         if not again:
-            leaves = drawing.leaves_outside(self.graph)
-            pairs = zip(leaves, gradients, strict=True)
-            self.outside = [(leaf, gradient) for leaf, gradient in pairs if gradient is not None]
+            self.outside = outside
             self.plan.proven = True
+
+    def _counted(self, deliver: Deliver) -> Deliver:
+        """Add up what is delivered."""
+        self._sums = Sums()
+
+        def count(parameter: nn.Parameter, use: Use) -> None:
+            ones = torch.ones(use.segments.num_tasks, device=self.losses.device)
+            gradient = use.plain() if isinstance(use, Table) else use.weighted(ones)
+            self._sums.add(parameter, gradient)
+            deliver(parameter, use)
+
+        return count
+
+    def _compare(self, plain: PlainGradient, outside: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Refuse the graph if task gradients do not add up to the plain gradient."""
+        for leaf, gradient in outside:
+            self._sums.add(leaf, gradient)
+        wrong = plain.differing(self._sums)
+        if wrong:
+            names = [name for p, name in self.plan.names.items() if any(p is w for w in wrong)]
+            self.plan.refusal = (
+                f"engine: the task gradients of {some(names)} do not add up to the plain gradient, "
+                "as with a hook between a parameter and its use, or with a function whose backward "
+                'can run only once. Use engine="per_task".'
+            )
+            raise Refused(self.plan.refusal)
 
     def _of_one_task(self) -> set[int]:
         """Python functions whose own run gives all that is asked of them.
