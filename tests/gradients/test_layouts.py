@@ -535,3 +535,20 @@ def test_second_backward_instead_of_storing(name: str) -> None:
     twins = Twins(case, lambda: GradVac(beta=0.3), granularity="whole_model", recompute=True)
     for tasks in (UNSORTED, ONE_ABSENT):
         twins.step(tasks)
+
+
+def test_a_small_task_beside_a_large_one() -> None:
+    """A weight that is put together has as many rows as the batch, and looks like the batch."""
+
+    def losses(model: nn.Module, tasks: Tensor, x: Tensor) -> Tensor:
+        sizes = torch.tensor([1e-12, 1.0, 1.0], dtype=torch.float64)
+        return sizes[tasks] * distance(model(x))
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        result: Tensor = x[:, :B] @ torch.cat([m.upper, m.lower])
+        return result
+
+    upper, lower = (nn.Parameter(torch.randn(rows, D)) for rows in (2, B - 2))
+    model = Model(run, upper=upper, lower=lower).double()
+    case = Case(model, losses, (torch.randn(B, D, dtype=torch.float64),))
+    Twins(case, lambda: GradVac(target=0.9)).step([0, 1, 0, 0, 1, 1])

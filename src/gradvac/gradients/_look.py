@@ -11,7 +11,7 @@ from torch import nn
 from gradvac.gradients._evidence import Evidence
 from gradvac.gradients._graph import LEAF, Graph, is_python_function
 from gradvac.gradients._hidden import refuse_hidden
-from gradvac.gradients._junctions import Junction, draw, routes
+from gradvac.gradients._junctions import Junction, draw
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._ownership import SAME, Layout, Marks, mark, task_codes
 from gradvac.gradients._passes import Arrive, Watcher, run_pass
@@ -82,7 +82,6 @@ class Look:
                 )
                 plan.measured = How.MEASURED in plan.known.values()
                 plan.lowest, plan.names = self.shown.lowest, self.names
-                plan.routes = [routes(self.graph, junction) for junction in self.drawing.junctions]
                 plan.tolerance = self.shown.tolerance
                 plan.sizes = {plan.sizes_of(self.graph, self.num_rows)}
                 return plan
@@ -159,6 +158,7 @@ class Look:
                 mixed.append(junction)
             else:
                 plan.known[key] = how
+        mixed += self._shared_unseen(plan)
         if mixed:
             early = {junction.position for junction in mixed if junction.supposed}
             if not early:
@@ -212,6 +212,30 @@ class Look:
             if is_explained(along.expand(marks.shape[:-1])):
                 return How.DECLARED
         return How.MEASURED if is_explained(codes.owners(marks, others)) else None
+
+    def _shared_unseen(self, plan: Plan) -> list[Junction]:
+        """Junctions whose entries are shared by a task that is too small for codes to show it.
+
+        Only where it is a guess that there are rows: what a weight is made of may have their shape.
+        A pass per task shows where else than at its own entries its gradient is.
+        """
+        keys = [key for key, how in plan.known.items() if how is How.MEASURED]
+        keys = [key for key in keys if self.drawing.junctions[key[0]].supposed]
+        keys = [key for key in keys if self.shown.is_awake(key)]
+        if not keys:
+            return []
+        codes = task_codes(len(self.losses.present), self.shown.lowest.itemsize < 4)
+        shared: dict[int, Junction] = {}
+        for task, alone in enumerate(torch.eye(len(self.losses.present))):
+            marks, _ = self._marks(self.losses.starts(alone))
+            for key in keys:
+                coded = [by_task[key].entries for by_task in self.by_task]
+                owner = codes.owners(self.shown.plain[key].entries, coded)
+                sizes = marks[key].entries.abs().sum(-1)
+                elsewhere = torch.where(owner == task, 0.0, sizes).sum()
+                if elsewhere > self.shown.tolerance * sizes.sum():
+                    shared[key[0]] = self.drawing.junctions[key[0]]
+        return list(shared.values())
 
     def _unseen(self, key: tuple[int, int]) -> Known:
         """A place without a gradient: whatever is supposed of it, its task gradients are zero."""
