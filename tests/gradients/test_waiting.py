@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from gradvac import Aligner, GradVac
 from gradvac.gradients import _waiting
 from gradvac.gradients._segments import Segments
-from gradvac.gradients._waiting import Beside, Normed, Outer, Waiting
+from gradvac.gradients._uses import Use
+from gradvac.gradients._waiting import Beside, Normed, Outer
 
 ROWS, PER_ROW, D, T = 6, 5, 4, 3
 SORTED, MIXED = [0, 0, 1, 1, 2, 2], [2, 0, 1, 0, 2, 2]
@@ -47,7 +48,7 @@ def by_task(values: Tensor, owner: Tensor) -> Tensor:
     return torch.stack([values[owner == task].sum(0) for task in range(T)])
 
 
-def expected(use: Waiting, owner: Tensor) -> Tensor:
+def expected(use: Use, owner: Tensor) -> Tensor:
     if isinstance(use, Outer):
         return by_task(use.left[:, :, None] * use.right[:, None], owner)
     if isinstance(use, Normed):
@@ -62,7 +63,7 @@ def expected(use: Waiting, owner: Tensor) -> Tensor:
 @pytest.mark.parametrize("make", [product, untransposed, norm])
 @pytest.mark.parametrize("many", [1, 3])
 def test_together_as_alone(
-    make: Callable[[Segments], tuple[Waiting, Beside]], tasks: Sequence[int], many: int
+    make: Callable[[Segments], tuple[Use, Beside]], tasks: Sequence[int], many: int
 ) -> None:
     segments = Segments(torch.tensor(tasks), T, torch.device("cpu"))
     owner = torch.tensor(tasks).repeat_interleave(PER_ROW)

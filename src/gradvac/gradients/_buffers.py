@@ -78,7 +78,7 @@ class LookedUp:
 
     def joined(self) -> Lookup:
         """All uses as one."""
-        return Lookup.join(self._uses)
+        return Lookup.as_one(self._uses)
 
     def whole(self) -> Tensor:
         return self.joined().task_gradients()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradvac.gradients._fast_paths import FAST_PATHS, Place, embedding
 from gradvac.gradients._graph import LEAF, Graph, call_node
-from gradvac.gradients._junctions import Route
+from gradvac.gradients._junctions import way_down
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._ownership import Layout, TaskCodes, mark, negligible
 from gradvac.gradients._plan import How, Plan, Refused
@@ -65,34 +65,30 @@ class Former:
 
     def form(self, number: int, gradients: Sequence[Tensor | None], deliver: Deliver) -> None:
         """Deliver what a junction contributes to its parameters."""
-        plan, position = self.plan, self.plan.drawing.junctions[number].position
+        junction = self.plan.drawing.junctions[number]
         some = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
         if not some:
             if any(gradient is not None for gradient in gradients):
-                self._deliver_zeros(plan.drawing.junctions[number].parameters, deliver)
+                self._deliver_zeros(junction.parameters, deliver)
             return
         owned = [
             None if gradient is None else self._owned(number, output, gradient)
             for output, gradient in enumerate(gradients)
         ]
         slow: list[int] = []
+        position, gradient, owner = junction.position, gradients[0], owned[0]
         path, node = FAST_PATHS.get(self.graph.names[position]), self.graph.nodes[position]
-        gradient, owner = gradients[0], owned[0]
-        first: Use | None = None
-        for route in plan.routes[number]:
+        children, first = self.graph.children(position), None
+        for edge in junction.edges:
             use = None
             if path is not None and gradient is not None and owner is not None:
-                operand = self.graph.operands.get(position)
-                place = Place(node, route.edge, gradient, owner, self._shape(route), first, operand)
-                use = path(place)
+                shape, operand = self.graph.shape(*children[edge]), self.graph.operands.get(position)
+                use = path(Place(node, edge, gradient, owner, shape, first, operand))
             if use is None:
-                slow.append(route.edge)
-            elif route.parameter is not None:
-                use = use.transposed() if route.transposed else use
-                first = first or use
-                deliver(route.parameter, use)
+                slow.append(edge)
             else:
-                self._push(*route.child, use, deliver)
+                delivered = self._push(*children[edge], use, deliver)
+                first = first or delivered
         if slow:
             self._call(position, slow, gradients, owned, deliver)
 
@@ -101,12 +97,6 @@ class Former:
         for parameter in parameters:
             zeros = parameter.new_zeros(()).expand(self._num_tasks, *parameter.shape)
             deliver(parameter, Formed(zeros, self._of_one(0)))
-
-    def _shape(self, route: Route) -> tuple[int, ...]:
-        if route.parameter is None:
-            return self.graph.shape(*route.child)
-        shape = route.parameter.shape
-        return shape[::-1] if route.transposed else shape
 
     def _owned(self, number: int, output: int, gradient: Tensor) -> Owned:
         shape = gradient.shape
@@ -237,18 +227,22 @@ class Former:
 
     # -- from a junction's input down to parameters ----------------------------------------------
 
-    def _push(self, position: int, number: int, use: Use, deliver: Deliver) -> None:
-        """Through what was made of parameters alone, T gradients at a time."""
+    def _push(self, position: int, number: int, use: Use, deliver: Deliver) -> Use | None:
+        """Through what was made of parameters alone, T gradients at a time.
+
+        Returns what a parameter got, if there is nothing but casts and transpositions before it.
+        """
+        ways, start = self.plan.ways, (position, number)
+        if start not in ways:
+            ways[start] = way_down(self.graph, *start)
+        position, number, transposed = ways[start]
+        use = use.transposed() if transposed else use
         name, node = self.graph.names[position], self.graph.nodes[position]
         if name == LEAF:
             deliver(node.variable, use)
-            return
+            return use
         children = self.graph.children(position)
-        if name == "TBackward0" and len(self.graph.shape(position)) == 2:
-            self._push(*children[0], use.transposed(), deliver)
-        elif name == "TBackward0" or self.graph.is_plain_cast(position):
-            self._push(*children[0], use, deliver)
-        elif (looked_up := self._look_up(position, use)) is not None:
+        if (looked_up := self._look_up(position, use)) is not None:
             self._push(*children[0], looked_up, deliver)
         elif name in _SAME_NUMBERS:
             gradients = use.task_gradients()
@@ -257,6 +251,7 @@ class Former:
             self._push(*children[0], formed, deliver)
         else:
             self._push_through(position, number, use, deliver)
+        return None
 
     def _look_up(self, position: int, use: Use) -> Use | None:
         """A table of positions: the gradients of all tasks are those of a batch with a row each."""

@@ -11,7 +11,6 @@ consumers.
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -35,7 +34,7 @@ class Junction:
 
     Attributes:
         position: Of the node in the graph.
-        edges: The inputs that are made of parameters alone.
+        edges: The inputs that are made of parameters alone; a product comes before its shift.
         parameters: What these inputs are made of.
         ends: Nothing below the node needs it to run.
         supposed: All its inputs are made of parameters; that it holds rows is a guess.
@@ -123,6 +122,7 @@ def draw(
         deeper = any(c >= 0 and below[c] for c, _ in children)
         below[position] = deeper or bool(edges)
         if edges:
+            edges = tuple(sorted(edges, key=lambda e: -math.prod(graph.shape(*children[e]))))
             supposed = alone and position not in roots
             drawing.junctions.append(Junction(position, edges, parameters, not deeper, supposed))
     for position in filter(below.__getitem__, drawing.row_nodes):
@@ -134,30 +134,17 @@ def draw(
     return drawing
 
 
-class Route(NamedTuple):
-    """The way from an input of a junction to its parameter.
-
-    Casts and a transposition may lie between; `parameter` is None for any other way.
-    """
-
-    edge: int
-    child: tuple[int, int]
-    parameter: nn.Parameter | None
-    transposed: bool
+Way = tuple[int, int, bool]
+"""A node (position) and the number of its output; whether there is a transposition on the way."""
 
 
-def routes(graph: Graph, junction: Junction) -> list[Route]:
-    """The ways from a junction to its parameters; a product comes before its shift."""
-    ways = []
-    for edge in junction.edges:
-        child = graph.children(junction.position)[edge]
-        position, transposed = child[0], False
-        while graph.names[position] == "TBackward0" or graph.is_plain_cast(position):
-            transposed ^= graph.names[position] == "TBackward0" and len(graph.shape(position)) == 2
-            position = graph.children(position)[0][0]
-        parameter = graph.nodes[position].variable if graph.names[position] == LEAF else None
-        ways.append(Route(edge, child, parameter, transposed))
-    return sorted(ways, key=lambda r: -(0 if r.parameter is None else r.parameter.numel()))
+def way_down(graph: Graph, position: int, number: int) -> Way:
+    """From an input of a junction through casts and transpositions, mostly to a parameter."""
+    transposed = False
+    while graph.names[position] == "TBackward0" or graph.is_plain_cast(position):
+        transposed ^= graph.names[position] == "TBackward0" and len(graph.shape(position)) == 2
+        position, number = graph.children(position)[0]
+    return position, number, transposed
 
 
 def _may_hold_rows(graph: Graph, position: int, rows: int | None) -> bool:

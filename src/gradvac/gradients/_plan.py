@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradvac.gradients._graph import Graph, run_of
-from gradvac.gradients._junctions import Drawing, Route
+from gradvac.gradients._junctions import Drawing, Way
 from gradvac.gradients._movers import VIEWS
 from gradvac.gradients._ownership import Layout
 
@@ -63,7 +63,7 @@ class Plan:
     lowest: torch.dtype = torch.float32
     tolerance: float = 0.0  # how much of what is measured may stay unexplained
     names: Mapping[nn.Parameter, str] = field(default_factory=dict)
-    routes: list[list[Route]] = field(default_factory=list)  # from every junction
+    ways: dict[tuple[int, int], Way] = field(default_factory=dict)  # down from inputs of junctions
     components: list[list[int]] | None = None  # that every junction contributes to
     asked: list[tuple[int, int]] | None = None  # see `sizes_of`
 

@@ -9,8 +9,9 @@ since sum_t w_t g_t of a linear layer is just (w[task] * dY)^T X. Products, shif
 # N entries, T tasks, I columns of the parameter
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,9 +39,25 @@ class Use(ABC):
     def task_gradients(self) -> Tensor:
         """`[T, *parameter shape]`."""
 
-    @abstractmethod
     def weighted(self, weights: Tensor) -> Tensor:
         """sum_t weights[t] g_t, in the shape of the parameter."""
+        gradients = self.task_gradients()
+        return combine(weights, gradients.flatten(1)).view(gradients.shape[1:])
+
+    @property
+    def kind(self) -> Hashable:
+        """Uses that may wait are formed together with others of their kind."""
+        return None
+
+    @staticmethod
+    def join(uses: "Sequence[Any]") -> "Sequence[Use]":
+        """Uses of one parameter and one kind, as few as is cheap."""
+        return uses
+
+    @staticmethod
+    def form(uses: Sequence[Any]) -> Sequence[Tensor]:
+        """The task gradients of several uses of one kind."""
+        return [use.task_gradients() for use in uses]
 
     def transposed(self) -> "Use":
         """The same use of the transposed matrix."""
@@ -79,7 +96,7 @@ class Lookup(Table):
         return self.values.dtype
 
     @staticmethod
-    def join(uses: "Sequence[Lookup]") -> "Lookup":
+    def as_one(uses: "Sequence[Lookup]") -> "Lookup":
         """Several uses of one table as one."""
         if len(uses) == 1:
             return uses[0]
@@ -167,7 +184,3 @@ class Formed(Use):
 
     def task_gradients(self) -> Tensor:
         return self.gradients
-
-    def weighted(self, weights: Tensor) -> Tensor:
-        flat = self.gradients.reshape(len(self.gradients), -1)
-        return combine(weights, flat).view(self.gradients.shape[1:])

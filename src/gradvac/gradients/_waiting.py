@@ -5,42 +5,21 @@ What a small model's step costs is the number of operations: one product, one su
 
 # N entries, B rows, T tasks, D width, O rows of the parameter, I its columns
 
-from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradvac.gradients._kernels import grouped_outer, norm_sums, wide
 from gradvac.gradients._segments import Segments, joined
-from gradvac.gradients._uses import Formed, Table, Use
+from gradvac.gradients._uses import Table, Use
 
 # Of what a use keeps while it waits, without and with a GPU, whose launches cost more than copies.
 _SMALL_BYTES = (1 << 24, 3 << 24)
 
 
-class Waiting(Use):
-    """A use that may be cheap to keep, and cheaper to form together with others of its kind."""
-
-    @property
-    @abstractmethod
-    def kind(self) -> Hashable:
-        """Uses of one kind are formed together."""
-
-    @staticmethod
-    def join(uses: Sequence[Any]) -> "Sequence[Waiting]":
-        """Uses of one parameter and one kind, as few as is cheap."""
-        return uses
-
-    @staticmethod
-    @abstractmethod
-    def form(uses: Sequence[Any]) -> Sequence[Tensor]:
-        """The task gradients of several uses of one kind."""
-
-
-class Outer(Table, Waiting):
+class Outer(Table):
     """A matrix product: g = left^T right, summed over entries."""
 
     def __init__(self, left: Tensor, right: Tensor, segments: Segments) -> None:
@@ -99,7 +78,7 @@ class Outer(Table, Waiting):
         return Outer(self.right, self.left, self.segments)
 
 
-class Summed(Waiting):
+class Summed(Use):
     """A shift or a scale: g = sum of the rows' values."""
 
     def __init__(self, values: Tensor, segments: Segments, shape: tuple[int, ...]) -> None:
@@ -127,11 +106,8 @@ class Summed(Waiting):
     def task_gradients(self) -> Tensor:
         return self.segments.sum(self.values).view(-1, *self.shape)
 
-    def weighted(self, weights: Tensor) -> Tensor:
-        return Formed(self.task_gradients(), self.segments).weighted(weights)
 
-
-class Beside(Waiting):
+class Beside(Use):
     """A shift beside a product or a scale: g = sum of the output gradient, formed with theirs.
 
     Args:
@@ -157,20 +133,13 @@ class Beside(Waiting):
         by_row = [segments.by_row(use.values.reshape(-1, width)) for use in uses]
         return [Summed(reduce(torch.add, by_row), segments, (width,))]
 
-    @staticmethod
-    def form(uses: "Sequence[Beside]") -> Sequence[Tensor]:
-        return [use.task_gradients() for use in uses]
-
     def task_gradients(self) -> Tensor:
         if self.sums is None:
             self.sums = self.segments.sum(self.values.reshape(-1, self.values.shape[-1]))
         return self.sums
 
-    def weighted(self, weights: Tensor) -> Tensor:
-        return Formed(self.task_gradients(), self.segments).weighted(weights)
 
-
-class Normed(Waiting):
+class Normed(Use):
     """The scale of a normalisation: g = sum of the output gradient times the normalised input.
 
     Args:
@@ -217,9 +186,6 @@ class Normed(Waiting):
 
     def task_gradients(self) -> Tensor:
         return self.form([self])[0]
-
-    def weighted(self, weights: Tensor) -> Tensor:
-        return Formed(self.task_gradients(), self.segments).weighted(weights)
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:
