@@ -6,19 +6,40 @@ gradients `[T, *shape]`; large tables and tables that are only looked up are spa
 
 # T tasks, P parameters, V rows of a table, N tokens of the batch, I columns
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from gradvac.gradients._kernels import gram, wide
+from gradvac.gradients._kernels import combine, gram, wide
 from gradvac.gradients._uses import Formed, Lookup, Table, Use
 
 _CHUNK_BYTES = 1 << 31  # of a large table's task gradients at a time
 
 
-class Dense:
+class Stack:
+    """Task gradients that can be stacked, `[T, P]`."""
+
+    @abstractmethod
+    def stack(self) -> Tensor:
+        """`[T, P]`, for Gram matrices and combinations."""
+
+    @abstractmethod
+    def spread(self, combined: Tensor) -> Tensor:
+        """The gradient from a combination of what `stack` gave."""
+
+    def gram(self) -> Tensor:
+        """`[T, T]`."""
+        return gram(self.stack())
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """sum_t weights[t] g_t."""
+        return self.spread(combine(weights, self.stack()))
+
+
+class Dense(Stack):
     """Task gradients as `[T, *shape]`."""
 
     def __init__(self, gradients: Tensor) -> None:
@@ -52,16 +73,14 @@ class Dense:
         return self.gradients
 
     def stack(self) -> Tensor:
-        """`[T, P]`, for Gram matrices and combinations."""
         gradients = self.gradients
         return gradients if gradients.dim() == 2 else gradients.reshape(len(gradients), -1)
 
     def spread(self, combined: Tensor) -> Tensor:
-        """The gradient from a combination of what `stack` gave."""
         return combined
 
 
-class LookedUp:
+class LookedUp(Stack):
     """A table of which a batch uses few rows: task gradients `[T, N, I]`, of its tokens alone."""
 
     def __init__(self, first: Lookup) -> None:

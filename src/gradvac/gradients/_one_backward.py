@@ -21,7 +21,6 @@ from gradvac.gradients._collector import Collector, Write
 from gradvac.gradients._components import Components, refuse_changed
 from gradvac.gradients._forming import Former
 from gradvac.gradients._graph import Graph
-from gradvac.gradients._kernels import gram
 from gradvac.gradients._losses import Losses
 from gradvac.gradients._metric import Metric
 from gradvac.gradients._per_task import Deliver, Expect
@@ -30,8 +29,9 @@ from gradvac.gradients._plan import Plan, Refused
 from gradvac.gradients._planning import Planner
 from gradvac.gradients._rows import DeclaredRows
 from gradvac.gradients._segments import Segments
-from gradvac.gradients._step import Again, Step, WeightedSums
+from gradvac.gradients._step import Again, Step
 from gradvac.gradients._update import Weigh, add_to_grad
+from gradvac.gram import working_dtype
 
 
 class OneBackward:
@@ -92,8 +92,7 @@ class OneBackward:
             write = (lambda *update: kept.append(update)) if step.is_careful else add_to_grad
             try:
                 if self._recompute:
-                    weights = weigh(range(len(self.collector.members)), self._grams(step))
-                    self._add_weighted(step, weights, write)
+                    self._run_twice(step, weigh, write)
                 else:
                     self.collector.open(weigh, write)
                     step.run(self.collector)
@@ -123,6 +122,7 @@ class OneBackward:
         def show(parameter: nn.Parameter) -> None:
             buffer = collector.take(parameter)
             if buffer is not None:
+                assert not isinstance(buffer, Chunked)
                 deliver(parameter, dict(zip(losses.present, buffer.whole(), strict=True)))
 
         with self._step(losses) as step:
@@ -194,34 +194,25 @@ class OneBackward:
         self._last_rows = (index, key, segments)
         return segments
 
-    def _grams(self, step: Step) -> Tensor:
-        """Gram matrices of all components `[K, T, T]`, one parameter in memory at a time."""
-        collector = Collector(self.collector.members, table_bytes=self.collector.table_bytes)
-        grams: dict[int, Tensor] = {}
+    def _run_twice(self, step: Step, weigh: Weigh, write: Write) -> None:
+        """Gram matrices first, one parameter in memory at a time; then the updates, likewise."""
+        members, component_of = self.collector.members, self.collector.component_of
+        device, num_tasks = step.losses.device, len(step.losses.present)
+        shape = (len(members), num_tasks, num_tasks)
+        grams = torch.zeros(shape, dtype=working_dtype(device), device=device)
+        weights: Tensor | None = None
 
-        def add(parameter: nn.Parameter) -> None:
-            buffer = collector.take(parameter)
-            if buffer is not None:
-                component = self.collector.component_of[parameter]
-                matrix = buffer.gram() if isinstance(buffer, Chunked) else gram(buffer.stack())
-                grams[component] = grams[component] + matrix if component in grams else matrix
+        def done(parameter: nn.Parameter) -> None:
+            buffer, component = collector.take(parameter), component_of[parameter]
+            if buffer is not None and weights is None:
+                grams[component] += buffer.gram()
+            elif buffer is not None and weights is not None:
+                write([parameter], [buffer.combine(weights[component])])
 
-        step.run(collector, add, again=True)
-        num_tasks = len(step.losses.present)
-        nothing = step.losses.task_losses().new_zeros(num_tasks, num_tasks, dtype=torch.float32)
-        empty = torch.zeros_like(next(iter(grams.values()), nothing))
-        return torch.stack([grams.get(k, empty) for k in range(len(self.collector.members))])
-
-    def _add_weighted(self, step: Step, weights: Tensor, write: Write) -> None:
-        """The second backward: sums of task gradients with weights that are known."""
-        sums = WeightedSums(weights, self.collector.component_of)
-
-        def add(parameter: nn.Parameter) -> None:
-            update = sums.take(parameter)
-            if update is not None:
-                write([parameter], [update])
-
-        step.run(sums, add)
+        collector = Collector(members, table_bytes=self.collector.table_bytes)
+        step.run(collector, done, again=True)
+        weights = weigh(range(len(members)), grams)
+        step.run(collector, done)
 
     def _announce(self, slow: Sequence[str]) -> None:
         """Say once which places are computed task by task."""

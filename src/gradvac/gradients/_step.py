@@ -3,7 +3,7 @@
 # T tasks
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from gradvac.gradients._collector import Collector
 from gradvac.gradients._forming import Deliver, Former
 from gradvac.gradients._hidden import refuse_hidden
-from gradvac.gradients._kernels import wide
 from gradvac.gradients._ownership import mark, task_codes
 from gradvac.gradients._passes import Arrive, Watcher, run_pass
 from gradvac.gradients._plain import PlainGradient, Sums
@@ -24,25 +23,6 @@ from gradvac.hints import some
 
 class Again(Exception):  # noqa: N818
     """A part of the graph that no gradient had come through before woke up."""
-
-
-class WeightedSums:
-    """Takes sums of task gradients with weights that are known."""
-
-    def __init__(self, weights: Tensor, component_of: Mapping[nn.Parameter, int]) -> None:
-        self._weights, self._component_of = weights, component_of
-        self._sums: dict[nn.Parameter, Tensor] = {}
-
-    def deliver(self, parameter: nn.Parameter, use: Use) -> None:
-        """Take what one use of a parameter contributes."""
-        weighted = use.weighted(self._weights[self._component_of[parameter]])
-        weighted = weighted.to(wide(weighted.dtype))
-        earlier = self._sums.get(parameter)
-        self._sums[parameter] = weighted if earlier is None else earlier + weighted
-
-    def take(self, parameter: nn.Parameter) -> Tensor | None:
-        """Hand out the sum."""
-        return self._sums.pop(parameter, None)
 
 
 class Step:
@@ -67,7 +47,7 @@ class Step:
 
     def run(
         self,
-        sink: "Collector | WeightedSums",
+        collector: Collector,
         done: Callable[[nn.Parameter], None] | None = None,
         *,
         again: bool = False,
@@ -75,7 +55,7 @@ class Step:
         """The real pass.
 
         Args:
-            sink: Takes every use of a parameter.
+            collector: Takes every use of a parameter.
             done: Called with a parameter when all its uses were delivered; by default, the
                 collector is told when those of a component were.
             again: Another pass over this graph will follow.
@@ -84,11 +64,12 @@ class Step:
         groups: Sequence[Collection[Any]] = [junction.parameters for junction in drawing.junctions]
         complete: Callable[[Any], None] | None = done
         if complete is None:
-            assert isinstance(sink, Collector)
-            groups, complete = self._components(sink), sink.component_done
+            groups, complete = self._components(collector), collector.component_done
         left = dict(Counter([group for junction_groups in groups for group in junction_groups]))
         watcher = Watcher()
-        deliver = sink.deliver if self.losses.plain is None else self._counted(sink.deliver)
+        deliver = (
+            collector.deliver if self.losses.plain is None else self._counted(collector.deliver)
+        )
 
         def arrive(number: int, gradients: Sequence[Tensor | None]) -> None:
             if asleep and drawing.junctions[number].position in asleep:
