@@ -82,7 +82,8 @@ class Former:
         for edge in junction.edges:
             use = None
             if path is not None and gradient is not None and owner is not None:
-                shape, operand = self.graph.shape(*children[edge]), self.graph.operands.get(position)
+                shape = self.graph.shape(*children[edge])
+                operand = self.graph.operands.get(position)
                 use = path(Place(node, edge, gradient, owner, shape, first, operand))
             if use is None:
                 slow.append(edge)
