@@ -57,6 +57,10 @@ class Evidence:
         """How much of a mark may stay unexplained."""
         return self._tolerance + 4 * self.rounding
 
+    def forget(self) -> None:
+        """Let go of the marks, which take memory."""
+        self.plain = self.same = self.by_row = {}
+
     def inner(self) -> set[int]:
         """Positions whose output gradients are marked besides those of junctions."""
         every = self._drawing.movers.items()

@@ -13,7 +13,7 @@ from gradvac.gradients._graph import LEAF, Graph, is_python_function
 from gradvac.gradients._hidden import refuse_hidden
 from gradvac.gradients._junctions import Junction, draw
 from gradvac.gradients._losses import Losses
-from gradvac.gradients._ownership import SAME, Layout, Marks, mark, task_codes
+from gradvac.gradients._ownership import SAME, Layout, Marks, layouts, mark, task_codes
 from gradvac.gradients._passes import Arrive, Watcher, run_pass
 from gradvac.gradients._plain import PlainGradient
 from gradvac.gradients._plan import How, Known, Plan, Refused, Sized, spans_of
@@ -288,7 +288,7 @@ class Look:
             for output in self.shown.seen_outputs(position):
                 gradient = gradients[output] if output < len(gradients) else None
                 if gradient is not None and gradient.numel():
-                    marks[self.shown.key(position, output)] = mark(gradient)
+                    marks[self.shown.key(position, output)] = self._mark(gradient)
 
         others = [(position, see_inner) for position in self.shown.inner()]
         if watch:
@@ -296,6 +296,11 @@ class Look:
             others += [(position, watcher.see) for position in inner]
         self._pass(starts, see, others)
         return marks, watcher.asleep()
+
+    def _mark(self, gradient: torch.Tensor) -> Marks:
+        """Marks that show no more than along which dimension rows lie: a few numbers per row."""
+        dims = {layout.dim for layout in layouts(gradient.shape, self.num_rows or 1)}
+        return mark(gradient, columns_too=gradient.dim() - 1 in dims, kept=dims)
 
     def _pass(
         self, starts: Sequence[torch.Tensor], see: Arrive, others: Sequence[tuple[int, Arrive]] = ()
@@ -307,6 +312,8 @@ class Look:
     def _undo(self) -> None:
         """Take back what `retain_grad` of activations has added up so far."""
         if self.spent:
+            self.by_task = []
+            self.shown.forget()
             self._pass([-start for start in self.spent], lambda *_: None)
 
     def _coupled(self, junctions: Sequence[Junction]) -> str:

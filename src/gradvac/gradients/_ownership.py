@@ -10,7 +10,7 @@ does.
 # B rows, T tasks, G shape of an output gradient
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -48,12 +48,21 @@ _AT_ONCE = 1 << 26
 class Marks(NamedTuple):
     """A few numbers per vector of the last dimension, and per position in the last dimension."""
 
-    entries: Tensor  # [*G[:-1], R]; [*G, R] if there is at most one dimension
+    # [*G[:-1], R], 1 where a dimension is not kept; [*G, R] if there is at most one dimension.
+    entries: Tensor
     columns: Tensor | None  # [G[-1], R]
 
 
-def mark(gradient: Tensor, *, columns_too: bool = True) -> Marks:
-    """Project an output gradient, its columns only where rows may lie along them."""
+def mark(
+    gradient: Tensor, *, columns_too: bool = True, kept: Collection[int] | None = None
+) -> Marks:
+    """Project an output gradient.
+
+    Args:
+        gradient: The output gradient.
+        columns_too: Rows may lie along its last dimension.
+        kept: Other dimensions along which they may; the rest is projected too. None: all.
+    """
     is_vector, shape = gradient.dim() < 2, (gradient.numel(), 1 + gradient.is_complex())
     if gradient.is_complex():
         gradient = torch.view_as_real(gradient).flatten(-2)
@@ -74,7 +83,13 @@ def mark(gradient: Tensor, *, columns_too: bool = True) -> Marks:
     if columns is not None:  # both parts of a complex number are its own
         columns = columns.reshape(flat.shape[1] // shape[1], -1)
     whole = entries[0] if len(entries) == 1 else torch.cat(entries)
-    return Marks(whole.view(*gradient.shape[:-1], whole.shape[1]), columns)
+    whole = whole.view(*gradient.shape[:-1], whole.shape[1])
+    for dim, size in enumerate(gradient.shape[:-1]):
+        if kept is not None and dim not in kept and size:
+            view = (size, *(1 for _ in gradient.shape[dim + 1 : -1]), whole.shape[-1])
+            weights = _projection(size, dtype, gradient.device).view(view) / math.sqrt(size)
+            whole = (whole * weights).sum(dim, keepdim=True)
+    return Marks(whole, columns)
 
 
 @lru_cache(maxsize=64)
