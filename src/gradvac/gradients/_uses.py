@@ -42,7 +42,8 @@ class Use(ABC):
     def weighted(self, weights: Tensor) -> Tensor:
         """sum_t weights[t] g_t, in the shape of the parameter."""
         gradients = self.task_gradients()
-        return combine(weights, gradients.flatten(1)).view(gradients.shape[1:])
+        flat = gradients.reshape(len(gradients), -1)
+        return combine(weights, flat).view(gradients.shape[1:])
 
     @property
     def kind(self) -> Hashable:
