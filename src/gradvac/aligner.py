@@ -32,7 +32,7 @@ from gradvac.gradients import (
     whole,
 )
 from gradvac.hints import some
-from gradvac.models import allow_second_passes, is_sharded, refuse_later_wishes, unwrap
+from gradvac.models import allow_second_passes, is_sharded, refuse_later_changes, unwrap
 from gradvac.options import refuse_contradictions
 from gradvac.restored import Restored, differences
 from gradvac.rules import Rule, as_rule
@@ -190,7 +190,7 @@ class Aligner:
             What the rule did; None with `accumulate=True`.
         """
         if self._exchange is not None:
-            refuse_later_wishes(self._given)
+            refuse_later_changes(self._given)
             return self._backward_together(self._exchange, losses, tasks_of_rows, accumulate)
         given = read_losses(losses, tasks_of_rows, self.tasks)
         given.add_to(self._pending)

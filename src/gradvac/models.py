@@ -23,8 +23,8 @@ def unwrap(
         process_group: As given to the aligner.
 
     Raises:
-        ValueError: It is no model, or its gradients would be exchanged behind our back, or not
-            at all.
+        ValueError: It is not a model, or its gradients would be exchanged without the aligner, or
+            not at all.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: must be a torch.nn.Module, got {type(model).__name__}.")
@@ -54,11 +54,11 @@ def unwrap(
         _refuse_to_guess()
         return model, None
     if process_group is not None:
-        _refuse_shared_statistics(model)
+        _refuse_sync_batch_norm(model)
     return model, process_group
 
 
-def refuse_later_wishes(model: nn.Module) -> None:
+def refuse_later_changes(model: nn.Module) -> None:
     """Refuse changes to how DistributedDataParallel exchanges gradients, made after wrapping."""
     if getattr(model, "_comm_hooks", None):
         raise ValueError(
@@ -149,7 +149,7 @@ def _group_of_mesh(model: nn.Module) -> ProcessGroup:
     return group
 
 
-def _refuse_shared_statistics(model: nn.Module) -> None:
+def _refuse_sync_batch_norm(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise ValueError(

@@ -40,7 +40,7 @@ class _Averaged(Generic[BatchT]):
         from torch.nn.parallel import DistributedDataParallel
 
         self._losses = _Losses(recipe)
-        # Buffers are not statistics (`refuse_shared_statistics`) but tables that may grow with the
+        # Buffers are not statistics (`refuse_batch_norm`) but tables that may grow with the
         # data, differently in every process.
         buffers = [name for name, _ in self._losses.named_buffers()]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._losses, buffers)

@@ -273,7 +273,7 @@ def _announced() -> int:
     return int(size)
 
 
-def refuse_shared_statistics(model: nn.Module) -> None:
+def refuse_batch_norm(model: nn.Module) -> None:
     """Refuse layers that make rows depend on which process they are in."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -16,7 +16,7 @@ from gradvac.training.processes import (
     seed_everything,
     set_threads,
 )
-from gradvac.training.ranks import Job, refuse_shared_statistics
+from gradvac.training.ranks import Job, refuse_batch_norm
 from gradvac.training.recipe import BatchT, Recipe
 from gradvac.training.runlog import RunLog
 from gradvac.training.settings import RunConfig
@@ -51,7 +51,7 @@ class RunState(Generic[BatchT]):
         self.model = recipe.model.to(self.device).train()
         self.is_sharded = settings.train.parallel == "fsdp" and job.group is not None
         if job.group is not None:
-            refuse_shared_statistics(self.model)
+            refuse_batch_norm(self.model)
             if self.is_sharded:
                 shards.shard(self.model, job.group, self.device)
         self.optimizer = settings.optimizer.build(self.model)
