@@ -50,6 +50,8 @@ def test_every_pair_is_kept_or_counted_once_with_its_reason() -> None:
         "held out": 1,
     }
     assert report.examples["held out"] == [LINES[8]]
+    report.drop("too long", ("a" * 10**6, "b"))
+    assert len(report.examples["too long"][-1][0]) == 300  # a file to be read by people
 
 
 def test_what_is_switched_off_is_kept() -> None:

@@ -20,6 +20,7 @@ from gradvac.nmt.workers import chunks, ordered_map
 from gradvac.training import Section
 
 _NUM_EXAMPLES = 3
+_LONGEST_EXAMPLE = 300  # characters
 # Two short sentences say little about their ratio: "Oui." and "Yes, of course."
 _SHORTEST_COMPARED = 20
 
@@ -52,7 +53,7 @@ class Report:
         num_read: Pairs read.
         num_kept: Pairs kept.
         dropped: Reason -> number of pairs.
-        examples: Reason -> the first few, to look at.
+        examples: Reason -> the beginnings of the first few, to look at.
     """
 
     num_read: int = 0
@@ -65,7 +66,8 @@ class Report:
         self.dropped[reason] += 1
         shown = self.examples.setdefault(reason, [])
         if pair is not None and len(shown) < _NUM_EXAMPLES:
-            shown.append(pair)
+            source, target = pair
+            shown.append((source[:_LONGEST_EXAMPLE], target[:_LONGEST_EXAMPLE]))
 
     def to_dict(self) -> dict[str, object]:
         """Everything, ready for JSON."""
