@@ -242,6 +242,18 @@ def test_a_weight_that_is_not_the_models() -> None:
     torch.testing.assert_close(outside.grad, expected)
 
 
+def test_without_gradients_inside() -> None:
+    """What is made of a weight under `no_grad` has no gradient, wherever it is used."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            frozen = m.up.weight.t() * 2.0
+        result: Tensor = m.down(m.up(x) @ frozen)
+        return result
+
+    assert_exact(model_of(run, **linear()), (torch.randn(B, D).double(),))
+
+
 def test_an_output_that_wakes_up() -> None:
     """Its rows lie along another dimension than those of the first."""
     model = model_of(lambda m, x: (m.down(m.up(x)), m.up(x).sin().transpose(0, 1)), **linear())

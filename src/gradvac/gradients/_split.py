@@ -88,7 +88,7 @@ class Split:
         self._constant: set[fx.Node] = set()
         nodes = list(graph_module.graph.nodes)
         self._written = _written(nodes)
-        self._is_plain = not any(name_of(node) in _CONTEXTS for node in nodes)
+        self._is_plain = not any(getattr(n.target, "__name__", "") in _CONTEXTS for n in nodes)
         inputs = [node for node in nodes if node.op == "placeholder"]
         self._examples = dict(zip(inputs, examples, strict=True))
         for place, (node, example) in enumerate(self._examples.items()):
@@ -139,8 +139,7 @@ class Split:
 
     def _may_be_outside(self, node: fx.Node) -> bool:
         is_call = node.op in ("call_function", "call_method")
-        names = _MAY_BE_OUTSIDE if self._is_plain else frozenset(_NAMES_OF_VIEWS)
-        if not is_call or name_of(node) not in names:
+        if not (is_call and self._is_plain and name_of(node) in _MAY_BE_OUTSIDE):
             return False
         known = self.parametric | self._constant
         return node not in self._written and all(n in known for n in node.all_input_nodes)
