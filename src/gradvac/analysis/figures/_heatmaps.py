@@ -3,6 +3,7 @@
 # T tasks
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -163,10 +164,12 @@ def _alone(
     matrix: Matrix, tasks: Sequence[str], order: Order, title: str, colours: Colours
 ) -> Figure:
     cells, names, families = _room(tasks, [block.family for block in order[1]])
-    figure = new_figure(max(cells + names + families, 4.2), cells + names + 0.95)
+    width = max(cells + names + families, 4.2)
+    lines = wrap(title, int(12 * (width - names)))  # letters that fit above the cells
+    figure = new_figure(width, cells + names + 0.75 + 0.2 * len(lines))
     axes = figure.subplots()
     image = _draw(axes, matrix, tasks, order, colours)
-    axes.set_title(title, loc="left")
+    axes.set_title("\n".join(lines), loc="left")
     _colour_bar(figure, image, colours)
     return figure
 
