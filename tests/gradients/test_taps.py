@@ -151,6 +151,73 @@ def test_uses_without_a_rule(run: Any, parts: Any, shape: int) -> None:
     assert_exact(model_of(run, **linear(**parts)), (x,))
 
 
+def shifted_by_the_batch(m: Any, x: Tensor) -> Tensor:
+    result: Tensor = m.down(F.linear(x, m.matrix, m.up(x).mean(0)))
+    return result
+
+
+def shifted_by_erf(m: Any, x: Tensor) -> Tensor:
+    result: Tensor = m.down(torch.addmm(torch.erf(m.scale), m.up(x), m.matrix))
+    return result
+
+
+def written_over(m: Any, x: Tensor) -> Tensor:
+    matrix, scale = m.matrix * 2, m.scale * 2
+    F.relu(matrix, inplace=True)
+    F.leaky_relu(scale, 0.1, True)
+    result: Tensor = m.down(m.up(x) @ matrix * scale)
+    return result
+
+
+@pytest.mark.parametrize("run", [shifted_by_the_batch, shifted_by_erf, written_over])
+@pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
+def test_values_a_tap_must_not_stand_for(run: Any) -> None:
+    """Shifts not made of parameters alone, and values of parameters that are written over."""
+    matrix, scale = nn.Parameter(torch.empty(D, D)), nn.Parameter(torch.empty(D))
+    model = model_of(run, **linear(matrix=matrix, scale=scale))
+    assert_exact(model, (torch.randn(B, D).double(),))
+
+
+def test_a_number_keeps_the_dtype() -> None:
+    model = model_of(lambda m, x: x * m.number, number=nn.Parameter(torch.empty(())))
+    y = torch.compile(model, backend=uncompiled)(torch.randn(B, D))
+    assert y.dtype == torch.float32
+
+
+def test_an_output_that_is_an_input() -> None:
+    """Its node is that of the region before, where rows move; they lie in order when looked at."""
+
+    def first(m: Any, x: Tensor, order: Tensor) -> Tensor:
+        result: Tensor = (m.up(x)[order].tanh() @ m.matrix)[order.argsort()]
+        return result
+
+    def second(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.contiguous(), m.down(x)
+
+    model = model_of(first, **linear(matrix=nn.Parameter(torch.empty(D, D))))
+    reference, regions = (
+        copy.deepcopy(model),
+        [torch.compile(f, backend=uncompiled) for f in (first, second)],
+    )
+    aligners = [
+        Aligner(reference, TASKS, GradVac(beta=0.3), engine="per_task"),
+        Aligner(model, TASKS, GradVac(beta=0.3), engine="one_backward"),
+    ]
+    x = torch.randn(B, D).double()
+    for order in (
+        torch.arange(B),
+        torch.arange(B),
+        torch.arange(B).flip(0),
+        torch.arange(B).roll(1),
+    ):
+        for each, aligner, run in zip(
+            (reference, model), aligners, ((first, second), regions), strict=True
+        ):
+            one, other = run[1](each, run[0](each, x, order))
+            aligner.backward(distance(one + other), UNSORTED)
+    assert_same_gradients(model, reference, 1e-9)
+
+
 def test_rows_that_move() -> None:
     """Sorted by what the data say: owners are measured every step."""
 

@@ -85,9 +85,11 @@ class Region:
     def name_node(self, outputs: Sequence[Any], arguments: Sequence[Any]) -> None:
         """Let the node of a run be found to be this region's."""
         run = None
+        # An output may be an input, whose node is another region's.
+        others = {given.grad_fn for given in arguments if isinstance(given, Tensor)}
         for place, output in enumerate(outputs):
             node: Any = output.grad_fn if isinstance(output, Tensor) else None
-            if node is not None and node.name() == COMPILED:
+            if node is not None and node not in others and node.name() == COMPILED:
                 if run is None:
                     sizes = tuple([arguments[place] for place in self._sizes.values()])
                     run = Run(self, sizes, {})

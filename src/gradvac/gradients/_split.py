@@ -240,7 +240,9 @@ def _written(nodes: Sequence[fx.Node]) -> set[fx.Node]:
         is_dunder = name.startswith("__")
         in_place = name in _IN_PLACE or (name.endswith("_") and not is_dunder)
         in_place = in_place and name not in _MAY_BE_OUTSIDE  # `and_`
-        if node.op in ("call_function", "call_method") and (in_place or "out" in node.kwargs):
+        asked = node.kwargs.get("inplace") or (node.args and node.args[-1] is True)
+        in_place = in_place or bool(asked) or "out" in node.kwargs
+        if node.op in ("call_function", "call_method") and in_place:
             written.update(node.all_input_nodes[:1])
         if node in written:
             written.update(n for n in node.all_input_nodes if _share_memory(node, n))

@@ -133,6 +133,8 @@ def _tap_product(split: Split, node: fx.Node, name: str, output: Tensor) -> fx.N
         raise CannotTap
     if fake_of(x).dim() < 2 or (bias is not None and fake_of(bias).dim() != 1):
         raise CannotTap
+    if bias is not None and bias not in split.parametric and fake_of(bias).requires_grad:
+        raise CannotTap  # made of the batch, or inside: a tap hands nothing back to it
     columns, dtype = name != "linear", output.dtype
     operand = split.within(x)
     operand = operand if fake_of(x).dtype == dtype else split.cast(operand, dtype)
@@ -212,7 +214,9 @@ def _tap_broadcast(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
     if others:
         raise CannotTap
     expanded = split.expanded(parameter, output)
-    return split.inside.node_copy(node, lambda n: expanded if n is parameter else split.within(n))
+    result = split.inside.node_copy(node, lambda n: expanded if n is parameter else split.within(n))
+    # A number (0-dim) does not widen what it is combined with; expanded, it does.
+    return result if fake_of(parameter).dim() else split.cast(result, output.dtype)
 
 
 def _bound(node: fx.Node, *names: str) -> list[Any]:
