@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py                  # 2,000 steps of three small models
     python benchmarks/memory.py --steps 200
+    python benchmarks/memory.py --peaks          # the largest number of bytes within a step
 
 A step that left something behind (a graph, a plan for every length) would show as growth. Lengths
 vary from step to step where the model allows it. Ends with an error if live tensors or Python's
@@ -124,14 +125,61 @@ def growth(found: list[dict[str, int]]) -> dict[str, int]:
     return {what: found[-1][what] - found[0][what] for what in found[0]}
 
 
+def peak(step: Callable[[], object]) -> int:
+    """The largest number of bytes that a step allocates at a time."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profiled:
+        step()
+    assert profiled.profiler is not None
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+def peaks() -> None:
+    """A small Transformer at 8 tasks: joint training, a step that verifies, an ordinary one."""
+    from transformer import Size, Transformer, component, make_batch, row_losses
+
+    size, tasks = Size(2000, 64, 4, 512, 3, 2048), [str(task) for task in range(8)]
+    source, target, of_rows = make_batch(size, len(tasks), "cpu")
+    model = Transformer(size)
+
+    def joint() -> None:
+        model.zero_grad()
+        row_losses(model, source, target).sum().backward()
+
+    joint()
+    bytes_of = {"joint": peak(joint)}
+    for engine in ("one_backward", "auto"):
+        aligner = gradvac.Aligner(model, tasks, gradvac.GradVac(), component, engine=engine)
+
+        def step(aligner: gradvac.Aligner = aligner) -> None:
+            model.zero_grad()
+            aligner.backward(row_losses(model, source, target), of_rows)
+
+        step()
+        bytes_of[f"{engine}, verifying"] = peak(step)
+        bytes_of[engine] = peak(step)
+    for what, most in bytes_of.items():
+        print(f"{what:24} {most:14,} {most / bytes_of['joint']:6.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--warmup", type=int, default=100)
+    parser.add_argument("--peaks", action="store_true", help="of single steps, instead of growth")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if args.peaks:
+        peaks()
+        return
     leaks: list[Any] = []
     print(f"{'model':10} {'':>9} {'tensors':>12} {'python':>12} {'process':>14}")
     for name in args.models:
