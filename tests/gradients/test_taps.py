@@ -178,6 +178,26 @@ def test_values_a_tap_must_not_stand_for(run: Any) -> None:
     assert_exact(model, (torch.randn(B, D).double(),))
 
 
+def test_running_statistics_are_read_after_their_update() -> None:
+    model = model_of(
+        lambda m, x: m.down(m.norm(m.up(x))) * (m.scale * m.norm.running_mean),
+        **linear(norm=nn.BatchNorm1d(D), scale=nn.Parameter(torch.empty(D))),
+    )
+    reference, x = copy.deepcopy(model), torch.randn(B, D).double()
+    torch.testing.assert_close(torch.compile(model, backend=uncompiled)(x), reference(x))
+
+
+def test_a_weight_used_by_its_value_alone() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            matrix = m.matrix.t()
+        result: Tensor = m.down(m.up(x) @ matrix)
+        return result
+
+    model = model_of(run, **linear(matrix=nn.Parameter(torch.empty(D, D))))
+    assert_exact(model, (torch.randn(B, D).double(),))
+
+
 def test_a_number_keeps_the_dtype() -> None:
     model = model_of(lambda m, x: x * m.number, number=nn.Parameter(torch.empty(())))
     y = torch.compile(model, backend=uncompiled)(torch.randn(B, D))

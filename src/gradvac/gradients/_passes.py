@@ -142,8 +142,10 @@ def show_gradients(
 ) -> None:
     """An ordinary backward that shows the gradients of leaves as they come, and keeps none."""
 
-    def shown(leaf: Tensor) -> Callable[[Tensor], Tensor]:
-        def hook(gradient: Tensor) -> Tensor:
+    def shown(leaf: Tensor) -> Callable[[Tensor | None], Tensor | None]:
+        def hook(gradient: Tensor | None) -> Tensor | None:
+            if gradient is None:  # a compiled region that uses its value alone
+                return None
             if gradient.is_sparse:
                 show(leaf, gradient.to_dense())
                 return gradient

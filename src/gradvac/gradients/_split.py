@@ -244,6 +244,8 @@ def _written(nodes: Sequence[fx.Node]) -> set[fx.Node]:
         in_place = in_place or bool(asked) or "out" in node.kwargs
         if node.op in ("call_function", "call_method") and in_place:
             written.update(node.all_input_nodes[:1])
+        if name in ("batch_norm", "instance_norm"):
+            written.update(node.all_input_nodes[1:3])  # running statistics
         if node in written:
             written.update(n for n in node.all_input_nodes if _share_memory(node, n))
     return written
