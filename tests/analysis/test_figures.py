@@ -1,5 +1,6 @@
 """The paper's figures: drawn where the data allow, and right."""
 
+import itertools
 import logging
 import re
 import xml.etree.ElementTree as ET
@@ -17,7 +18,14 @@ from gradvac.analysis import statistics
 from gradvac.analysis.components import weighty
 from gradvac.analysis.figures import _bars, _heatmaps, _lines, write_figures
 from gradvac.analysis.figures._method import altered
-from gradvac.analysis.figures._style import DIVERGING, SEQUENTIAL, STYLE, save
+from gradvac.analysis.figures._style import (
+    DIVERGING,
+    SEQUENTIAL,
+    STYLE,
+    name_points,
+    new_figure,
+    save,
+)
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.rules import GradVac, PCGrad
 from gradvac.runs import TaskScores
@@ -326,3 +334,19 @@ def test_the_method_is_drawn_by_the_rules(degrees: float) -> None:
     vaccinated = altered(GradVac(target=0.7, vaccinated=["i"]), first, second)
     assert cosine(vaccinated) == pytest.approx(0.7, abs=1e-6)
     assert vaccinated[1] == pytest.approx(first[1])  # only moved along g_j
+
+
+def test_names_of_points_meet_neither_each_other_nor_points() -> None:
+    with mpl.rc_context(dict(STYLE)):
+        figure = new_figure(4.6, 3.6)
+        axes = figure.subplots()
+        points = [(0.0, 0.0), (0.01, 0.004), (0.012, -0.004), (0.02, 0.0), (1.0, 1.0)]
+        axes.scatter(*zip(*points, strict=True))
+        axes.margins(0.15)
+        name_points(figure, ["a name"] * len(points), points, ["black"] * len(points))
+        figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == len(points)
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    places = axes.transData.transform(points)
+    assert not any(box.contains(*place) for box in boxes for place in places)

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradvac.analysis.figures import FORMATS
-from gradvac.analysis.figures._style import INKS, QUIET, STYLE, new_figure, save
+from gradvac.analysis.figures._style import INKS, QUIET, STYLE, name_points, new_figure, save
 from gradvac.experiments.comparison import Comparison
 from gradvac.experiments.verdicts import BETTER, WORSE, Cell, Row, front
 
@@ -103,13 +103,12 @@ def _trade_off(comparison: Comparison) -> Figure | None:
         line = sorted((points[name][0].mean, points[name][1].mean) for name in best)
         axes.plot(*zip(*line, strict=True), "-", color=QUIET, linewidth=1, zorder=1)
     others = [name for name in points if name not in comparison.mixtures]
-    for name, (x, y) in points.items():
-        is_mixture = name in comparison.mixtures
-        ink = QUIET if is_mixture else INKS[others.index(name) % len(INKS)]
-        _point(axes, x, y, ink, "o" if is_mixture else "D")
-        place = (6, 5) if x.mean <= (axes.get_xlim()[1] + axes.get_xlim()[0]) / 2 else (6, -11)
-        axes.annotate(_short(name), (x.mean, y.mean), place, textcoords="offset points", color=ink)
+    inks = [INKS[others.index(name) % len(INKS)] if name in others else QUIET for name in points]
+    for (name, (x, y)), ink in zip(points.items(), inks, strict=True):
+        _point(axes, x, y, ink, "D" if name in others else "o")
     axes.margins(0.15)
+    means = [(x.mean, y.mean) for x, y in points.values()]
+    name_points(figure, [_short(name) for name in points], means, inks)
     axes.set_xlabel(f"{comparison.metric}, {across.name} resource tasks".replace("_", " "))
     axes.set_ylabel(f"{comparison.metric}, {up.name} resource tasks".replace("_", " "))
     return figure

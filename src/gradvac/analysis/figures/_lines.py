@@ -20,6 +20,7 @@ from gradvac.analysis.figures._style import (
     MissingError,
     cosine_axis,
     legend,
+    name_points,
     new_figure,
 )
 from gradvac.analysis.run import Run
@@ -52,17 +53,16 @@ def score_against_similarity(runs: Sequence[Run]) -> dict[str, Figure]:
     axes = figure.subplots()
     cosines, values = zip(*points, strict=True)
     axes.scatter(cosines, values, color=INKS[0], s=26, zorder=3)
-    for number, place in enumerate(sorted(range(len(full)), key=points.__getitem__)):
-        (run, main, _), point = full[place], points[place]
+    names = []
+    for run, main, _ in full:
         languages = zip(main.tasks, task_names.other_languages(main.tasks), strict=True)
         others = [language for other, language in languages if other != task]
-        name = others[0] if len(others) == 1 else run.name
-        beside = (4, -10 if number % 2 else 4)  # neighbours have theirs above and below
-        axes.annotate(name, point, beside, textcoords="offset points", fontsize=8)
+        names.append(others[0] if len(others) == 1 else run.name)
     axes.locator_params(axis="x", nbins=6)
     axes.set_xlabel(f"cosine of {task} with the other tasks of its model")
     axes.set_ylabel(f"{full[0][2].metric} of {task}")
     axes.set_title(_correlation(points), loc="left")
+    name_points(figure, names, points, ["black"] * len(names))
     return {task: figure}
 
 

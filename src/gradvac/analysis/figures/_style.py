@@ -13,6 +13,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 # Okabe and Ito's colours, which people with any colour vision can distinguish.
 INKS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#8c6d00", "#56b4e9", "#5b5b5b")
@@ -112,6 +113,42 @@ def _unknown_glyphs_as_boxes() -> Iterator[None]:
             yield
     finally:
         fonts.setLevel(level)
+
+
+# Where a name may stand, from its point.
+_PLACES = ((6, 5), (6, -11), (-6, 5), (-6, -11), (6, 16), (6, -22), (-6, 16), (-6, -22))
+
+
+@_unknown_glyphs_as_boxes()
+def name_points(
+    figure: Figure, names: Sequence[str], points: Sequence[tuple[float, float]], inks: Sequence[str]
+) -> None:
+    """Write a name beside every point, where it meets no other point or name.
+
+    The limits of the axes must be set.
+    """
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    reach = 4 * figure.dpi / 72  # of a point's mark
+    taken = [
+        Bbox.from_extents(*(at - reach), *(at + reach)) for at in axes.transData.transform(points)
+    ]
+    for name, point, ink in zip(names, points, inks, strict=True):
+        for place in _PLACES:
+            text = axes.annotate(
+                name,
+                point,
+                place,
+                textcoords="offset points",
+                ha="left" if place[0] > 0 else "right",
+                color=ink,
+                fontsize=8,
+            )
+            box = text.get_window_extent()
+            if place == _PLACES[-1] or not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+            text.remove()
 
 
 def legend(owner: Axes | Figure, entries: Mapping[str, Artist], **look: Any) -> None:
