@@ -12,6 +12,7 @@ GradNorm and plain joint training are available too. See `Aligner` for an exampl
     hints.py         words that error messages share
     sides.py         encoder or decoder: the side of a model, by a name
     indices.py       small index tensors, moved to their device once
+    triton_modules.py  Triton kernels, where they can be imported
     recording.py     work on a GPU, recorded once as a CUDA graph and replayed
     models.py        what the aligner asks of a model before it reads its graphs
     options.py       which options of the aligner go together

@@ -1,6 +1,7 @@
 """Settings of the engine tests."""
 
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,6 +14,14 @@ torch.set_num_threads(1)
 def _same_draws() -> None:
     """Whatever ran before, and in whichever process."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    """What another test compiled is forgotten."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
 
 
 @pytest.fixture(autouse=True)

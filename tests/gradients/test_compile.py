@@ -1,7 +1,6 @@
 """torch.compile: a compiled region is one node of the graph, and exact like any other."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -38,14 +37,8 @@ def model_of_every_kind() -> nn.Module:
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.usefixtures("_fresh_compiler"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("engine", ["one_backward", "auto"])

@@ -7,7 +7,7 @@ import gc
 import importlib
 import tomllib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,8 @@ uncompiled = partial(tap, compile_inside=aot_eager)  # the same split, and no co
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.usefixtures("_fresh_compiler"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def model_of(run: Callable[..., Any], **parts: nn.Module | nn.Parameter) -> nn.Module:

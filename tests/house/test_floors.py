@@ -11,6 +11,7 @@ FLOORS = {
     "hints": 0,
     "sides": 0,
     "indices": 0,
+    "triton_modules": 0,
     "recording": 0,
     "models": 0,
     "options": 0,

@@ -21,6 +21,7 @@ from gradvac.nmt import (
     Search,
     Transformer,
     Translator,
+    attention,
     train_translation,
 )
 from gradvac.nmt.batch import Frame
@@ -33,7 +34,11 @@ from .test_batch import framed
 pytestmark = needs.GPU
 
 
-def test_packed_attention_equals_padded(random_batch: Callable[..., Batch]) -> None:
+@pytest.mark.parametrize("most", [attention._SHORT, 0], ids=["short", "long"])
+def test_packed_attention_equals_padded(
+    random_batch: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(attention, "_SHORT", most)  # 0: sentences of any length are long
     device = torch.device("cuda")
     torch.manual_seed(0)
     model = Transformer(SIZES["tiny"], 50, dropout=0.0).to(device)

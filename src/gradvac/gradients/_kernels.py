@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradvac.gram import working_dtype
+from gradvac.triton_modules import triton_module
 
 if TYPE_CHECKING:
     from gradvac.gradients._segments import Segments
@@ -26,13 +26,9 @@ _CHUNK = 1 << 18  # columns converted to the working precision at a time
 _CACHED = 1 << 14  # on a CPU, where what was converted should still be in the cache when multiplied
 
 
-@cache
 def triton_kernels(name: str) -> Any:
     """A module of Triton kernels ("stacks" or "sums"), or None where Triton is not installed."""
-    try:
-        return import_module(f"gradvac.gradients._triton_{name}")
-    except ImportError:
-        return None
+    return triton_module(f"gradvac.gradients._triton_{name}")
 
 
 @cache

@@ -17,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gradvac.nmt.attention import parts
+
 # Tokens of a tile and warps of a program, forward and backward: the fastest for sentences of 30
 # tokens, on an H200.
 _FORWARD = {"TILE": 32, "num_warps": 1}
@@ -212,13 +214,6 @@ def attend_short(
     return seen
 
 
-def _parts(read: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values."""
-    if memory is None:
-        return read[:, 0], read[:, 1], read[:, 2]
-    return read[:, 0], memory[:, 0], memory[:, 1]
-
-
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -231,7 +226,7 @@ class _Attend(torch.autograd.Function):
     ) -> Tensor:
         read = read.contiguous()
         memory = None if memory is None else memory.contiguous()
-        q, k, v = _parts(read, memory)
+        q, k, v = parts(read, memory)
         num, heads, width = q.shape
         seen = torch.empty_like(q, memory_format=torch.contiguous_format)
         sums = q.new_empty(heads, num, dtype=torch.float32)
@@ -250,7 +245,7 @@ class _Attend(torch.autograd.Function):
         read, memory, seen, sums, q_ends, k_ends = ctx.saved_tensors
         d_read = torch.empty_like(read)
         d_memory = None if memory is None else torch.empty_like(memory)
-        (q, k, v), (dq, dk, dv) = _parts(read, memory), _parts(d_read, d_memory)
+        (q, k, v), (dq, dk, dv) = parts(read, memory), parts(d_read, d_memory)
         steps = (q.stride(0), k.stride(0), ctx.scale * _LOG2_E, ctx.scale)
         grads = (gradients[0].contiguous(), dq, dk, dv)
         options = {**ctx.sizes, **_BACKWARD}

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradvac.nmt.batch import Side
+from gradvac.triton_modules import triton_module
 
 _SHORT = 256  # tokens of the longest sentence for which a kernel for sentences is used
 _WIDTHS = (16, 32, 64, 128)  # of a head, that it can have
@@ -167,7 +168,7 @@ def attend(
     """
     if queries.packed and read.is_cuda and read.dtype in (torch.bfloat16, torch.float16):
         return _attend_packed(read, memory, queries, keys, causal=causal).flatten(-2)
-    query, key, value = _parts(read, memory)
+    query, key, value = parts(read, memory)
     if queries.packed:
         query, key, value = queries.pad(query), keys.pad(key), keys.pad(value)
     seen = F.scaled_dot_product_attention(
@@ -184,22 +185,23 @@ def _attend_packed(
     read: Tensor, memory: Tensor | None, queries: Side, keys: Side, *, causal: bool
 ) -> Tensor:
     """Attention on a GPU without padding, `[N, H, D / H]`; sentences have a kernel of their own."""
-    if max(queries.longest, keys.longest) <= _SHORT and read.shape[-1] in _WIDTHS:
-        from gradvac.nmt._triton_attention import attend_short
-
-        return attend_short(read, memory, queries.ends, keys.ends, causal=causal)
+    kernels = triton_module("gradvac.nmt._triton_attention")
+    is_short = max(queries.longest, keys.longest) <= _SHORT and read.shape[-1] in _WIDTHS
+    if is_short and kernels is not None:
+        short: Tensor = kernels.attend_short(read, memory, queries.ends, keys.ends, causal=causal)
+        return short
     # Here and not above: it brings the compiler along, a second that no other run should pay.
     from torch.nn.attention.varlen import varlen_attn
 
     reach = (-1, 0) if causal else (-1, -1)
     ends = (queries.ends, keys.ends, queries.longest, keys.longest)
-    query, key, value = _parts(read, memory)
+    query, key, value = parts(read, memory)
     seen = varlen_attn(query, key, value, *ends, window_size=reach)
     assert isinstance(seen, Tensor)
     return seen
 
 
-def _parts(read: Tensor, memory: Tensor | None) -> tuple[Tensor, ...]:
+def parts(read: Tensor, memory: Tensor | None) -> tuple[Tensor, ...]:
     """Queries, keys and values, `[*, H, D / H]` each."""
     return (*read.unbind(-3), *(() if memory is None else memory.unbind(-3)))
 

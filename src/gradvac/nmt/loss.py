@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gradvac.triton_modules import triton_module
+
 _OF_KERNELS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -26,14 +28,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     return plain_cross_entropy(logits, labels, smoothing)
 
 
-@cache
 def _kernels() -> Any:
-    """The Triton kernels, or None where Triton is not installed."""
-    try:
-        from gradvac.nmt import _triton_loss
-    except ImportError:
-        return None
-    return _triton_loss
+    return triton_module("gradvac.nmt._triton_loss")
 
 
 class _KernelLoss(torch.autograd.Function):

@@ -9,8 +9,7 @@ them together.
 # K components, T tasks
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from gradvac.indices import index_on
 from gradvac.rules._order import fixed_order, name_keys, random_order
 from gradvac.rules._rule import Rule, Weighing, check_names, matching
 from gradvac.rules._targets import Target
+from gradvac.triton_modules import triton_module
 
 CANCELLED = 1e-6  # ||g'|| at or below this share of ||g|| is rounding noise, and counts as zero
 TARGET_LIMIT = 1.0 - 1e-6  # |target| inside Eq. 3: at 1 it would divide by zero
@@ -43,21 +43,12 @@ def sweep(gram: Tensor, target: Tensor, order: Tensor, vaccinated: Tensor) -> Sw
     """
     # Above the limit Eq. 3 would turn similar gradients *away* from each other.
     target = target.clamp_max(TARGET_LIMIT)
-    kernel = _sweep_kernel() if gram.is_cuda else None
+    kernel = triton_module("gradvac.rules._sweep_kernel") if gram.is_cuda else None
     if kernel is None:
         return sweep_reference(gram, target, order, vaccinated)
     goal = target.clamp(-TARGET_LIMIT, TARGET_LIMIT)
-    return kernel(gram, target, goal, order, vaccinated, CANCELLED)
-
-
-@cache
-def _sweep_kernel() -> Callable[..., Swept] | None:
-    """The Triton kernel, or None where Triton is not installed."""
-    try:
-        from gradvac.rules._sweep_kernel import sweep_triton
-    except ImportError:
-        return None
-    return sweep_triton
+    swept: Swept = kernel.sweep_triton(gram, target, goal, order, vaccinated, CANCELLED)
+    return swept
 
 
 def sweep_reference(gram: Tensor, target: Tensor, order: Tensor, vaccinated: Tensor) -> Swept:
