@@ -145,6 +145,18 @@ def test_training_lines_of_any_pair_that_are_held_out_are_removed(
         assert "sentence number 5" not in prepared.text("train", pair)[0]
 
 
+def test_test_sentences_in_dev_are_told(toy_config: Build) -> None:
+    config = toy_config(data={"dev": ["dev.{pair}.tsv", "test.{pair}.tsv"]}).data
+    prepared, log = run(config)
+    told = [line for line in log if "are in dev too" in line]
+    assert [line.split(" are ")[0] for line in told] == [
+        f"warning: 60 of the 60 sentence pairs of test en-{code}" for code in ("xx", "yy")
+    ]
+    assert prepared.doubts == told  # training says so again
+    assert run(config)[1] == told
+    assert run(toy_config().data)[0].doubts == []
+
+
 def test_a_small_corpus_gives_a_smaller_vocabulary_and_says_so(toy_config: Build) -> None:
     vocabulary = {"size": 64_000, "threads": 1}
     prepared, log = run(toy_config(data={"vocabulary": vocabulary}).data)

@@ -41,9 +41,15 @@ def test_text_comes_back(vocabulary: Vocabulary) -> None:
 
 def test_language_tokens_are_single_and_never_said(vocabulary: Vocabulary) -> None:
     assert vocabulary.languages == ("en", "fr")
-    assert vocabulary.tag("fr") in vocabulary.encode(["<2fr> the dog"])[0]
     assert {vocabulary.tag("en"), vocabulary.tag("fr"), PAD, BOS} <= set(vocabulary.unspeakable)
     assert EOS not in vocabulary.unspeakable
+
+
+@pytest.mark.parametrize("text", ["<2fr> the dog", "the dog<2en>", "a <2fr><2en> b", "\uff1c2fr>"])
+def test_a_tag_within_a_text_is_text(vocabulary: Vocabulary, text: str) -> None:
+    (tokens,) = vocabulary.encode([text])
+    assert not {vocabulary.tag("en"), vocabulary.tag("fr")} & set(tokens)
+    assert vocabulary.decode(tokens) == text.replace("\uff1c", "<")
 
 
 def test_unknown_language_names_the_known_ones(vocabulary: Vocabulary) -> None:

@@ -9,7 +9,7 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     readers.py         sentence pairs from text, TSV, JSONL, TMX, Hugging Face, our own languages
     lines.py           lines of files, packed or not: all of them, or an error
     columns.py         which column of a table holds which language
-    guess.py           a guess at the language of a text, to warn of columns turned round
+    doubts.py          warnings: text that is not what its name says, test sentences in dev
     cleaning.py        what is dropped, and the report
     seen.py            repetitions, known by fingerprints on disk
     workers.py         work on all cores, in order

@@ -69,6 +69,12 @@ class Report:
             source, target = pair
             shown.append((source[:_LONGEST_EXAMPLE], target[:_LONGEST_EXAMPLE]))
 
+    def drop_later(self, later: Report) -> None:
+        """Count what a later step dropped of the pairs that were kept."""
+        self.num_kept -= later.dropped.total()
+        self.dropped += later.dropped
+        self.examples = later.examples | self.examples
+
     def to_dict(self) -> dict[str, object]:
         """Everything, ready for JSON."""
         return {

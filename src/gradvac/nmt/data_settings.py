@@ -170,6 +170,11 @@ class DataConfig(Section):
             self.directions
         ]
 
+    def limit_of(self, pair: str) -> int | None:
+        """The most training pairs: the pair's own limit, or the lower one of its languages."""
+        language_limits = [self.limit[code] for code in parse(pair) if code in self.limit]
+        return self.limit.get(pair, min(language_limits, default=None))
+
     def sources(self) -> dict[str, Sources]:
         """Map every split to its sources, as they were given."""
         test = {} if self.test is None else {TEST: self.test}

@@ -17,18 +17,20 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gradvac.nmt import cutting, guess
+from gradvac.nmt import cutting, doubts
 from gradvac.nmt.cleaning import Report, clean, fingerprint, keep_readable, letters
-from gradvac.nmt.data_settings import TRAIN, DataConfig
+from gradvac.nmt.data_settings import DEV, TRAIN, DataConfig
 from gradvac.nmt.prepared import MANIFEST, REPORT, VOCABULARY, Prepared, read_manifest, relevant
 from gradvac.nmt.readers import Line, files_of, mostly_readable, read_pairs
 from gradvac.nmt.sealed import (
     Seal,
     is_intact,
+    read_columns,
     read_facts,
     read_lines,
     sealing,
@@ -94,7 +96,6 @@ class _Preparation:
         self.pairs, self.sources = config.all_pairs(), config.sources()
         self.texts: dict[tuple[str, str], Facts] = {}  # (split, pair) -> facts
         self.seals: dict[str, Seal] = {}  # of all files
-        self._marks: dict[str, set[int]] | None = None
 
     def run(self) -> None:
         splits = sorted(self.sources, key=lambda split: split == TRAIN)
@@ -112,7 +113,7 @@ class _Preparation:
                 for split in self.sources
             },
             signature=files.hash_of([tokens[key]["key"] for key in sorted(tokens)]),
-            doubts=[self.texts[key]["doubt"] for key in names if self.texts[key]["doubt"]],
+            doubts=[*filter(None, (self.texts[key]["doubt"] for key in names)), *self.doubt_sets()],
             shards={".".join(key): facts["shards"] for key, facts in tokens.items()},
         )
 
@@ -155,7 +156,7 @@ class _Preparation:
             depends.append(self.config.columns)
         if split == TRAIN:
             held_out = [text["digest"] for (s, _), text in self.texts.items() if s != TRAIN]
-            depends += [self.config.cleaning.model_dump(), self.limit(pair), held_out]
+            depends += [self.config.cleaning.model_dump(), self.config.limit_of(pair), held_out]
         key = files.hash_of(depends)
         # What comes from no file of ours has no hash: it is read again, and compared afterwards.
         if hashes and self.holds(before, key):
@@ -165,9 +166,9 @@ class _Preparation:
         self.say(f"Cleaning {split} {pair}")
         report, sample = Report(), list[tuple[str, str]]()
         paths = self.paths("text", split, pair)
-        digest, seals = write_columns(paths, guess.sampled(self.kept(split, pair, report), sample))
+        digest, seals = write_columns(paths, doubts.sampled(self.kept(split, pair, report), sample))
         report.refuse_empty(f"{split} {pair}")
-        doubt = guess.doubt(*parse(pair), sample)
+        doubt = doubts.of_languages(*parse(pair), sample)
         facts: Facts = {
             "key": key,
             "digest": digest,
@@ -184,6 +185,14 @@ class _Preparation:
         if facts["doubt"]:
             self.say(facts["doubt"])
         return facts
+
+    def doubt_sets(self) -> Iterator[str]:
+        for split, pair in self.texts:
+            if split not in (TRAIN, DEV):
+                places = [self.paths("text", name, pair) for name in (split, DEV)]
+                if doubt := doubts.shared(f"{split} {pair}", *places):
+                    self.say(doubt)
+                    yield doubt
 
     def named(self, seals: dict[Path, Seal]) -> dict[str, Seal]:
         return {path.relative_to(self.folder).as_posix(): seal for path, seal in seals.items()}
@@ -206,22 +215,16 @@ class _Preparation:
 
         if split != TRAIN:
             return keep_readable(lines(), report)
-        marks = self.held_out_marks()
+        marks = self.held_out_marks
         return clean(
             lines(),
             self.config.cleaning,
             report,
             held_out=(marks[first], marks[second]),
-            limit=self.limit(pair),
+            limit=self.config.limit_of(pair),
             processes=self.config.processes,
             engine=self.config.engine,
         )
-
-    def limit(self, pair: str) -> int | None:
-        """The most training pairs: the pair's own limit, or the lower one of its languages."""
-        limits = self.config.limit
-        language_limits = [limits[code] for code in parse(pair) if code in limits]
-        return limits.get(pair, min(language_limits, default=None))
 
     def paths(self, what: str, split: str, pair: str) -> list[Path]:
         return [self.folder / what / f"{split}.{pair}.{code}" for code in parse(pair)]
@@ -241,15 +244,15 @@ class _Preparation:
                 hashes[str(path)] = {"stamp": mark, "hash": digest}
         return hashes
 
+    @cached_property
     def held_out_marks(self) -> dict[str, set[int]]:
         """Fingerprints of the held-out sentences of every language, of all pairs together."""
-        if self._marks is None:
-            self._marks = {code: set() for code in self.config.all_languages()}
-            for split, pair in self.texts:
-                for path in self.paths("text", split, pair) if split != TRAIN else ():
-                    marks = {fingerprint(letters(line)) for line in read_lines(path)}
-                    self._marks[path.name.rpartition(".")[2]] |= marks
-        return self._marks
+        marks = {code: set[int]() for code in self.config.all_languages()}
+        for split, pair in self.texts:
+            for path in self.paths("text", split, pair) if split != TRAIN else ():
+                language = marks[path.name.rpartition(".")[2]]
+                language.update(fingerprint(letters(line)) for line in read_lines(path))
+        return marks
 
     def learn_vocabulary(self) -> tuple[Vocabulary, str]:
         """Learn the vocabulary from the training text of all languages, or take the given one."""
@@ -307,7 +310,7 @@ class _Preparation:
         intact = [self.holds(facts, key) and "sizes" in facts for facts, key in pairs]
         if not all(intact):
             self.begin_change()
-        lines = zip(*(read_lines(path) for path in self.paths("text", split, pair)), strict=True)
+        lines = read_columns(self.paths("text", split, pair))
         for shard, (name, place) in enumerate(zip(names, places, strict=True)):
             if all(intact[shard:]):
                 break
@@ -326,10 +329,9 @@ class _Preparation:
                 processes=self.config.processes,
                 engine=self.config.engine,
             )
-            seals = self.named(cut.seals)
-            report = cut.report.to_dict()
-            facts = {"key": keys[shard], "report": report, "sizes": cut.sizes, "files": seals}
-            self.seals |= seals
+            facts: Facts = {"key": keys[shard], "report": cut.report.to_dict(), "sizes": cut.sizes}
+            facts["files"] = self.named(cut.seals)
+            self.seals |= facts["files"]
             write_facts(place, facts)
             facts_by_shard[shard] = facts
         return {
@@ -342,8 +344,6 @@ class _Preparation:
         """What became of a pair, from reading to tokens."""
         report = Report.from_dict(self.texts[split, pair]["report"])
         for later in map(Report.from_dict, tokens["reports"]):
-            report.num_kept -= later.dropped.total()
-            report.dropped += later.dropped
-            report.examples = later.examples | report.examples
+            report.drop_later(later)
         report.refuse_empty(f"{split} {pair}")
         return report

@@ -32,7 +32,7 @@ class Prepared:
         vocabulary: The shared vocabulary.
         sizes: Split -> pair -> number of sentence pairs.
         signature: Hash of all text and of the vocabulary.
-        doubts: Warnings about languages that look like others.
+        doubts: Warnings: text of another language than its name says, test sentences in dev.
         shards: "train.en-fr" -> for every shard its pairs and the tokens of both sides.
         files: Its files, each compared with what was written before it is used.
     """

@@ -66,8 +66,14 @@ def write_columns(
     return digest.hexdigest(), seals
 
 
+def read_columns(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Read the two columns that `write_columns` wrote."""
+    first, second = map(read_lines, paths)
+    return zip(first, second, strict=True)
+
+
 def read_lines(path: Path) -> Iterator[str]:
-    """Read what `write_columns` wrote."""
+    """Read one column of it."""
     with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
             yield line[:-1]

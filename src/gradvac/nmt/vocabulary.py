@@ -81,6 +81,7 @@ class Vocabulary:
             for number, piece in enumerate(self.pieces())
             if piece.startswith("<2") and piece.endswith(">")
         }
+        self._spelled = {number: self._bytes(f"<2{code}>") for code, number in self._tags.items()}
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
@@ -135,9 +136,19 @@ class Vocabulary:
         return self._tags[language]
 
     def encode(self, lines: Sequence[str], *, threads: int = 1) -> list[list[int]]:
-        """Cut lines into pieces, without any special token."""
+        """Cut lines into pieces, without any special token.
+
+        Where a text itself says `<2fr>`, that is text, and no request: it is spelled in bytes.
+        """
         pieces: list[list[int]] = self._pieces.encode(list(lines), num_threads=threads)
-        return pieces
+        tags = self._spelled.keys()
+        return [row if tags.isdisjoint(row) else self._without_tags(row) for row in pieces]
+
+    def _without_tags(self, row: Sequence[int]) -> list[int]:
+        return [part for token in row for part in self._spelled.get(token, [token])]
+
+    def _bytes(self, text: str) -> list[int]:
+        return [int(self._pieces.piece_to_id(f"<0x{byte:02X}>")) for byte in text.encode()]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Put pieces together to a line of text."""

@@ -9,7 +9,7 @@ import pytest
 
 from gradvac import corpora
 from gradvac.nmt import NmtConfig, open_or_prepare, prepare
-from gradvac.nmt.guess import doubt
+from gradvac.nmt.doubts import of_languages
 
 ENGLISH = [f"she said that they would come back {n} days after the war" for n in range(30)]
 FRENCH = [f"elle a dit qu'ils reviendraient {n} jours après la guerre" for n in range(30)]
@@ -31,16 +31,16 @@ RUSSIAN = [f"она сказала что они вернутся через {n}
     ],
 )
 def test_doubts(first: str, second: str, texts: tuple[list[str], ...], expected: str) -> None:
-    found = doubt(first, second, list(zip(*texts, strict=True)))
+    found = of_languages(first, second, list(zip(*texts, strict=True)))
     assert found is None if expected is None else expected in str(found)
 
 
 @pytest.mark.parametrize("code", ["qso", "qtu", "qnk", "qpp"])
 def test_constructed_languages_are_in_no_doubt(code: str) -> None:
     pairs = corpora.default().pairs(code, "dev")[:200]
-    assert doubt("en", code, pairs) is None
+    assert of_languages("en", code, pairs) is None
     turned = [(right, left) for left, right in pairs]
-    assert "the wrong way round" in str(doubt("en", code, turned))
+    assert "the wrong way round" in str(of_languages("en", code, turned))
 
 
 def test_prepare_says_so_and_training_repeats_it(

@@ -1,23 +1,27 @@
-"""A guess at the language of some lines, to warn of text that is not what its name says.
+"""What to warn of: text that is not what its name says, and test sentences that are in dev.
 
-A guess never changes anything. It is made by the line, so that a few borrowed sentences do not
-decide, and only a clear majority is told.
+A warning never changes anything. Languages are guessed by the line, so that a few borrowed
+sentences do not decide, and only a clear majority is told.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import py3langid
+
+from gradvac.nmt.sealed import read_columns
 
 LINES = 200  # to guess from
 _FEWEST_LINES = 10
 _CLEAR, _FEW = 0.6, 0.1  # shares of lines
+_MANY_SHARED = 0.01  # share of a set to score on that may be in dev without a word
 _ALSO = {"no": "nb", "iw": "he", "in": "id", "tl": "fil"}  # other codes of the same language
 
 
-def doubt(first: str, second: str, pairs: Sequence[tuple[str, str]]) -> str | None:
+def of_languages(first: str, second: str, pairs: Sequence[tuple[str, str]]) -> str | None:
     """Say what is odd about the languages of some pairs; None: nothing.
 
     Args:
@@ -41,6 +45,24 @@ def doubt(first: str, second: str, pairs: Sequence[tuple[str, str]]) -> str | No
         if name in _known() and column_shares[name] < _FEW and share >= _CLEAR:
             return f"what is called {code!r} looks like {guess!r} in {share:.0%} of the lines."
     return None
+
+
+def shared(name: str, scored: Sequence[Path], dev: Sequence[Path]) -> str | None:
+    """Say that a set to score on holds what checkpoints are chosen by; None: hardly anything.
+
+    Args:
+        name: Of the set.
+        scored: The two files of its sentence pairs.
+        dev: Those of the development set.
+    """
+    chosen_by = set(read_columns(dev))
+    is_shared = [pair in chosen_by for pair in read_columns(scored)]
+    if sum(is_shared) < max(1, _MANY_SHARED * len(is_shared)):
+        return None
+    return (
+        f"warning: {sum(is_shared):,} of the {len(is_shared):,} sentence pairs of {name} are in "
+        "dev too. Checkpoints are chosen by dev, so scores will be too good."
+    )
 
 
 def sampled(
