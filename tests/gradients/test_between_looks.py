@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from gradvac import Aligner, GradVac
-from gradvac.gradients import _movers
+from gradvac.gradients.graph import _movers
 
 from .parity import TASKS, UNSORTED, assert_same_gradients
 from .zoo._case import B, D, Model, S, distance

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradvac import Aligner, GradVac
-from gradvac.gradients import _look
+from gradvac.gradients.ownership import _look
 
 from .parity import TASKS, UNSORTED, assert_same_gradients, attach, plain_backward
 from .zoo._case import B, Block, Case, D, HandWrittenNorm, Model, S, distance, mlp, output

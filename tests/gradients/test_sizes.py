@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import Aligner, GradVac
-from gradvac.gradients import _look
-from gradvac.gradients._graph import Graph
+from gradvac.gradients.graph._graph import Graph
+from gradvac.gradients.ownership import _look
 
 from .parity import TASKS, UNSORTED, assert_same_gradients
 from .zoo._case import Block, D, Model, distance

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import GradVac
-from gradvac.gradients import _buffers, _collector
-from gradvac.gradients._uses import Use
-from gradvac.gradients._waiting import Outer
+from gradvac.gradients.fold import _buffers, _collector
+from gradvac.gradients.uses._uses import Use
+from gradvac.gradients.uses._waiting import Outer
 
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, Twins, attach, made
 from .zoo import ZOO

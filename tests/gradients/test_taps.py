@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradvac import Aligner, GradVac
 from gradvac.gradients import compile_tapped
-from gradvac.gradients._tapping import tap
+from gradvac.gradients.compiled._tapping import tap
 
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, assert_same_gradients
 from .zoo._case import B, Block, D, HandWrittenNorm, Model, S, V, distance

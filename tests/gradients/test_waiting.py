@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import Aligner, GradVac
-from gradvac.gradients import _waiting
-from gradvac.gradients._segments import Segments
-from gradvac.gradients._uses import Use
-from gradvac.gradients._waiting import Beside, Normed, Outer
+from gradvac.gradients.kernels._segments import Segments
+from gradvac.gradients.uses import _waiting
+from gradvac.gradients.uses._uses import Use
+from gradvac.gradients.uses._waiting import Beside, Normed, Outer
 
 ROWS, PER_ROW, D, T = 6, 5, 4, 3
 SORTED, MIXED = [0, 0, 1, 1, 2, 2], [2, 0, 1, 0, 2, 2]

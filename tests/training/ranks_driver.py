@@ -25,7 +25,7 @@ import torch.distributed.fsdp
 from torch import nn
 from toy import ToyBatch, ToyConfig, ToyRecipe, outcome
 
-from gradvac.gradients import _distributed
+from gradvac.gradients.processes import _distributed
 from gradvac.training import Display, StepLosses, checkpoint, read_metrics, train
 
 Found = dict[str, Any]

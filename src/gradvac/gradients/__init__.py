@@ -5,94 +5,45 @@ An engine sees autograd and one callable, `weigh(components, gram) -> weights`, 
 the reference. `one_backward` runs one backward for all tasks, on the graph that the forward left
 behind, and holds task gradients only one component at a time.
 
-Eleven ideas, and where they are:
+Nine ideas, each a room whose own map names its files:
 
-*Losses* of rows or tasks, and *components*, which share one Gram matrix
+    kernels/    products and sums of tensors, and *segments*, the entries of each task
+    graph/      the autograd graph, its *junctions*, where parameters meet rows, and passes to them
+    losses/     what `backward` was given: losses, and the tasks of rows
+    ownership/  whose the entries of an output gradient are, and a *plan*: what is known of that
+    compiled/   compiled regions, whose parameters are left outside
+    uses/       what a junction contributes to a parameter: fast paths, or the node itself
+    fold/       *components*: from their uses to their Gram matrix, their weights and `.grad`
+    engines/    from losses to updates: which engine runs, and how
+    processes/  the same between processes; all collectives are in `processes/_distributed.py`
 
-    _losses.py        what the caller of `backward` gave, checked and in one form
-    _rows.py          `gradvac.rows`, with which a forward names the tasks of packed rows
-    _components.py    which parameters share one Gram matrix
+What a room imports of the others is in the `__all__` of their `__init__`. It may import from:
 
-*Engines*
-
-    _choice.py        which of the engines runs
-    _per_task.py      the reference engine
-    _one_backward.py  the fast engine, from losses to updates
-
-The *graph* and its *junctions*, where parameters meet the rows of the batch
-
-    _graph.py         the autograd graph, read but never changed
-    _junctions.py     the junctions of a graph
-    _movers.py        operations that may move rows on the way to them
-    _passes.py        a backward that stops at the junctions
-    _hidden.py        parameters that a graph hides, in a backward within the backward
-    _plain.py         the plain gradient, which task gradients must add up to
-
-*Owners* of the entries of a gradient, and a *plan*: what is known of them
-
-    _ownership.py     codes that show whose the entries of a gradient are
-    _look.py          one look at a graph: passes with codes, and the plan they lead to
-    _evidence.py      what the passes of a look show
-    _plan.py          what is known of graphs of one structure, and for which sizes it holds
-    _planning.py      plans by structure of graph, verified now and then
-
-*Uses*: what a junction contributes to a parameter, by *segments*, the entries of each task
-
-    _step.py          the passes of one step over its graph
-    _forming.py       from a junction's output gradient to its parameters' task gradients
-    _fast_paths.py    the operations for which that needs no call of the node
-    _segments.py      entries by task: bring together, sum, mask
-    _uses.py          what one use of a parameter contributes
-    _waiting.py       uses that are formed together with others of their kind
-
-*Compiled regions*, whose parameters are left outside
-
-    _tapping.py       `torch.compile(model, backend="gradvac")`
-    _split.py         a graph in two halves: what is made of parameters alone, and the rest
-    _taps.py          nodes that stand for the parameters of a region
-    _regions.py       whether rows stay where they are inside of one
-
-The *fold*: from the uses of a component to its Gram matrix, its weights and `.grad`
-
-    _buffers.py       collects the uses of one parameter
-    _collector.py     collects uses, and folds components as they complete
-    _metric.py        what Gram matrices see of task gradients
-    _kernels.py       Gram matrices, combinations and grouped products
-    _triton_stacks.py Gram matrices and combinations on CUDA
-    _triton_sums.py   sums by task on CUDA
-    _stored.py        task gradients that are stored, and folded at the end
-    _update.py        the waist to the rules, and the way into `.grad`
-
-The same between processes
-
-    _exchange.py      task gradients of several processes, put together exactly
-    _shards.py        what every process has of the parameters
-    _buckets.py       parameters that are exchanged at once
-    _agreement.py     what the processes tell each other before
-    _distributed.py   all collectives between them
+    kernels    none
+    graph      none
+    losses     kernels, graph
+    ownership  kernels, graph, losses
+    compiled   graph, ownership
+    uses       kernels, graph, losses, ownership
+    fold       kernels, uses
+    engines    kernels, graph, losses, ownership, uses, fold
+    processes  kernels, losses, fold, engines
 """
 
-from gradvac.gradients._agreement import digest
-from gradvac.gradients._choice import ENGINES, Engine, Engines
-from gradvac.gradients._components import Components, Granularity, split
-from gradvac.gradients._distributed import RankError, Ranks
-from gradvac.gradients._exchange import Exchange
-from gradvac.gradients._kernels import gram
-from gradvac.gradients._losses import (
+from gradvac.gradients.compiled import compile_tapped
+from gradvac.gradients.engines import ENGINES, Engine, Engines, OneBackward, PerTask
+from gradvac.gradients.fold import AdamMetric, Components, Granularity, Metric, Stored, Weigh, split
+from gradvac.gradients.kernels import gram
+from gradvac.gradients.losses import (
     Losses,
+    RowTasks,
     TasksOfRows,
     positions,
     read_losses,
     read_own_losses,
+    rows,
 )
-from gradvac.gradients._metric import AdamMetric, Metric
-from gradvac.gradients._one_backward import OneBackward
-from gradvac.gradients._per_task import PerTask
-from gradvac.gradients._rows import RowTasks, rows
-from gradvac.gradients._shards import sharded_modules, whole
-from gradvac.gradients._stored import Stored
-from gradvac.gradients._tapping import compile_tapped
-from gradvac.gradients._update import Weigh
+from gradvac.gradients.processes import Exchange, RankError, Ranks, digest, sharded_modules, whole
 
 __all__ = [
     "ENGINES",

@@ -1,0 +1,153 @@
+"""Which engine runs: the fast one where it applies, the reference where it does not."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from gradvac.gradients.engines._one_backward import OneBackward
+from gradvac.gradients.engines._per_task import PerTask
+from gradvac.gradients.engines._step import Again
+from gradvac.gradients.fold import Components, Metric, Stored, Weigh
+from gradvac.gradients.graph import Refused
+from gradvac.gradients.losses import Losses
+
+ENGINES = ("auto", "one_backward", "per_task")
+Engine = OneBackward | PerTask
+Found = TypeVar("Found")
+
+
+class Engines:
+    """The engine that was asked for, what it falls back on, and what both have accumulated.
+
+    Args:
+        asked: One of `ENGINES`.
+        model: The model.
+        components: Its components.
+        tasks: Task names.
+        recompute: See `OneBackward`.
+        storage_dtype: See `Stored`.
+        offload: See `Stored`.
+        check: See `OneBackward`.
+        stream_bytes: See `Collector`.
+        table_bytes: See `Collector`.
+        is_shared: See `PerTask`.
+        metric: See `Collector` and `Stored`.
+
+    Attributes:
+        ran: The engine that ran last, or will run first.
+    """
+
+    def __init__(
+        self,
+        asked: str,
+        model: nn.Module,
+        components: Components,
+        tasks: Sequence[str],
+        *,
+        recompute: bool = False,
+        storage_dtype: torch.dtype | None = None,
+        offload: bool = False,
+        check: bool = True,
+        stream_bytes: int = 1 << 28,
+        table_bytes: int = 1 << 32,
+        is_shared: bool = False,
+        metric: Metric | None = None,
+    ) -> None:
+        self.asked, self._recompute = asked, recompute
+        self._members = components.members(model)
+        self._per_task = PerTask(model, is_shared=is_shared, check=check)
+        self._one_backward: OneBackward | None = None
+        if asked != "per_task":
+            self._one_backward = OneBackward(
+                model,
+                components,
+                tasks,
+                recompute=recompute,
+                check=check,
+                keep_graph=asked == "auto",
+                stream_bytes=stream_bytes,
+                table_bytes=table_bytes,
+                metric=metric,
+            )
+        self._stored = Stored(storage_dtype=storage_dtype, offload=offload, metric=metric)
+        self.ran: Engine = self._one_backward or self._per_task
+        self._why: str | None = "as asked" if asked == "per_task" else "no batch so far"
+        self._said: set[str] = set()
+
+    def run(self, do: Callable[[Engine], Found]) -> Found:
+        """Do something with a micro-batch, in one_backward if that is possible."""
+        engine = self._one_backward
+        if engine is None:
+            return self._run_in(self._per_task, do)
+        try:
+            result = self._run_in(engine, do)
+        except Refused as refusal:
+            if self.asked == "one_backward":
+                raise
+            self._explain(str(refusal))
+            return self._run_in(self._per_task, do)
+        self._why = None
+        return result
+
+    def run_one_task(self, do: Callable[[Engine], Found]) -> Found:
+        """Do something with a micro-batch of one task: its plain gradient needs no engine."""
+        self._why = "one task in the last batch of this process, so a plain backward"
+        return self._run_in(self._per_task, do)
+
+    def accumulate(self, losses: Losses) -> None:
+        """Add the task gradients of a micro-batch to the stored ones; `.grad` is left alone."""
+        if self._recompute:
+            raise ValueError(
+                "accumulate: recompute=True keeps no task gradients to add to; leave out one of "
+                'the two, or use engine="per_task".'
+            )
+        self.run(lambda engine: self._store(engine, losses))
+
+    def backward(
+        self, engine: Engine, losses: Losses, present: Sequence[int], weigh: Weigh
+    ) -> None:
+        """Differentiate, weigh every component, and add the update to `.grad`.
+
+        Args:
+            engine: The one that runs.
+            losses: Of this micro-batch.
+            present: The tasks of this step: those of `losses` and of what was accumulated before.
+            weigh: From Gram matrices to weights.
+        """
+        if isinstance(engine, OneBackward) and not self._stored:
+            engine.backward(losses, weigh)
+        else:
+            self._store(engine, losses)
+            self._stored.fold(self._members, present, weigh)
+
+    def _store(self, engine: Engine, losses: Losses) -> None:
+        self._stored.add_outside(engine.task_gradients(losses, self._stored.add))
+
+    @property
+    def why(self) -> str:
+        """Why it is that engine which ran last, in words."""
+        if self._why is None:
+            assert self._one_backward is not None
+            return self._one_backward.describe()
+        return self._why
+
+    def discard(self) -> None:
+        """Forget what was accumulated."""
+        self._stored.clear()
+
+    def _explain(self, reason: str) -> None:
+        self._why = reason.removeprefix("engine: ").removesuffix(' Use engine="per_task".')
+        if reason not in self._said:
+            self._said.add(reason)
+            warnings.warn(f'engine: "auto" continues with per_task. {self.why}', stacklevel=5)
+
+    def _run_in(self, engine: Engine, do: Callable[[Engine], Found]) -> Found:
+        try:
+            result = do(engine)
+        except Again:  # it was learned anew: once more
+            result = do(engine)
+        self.ran = engine
+        return result

@@ -1,0 +1,211 @@
+"""The per_task engine: one backward per task, task gradients stored as [T, P].
+
+Slow and general: it works for every model, and every faster path is compared with it.
+"""
+
+# T tasks
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradvac.gradients.graph import (
+    LEAF,
+    Graph,
+    is_python_function,
+    may_hide,
+    refuse_changed,
+    refuse_hidden,
+    set_aside,
+    show_gradients,
+    without_hooks,
+)
+from gradvac.gradients.losses import Losses, PlainGradient, Sums, is_due
+from gradvac.hints import some
+
+Deliver = Callable[[nn.Parameter, Mapping[int, Tensor]], None]
+"""Takes a parameter and its gradients by task, `task -> gradient`."""
+Expect = Callable[[Iterable[nn.Parameter]], None]
+
+
+class PerTask:
+    """One backward per task.
+
+    Args:
+        model: The model.
+        is_shared: Other processes train this model too, which a backward through `.grad` would
+            call upon at every task.
+        check: Verify on the first batches and now and then that the graph can run several times,
+            not only where there is a new kind of node in it.
+    """
+
+    name = "per_task"
+
+    def __init__(self, model: nn.Module, *, is_shared: bool = False, check: bool = True) -> None:
+        self._model, self._is_shared = model, is_shared
+        self._parameters = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        self._check, self._steps = check, 0
+        self._seen: set[str] = set()  # kinds of nodes
+
+    def task_gradients(
+        self, losses: Losses, deliver: Deliver, expect: Expect | None = None
+    ) -> dict[Tensor, Tensor]:
+        """Show every parameter's task gradients.
+
+        Args:
+            losses: Of this micro-batch.
+            deliver: Takes them, those of a task as soon as it is done.
+            expect: Is told which parameters may come; then each comes once, with all its tasks.
+
+        Returns:
+            The plain gradients of leaves that are not the model's.
+        """
+        if expect is not None and len(losses.present) == 1:
+            return self._deliver_one_task(losses, deliver, expect)
+        outside: dict[Tensor, Tensor] = {}
+        rows: dict[nn.Parameter, dict[int, Tensor]] = {}
+        for leaf, task, gradient in self._differentiate(losses):
+            if leaf not in self._parameters:
+                outside[leaf] = outside[leaf] + gradient if leaf in outside else gradient
+            elif expect is None:
+                deliver(leaf, {task: gradient})
+            else:
+                rows.setdefault(leaf, {})[task] = gradient
+        if expect is not None:
+            expect(rows)
+        for parameter, by_task in rows.items():
+            deliver(parameter, by_task)
+        return outside
+
+    def _deliver_one_task(
+        self, losses: Losses, deliver: Deliver, expect: Expect
+    ) -> dict[Tensor, Tensor]:
+        """A plain backward, whose gradients are those of the task: any model, compiled or not."""
+        graph = Graph(losses.roots())
+        leaves = graph.leaves()
+        reached = set(leaves)
+        parameters = [parameter for parameter in self._parameters if parameter in reached]
+        outside = [leaf for leaf in leaves if leaf not in self._parameters]
+        refuse_changed(self._model, self._parameters, graph)
+        self._refuse_reentrant(graph)
+        expect(parameters)
+        plain: dict[Tensor, Tensor] = {}
+
+        def show(leaf: Any, gradient: Tensor) -> None:
+            if leaf in self._parameters:
+                deliver(leaf, {losses.present[0]: gradient})
+            else:
+                plain[leaf] = gradient
+
+        with refuse_hidden(self._parameters, graph):
+            show_gradients(graph, losses.starts(), [*parameters, *outside], show)
+        return plain
+
+    def _differentiate(self, losses: Losses) -> Iterator[tuple[Any, int, Tensor]]:
+        graph = Graph(losses.roots())
+        outside = [leaf for leaf in graph.leaves() if leaf not in self._parameters]
+        refuse_changed(self._model, self._parameters, graph)
+        if len(losses.present) > 1:
+            graph.refuse_compiled_too_early()
+        self._refuse_reentrant(graph)
+        retain = _retain_graph(losses, graph)
+        every = [p for p in self._parameters if p.requires_grad] + outside  # some may be frozen
+        gradients_of = _with_hidden_gradients if may_hide(graph) else _plain_gradients
+        gradients_of = _through_grad if graph.is_reentrant else gradients_of
+        plain, sums, is_ours = losses.plain, Sums(), False
+        if any(retain) and plain is None and self._is_to_verify(graph):
+            plain, is_ours = PlainGradient(graph, losses.starts(), every), True
+        with without_hooks(every):
+            for position, task in enumerate(losses.present):
+                one = torch.zeros(len(losses.present))
+                one[position] = 1.0
+                roots, starts = losses.roots(), losses.starts(one)
+                if losses.index is None:
+                    roots, starts = roots[position : position + 1], starts[position : position + 1]
+                keep = retain[position] or plain is not None
+                gradients = gradients_of(roots, starts, every, keep)
+                for leaf, gradient in zip(every, gradients, strict=True):
+                    if gradient is not None:
+                        if plain is not None:
+                            sums.add(leaf, gradient)
+                        yield leaf, task, gradient.to_dense() if gradient.is_sparse else gradient
+        if plain is not None:
+            wrong = plain.differing(sums, is_strict=True)
+            # It need not be linear (hooks that clip), as long as it is the same when it runs again.
+            if wrong and not plain.is_same_again(graph):
+                raise ValueError(self._runs_once(graph, wrong))
+            plain.run(graph, -1.0 if is_ours else 0.0, retain=False)  # lets go of the graph
+
+    def _is_to_verify(self, graph: Graph) -> bool:
+        """On the first batches, now and then, and where there is a new kind of node."""
+        self._steps += 1
+        kinds = set(graph.names) - self._seen
+        self._seen |= kinds
+        return bool(kinds) or (self._check and is_due(self._steps))
+
+    def _runs_once(self, graph: Graph, wrong: Sequence[Any]) -> str:
+        names = [self._parameters[leaf] for leaf in wrong if leaf in self._parameters]
+        pairs = zip(graph.nodes, graph.names, strict=True)
+        functions = sorted({name for node, name in pairs if is_python_function(node)})
+        return (
+            "losses: their backward is not the same when it runs again, and separating tasks takes "
+            f"several runs, so that the gradients of {some(names)} would be wrong. A hook or an "
+            "autograd.Function changes what it saved, or keeps count of its calls (functions here: "
+            f"{some(functions)}); let its backward leave that alone, or give every task the loss "
+            "of a forward of its own, as a mapping task -> loss."
+        )
+
+    def _refuse_reentrant(self, graph: Graph) -> None:
+        if graph.is_reentrant and self._is_shared:
+            raise ValueError(
+                "losses: their graph has reentrant checkpoints, which several processes cannot "
+                "separate by task; use torch.utils.checkpoint with use_reentrant=False."
+            )
+
+
+def _plain_gradients(
+    roots: Sequence[Tensor], starts: Sequence[Tensor], leaves: Sequence[Tensor], retain: bool
+) -> Sequence[Tensor | None]:
+    return torch.autograd.grad(roots, leaves, starts, retain_graph=retain, allow_unused=True)
+
+
+def _with_hidden_gradients(
+    roots: Sequence[Tensor], starts: Sequence[Tensor], leaves: Sequence[Tensor], retain: bool
+) -> Sequence[Tensor | None]:
+    """Gradients, and what functions of the graph wrote into `.grad` meanwhile."""
+    with set_aside(leaves):
+        gradients = _plain_gradients(roots, starts, leaves, retain)
+        written = [leaf.grad for leaf in leaves]
+    return [
+        one + other if one is not None and other is not None else one if other is None else other
+        for one, other in zip(gradients, written, strict=True)
+    ]
+
+
+def _through_grad(
+    roots: Sequence[Tensor], starts: Sequence[Tensor], leaves: Sequence[Tensor], retain: bool
+) -> Sequence[Tensor | None]:
+    """Gradients by way of `.grad`, for graphs that refuse to be given inputs."""
+    with set_aside(leaves):
+        torch.autograd.backward(roots, starts, retain_graph=retain)
+        return [leaf.grad for leaf in leaves]
+
+
+def _retain_graph(losses: Losses, graph: Graph) -> list[bool]:
+    """Whether the graph is still needed after each task's backward.
+
+    Rows of one batch share their graph. Losses from separate forward passes do not, and each graph
+    is freed as soon as its task is done.
+    """
+    num_tasks = len(losses.present)
+    if losses.index is not None:
+        return [position < num_tasks - 1 for position in range(num_tasks)]
+    later = [0] * num_tasks  # tasks whose graph shares a node with this one's
+    inner = zip(graph.names, graph.reached_by(), strict=True)
+    for reached in {mask for name, mask in inner if name != LEAF}:
+        tasks = [task for task in range(num_tasks) if reached >> task & 1]
+        for task in tasks:
+            later[task] = max(later[task], tasks[-1])
+    return [last > task for task, last in enumerate(later)]

@@ -1,0 +1,326 @@
+"""The autograd graph of some losses, read but never changed.
+
+Nodes come in post-order, children before parents. A node's *signature* is what decides whose
+gradient is whose: which operations there are, how they are connected, and over which dimensions
+they work; not the sizes of this batch.
+"""
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+LEAF = "torch::autograd::AccumulateGrad"
+COMPILED = "CompiledFunctionBackward"
+RUN = "gradvac"  # the name under which the node of a compiled region of ours keeps its run
+
+# Taps stand for the parameters of such regions (`gradients/compiled`); nobody else's nodes have
+# these names. Behind each is one leaf: a backward that forms no parameter gradients runs to it.
+ANCHOR = torch.zeros((), requires_grad=True)
+TAPS = frozenset(("GradvacProductBackward", "GradvacLookupBackward"))
+
+# What an operation saves of how it moves or mixes entries along dimensions.
+_SETTINGS = frozenset(
+    f"_saved_{name}"
+    for name in (
+        *("dim", "dims", "dim0", "dim1", "dim2", "dimension"),
+        *("index", "shifts", "offset", "training"),
+    )
+)
+
+_Kind = tuple[str, tuple[str, ...]]
+_KINDS: dict[type, _Kind] = {}  # names of nodes and of their settings; asking a node is slow
+
+
+def _kind(node: Any) -> _Kind:
+    kind = type(node)
+    given = (name for name in dir(node) if name in _SETTINGS)
+    # An index may be a tensor: data, which the structure does not depend on.
+    names = (node.name(), tuple(n for n in given if not isinstance(getattr(node, n), Tensor)))
+    # Some C++ nodes share one type, and Python functions of others come and go.
+    is_torchs = kind.__module__ == "builtins" and kind.__name__ != "CppFunction"
+    if is_torchs or names[0] in TAPS:
+        _KINDS[kind] = names
+    return names
+
+
+class Signature:
+    """The structure that graphs have in common; the same object for all of them.
+
+    Attributes:
+        order: Where each node, in post-order, was met by the walk.
+        names: Of the nodes.
+        children: (position, output number) of each input of a node; position -1 is a tensor that
+            needs no gradient.
+        roots: Positions of the roots.
+    """
+
+    def __init__(self, met: Sequence[Any], index: Mapping[Any, int], roots: Sequence[int]) -> None:
+        inner = [[(index[child], number) for child, number in n.next_functions] for n in met]
+        self.order = _post_order([[child for child, _ in edges] for edges in inner], roots)
+        position = {where: number for number, where in enumerate([-1, *self.order], start=-1)}
+        self.names = [(_KINDS.get(type(met[o])) or _kind(met[o]))[0] for o in self.order]
+        self.children = [tuple((position[c], number) for c, number in inner[o]) for o in self.order]
+        self.roots = [position[root] for root in roots]
+
+
+_SIGNATURES: dict[tuple[object, ...], Signature] = {}
+_MOST_KEPT = 1024
+
+
+def _post_order(children: Sequence[Sequence[int]], roots: Sequence[int]) -> list[int]:
+    order: list[int] = []
+    done, opened = {-1}, set()
+    stack = list(roots)
+    while stack:
+        node = stack[-1]
+        if node not in done and node not in opened:
+            opened.add(node)
+            stack += [child for child in children[node] if child not in done]
+        else:
+            stack.pop()
+            if node not in done:
+                done.add(node)
+                order.append(node)
+    return order
+
+
+def _walk(
+    starts: Sequence[Any], parameter_ids: Collection[int], settings: object
+) -> tuple[list[Any], dict[Any, int], tuple[object, ...]]:
+    """Collect the nodes, their places, and what tells graphs apart.
+
+    Runs every step, so it is kept lean.
+    """
+    index: dict[Any, int] = {None: -1}
+    for start in starts:
+        index.setdefault(start, len(index) - 1)
+    met = list(index)[1:]
+    parts: list[object] = [settings, *(index[start] for start in starts)]
+    where, add, kinds = index.get, parts.append, _KINDS
+    for node in met:  # grows on the way
+        name, setting_names = kinds.get(type(node)) or _kind(node)
+        add(name)
+        if name == LEAF:
+            identity = id(node.variable)
+            add(identity if identity in parameter_ids else None)
+            continue
+        for child, number in node.next_functions:
+            at = where(child)
+            if at is None:
+                at = index[child] = len(met)
+                met.append(child)
+            add((at, number) if number else at)
+        if name == COMPILED and (run := run_of(node)) is not None:
+            add(run.region)
+        for one in setting_names:
+            value = getattr(node, one)
+            add(value if type(value) is int else str(value))
+    return met, index, tuple(parts)
+
+
+def run_of(node: Any) -> Any:
+    """The run of one of our compiled regions that a node is; None for any other node."""
+    return node.metadata.get(RUN)
+
+
+class Graph:
+    """The nodes behind some losses.
+
+    Attributes:
+        nodes: In post-order.
+        names: Of the nodes.
+        signature: The same for graphs of the same structure.
+        returned: What a node (position) that has just run returned.
+        operands: What a tap (position) was handed beside the gradient of its output.
+
+    Args:
+        roots: The losses.
+        known: Identities (`id`) of the model's parameters: which of them a leaf is belongs to the
+            structure.
+        settings: What else does.
+    """
+
+    def __init__(
+        self, roots: Sequence[Tensor], known: Collection[int] = (), settings: object = None
+    ) -> None:
+        self.roots = tuple(roots)
+        starts = [get_gradient_edge(root).node for root in roots]
+        met, index, parts = _walk(starts, known, settings)
+        signature = _SIGNATURES.get(parts)
+        if signature is None:
+            signature = Signature(met, index, [index[start] for start in starts])
+            _SIGNATURES[parts] = signature
+            if len(_SIGNATURES) > _MOST_KEPT:
+                del _SIGNATURES[next(iter(_SIGNATURES))]
+        self.signature = signature
+        self.nodes: list[Any] = [met[where] for where in signature.order]
+        self.names, self.root_positions = signature.names, signature.roots
+        self.returned: dict[int, Sequence[Tensor | None]] = {}
+        self.operands: dict[int, Tensor | None] = {}
+
+    def children(self, position: int) -> tuple[tuple[int, int], ...]:
+        """(position, output number) of each input of a node.
+
+        Position -1 is a tensor that needs no gradient.
+        """
+        return self.signature.children[position]
+
+    def shape(self, position: int, number: int = 0) -> tuple[int, ...]:
+        """The shape of an output of a node."""
+        node = self.nodes[position]
+        if self.names[position] == LEAF:
+            return tuple(node.variable.shape)
+        described = node._input_metadata
+        return tuple(described[number].shape) if number < len(described) else ()
+
+    def is_tap(self, position: int) -> bool:
+        """Whether a node stands for a parameter that a compiled region uses."""
+        return self.names[position] in TAPS
+
+    def num_outputs(self, position: int) -> int:
+        """Of a node, as far as their gradients are gradients of the losses."""
+        if self.is_tap(position):
+            return 1
+        return max(1, len(self.nodes[position]._input_metadata))
+
+    def is_complex(self, position: int, number: int = 0) -> bool:
+        """Whether an output of a node is complex."""
+        node = self.nodes[position]
+        if self.names[position] == LEAF:
+            return bool(node.variable.is_complex())
+        return bool(node._input_metadata[number].dtype.is_complex)
+
+    def is_plain_cast(self, position: int) -> bool:
+        """Whether a node is a cast, but not one of real numbers to complex ones."""
+        if self.names[position] != "ToCopyBackward0":
+            return False
+        return self.is_complex(position) == self.is_complex(*self.children(position)[0])
+
+    def inner_shapes(self, position: int) -> list[tuple[int, ...]]:
+        """The shapes of a node's inputs, as far as they need gradients."""
+        saved_sizes = getattr(self.nodes[position], "_saved_self_sym_sizes", None)
+        if saved_sizes is not None:
+            return [saved_sizes]
+        return [self.shape(*child) for child in self.children(position) if child[0] >= 0]
+
+    def sizes(self) -> int:
+        """Equal for graphs of one signature and the same sizes."""
+        if self.is_nested:
+            return 0
+        return hash(tuple(self.shape(position) for position in range(len(self.nodes))))
+
+    def lowest(self) -> torch.dtype:
+        """The narrowest dtype of floating point on the way."""
+        every = (described.dtype for node in self.nodes for described in node._input_metadata)
+        dtypes = {dtype for dtype in every if dtype.is_floating_point}
+        return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
+
+    def leaves(self) -> list[Tensor]:
+        """The leaves that the roots depend on."""
+        pairs = zip(self.nodes, self.names, strict=True)
+        leaves = (node.variable for node, name in pairs if name == LEAF)
+        return [leaf for leaf in leaves if leaf is not ANCHOR]
+
+    @property
+    def is_reentrant(self) -> bool:
+        """Whether reentrant checkpoints hide parameters; `autograd.grad` cannot pass them."""
+        return any(name.startswith("CheckpointFunctionBackward") for name in self.names)
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether nested tensors are part of it, which have no shape to speak of."""
+        every = (described for node in self.nodes for described in node._input_metadata)
+        return any(one.is_nested_tensor or one.is_cpp_nested_tensor for one in every)
+
+    def refuse_compiled_too_early(self) -> None:
+        """Raise if a compiled region writes over what its forward saved: it can run only once."""
+        for node, name in zip(self.nodes, self.names, strict=True):
+            if name == COMPILED:
+                described: Any = getattr(getattr(node, "_forward_cls", None), "metadata", None)
+                if getattr(described, "bw_donated_idxs", ()) is None:
+                    described.bw_donated_idxs = []  # in the form that is asked for on other threads
+                elif getattr(described, "bw_donated_idxs", None):
+                    raise ValueError(
+                        "model: was compiled before the Aligner was made, so that its backward can "
+                        "run only once; make the Aligner before the first compiled batch, or call "
+                        "torch.compiler.reset() and run the batch again."
+                    )
+
+    def reached_by(self) -> list[int]:
+        """For every node, which roots depend on it: bit t for root t."""
+        reached = [0] * len(self.nodes)
+        for root, position in enumerate(self.root_positions):
+            reached[position] |= 1 << root
+        for position in range(len(self.nodes) - 1, -1, -1):
+            roots = reached[position]
+            for child, _ in self.children(position):
+                if child >= 0:
+                    reached[child] |= roots
+        return reached
+
+
+def is_python_function(node: Any) -> bool:
+    """Whether the node is a Python `autograd.Function`, a compiled region for instance."""
+    return not callable(node) and hasattr(node, "apply")
+
+
+@cache
+def _aside(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 (a fork has no threads)
+    """A thread: a node called inside a running backward computes only what that backward wants."""
+    return ThreadPoolExecutor(1, thread_name_prefix="gradvac")
+
+
+def call_node(node: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The gradients of a node's inputs. Broadcasting is not undone: that is the engine's work."""
+    function: Callable[..., Any] = node if callable(node) else node.apply
+    some = next(g for g in gradients if g is not None)
+    stream = torch.cuda.current_stream(some.device) if some.is_cuda else None
+
+    def run() -> Any:
+        with torch.no_grad(), torch.cuda.stream(stream):
+            return function(*gradients)
+
+    returned = _aside(os.getpid()).submit(run).result()
+    returned = returned if isinstance(returned, tuple) else (returned,)
+    return returned if callable(node) else _by_edge(node, returned)
+
+
+def _by_edge(node: Any, returned: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """What a Python function returned for its tensors: it returns something for numbers too."""
+    needed = iter(
+        [g for g, is_needed in zip(returned, node.needs_input_grad, strict=False) if is_needed]
+    )
+    return tuple(None if child is None else next(needed) for child, _ in node.next_functions)
+
+
+def saved(node: Any, name: str) -> Any:
+    """A saved tensor of a node.
+
+    Activation checkpointing lets each be read once per backward, and the node itself will read it
+    too: what was read is put back.
+    """
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    if getattr(raw, "unpack_hook", None) is None:
+        return getattr(node, f"_saved_{name}")
+    holder = getattr(raw, "data", None)
+    value = getattr(node, f"_saved_{name}")
+    if hasattr(holder, "handles"):
+        _put_back(raw, holder, value)
+    return value
+
+
+def _put_back(raw: Any, holder: Any, value: Tensor) -> None:
+    from torch.utils.checkpoint import _Handle
+
+    cells = (cell.cell_contents for cell in raw.unpack_hook.__closure__)
+    frame = next(content for content in cells if hasattr(content, "recomputed"))
+    task = torch._C._current_graph_task_id()
+    handle = _Handle()
+    frame.recomputed[task][handle] = value
+    holder.handles[task] = handle

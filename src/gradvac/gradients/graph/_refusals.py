@@ -1,0 +1,87 @@
+"""Graphs that are refused: they hide parameters, or are not those of the model.
+
+A function of a graph may run a backward of its own, into `.grad`: reversible layers, tiled layers
+and some activation checkpoints do. Such a backward takes part in every pass over the graph, and
+what it writes is not among the gradients that the pass returns.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from gradvac.gradients.graph._graph import Graph, is_python_function
+from gradvac.hints import some
+
+
+class Refused(ValueError):  # noqa: N818
+    """one_backward cannot separate these losses; nothing was changed."""
+
+
+def may_hide(graph: Graph) -> bool:
+    """Whether there is a function that could run a backward of its own."""
+    return any(map(is_python_function, graph.nodes))
+
+
+@contextmanager
+def set_aside(leaves: Collection[Tensor]) -> Iterator[None]:
+    """Put `.grad`, and the hooks that wait for it, back as they were."""
+    kept = [leaf.grad for leaf in leaves]
+    hooks = [leaf._post_accumulate_grad_hooks for leaf in leaves]
+    waiting = [dict(leaf_hooks) if leaf_hooks else {} for leaf_hooks in hooks]
+    for leaf, leaf_hooks in zip(leaves, hooks, strict=True):
+        leaf.grad = None
+        if leaf_hooks:
+            leaf_hooks.clear()
+    try:
+        yield
+    finally:
+        for leaf, gradient, leaf_hooks, items in zip(leaves, kept, hooks, waiting, strict=True):
+            leaf.grad = gradient
+            if leaf_hooks is not None:
+                leaf_hooks.update(items)
+
+
+@contextmanager
+def refuse_hidden(names: Mapping[nn.Parameter, str], graph: Graph) -> Iterator[None]:
+    """Refuse passes that write gradients of parameters on their way; `.grad` stays as it was.
+
+    Args:
+        names: The model's parameters and their names.
+        graph: Of the passes.
+    """
+    if not may_hide(graph):
+        yield
+        return
+    with set_aside(names):
+        yield
+        hidden = [name for parameter, name in names.items() if parameter.grad is not None]
+    if hidden:
+        raise Refused(
+            f"engine: a function runs a backward of its own, which hides {some(hidden)} from this "
+            'one. Use engine="per_task".'
+        )
+
+
+def refuse_changed(model: nn.Module, known: Collection[nn.Parameter], graph: Graph) -> None:
+    """Raise if a graph of losses is not that of the model whose parameters were divided.
+
+    Args:
+        model: That model.
+        known: Its parameters that components have.
+        graph: Of the losses.
+    """
+    leaves = graph.leaves()
+    unknown = {leaf for leaf in leaves if leaf not in known}
+    for name, parameter in model.named_parameters() if unknown else ():
+        if parameter in unknown:
+            raise ValueError(
+                f"model: {name} became trainable, or was replaced, after the Aligner was made; "
+                "make another Aligner after freezing, unfreezing or replacing parameters."
+            )
+    is_none_known = len(unknown) == len(leaves) and not graph.is_reentrant
+    if is_none_known and any(parameter.requires_grad for parameter in known):
+        raise ValueError(
+            "losses: reach no parameter of the Aligner's model, so there is nothing to align; were "
+            "they computed by another model, such as a copy of it?"
+        )

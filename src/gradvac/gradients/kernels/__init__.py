@@ -1,0 +1,36 @@
+"""Kernels: what is computed of tensors alone; nothing here knows of autograd, models or losses.
+
+_kernels.py        Gram matrices, combinations and grouped products of stacked task gradients
+_segments.py       entries by task: bring together, sum, mask
+_marks.py          a few numbers per vector, by which gradients are compared
+_triton_stacks.py  Gram matrices and combinations on CUDA
+_triton_sums.py    sums by task on CUDA
+"""
+
+from gradvac.gradients.kernels._kernels import (
+    Stacked,
+    combine,
+    gram,
+    grouped_outer,
+    norm_sums,
+    wide,
+)
+from gradvac.gradients.kernels._marks import Marks, mark, negligible, repeatable, tolerance
+from gradvac.gradients.kernels._segments import Owned, Segments, joined
+
+__all__ = [
+    "Marks",
+    "Owned",
+    "Segments",
+    "Stacked",
+    "combine",
+    "gram",
+    "grouped_outer",
+    "joined",
+    "mark",
+    "negligible",
+    "norm_sums",
+    "repeatable",
+    "tolerance",
+    "wide",
+]

@@ -1,0 +1,205 @@
+"""What the processes of a job tell each other before they exchange gradients."""
+
+# W processes, T tasks
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gradvac.gradients.fold import Components
+from gradvac.gradients.processes._distributed import Ranks
+from gradvac.gradients.processes._shards import Shards
+
+_WORD = 48  # bits that a float64 holds without rounding
+_FINE, _FAILED, _CHANGED = 0.0, 1.0, 2.0  # what a process says before the exchange
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all processes know of a step.
+
+    Attributes:
+        present: Tasks that any of them has, by name.
+        losses: Their losses, `[T]`: means over processes, as gradients are.
+        used: Parameters that any task of any process reached.
+        grams: Gram matrices of all components, `[K, T, T]`.
+    """
+
+    present: tuple[int, ...]
+    losses: Tensor
+    used: frozenset[nn.Parameter]
+    grams: Tensor
+
+
+class Agreement:
+    """A few numbers of every process, twice a step; everything they were set up with, once.
+
+    Args:
+        ranks: The processes.
+        tasks: Task names.
+        components: The model's components.
+        shards: What every process has of its parameters.
+        facts: What else must be the same: name -> value. Asked again when the state has changed.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        tasks: Sequence[str],
+        components: Components,
+        shards: Shards,
+        facts: Callable[[], Mapping[str, object]],
+    ) -> None:
+        self._ranks, self._tasks, self._components = ranks, tuple(tasks), components
+        self._shards, self._facts = shards, facts
+        self._parameters = list(shards.leaves.values())
+        self._state, self._is_known = _CHANGED, False
+
+    def state_changed(self) -> None:
+        """Compare the rule's state with that of the other processes before the next step."""
+        self._state = _CHANGED
+
+    def in_order(self, tasks: Iterable[int]) -> tuple[int, ...]:
+        """Tasks by name: results do not depend on how they are listed."""
+        return tuple(sorted(tasks, key=self._tasks.__getitem__))
+
+    def hold(self, tasks: Iterable[int], error: Exception | None) -> tuple[tuple[int, ...], ...]:
+        """Before the backward: the tasks of every process.
+
+        Raises:
+            Exception: What this process met.
+            RuntimeError: Another process met something.
+            ValueError: The processes are not set up alike, or none has a row.
+        """
+        self._first_words()
+        state = self._state if error is None else _FAILED
+        said, held = self._ask(state, tasks, len(self._tasks), error)
+        if _CHANGED in said:
+            self._compare("state", self._facts())
+            self._state = _FINE
+        if not any(held):
+            raise ValueError("losses: no process has a row; at least one needs a batch.")
+        return tuple(tuple(rank_tasks) for rank_tasks in held)
+
+    def conclude(
+        self, used: Collection[nn.Parameter], error: Exception | None
+    ) -> frozenset[nn.Parameter]:
+        """After the backward: the parameters that any process reached.
+
+        Raises:
+            Exception: What this process met.
+            RuntimeError: Another process met something.
+        """
+        reached = [n for n, p in enumerate(self._parameters) if p in used]
+        state = _FINE if error is None else _FAILED
+        _, reached_by_rank = self._ask(state, reached, len(self._parameters), error)
+        return frozenset(self._parameters[n] for positions in reached_by_rank for n in positions)
+
+    def _ask(
+        self, state: float, positions: Iterable[int], num: int, error: Exception | None
+    ) -> tuple[list[float], list[list[int]]]:
+        """What every process says: its state, and some of `num` positions."""
+        words_by_rank = self._ranks.gather_words([state, *_bits(positions, num)])
+        said = [words[0] for words in words_by_rank]
+        if _FAILED in said:
+            message = None if error is None else f"{type(error).__name__}: {error}"
+            messages = self._ranks.gather_objects(message)
+            if error is not None:
+                raise error
+            rank = said.index(_FAILED)
+            raise RuntimeError(
+                f"processes: rank {rank} could not take this step, so none does: {messages[rank]}"
+            )
+        return said, [_positions(words[1:]) for words in words_by_rank]
+
+    def _first_words(self) -> None:
+        """Before the first exchange: whether all processes were set up alike."""
+        if self._is_known:
+            return
+        here = {
+            "tasks": self._tasks,
+            "granularity": {name: tuple(members) for name, members in self._components.items()},
+            "parameters": [(tuple(p.shape), str(p.dtype)) for p in self._parameters],
+            "the number of shards": self._shards.num,
+            **self._facts(),
+            f"the values of {self._shards.kept}": _values(self._shards.local()),
+        }
+        self._compare("setup", here)
+        self._state, self._is_known = _FINE, True
+
+    def _compare(self, what: str, here: Mapping[str, object]) -> None:
+        """Raise in all processes if one differs from the first that has the same."""
+        by_rank = self._ranks.gather_objects({key: _shown(value) for key, value in here.items()})
+        first: dict[str, int] = {}
+        for rank, shown in enumerate(by_rank):
+            for key, value in shown.items():
+                other = first.setdefault(key, rank)
+                if value != by_rank[other][key]:
+                    raise ValueError(
+                        f"processes: rank {rank} and rank {other} differ in {key}: {value} and "
+                        f"{by_rank[other][key]}. All processes need the same Aligner and the same "
+                        f"{what}; only their rows differ."
+                    )
+
+
+def _values(parameters: Sequence[Tensor]) -> tuple[float, float]:
+    """Two sums over all parameters, which differ where these do."""
+    device = parameters[0].device
+    total = squares = torch.zeros((), dtype=torch.float64, device=device)
+    for parameter in parameters:
+        values = parameter.detach().abs().double()
+        total, squares = total + values.sum(), squares + values.square().sum()
+    return float(total), float(squares)
+
+
+def _bits(positions: Iterable[int], num: int) -> list[float]:
+    """Positions below `num` as bits of words."""
+    words = [0] * -(-num // _WORD)
+    for position in positions:
+        words[position // _WORD] |= 1 << position % _WORD
+    return [float(word) for word in words]
+
+
+def _positions(words: Sequence[float]) -> list[int]:
+    return [
+        n * _WORD + bit
+        for n, word in enumerate(words)
+        for bit in range(_WORD)
+        if int(word) >> bit & 1
+    ]
+
+
+def _shown(value: object) -> str:
+    """A value to compare and to show: whole, or its beginning and a hash."""
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # where a function lies is its own affair
+    if len(text) <= 160:
+        return text
+    return f"{text[:120]}... ({hashlib.blake2b(text.encode(), digest_size=6).hexdigest()})"
+
+
+def digest(state: object) -> str:
+    """A hash of nested state, tensors by their bytes."""
+    hashed = hashlib.blake2b(digest_size=8)
+
+    def add(value: object) -> None:
+        if isinstance(value, Tensor):
+            hashed.update(str((value.dtype, tuple(value.shape))).encode())
+            hashed.update(
+                value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
+        elif isinstance(value, Mapping):
+            for key in value:
+                hashed.update(repr(key).encode())
+                add(value[key])
+        elif isinstance(value, list | tuple):
+            for one in value:
+                add(one)
+        else:
+            hashed.update(repr(value).encode())
+
+    add(state)
+    return hashed.hexdigest()

@@ -1,0 +1,210 @@
+"""How the parameters of a model lie over the processes: whole in each, or divided by FSDP2.
+
+FSDP2 divides every parameter along its first dimension and shows the modules the whole of it only
+while they run. For a backward of ours, `whole` shows all modules all of it: then the leaves of the
+graph are the parameters, how many passes a process takes is its own affair, and nothing but the
+exchange has to know of shards.
+"""
+
+# S shards, R processes with the same shard, W = R S processes
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradvac.gradients.processes._distributed import Ranks
+
+
+@contextmanager
+def whole(modules: Sequence[Any], ranks: Ranks | None = None) -> Iterator[None]:
+    """All parameters in this process, and no gradients exchanged by the model itself.
+
+    All processes have to come here together.
+
+    Args:
+        modules: Those of `sharded_modules`.
+        ranks: The processes, to name one that does not come.
+    """
+    groups = [group for module in modules for group in _groups(module)]
+    kept = [(g.reduce_grads, g.all_reduce_grads, g.reshard_after_backward) for g in groups]
+    for module in modules:
+        if ranks is None:
+            module.unshard()
+        else:
+            ranks.run(module.unshard)
+    try:
+        for group in groups:
+            _refuse_other_reductions(group)
+            group.reduce_grads = group.all_reduce_grads = group.reshard_after_backward = False
+        yield
+    finally:
+        for state in {id(m): m._get_fsdp_state() for m in modules}.values():
+            if state._state_ctx.post_backward_final_callback_queued:  # a backward broke off
+                state._root_post_backward_final_callback()
+        for group, values in zip(groups, kept, strict=True):
+            group.reduce_grads, group.all_reduce_grads, group.reshard_after_backward = values
+            if group.reshard_after_backward:
+                group.reshard()
+
+
+class Shards:
+    """What every process has of a model.
+
+    Args:
+        model: The model.
+        ranks: The processes that train it.
+
+    Attributes:
+        parameters: Name -> what this process keeps and its optimizer updates: the parameter, or
+            its shard of it.
+        leaves: Name -> the whole parameter, a leaf of graphs.
+        modules: Those that FSDP2 divides.
+        are_made: Whether there are any.
+        num: Shards of a parameter, S; 1: every process keeps all of it.
+        own: Ours.
+        copies: Processes with the same shard, R.
+        own_copy: Which of them we are.
+        among: Their process group; None: all processes.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
+        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.parameters: dict[str, nn.Parameter] = trained
+        self.leaves = trained
+        self.num, self.own, self.copies, self.own_copy = 1, 0, ranks.size, ranks.rank
+        self.among: Any = None
+        self.modules = sharded_modules(model)
+        self.are_made = bool(self.modules)
+        self._sends: dict[int, torch.dtype] = {}
+        if not self.are_made:
+            return
+        some: Any = next(iter(trained.values()))
+        mesh = some.device_mesh
+        self.num, self.own = mesh.size(-1), mesh.get_local_rank(mesh.ndim - 1)
+        self.copies, self.own_copy = ranks.size // self.num, ranks.rank // self.num
+        self.among = mesh.get_group(0) if mesh.ndim == 2 else None
+        with whole(self.modules):
+            self.leaves = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        for module in self.modules:
+            for group in _groups(module):
+                _refuse_offload(group)
+                for fsdp_param in group.fsdp_params if group.mp_policy.reduce_dtype else ():
+                    self._sends[id(fsdp_param.sharded_param)] = group.mp_policy.reduce_dtype
+        _refuse_tensor_parallel(self.leaves)
+
+    def __str__(self) -> str:
+        """What there is to say beside the number of processes."""
+        return f", {self.num} shards, whole during the backward" if self.are_made else ""
+
+    @property
+    def kept(self) -> str:
+        """What this process keeps, in words."""
+        return f"shard {self.own} of the parameters" if self.are_made else "the parameters"
+
+    def local(self) -> list[Tensor]:
+        """What this process keeps of the parameters."""
+        kept: list[Any] = list(self.parameters.values())
+        return [parameter.to_local() if self.are_made else parameter for parameter in kept]
+
+    def sent_dtype(self, name: str) -> torch.dtype:
+        """The dtype in which gradients of a parameter are exchanged; its own, unless FSDP2 says."""
+        leaf = self.leaves[name]
+        dtype = leaf.real.dtype if leaf.is_complex() else leaf.dtype
+        return self._sends.get(id(self.parameters[name]), dtype)
+
+    def width(self, parameter: Tensor) -> int:
+        """Real numbers of a shard of a (whole) parameter, padded to that of the first process."""
+        size = parameter.numel() * (2 if parameter.is_complex() else 1)
+        if self.num == 1 or not size:
+            return size
+        return -(-parameter.shape[0] // self.num) * (size // parameter.shape[0])
+
+    def scatter(self, gradient: Tensor, shards: Tensor) -> None:
+        """Write a gradient into `shards` `[S, width]`, and zeros after its end."""
+        flat = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+        flat = flat.reshape(-1)
+        full, rest = divmod(len(flat), max(1, shards.shape[1]))
+        shards[:full] = flat[: len(flat) - rest].view(full, shards.shape[1])
+        if full < self.num:
+            shards[full, :rest] = flat[len(flat) - rest :]
+            shards[full, rest:] = 0
+            shards[full + 1 :] = 0
+
+    def as_gradient(self, update: Tensor, parameter: Any) -> Tensor:
+        """From real numbers `[width]` to what belongs into `.grad`."""
+        if not self.are_made:
+            return _shaped(update, parameter.shape, parameter.is_complex())
+        from torch.distributed.tensor import DTensor
+
+        local = parameter.to_local()
+        size = local.numel() * (2 if local.is_complex() else 1)
+        shard = _shaped(update[:size], local.shape, local.is_complex()).to(local.dtype)
+        return DTensor.from_local(
+            shard,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+
+
+def _shaped(update: Tensor, shape: torch.Size, is_complex: bool) -> Tensor:
+    if is_complex:
+        return torch.view_as_complex(update.view(-1, 2)).view(shape)
+    return update.clone().view(shape)
+
+
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """The modules that FSDP2 brings together one by one; none of a model without shards."""
+    if not torch.distributed.is_available():
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def _groups(module: Any) -> list[Any]:
+    """Groups of parameters that FSDP2 brings together at once; older versions know one a module."""
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+
+
+def _refuse_tensor_parallel(leaves: dict[str, nn.Parameter]) -> None:
+    """Raise if whole parameters are still divided, in another way."""
+    from torch.distributed.tensor import DTensor
+
+    for name, leaf in leaves.items():
+        if isinstance(leaf, DTensor):
+            raise ValueError(
+                f"model: {name} is divided by tensor or expert parallelism too, where task "
+                "gradients are not exchanged yet; use fully_shard alone."
+            )
+
+
+def _refuse_offload(group: Any) -> None:
+    if any(fsdp_param.offload_to_cpu for fsdp_param in group.fsdp_params):
+        raise ValueError(
+            "model: fully_shard(offload_policy=CPUOffloadPolicy()) keeps gradients in host memory, "
+            "where they are not exchanged; leave the policy out."
+        )
+
+
+def _refuse_other_reductions(group: Any) -> None:
+    """Raise for settings that change what plain FSDP2 does with gradients."""
+    changed = {
+        "set_gradient_divide_factor": group.gradient_divide_factor is not None,
+        "set_all_reduce_hook": group._all_reduce_hook is not None,
+    }
+    for setting, is_set in changed.items():
+        if is_set:
+            raise ValueError(
+                f"model: {setting} changes how FSDP2 reduces gradients, which the Aligner does in "
+                "its place: as means over all processes of the mesh. Leave it out; scale the "
+                "losses instead."
+            )

@@ -1,0 +1,275 @@
+"""Fast paths: how a kind of node gives the task gradients of a parameter without being called.
+
+A fast path is one function from a `Place`, an input of a node that is made of a parameter, to a
+`Use`; None where it does not apply. `FAST_PATHS` says for which nodes it is. A node without one is
+called once per task (`_forming.py`), which is exact too.
+"""
+
+# N entries, T tasks, O outputs, I inputs, D width
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradvac.gradients.graph import call_node, saved
+from gradvac.gradients.kernels import Owned, Segments, wide
+from gradvac.gradients.uses._uses import Formed, Lookup, Use
+from gradvac.gradients.uses._waiting import Beside, Normed, Outer, Summed
+
+
+class Place(NamedTuple):
+    """An input of a node, in a backward."""
+
+    node: Any
+    edge: int  # number of the input
+    gradient: Tensor  # of the node's output
+    owned: Owned  # whose its entries are
+    shape: tuple[int, ...]  # of the input
+    first: Use | None = None  # what the node's largest input came to
+    operand: Tensor | None = None  # of a tap
+
+    def saved(self, name: str) -> Tensor:
+        """A tensor that the node saved in the forward."""
+        value: Tensor = saved(self.node, name)
+        return value
+
+    def summed(self, values: Tensor) -> Use | None:
+        """Values like the output's, summed down to what was broadcast."""
+        if values.is_complex():  # of a real parameter it would be the real part: the node knows
+            return None
+        by_row = self.owned.by_row(values, self.shape)
+        if by_row is not None:
+            return Summed(by_row, self.owned.rows, self.shape)
+        return Formed(self.owned.sum(values, self.shape), self.owned.rows)
+
+    def summed_by_channel(self, values: Tensor) -> Use | None:
+        """Values `[B, C, ...]`, summed over all but the channel."""
+        dtype = wide(values.dtype)
+        by_row = values.flatten(2).sum(2, dtype=dtype) if values.dim() > 2 else values
+        return self._replace(owned=self.owned.at(by_row.shape)).summed(by_row)
+
+
+# -- matrix products -------------------------------------------------------------------------
+
+
+def mm(at: Place) -> Use | None:
+    """`rows @ weight` or `weight @ columns`."""
+    return _product(at, at.edge, "self", "mat2")
+
+
+def addmm(at: Place) -> Use | None:
+    """`bias + rows @ weight`."""
+    factor = at.node._saved_beta if at.edge == 0 else at.node._saved_alpha
+    if factor != 1:
+        at = at._replace(gradient=at.gradient * factor)
+    if at.edge:
+        return _product(at, at.edge - 1, "mat1", "mat2")
+    product = at.first
+    if isinstance(product, Outer) and product.may_wait:
+        is_its_own = product.left is at.gradient or product.right is at.gradient
+        if is_its_own and at.shape == at.gradient.shape[1:] and not at.gradient.is_complex():
+            return Beside(product, at.gradient)
+    return at.summed(at.gradient)
+
+
+def _product(at: Place, factor: int, first: str, second: str) -> Use | None:
+    if factor == 1 and (segments := at.owned.flat()) is not None:
+        return Outer(at.saved(first).conj(), at.gradient, segments)
+    if factor == 0 and (segments := at.owned.columns()) is not None:
+        return Outer(at.gradient.t(), at.saved(second).conj().t(), segments)
+    return None
+
+
+def bmm(at: Place) -> Use | None:
+    """Several products at once, whose rows lie along dimension 1."""
+    parts = at.owned.positions(1)
+    if at.edge != 1 or parts is None:
+        return None
+    rows = at.saved("self").conj()
+    products = [rows[:, positions].mT @ at.gradient[:, positions] for positions in parts]
+    return Formed(torch.stack(products), at.owned.rows)
+
+
+# -- lookups ---------------------------------------------------------------------------------
+
+
+def embedding(at: Place) -> Use | None:
+    """Rows of a table by token; also from the gradients of all tasks, one after the other."""
+    segments = at.owned.flat()
+    if segments is None or at.node._saved_scale_grad_by_freq:
+        return None
+    return _lookup(at, segments, at.saved("indices"), at.node._saved_padding_idx)
+
+
+def _lookup(at: Place, segments: Segments, tokens: Tensor, padding: int) -> Use:
+    tokens, values = tokens.reshape(-1), at.gradient.reshape(-1, at.shape[1])
+    if len(values) > len(tokens):
+        tokens = tokens.repeat(len(values) // len(tokens))
+    if 0 <= padding < at.shape[0]:
+        values = values.masked_fill((tokens == padding)[:, None], 0.0)
+    return Lookup(values, tokens, at.shape[0], segments)
+
+
+def index(at: Place) -> Use | None:
+    """`table[tokens]`."""
+    tokens, segments = at.node._saved_indices, at.owned.flat()
+    plain = len(tokens) == 1 and tokens[0] is not None and len(at.shape) == 2
+    if not plain or segments is None or tokens[0].dtype not in (torch.int64, torch.int32):
+        return None
+    rows = tokens[0].reshape(-1).long() % at.shape[0]
+    return Lookup(at.gradient.reshape(-1, at.shape[1]), rows, at.shape[0], segments)
+
+
+# -- normalisations --------------------------------------------------------------------------
+
+
+def layer_norm(at: Place) -> Use | None:
+    """Scale (1) and shift (2) of a layer normalisation."""
+    if at.edge == 2:
+        scale = at.first
+        return Beside(scale, at.gradient) if isinstance(scale, Normed) else at.summed(at.gradient)
+    return _norm(at, at.saved("result1"), at.saved("result2")) if at.edge == 1 else None
+
+
+def rms_norm(at: Place) -> Use | None:
+    """Scale (1) of a fused RMS normalisation."""
+    return _norm(at, None, at.saved("result1")) if at.edge == 1 else None
+
+
+def _norm(at: Place, mean: Tensor | None, scale: Tensor) -> Use | None:
+    x, segments = at.saved("input"), at.owned.flat()
+    if len(at.shape) == 1 and segments is not None and segments.only is None:
+        return Normed(at.gradient, x, mean, scale, segments)
+    dtype = wide(x.dtype)
+    normal = x.to(dtype) if mean is None else x.to(dtype) - mean
+    return at.summed(at.gradient * (normal * scale))
+
+
+def group_norm(at: Place) -> Use | None:
+    """Scale (1) and shift (2) of a group normalisation of `[B, C, ...]`."""
+    if at.edge == 0 or at.owned.dim is None or at.owned.dim > 1:
+        return None
+    if at.edge == 2:
+        return at.summed_by_channel(at.gradient)
+    x, mean, scale = at.saved("input"), at.saved("result1"), at.saved("result2")
+    grouped = x.reshape(at.node._saved_N, at.node._saved_group, -1)
+    normal = ((grouped - mean[..., None]) * scale[..., None]).view(x.shape)
+    return at.summed_by_channel(at.gradient * normal)
+
+
+# -- convolutions ----------------------------------------------------------------------------
+
+
+def convolution(at: Place) -> Use | None:
+    """Kernel (1) and shift (2), from the rows of each task alone."""
+    if at.edge == 2:
+        return at.summed_by_channel(at.gradient) if at.owned.dim in (0, 1) else None
+    parts = at.owned.positions(0)
+    if at.edge != 1 or parts is None:
+        return None
+    x, weight, node = at.saved("input"), at.saved("weight"), at.node
+    options = (
+        node._saved_stride,
+        node._saved_padding,
+        node._saved_dilation,
+        node._saved_transposed,
+        node._saved_output_padding,
+        node._saved_groups,
+    )
+    out = at.gradient.new_zeros(at.owned.num_tasks, *at.shape)
+    for mine, positions in zip(out, parts, strict=True):
+        if len(positions):
+            _, kernel, _ = torch.ops.aten.convolution_backward(
+                at.gradient[positions], x[positions], weight, None, *options, (False, True, False)
+            )
+            mine.copy_(kernel)
+    return Formed(out, at.owned.rows)
+
+
+# -- compiled regions ------------------------------------------------------------------------
+
+
+def product_tap(at: Place) -> Use | None:
+    """Weight (1) and shift (2) of a product."""
+    if at.edge == 2:
+        product = at.first
+        if isinstance(product, Outer) and product.may_wait:
+            for values in (product.left, product.right):
+                is_gradient = values.data_ptr() == at.gradient.data_ptr()
+                if is_gradient and values.numel() == at.gradient.numel():
+                    return Beside(product, values)
+        return at.summed(at.gradient)
+    segments = at.owned.flat()
+    if segments is None or at.operand is None:
+        return None
+    gradient = at.gradient.reshape(-1, at.gradient.shape[-1])
+    x = at.operand.reshape(len(gradient), -1)
+    return Outer(x, gradient, segments) if at.node.columns else Outer(gradient, x, segments)
+
+
+def lookup_tap(at: Place) -> Use | None:
+    """Rows of a table (1) by token."""
+    segments = at.owned.flat()
+    if segments is None or at.operand is None:
+        return None
+    return _lookup(at, segments, at.operand.long(), at.node.padding)
+
+
+# -- entry by entry --------------------------------------------------------------------------
+
+
+def add(at: Place) -> Use | None:
+    """A shift that was broadcast: positions, a bias."""
+    return at.summed(at.gradient if at.edge == 0 else at.gradient * at.node._saved_alpha)
+
+
+def mul(at: Place) -> Use | None:
+    """A scale that was broadcast: a temperature, a hand-written normalisation's weight."""
+    return at.summed(at.gradient * at.saved("other" if at.edge == 0 else "self").conj())
+
+
+def expand(at: Place) -> Use | None:
+    """One for all rows: a class token, a soft prompt."""
+    return at.summed(at.gradient)
+
+
+def entrywise(at: Place) -> Use | None:
+    """Any operation on single entries: one call of the node for all tasks.
+
+    Broadcasting is not undone by the node, so that its result still has an entry for every row.
+    """
+    value = call_node(at.node, [at.gradient])[at.edge]
+    if value is None or value.shape != at.gradient.shape:
+        return None
+    return at.summed(value)
+
+
+FAST_PATHS: dict[str, Callable[[Place], Use | None]] = {
+    "MmBackward0": mm,
+    "AddmmBackward0": addmm,
+    "BmmBackward0": bmm,
+    "EmbeddingBackward0": embedding,
+    "IndexBackward0": index,
+    "NativeLayerNormBackward0": layer_norm,
+    "FusedRmsNormBackward0": rms_norm,
+    "NativeGroupNormBackward0": group_norm,
+    "ConvolutionBackward0": convolution,
+    "GradvacProductBackward": product_tap,
+    "GradvacLookupBackward": lookup_tap,
+    "AddBackward0": add,
+    "SubBackward0": entrywise,
+    "MulBackward0": mul,
+    "DivBackward0": entrywise,
+    "ExpandBackward0": expand,
+    "WhereBackward0": entrywise,
+    "AddcmulBackward0": entrywise,
+    "AddcdivBackward0": entrywise,
+    "PowBackward1": entrywise,
+    "MaximumBackward0": entrywise,
+    "MinimumBackward0": entrywise,
+    "LerpBackward1": entrywise,
+    "PreluKernelBackward0": entrywise,
+    "RsubBackward1": entrywise,
+}

@@ -1,0 +1,303 @@
+"""From the output gradients of a junction to the task gradients of its parameters."""
+
+# T tasks
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradvac.gradients.graph import LEAF, Graph, Refused, call_node, way_down
+from gradvac.gradients.kernels import Owned, Segments, mark, negligible
+from gradvac.gradients.losses import DeclaredRows, Losses, RowTasks
+from gradvac.gradients.ownership import How, Layout, Plan, TaskCodes
+from gradvac.gradients.uses._fast_paths import FAST_PATHS, Place, embedding
+from gradvac.gradients.uses._uses import Formed, Use
+
+_SAME_NUMBERS = frozenset(
+    f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze")
+)
+
+Deliver = Callable[[nn.Parameter, Use], None]
+
+
+class Former:
+    """Forms uses at the junctions of one graph.
+
+    Args:
+        graph: The graph.
+        plan: Its junctions, and how rows lie in them.
+        losses: What is differentiated.
+        rows: The tasks of the rows of `losses`; None for a mapping.
+        declared: Rows that the forward named.
+        tasks: Task names.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        losses: Losses,
+        rows: Segments | None,
+        declared: DeclaredRows,
+        tasks: Sequence[str],
+    ) -> None:
+        self.graph, self.plan, self.losses = graph, plan, losses
+        self._rows, self._declared, self._tasks = rows, declared, tasks
+        self._num_tasks = len(losses.present)
+        self._reached = graph.reached_by() if rows is None else []
+        self._blocks: dict[RowTasks, Segments] = {}
+        self._single: dict[int, Segments] = {}
+        self._along_rows: dict[tuple[Layout, tuple[int, ...]], Owned] = {}
+        self.coded: list[Mapping[tuple[int, int], Tensor]] = []
+        self.codes: TaskCodes | None = None
+        self._seen: dict[tuple[int, ...], list[tuple[Tensor, ...]]] = {}  # by shape: marks, owners
+        self.slow: list[str] = []
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether a place that is measured has gradients of 16 bits."""
+        return self.plan.lowest.itemsize < 4
+
+    def form(self, number: int, gradients: Sequence[Tensor | None], deliver: Deliver) -> None:
+        """Deliver what a junction contributes to its parameters."""
+        junction = self.plan.drawing.junctions[number]
+        some = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
+        if not some:
+            if any(gradient is not None for gradient in gradients):
+                self._deliver_zeros(junction.parameters, deliver)
+            return
+        owned = [
+            None if gradient is None else self._owned(number, output, gradient)
+            for output, gradient in enumerate(gradients)
+        ]
+        slow: list[int] = []
+        position, gradient, owner = junction.position, gradients[0], owned[0]
+        path, node = FAST_PATHS.get(self.graph.names[position]), self.graph.nodes[position]
+        children, first = self.graph.children(position), None
+        for edge in junction.edges:
+            use = None
+            if path is not None and gradient is not None and owner is not None:
+                shape = self.graph.shape(*children[edge])
+                operand = self.graph.operands.get(position)
+                use = path(Place(node, edge, gradient, owner, shape, first, operand))
+            if use is None:
+                slow.append(edge)
+            else:
+                delivered = self._push(*children[edge], use, deliver)
+                first = first or delivered
+        if slow:
+            self._call(position, slow, gradients, owned, deliver)
+
+    def _deliver_zeros(self, parameters: Iterable[nn.Parameter], deliver: Deliver) -> None:
+        """An expert without rows: autograd gives it zeros, not nothing."""
+        for parameter in parameters:
+            zeros = parameter.new_zeros(()).expand(self._num_tasks, *parameter.shape)
+            deliver(parameter, Formed(zeros, self._of_one(0)))
+
+    def _owned(self, number: int, output: int, gradient: Tensor) -> Owned:
+        shape = gradient.shape
+        if self._num_tasks == 1:
+            return Owned(shape, self._of_one(0))
+        how = self.plan.known[number, output]
+        if isinstance(how, Layout):
+            owned = self._along_rows.get((how, shape))
+            if owned is None:
+                assert self._rows is not None
+                owned = Owned(shape, self._rows, how.dim, tiled=how.tiled)
+                self._along_rows[how, shape] = owned
+            return owned
+        position = self.plan.drawing.junctions[number].position
+        if how is How.REACHED:
+            root = self._reached[position].bit_length() - 1
+            return Owned(shape, self._of_one(root))
+        if how is How.DECLARED:
+            return Owned(shape, self._block(position))
+        return self._measured(number, output, gradient)
+
+    def _of_one(self, task: int) -> Segments:
+        if task not in self._single:
+            device = self.losses.device
+            self._single[task] = Segments.of_one_task(task, self._num_tasks, device)
+        return self._single[task]
+
+    def _block(self, position: int) -> Segments:
+        block = self._declared.of(self.graph.nodes[position])
+        assert block is not None
+        if block not in self._blocks:
+            self._blocks[block] = block.resolve(
+                self._tasks, self.losses.present, self.losses.device
+            )
+        return self._blocks[block]
+
+    def _measured(self, number: int, output: int, gradient: Tensor) -> Owned:
+        assert self.codes is not None
+        plain = mark(gradient, columns_too=False).entries
+        coded = [marks[number, output] for marks in self.coded]
+        owner = self.codes.owners(plain, coded)
+        self._seen.setdefault(tuple(plain.shape), []).append((owner, plain, *coded))
+        segments = Segments(owner.reshape(-1), self._num_tasks, owner.device)
+        return Owned(gradient.shape, segments, None)
+
+    def refuse_mixed_entries(self) -> None:
+        """Raise if entries that were measured belong to several tasks."""
+        if not self._seen:
+            return
+        assert self.codes is not None
+        shares, sizes = [], []
+        for places in self._seen.values():  # all places of one shape at once
+            owner, plain, *coded = (torch.stack(tensors) for tensors in zip(*places, strict=True))
+            shares.append(self.codes.unexplained(plain, coded, owner, len(places)))
+            sizes.append(plain.abs().flatten(1).amax(1))
+        self._seen = {}
+        share, size = torch.cat(shares), torch.cat(sizes)
+        counts = share * size > negligible(self.plan.lowest) * size.max()
+        if float(torch.where(counts, share, 0.0).max()) > self.plan.tolerance:
+            raise Refused(
+                "engine: rows of the batch influence each other in this step, so that gradients "
+                'cannot be separated by task in one backward. Use engine="per_task".'
+            )
+
+    # -- nodes without a fast path ---------------------------------------------------------------
+
+    def _call(
+        self,
+        position: int,
+        edges: Sequence[int],
+        gradients: Sequence[Tensor | None],
+        owned: Sequence[Owned | None],
+        deliver: Deliver,
+    ) -> None:
+        """Call the node once per task, with the other tasks' entries set to zero.
+
+        Exact, because every node is linear in its output gradient.
+        """
+        first = next(owners for owners in owned if owners is not None)
+        tasks = range(self._num_tasks) if first.only is None else [first.only]
+        if len(tasks) > 1:
+            self.slow.append(self._place(position))
+
+        def given(task: int) -> list[Tensor | None]:
+            mine = [_only(g, owners, task) for g, owners in zip(gradients, owned, strict=True)]
+            return [*mine, self.graph.operands[position]] if self.graph.is_tap(position) else mine
+
+        self._call_for_each(position, edges, tasks, given, first.rows, deliver)
+
+    def _call_for_each(
+        self,
+        position: int,
+        edges: Sequence[int],
+        tasks: Sequence[int],
+        given: Callable[[int], list[Tensor | None]],
+        rows: Segments,
+        deliver: Deliver,
+    ) -> None:
+        """Call a node with what is given for each task, and push what it returns."""
+        node, children = self.graph.nodes[position], self.graph.children(position)
+        by_edge: dict[int, Tensor] = {}  # edge -> task gradients
+        for task in tasks:
+            returned = self.graph.returned.get(position) if rows.only is not None else None
+            if returned is None:
+                returned = call_node(node, _complete(node, given(task)))
+            for edge in edges:
+                part, shape = returned[edge], self.graph.shape(*children[edge])
+                if self._is_operand(*children[edge]):
+                    self.graph.operands[children[edge][0]] = part
+                elif part is not None:
+                    if part.is_complex() and not self.graph.is_complex(*children[edge]):
+                        part = part.real  # as autograd does between two nodes
+                    if edge not in by_edge:
+                        by_edge[edge] = part.new_zeros(self._num_tasks, *shape)
+                    by_edge[edge][task] = part.sum_to_size(shape)
+        for edge, gradients in by_edge.items():
+            self._push(*children[edge], Formed(gradients, rows), deliver)
+
+    def _is_operand(self, position: int, number: int) -> bool:
+        """Whether an output is no gradient, but what a tap has to know besides."""
+        return number == 1 and self.graph.is_tap(position)
+
+    def _place(self, position: int) -> str:
+        kind = self.graph.names[position].removesuffix("0").removesuffix("Backward")
+        junction = next(j for j in self.plan.drawing.junctions if j.position == position)
+        names = sorted(self.plan.names.get(p, "") for p in junction.parameters)
+        return f"{kind} of {names[0]}" if names else kind
+
+    # -- from a junction's input down to parameters ----------------------------------------------
+
+    def _push(self, position: int, number: int, use: Use, deliver: Deliver) -> Use | None:
+        """Through what was made of parameters alone, T gradients at a time.
+
+        Returns what a parameter got, if there is nothing but casts and transpositions before it.
+        """
+        ways, start = self.plan.ways, (position, number)
+        if start not in ways:
+            ways[start] = way_down(self.graph, *start)
+        position, number, transposed = ways[start]
+        use = use.transposed() if transposed else use
+        name, node = self.graph.names[position], self.graph.nodes[position]
+        if name == LEAF:
+            deliver(node.variable, use)
+            return use
+        children = self.graph.children(position)
+        if (looked_up := self._look_up(position, use)) is not None:
+            self._push(*children[0], looked_up, deliver)
+        elif name in _SAME_NUMBERS:
+            gradients = use.task_gradients()
+            shape = self.graph.shape(*children[0])
+            formed = Formed(gradients.reshape(len(gradients), *shape), use.segments)
+            self._push(*children[0], formed, deliver)
+        else:
+            self._push_through(position, number, use, deliver)
+        return None
+
+    def _look_up(self, position: int, use: Use) -> Use | None:
+        """A table of positions: the gradients of all tasks are those of a batch with a row each."""
+        if self.graph.names[position] != "EmbeddingBackward0" or use.segments.only is not None:
+            return None
+        gradients, shape = use.task_gradients(), self.graph.shape(*self.graph.children(position)[0])
+        tasks = Segments(torch.arange(len(gradients)), len(gradients), gradients.device)
+        owned = Owned(gradients.shape, tasks)
+        return embedding(Place(self.graph.nodes[position], 0, gradients, owned, shape))
+
+    def _push_through(self, position: int, number: int, use: Use, deliver: Deliver) -> None:
+        gradients, rows = use.task_gradients(), use.segments
+        described = self.graph.nodes[position]._input_metadata
+
+        def given(task: int) -> list[Tensor | None]:
+            by_output: list[Tensor | None] = [None] * max(1, len(described))
+            by_output[number] = gradients[task].to(described[number].dtype)
+            if self.graph.is_tap(position):
+                by_output[1] = self.graph.operands[position]
+            return by_output
+
+        children = enumerate(self.graph.children(position))
+        edges = [edge for edge, (child, _) in children if child >= 0]
+        tasks = range(len(gradients)) if rows.only is None else [rows.only]
+        self._call_for_each(position, edges, tasks, given, rows, deliver)
+
+    def close(self) -> None:
+        """Forget the rows that the forward named."""
+        if self._declared:
+            self._declared.forget([self.graph.nodes[p] for p in self.plan.drawing.row_nodes])
+
+
+def _only(gradient: Tensor | None, owned: Owned | None, task: int) -> Tensor | None:
+    """The entries of one task, the others zero."""
+    if gradient is None or owned is None or owned.only is not None:
+        return gradient
+    return torch.where(
+        owned.mask(task), gradient, torch.zeros((), dtype=gradient.dtype, device=gradient.device)
+    )
+
+
+def _complete(node: Any, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """What a running backward gives a node: Python functions get zeros for absent gradients."""
+    if callable(node):
+        return list(gradients)
+    described = node._input_metadata
+    some = next(g for g in gradients if g is not None)
+    return [
+        torch.zeros(tuple(d.shape), dtype=d.dtype, device=some.device) if g is None else g
+        for g, d in zip(gradients, described, strict=True)
+    ]

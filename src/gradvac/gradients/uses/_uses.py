@@ -1,0 +1,186 @@
+"""What one use of a parameter contributes to its gradient, still separable by task.
+
+A junction states the use; the collector asks for the form it needs: the plain gradient, all task
+gradients, a slice of them (large vocabularies), or their weighted sum without ever forming them,
+since sum_t w_t g_t of a linear layer is just (w[task] * dY)^T X. Products, shifts and scales are in
+`_waiting.py`.
+"""
+
+# N entries, T tasks, I columns of the parameter
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradvac.gradients.kernels import Segments, combine, joined, wide
+
+
+class Use(ABC):
+    """The gradient of one use of a parameter.
+
+    Attributes:
+        segments: The tasks of its entries.
+        may_wait: It is cheap to keep for a while, and cheaper to form together with others.
+        held_bytes: Of what it keeps.
+        formed_bytes: Of its task gradients, where it may wait.
+    """
+
+    segments: Segments
+    may_wait = False
+    held_bytes = 0
+    formed_bytes = 0
+
+    @abstractmethod
+    def task_gradients(self) -> Tensor:
+        """`[T, *parameter shape]`."""
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        """sum_t weights[t] g_t, in the shape of the parameter."""
+        gradients = self.task_gradients()
+        flat = gradients.reshape(len(gradients), -1)
+        return combine(weights, flat).view(gradients.shape[1:])
+
+    @property
+    def kind(self) -> Hashable:
+        """Uses that may wait are formed together with others of their kind."""
+        return None
+
+    @staticmethod
+    def join(uses: "Sequence[Any]") -> "Sequence[Use]":
+        """Uses of one parameter and one kind, as few as is cheap."""
+        return uses
+
+    @staticmethod
+    def form(uses: Sequence[Any]) -> Sequence[Tensor]:
+        """The task gradients of several uses of one kind."""
+        return [use.task_gradients() for use in uses]
+
+    def transposed(self) -> "Use":
+        """The same use of the transposed matrix."""
+        return Formed(self.task_gradients().mT, self.segments)
+
+
+class Table(Use):
+    """A use of a matrix whose `slice` does not form the rest."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Of its task gradients."""
+
+    @abstractmethod
+    def plain(self) -> Tensor:
+        """The gradient over all entries."""
+
+    @abstractmethod
+    def slice(self, start: int, end: int) -> Tensor:
+        """Task gradients of the matrix's rows start..end, `[T, end - start, I]`."""
+
+
+@dataclass
+class Lookup(Table):
+    """Rows of a table: g[token] = sum of the values at the token's occurrences."""
+
+    values: Tensor  # [N, I]
+    tokens: Tensor  # [N]
+    num_rows: int
+    segments: Segments
+    _once: tuple[Tensor, Tensor] | None = None  # what `_merged` found
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @staticmethod
+    def as_one(uses: "Sequence[Lookup]") -> "Lookup":
+        """Several uses of one table as one."""
+        if len(uses) == 1:
+            return uses[0]
+        values, tokens = torch.cat([u.values for u in uses]), torch.cat([u.tokens for u in uses])
+        segments = joined([(u.segments, len(u.tokens)) for u in uses])
+        return Lookup(values, tokens, uses[0].num_rows, segments)
+
+    def renumbered(self) -> "tuple[Tensor, Lookup]":
+        """The tokens of the batch `[N]`, and the same use of a table of their rows alone.
+
+        There are fewer different tokens than N: the rest stands for token 0, and has no values.
+        """
+        ascending, order = self.tokens.sort()
+        is_new = torch.ones_like(ascending)
+        is_new[1:] = ascending[1:] != ascending[:-1]
+        row = is_new.cumsum(0) - 1
+        tokens = torch.zeros_like(ascending).scatter_(0, row, ascending)
+        rows = torch.empty_like(ascending).scatter_(0, order, row)
+        values = self.values.to(wide(self.values.dtype))
+        return tokens, Lookup(values, rows, len(rows), self.segments)
+
+    def plain(self) -> Tensor:
+        return self._sum(self.values)
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        scale = weights.to(self.values.dtype)[self._tasks()]
+        return self._sum(self.values * scale[:, None])
+
+    def task_gradients(self) -> Tensor:
+        shape = (self.segments.num_tasks, self.num_rows, self.values.shape[1])
+        return self.add_to(self.values.new_zeros(shape))
+
+    def add_to(self, gradients: Tensor, start: int = 0) -> Tensor:
+        """Add to task gradients of the table's rows from `start` on, `[T, rows, I]`, in place.
+
+        No second buffer for a table that is also the softmax's.
+        """
+        tokens, size = self.tokens - start, gradients.shape[1]
+        order, values = None, self.values
+        if gradients.dtype in (torch.bfloat16, torch.float16):
+            order, values = self._merged()
+        row = self._tasks() * size + tokens
+        if size < self.num_rows:  # tokens outside add zeros somewhere
+            inside = (tokens >= 0) & (tokens < size)
+            row = torch.where(inside, row, 0)
+            values = values * (inside if order is None else inside[order])[:, None]
+        flat = gradients.view(-1, gradients.shape[2])
+        flat.index_add_(0, row if order is None else row[order], values.to(gradients.dtype))
+        return gradients
+
+    def slice(self, start: int, end: int) -> Tensor:
+        shape = (self.segments.num_tasks, end - start, self.values.shape[1])
+        return self.add_to(self.values.new_zeros(shape), start)
+
+    def _tasks(self) -> Tensor:
+        return self.segments.along(self.tokens.shape[0])
+
+    def _sum(self, values: Tensor) -> Tensor:
+        dtype = wide(values.dtype)
+        total = values.new_zeros(self.num_rows, values.shape[1], dtype=dtype)
+        return total.index_add_(0, self.tokens, values.to(dtype))
+
+    def _merged(self) -> tuple[Tensor, Tensor]:
+        """Occurrences by task and token, and their values: the first has the sum, others zero.
+
+        Frequent tokens would lose their small summands in 16 bits: they are summed in float32.
+        """
+        if self._once is None:
+            row, order = (self._tasks() * self.num_rows + self.tokens).sort()
+            first = torch.ones_like(row, dtype=torch.bool)
+            first[1:] = row[1:] != row[:-1]
+            slot = first.cumsum(0) - 1  # occurrences of one (task, token) share a slot
+            sums = torch.zeros_like(self.values, dtype=torch.float32)
+            sums.index_add_(0, slot, self.values[order].float())
+            self._once = (order, sums[slot] * first[:, None])
+        return self._once
+
+
+@dataclass
+class Formed(Use):
+    """Task gradients that are there already."""
+
+    gradients: Tensor  # [T, *parameter shape]
+    segments: Segments
+
+    def task_gradients(self) -> Tensor:
+        return self.gradients

@@ -1,0 +1,192 @@
+"""Uses that are cheap to keep for a while, and cheaper to form together with others of their kind.
+
+What a small model's step costs is the number of operations: one product, one sum for many layers.
+"""
+
+# N entries, B rows, T tasks, D width, O rows of the parameter, I its columns
+
+from collections.abc import Hashable, Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from gradvac.gradients.kernels import Segments, grouped_outer, joined, norm_sums, wide
+from gradvac.gradients.uses._uses import Table, Use
+
+# Of what a use keeps while it waits, without and with a GPU, whose launches cost more than copies.
+_SMALL_BYTES = (1 << 24, 3 << 24)
+
+
+class Outer(Table):
+    """A matrix product: g = left^T right, summed over entries."""
+
+    def __init__(self, left: Tensor, right: Tensor, segments: Segments) -> None:
+        self.left, self.right, self.segments = left, right, segments  # [N, O], [N, I]
+        self.held_bytes = left.nbytes + right.nbytes
+        self.formed_bytes = segments.num_tasks * left.shape[1] * right.shape[1] * left.itemsize
+        self.may_wait = segments.only is None and self.held_bytes <= _SMALL_BYTES[left.is_cuda]
+        self.beside: Beside | None = None
+
+    @property
+    def kind(self) -> Hashable:
+        of_left = None if self.beside is None else self.beside.values is self.left
+        return (self.segments, self.left.dtype, self.left.shape, self.right.shape, of_left)
+
+    @staticmethod
+    def join(uses: "Sequence[Outer]") -> "Sequence[Outer]":
+        """A loop over time uses a weight at every step: one product for all."""
+        left, right = torch.cat([u.left for u in uses]), torch.cat([u.right for u in uses])
+        return [Outer(left, right, joined([(u.segments, u.left.shape[0]) for u in uses]))]
+
+    @staticmethod
+    def form(uses: "Sequence[Outer]") -> Sequence[Tensor]:
+        first, many = uses[0], len(uses)
+        left, right = _together([u.left for u in uses]), _together([u.right for u in uses])
+        if first.beside is not None:
+            values = left if first.beside.values is first.left else right
+            sums = first.segments.sum(values.view(many, -1, values.shape[1]))
+            for use, task_sums in zip(uses, sums.unbind(), strict=True):
+                assert use.beside is not None
+                use.beside.sums = task_sums
+        product = grouped_outer(left, right, first.segments.repeated(many))
+        return product.view(many, first.segments.num_tasks, *product.shape[1:]).unbind()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.left.dtype
+
+    def plain(self) -> Tensor:
+        return self.left.t() @ self.right
+
+    def task_gradients(self) -> Tensor:
+        return grouped_outer(self.left, self.right, self.segments)
+
+    def slice(self, start: int, end: int) -> Tensor:
+        columns = self.left[:, start:end].contiguous()
+        return grouped_outer(columns, self.right, self.segments)
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        if self.segments.only is not None:
+            return self.plain() * weights[self.segments.only].to(self.left.dtype)
+        length = self.left.shape[0]
+        scale = weights.to(self.left.dtype)[self.segments.along(length)]
+        return (self.left * scale[:, None]).t() @ self.right
+
+    def transposed(self) -> "Outer":
+        return Outer(self.right, self.left, self.segments)
+
+
+class Summed(Use):
+    """A shift or a scale: g = sum of the rows' values."""
+
+    def __init__(self, values: Tensor, segments: Segments, shape: tuple[int, ...]) -> None:
+        self.values, self.segments, self.shape = values, segments, shape  # values [B, D]
+        self.held_bytes = values.nbytes
+        self.formed_bytes = segments.num_tasks * values.shape[1] * values.itemsize
+        self.may_wait = self.held_bytes <= _SMALL_BYTES[values.is_cuda]
+
+    @property
+    def kind(self) -> Hashable:
+        return (self.segments, self.values.dtype)
+
+    @staticmethod
+    def join(uses: "Sequence[Summed]") -> "Sequence[Summed]":
+        values = reduce(torch.add, [use.values for use in uses])
+        return [Summed(values, uses[0].segments, uses[0].shape)]
+
+    @staticmethod
+    def form(uses: "Sequence[Summed]") -> Sequence[Tensor]:
+        whole = uses[0].segments.sum(torch.cat([use.values for use in uses], dim=1))
+        parts = whole.split([use.values.shape[1] for use in uses], dim=1)
+        both = zip(parts, uses, strict=True)
+        return [part if len(u.shape) == 1 else part.reshape(-1, *u.shape) for part, u in both]
+
+    def task_gradients(self) -> Tensor:
+        return self.segments.sum(self.values).view(-1, *self.shape)
+
+
+class Beside(Use):
+    """A shift beside a product or a scale: g = sum of the output gradient, formed with theirs.
+
+    Args:
+        of: The other use of the node.
+        values: The output gradient, `[..., D]`; the other use keeps it anyway.
+    """
+
+    def __init__(self, of: "Outer | Normed", values: Tensor) -> None:
+        self.values, self.segments, self.may_wait = values, of.segments, of.may_wait
+        width, dtype = values.shape[-1], wide(values.dtype)
+        self.formed_bytes = of.segments.num_tasks * width * dtype.itemsize
+        # [T, D]; a scale that did not wait has formed them already.
+        self.sums: Tensor | None = of.shifts if isinstance(of, Normed) else None
+        of.beside = self
+
+    @property
+    def kind(self) -> Hashable:
+        return (self.segments, self.values.dtype, self.values.shape[-1])
+
+    @staticmethod
+    def join(uses: "Sequence[Beside]") -> Sequence[Summed]:
+        segments, width = uses[0].segments, uses[0].values.shape[-1]
+        by_row = [segments.by_row(use.values.reshape(-1, width)) for use in uses]
+        return [Summed(reduce(torch.add, by_row), segments, (width,))]
+
+    def task_gradients(self) -> Tensor:
+        if self.sums is None:
+            self.sums = self.segments.sum(self.values.reshape(-1, self.values.shape[-1]))
+        return self.sums
+
+
+class Normed(Use):
+    """The scale of a normalisation: g = sum of the output gradient times the normalised input.
+
+    Args:
+        gradient: Of the output, `[..., D]`.
+        x: The input, likewise.
+        mean: Of the input, `[..., 1]`; None for an RMS normalisation.
+        scale: Its reciprocal deviation, `[..., 1]`.
+        segments: The tasks of its entries.
+    """
+
+    def __init__(
+        self, gradient: Tensor, x: Tensor, mean: Tensor | None, scale: Tensor, segments: Segments
+    ) -> None:
+        self.gradient, self.x, self.mean, self.scale = gradient, x, mean, scale
+        self.segments = segments
+        self.held_bytes = gradient.nbytes + x.nbytes
+        self.formed_bytes = segments.num_tasks * x.shape[-1] * wide(x.dtype).itemsize
+        self.may_wait = self.held_bytes <= _SMALL_BYTES[x.is_cuda]
+        self.beside: Beside | None = None
+        self.shifts: Tensor | None = None  # [T, D], of the node's shift, if they came for free
+
+    @property
+    def kind(self) -> Hashable:
+        about = (self.gradient.dtype, self.x.dtype, self.x.shape, self.mean is None)
+        return (self.segments, *about, self.beside is None)
+
+    @staticmethod
+    def form(uses: "Sequence[Normed]") -> Sequence[Tensor]:
+        first, width = uses[0], uses[0].x.shape[-1]
+        gradient = _together([use.gradient for use in uses]).reshape(-1, width)
+        x = _together([use.x for use in uses]).reshape(-1, width)
+        scale = _together([use.scale for use in uses]).reshape(-1, 1)
+        means = [use.mean for use in uses if use.mean is not None]
+        mean = _together(means).reshape(-1, 1) if means else None
+        scales, shifts = norm_sums(gradient, x, mean, scale, first.segments, len(uses))
+        if first.beside is not None and shifts is None:
+            shifts = first.segments.sum(gradient.view(len(uses), -1, width))
+        if shifts is not None:
+            for use, task_sums in zip(uses, shifts.unbind(), strict=True):
+                use.shifts = task_sums
+                if use.beside is not None:
+                    use.beside.sums = task_sums
+        return scales.unbind()
+
+    def task_gradients(self) -> Tensor:
+        return self.form([self])[0]
+
+
+def _together(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors one after the other."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
