@@ -66,7 +66,7 @@ class Aligner:
         process_group: The processes that together train a model without DistributedDataParallel;
             None: each trains a model of its own.
         exact: With several processes, False leaves out the inner products between gradients of
-            different processes, and sends less; see the guide.
+            different processes, and sends less; see docs/processes.md.
         metric: What Gram matrices, and so rules and the returned similarities, see of task
             gradients, such as `AdamMetric`; None: the gradients as they are.
 

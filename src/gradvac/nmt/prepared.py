@@ -12,7 +12,7 @@ from gradvac.nmt.data_settings import TRAIN, DataConfig
 from gradvac.nmt.sealed import SealedFolder, read_facts
 from gradvac.nmt.tokens import SUFFIXES, TokenShards, shard_name
 from gradvac.nmt.vocabulary import Vocabulary, extend
-from gradvac.runs import PREPARED_MANIFEST, RunFolder
+from gradvac.runs import PREPARED_MANIFEST, RunFolder, other_data
 from gradvac.runs.kept import read_kept
 from gradvac.tasks import parse, turned
 
@@ -103,6 +103,10 @@ class Prepared:
         """Return the pair a task belongs to: itself, or turned round."""
         return task if task in self.sizes[TRAIN] else turned(task)
 
+    def train_size(self, task: str) -> int:
+        """Return the number of training pairs of a task."""
+        return self.sizes[TRAIN][self.pair_of(task)]
+
     def task_text(self, split: str, task: str) -> tuple[list[str], list[str]]:
         """Read the clean text of a task: sources and targets."""
         pair = self.pair_of(task)
@@ -133,6 +137,18 @@ class Prepared:
         return {name: Report.from_dict(report) for name, report in saved.items()}
 
 
+def require_prepared(config: DataConfig, run: Path) -> Prepared:
+    """Open the data that a run was trained on.
+
+    Raises:
+        ValueError: They are gone, were prepared with other settings, or are damaged.
+    """
+    prepared = Prepared.open(config)
+    if prepared is None:
+        raise other_data(run, config.prepared, "nmt")
+    return prepared
+
+
 def relevant(config: DataConfig) -> dict[str, Any]:
     """Return the settings that prepared data depend on, as JSON would give them back."""
     return config.model_dump(mode="json", exclude=_IRRELEVANT)
@@ -158,12 +174,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     manifest = read_facts(path)
-    if path.exists() and not manifest.keys() >= {
-        "settings",
-        "sizes",
-        "signature",
-        "files",
-        "shards",
-    }:
+    if path.exists() and not manifest.keys() >= _FACTS:
         raise ValueError(f"data.prepared: {path} is damaged, or of an older version; {_REMEDY}.")
     return manifest

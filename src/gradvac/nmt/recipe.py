@@ -50,15 +50,10 @@ class TranslationRecipe:
         self.tasks = config.data.all_tasks()
         self.model: Transformer = config.model.build(len(prepared.vocabulary))
         self._parent = start_from(config.model, self.model, prepared.vocabulary)
-        self._sizes = {task: prepared.sizes[TRAIN][prepared.pair_of(task)] for task in self.tasks}
+        self._sizes = {task: prepared.train_size(task) for task in self.tasks}
         levels = config.data.resource_levels
         self.resource_levels = {task: levels.of(size) for task, size in self._sizes.items()}
-        self._dev = [self._data(DEV, task) for task in self.tasks]
-
-    def _data(self, split: str, task: str) -> TaskData:
-        sources, targets = self.prepared.task_tokens(split, task)
-        tag = self.prepared.vocabulary.tag(parse(task).target)
-        return TaskData(task, sources, targets, tag)
+        self._dev = [TaskData.open(prepared, DEV, task) for task in self.tasks]
 
     def _is_packed(self) -> bool:
         if self.config.batch.packed != "auto":
@@ -87,7 +82,7 @@ class TranslationRecipe:
 
     def _stream(self, part: Part = WHOLE) -> Stream:
         return Stream(
-            [self._data(TRAIN, task) for task in self.tasks],
+            [TaskData.open(self.prepared, TRAIN, task) for task in self.tasks],
             self.config.sampling,
             self.config.batch,
             packed=self._is_packed(),

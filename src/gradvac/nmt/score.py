@@ -14,13 +14,12 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
-from gradvac.nmt.data_settings import TRAIN
 from gradvac.nmt.lines import Problem, raw_lines
-from gradvac.nmt.prepared import Prepared
+from gradvac.nmt.prepared import require_prepared
 from gradvac.nmt.sealed import read_lines
 from gradvac.nmt.settings import NmtConfig
 from gradvac.nmt.translator import Translator
-from gradvac.runs import RunFolder, TaskScores, other_data
+from gradvac.runs import RunFolder, TaskScores
 from gradvac.runs.sentences import SentenceCounts, identify
 from gradvac.tasks import parse
 from gradvac.training import config
@@ -62,7 +61,7 @@ def score_lines(lines: Sequence[str], references: Sequence[str], target: str) ->
             f"lines: there are {len(lines)}, but {len(references)} references; give at least one, "
             "and one reference each."
         )
-    bleu, chrf = BLEU(tokenize=_TOKENIZERS.get(target, "13a")), CHRF(word_order=2)
+    bleu, chrf = _bleu(target), CHRF(word_order=2)
     scores = [metric.corpus_score(lines, [references]) for metric in (bleu, chrf)]
     signatures = [str(metric.get_signature()) for metric in (bleu, chrf)]
     return Score(scores[0].score, scores[1].score, len(lines), *signatures)
@@ -77,7 +76,7 @@ def count_ngrams(lines: Sequence[str], references: Sequence[str], target: str) -
         target: Code of the target language.
     """
     # Effective order changes a sentence's score, never its counts; without it sacreBLEU warns.
-    metric = BLEU(tokenize=_TOKENIZERS.get(target, "13a"), effective_order=True)
+    metric = _bleu(target, effective_order=True)
     scored = [
         metric.sentence_score(line, [reference])
         for line, reference in zip(lines, references, strict=True)
@@ -95,7 +94,7 @@ def bleu_p_value(
     translated a sentence? The test knows nothing of other seeds: a small value does not show that
     a method is better.
     """
-    metric = BLEU(tokenize=_TOKENIZERS.get(target, "13a"), references=[references])
+    metric = _bleu(target, references=[references])
     if metric.corpus_score(lines, None).score == metric.corpus_score(others, None).score:
         return 1.0  # sacreBLEU's test is not made for no difference at all
     systems: list[tuple[str, Sequence[str]]] = [("one", list(lines)), ("other", list(others))]
@@ -104,6 +103,10 @@ def bleu_p_value(
     assert isinstance(compared, Result)
     assert compared.p_value is not None
     return compared.p_value
+
+
+def _bleu(target: str, **options: Any) -> BLEU:
+    return BLEU(tokenize=_TOKENIZERS.get(target, "13a"), **options)
 
 
 @dataclass(frozen=True)
@@ -200,9 +203,7 @@ def score_run(
     run = Path(run)
     folder = RunFolder(run)
     settings = config.load(NmtConfig, folder.config, overrides)
-    prepared = Prepared.open(settings.data)
-    if prepared is None:
-        raise other_data(run, settings.data.prepared, "nmt")
+    prepared = require_prepared(settings.data, run)
     of_weights = folder.identify_weights(weights)
     translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
     by_task, levels, outputs = {}, {}, {}
@@ -216,9 +217,7 @@ def score_run(
             by_task[task] = score_lines(lines, references[:max_lines], target)
             ngrams[task] = count_ngrams(lines, references[:max_lines], target)
             sentences[task] = identify(references[:max_lines])
-            levels[task] = settings.data.resource_levels.of(
-                prepared.sizes[TRAIN][prepared.pair_of(task)]
-            )
+            levels[task] = settings.data.resource_levels.of(prepared.train_size(task))
         scores = Scores(
             str(run),
             split,

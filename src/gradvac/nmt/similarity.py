@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from gradvac.analysis import Similarities
 from gradvac.nmt.data_settings import DEV
-from gradvac.nmt.prepared import Prepared
+from gradvac.nmt.prepared import Prepared, require_prepared
 from gradvac.nmt.settings import NmtConfig
 from gradvac.nmt.stream import Numbers, TaskData, gather_batch
-from gradvac.runs import RunFolder, other_data
+from gradvac.runs import RunFolder
 from gradvac.tasks import parse
 from gradvac.training import choose_device, config
 from gradvac.training.measuring import measure_checkpoints
@@ -78,13 +78,11 @@ def measure_run(
     tasks = settings.data.all_tasks()
     if len(tasks) < 2:
         raise ValueError(f"{run}: has the single task {tasks[0]}; similarity is between tasks.")
-    prepared = Prepared.open(settings.data)
-    if prepared is None:
-        raise other_data(run, settings.data.prepared, "nmt")
+    prepared = require_prepared(settings.data, run)
     prepared.require_vocabulary_of(run)
     model = settings.model.build(len(prepared.vocabulary)).to(choose_device(device)).eval()
     lines = aligned_lines(prepared, split, tasks, num_lines)
-    data = [_data(prepared, split, task) for task in tasks]
+    data = [TaskData.open(prepared, split, task) for task in tasks]
     return measure_checkpoints(
         run,
         model,
@@ -138,11 +136,6 @@ def aligned_lines(
             "(data.extra) with the same sentences in every language."
         )
     return {task: np.array(numbers[prepared.pair_of(task)], dtype=np.int64) for task in tasks}
-
-
-def _data(prepared: Prepared, split: str, task: str) -> TaskData:
-    sources, targets = prepared.task_tokens(split, task)
-    return TaskData(task, sources, targets, prepared.vocabulary.tag(parse(task).target))
 
 
 class _Plan:

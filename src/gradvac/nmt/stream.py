@@ -28,10 +28,12 @@ import torch
 
 from gradvac.nmt.batch import Batch, Frame, make_batch
 from gradvac.nmt.filling import cut_full, make_frame, rows_to_draw
+from gradvac.nmt.prepared import Prepared
 from gradvac.nmt.ragged import Ragged
 from gradvac.nmt.settings import BatchConfig
 from gradvac.nmt.tokens import TokenFile, TokenShards
 from gradvac.nmt.vocabulary import BOS, EOS
+from gradvac.tasks import parse
 from gradvac.training import (
     WHOLE,
     Part,
@@ -60,6 +62,12 @@ class TaskData:
     sources: TokenFile | TokenShards
     targets: TokenFile | TokenShards
     tag: int
+
+    @classmethod
+    def open(cls, prepared: Prepared, split: str, task: str) -> TaskData:
+        """Map the sentence pairs of a task in a set."""
+        sources, targets = prepared.task_tokens(split, task)
+        return cls(task, sources, targets, prepared.vocabulary.tag(parse(task).target))
 
     def __len__(self) -> int:
         return len(self.sources)
