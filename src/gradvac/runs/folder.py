@@ -265,15 +265,15 @@ def other_settings(prepared: Path, changed: Sequence[str], recipe: str) -> Value
     )
 
 
-def prepared_sizes(run: RunFolder, split: str = "train") -> dict[str, int]:
-    """Pair -> number of sentence pairs that the preparation of a run's data wrote down.
+def prepared_sizes(run: RunFolder) -> dict[str, int]:
+    """Pair -> number of training pairs that the preparation of a run's data wrote down.
 
     Empty if the folder of prepared data is gone, or of another kind.
     """
     try:
         prepared = Path(run.read_table()["data"]["prepared"])
         manifest = json.loads((prepared / PREPARED_MANIFEST).read_bytes())
-        return {pair: int(size) for pair, size in manifest["sizes"][split].items()}
+        return {pair: int(size) for pair, size in manifest["sizes"]["train"].items()}
     except (AttributeError, KeyError, TypeError, OSError, ValueError):
         return {}
 

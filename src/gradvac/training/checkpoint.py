@@ -310,15 +310,13 @@ def _without(run: Path, which: str | int) -> CheckpointError:
     return CheckpointError(f"{run}: there are no weights {which!r}; there are: {there}.")
 
 
-def load_into(
-    model: nn.Module, run: Path, which: str | int = "best", *, say: Callable[[str], None] = print
-) -> None:
+def load_into(model: nn.Module, run: Path, which: str | int) -> None:
     """Give a model the weights of a run; see `weights`.
 
     Raises:
         CheckpointError: There are none of that name, they are damaged, or of another model.
     """
-    load_weights(model, weights(run, which, say=say), origin=f"{run}, {which} weights")
+    load_weights(model, weights(run, which), origin=f"{run}, {which} weights")
 
 
 def _failure(run: Path, what: str, error: Exception) -> str:

@@ -15,28 +15,28 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 _PREFIX = "gradvac/meeting"
+_PATIENCE = timedelta(minutes=30)  # for all processes to come
 _PAUSE = 0.02  # seconds between two looks
 
 
-def meet(backend: str, *, patience: timedelta = timedelta(minutes=30)) -> None:
+def meet(backend: str) -> None:
     """Make the process group of all processes that the environment announces.
 
     Args:
         backend: As in `init_process_group`.
-        patience: How long to wait for the others.
     """
-    store, rank, size = next(rendezvous("env://", timeout=patience))
+    store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        attempt = (_number if rank == 0 else _ask)(store, rank, size, patience)
+        attempt = _number(store, size) if rank == 0 else _ask(store, rank)
         store = PrefixStore(f"{_PREFIX}/{attempt}", store)
     distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
 
 
-def _number(store: Store, _: int, size: int, patience: timedelta) -> int:
+def _number(store: Store, size: int) -> int:
     """What the first process does: number the attempt, and tell everybody who asks."""
     attempt = store.add(f"{_PREFIX}/attempts", 1)
     missing, told = set(range(1, size)), set[bytes]()
-    end = time.monotonic() + patience.total_seconds()
+    end = time.monotonic() + _PATIENCE.total_seconds()
     while missing and time.monotonic() < end:
         for rank in list(missing):
             if store.check([f"{_PREFIX}/{attempt}/heard/{rank}"]):
@@ -52,11 +52,11 @@ def _number(store: Store, _: int, size: int, patience: timedelta) -> int:
     return attempt
 
 
-def _ask(store: Store, rank: int, _: int, patience: timedelta) -> int:
+def _ask(store: Store, rank: int) -> int:
     """What every other process does; the answer is addressed to a token that only it knows."""
     sign = secrets.token_hex(8)
     store.set(f"{_PREFIX}/asks/{rank}", sign)
-    store.wait([f"{_PREFIX}/tells/{sign}"], patience)
+    store.wait([f"{_PREFIX}/tells/{sign}"], _PATIENCE)
     attempt = int(store.get(f"{_PREFIX}/tells/{sign}"))
     store.set(f"{_PREFIX}/{attempt}/heard/{rank}", "1")
     return attempt

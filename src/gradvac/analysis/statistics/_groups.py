@@ -22,6 +22,7 @@ Matrix = NDArray[np.floating]
 SUPPORT = 0.9
 _FEWEST_TASKS, _FEWEST_COMPONENTS = 4, 4
 _SIGNIFICANT = 0.05
+_NUM_SAMPLES, _SEED = 200, 0  # of the components
 
 
 class Group(NamedTuple):
@@ -45,13 +46,11 @@ class Groups(NamedTuple):
     why_none: str
 
 
-def stable_groups(similarities: Similarities, *, num_samples: int = 200, seed: int = 0) -> Groups:
+def stable_groups(similarities: Similarities) -> Groups:
     """Suggest groups of tasks, or say why there are none.
 
     Args:
         similarities: Of at least 4 tasks and 4 components.
-        num_samples: Bootstrap samples of the components.
-        seed: Seed of the sampling.
     """
     values = similarities.values[:, weighty(similarities.components)]
     layers = mean_where_known(values, axis=0)  # [K, T, T]
@@ -59,17 +58,17 @@ def stable_groups(similarities: Similarities, *, num_samples: int = 200, seed: i
         few = f"{_FEWEST_TASKS} tasks and {_FEWEST_COMPONENTS} components"
         return Groups((), None, f"groups need at least {few}")
     first, second = (_apart_from_tasks(half) for half in _halves(similarities, layers))
-    agreement = mantel(first, second, seed=seed)
+    agreement = mantel(first, second)
     if not (agreement.r > 0 and agreement.p_value < _SIGNIFICANT):
         why = "other pairs stand out in one half of the data than in the other"
         return Groups((), agreement, why)
-    draw = np.random.default_rng(seed)
-    drawn = draw.integers(len(layers), size=(num_samples, len(layers)))
+    draw = np.random.default_rng(_SEED)
+    drawn = draw.integers(len(layers), size=(_NUM_SAMPLES, len(layers)))
     samples = [_branches(mean_where_known(layers[indices], axis=0)) for indices in drawn]
     lengths = _branches(mean_where_known(layers, axis=0))
     stable: list[tuple[frozenset[int], float]] = []
     for branch in sorted(lengths, key=lengths.__getitem__, reverse=True):  # the most distinct first
-        support = sum(branch in sample for sample in samples) / num_samples
+        support = sum(branch in sample for sample in samples) / _NUM_SAMPLES
         if support >= SUPPORT and all(branch.isdisjoint(other) for other, _ in stable):
             stable.append((branch, support))
     told = tuple(

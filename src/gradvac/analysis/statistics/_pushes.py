@@ -94,23 +94,21 @@ def _over_blocks(values: Matrix) -> tuple[Matrix, Matrix]:
     return mean, _p_values(blocks.mean(axis=0), spread, num - 1)
 
 
-def measured_pushes(similarities: Similarities, weights: Matrix | None = None) -> Pushes | None:
-    """Who would push whom in a step on the aligned set; None without both halves.
+def measured_pushes(similarities: Similarities) -> Pushes | None:
+    """Who would push whom in a step of the plain sum on the aligned set; None without both halves.
 
     Args:
         similarities: Of different lines, with `across` and `half_norms`.
-        weights: `[T]`, of the tasks in the update; None: the plain sum.
     """
     if similarities.across is None or similarities.half_norms is None:
         return None
-    weights = np.ones(len(similarities.tasks)) if weights is None else np.asarray(weights)
     first, second = (similarities.half_norms[:, :, half] for half in (0, 1))  # [S, K, T]
     across = np.nan_to_num(similarities.across.astype(np.float64))
     # The same lines at every step: one measurement.
     products = (across * first[..., :, None] * second[..., None, :]).mean(axis=0)  # [K, T, T]
     lengths = (first**2).sum(axis=1, dtype=np.float64) + (second**2).sum(axis=1, dtype=np.float64)
     lengths = np.sqrt(lengths.mean(axis=0) / 2)  # [T]
-    parts = (products + products.swapaxes(1, 2)) / 2 * weights
+    parts = (products + products.swapaxes(1, 2)) / 2
     both, values = products.sum(axis=0), parts.sum(axis=0)
     totals = values.sum(axis=1)
     # Two measurements of one thing show the noise, assumed equal once lengths are 1.
@@ -121,7 +119,7 @@ def measured_pushes(similarities: Similarities, weights: Matrix | None = None) -
     twice = twice[~np.isnan(twice)]
     if not len(twice):
         return None
-    noise = np.sqrt((twice**2).mean() / 4) * scale * np.abs(weights)
+    noise = np.sqrt((twice**2).mean() / 4) * scale
     noise[~apart] *= np.sqrt(2)  # measured once
     num = max(1, int((lengths > 0).sum()) - 1)  # a task's noise is in all of its pairs
     # Cautiously, as if the noise of all of a task's pairs had the same sign.

@@ -17,6 +17,8 @@ from gradvac.analysis.statistics._families import Correlation, mantel
 from gradvac.analysis.statistics._summaries import mean_matrix
 from gradvac.tasks import turned
 
+_NUM_SAMPLES, _SEED = 9999, 0
+
 
 class RankCorrelation(NamedTuple):
     """Spearman's rho, its 95 % bootstrap interval, and a permutation p-value."""
@@ -26,15 +28,11 @@ class RankCorrelation(NamedTuple):
     p_value: float
 
 
-def similarity_against_score(
-    points: Sequence[tuple[float, float]], *, num_samples: int = 9999, seed: int = 0
-) -> RankCorrelation:
+def similarity_against_score(points: Sequence[tuple[float, float]]) -> RankCorrelation:
     """Does more similarity go with better scores, over a set of runs?
 
     Args:
         points: (similarity, score) of every run; at least 4.
-        num_samples: Bootstrap samples, and permutations of the two-sided test.
-        seed: Seed of both.
     """
     values = np.asarray(points, dtype=np.float64)
     if values.ndim != 2 or values.shape[1] != 2 or len(values) < 4:
@@ -44,12 +42,12 @@ def similarity_against_score(
     if (values == values[0]).all(axis=0).any():
         raise ValueError("points: all similarities or all scores are equal; nothing to correlate.")
     rho = float(spearmanr(values[:, 0], values[:, 1]).statistic)
-    draw = np.random.default_rng(seed)
-    drawn = values[draw.integers(len(values), size=(num_samples, len(values)))]
+    draw = np.random.default_rng(_SEED)
+    drawn = values[draw.integers(len(values), size=(_NUM_SAMPLES, len(values)))]
     samples = _row_correlations(rankdata(drawn[..., 0], axis=1), rankdata(drawn[..., 1], axis=1))
     low, high = np.nanquantile(samples, [0.025, 0.975])
     first, second = rankdata(values[:, 0]), rankdata(values[:, 1])
-    shuffles = shuffled_orders(len(values), num_permutations=num_samples, seed=seed)
+    shuffles = shuffled_orders(len(values), num_permutations=_NUM_SAMPLES, seed=_SEED)
     shuffled = second[shuffles.orders]
     chance = _row_correlations(np.broadcast_to(first, shuffled.shape), shuffled)
     p_value = shuffles.p_value(np.abs(chance), abs(rho))
@@ -70,30 +68,18 @@ class RunComparison:
     pattern: Correlation | None
 
 
-def compare_runs(
-    first: Similarities,
-    second: Similarities,
-    *,
-    side: str | None = None,
-    num_permutations: int = 9999,
-    seed: int = 0,
-) -> RunComparison:
+def compare_runs(first: Similarities, second: Similarities) -> RunComparison:
     """Compare the similarities of two runs: batch size, model size, direction.
 
     Args:
         first: One run.
         second: Another. Tasks are matched by name; "fr-en" matches "en-fr" where no name does.
-        side: Only the components of "encoder", "decoder" or "shared".
-        num_permutations: Permutations of the pattern's test.
-        seed: Seed of that test.
     """
     matches = match_tasks(first.tasks, second.tasks)
     tasks = tuple(matches)
-    one = mean_matrix(first.select(tasks=tasks), side)
-    two = mean_matrix(second.select(tasks=list(matches.values())), side)
-    pattern = None
-    if len(tasks) > 2:
-        pattern = mantel(one, two, num_permutations=num_permutations, seed=seed)
+    one = mean_matrix(first.select(tasks=tasks))
+    two = mean_matrix(second.select(tasks=list(matches.values())))
+    pattern = mantel(one, two) if len(tasks) > 2 else None
     return RunComparison(tasks, two - one, paired(one, two), pattern)
 
 
