@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradvac.tagging.batch import NO_LABEL, TagBatch
+from gradvac.tagging.batch import TagBatch
+from gradvac.tagging.encoding import NO_LABEL
 from gradvac.tagging.masking import hide
 from gradvac.training import Part
 

@@ -26,7 +26,8 @@ from gradvac.tagging import (
     score_run,
     train_tagging,
 )
-from gradvac.tagging.batch import NO_LABEL, make_batch
+from gradvac.tagging.batch import make_batch
+from gradvac.tagging.encoding import NO_LABEL
 from gradvac.tagging.similarity import measure_run
 from gradvac.training import Part, checkpoint, read_metrics, seed_everything, train
 from gradvac.training.config import load as load_config

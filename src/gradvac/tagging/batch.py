@@ -11,10 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradvac.tagging.encoding import Numbers, Windows
+from gradvac.tagging.encoding import NO_LABEL, Numbers, Windows
 from gradvac.training import Part, TensorBatch
-
-NO_LABEL = -100
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +22,7 @@ class TagBatch(TensorBatch):
     Attributes:
         tokens: `[B, S]`, padded.
         mask: True where there is a sub-word, `[B, S]`.
-        labels: The label of a word on its first sub-word, -100 elsewhere, `[B, S]`.
+        labels: The label of a word on its first sub-word, `NO_LABEL` elsewhere, `[B, S]`.
         tasks: The task of every row; rows of a task are together. On the host, where an aligner
             can read them without waiting, unless the batch is framed.
         num_tokens: Words with a label, of all parts of the batch.

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
+NO_LABEL = -100  # what torch's cross-entropy ignores
 _AT_ONCE = 2000  # sentences
 
 
@@ -33,7 +34,7 @@ class Windows:
         places: Position of every word's first sub-word in its window, `[M]`.
         words: First word of every window, and the end, `[W + 1]`.
         sentences: The sentence of every window, `[W]`.
-        labels: Label of every word; -100 where there is none, `[M]`.
+        labels: Label of every word; `NO_LABEL` where there is none, `[M]`.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -174,7 +175,7 @@ class _Builder:
         self._sentences.append(sentence)
 
     def windows(self, labels: list[int] | None) -> Windows:
-        given = [-100] * len(self._places) if labels is None else labels
+        given = [NO_LABEL] * len(self._places) if labels is None else labels
         assert len(given) == len(self._places), "every word is in exactly one window"
         return Windows(
             np.array(self._tokens, dtype=np.int32),

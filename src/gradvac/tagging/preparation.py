@@ -26,7 +26,7 @@ from gradvac.runs.files import (
     write_text,
 )
 from gradvac.tagging.encoder import load_tokenizer
-from gradvac.tagging.encoding import Windows, WordEncoder
+from gradvac.tagging.encoding import NO_LABEL, Windows, WordEncoder
 from gradvac.tagging.labels import missing, refuse_unknown, rename
 from gradvac.tagging.readers import files_of, read_columns, read_sentences
 from gradvac.tagging.sentences import Sentence
@@ -201,7 +201,7 @@ class _Preparation:
             )
         encoder = WordEncoder(self.tokenizer, self.config.model.max_tokens)
         numbers = {label: number for number, label in enumerate(self.labels)}
-        labels = [[numbers.get(tag, -100) for tag in one.tags] for one in sentences]
+        labels = [[numbers.get(tag, NO_LABEL) for tag in one.tags] for one in sentences]
         windows = encoder.encode([one.words for one in sentences], labels)
         counts += encoder.counts
         with replacing(self.folder / f"{split}.{lang}.npz") as file:

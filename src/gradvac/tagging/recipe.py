@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor
 
-from gradvac.tagging.batch import NO_LABEL, TagBatch, make_batch
+from gradvac.tagging.batch import TagBatch, make_batch
 from gradvac.tagging.encoder import load_model, load_tokenizer
+from gradvac.tagging.encoding import NO_LABEL
 from gradvac.tagging.metrics import score_tags
 from gradvac.tagging.preparation import Prepared, open_or_prepare
 from gradvac.tagging.settings import DEV, TRAIN, TaggingConfig

@@ -19,7 +19,6 @@ from gradvac.tagging.encoder import build_model, load_tokenizer
 from gradvac.tagging.encoding import Windows, WordEncoder
 from gradvac.tagging.settings import TaggingConfig
 from gradvac.training import FromRun, checkpoint
-from gradvac.training.weights import load_weights
 
 ENCODER = "encoder"  # folder of a run: the encoder's config and tokenizer, without weights
 
@@ -144,7 +143,7 @@ def load_run_model(run: Path, weights: str | int | None = None) -> nn.Module:
     _require_encoder(run)
     model = build_model(run / ENCODER)
     if weights is not None:
-        load_weights(model, checkpoint.weights(run, weights), origin=f"{run}, {weights} weights")
+        checkpoint.load_into(model, run, weights)
     return model
 
 
