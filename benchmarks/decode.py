@@ -4,8 +4,9 @@
     python benchmarks/decode.py --train 1500 --root DATA --to de      (trains on the verses first)
 
 The run is exported as a Pegasus model. Both translate the same lines, sorted by length; `generate`
-in batches of several sizes, of which the best counts. On a GPU both have weights in bf16, and ours
-is timed with steps recorded as CUDA graphs too (`decoding.graph`). Equality
+in batches of several sizes, with and without cuDNN's attention (which plans anew for every length
+of the text), of which the best counts. On a GPU both have weights in bf16, and ours is timed with
+steps recorded as CUDA graphs too (`decoding.graph`). Equality
 is looked at twice: in float32 without length penalty and with the same limit for every sentence,
 where both searches are the same, and as timed, where both are scored by BLEU.
 """
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -203,12 +205,16 @@ def compare(
     theirs_with = partial(
         generate, pegasus, exact, sources, to, beams=beams, p=translator.settings.length_penalty
     )
-    theirs_with(batch=arguments.batches[0])  # warm
-    found = {batch: timed(partial(theirs_with, batch=batch)) for batch in arguments.batches}
-    for batch, (_, seconds) in found.items():
-        print(f"generate, beam {beams}, batch {batch}: {len(sources) / seconds:.0f}/s", flush=True)
-    batch = min(found, key=lambda b: found[b][1])
-    theirs, seconds = found[batch]
+    found = {}
+    for cudnn, batch in product((True, False), arguments.batches):
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+        if batch == arguments.batches[0]:
+            theirs_with(batch=batch)  # warm
+        found[batch, cudnn] = timed(partial(theirs_with, batch=batch))
+        speed = f"{len(sources) / found[batch, cudnn][1]:.0f}/s"
+        print(f"generate, beam {beams}, batch {batch}, cuDNN {cudnn}: {speed}", flush=True)
+    batch, cudnn = min(found, key=lambda way: found[way][1])
+    theirs, seconds = found[batch, cudnn]
     return {
         "beams": beams,
         "lines": len(sources),
@@ -217,6 +223,7 @@ def compare(
         **recorded,
         "generate, lines/s": len(sources) / seconds,
         "its best batch": batch,
+        "with cuDNN": cudnn,
         "ratio": seconds / our_seconds,
         **({"ratio as graphs": seconds / recorded_seconds} if recorded else {}),
         "equal text in float32 without penalty": equal,

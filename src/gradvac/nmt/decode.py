@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradvac.nmt.batch import Side
 from gradvac.nmt.beams import Beams
@@ -23,6 +21,7 @@ from gradvac.nmt.model import Transformer
 from gradvac.nmt.ragged import Ragged, Tokens
 from gradvac.nmt.slots import Extent, Hypothesis, Search, Slots, length_penalty
 from gradvac.recording import DEVICE_WORK, free_generator
+from gradvac.training.forward import any_shape_attention
 
 __all__ = ["Decoder", "Hypothesis", "Search", "length_penalty", "search"]
 
@@ -107,7 +106,7 @@ class Decoder:
         """
         sentences = np.split(sources.tokens, np.cumsum(sources.lengths)[:-1])
         results: dict[int, Hypothesis] = {}
-        with torch.autocast(self._device.type, enabled=False), _masked_attention(self._device):
+        with torch.autocast(self._device.type, enabled=False), any_shape_attention():
             for group in self._groups(sources.lengths, limits):
                 size, slots = self._make_slots(group, sources.lengths, limits)
                 results |= _Pass(self, slots, size, sentences, limits).run(group)
@@ -328,10 +327,3 @@ def _free_memory(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(_GPU_SHARE * (free + unused))
-
-
-def _masked_attention(device: torch.device) -> AbstractContextManager[None]:
-    """On a GPU, the kernel that takes masks of any shape; others plan anew for every shape."""
-    if device.type == "cpu":
-        return nullcontext()
-    return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

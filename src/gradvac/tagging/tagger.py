@@ -19,6 +19,7 @@ from gradvac.tagging.encoder import build_model, load_tokenizer
 from gradvac.tagging.encoding import Windows, WordEncoder
 from gradvac.tagging.settings import TaggingConfig
 from gradvac.training import FromRun, checkpoint
+from gradvac.training.forward import around_forward
 
 ENCODER = "encoder"  # folder of a run: the encoder's config and tokenizer, without weights
 
@@ -126,8 +127,8 @@ class Tagger(FromRun):
     def tag_windows(self, windows: Windows, num_sentences: int) -> list[list[str]]:
         """Tag sentences that were prepared."""
         device = next(self._model.parameters()).device
-        is_bf16 = self._precision == "bf16" and device.type != "cpu"
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
+        precision = "fp32" if device.type == "cpu" else self._precision
+        with torch.no_grad(), around_forward(precision, device):
             return predict_windows(
                 self._model,
                 windows,

@@ -21,6 +21,7 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     result.py       how a training ends
     recipe.py       the protocol between a recipe and the loop
     loop.py         train(recipe, config, run)
+    forward.py      what surrounds forward passes: mixed precision, attention of any shape
     step.py         one optimizer step, eager or as a CUDA graph
     ahead.py        batches prepared ahead in a thread
     state.py        the state of a run between two steps, saved and restored as one

@@ -18,6 +18,7 @@ from gradvac.gradients import RankError
 from gradvac.hints import nearest
 from gradvac.training import checkpoint
 from gradvac.training.display import Display
+from gradvac.training.forward import around_forward
 from gradvac.training.optimizer import set_lr
 from gradvac.training.processes import StopSignals, untouched_random_state
 from gradvac.training.ranks import Job, join
@@ -28,7 +29,7 @@ from gradvac.training.settings import RunConfig
 from gradvac.training.shards import whole
 from gradvac.training.signature import Signature
 from gradvac.training.state import RunState
-from gradvac.training.step import GraphStep, Step, StepResult, autocast
+from gradvac.training.step import GraphStep, Step, StepResult
 
 Watch = Callable[[int, Alignment], None]
 _DRAW_EVERY = 10  # log entries
@@ -235,7 +236,7 @@ class _Loop(Generic[BatchT]):
         with (
             untouched_random_state(),
             torch.no_grad(),
-            autocast(self.settings, state.device),
+            around_forward(train.precision, state.device),
             whole(state.model),
         ):
             scores = self.job.on_first(lambda: dict(self.recipe.validate()))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gradvac import Alignment
 from gradvac.recording import Recording
+from gradvac.training.forward import around_forward
 from gradvac.training.optimizer import clip, step_unless
 from gradvac.training.recipe import BatchT
 from gradvac.training.settings import RunConfig
@@ -61,7 +62,7 @@ class Step(Generic[BatchT]):
         mean_tokens = num_tokens / state.job.size  # gradients are means over processes
         for position, batch in enumerate(batches, start=1):
             is_last = position == len(batches)
-            with autocast(self._settings, state.device):
+            with around_forward(self._settings.train.precision, state.device):
                 step_losses = state.losses(batch, is_last)
             if step_losses.halves != self._settings.align.halves:
                 raise ValueError(
@@ -133,9 +134,3 @@ class GraphStep(Generic[BatchT]):
         if loose and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(f"{loose[0]!r} is a number of the host, which would never change")
         return result
-
-
-def autocast(settings: RunConfig, device: torch.device) -> torch.autocast:
-    """What surrounds forward passes."""
-    on = settings.train.precision == "bf16"
-    return torch.autocast(device.type, torch.bfloat16, enabled=on)
