@@ -291,3 +291,20 @@ def output_not_in_the_loss() -> Case:
 
 def _no_forward(*args: object) -> Tensor:
     raise NotImplementedError
+
+
+@case
+def made_of_itself_many_times() -> Case:
+    """Sinkhorn's iterations: 16 million ways lead from the product to the weight."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        weight = m.weight
+        for _ in range(12):
+            weight = weight - weight.logsumexp(0, keepdim=True)
+            weight = weight - weight.logsumexp(1, keepdim=True)
+        upper, lower = weight.exp().chunk(2)
+        result: Tensor = m.last(x @ weight.exp() + x @ torch.cat([lower, upper]))
+        return result
+
+    model = Model(run, weight=nn.Parameter(torch.randn(D, D)), last=nn.Linear(D, 3))
+    return Case(model, output, (torch.randn(B, S, D),))

@@ -53,6 +53,7 @@ class Former:
         self.coded: list[Mapping[tuple[int, int], Tensor]] = []
         self.codes: TaskCodes | None = None
         self._seen: dict[tuple[int, ...], list[tuple[Tensor, ...]]] = {}  # by shape: marks, owners
+        self._arrived: dict[int, dict[int, Use]] = {}  # position -> output number -> use
         self.slow: list[str] = []
 
     @property
@@ -89,6 +90,7 @@ class Former:
                 first = first or delivered
         if slow:
             self._call(position, slow, gradients, owned, deliver)
+        self._push_on(deliver)
 
     def _deliver_zeros(self, parameters: Iterable[nn.Parameter], deliver: Deliver) -> None:
         """An expert without rows: autograd gives it zeros, not nothing."""
@@ -226,7 +228,7 @@ class Former:
     # -- from a junction's input down to parameters ----------------------------------------------
 
     def _push(self, position: int, number: int, use: Use, deliver: Deliver) -> Use | None:
-        """Through what was made of parameters alone, T gradients at a time.
+        """Down to a parameter, or to a node on the way, where it waits for what else arrives.
 
         Returns what a parameter got, if there is nothing but casts and transpositions before it.
         """
@@ -235,21 +237,28 @@ class Former:
             ways[start] = way_down(self.graph, *start)
         position, number, transposed = ways[start]
         use = use.transposed() if transposed else use
-        name, node = self.graph.names[position], self.graph.nodes[position]
-        if name == LEAF:
-            deliver(node.variable, use)
+        if self.graph.names[position] == LEAF:
+            deliver(self.graph.nodes[position].variable, use)
             return use
-        children = self.graph.children(position)
-        if (looked_up := self._look_up(position, use)) is not None:
-            self._push(*children[0], looked_up, deliver)
-        elif name in _SAME_NUMBERS:
-            gradients = use.task_gradients()
-            shape = self.graph.shape(*children[0])
-            formed = Formed(gradients.reshape(len(gradients), *shape), use.segments)
-            self._push(*children[0], formed, deliver)
-        else:
-            self._push_through(position, number, use, deliver)
+        arrived = self._arrived.setdefault(position, {})
+        arrived[number] = _together(arrived[number], use) if number in arrived else use
         return None
+
+    def _push_on(self, deliver: Deliver) -> None:
+        """Through what was made of parameters alone, T gradients at a time, each node once."""
+        while self._arrived:
+            position = max(self._arrived)  # children come before parents, so nothing more arrives
+            arrived = self._arrived.pop(position)
+            children, use = self.graph.children(position), next(iter(arrived.values()))
+            if (looked_up := self._look_up(position, use)) is not None:
+                self._push(*children[0], looked_up, deliver)
+            elif self.graph.names[position] in _SAME_NUMBERS:
+                gradients = use.task_gradients()
+                shape = self.graph.shape(*children[0])
+                formed = Formed(gradients.reshape(len(gradients), *shape), use.segments)
+                self._push(*children[0], formed, deliver)
+            else:
+                self._push_through(position, arrived, deliver)
 
     def _look_up(self, position: int, use: Use) -> Use | None:
         """A table of positions: the gradients of all tasks are those of a batch with a row each."""
@@ -260,26 +269,34 @@ class Former:
         owned = Owned(gradients.shape, tasks)
         return embedding(Place(self.graph.nodes[position], 0, gradients, owned, shape))
 
-    def _push_through(self, position: int, number: int, use: Use, deliver: Deliver) -> None:
-        gradients, rows = use.task_gradients(), use.segments
+    def _push_through(self, position: int, arrived: Mapping[int, Use], deliver: Deliver) -> None:
+        gradients = {number: use.task_gradients() for number, use in arrived.items()}
+        rows = next(iter(arrived.values())).segments
         described = self.graph.nodes[position]._input_metadata
 
         def given(task: int) -> list[Tensor | None]:
             by_output: list[Tensor | None] = [None] * max(1, len(described))
-            by_output[number] = gradients[task].to(described[number].dtype)
+            for number, of_tasks in gradients.items():
+                by_output[number] = of_tasks[task].to(described[number].dtype)
             if self.graph.is_tap(position):
                 by_output[1] = self.graph.operands[position]
             return by_output
 
         children = enumerate(self.graph.children(position))
         edges = [edge for edge, (child, _) in children if child >= 0]
-        tasks = range(len(gradients)) if rows.only is None else [rows.only]
+        tasks = range(self._num_tasks) if rows.only is None else [rows.only]
         self._call_for_each(position, edges, tasks, given, rows, deliver)
 
     def close(self) -> None:
         """Forget the rows that the forward named."""
         if self._declared:
             self._declared.forget([self.graph.nodes[p] for p in self.plan.drawing.row_nodes])
+
+
+def _together(before: Use, use: Use) -> Use:
+    """Two uses of what was made of parameters, from one junction, as one."""
+    assert before.segments.only == use.segments.only
+    return Formed(before.task_gradients() + use.task_gradients(), use.segments)
 
 
 def _only(gradient: Tensor | None, owned: Owned | None, task: int) -> Tensor | None:
