@@ -54,6 +54,28 @@ def test_low_rank_adapters(how: str) -> None:
         twins.step(tasks)
 
 
+class GradvacProduct(torch.autograd.Function):
+    """A model's own function, which happens to have the name of one of ours."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.T, torch.einsum("bsd,bse->de", x, gradient)
+
+
+def test_a_function_with_the_name_of_one_of_ours() -> None:
+    model = Model(
+        lambda m, x: GradvacProduct.apply(x, m.weight), weight=nn.Parameter(torch.randn(D, 3))
+    )
+    twins = Twins(Case(model.double(), output, (torch.randn(B, S, D).double(),)), rule)
+    twins.step(UNSORTED)
+
+
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {"itself": lambda p: p, "scaled": lambda p: 1.5 * p}
 
 

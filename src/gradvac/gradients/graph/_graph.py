@@ -19,10 +19,11 @@ LEAF = "torch::autograd::AccumulateGrad"
 COMPILED = "CompiledFunctionBackward"
 RUN = "gradvac"  # the name under which the node of a compiled region of ours keeps its run
 
-# Taps stand for the parameters of such regions (`gradients/compiled`); nobody else's nodes have
-# these names. Behind each is one leaf: a backward that forms no parameter gradients runs to it.
+# Taps stand for the parameters of such regions (`gradients/compiled`). Behind each is one leaf: a
+# backward that forms no parameter gradients runs to it.
 ANCHOR = torch.zeros((), requires_grad=True)
 TAPS = frozenset(("GradvacProductBackward", "GradvacLookupBackward"))
+_OURS = __name__.partition(".")[0]
 
 # What an operation saves of how it moves or mixes entries along dimensions.
 _SETTINGS = frozenset(
@@ -41,7 +42,10 @@ def _kind(node: Any) -> _Kind:
     kind = type(node)
     given = (name for name in dir(node) if name in _SETTINGS)
     # An index may be a tensor: data, which the structure does not depend on.
-    names = (node.name(), tuple(n for n in given if not isinstance(getattr(node, n), Tensor)))
+    name = node.name()
+    if name in TAPS and kind._forward_cls.__module__.partition(".")[0] != _OURS:
+        name += " of the model"  # somebody else's function of the same name
+    names = (name, tuple(n for n in given if not isinstance(getattr(node, n), Tensor)))
     # Some C++ nodes share one type, and Python functions of others come and go.
     is_torchs = kind.__module__ == "builtins" and kind.__name__ != "CppFunction"
     if is_torchs or names[0] in TAPS:
