@@ -156,27 +156,63 @@ def shifted_by_erf(m: Any, x: Tensor) -> Tensor:
 
 
 def written_over(m: Any, x: Tensor) -> Tensor:
-    matrix, scale = m.matrix * 2, m.scale * 2
+    matrix, scale, shift = m.matrix * 2, m.scale * 2, m.scale * 3
     F.relu(matrix, inplace=True)
     F.leaky_relu(scale, 0.1, True)
-    result: Tensor = m.down(m.up(x) @ matrix * scale)
+    shift.data.mul_(2)
+    result: Tensor = m.down(m.up(x) @ matrix * scale + shift)
     return result
 
 
-@pytest.mark.parametrize("run", [shifted_by_the_batch, shifted_by_erf, written_over])
+def without_history(m: Any, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        shift = m.scale * 2
+    result: Tensor = m.down(m.up(x) + shift)
+    return result
+
+
+def differentiated(m: Any, x: Tensor) -> Tensor:
+    slope = torch.func.grad(lambda z: (m.up(z).tanh() * m.scale).sum())
+    result: Tensor = m.down(slope(x))
+    return result
+
+
+@pytest.mark.parametrize(
+    "run", [shifted_by_the_batch, shifted_by_erf, written_over, without_history, differentiated]
+)
 @pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
 def test_values_a_tap_must_not_stand_for(run: Any) -> None:
-    """Shifts not made of parameters alone, and values of parameters that are written over."""
+    """Not made of parameters alone, written over, without a gradient, or inside another one."""
     matrix, scale = nn.Parameter(torch.empty(D, D)), nn.Parameter(torch.empty(D))
     model = model_of(run, **linear(matrix=matrix, scale=scale))
     assert_exact(model, (torch.randn(B, D).double(),))
 
 
-def test_running_statistics_are_read_after_their_update() -> None:
-    model = model_of(
-        lambda m, x: m.down(m.norm(m.up(x))) * (m.scale * m.norm.running_mean),
-        **linear(norm=nn.BatchNorm1d(D), scale=nn.Parameter(torch.empty(D))),
-    )
+@torch.library.custom_op("gradvac_tests::count", mutates_args={"seen"})
+def count(seen: Tensor, rows: Tensor) -> None:
+    seen.add_(rows.sum(0))
+
+
+def test_buffers_are_read_after_their_update() -> None:
+    """Whoever writes: torch counts some writes, and others not."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        hidden = m.up(x)
+        rows = hidden.detach()
+        count(m.by_operator, rows)
+        torch.mean(rows, 0, out=m.as_result)
+        torch._foreach_add_([m.first, m.by_list], [rows[0], rows[1]])
+        m.view.add_(rows[2, :2])
+        m.norm(hidden)
+        buffers = (m.by_operator, m.as_result, m.by_list, m.base, m.norm.running_mean)
+        result: Tensor = m.down(hidden) * sum(m.scale * buffer for buffer in buffers)
+        return result
+
+    parts = linear(norm=nn.BatchNorm1d(D), scale=nn.Parameter(torch.empty(D)))
+    model = model_of(run, **parts)
+    for name in ("by_operator", "as_result", "first", "by_list", "base"):
+        model.register_buffer(name, torch.ones(D).double())
+    model.register_buffer("view", model.base[:2])
     reference, x = copy.deepcopy(model), torch.randn(B, D).double()
     torch.testing.assert_close(torch.compile(model, backend=uncompiled)(x), reference(x))
 
@@ -242,6 +278,18 @@ def test_rows_that_move() -> None:
 
     aligner = assert_exact(model_of(run, **linear()), (torch.randn(B, D).double(),))
     assert "measured every step" in repr(aligner)
+
+
+@pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
+@pytest.mark.parametrize("options", [{"max_norm": 0.5}, {"sparse": True}], ids=str)
+def test_tables_of_other_kinds(options: dict[str, Any]) -> None:
+    """One that a lookup writes over, and is tied; one whose gradient is sparse."""
+    is_tied = "max_norm" in options
+    model = model_of(
+        lambda m, t: m.down(m.words(t)) @ (m.words.weight.t() if is_tied else m.up.weight),
+        **linear(words=nn.Embedding(V, D, **options)),
+    )
+    assert_exact(model, (torch.randint(0, V, (B, S)),))
 
 
 @pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from gradvac.gradients.compiled._regions import Given
 
@@ -41,9 +43,8 @@ _NAMES_OF_OTHERS = (
 # What is run outside where all its operands are parameters, buffers and numbers.
 _MAY_BE_OUTSIDE = frozenset((*_NAMES_OF_VIEWS, *_NAMES_OF_OTHERS))
 
-_IN_PLACE = frozenset(("iadd", "isub", "imul", "itruediv", "ipow", "setitem"))
 # What changes the meaning of the calls that follow.
-_CONTEXTS = frozenset(("_enter_autocast", "_exit_autocast", "_set_grad_enabled"))
+_CONTEXTS = frozenset(("_enter_autocast", "_enter_inference_mode", "_set_grad_enabled"))
 
 
 def name_of(node: fx.Node) -> str:
@@ -109,7 +110,7 @@ class Split:
             self.sizes[fake.node.expr] = place
             self._constant.add(node)
             self.within(node)
-        elif node in self._written or not isinstance(example, Tensor):
+        elif not isinstance(example, Tensor) or self._is_written(node):
             return
         elif type(example) is nn.Parameter and example.requires_grad and example.is_leaf:
             if example.is_floating_point():
@@ -126,7 +127,7 @@ class Split:
             output = fake_of(node)
             try:
                 if (
-                    isinstance(output, Tensor)
+                    isinstance(output, FakeTensor)
                     and output.requires_grad
                     and output.is_floating_point()
                 ):
@@ -141,8 +142,11 @@ class Split:
         is_call = node.op in ("call_function", "call_method")
         if not (is_call and self._is_plain and name_of(node) in _MAY_BE_OUTSIDE):
             return False
-        known = self.parametric | self._constant
-        return node not in self._written and all(n in known for n in node.all_input_nodes)
+        known = (n in self.parametric or n in self._constant for n in node.all_input_nodes)
+        return all(known) and not self._is_written(node)
+
+    def _is_written(self, node: fx.Node) -> bool:
+        return not self._written.isdisjoint(_memory_of(node))
 
     # -- values in both halves -------------------------------------------------------------------
 
@@ -158,7 +162,7 @@ class Split:
             if node in self._constant and node.op != "placeholder":
                 self._inner[node] = self.inside.node_copy(node, self.within)
             else:
-                is_rows = node.op != "placeholder" or node not in self.parametric
+                is_rows = not isinstance(self._examples.get(node), nn.Parameter)
                 self._inner[node] = self.pass_in(
                     node, self.without(node), fake_of(node), is_rows=is_rows
                 )
@@ -229,32 +233,26 @@ class Split:
         return self.pass_in((node, outer), outer, fake.requires_grad_())
 
     def holds_rows(self, node: Any) -> bool:
-        return isinstance(node, fx.Node) and node not in self.parametric | self._constant
+        return isinstance(node, fx.Node) and not (node in self.parametric or node in self._constant)
 
 
-def _written(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """Values that are written over on the way, and what they are views of."""
-    written: set[fx.Node] = set()
-    for node in reversed(nodes):
+def _written(nodes: Sequence[fx.Node]) -> set[int]:
+    """Memory that is written over on the way, by its address.
+
+    Torch counts writes; what it does not count (running statistics, lists of tensors, functions
+    that are not its own) is taken to write over what it was given.
+    """
+    written: set[int] = set()
+    for node in nodes:
+        written |= _memory_of(node, written_alone=True)
         name = name_of(node)
-        is_dunder = name.startswith("__")
-        in_place = name in _IN_PLACE or (name.endswith("_") and not is_dunder)
-        in_place = in_place and name not in _MAY_BE_OUTSIDE  # `and_`
-        asked = node.kwargs.get("inplace") or (node.args and node.args[-1] is True)
-        in_place = in_place or bool(asked) or "out" in node.kwargs
-        if node.op in ("call_function", "call_method") and in_place:
-            written.update(node.all_input_nodes[:1])
-        if name in ("batch_norm", "instance_norm"):
-            written.update(node.all_input_nodes[1:3])  # running statistics
-        if node in written:
-            written.update(n for n in node.all_input_nodes if _share_memory(node, n))
+        if node.op in ("call_function", "call_method") and (
+            name in ("", "batch_norm") or name.startswith("_foreach_")
+        ):
+            written.update(*map(_memory_of, node.all_input_nodes))
     return written
 
 
-def _share_memory(one: fx.Node, other: fx.Node) -> bool:
-    """Whether one value is a view of the other, as far as is known."""
-    values = fake_of(one), fake_of(other)
-    if not all(isinstance(value, Tensor) for value in values):
-        return True
-    first, second = (value.untyped_storage()._cdata for value in values)
-    return bool(first == second)
+def _memory_of(node: fx.Node, *, written_alone: bool = False) -> set[int]:
+    values = (value for value in tree_leaves(fake_of(node)) if isinstance(value, FakeTensor))
+    return {v.untyped_storage()._cdata for v in values if v._version or not written_alone}

@@ -210,8 +210,8 @@ class Former:
                     if part.is_complex() and not self.graph.is_complex(*children[edge]):
                         part = part.real  # as autograd does between two nodes
                     if edge not in by_edge:
-                        by_edge[edge] = part.new_zeros(self._num_tasks, *shape)
-                    by_edge[edge][task] = part.sum_to_size(shape)
+                        by_edge[edge] = part.to_dense().new_zeros(self._num_tasks, *shape)
+                    by_edge[edge][task] = part.to_dense().sum_to_size(shape)
         for edge, gradients in by_edge.items():
             self._push(*children[edge], Formed(gradients, rows), deliver)
 
