@@ -15,7 +15,6 @@ from gradvac.alignment import Alignment, Part, assemble, warn_if_identical
 from gradvac.gradients import (
     ENGINES,
     Components,
-    Engine,
     Engines,
     Exchange,
     Granularity,
@@ -233,12 +232,7 @@ class Aligner:
     def _take_step(self, losses: Losses) -> Alignment:
         present = tuple(self._pending)
         values = torch.stack([self._pending[position] for position in present])
-
-        def step(engine: Engine) -> Alignment:
-            fold = partial(self._engines.backward, engine, losses, present)
-            return self._align(fold, present, values)
-
-        return self._engines.run(step)
+        return self._engines.step(losses, present, lambda fold: self._align(fold, present, values))
 
     def _align(
         self, fold: Callable[[Weigh], None], present: tuple[int, ...], losses: Tensor

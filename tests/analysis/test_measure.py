@@ -151,6 +151,22 @@ def test_one_backward_equals_per_task(model: Model, storage: dict[str, bool]) ->
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_a_part_that_no_gradient_came_through_at_first(model: Model) -> None:
+    """What one_backward learned of such a graph holds no longer once one does."""
+
+    def rows(number: int) -> tuple[Tensor, list[str]]:
+        losses, tasks = rows_of(model, number)
+        gate = torch.full_like(losses, float(number >= 3))
+        x = torch.ones(9, 5, dtype=torch.float64)
+        return losses + gate * model.decoder[1](torch.tanh(model.encoder(x))).sum(1), tasks
+
+    batches = [partial(rows, number) for number in range(4)]
+    slow = measure(model, batches, tasks=TASKS)
+    fast = measure(model, batches, tasks=TASKS, engine="one_backward")
+    for one, other in zip(slow.parts, fast.parts, strict=True):
+        np.testing.assert_allclose(one.values, other.values, atol=1e-6)
+
+
 def test_one_backward_refuses_rows_that_influence_each_other(model: Model) -> None:
     def coupled(number: int) -> tuple[Tensor, list[str]]:
         losses, tasks = rows_of(model, number)

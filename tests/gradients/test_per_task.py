@@ -64,7 +64,7 @@ def stored(
 
     for batch in batches[:-1]:
         engines.accumulate(batch)
-    engines.backward(engines.ran, batches[-1], present, weigh)
+    engines.step(batches[-1], present, lambda fold: fold(weigh))
     return seen, list(grads(model))
 
 

@@ -63,9 +63,9 @@ def test_tasks_given_as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference(model, distance(model(x)), tasks)
     aligner = attach(model, rule())
     index = torch.tensor([2, 0, 0, 2, 2, 0])  # positions in "a", "b", "c"
-    everyone = gradvac.gradients.Losses((1, 0, 2), distance(model(x)), index)
+    everyone = gradvac.gradients.Losses((1, 0, 2), (distance(model(x)),), index)
     monkeypatch.setattr("gradvac.aligner.read_losses", lambda *_: everyone)
-    alignment = aligner.backward(everyone.roots()[0], tasks)
+    alignment = aligner.backward(everyone.roots[0], tasks)
     assert alignment.tasks == tuple(TASKS)
     assert not alignment.norms[:, 0].any()
     torch.testing.assert_close(gradients_of(model), expected)

@@ -34,10 +34,9 @@ from torch import Tensor, nn
 from gradvac import gram as geometry
 from gradvac.analysis.similarities import Similarities, check_once
 from gradvac.gradients import (
+    Engines,
     Granularity,
     Losses,
-    OneBackward,
-    PerTask,
     Stored,
     TasksOfRows,
     gram,
@@ -116,15 +115,14 @@ def measure(
     stored = Stored(storage_dtype=storage_dtype, offload=offload)
     if engine not in ("per_task", "one_backward"):
         raise ValueError(f'engine: must be "per_task" or "one_backward", got {engine!r}.')
-    whole = split(model, "all_layer")
-    separate = PerTask(model) if engine == "per_task" else OneBackward(model, whole, tasks)
+    engines = Engines(engine, model, split(model, "all_layer"), tasks)
 
     def add(half: int, losses: Losses) -> None:
         def deliver(parameter: nn.Parameter, by_task: Mapping[int, Tensor]) -> None:
             first = half * len(tasks)  # all tasks of the first half, then of the second
             stored.add(parameter, {first + task: g for task, g in by_task.items()})
 
-        separate.task_gradients(losses, deliver)
+        engines.task_gradients(losses, deliver)
 
     _run(batches, tasks, add, tick)
     grams = _grams(stored, model, 2 * len(tasks))

@@ -31,7 +31,7 @@ What a room imports of the others is in the `__all__` of their `__init__`. It ma
 """
 
 from gradvac.gradients.compiled import compile_tapped
-from gradvac.gradients.engines import ENGINES, Engine, Engines, OneBackward, PerTask
+from gradvac.gradients.engines import ENGINES, Engines
 from gradvac.gradients.fold import AdamMetric, Components, Granularity, Metric, Stored, Weigh, split
 from gradvac.gradients.kernels import gram
 from gradvac.gradients.losses import (
@@ -49,14 +49,11 @@ __all__ = [
     "ENGINES",
     "AdamMetric",
     "Components",
-    "Engine",
     "Engines",
     "Exchange",
     "Granularity",
     "Losses",
     "Metric",
-    "OneBackward",
-    "PerTask",
     "RankError",
     "Ranks",
     "RowTasks",

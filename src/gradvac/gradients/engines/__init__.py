@@ -6,8 +6,6 @@ _one_backward.py  the fast one: one backward for all tasks, over the graph as it
 _step.py          the passes of one_backward over the graph of one step
 """
 
-from gradvac.gradients.engines._choice import ENGINES, Engine, Engines
-from gradvac.gradients.engines._one_backward import OneBackward
-from gradvac.gradients.engines._per_task import PerTask
+from gradvac.gradients.engines._choice import ENGINES, Engines
 
-__all__ = ["ENGINES", "Engine", "Engines", "OneBackward", "PerTask"]
+__all__ = ["ENGINES", "Engines"]

@@ -2,13 +2,14 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradvac.gradients.engines._one_backward import OneBackward
-from gradvac.gradients.engines._per_task import PerTask
+from gradvac.gradients.engines._per_task import Deliver, Expect, PerTask
 from gradvac.gradients.engines._step import Again
 from gradvac.gradients.fold import Components, Metric, Stored, Weigh
 from gradvac.gradients.graph import Refused
@@ -16,6 +17,7 @@ from gradvac.gradients.losses import Losses
 
 ENGINES = ("auto", "one_backward", "per_task")
 Engine = OneBackward | PerTask
+Fold = Callable[[Weigh], None]
 Found = TypeVar("Found")
 
 
@@ -77,25 +79,14 @@ class Engines:
         self._why: str | None = "as asked" if asked == "per_task" else "no batch so far"
         self._said: set[str] = set()
 
-    def run(self, do: Callable[[Engine], Found]) -> Found:
-        """Do something with a micro-batch, in one_backward if that is possible."""
-        engine = self._one_backward
-        if engine is None:
-            return self._run_in(self._per_task, do)
-        try:
-            result = self._run_in(engine, do)
-        except Refused as refusal:
-            if self.asked == "one_backward":
-                raise
-            self._explain(str(refusal))
-            return self._run_in(self._per_task, do)
-        self._why = None
-        return result
-
-    def run_one_task(self, do: Callable[[Engine], Found]) -> Found:
-        """Do something with a micro-batch of one task: its plain gradient needs no engine."""
-        self._why = "one task in the last batch of this process, so a plain backward"
-        return self._run_in(self._per_task, do)
+    def task_gradients(
+        self, losses: Losses, deliver: Deliver, expect: Expect | None = None
+    ) -> dict[Tensor, Tensor]:
+        """Show every parameter's task gradients; see `OneBackward.task_gradients`."""
+        if expect is not None and len(losses.present) == 1:  # its plain gradient needs no engine
+            self._why = "one task in the last batch of this process, so a plain backward"
+            return self._run_in(self._per_task, lambda e: e.task_gradients(losses, deliver, expect))
+        return self._run(lambda engine: engine.task_gradients(losses, deliver, expect))
 
     def accumulate(self, losses: Losses) -> None:
         """Add the task gradients of a micro-batch to the stored ones; `.grad` is left alone."""
@@ -104,19 +95,20 @@ class Engines:
                 "accumulate: recompute=True keeps no task gradients to add to; leave out one of "
                 'the two, or use engine="per_task".'
             )
-        self.run(lambda engine: self._store(engine, losses))
+        self._run(lambda engine: self._store(engine, losses))
 
-    def backward(
-        self, engine: Engine, losses: Losses, present: Sequence[int], weigh: Weigh
-    ) -> None:
-        """Differentiate, weigh every component, and add the update to `.grad`.
+    def step(self, losses: Losses, present: Sequence[int], align: Callable[[Fold], Found]) -> Found:
+        """Differentiate the last micro-batch of a step, and write its update to `.grad`.
 
         Args:
-            engine: The one that runs.
             losses: Of this micro-batch.
             present: The tasks of this step: those of `losses` and of what was accumulated before.
-            weigh: From Gram matrices to weights.
+            align: Begins a step of the rule and calls the fold with what gives weights; called
+                again where a batch has to be differentiated again.
         """
+        return self._run(lambda engine: align(partial(self._fold, engine, losses, present)))
+
+    def _fold(self, engine: Engine, losses: Losses, present: Sequence[int], weigh: Weigh) -> None:
         if isinstance(engine, OneBackward) and not self._stored:
             engine.backward(losses, weigh)
         else:
@@ -125,6 +117,28 @@ class Engines:
 
     def _store(self, engine: Engine, losses: Losses) -> None:
         self._stored.add_outside(engine.task_gradients(losses, self._stored.add))
+
+    def _run(self, do: Callable[[Engine], Found]) -> Found:
+        """Do something with a micro-batch, in one_backward if that is possible."""
+        if self._one_backward is None:
+            return self._run_in(self._per_task, do)
+        try:
+            result = self._run_in(self._one_backward, do)
+        except Refused as refusal:
+            if self.asked == "one_backward":
+                raise
+            self._explain(str(refusal))
+            return self._run_in(self._per_task, do)
+        self._why = None
+        return result
+
+    def _run_in(self, engine: Engine, do: Callable[[Engine], Found]) -> Found:
+        try:
+            result = do(engine)
+        except Again:  # it was learned anew: once more
+            result = do(engine)
+        self.ran = engine
+        return result
 
     @property
     def why(self) -> str:
@@ -143,11 +157,3 @@ class Engines:
         if reason not in self._said:
             self._said.add(reason)
             warnings.warn(f'engine: "auto" continues with per_task. {self.why}', stacklevel=5)
-
-    def _run_in(self, engine: Engine, do: Callable[[Engine], Found]) -> Found:
-        try:
-            result = do(engine)
-        except Again:  # it was learned anew: once more
-            result = do(engine)
-        self.ran = engine
-        return result

@@ -157,7 +157,7 @@ class OneBackward:
         return "no batch so far" if self.plan is None else self.plan.describe()
 
     def _read(self, losses: Losses) -> Graph:
-        graph = Graph(losses.roots(), self._planner.identities, settings=losses.index is None)
+        graph = Graph(losses.roots, self._planner.identities, settings=losses.index is None)
         if not self._planner.knows(graph):
             refuse_changed(self._model, self._names, graph)
         graph.refuse_compiled_too_early()

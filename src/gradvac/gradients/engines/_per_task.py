@@ -15,7 +15,6 @@ from gradvac.gradients.graph import (
     LEAF,
     Graph,
     is_python_function,
-    may_hide,
     refuse_changed,
     refuse_hidden,
     set_aside,
@@ -83,13 +82,9 @@ class PerTask:
         self, losses: Losses, deliver: Deliver, expect: Expect
     ) -> dict[Tensor, Tensor]:
         """A plain backward, whose gradients are those of the task: any model, compiled or not."""
-        graph = Graph(losses.roots())
-        leaves = graph.leaves()
-        reached = set(leaves)
+        graph, outside = self._read(losses)
+        reached = set(graph.leaves())
         parameters = [parameter for parameter in self._parameters if parameter in reached]
-        outside = [leaf for leaf in leaves if leaf not in self._parameters]
-        refuse_changed(self._model, self._parameters, graph)
-        self._refuse_reentrant(graph)
         expect(parameters)
         plain: dict[Tensor, Tensor] = {}
 
@@ -103,34 +98,34 @@ class PerTask:
             show_gradients(graph, losses.starts(), [*parameters, *outside], show)
         return plain
 
-    def _differentiate(self, losses: Losses) -> Iterator[tuple[Any, int, Tensor]]:
-        graph = Graph(losses.roots())
-        outside = [leaf for leaf in graph.leaves() if leaf not in self._parameters]
+    def _read(self, losses: Losses) -> tuple[Graph, list[Tensor]]:
+        """The graph of some losses, and the leaves of it that are not the model's."""
+        graph = Graph(losses.roots)
         refuse_changed(self._model, self._parameters, graph)
+        if graph.is_reentrant and self._is_shared:
+            raise ValueError(
+                "losses: their graph has reentrant checkpoints, which several processes cannot "
+                "separate by task; use torch.utils.checkpoint with use_reentrant=False."
+            )
+        return graph, [leaf for leaf in graph.leaves() if leaf not in self._parameters]
+
+    def _differentiate(self, losses: Losses) -> Iterator[tuple[Any, int, Tensor]]:
+        graph, outside = self._read(losses)
         if len(losses.present) > 1:
             graph.refuse_compiled_too_early()
-        self._refuse_reentrant(graph)
         retain = _retain_graph(losses, graph)
         every = [p for p in self._parameters if p.requires_grad] + outside  # some may be frozen
-        gradients_of = _with_hidden_gradients if may_hide(graph) else _plain_gradients
-        gradients_of = _through_grad if graph.is_reentrant else gradients_of
         plain, sums, is_ours = losses.plain, Sums(), False
         if any(retain) and plain is None and self._is_to_verify(graph):
             plain, is_ours = PlainGradient(graph, losses.starts(), every), True
-        with without_hooks(every):
-            for position, task in enumerate(losses.present):
-                one = torch.zeros(len(losses.present))
-                one[position] = 1.0
-                roots, starts = losses.roots(), losses.starts(one)
-                if losses.index is None:
-                    roots, starts = roots[position : position + 1], starts[position : position + 1]
-                keep = retain[position] or plain is not None
-                gradients = gradients_of(roots, starts, every, keep)
-                for leaf, gradient in zip(every, gradients, strict=True):
-                    if gradient is not None:
-                        if plain is not None:
-                            sums.add(leaf, gradient)
-                        yield leaf, task, gradient.to_dense() if gradient.is_sparse else gradient
+        for position, task in enumerate(losses.present):
+            gradients = _gradients(
+                graph, losses, position, every, retain=retain[position] or plain is not None
+            )
+            for leaf, gradient in gradients:
+                if plain is not None:
+                    sums.add(leaf, gradient)
+                yield leaf, task, gradient.to_dense() if gradient.is_sparse else gradient
         if plain is not None:
             wrong = plain.differing(sums, is_strict=True)
             # It need not be linear (hooks that clip), as long as it is the same when it runs again.
@@ -157,40 +152,31 @@ class PerTask:
             "of a forward of its own, as a mapping task -> loss."
         )
 
-    def _refuse_reentrant(self, graph: Graph) -> None:
-        if graph.is_reentrant and self._is_shared:
-            raise ValueError(
-                "losses: their graph has reentrant checkpoints, which several processes cannot "
-                "separate by task; use torch.utils.checkpoint with use_reentrant=False."
+
+def _gradients(
+    graph: Graph, losses: Losses, position: int, leaves: Sequence[Tensor], *, retain: bool
+) -> list[tuple[Tensor, Tensor]]:
+    """Leaves and their gradients of one task, with what functions wrote into `.grad` meanwhile."""
+    one = torch.zeros(len(losses.present))
+    one[position] = 1.0
+    roots, starts = losses.roots, losses.starts(one)
+    if losses.index is None:
+        roots, starts = roots[position : position + 1], starts[position : position + 1]
+    returned: Sequence[Tensor | None] = [None] * len(leaves)
+    with without_hooks(leaves), set_aside(leaves):
+        if graph.is_reentrant:  # such a graph refuses to be given inputs
+            torch.autograd.backward(roots, starts, retain_graph=retain)
+        else:
+            returned = torch.autograd.grad(
+                roots, leaves, starts, retain_graph=retain, allow_unused=True
             )
-
-
-def _plain_gradients(
-    roots: Sequence[Tensor], starts: Sequence[Tensor], leaves: Sequence[Tensor], retain: bool
-) -> Sequence[Tensor | None]:
-    return torch.autograd.grad(roots, leaves, starts, retain_graph=retain, allow_unused=True)
-
-
-def _with_hidden_gradients(
-    roots: Sequence[Tensor], starts: Sequence[Tensor], leaves: Sequence[Tensor], retain: bool
-) -> Sequence[Tensor | None]:
-    """Gradients, and what functions of the graph wrote into `.grad` meanwhile."""
-    with set_aside(leaves):
-        gradients = _plain_gradients(roots, starts, leaves, retain)
         written = [leaf.grad for leaf in leaves]
-    return [
-        one + other if one is not None and other is not None else one if other is None else other
-        for one, other in zip(gradients, written, strict=True)
-    ]
-
-
-def _through_grad(
-    roots: Sequence[Tensor], starts: Sequence[Tensor], leaves: Sequence[Tensor], retain: bool
-) -> Sequence[Tensor | None]:
-    """Gradients by way of `.grad`, for graphs that refuse to be given inputs."""
-    with set_aside(leaves):
-        torch.autograd.backward(roots, starts, retain_graph=retain)
-        return [leaf.grad for leaf in leaves]
+    found = []
+    for leaf, *parts in zip(leaves, returned, written, strict=True):
+        given = [part for part in parts if part is not None]
+        if given:
+            found.append((leaf, given[0] if len(given) == 1 else given[0] + given[1]))
+    return found
 
 
 def _retain_graph(losses: Losses, graph: Graph) -> list[bool]:

@@ -27,7 +27,6 @@ from gradvac.gradients.graph._movers import ANY, ENTRYWISE, VIEWS, moves_along
 from gradvac.gradients.graph._passes import Arrive, Watcher, run_pass, show_gradients, without_hooks
 from gradvac.gradients.graph._refusals import (
     Refused,
-    may_hide,
     refuse_changed,
     refuse_hidden,
     set_aside,
@@ -53,7 +52,6 @@ __all__ = [
     "call_node",
     "draw",
     "is_python_function",
-    "may_hide",
     "moves_along",
     "refuse_changed",
     "refuse_hidden",

@@ -18,11 +18,6 @@ class Refused(ValueError):  # noqa: N818
     """one_backward cannot separate these losses; nothing was changed."""
 
 
-def may_hide(graph: Graph) -> bool:
-    """Whether there is a function that could run a backward of its own."""
-    return any(map(is_python_function, graph.nodes))
-
-
 @contextmanager
 def set_aside(leaves: Collection[Tensor]) -> Iterator[None]:
     """Put `.grad`, and the hooks that wait for it, back as they were."""
@@ -50,7 +45,7 @@ def refuse_hidden(names: Mapping[nn.Parameter, str], graph: Graph) -> Iterator[N
         names: The model's parameters and their names.
         graph: Of the passes.
     """
-    if not may_hide(graph):
+    if not any(map(is_python_function, graph.nodes)):
         yield
         return
     with set_aside(names):

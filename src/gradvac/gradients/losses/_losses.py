@@ -23,42 +23,35 @@ class Losses:
         present: Positions of the present tasks in the aligner's list, in the order they come in
             the batch (a mapping: by name). Rows that come task by task then need no sorting, and
             results do not depend on how the tasks are listed.
-        losses: One entry per row `[B]`, or one scalar per present task.
+        roots: What a backward starts from: one entry per row `[B]`, or one scalar per present task.
         index: Position in `present` of every entry `[B]`; None for scalars per task.
         plain: Their plain gradient, where it was taken before anything else ran.
     """
 
     present: tuple[int, ...]
-    losses: Tensor | tuple[Tensor, ...]
+    roots: tuple[Tensor, ...]
     index: Tensor | None
     plain: PlainGradient | None = None
 
     @property
     def device(self) -> torch.device:
-        first = self.losses if isinstance(self.losses, Tensor) else self.losses[0]
-        return first.device
-
-    def roots(self) -> tuple[Tensor, ...]:
-        """The tensors a backward of all tasks together starts from."""
-        return (self.losses,) if isinstance(self.losses, Tensor) else self.losses
+        return self.roots[0].device
 
     def starts(self, weights: Tensor | None = None) -> tuple[Tensor, ...]:
         """Gradients at `roots`: those of sum_t weights[t] * loss_t; weights of 1 by default."""
-        if isinstance(self.losses, Tensor):
-            assert self.index is not None
-            if weights is None:
-                return (torch.ones_like(self.losses),)
-            return (weights.to(self.losses)[index_on(self.index, self.losses.device)],)
-        given = weights if weights is not None else torch.ones(len(self.losses))
-        return tuple(w.to(loss).expand_as(loss) for w, loss in zip(given, self.losses, strict=True))
+        if weights is None:
+            return tuple(map(torch.ones_like, self.roots))
+        if self.index is None:
+            pairs = zip(weights, self.roots, strict=True)
+            return tuple(weight.to(loss).expand_as(loss) for weight, loss in pairs)
+        return (weights.to(self.roots[0])[index_on(self.index, self.device)],)
 
     def task_losses(self) -> Tensor:
         """The summed, detached loss of every present task, `[T]`."""
-        if not isinstance(self.losses, Tensor):
-            return torch.stack([loss.detach().reshape(()) for loss in self.losses])
-        assert self.index is not None
-        total = self.losses.new_zeros(len(self.present))
-        return total.index_add(0, index_on(self.index, total.device), self.losses.detach())
+        if self.index is None:
+            return torch.stack([loss.detach().reshape(()) for loss in self.roots])
+        total = self.roots[0].new_zeros(len(self.present))
+        return total.index_add(0, index_on(self.index, self.device), self.roots[0].detach())
 
     def add_to(self, losses: dict[int, Tensor]) -> None:
         """Add the losses of the present tasks to those of earlier micro-batches."""
@@ -153,7 +146,7 @@ def _read_rows(losses: Tensor, tasks_of_rows: TasksOfRows | None, tasks: Sequenc
             "losses: every row has the same entry, a scalar that was expanded; a loss summed over "
             'tasks cannot be separated again. Compute one loss per row (reduction="none").'
         )
-    return Losses(present, losses, relabel(index, present, len(tasks)))
+    return Losses(present, (losses,), relabel(index, present, len(tasks)))
 
 
 def relabel(index: Tensor, present: Sequence[int], num_tasks: int) -> Tensor:

@@ -156,7 +156,7 @@ class Look:
             return plan
         shown.same, _ = self._marks([SAME * start for start in losses.starts()])
         if self.num_rows is not None:
-            shown.by_row, _ = self._marks((shown.codes.to(losses.roots()[0]),))
+            shown.by_row, _ = self._marks((shown.codes.to(losses.roots[0]),))
         moving = shown.moving()
         mixed: list[Junction] = []
         for key in todo:

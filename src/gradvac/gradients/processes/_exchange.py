@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import gram as geometry
-from gradvac.gradients.engines import Engine, Engines
+from gradvac.gradients.engines import Engines
 from gradvac.gradients.fold import Components, Stored, Weigh, add_to_grad
 from gradvac.gradients.kernels import combine, gram
 from gradvac.gradients.losses import Losses
@@ -109,7 +109,7 @@ class Exchange:
                 self._present = self.agreement.in_order({t for tasks in self._held for t in tasks})
             try:
                 if error is None and given is not None:
-                    self._differentiate(engines, given)
+                    self._collect(engines, given)
                     given.add_to(losses)
             except Exception as raised:
                 error = raised
@@ -119,16 +119,7 @@ class Exchange:
 
     # -- this process --------------------------------------------------------------------------
 
-    def _differentiate(self, engines: Engines, losses: Losses) -> None:
-        def collect(engine: Engine) -> None:
-            self._collect(engine, losses)
-
-        if len(losses.present) == 1:
-            engines.run_one_task(collect)
-        else:
-            engines.run(collect)
-
-    def _collect(self, engine: Engine, losses: Losses) -> None:
+    def _collect(self, engines: Engines, losses: Losses) -> None:
         """Add the task gradients of a micro-batch to those that wait; send what is complete."""
 
         def deliver(parameter: nn.Parameter, by_task: Mapping[int, Tensor]) -> None:
@@ -139,7 +130,7 @@ class Exchange:
                 self._awaited.discard(parameter)
                 self._send_complete()
 
-        outside = engine.task_gradients(losses, deliver, self._expect)
+        outside = engines.task_gradients(losses, deliver, self._expect)
         if outside:
             shapes = ", ".join(str(tuple(leaf.shape)) for leaf in list(outside)[:3])
             raise ValueError(
