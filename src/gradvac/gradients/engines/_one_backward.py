@@ -25,6 +25,7 @@ from gradvac.gradients.losses import DeclaredRows, Losses, is_due
 from gradvac.gradients.ownership import Plan, Planner
 from gradvac.gradients.uses import Former
 from gradvac.gram import working_dtype
+from gradvac.hints import some
 
 
 class OneBackward:
@@ -85,14 +86,13 @@ class OneBackward:
             write = (lambda *update: kept.append(update)) if step.is_careful else add_to_grad
             try:
                 if self._recompute:
-                    self._run_twice(step, weigh, write)
+                    outside = self._run_twice(step, weigh, write)
                 else:
                     self.collector.open(weigh, write)
-                    step.run(self.collector)
+                    outside = step.run(self.collector)
                     self.collector.close()
             finally:
                 self.collector.clear()
-        outside = dict(step.outside)
         for update in [*kept, (list(outside), list(outside.values()))]:
             add_to_grad(*update)
 
@@ -122,16 +122,16 @@ class OneBackward:
             collector.open(None, None)
             if expect is not None and not step.is_careful:
                 expect(step.plan.parameters())
-                step.run(collector, show)
+                outside = step.run(collector, show)
             else:
-                step.run(collector)
+                outside = step.run(collector)
                 collector.form_waiting()
         parameters = list(collector.buffers)
         if expect is not None and step.is_careful:
             expect(parameters)
         for parameter in parameters:
             show(parameter)
-        return dict(step.outside)
+        return outside
 
     @contextmanager
     def _step(self, losses: Losses) -> Iterator[Step]:
@@ -141,7 +141,7 @@ class OneBackward:
         try:
             step = self._begin(graph, losses)
             yield step
-            self._announce(step.slow)
+            self._announce(step.former.slow)
         except (Refused, Again, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -150,7 +150,7 @@ class OneBackward:
             raise Refused(f"engine: one_backward met {type(error).__name__}: {error}") from error
         finally:
             if step is not None:
-                step.close()
+                step.former.close()
 
     def describe(self) -> str:
         """Where rows were found, in words."""
@@ -187,7 +187,7 @@ class OneBackward:
         self._last_rows = (index, key, segments)
         return segments
 
-    def _run_twice(self, step: Step, weigh: Weigh, write: Write) -> None:
+    def _run_twice(self, step: Step, weigh: Weigh, write: Write) -> dict[Tensor, Tensor]:
         """Gram matrices first, one parameter in memory at a time; then the updates, likewise."""
         members, component_of = self.collector.members, self.collector.component_of
         device, num_tasks = step.losses.device, len(step.losses.present)
@@ -205,17 +205,16 @@ class OneBackward:
         collector = Collector(members, table_bytes=self.collector.table_bytes)
         step.run(collector, done, again=True)
         weights = weigh(range(len(members)), grams)
-        step.run(collector, done)
+        return step.run(collector, done)
 
     def _announce(self, slow: Sequence[str]) -> None:
         """Say once which places are computed task by task."""
         new = [place for place in slow if place not in self._announced]
         self._announced |= set(new)
         if new:
-            shown = ", ".join(new[:4]) + (", ..." if new[4:] else "")
             warnings.warn(
                 f"engine: {len(new)} place(s) have no fast path and are computed task by task, "
-                f"which is exact but slower: {shown}.",
+                f"which is exact but slower: {some(new)}.",
                 stacklevel=6,
             )
 

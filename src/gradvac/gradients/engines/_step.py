@@ -7,15 +7,14 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from gradvac.gradients.fold import Collector
 from gradvac.gradients.graph import Arrive, Refused, Watcher, refuse_hidden, run_pass
 from gradvac.gradients.kernels import mark
-from gradvac.gradients.losses import PlainGradient, Sums
+from gradvac.gradients.losses import Sums
 from gradvac.gradients.ownership import How, task_codes
-from gradvac.gradients.uses import Deliver, Former, Table, Use
+from gradvac.gradients.uses import Deliver, Former, Use
 from gradvac.hints import some
 
 
@@ -32,16 +31,12 @@ class Step:
 
     Attributes:
         is_careful: The step may still be refused: nothing may be written before its end.
-        outside: The leaves that are not the model's, and their plain gradients, once it has run.
-        slow: Places that were computed task by task.
     """
 
     def __init__(self, former: Former, *, keep_graph: bool) -> None:
-        self._former, self._keep_graph = former, keep_graph
+        self.former, self._keep_graph = former, keep_graph
         self.graph, self.plan, self.losses = former.graph, former.plan, former.losses
         self.is_careful = not self.plan.proven or self.plan.measured or bool(self.plan.asleep)
-        self.outside: list[tuple[Tensor, Tensor]] = []
-        self.slow: list[str] = former.slow
 
     def run(
         self,
@@ -49,8 +44,8 @@ class Step:
         done: Callable[[nn.Parameter], None] | None = None,
         *,
         again: bool = False,
-    ) -> None:
-        """The real pass.
+    ) -> dict[Tensor, Tensor]:
+        """The real pass; returns the plain gradients of leaves that are not the model's.
 
         Args:
             collector: Takes every use of a parameter.
@@ -58,73 +53,60 @@ class Step:
                 collector is told when those of a component were.
             again: Another pass over this graph will follow.
         """
-        drawing, former, asleep = self.plan.drawing, self._former, self.plan.asleep
-        groups: Sequence[Collection[Any]] = [junction.parameters for junction in drawing.junctions]
+        plan, former, asleep, sums = self.plan, self.former, self.plan.asleep, Sums()
+        junctions = plan.drawing.junctions
+        groups: Sequence[Collection[Any]] = [junction.parameters for junction in junctions]
         complete: Callable[[Any], None] | None = done
         if complete is None:
             groups, complete = self._components(collector), collector.component_done
         left = dict(Counter([group for junction_groups in groups for group in junction_groups]))
         watcher = Watcher()
-        deliver = (
-            collector.deliver if self.losses.plain is None else self._counted(collector.deliver)
-        )
+        deliver: Deliver = collector.deliver
+        if self.losses.plain is not None:
+            deliver = _counted(deliver, sums)
 
         def arrive(number: int, gradients: Sequence[Tensor | None]) -> None:
-            if asleep and drawing.junctions[number].position in asleep:
-                watcher.see(drawing.junctions[number].position, gradients)
+            if asleep and junctions[number].position in asleep:
+                watcher.see(junctions[number].position, gradients)
             former.form(number, gradients, deliver)
             for group in groups[number]:
                 left[group] -= 1
                 if not left[group]:
                     complete(group)
 
-        if self.plan.measured and not former.coded:
-            self._measure()
+        if plan.measured and not former.coded:
+            former.codes = codes = task_codes(len(self.losses.present), former.is_coarse)
+            every = map(codes.of_tasks, range(codes.num_passes))
+            former.coded = [self._marks(self.losses.starts(weights)) for weights in every]
         others: list[tuple[int, Arrive]] = []
         if asleep:
-            junction_positions = {junction.position for junction in drawing.junctions}
-            others = [(position, watcher.see) for position in asleep - junction_positions]
-        retain = again or bool(asleep) or (self.is_careful and self._keep_graph)
-        is_new = not self.plan.proven
-        with refuse_hidden(self.plan.names, self.graph) if is_new else nullcontext():
+            shown = {junction.position for junction in junctions}
+            others = [(position, watcher.see) for position in asleep - shown]
+        with nullcontext() if plan.proven else refuse_hidden(plan.names, self.graph):
             gradients = run_pass(
                 self.graph,
-                drawing,
+                plan.drawing,
                 self.losses.starts(),
                 arrive,
                 others=others,
                 after_run=self._of_one_task(),
-                retain=retain,
+                retain=again or bool(asleep) or (self.is_careful and self._keep_graph),
             )
         former.refuse_mixed_entries()
         if asleep and watcher.asleep() != asleep:
-            self.plan.unfinished = "a part of it woke up"
+            plan.unfinished = "a part of it woke up"
             raise Again
-        pairs = zip(drawing.leaves_outside(self.graph), gradients, strict=True)
-        outside = [(leaf, gradient) for leaf, gradient in pairs if gradient is not None]
+        pairs = zip(plan.drawing.leaves_outside(self.graph), gradients, strict=True)
+        outside = {leaf: gradient for leaf, gradient in pairs if gradient is not None}
         if self.losses.plain is not None:
-            self._compare(self.losses.plain, outside)
-        if not again:
-            self.outside = outside
-            self.plan.proven = True
+            for leaf, gradient in outside.items():
+                sums.add(leaf, gradient)
+            self._refuse_differing(self.losses.plain.differing(sums))
+        plan.proven = plan.proven or not again
+        return outside
 
-    def _counted(self, deliver: Deliver) -> Deliver:
-        """Add up what is delivered."""
-        self._sums = Sums()
-
-        def count(parameter: nn.Parameter, use: Use) -> None:
-            ones = torch.ones(use.segments.num_tasks, device=self.losses.device)
-            gradient = use.plain() if isinstance(use, Table) else use.weighted(ones)
-            self._sums.add(parameter, gradient)
-            deliver(parameter, use)
-
-        return count
-
-    def _compare(self, plain: PlainGradient, outside: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def _refuse_differing(self, wrong: Collection[Tensor]) -> None:
         """Refuse the graph if task gradients do not add up to the plain gradient."""
-        for leaf, gradient in outside:
-            self._sums.add(leaf, gradient)
-        wrong = plain.differing(self._sums)
         if wrong:
             names = [name for p, name in self.plan.names.items() if any(p is w for w in wrong)]
             self.plan.refusal = (
@@ -152,27 +134,25 @@ class Step:
             self.plan.components = [sorted(components) for components in every]
         return self.plan.components
 
-    def _measure(self) -> None:
-        """Passes with a code per task, for places where owners depend on the data."""
-        places = {key for key, how in self.plan.known.items() if how is How.MEASURED}
-        codes = task_codes(len(self.losses.present), self._former.is_coarse)
-        for number in range(codes.num_passes):
-            marks: dict[tuple[int, int], Tensor] = {}
+    def _marks(self, starts: Sequence[Tensor]) -> dict[tuple[int, int], Tensor]:
+        """Of a pass with a code per task, at the places where owners depend on the data."""
+        marks: dict[tuple[int, int], Tensor] = {}
 
-            def see(
-                junction: int,
-                gradients: Sequence[Tensor | None],
-                marks: dict[tuple[int, int], Tensor] = marks,
-            ) -> None:
-                for output, gradient in enumerate(gradients):
-                    if gradient is not None and (junction, output) in places:
-                        marks[junction, output] = mark(gradient, columns_too=False).entries
+        def see(number: int, gradients: Sequence[Tensor | None]) -> None:
+            for output, gradient in enumerate(gradients):
+                is_measured = self.plan.known.get((number, output)) is How.MEASURED
+                if gradient is not None and is_measured:
+                    marks[number, output] = mark(gradient, columns_too=False).entries
 
-            starts = self.losses.starts(codes.of_tasks(number))
-            run_pass(self.graph, self.plan.drawing, starts, see, retain=True)
-            self._former.coded.append(marks)
-        self._former.codes = codes
+        run_pass(self.graph, self.plan.drawing, starts, see, retain=True)
+        return marks
 
-    def close(self) -> None:
-        """Let go of the graph."""
-        self._former.close()
+
+def _counted(deliver: Deliver, sums: Sums) -> Deliver:
+    """Add up what is delivered."""
+
+    def count(parameter: nn.Parameter, use: Use) -> None:
+        sums.add(parameter, use.plain())
+        deliver(parameter, use)
+
+    return count

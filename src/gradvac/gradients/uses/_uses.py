@@ -44,6 +44,10 @@ class Use(ABC):
         flat = gradients.reshape(len(gradients), -1)
         return combine(weights, flat).view(gradients.shape[1:])
 
+    def plain(self) -> Tensor:
+        """The gradient over all entries."""
+        return self.weighted(torch.ones(self.segments.num_tasks, device=self.segments.device))
+
     @property
     def kind(self) -> Hashable:
         """Uses that may wait are formed together with others of their kind."""
@@ -71,10 +75,6 @@ class Table(Use):
     @abstractmethod
     def dtype(self) -> torch.dtype:
         """Of its task gradients."""
-
-    @abstractmethod
-    def plain(self) -> Tensor:
-        """The gradient over all entries."""
 
     @abstractmethod
     def slice(self, start: int, end: int) -> Tensor:
