@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -13,41 +15,66 @@ from click.testing import Result
 from safetensors import SafetensorError
 
 from gradvac.cli import main
+from gradvac.cli._commands import app
 from gradvac.cli._common import load_nmt, tells_mistakes
 
 Gradvac = Callable[..., Result]
+# Every command with its options: a change here is a change of the contract.
 SURFACE = {
-    (): ["nmt", "corpus", "demo", "similarity", "report", "figures"],
-    ("nmt",): ["prepare", "train", "translate", "score"],
-    ("nmt", "prepare"): ["--help"],
-    ("nmt", "train"): ["--run", "--help"],
-    ("nmt", "translate"): ["--to", "--weights", "--device", "--window", "--help"],
-    ("nmt", "score"): ["--set", "--weights", "--device", "--json", "--help"],
-    ("corpus",): ["write"],
-    ("corpus", "write"): ["--families", "--languages", "--seed", "--help"],
-    ("demo",): ["--out", "--help"],
-    ("similarity",): [
-        "--set",
-        "--lines",
-        "--weights",
-        "--granularity",
-        "--engine",
-        "--offload",
-        "--device",
-    ],
-    ("report",): [
-        "--out",
-        "--distances",
-        "--families",
-        "--open",
-        "--live",
-        "--port",
-        "--help",
-    ],
-    ("compare",): ["--baseline", "--set", "--weights", "--metric", "--out", "--json", "--help"],
-    ("sweep",): ["--out", "--jobs", "--retry", "--halving", "--launcher", "--dry-run", "--help"],
-    ("figures",): ["--out", "--format", "--pair", "--distances", "--families", "--help"],
+    (): {"--version"},
+    ("demo",): {"--out", "--open"},
+    ("nmt", "prepare"): set(),
+    ("nmt", "train"): {"--run"},
+    ("nmt", "translate"): {"--to", "--weights", "--device", "--window"},
+    ("nmt", "score"): {
+        *("--set", "--weights", "--device", "--json"),
+        *("--source", "--reference", "--from", "--to"),
+    },
+    ("nmt", "export"): {"--to", "--weights", "--quantization"},
+    ("tagging", "prepare"): set(),
+    ("tagging", "pretrain"): {"--run"},
+    ("tagging", "train"): {"--run"},
+    ("tagging", "predict"): {"--weights", "--device", "--columns", "--repair", "--window"},
+    ("tagging", "score"): {"--set", "--weights", "--device", "--json"},
+    ("similarity",): {
+        *("--set", "--lines", "--weights", "--granularity"),
+        *("--engine", "--offload", "--device"),
+    },
+    ("report",): {"--out", "--distances", "--families", "--open", "--live", "--port"},
+    ("figures",): {"--out", "--format", "--pair", "--distances", "--families"},
+    ("sweep",): {
+        *("--out", "--jobs", "--retry", "--halving"),
+        *("--seconds", "--launcher", "--dry-run"),
+    },
+    ("compare",): {
+        *("--baseline", "--set", "--weights", "--metric"),
+        *("--out", "--pictures", "--json"),
+    },
+    ("corpus", "write"): {"--families", "--languages", "--seed"},
 }
+
+
+def commands_of(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """All commands by their names, and the program itself."""
+    if not path:
+        yield path, group
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands_of(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def test_the_surface_is_frozen() -> None:
+    assert {
+        path: {
+            name
+            for parameter in command.params
+            for name in parameter.opts
+            if name.startswith("--") and name != "--help"
+        }
+        for path, command in commands_of(typer.main.get_command(app))
+    } == SURFACE
 
 
 @pytest.mark.parametrize("command", SURFACE, ids=" ".join)
@@ -57,6 +84,10 @@ def test_help_names_what_there_is(gradvac: Gradvac, command: tuple[str, ...]) ->
     shown = re.sub(r"\x1b\[[0-9;]*m", "", result.output)
     for name in SURFACE[command]:
         assert re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown), name
+
+
+def test_version(gradvac: Gradvac) -> None:
+    assert gradvac("--version").output == f"gradvac {version('gradvac')}\n"
 
 
 def test_corpus_write(gradvac: Gradvac, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
     gradvac nmt train CONFIG_OR_RUN     train, or continue a run
     gradvac nmt translate RUN --to fr   standard input -> standard output
     gradvac nmt score RUN               BLEU and chrF++
+    gradvac nmt export RUN DIR          the model for Hugging Face or CTranslate2
     gradvac tagging prepare CONFIG      tagged files -> windows of sub-words
     gradvac tagging pretrain CONFIG     a small multilingual encoder from plain text
     gradvac tagging train CONFIG_OR_RUN fine-tune it on all languages, or continue a run

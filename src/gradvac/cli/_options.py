@@ -7,7 +7,9 @@ import typer
 
 GENEALOGY = "genealogy"
 
-Source = Annotated[str, typer.Argument(help="A TOML file, the name of one, or a run folder.")]
+Source = Annotated[
+    str, typer.Argument(help="A TOML file, the name of one in configs/, or a run folder.")
+]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 Into = Annotated[Path | None, typer.Option(help="The run folder; default: runs/NAME-OF-CONFIG.")]
 Weights = Annotated[str, typer.Option(help="best, last, averaged, or a step.")]

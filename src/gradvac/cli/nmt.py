@@ -27,6 +27,9 @@ app = typer.Typer(help="Multilingual translation.", no_args_is_help=True)
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="section.key=value, as in optimizer.lr=5e-4")
 ]
+SearchOverrides = Annotated[
+    list[str] | None, typer.Argument(help="section.key=value, as in decoding.beams=8")
+]
 
 
 @app.command()
@@ -75,9 +78,8 @@ def translate(
     inputs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FILES]... [OVERRIDES]...",
             help="Files, in order (- is standard input); and section.key=value, as in "
-            "decoding.beams=8.",
+            "decoding.beams=8",
         ),
     ] = None,
     to: Annotated[
@@ -151,7 +153,7 @@ def _input_lines(files: list[Path], decoder: Decoder) -> Iterator[str]:
 @needs("nmt")
 def score(
     run: Run,
-    overrides: Overrides = None,
+    overrides: SearchOverrides = None,
     split: Annotated[
         str | None, typer.Option("--set", help="test (the default), dev, or an extra set.")
     ] = None,
@@ -159,9 +161,13 @@ def score(
     device: Device = "auto",
     as_json: AsJson = False,
     source: Annotated[Path | None, typer.Option(help="Score this file instead of a set.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="Its translation.")] = None,
-    from_language: Annotated[str | None, typer.Option("--from", help="Its language.")] = None,
-    to_language: Annotated[str | None, typer.Option("--to", help="The other language.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Its reference translation.")] = None,
+    from_language: Annotated[
+        str | None, typer.Option("--from", help="The language of --source.")
+    ] = None,
+    to_language: Annotated[
+        str | None, typer.Option("--to", help="The language of --reference.")
+    ] = None,
 ) -> None:
     """Translate a set and score it with BLEU and chrF++; keep both in the run folder.
 

@@ -21,6 +21,9 @@ app = typer.Typer(help="Tagging: parts of speech, named entities.", no_args_is_h
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="section.key=value, as in optimizer.lr=5e-5")
 ]
+RunOverrides = Annotated[
+    list[str] | None, typer.Argument(help="section.key=value, as in batch.score_rows=64")
+]
 
 
 @app.command()
@@ -83,7 +86,7 @@ def train(config: Source, overrides: Overrides = None, run: Into = None) -> None
 @needs("tagging")
 def predict(
     run: Run,
-    overrides: Overrides = None,
+    overrides: RunOverrides = None,
     weights: Weights = "best",
     device: Device = "auto",
     columns: Annotated[
@@ -139,7 +142,7 @@ def _blocks(lines: Iterable[str], window: int) -> Iterator[list[list[str]]]:
 @needs("tagging")
 def score(
     run: Run,
-    overrides: Overrides = None,
+    overrides: RunOverrides = None,
     split: Annotated[str, typer.Option("--set", help="test or dev.")] = "test",
     weights: Weights = "best",
     device: Device = "auto",
