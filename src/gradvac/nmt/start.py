@@ -87,7 +87,7 @@ def _enlarged(values: Tensor, drawn: Tensor) -> Tensor:
 
 
 def warn_of_schedule(settings: RunConfig, epochs: Sequence[TaskEpochs]) -> Iterator[str]:
-    """Say before training what makes a schedule useless, with the setting that mends it."""
+    """Say before training what a schedule cannot do, with the settings that decide it."""
     steps, warmup = settings.train.max_steps, settings.optimizer.warmup_steps
     if warmup >= steps:
         yield (
@@ -102,6 +102,6 @@ def warn_of_schedule(settings: RunConfig, epochs: Sequence[TaskEpochs]) -> Itera
             shown = ", ".join(f"{row.task} ({row.epochs:.2g} epochs)" for row in rows[:4])
             more = f" and {len(rows) - 4} more" if len(rows) > 4 else ""
             yield (
-                f"warning: training {what} {shown}{more}; see train.max_steps, batch.tokens and "
-                "sampling.temperature."
+                f"note: training {what} {shown}{more}; it depends on train.max_steps, batch.tokens "
+                "and sampling.temperature."
             )
