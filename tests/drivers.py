@@ -1,11 +1,13 @@
-"""Programs that tests run in a Python of their own."""
+"""Programs outside the package: run in a Python of their own, or loaded."""
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -27,6 +29,16 @@ def run_driver(
     )
     assert done.returncode == 0, done.stderr
     return done
+
+
+def load_module(path: Path) -> ModuleType:
+    """Import a file that no package has, such as a benchmark."""
+    spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def kill_report(driver: Path, folder: Path) -> dict[str, Any]:

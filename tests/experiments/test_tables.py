@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -16,19 +15,14 @@ from gradvac.experiments.verdicts import Against
 from gradvac.runs import RunFolder
 from gradvac.training.config import load
 
+from ..drivers import load_module
 from .conftest import ROOT
 from .made_runs import make_run
 
 
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
-    path = ROOT / "docs" / "results" / "write_tables.py"
-    spec = importlib.util.spec_from_file_location("write_tables", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(ROOT / "docs" / "results" / "write_tables.py")
 
 
 def test_every_method_is_one_of_the_sweep_and_none_is_forgotten(tables: ModuleType) -> None:

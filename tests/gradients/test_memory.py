@@ -1,24 +1,20 @@
 """A step leaves nothing behind; the same over 2,000 steps: `benchmarks/memory.py`."""
 
 import gc
-import importlib.util
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ..drivers import load_module
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 
 
 @pytest.fixture(scope="module")
 def memory() -> Any:
-    spec = importlib.util.spec_from_file_location("memory_benchmark", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(BENCHMARK)
 
 
 @pytest.mark.parametrize("name", ["llama", "vit", "encoder"])

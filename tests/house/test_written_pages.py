@@ -1,12 +1,13 @@
 """Pages hold what the code says; a rule that is added in two places is in all of them."""
 
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+
+from ..drivers import load_module
 
 ROOT = Path(__file__).parents[2]
 RULE = '''
@@ -58,12 +59,7 @@ assert "| `length` | float | `1.0` | equalnorms: How long. |" in settings
 
 
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "write_pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(ROOT / "docs" / "write_pages.py")
 
 
 def test_pages_hold_what_the_code_says() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,19 +13,13 @@ import torch
 from gradvac.training import Result, train
 
 from ..shown import Shown
+from . import toy as toy_module
 
 
 @pytest.fixture(scope="session")
 def toy() -> ModuleType:
     """The module `toy.py` beside this file."""
-    name = "training_toy"
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("toy.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return toy_module
 
 
 @pytest.fixture(autouse=True)
