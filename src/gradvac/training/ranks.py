@@ -196,8 +196,8 @@ class Job:
         if self.size == 1:
             return received
         number = 0 if received is None else int(signal.Signals[received])
-        said = self._stepping.gather_words([number])
-        heard = [int(number) for (number,) in said if number]
+        said = self._stepping.gather_words(torch.tensor([number]))
+        heard = said[said > 0].tolist()
         return signal.Signals(heard[0]).name if heard else None
 
     @contextmanager

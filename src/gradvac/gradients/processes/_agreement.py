@@ -14,8 +14,7 @@ from gradvac.gradients.fold import Components
 from gradvac.gradients.processes._distributed import Ranks
 from gradvac.gradients.processes._shards import Shards
 
-_WORD = 48  # bits that a float64 holds without rounding
-_FINE, _FAILED, _CHANGED = 0.0, 1.0, 2.0  # what a process says before the exchange
+_FINE, _FAILED, _CHANGED = 0, 1, 2  # what a process says before the exchange
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Agreement:
             self._state = _FINE
         if not any(held):
             raise ValueError("losses: no process has a row; at least one needs a batch.")
-        return tuple(tuple(rank_tasks) for rank_tasks in held)
+        return tuple(tuple(tasks) for tasks in held)
 
     def conclude(
         self, used: Collection[nn.Parameter], error: Exception | None
@@ -96,15 +95,18 @@ class Agreement:
         """
         reached = [n for n, p in enumerate(self._parameters) if p in used]
         state = _FINE if error is None else _FAILED
-        _, reached_by_rank = self._ask(state, reached, len(self._parameters), error)
-        return frozenset(self._parameters[n] for positions in reached_by_rank for n in positions)
+        _, by_rank = self._ask(state, reached, len(self._parameters), error)
+        return frozenset(self._parameters[n] for n in {n for own in by_rank for n in own})
 
     def _ask(
-        self, state: float, positions: Iterable[int], num: int, error: Exception | None
-    ) -> tuple[list[float], list[list[int]]]:
+        self, state: int, positions: Iterable[int], num: int, error: Exception | None
+    ) -> tuple[list[int], list[list[int]]]:
         """What every process says: its state, and some of `num` positions."""
-        words_by_rank = self._ranks.gather_words([state, *_bits(positions, num)])
-        said = [words[0] for words in words_by_rank]
+        own = torch.zeros(1 + num, dtype=torch.uint8)
+        own[[1 + position for position in positions]] = 1
+        own[0] = state
+        every = self._ranks.gather_words(own)
+        said = every[:, 0].tolist()
         if _FAILED in said:
             message = None if error is None else f"{type(error).__name__}: {error}"
             messages = self._ranks.gather_objects(message)
@@ -114,7 +116,7 @@ class Agreement:
             raise RuntimeError(
                 f"processes: rank {rank} could not take this step, so none does: {messages[rank]}"
             )
-        return said, [_positions(words[1:]) for words in words_by_rank]
+        return said, [words[1:].nonzero().flatten().tolist() for words in every]
 
     def _first_words(self) -> None:
         """Before the first exchange: whether all processes were set up alike."""
@@ -154,23 +156,6 @@ def _values(parameters: Sequence[Tensor]) -> tuple[float, float]:
         values = parameter.detach().abs().double()
         total, squares = total + values.sum(), squares + values.square().sum()
     return float(total), float(squares)
-
-
-def _bits(positions: Iterable[int], num: int) -> list[float]:
-    """Positions below `num` as bits of words."""
-    words = [0] * -(-num // _WORD)
-    for position in positions:
-        words[position // _WORD] |= 1 << position % _WORD
-    return [float(word) for word in words]
-
-
-def _positions(words: Sequence[float]) -> list[int]:
-    return [
-        n * _WORD + bit
-        for n, word in enumerate(words)
-        for bit in range(_WORD)
-        if int(word) >> bit & 1
-    ]
 
 
 def _shown(value: object) -> str:

@@ -2,7 +2,9 @@
 
 # S shards
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -12,65 +14,56 @@ from gradvac.gradients.processes._shards import Shards
 _BUCKET_BYTES = 1 << 25  # of one task's gradients
 
 
+class Part(NamedTuple):
+    """One parameter in a bucket."""
+
+    leaf: nn.Parameter  # of graphs
+    kept: nn.Parameter  # what this process keeps of it
+    component: int
+    start: int  # of its columns
+    end: int
+
+
+@dataclass
 class Bucket:
-    """Some parameters of one dtype, with the component of each.
+    """Some parameters of one dtype.
 
     Attributes:
         dtype: In which they are exchanged.
-        parameters: The parameters.
-        width: Their numbers in one shard.
+        parts: The parameters.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.parameters: list[nn.Parameter] = []
-        self._components: list[int] = []
-        self._ends: list[int] = []
-        self.width = 0
+    dtype: torch.dtype
+    parts: list[Part] = field(default_factory=list)
 
-    def add(self, parameter: nn.Parameter, component: int, width: int) -> None:
-        """Append a parameter."""
-        self.width += width
-        self.parameters.append(parameter)
-        self._components.append(component)
-        self._ends.append(self.width)
+    @property
+    def width(self) -> int:
+        """Their numbers in one shard."""
+        return self.parts[-1].end if self.parts else 0
 
-    def places(self) -> Iterator[tuple[nn.Parameter, int, int]]:
-        """Every parameter and its columns: first, end."""
-        start = 0
-        for parameter, end in zip(self.parameters, self._ends, strict=True):
-            yield parameter, start, end
-            start = end
-
-    def components_of(self, parameters: Collection[nn.Parameter]) -> set[int]:
-        """The components of those of them that are here."""
-        pairs = zip(self.parameters, self._components, strict=True)
-        return {component for parameter, component in pairs if parameter in parameters}
-
-    def parts(self, start: int, end: int) -> list[tuple[int, int, int]]:
+    def components_within(self, start: int, end: int) -> list[tuple[int, int, int]]:
         """The components within columns start..end: (number, first, end), counted from start."""
-        parts: list[tuple[int, int, int]] = []
-        first = 0
-        for component, last in zip(self._components, self._ends, strict=True):
-            here, there = max(first, start) - start, min(last, end) - start
-            if here < there:
-                if parts and parts[-1][0] == component and parts[-1][2] == here:
-                    here = parts.pop()[1]
-                parts.append((component, here, there))
-            first = last
-        return parts
+        found: list[tuple[int, int, int]] = []
+        for part in self.parts:
+            first, last = max(part.start, start) - start, min(part.end, end) - start
+            if first < last:
+                if found and found[-1][0] == part.component and found[-1][2] == first:
+                    first = found.pop()[1]
+                found.append((part.component, first, last))
+        return found
 
 
-def divide(component_of: Mapping[nn.Parameter, int], shards: Shards) -> list[Bucket]:
+def divide(components: Mapping[str, Collection[str]], shards: Shards) -> list[Bucket]:
     """The parameters in the order in which a backward completes them, by and large."""
-    names = {leaf: name for name, leaf in shards.leaves.items()}
     buckets: list[Bucket] = []
     open_ones: dict[torch.dtype, Bucket] = {}
-    for parameter, component in reversed(list(component_of.items())):
-        dtype = shards.sent_dtype(names[parameter])
+    every = [(name, k) for k, names in enumerate(components.values()) for name in names]
+    for name, component in reversed(every):
+        dtype, leaf = shards.sent_dtype(name), shards.leaves[name]
         bucket = open_ones.get(dtype)
         if bucket is None or bucket.width * shards.num * dtype.itemsize >= _BUCKET_BYTES:
             bucket = open_ones[dtype] = Bucket(dtype)
             buckets.append(bucket)
-        bucket.add(parameter, component, shards.width(parameter))
+        start, end = bucket.width, bucket.width + shards.width(leaf)
+        bucket.parts.append(Part(leaf, shards.parameters[name], component, start, end))
     return buckets

@@ -79,14 +79,14 @@ class Ranks:
         self.sent: Counter[str] = Counter()
         self.is_broken = False
 
-    def gather_words(self, own: Sequence[float]) -> list[list[float]]:
-        """A few numbers of every process, for the host."""
+    def gather_words(self, own: Tensor) -> Tensor:
+        """A few numbers `[n]` of every process, for the host, `[W, n]`."""
         is_host = "gloo" in dist.get_backend(self._hosts)
-        values = torch.tensor(own, dtype=torch.float64, device=None if is_host else "cuda")
+        values = own.to("cpu" if is_host else "cuda")
         gathered = values.new_empty(self.size, len(values))
         self.run(lambda: _gather(gathered.view(-1), values, group=self._hosts))
         self.sent["words"] += (self.size - 1) * values.nbytes
-        return gathered.tolist()
+        return gathered.cpu()
 
     def all_gather_later(self, own: Tensor, num: int, among: dist.ProcessGroup | None) -> Arriving:
         """Tensors of one size from all processes, or from `num` among them, `[num, ...]`."""

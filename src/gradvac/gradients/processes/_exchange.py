@@ -61,12 +61,12 @@ class Exchange:
     ) -> None:
         self.ranks, self.exact = ranks, exact
         self.shards = Shards(model, ranks)
-        leaves = self.shards.leaves
-        component_of = {leaves[p]: k for k, names in enumerate(components.values()) for p in names}
-        self._kept = {leaf: self.shards.parameters[name] for name, leaf in leaves.items()}
-        self._device = device_of(list(leaves.values()))
-        self._buckets = divide(component_of, self.shards)
-        self._bucket_of = {p: n for n, b in enumerate(self._buckets) for p in b.parameters}
+        # Among whom the columns of a shard are divided, and who of them we are.
+        self._copies = self.shards.copies if exact else 1
+        self._own_copy = self.shards.own_copy if exact else 0
+        self._device = device_of(list(self.shards.leaves.values()))
+        self._buckets = divide(components, self.shards)
+        self._bucket_of = {p.leaf: n for n, b in enumerate(self._buckets) for p in b.parts}
         self._num_components = len(components)
         self.agreement = Agreement(ranks, tasks, components, self.shards, facts)
         self._stored = Stored()
@@ -188,7 +188,8 @@ class Exchange:
     @torch.no_grad()
     def fold(self, agreed: Agreed, weigh: Weigh) -> None:
         """Gram -> weights -> `.grad`, alike in all processes."""
-        reached = sorted({k for bucket in self._buckets for k in bucket.components_of(agreed.used)})
+        every = (part for bucket in self._buckets for part in bucket.parts)
+        reached = sorted({part.component for part in every if part.leaf in agreed.used})
         index = index_on(reached, self._device)
         weights = agreed.grams.new_zeros(agreed.grams.shape[:2])
         weights[index] = weigh(reached, agreed.grams[index])
@@ -202,27 +203,26 @@ class Exchange:
         """Send the buckets whose gradients are here, in an order that all processes keep."""
         while self._held and self.num_sent < len(self._buckets):
             bucket = self._buckets[self.num_sent]
-            if self._awaited is None or not self._awaited.isdisjoint(bucket.parameters):
+            if self._awaited is None or any(part.leaf in self._awaited for part in bucket.parts):
                 return
             if len(self._sent) == _IN_FLIGHT:
                 self._receive()
             rows = self._side_by_side(bucket)
             if not self.exact:
-                self._sent.append(Arriving(rows[:, 0, : bucket.width]))
+                self._sent.append(Arriving(rows[:, 0]))
                 continue
-            copies = self.ranks.size // self.shards.num
-            by_rank = rows.unflatten(2, (copies, -1)).permute(2, 1, 0, 3).flatten(0, 1)
+            by_rank = rows.unflatten(2, (self._copies, -1)).permute(2, 1, 0, 3).flatten(0, 1)
             sizes = [len(tasks) for tasks in self._held]
             self._sent.append(self.ranks.all_to_all(by_rank.contiguous(), sizes))
 
     def _side_by_side(self, bucket: Bucket) -> Tensor:
         """Task gradients of this process, `[m, S, width]`; zero where a task does not reach."""
         tasks, shards = self._held[self.ranks.rank], self.shards
-        width = -(-bucket.width // shards.copies) * shards.copies
+        width = self._share(bucket) * self._copies
         rows = torch.empty(len(tasks), shards.num, width, dtype=bucket.dtype, device=self._device)
         rows[:, :, bucket.width :] = 0
-        for parameter, start, end in bucket.places():
-            by_task = self._stored.take(parameter)
+        for leaf, _, _, start, end in bucket.parts:
+            by_task = self._stored.take(leaf)
             for row, task in zip(rows, tasks, strict=True):
                 if task in by_task:
                     shards.scatter(by_task[task], row[:, start:end])
@@ -230,12 +230,14 @@ class Exchange:
                     row[:, start:end] = 0
         return rows
 
-    def _columns(self, bucket: Bucket) -> tuple[int, int]:
-        """The columns of a shard that this process sums up: all, unless others have it too."""
-        if not self.exact:
-            return 0, bucket.width
-        width = -(-bucket.width // self.shards.copies)
-        return self.shards.own_copy * width, (self.shards.own_copy + 1) * width
+    def _share(self, bucket: Bucket) -> int:
+        """Columns of a shard that each of the processes which have it sums up."""
+        return -(-bucket.width // self._copies)
+
+    def _own_parts(self, bucket: Bucket) -> list[tuple[int, int, int]]:
+        """The components within our columns: (number, first, end)."""
+        share = self._share(bucket)
+        return bucket.components_within(self._own_copy * share, (self._own_copy + 1) * share)
 
     def _receive(self) -> None:
         """Of the bucket that left first: the columns of this process, summed by task."""
@@ -254,7 +256,7 @@ class Exchange:
         dtype = geometry.working_dtype(self._device)
         grams = torch.zeros(shape, dtype=dtype, device=self._device)
         for bucket, sums in zip(self._buckets, self._sums, strict=True):
-            for component, start, end in bucket.parts(*self._columns(bucket)):
+            for component, start, end in self._own_parts(bucket):
                 grams[component] += gram(sums[:, start:end])
         return grams / self.ranks.size**2  # of means
 
@@ -265,22 +267,18 @@ class Exchange:
         for bucket in self._buckets:
             sums = self._sums.pop(0)
             update = sums.new_zeros(sums.shape[1], dtype=bucket.dtype)
-            for component, start, end in bucket.parts(*self._columns(bucket)):
+            for component, start, end in self._own_parts(bucket):
                 update[start:end] = combine(weights[component], sums[:, start:end])
             updates.append(self._gather(update))
         for bucket, arriving in zip(self._buckets, updates, strict=True):
             gathered = arriving.wait().view(-1)
-            used = [place for place in bucket.places() if place[0] in agreed.used]
-            kept = [self._kept[parameter] for parameter, _, _ in used]
-            given = [
-                self.shards.as_gradient(gathered[start:end], parameter)
-                for parameter, (_, start, end) in zip(kept, used, strict=True)
-            ]
-            add_to_grad(kept, given, by_hand=True)
+            used = [part for part in bucket.parts if part.leaf in agreed.used]
+            given = [self.shards.as_gradient(gathered[p.start : p.end], p.kept) for p in used]
+            add_to_grad([part.kept for part in used], given, by_hand=True)
 
     def _gather(self, update: Tensor) -> Arriving:
         if not self.exact:
             return Arriving(self.ranks.all_reduce(update))
-        if self.shards.copies == 1:
+        if self._copies == 1:
             return Arriving(update)
-        return self.ranks.all_gather_later(update, self.shards.copies, self.shards.among)
+        return self.ranks.all_gather_later(update, self._copies, self.shards.among)
