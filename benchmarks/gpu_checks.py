@@ -47,14 +47,12 @@ def check_products() -> None:
     for num_tasks in (2, 4, 8, 25, 100):
         for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 1e-5), (torch.float16, 1e-5)):
             j = torch.randn(num_tasks, 1_000_003, device=DEVICE).to(dtype)
-            report(
-                f"gram T={num_tasks} {dtype}",
-                error(_triton_stacks.grams([j], [0], 1)[0], _kernels.gram_reference(j)),
-                limit,
-            )
+            launched = _triton_stacks.Launched([j], [0], 1)
+            found, expected = launched.grams()[0], _kernels.gram_reference(j)
+            report(f"gram T={num_tasks} {dtype}", error(found, expected), limit)
             w = torch.randn(num_tasks, device=DEVICE, dtype=torch.float64)
             expected = _kernels.combine_reference(w, j.double())
-            (found,) = _triton_stacks.combine_many(w[None], [j], [0])
+            (found,) = launched.combine(w[None])
             report(f"combine T={num_tasks} {dtype}", error(found, expected), limit)
 
 
@@ -68,8 +66,8 @@ def check_many() -> None:
             torch.randn(num_tasks, 123, device=DEVICE).bfloat16(),
             wide[:, :1000],
         ]
-        both = _kernels.Stacked(stacks, [0, 1, 1, 0], 2)
-        on_host = _kernels.Stacked([s.cpu() for s in stacks], [0, 1, 1, 0], 2)
+        both = _kernels.stacked(stacks, [0, 1, 1, 0], 2)
+        on_host = _kernels.stacked([s.cpu() for s in stacks], [0, 1, 1, 0], 2)
         report(f"many grams T={num_tasks}", error(both.grams().cpu(), on_host.grams()), 1e-5)
         weights = torch.randn(2, num_tasks, dtype=torch.float64)
         pairs = zip(both.combine(weights.to(DEVICE)), on_host.combine(weights), strict=True)

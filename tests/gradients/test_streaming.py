@@ -2,13 +2,17 @@
 
 import copy
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradvac import GradVac
-from gradvac.gradients.fold import _buffers, _collector
+from gradvac.gradients.fold import _buffers
+from gradvac.gradients.fold._buffers import Buffer
+from gradvac.gradients.fold._collector import Collector
 from gradvac.gradients.uses._uses import Use
 from gradvac.gradients.uses._waiting import Outer
 
@@ -22,23 +26,24 @@ def rule() -> GradVac:
 
 
 class Held:
-    """Spies on collectors: the largest number of bytes their task gradients had at a time."""
+    """Spies on buffers: the largest number of bytes that those alive had at a time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most, self.folds = 0, 0
-        own = _collector.Collector
-        add, fold = own._add, own._fold
+        alive: WeakSet[Buffer] = WeakSet()
+        add, fold = Buffer.add, Collector._fold
 
-        def spy_add(collector: Any, parameter: nn.Parameter, use: Use) -> None:
-            add(collector, parameter, use)
-            self.most = max(self.most, sum(b.nbytes for b in collector.buffers.values()))
+        def spy_add(buffer: Buffer, use: Use) -> None:
+            add(buffer, use)
+            alive.add(buffer)
+            self.most = max(self.most, sum(one.nbytes for one in alive))
 
         def spy_fold(collector: Any) -> None:
             fold(collector)
             self.folds += 1
 
-        monkeypatch.setattr(own, "_add", spy_add)
-        monkeypatch.setattr(own, "_fold", spy_fold)
+        monkeypatch.setattr(Buffer, "add", spy_add)
+        monkeypatch.setattr(Collector, "_fold", spy_fold)
 
 
 @pytest.fixture
@@ -174,6 +179,26 @@ def test_a_table_of_which_few_rows_are_used(held: Held) -> None:
     for tasks in (UNSORTED, SORTED, ONE_ABSENT):
         twins.step(tasks)
     assert held.most < len(TASKS) * words.weight.nbytes
+
+
+@pytest.mark.parametrize("rows_at_once", [4, 1000])
+@pytest.mark.parametrize("granularity", ["all_layer", "whole_model"])
+def test_a_large_table_whose_task_gradients_come_formed_as_well(
+    granularity: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After those of a lookup, which must not be added to them twice."""
+
+    def run(m: Any, x: Tensor, tokens: Tensor) -> Tensor:
+        early = torch.tanh(F.linear(x, 2 * m.words.weight))
+        result: Tensor = m.block(m.back(early)) + m.words(tokens)
+        return result
+
+    model = Model(run, words=nn.Embedding(40, D), back=nn.Linear(40, D), block=Block()).double()
+    inputs = (torch.randn(B, S, D).double(), torch.randint(0, 40, (B, S)))
+    monkeypatch.setattr(_buffers, "_CHUNK_BYTES", rows_at_once * len(TASKS) * D * 8)
+    twins = Twins(Case(model, output, inputs), rule, granularity=granularity, table_bytes=1)
+    for tasks in (UNSORTED, SORTED, ONE_ABSENT):
+        twins.step(tasks)
 
 
 def test_reused_weights_are_weighed_once(held: Held) -> None:

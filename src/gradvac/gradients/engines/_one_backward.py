@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gradvac.gradients.engines._per_task import Deliver, Expect
 from gradvac.gradients.engines._step import Again, Step
-from gradvac.gradients.fold import Chunked, Collector, Components, Metric, Weigh, Write, add_to_grad
+from gradvac.gradients.fold import Collector, Components, Metric, Weigh, Write, add_to_grad
 from gradvac.gradients.graph import Graph, Refused, refuse_changed
 from gradvac.gradients.kernels import Segments
 from gradvac.gradients.losses import DeclaredRows, Losses, is_due
@@ -115,7 +115,6 @@ class OneBackward:
         def show(parameter: nn.Parameter) -> None:
             buffer = collector.take(parameter)
             if buffer is not None:
-                assert not isinstance(buffer, Chunked)
                 deliver(parameter, dict(zip(losses.present, buffer.whole(), strict=True)))
 
         with self._step(losses) as step:

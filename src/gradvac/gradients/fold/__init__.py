@@ -1,14 +1,13 @@
 """The fold: from the uses of a component to its Gram matrix, its weights and `.grad`.
 
 _components.py  which parameters share one Gram matrix
-_buffers.py     collects the uses of one parameter
+_buffers.py     the uses of one parameter
 _collector.py   collects uses, and folds components as they complete
 _stored.py      task gradients that are stored, and folded at the end
 _metric.py      what Gram matrices see of task gradients
 _update.py      the waist to the rules, and the way into `.grad`
 """
 
-from gradvac.gradients.fold._buffers import Chunked
 from gradvac.gradients.fold._collector import Collector, Write
 from gradvac.gradients.fold._components import Components, Granularity, split
 from gradvac.gradients.fold._metric import AdamMetric, Metric
@@ -17,7 +16,6 @@ from gradvac.gradients.fold._update import Weigh, add_to_grad
 
 __all__ = [
     "AdamMetric",
-    "Chunked",
     "Collector",
     "Components",
     "Granularity",

@@ -1,55 +1,80 @@
-"""Where the uses of one parameter are collected until its component is complete.
-
-A buffer gives the parameter's Gram matrix and its combined gradient. The usual one holds task
-gradients `[T, *shape]`; large tables and tables that are only looked up are spared that.
-"""
+"""What came of one parameter, until its component is complete."""
 
 # T tasks, P parameters, V rows of a table, N tokens of the batch, I columns
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradvac.gradients.kernels import combine, gram, wide
-from gradvac.gradients.uses import Formed, Lookup, Table, Use
+from gradvac.gradients.uses import Lookup, Table, Use
 
 _CHUNK_BYTES = 1 << 31  # of a large table's task gradients at a time
 
 
-class Stack:
-    """Task gradients that can be stacked, `[T, P]`."""
+class Buffer:
+    """The uses of one parameter: its Gram matrix and its combined gradient.
 
-    @abstractmethod
-    def stack(self) -> Tensor:
-        """`[T, P]`, for Gram matrices and combinations."""
+    Most uses are formed and added up, `[T, *shape]`. Two kinds of tables are spared that. Of one
+    that is only looked up, and of which a batch uses few rows, those rows alone are formed. One
+    that is too large is split: its Gram matrix is taken by slices of rows, and its combined
+    gradient from the uses themselves, at the price of a second product.
 
-    @abstractmethod
-    def spread(self, combined: Tensor) -> Tensor:
-        """The gradient from a combination of what `stack` gave."""
+    Args:
+        parameter: The parameter.
+        table_bytes: Task gradients of a matrix above this size are not formed.
 
-    def gram(self) -> Tensor:
-        """`[T, T]`."""
-        return gram(self.stack())
+    Attributes:
+        waiting: Uses that are not looked at yet, see `Use.may_wait`.
+        is_split: The parameter is a table that is too large.
+    """
 
-    def combine(self, weights: Tensor) -> Tensor:
-        """sum_t weights[t] g_t."""
-        return self.spread(combine(weights, self.stack()))
+    def __init__(self, parameter: nn.Parameter, table_bytes: int) -> None:
+        self.parameter, self._table_bytes = parameter, table_bytes
+        self.waiting: list[Any] = []
+        self.is_split = False
+        self._gradients: Tensor | None = None  # [T, *shape], of the uses that were formed
+        self._kept: list[Any] = []  # those that were not: lookups, or all uses of a large table
+        self._tokens: Tensor | None = None  # whose rows `stack` gave
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether uses were added."""
+        return self._gradients is not None or bool(self._kept)
 
-class Dense(Stack):
-    """Task gradients as `[T, *shape]`."""
-
-    def __init__(self, gradients: Tensor) -> None:
-        self.gradients = gradients
+    def take_waiting(self) -> Sequence[Any]:
+        """The uses that waited, as few as possible; they are no longer here."""
+        uses, self.waiting = self.waiting, []
+        if len(uses) < 2:
+            return uses
+        kinds: dict[Any, list[Any]] = {}
+        for use in uses:
+            kinds.setdefault((type(use), use.kind), []).append(use)
+        return [one for alike in kinds.values() for one in alike[0].join(alike)]
 
     def add(self, use: Use) -> None:
-        """Add another use."""
-        gradients, only = self.gradients, use.segments.only
-        if not gradients.is_contiguous():
-            gradients = self.gradients = gradients.contiguous()
+        """Add a use."""
+        if self._gradients is None and isinstance(use, Table):
+            self.is_split |= use.formed_bytes > self._table_bytes
+        if self.is_split and isinstance(use, Table):
+            self._kept.append(use)
+            return
+        if self._gradients is None:
+            if isinstance(use, Lookup) and 2 * len(use.tokens) < use.num_rows:
+                self._kept.append(use)
+                return
+            self._gradients = use.task_gradients()
+        else:
+            self._add_formed(use)
+        while self._kept and not self.is_split:
+            self._add_formed(self._kept.pop())
+
+    def _add_formed(self, use: Use) -> None:
+        assert self._gradients is not None
+        gradients, only = self._gradients.contiguous(), use.segments.only
         if isinstance(use, Lookup):
             use.add_to(gradients)
         elif only is not None and isinstance(use, Table):
@@ -57,139 +82,71 @@ class Dense(Stack):
         else:
             given = use.task_gradients()
             wider = torch.promote_types(gradients.dtype, given.dtype)
-            self.gradients = (
-                gradients.add_(given)
-                if wider == gradients.dtype
-                else gradients.to(wider).add_(given)
-            )
+            gradients = gradients.to(wider).add_(given)
+        self._gradients = gradients
 
     @property
     def nbytes(self) -> int:
-        """What it holds."""
-        return self.gradients.nbytes
+        """Of what is held once all uses are formed."""
+        formed = 0 if self._gradients is None else self._gradients.nbytes
+        looked_up = 0 if self.is_split else sum(use.rows_bytes for use in self._kept)
+        return formed + looked_up + sum(use.formed_bytes for use in self.waiting)
 
     def whole(self) -> Tensor:
-        """`[T, *shape]`."""
-        return self.gradients
+        """Task gradients, `[T, *shape]`."""
+        assert not self.is_split
+        if self._gradients is None:
+            return Lookup.join(self._kept)[0].task_gradients()
+        return self._gradients
 
-    def stack(self) -> Tensor:
-        gradients = self.gradients
-        return gradients if gradients.dim() == 2 else gradients.reshape(len(gradients), -1)
-
-    def spread(self, combined: Tensor) -> Tensor:
-        return combined
-
-
-class LookedUp(Stack):
-    """A table of which a batch uses few rows: task gradients `[T, N, I]`, of its tokens alone."""
-
-    def __init__(self, first: Lookup) -> None:
-        self._uses: list[Lookup] = [first]
-        self._tokens: Tensor | None = None
-
-    def add(self, use: Lookup) -> None:
-        self._uses.append(use)
-
-    @property
-    def nbytes(self) -> int:
-        first = self._uses[0]
-        return 4 * first.segments.num_tasks * sum(use.values.numel() for use in self._uses)
-
-    def joined(self) -> Lookup:
-        """All uses as one."""
-        return Lookup.as_one(self._uses)
-
-    def whole(self) -> Tensor:
-        return self.joined().task_gradients()
-
-    def stack(self) -> Tensor:
-        self._tokens, use = self.joined().renumbered()
-        return use.task_gradients().flatten(1)
+    def stack(self, *, whole: bool = False) -> Tensor:
+        """Task gradients `[T, P]`; of rows that are looked up alone, unless `whole` is wanted."""
+        if self._gradients is None and not whole:
+            self._tokens, use = Lookup.join(self._kept)[0].renumbered()
+            return use.task_gradients().flatten(1)
+        gradients = self.whole()
+        return gradients.reshape(len(gradients), -1)
 
     def spread(self, combined: Tensor) -> Tensor:
-        assert self._tokens is not None
-        first = self._uses[0]
-        rows = combined.view(-1, first.values.shape[1])
-        return rows.new_zeros(first.num_rows, rows.shape[1]).index_add_(0, self._tokens, rows)
-
-
-class Chunked:
-    """A large table in two passes: the Gram matrix by slices of rows, then one weighted product.
-
-    Keeps the uses, not the task gradients, and pays with a second product.
-    """
-
-    nbytes = 0
-
-    def __init__(self, first: Table, num_rows: int, row_bytes: int) -> None:
-        self._uses: list[Use] = [first]
-        self._num_rows = num_rows
-        # A multiple of 64 rows, which matrix products like; all of them on small tables.
-        self._step = max(1, _CHUNK_BYTES // row_bytes // 64 * 64 or _CHUNK_BYTES // row_bytes)
-
-    def add(self, use: Use) -> None:
-        self._uses.append(use)
+        """The gradient from a combination of what `stack` gave."""
+        if self._tokens is None:
+            return combined
+        num_rows, width = self.parameter.shape
+        whole = combined.new_zeros(num_rows, width)
+        return whole.index_add_(0, self._tokens, combined.view(-1, width))
 
     def gram(self) -> Tensor:
         """`[T, T]`."""
-        grams = []
-        for start in range(0, self._num_rows, self._step):
-            end = min(start + self._step, self._num_rows)
-            grams.append(gram(self._slice(start, end).flatten(1)))
+        if not self.is_split:
+            return gram(self.stack())
+        num_rows = self.parameter.shape[0]
+        at_once = _CHUNK_BYTES // max(1, self._kept[0].formed_bytes // num_rows)
+        # A multiple of 64 rows, which matrix products like; all of them on small tables.
+        step = max(1, at_once // 64 * 64 or at_once)
+        starts = range(0, num_rows, step)
+        grams = [gram(self._slice(s, min(s + step, num_rows)).flatten(1)) for s in starts]
         return torch.stack(grams).sum(0)
 
     def _slice(self, start: int, end: int) -> Tensor:
         """Task gradients of some rows: products first, then lookups are added in place."""
-        first, *others = sorted(self._uses, key=lambda use: isinstance(use, Lookup))
-        total = _slice(first, start, end)
-        for use in others:
-            if isinstance(use, Lookup):
-                use.add_to(total, start)
-            else:
-                total = total + _slice(use, start, end)
+        lookups = [use for use in self._kept if isinstance(use, Lookup)]
+        parts = [use.slice(start, end) for use in self._kept if not isinstance(use, Lookup)]
+        if self._gradients is not None:
+            parts.append(self._gradients[:, start:end].clone())  # which are not to be written
+        if not parts:
+            parts.append(lookups.pop().slice(start, end))
+        total = reduce(torch.add, parts).contiguous()
+        for use in lookups:
+            use.add_to(total, start)
         return total
 
     def combine(self, weights: Tensor) -> Tensor:
-        """sum_t weights[t] g_t, never having formed the g_t."""
-        parts = [use.weighted(weights) for use in self._uses]
+        """sum_t weights[t] g_t; of a table that is split, never having formed the g_t."""
+        if not self.is_split:
+            return self.spread(combine(weights, self.stack()))
+        parts = [use.weighted(weights) for use in self._kept]
+        if self._gradients is not None:
+            formed = self._gradients.flatten(1)
+            parts.append(combine(weights, formed).view(self.parameter.shape))
         dtype = wide(parts[0].dtype)
         return reduce(torch.add, [part.to(dtype) for part in parts])
-
-
-Buffer = Dense | LookedUp | Chunked
-
-
-def _slice(use: Use, start: int, end: int) -> Tensor:
-    return use.slice(start, end) if isinstance(use, Table) else use.task_gradients()[:, start:end]
-
-
-def first_buffer(use: Use, shape: Sequence[int], table_bytes: int) -> Buffer:
-    """A buffer that begins with a use.
-
-    Args:
-        use: Of a parameter.
-        shape: The parameter's.
-        table_bytes: Task gradients of a matrix above this size are not formed.
-    """
-    if isinstance(use, Formed):
-        return Dense(use.gradients)
-    if isinstance(use, Lookup) and 2 * len(use.tokens) < shape[0]:
-        return LookedUp(use)
-    if isinstance(use, Table):
-        row_bytes = use.segments.num_tasks * shape[1] * use.dtype.itemsize
-        if shape[0] * row_bytes > table_bytes:
-            return Chunked(use, shape[0], row_bytes)
-    return Dense(use.task_gradients())
-
-
-def joined_buffer(known: Buffer, use: Use, shape: Sequence[int], table_bytes: int) -> Buffer:
-    """A buffer with another use."""
-    if isinstance(known, LookedUp):
-        if isinstance(use, Lookup):
-            known.add(use)
-            return known
-        earlier = known.joined()
-        known, use = first_buffer(use, shape, table_bytes), earlier
-        assert not isinstance(known, LookedUp)
-    known.add(use)
-    return known

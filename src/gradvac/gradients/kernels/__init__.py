@@ -13,6 +13,7 @@ from gradvac.gradients.kernels._kernels import (
     gram,
     grouped_outer,
     norm_sums,
+    stacked,
     wide,
 )
 from gradvac.gradients.kernels._marks import Marks, mark, negligible, repeatable, tolerance
@@ -31,6 +32,7 @@ __all__ = [
     "negligible",
     "norm_sums",
     "repeatable",
+    "stacked",
     "tolerance",
     "wide",
 ]

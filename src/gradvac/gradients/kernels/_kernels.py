@@ -39,12 +39,12 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def gram(gradients: Tensor) -> Tensor:
     """Inner products of the rows of `[T, P]`, in the working precision, `[T, T]`."""
-    return Stacked([gradients], [0], 1).grams()[0]
+    return stacked([gradients], [0], 1).grams()[0]
 
 
 def combine(weights: Tensor, gradients: Tensor) -> Tensor:
     """sum_t weights[t] gradients[t] for `[T, P]`, in float32 or better, `[P]`."""
-    return Stacked([gradients], [0], 1).combine(weights[None])[0]
+    return stacked([gradients], [0], 1).combine(weights[None])[0]
 
 
 def gram_reference(gradients: Tensor) -> Tensor:
@@ -81,72 +81,55 @@ class Stacked:
 
     def __init__(self, stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> None:
         self._is_complex = [stack.is_complex() for stack in stacks]
-        self._stacks = stacks
-        if any(self._is_complex):
-            self._stacks = [_as_real(s) if s.is_complex() else s for s in stacks]
-        self._groups, self._num_groups = groups, num_groups
-        # Parameters whose products are taken as one; on CUDA a kernel takes them all.
-        self._joined: list[tuple[int, list[int], Tensor]] | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self._stacks)
+        stacks = [_as_real(stack) if stack.is_complex() else stack for stack in stacks]
+        self._sizes, self._num_groups = [stack.shape[1] for stack in stacks], num_groups
+        together: dict[tuple[int, torch.dtype, int], list[int]] = {}
+        for number, (stack, group) in enumerate(zip(stacks, groups, strict=True)):
+            place = -1 if stack.shape[1] <= _JOINED else number
+            together.setdefault((group, stack.dtype, place), []).append(number)
+        # (component, numbers of parameters, their gradients side by side)
+        self._joined: list[tuple[int, list[int], Tensor]] = []
+        for (group, *_), numbers in together.items():
+            parts = [stacks[n] for n in numbers]
+            side_by_side = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            self._joined.append((group, numbers, side_by_side))
 
     def grams(self) -> Tensor:
         """`[K, T, T]`, in the working precision."""
-        kernels = self._kernels()
-        if kernels is not None:
-            total: Tensor = kernels.grams(self._stacks, self._groups, self._num_groups)
-            return total
-        num_tasks, device = len(self._stacks[0]), self._stacks[0].device
-        shape = (self._num_groups, num_tasks, num_tasks)
-        grams = torch.zeros(shape, dtype=working_dtype(device), device=device)
-        for group, _, stack in self._join():
+        _, _, first = self._joined[0]
+        shape, dtype = (self._num_groups, len(first), len(first)), working_dtype(first.device)
+        grams = torch.zeros(shape, dtype=dtype, device=first.device)
+        for group, _, stack in self._joined:
             grams[group] += gram_reference(stack)
         return grams
 
     def combine(self, weights: Tensor) -> list[Tensor]:
         """sum_t weights[k, t] g_t of every parameter, in float32 or better, `[P]` each."""
-        kernels = self._kernels()
-        if kernels is not None:
-            return list(kernels.combine_many(weights, self._stacks, self._groups))
-        combined = list(self._stacks)
-        for group, members, stack in self._join():
+        combined: dict[int, Tensor] = {}
+        for group, numbers, stack in self._joined:
             pieces = combine_reference(weights[group], stack)
-            sizes = [self._stacks[m].shape[1] for m in members]
-            for member, piece in zip(members, pieces.split(sizes), strict=True):
-                combined[member] = piece
+            combined.update(
+                zip(numbers, pieces.split([self._sizes[n] for n in numbers]), strict=True)
+            )
         return [
             # A copy: complex numbers may not begin at any place of a storage.
-            torch.view_as_complex(update.view(-1, 2).clone()) if is_complex else update
-            for update, is_complex in zip(combined, self._is_complex, strict=True)
+            torch.view_as_complex(combined[n].view(-1, 2).clone()) if is_complex else combined[n]
+            for n, is_complex in enumerate(self._is_complex)
         ]
-
-    def _kernels(self) -> Any:
-        first = self._stacks[0]
-        kernels = triton_kernels("stacks") if first.is_cuda else None
-        if kernels is None or len(first) > kernels.MOST_TASKS or any(self._is_complex):
-            return None
-        return kernels if all(s.dtype in kernels.DTYPES for s in self._stacks) else None
-
-    def _join(self) -> list[tuple[int, list[int], Tensor]]:
-        """(component, numbers of parameters, their gradients side by side)."""
-        if self._joined is None:
-            small: dict[tuple[int, torch.dtype], list[int]] = {}
-            self._joined = []
-            for number, (stack, group) in enumerate(zip(self._stacks, self._groups, strict=True)):
-                if stack.shape[1] > _JOINED:
-                    self._joined.append((group, [number], stack))
-                else:
-                    small.setdefault((group, stack.dtype), []).append(number)
-            for (group, _), members in small.items():
-                side_by_side = torch.cat([self._stacks[m] for m in members], dim=1)
-                self._joined.append((group, members, side_by_side))
-        return self._joined
 
 
 def _as_real(stack: Tensor) -> Tensor:
     """The inner product of complex gradients is that of real and imaginary parts."""
     return torch.view_as_real(stack.contiguous()).flatten(1)
+
+
+def stacked(stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> Stacked:
+    """`Stacked`, or on CUDA the kernels that do the same."""
+    kernels = triton_kernels("stacks") if stacks[0].is_cuda else None
+    if kernels is None or len(stacks[0]) > kernels.MOST_TASKS:
+        return Stacked(stacks, groups, num_groups)
+    are_taken = all(stack.dtype in kernels.DTYPES for stack in stacks)
+    return (kernels.Launched if are_taken else Stacked)(stacks, groups, num_groups)
 
 
 def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:

@@ -1,13 +1,13 @@
 """Triton kernels: Gram matrices and updates of many parameters at once.
 
-Bound by memory: each reads every gradient once. Their reference is the torch branch of `Stacked` in
-`_kernels.py`.
+Bound by memory: each reads every gradient once. Their reference is `Stacked` in `_kernels.py`.
 """
 
 # K components, T tasks, P parameters
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from itertools import accumulate
 
 import torch
 import triton
@@ -24,80 +24,145 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # float64 is for checki
 # A chunk is a range of one parameter's columns; every program takes one chunk.
 
 
-def _columns(sizes: Sequence[int], device: torch.device) -> int:
-    """Columns of a chunk: so many that there are about eight programs per processor."""
-    wanted = sum(sizes) // (8 * processors_of(device))
-    return max(2048, triton.cdiv(wanted, 2048) * 2048)
-
-
 class _Chunks:
     """Where the chunks of some parameters lie; the same every step, but for addresses."""
 
     def __init__(
         self,
-        columns: int,
         sizes: Sequence[int],
         groups: Sequence[int],
         num_groups: int,
         device: torch.device,
     ) -> None:
+        # So many columns that there are about eight programs per processor.
+        wanted = sum(sizes) // (8 * processors_of(device))
+        self.columns = max(2048, triton.cdiv(wanted, 2048) * 2048)
         member: list[int] = []
         start: list[int] = []
         for number, size in enumerate(sizes):
-            first = range(0, size, columns)
+            first = range(0, size, self.columns)
             member += [number] * len(first)
             start += first
-        places, place = [], 0
-        for size in sizes:
-            places.append(place)
-            place += (size + 63) // 64 * 64  # updates begin at multiples of 256 bytes
-        self.columns, self.num, self.places, self.length = columns, len(member), places, place
+        # Updates begin at multiples of 256 bytes.
+        *self.places, self.length = accumulate(((s + 63) // 64 * 64 for s in sizes), initial=0)
+        self.num = len(member)
         self.member = index_on(member, device)
         self.start = index_on(start, device)
-        self.sizes = index_on(list(sizes), device)
-        self.place = index_on(places, device)
+        self.sizes = index_on(sizes, device)
+        self.place = index_on(self.places, device)
         self.group = index_on([groups[m] for m in member], device)
         every = torch.arange(num_groups, device=device)[:, None]
         self.of_group = (self.group == every).double()  # [K, chunks]
 
 
-@lru_cache(maxsize=64)
-def _chunks(
-    columns: int,
-    sizes: tuple[int, ...],
-    groups: tuple[int, ...],
-    num_groups: int,
-    device: torch.device,
-) -> _Chunks:
-    return _Chunks(columns, sizes, groups, num_groups, device)
+_chunks = lru_cache(maxsize=64)(_Chunks)
 
 
-def _chunks_of(parts: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> _Chunks:
-    """The chunks of task gradients `[T, P]` of some parameters."""
-    sizes, device = tuple(part.shape[1] for part in parts), parts[0].device
-    return _chunks(_columns(sizes, device), sizes, tuple(groups), num_groups, device)
+class _Launch:
+    """Parameters that one launch takes together: of one dtype, and aligned alike.
+
+    Args:
+        stacks: Their task gradients, `[T, P]`.
+        numbers: Which of all parameters they are.
+        groups: The component of every parameter.
+        num_groups: K.
+        aligned: 16 bytes can be read at once.
+    """
+
+    def __init__(
+        self,
+        stacks: Sequence[Tensor],
+        numbers: Sequence[int],
+        groups: Sequence[int],
+        num_groups: int,
+        aligned: bool,
+    ) -> None:
+        self.stacks, self.numbers, self.aligned = stacks, numbers, aligned
+        self.sizes, device = tuple(stack.shape[1] for stack in stacks), stacks[0].device
+        self.chunks = _chunks(self.sizes, tuple(groups[n] for n in numbers), num_groups, device)
+        chunks, (address, stride) = self.chunks, _addresses(stacks)
+        self.where = (stacks[0], address, stride, chunks.member, chunks.start, chunks.sizes)
 
 
-def _addresses(stacks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _addresses(stacks: Sequence[Tensor]) -> Tensor:
     """Where every parameter's gradients begin, and how far its tasks lie apart."""
     given = [[s.data_ptr() for s in stacks], [s.stride(0) for s in stacks]]
     table = torch.tensor(given, dtype=torch.int64, pin_memory=True)
     if torch.cuda.is_current_stream_capturing():
         _KEPT.append(table)  # a recorded graph copies from it again
-    on_device = table.to(stacks[0].device, non_blocking=True)
-    return on_device[0], on_device[1]
+    return table.to(stacks[0].device, non_blocking=True)
 
 
 _KEPT: list[Tensor] = []
 
 
-def _launches(stacks: Sequence[Tensor]) -> list[tuple[bool, list[int]]]:
-    """What one launch can take together: equal dtypes, and whether 16 bytes can be read at once."""
-    together: dict[tuple[torch.dtype, bool], list[int]] = {}
-    for number, stack in enumerate(stacks):
-        aligned = not (stack.data_ptr() % 16 or stack.stride(0) % 16 or stack.shape[1] % 16)
-        together.setdefault((stack.dtype, aligned), []).append(number)
-    return [(aligned, numbers) for (_, aligned), numbers in together.items()]
+class Launched:
+    """As `Stacked` in `_kernels.py`, in few launches."""
+
+    def __init__(self, stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> None:
+        self._num_tasks = len(stacks[0])
+        stacks = [stack if stack.stride(1) == 1 else stack.contiguous() for stack in stacks]
+        together: dict[tuple[torch.dtype, bool], list[int]] = {}
+        for number, stack in enumerate(stacks):
+            aligned = not (stack.data_ptr() % 16 or stack.stride(0) % 16 or stack.shape[1] % 16)
+            together.setdefault((stack.dtype, aligned), []).append(number)
+        self._launches = [
+            _Launch([stacks[n] for n in numbers], numbers, groups, num_groups, aligned)
+            for (_, aligned), numbers in together.items()
+        ]
+
+    def grams(self) -> Tensor:
+        """Gram matrices by component, `[K, T, T]`: float32 within a chunk, float64 across.
+
+        Float32 gradients are taken as two bfloat16 parts each, 16 bits in all, for the tensor
+        cores: plain float32 products run at a tenth of the memory's speed.
+        """
+        tasks = max(16, triton.next_power_of_2(self._num_tasks))
+        sums = []
+        for launch in self._launches:
+            chunks, first = launch.chunks, launch.stacks[0]
+            partial = first.new_empty(chunks.num, tasks, tasks, dtype=torch.float32)
+            is_wide = first.dtype == torch.float32
+            _grams_kernel[(chunks.num,)](
+                *launch.where,
+                partial,
+                1.0,
+                T=self._num_tasks,
+                TASKS=tasks,
+                BLOCK=min(512, 8192 // tasks) if is_wide else 512 if tasks <= 32 else 256,
+                CHUNK=chunks.columns,
+                IS_WIDE=is_wide,
+                ALIGNED=launch.aligned,
+                num_warps=8 if tasks == MOST_TASKS and not is_wide else 4,
+                num_stages=4 if tasks <= 32 else 3,
+            )
+            sums.append(chunks.of_group @ partial.flatten(1).double())
+        total = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+        return total.view(-1, tasks, tasks)[:, : self._num_tasks, : self._num_tasks]
+
+    def combine(self, weights: Tensor) -> list[Tensor]:
+        """sum_t weights[k, t] g_t of every parameter, in float32, `[P]` each."""
+        weights = weights.contiguous()
+        updates: dict[int, Tensor] = {}
+        for launch in self._launches:
+            chunks = launch.chunks
+            out = launch.stacks[0].new_empty(chunks.length, dtype=torch.float32)
+            _combine_kernel[(chunks.num, chunks.columns // 2048)](
+                *launch.where,
+                chunks.group,
+                chunks.place,
+                weights,
+                out,
+                T=self._num_tasks,
+                BLOCK=2048,
+                ALIGNED=launch.aligned,
+                num_warps=8,
+            )
+            for number, place, size in zip(
+                launch.numbers, chunks.places, launch.sizes, strict=True
+            ):
+                updates[number] = out[place : place + size]
+        return [updates[number] for number in range(len(updates))]
 
 
 @triton.jit
@@ -163,51 +228,8 @@ def _grams_kernel(
     tl.store(OUT + place, total)
 
 
-def grams(stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> Tensor:
-    """Gram matrices by component, `[K, T, T]`: float32 within a chunk, float64 across.
-
-    Float32 gradients are taken as two bfloat16 parts each, 16 bits in all, for the tensor cores:
-    plain float32 products run at a tenth of the memory's speed.
-    """
-    num_tasks = len(stacks[0])
-    tasks = max(16, triton.next_power_of_2(num_tasks))
-    stacks = [_rows_together(stack) for stack in stacks]
-    sums = []
-    for aligned, numbers in _launches(stacks):
-        parts = [stacks[n] for n in numbers]
-        chunks = _chunks_of(parts, [groups[n] for n in numbers], num_groups)
-        address, stride = _addresses(parts)
-        partial = parts[0].new_empty(chunks.num, tasks, tasks, dtype=torch.float32)
-        is_wide = parts[0].dtype == torch.float32
-        _grams_kernel[(chunks.num,)](
-            parts[0],
-            address,
-            stride,
-            chunks.member,
-            chunks.start,
-            chunks.sizes,
-            partial,
-            1.0,
-            T=num_tasks,
-            TASKS=tasks,
-            BLOCK=min(512, 8192 // tasks) if is_wide else 512 if tasks <= 32 else 256,
-            CHUNK=chunks.columns,
-            IS_WIDE=is_wide,
-            ALIGNED=aligned,
-            num_warps=8 if tasks == MOST_TASKS and not is_wide else 4,
-            num_stages=4 if tasks <= 32 else 3,
-        )
-        sums.append(chunks.of_group @ partial.flatten(1).double())
-    total = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
-    return total.view(num_groups, tasks, tasks)[:, :num_tasks, :num_tasks]
-
-
-def _rows_together(stack: Tensor) -> Tensor:
-    return stack if stack.stride(1) == 1 else stack.contiguous()
-
-
 @triton.jit
-def _combine_many_kernel(
+def _combine_kernel(
     LIKE,
     ADDRESS,
     STRIDE,
@@ -245,38 +267,6 @@ def _combine_many_kernel(
         row = tl.load(base + task * stride + columns, mask=inside, other=0.0)
         total += tl.load(weights + task).to(tl.float32) * row.to(tl.float32)
     tl.store(OUT + place + columns, total, mask=inside)
-
-
-def combine_many(weights: Tensor, stacks: Sequence[Tensor], groups: Sequence[int]) -> list[Tensor]:
-    """sum_t weights[k, t] g_t of every parameter, in float32, `[P]` each."""
-    num_groups, num_tasks = weights.shape
-    weights = weights.contiguous()
-    stacks = [_rows_together(stack) for stack in stacks]
-    updates: list[Tensor] = [weights] * len(stacks)
-    for aligned, numbers in _launches(stacks):
-        parts = [stacks[n] for n in numbers]
-        chunks = _chunks_of(parts, [groups[n] for n in numbers], num_groups)
-        address, stride = _addresses(parts)
-        out = parts[0].new_empty(chunks.length, dtype=torch.float32)
-        _combine_many_kernel[(chunks.num, chunks.columns // 2048)](
-            parts[0],
-            address,
-            stride,
-            chunks.member,
-            chunks.start,
-            chunks.sizes,
-            chunks.group,
-            chunks.place,
-            weights,
-            out,
-            T=num_tasks,
-            BLOCK=2048,
-            ALIGNED=aligned,
-            num_warps=8,
-        )
-        for number, place, part in zip(numbers, chunks.places, parts, strict=True):
-            updates[number] = out[place : place + part.shape[1]]
-    return updates
 
 
 @triton.jit

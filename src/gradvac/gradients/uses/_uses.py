@@ -1,9 +1,8 @@
 """What one use of a parameter contributes to its gradient, still separable by task.
 
-A junction states the use; the collector asks for the form it needs: the plain gradient, all task
-gradients, a slice of them (large vocabularies), or their weighted sum without ever forming them,
-since sum_t w_t g_t of a linear layer is just (w[task] * dY)^T X. Products, shifts and scales are in
-`_waiting.py`.
+A junction states the use; its buffer asks for the form it needs: all task gradients, and of large
+tables a slice of them, or their weighted sum without ever forming them, since sum_t w_t g_t of a
+linear layer is just (w[task] * dY)^T X. Products, shifts and scales are in `_waiting.py`.
 """
 
 # N entries, T tasks, I columns of the parameter
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradvac.gradients.kernels import Segments, combine, joined, wide
+from gradvac.gradients.kernels import Segments, joined, wide
 
 
 class Use(ABC):
@@ -25,8 +24,8 @@ class Use(ABC):
     Attributes:
         segments: The tasks of its entries.
         may_wait: It is cheap to keep for a while, and cheaper to form together with others.
-        held_bytes: Of what it keeps.
-        formed_bytes: Of its task gradients, where it may wait.
+        held_bytes: Of what it keeps while it waits.
+        formed_bytes: Of its task gradients; known of those that may wait, and of tables.
     """
 
     segments: Segments
@@ -38,15 +37,10 @@ class Use(ABC):
     def task_gradients(self) -> Tensor:
         """`[T, *parameter shape]`."""
 
-    def weighted(self, weights: Tensor) -> Tensor:
-        """sum_t weights[t] g_t, in the shape of the parameter."""
-        gradients = self.task_gradients()
-        flat = gradients.reshape(len(gradients), -1)
-        return combine(weights, flat).view(gradients.shape[1:])
-
     def plain(self) -> Tensor:
-        """The gradient over all entries."""
-        return self.weighted(torch.ones(self.segments.num_tasks, device=self.segments.device))
+        """The gradient over all entries, in the shape of the parameter."""
+        gradients = self.task_gradients()
+        return gradients.sum(0, dtype=wide(gradients.dtype))
 
     @property
     def kind(self) -> Hashable:
@@ -71,10 +65,9 @@ class Use(ABC):
 class Table(Use):
     """A use of a matrix whose `slice` does not form the rest."""
 
-    @property
     @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """Of its task gradients."""
+    def weighted(self, weights: Tensor) -> Tensor:
+        """sum_t weights[t] g_t, in the shape of the parameter."""
 
     @abstractmethod
     def slice(self, start: int, end: int) -> Tensor:
@@ -91,18 +84,22 @@ class Lookup(Table):
     segments: Segments
     _once: tuple[Tensor, Tensor] | None = None  # what `_merged` found
 
+    def __post_init__(self) -> None:
+        row_bytes = self.segments.num_tasks * self.values.shape[1] * self.values.itemsize
+        self.formed_bytes = self.num_rows * row_bytes
+
     @property
-    def dtype(self) -> torch.dtype:
-        return self.values.dtype
+    def rows_bytes(self) -> int:
+        """Of the task gradients of its rows alone."""
+        return 4 * self.segments.num_tasks * self.values.numel()
 
     @staticmethod
-    def as_one(uses: "Sequence[Lookup]") -> "Lookup":
-        """Several uses of one table as one."""
+    def join(uses: "Sequence[Lookup]") -> "Sequence[Lookup]":
         if len(uses) == 1:
-            return uses[0]
+            return uses
         values, tokens = torch.cat([u.values for u in uses]), torch.cat([u.tokens for u in uses])
         segments = joined([(u.segments, len(u.tokens)) for u in uses])
-        return Lookup(values, tokens, uses[0].num_rows, segments)
+        return [Lookup(values, tokens, uses[0].num_rows, segments)]
 
     def renumbered(self) -> "tuple[Tensor, Lookup]":
         """The tokens of the batch `[N]`, and the same use of a table of their rows alone.

@@ -52,10 +52,6 @@ class Outer(Table):
         product = grouped_outer(left, right, first.segments.repeated(many))
         return product.view(many, first.segments.num_tasks, *product.shape[1:]).unbind()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.left.dtype
-
     def plain(self) -> Tensor:
         return self.left.t() @ self.right
 
