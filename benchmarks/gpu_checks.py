@@ -142,10 +142,10 @@ def check_sums() -> None:
                 error(alone.task_gradients(), by_task(gy * normal)),
                 1e-4,
             )
-            found = Beside(alone, gy).task_gradients()  # formed beside the scale before
+            found = Beside(alone).task_gradients()  # formed beside the scale before
             report(f"its shift D={width}", error(found, by_task(gy)), 1e-4)
             two = [Normed(factor * gy, *given) for factor in (1, 2)]
-            shifts = [Beside(use, use.gradient) for use in two]
+            shifts = [Beside(use) for use in two]
             scales = Normed.form(two)
             worst = max(error(scales[n], (n + 1) * by_task(gy * normal)) for n in range(2))
             report(f"two layer norms D={width} scale", worst, 1e-4)

@@ -26,21 +26,21 @@ def numbers(*shape: int) -> Tensor:
 
 def product(segments: Segments) -> tuple[Outer, Beside]:
     gradient = numbers(ROWS * PER_ROW, D)
-    outer = Outer(gradient, numbers(ROWS * PER_ROW, 7), segments)
-    return outer, Beside(outer, gradient)
+    outer = Outer(gradient, numbers(ROWS * PER_ROW, 7), segments, gradient)
+    return outer, Beside(outer)
 
 
 def untransposed(segments: Segments) -> tuple[Outer, Beside]:
     gradient = numbers(ROWS * PER_ROW, D)
-    outer = Outer(numbers(ROWS * PER_ROW, D), gradient, segments)
-    return outer, Beside(outer, gradient)
+    outer = Outer(numbers(ROWS * PER_ROW, D), gradient, segments, gradient)
+    return outer, Beside(outer)
 
 
 def norm(segments: Segments) -> tuple[Normed, Beside]:
     gradient, x = numbers(ROWS, PER_ROW, D), numbers(ROWS, PER_ROW, D)
     mean, scale = x.mean(-1, keepdim=True), numbers(ROWS, PER_ROW, 1)
     normed = Normed(gradient, x, mean, scale, segments)
-    return normed, Beside(normed, gradient)
+    return normed, Beside(normed)
 
 
 def by_task(values: Tensor, owner: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def expected(use: Use, owner: Tensor) -> Tensor:
         return by_task(use.left[:, :, None] * use.right[:, None], owner)
     if isinstance(use, Normed):
         assert use.mean is not None
-        values = use.gradient * (use.x - use.mean) * use.scale
+        values = use.output * (use.x - use.mean) * use.scale
         return by_task(values.flatten(0, 1), owner)
     assert isinstance(use, Beside)
     return by_task(use.values.reshape(-1, D), owner)
@@ -99,7 +99,7 @@ def test_a_shift_beside_a_scale_that_did_not_wait(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(_waiting, "norm_sums", like_the_kernel)
     monkeypatch.setattr(_waiting, "_SMALL_BYTES", (0, 0))
-    monkeypatch.setattr(Beside, "task_gradients", lambda self: self.sums)  # nothing else
+    monkeypatch.setattr(Beside, "task_gradients", lambda self: self._of.shifts)  # nothing else
     model = nn.Sequential(
         nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4)
     ).double()

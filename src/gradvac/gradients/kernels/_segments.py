@@ -5,6 +5,7 @@
 import copy
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -178,29 +179,23 @@ def joined(parts: Sequence[tuple[Segments, int]]) -> Segments:
     return Segments(index, first.num_tasks, first.tasks.device)
 
 
-class Owned:
+class Owned(NamedTuple):
     """Whose the entries of one output gradient are.
 
     Either rows lie along one dimension, or every vector of the last dimension has a task of its
     own, or all entries belong to one task.
-
-    Args:
-        shape: Of the output gradient.
-        rows: The tasks of the rows, or of the entries.
-        dim: Where the rows lie; None: `rows` counts all entries but for the last dimension.
-        tiled: The rows come round again in `dim`, instead of staying together.
     """
 
-    def __init__(
-        self, shape: Sequence[int], rows: Segments, dim: int | None = 0, *, tiled: bool = False
-    ) -> None:
-        self.shape, self.rows, self.tiled = tuple(shape), rows, tiled
-        self.dim = dim if rows.only is None else 0
-        self.num_tasks, self.only = rows.num_tasks, rows.only
+    shape: tuple[int, ...]  # of the output gradient
+    rows: Segments  # the tasks of the rows, or of the entries
+    dim: int | None = (
+        0  # where rows lie; None: `rows` counts all entries but for the last dimension
+    )
+    tiled: bool = False  # the rows come round again in `dim`, instead of staying together
 
     def flat(self) -> Segments | None:
         """Segments of the entries `[N, D]`; None if rows lie along the last dimension."""
-        if self.only is not None or self.dim is None:
+        if self.rows.only is not None or self.dim is None:
             return self.rows
         lead = self.shape[:-1] if len(self.shape) > 1 else self.shape
         if self.dim >= len(lead):
@@ -209,85 +204,57 @@ class Owned:
             return self.rows
         return self.rows.over(lead, self.dim, tiled=self.tiled)
 
-    def columns(self) -> Segments | None:
-        """Segments of the last dimension; None unless rows lie along it."""
-        if self.only is not None:
+    def along(self, dim: int) -> Segments | None:
+        """Segments of one dimension; None unless rows lie along it."""
+        if self.rows.only is not None:
             return self.rows
-        if self.dim is None or self.dim != len(self.shape) - 1:
+        if self.dim != dim:
             return None
-        return self._alone(self.shape[-1])
+        return self.rows.over((self.shape[dim],), 0, tiled=True) if self.tiled else self.rows
 
-    def positions(self, dim: int) -> tuple[Tensor, ...] | None:
-        """The positions of every task along `dim`; None unless rows lie along it."""
-        if self.dim != dim or self.only is not None:
-            return None
-        return self._alone(self.shape[dim]).entries_by_task(self.shape[dim])
-
-    def _alone(self, size: int) -> Segments:
-        """Segments of the dimension of the rows."""
-        return self.rows.over((size,), 0, tiled=True) if self.tiled else self.rows
-
-    def at(self, shape: Sequence[int]) -> "Owned":
-        """The same for another tensor whose rows lie likewise."""
-        return Owned(shape, self.rows, self.dim, tiled=self.tiled)
-
-    def mask(self, task: int) -> Tensor:
-        """Which entries belong to a task, in a shape that broadcasts over the gradient's."""
+    def tasks(self) -> Tensor:
+        """The task of every entry, in a shape that broadcasts over the gradient's."""
         if self.dim is None:
-            mine = self.rows.tasks == task
-            return mine.view(*self.shape[:-1], 1) if len(self.shape) > 1 else mine.view(self.shape)
+            view = (*self.shape[:-1], 1) if len(self.shape) > 1 else self.shape
+            return self.rows.tasks.view(view)
         along = self.rows.along(self.shape[self.dim], tiled=self.tiled)
-        view = [1] * len(self.shape)
-        view[self.dim] = -1
-        return (along == task).view(view)
+        return along.view([-1 if dim == self.dim else 1 for dim in range(len(self.shape))])
 
     def by_row(self, values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
         """Sums over the entries of each row, `[B, D]`; None where that is not a step on the way."""
-        inner = values.shape[len(values.shape) - len(shape) :]
-        entries = values.numel() // max(1, math.prod(shape) * self.rows.num_rows)
-        if self.dim != 0 or self.tiled or self.only is not None or inner != shape or entries < 2:
+        inner, size = values.shape[values.dim() - len(shape) :], math.prod(shape)
+        if self.dim != 0 or self.tiled or self.rows.only is not None or inner != shape:
             return None
-        dtype = wide(values.dtype)
-        return values.reshape(self.rows.num_rows, entries, -1).sum(1, dtype=dtype)
+        if values.numel() < 2 * size * self.rows.num_rows:
+            return None
+        return self.rows.by_row(values.reshape(-1, size))
 
     def sum(self, values: Tensor, shape: Sequence[int]) -> Tensor:
         """Sum over each task's entries, down to the shape of what was broadcast: `[T, *shape]`."""
-        dtype = wide(values.dtype)
-        kept = (*(1 for _ in range(values.dim() - len(shape))), *shape)
-        if self.only is not None:
-            out = values.new_zeros(self.num_tasks, *shape, dtype=dtype)
-            out[self.only] = values.to(dtype).sum_to_size(tuple(shape))
+        dtype, by_task = wide(values.dtype), (self.rows.num_tasks, *shape)
+        if self.rows.only is not None:
+            out = values.new_zeros(by_task, dtype=dtype)
+            out[self.rows.only] = values.to(dtype).sum_to_size(tuple(shape))
             return out
-        if self.dim is None:
-            return self._sum_entries(values, kept, dtype).view(self.num_tasks, *shape)
-        gone = [d for d, size in enumerate(values.shape) if kept[d] == 1 != size and d != self.dim]
+        kept = (*[1] * (values.dim() - len(shape)), *shape)
+        by_task_along = range(max(1, values.dim() - 1)) if self.dim is None else (self.dim,)
+        sizes = enumerate(zip(values.shape, kept, strict=True))
+        gone = [d for d, (size, left) in sizes if left == 1 != size and d not in by_task_along]
         if gone:
             values = values.sum(gone, keepdim=True, dtype=dtype)
-        if kept[self.dim] != 1:  # a parameter with an entry for every row
-            masks = torch.stack([self.mask(task) for task in range(self.num_tasks)])
-            return (masks * values.to(dtype)).view(self.num_tasks, *shape)
-        if self.tiled:
-            rows = (values.shape[self.dim] // self.rows.num_rows, self.rows.num_rows)
-            values = values.unflatten(self.dim, rows).sum(self.dim, dtype=dtype)
-        flat = values.movedim(self.dim, 0).reshape(values.shape[self.dim], -1)
-        return self.rows.sum(flat).view(self.num_tasks, *shape)
-
-    def _sum_entries(self, values: Tensor, kept: Sequence[int], dtype: torch.dtype) -> Tensor:
-        if values.dim() == 1:
-            values, kept = values[:, None], (*kept, 1)
-        if kept[-1] == 1 != values.shape[-1]:
-            values = values.sum(-1, keepdim=True, dtype=dtype)
-        lead = values.shape[:-1]
-        if all(size == 1 for size in kept[:-1]):
-            return self.rows.sum(values.reshape(math.prod(lead), -1))
-        place, size = torch.zeros((), dtype=torch.int64, device=values.device), 1
-        for dim in reversed(range(len(lead))):
-            if kept[dim] != 1:
-                view = [1] * len(lead)
-                view[dim] = -1
-                place = place + size * torch.arange(lead[dim], device=values.device).view(view)
-                size *= lead[dim]
-        place = self.rows.tasks.view(lead) * size + place
-        out = values.new_zeros(self.num_tasks * size, values.shape[-1], dtype=dtype)
-        flat = values.reshape(math.prod(lead), -1).to(dtype)
-        return out.index_add_(0, place.expand(lead).reshape(-1), flat)
+        if self.dim is not None and kept[self.dim] == 1:
+            segments = self.along(self.dim)
+            assert segments is not None
+            flat = values.movedim(self.dim, 0).reshape(values.shape[self.dim], -1)
+            return segments.sum(flat).view(by_task)
+        tasks = self.tasks()
+        if values.dim() == 1 or self.dim == values.dim() - 1:
+            values, tasks, kept = values[..., None], tasks[..., None], (*kept, 1)
+        lead, size = values.shape[:-1], math.prod(kept[:-1])
+        if size == 1:
+            return self.rows.sum(values.reshape(math.prod(lead), -1)).view(by_task)
+        places = torch.arange(size, device=values.device).view(kept[:-1])
+        places = (tasks[..., 0] * size + places).expand(lead).reshape(-1)
+        out = values.new_zeros(self.rows.num_tasks * size, values.shape[-1], dtype=dtype)
+        flat = values.reshape(len(places), -1).to(dtype)
+        return out.index_add_(0, places, flat).view(by_task)

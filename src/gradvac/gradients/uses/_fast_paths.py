@@ -13,22 +13,36 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradvac.gradients.graph import call_node, saved
+from gradvac.gradients.graph import Graph, call_node, saved
 from gradvac.gradients.kernels import Owned, Segments, wide
 from gradvac.gradients.uses._uses import Formed, Lookup, Use
-from gradvac.gradients.uses._waiting import Beside, Normed, Outer, Summed
+from gradvac.gradients.uses._waiting import Beside, Normed, Outer, Sharing, Summed
 
 
 class Place(NamedTuple):
     """An input of a node, in a backward."""
 
-    node: Any
+    graph: Graph
+    position: int  # of the node
     edge: int  # number of the input
     gradient: Tensor  # of the node's output
     owned: Owned  # whose its entries are
-    shape: tuple[int, ...]  # of the input
     first: Use | None = None  # what the node's largest input came to
-    operand: Tensor | None = None  # of a tap
+
+    @property
+    def node(self) -> Any:
+        """The node."""
+        return self.graph.nodes[self.position]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the input."""
+        return self.graph.shape(*self.graph.children(self.position)[self.edge])
+
+    @property
+    def operand(self) -> Tensor | None:
+        """What a tap was handed beside the gradient."""
+        return self.graph.operands.get(self.position)
 
     def saved(self, name: str) -> Tensor:
         """A tensor that the node saved in the forward."""
@@ -39,16 +53,27 @@ class Place(NamedTuple):
         """Values like the output's, summed down to what was broadcast."""
         if values.is_complex():  # of a real parameter it would be the real part: the node knows
             return None
-        by_row = self.owned.by_row(values, self.shape)
+        shape = self.shape
+        by_row = self.owned.by_row(values, shape)
         if by_row is not None:
-            return Summed(by_row, self.owned.rows, self.shape)
-        return Formed(self.owned.sum(values, self.shape), self.owned.rows)
+            return Summed(by_row, self.owned.rows, shape)
+        return Formed(self.owned.sum(values, shape), self.owned.rows)
+
+    def shift(self) -> Use | None:
+        """What was added to the output; together with a use that keeps its gradient anyway."""
+        first, gradient = self.first, self.gradient
+        if isinstance(first, Sharing) and first.output is not None and not gradient.is_complex():
+            is_same = first.output.data_ptr() == gradient.data_ptr()
+            if is_same and self.shape == gradient.shape[-1:]:
+                return Beside(first)
+        return self.summed(gradient)
 
     def summed_by_channel(self, values: Tensor) -> Use | None:
         """Values `[B, C, ...]`, summed over all but the channel."""
         dtype = wide(values.dtype)
         by_row = values.flatten(2).sum(2, dtype=dtype) if values.dim() > 2 else values
-        return self._replace(owned=self.owned.at(by_row.shape)).summed(by_row)
+        owned = self.owned._replace(shape=by_row.shape)
+        return self._replace(owned=owned).summed(by_row)
 
 
 # -- matrix products -------------------------------------------------------------------------
@@ -64,30 +89,23 @@ def addmm(at: Place) -> Use | None:
     factor = at.node._saved_beta if at.edge == 0 else at.node._saved_alpha
     if factor != 1:
         at = at._replace(gradient=at.gradient * factor)
-    if at.edge:
-        return _product(at, at.edge - 1, "mat1", "mat2")
-    product = at.first
-    if isinstance(product, Outer) and product.may_wait:
-        is_its_own = product.left is at.gradient or product.right is at.gradient
-        if is_its_own and at.shape == at.gradient.shape[1:] and not at.gradient.is_complex():
-            return Beside(product, at.gradient)
-    return at.summed(at.gradient)
+    return _product(at, at.edge - 1, "mat1", "mat2") if at.edge else at.shift()
 
 
 def _product(at: Place, factor: int, first: str, second: str) -> Use | None:
     if factor == 1 and (segments := at.owned.flat()) is not None:
-        return Outer(at.saved(first).conj(), at.gradient, segments)
-    if factor == 0 and (segments := at.owned.columns()) is not None:
+        return Outer(at.saved(first).conj(), at.gradient, segments, at.gradient)
+    if factor == 0 and (segments := at.owned.along(len(at.owned.shape) - 1)) is not None:
         return Outer(at.gradient.t(), at.saved(second).conj().t(), segments)
     return None
 
 
 def bmm(at: Place) -> Use | None:
     """Several products at once, whose rows lie along dimension 1."""
-    parts = at.owned.positions(1)
-    if at.edge != 1 or parts is None:
+    segments = at.owned.along(1)
+    if at.edge != 1 or segments is None or segments.only is not None:
         return None
-    rows = at.saved("self").conj()
+    rows, parts = at.saved("self").conj(), segments.entries_by_task(at.gradient.shape[1])
     products = [rows[:, positions].mT @ at.gradient[:, positions] for positions in parts]
     return Formed(torch.stack(products), at.owned.rows)
 
@@ -104,22 +122,22 @@ def embedding(at: Place) -> Use | None:
 
 
 def _lookup(at: Place, segments: Segments, tokens: Tensor, padding: int) -> Use:
-    tokens, values = tokens.reshape(-1), at.gradient.reshape(-1, at.shape[1])
+    num_rows, width = at.shape
+    tokens, values = tokens.reshape(-1), at.gradient.reshape(-1, width)
     if len(values) > len(tokens):
         tokens = tokens.repeat(len(values) // len(tokens))
-    if 0 <= padding < at.shape[0]:
+    if 0 <= padding < num_rows:
         values = values.masked_fill((tokens == padding)[:, None], 0.0)
-    return Lookup(values, tokens, at.shape[0], segments)
+    return Lookup(values, tokens, num_rows, segments)
 
 
 def index(at: Place) -> Use | None:
     """`table[tokens]`."""
-    tokens, segments = at.node._saved_indices, at.owned.flat()
-    plain = len(tokens) == 1 and tokens[0] is not None and len(at.shape) == 2
+    tokens, segments, shape = at.node._saved_indices, at.owned.flat(), at.shape
+    plain = len(tokens) == 1 and tokens[0] is not None and len(shape) == 2
     if not plain or segments is None or tokens[0].dtype not in (torch.int64, torch.int32):
         return None
-    rows = tokens[0].reshape(-1).long() % at.shape[0]
-    return Lookup(at.gradient.reshape(-1, at.shape[1]), rows, at.shape[0], segments)
+    return _lookup(at, segments, tokens[0].long() % shape[0], padding=-1)
 
 
 # -- normalisations --------------------------------------------------------------------------
@@ -128,8 +146,7 @@ def index(at: Place) -> Use | None:
 def layer_norm(at: Place) -> Use | None:
     """Scale (1) and shift (2) of a layer normalisation."""
     if at.edge == 2:
-        scale = at.first
-        return Beside(scale, at.gradient) if isinstance(scale, Normed) else at.summed(at.gradient)
+        return at.shift()
     return _norm(at, at.saved("result1"), at.saved("result2")) if at.edge == 1 else None
 
 
@@ -166,8 +183,8 @@ def convolution(at: Place) -> Use | None:
     """Kernel (1) and shift (2), from the rows of each task alone."""
     if at.edge == 2:
         return at.summed_by_channel(at.gradient) if at.owned.dim in (0, 1) else None
-    parts = at.owned.positions(0)
-    if at.edge != 1 or parts is None:
+    segments = at.owned.along(0)
+    if at.edge != 1 or segments is None or segments.only is not None:
         return None
     x, weight, node = at.saved("input"), at.saved("weight"), at.node
     options = (
@@ -178,8 +195,8 @@ def convolution(at: Place) -> Use | None:
         node._saved_output_padding,
         node._saved_groups,
     )
-    out = at.gradient.new_zeros(at.owned.num_tasks, *at.shape)
-    for mine, positions in zip(out, parts, strict=True):
+    out = at.gradient.new_zeros(segments.num_tasks, *at.shape)
+    for mine, positions in zip(out, segments.entries_by_task(len(x)), strict=True):
         if len(positions):
             _, kernel, _ = torch.ops.aten.convolution_backward(
                 at.gradient[positions], x[positions], weight, None, *options, (False, True, False)
@@ -194,19 +211,14 @@ def convolution(at: Place) -> Use | None:
 def product_tap(at: Place) -> Use | None:
     """Weight (1) and shift (2) of a product."""
     if at.edge == 2:
-        product = at.first
-        if isinstance(product, Outer) and product.may_wait:
-            for values in (product.left, product.right):
-                is_gradient = values.data_ptr() == at.gradient.data_ptr()
-                if is_gradient and values.numel() == at.gradient.numel():
-                    return Beside(product, values)
-        return at.summed(at.gradient)
+        return at.shift()
     segments = at.owned.flat()
     if segments is None or at.operand is None:
         return None
     gradient = at.gradient.reshape(-1, at.gradient.shape[-1])
     x = at.operand.reshape(len(gradient), -1)
-    return Outer(x, gradient, segments) if at.node.columns else Outer(gradient, x, segments)
+    left, right = (x, gradient) if at.node.columns else (gradient, x)
+    return Outer(left, right, segments, gradient)
 
 
 def lookup_tap(at: Place) -> Use | None:

@@ -47,9 +47,7 @@ class Former:
         self._rows, self._declared, self._tasks = rows, declared, tasks
         self._num_tasks = len(losses.present)
         self._reached = graph.reached_by() if rows is None else []
-        self._blocks: dict[RowTasks, Segments] = {}
-        self._single: dict[int, Segments] = {}
-        self._along_rows: dict[tuple[Layout, tuple[int, ...]], Owned] = {}
+        self._segments: dict[int | RowTasks, Segments] = {}
         self.coded: list[Mapping[tuple[int, int], Tensor]] = []
         self.codes: TaskCodes | None = None
         self._seen: dict[tuple[int, ...], list[tuple[Tensor, ...]]] = {}  # by shape: marks, owners
@@ -64,9 +62,9 @@ class Former:
     def form(self, number: int, gradients: Sequence[Tensor | None], deliver: Deliver) -> None:
         """Deliver what a junction contributes to its parameters."""
         junction = self.plan.drawing.junctions[number]
-        some = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
-        if not some:
-            if any(gradient is not None for gradient in gradients):
+        given = [gradient for gradient in gradients if gradient is not None]
+        if not any(gradient.numel() for gradient in given):
+            if given:
                 self._deliver_zeros(junction.parameters, deliver)
             return
         owned = [
@@ -75,63 +73,54 @@ class Former:
         ]
         slow: list[int] = []
         position, gradient, owner = junction.position, gradients[0], owned[0]
-        path, node = FAST_PATHS.get(self.graph.names[position]), self.graph.nodes[position]
-        children, first = self.graph.children(position), None
+        path, children = FAST_PATHS.get(self.graph.names[position]), self.graph.children(position)
+        first: Use | None = None
         for edge in junction.edges:
             use = None
             if path is not None and gradient is not None and owner is not None:
-                shape = self.graph.shape(*children[edge])
-                operand = self.graph.operands.get(position)
-                use = path(Place(node, edge, gradient, owner, shape, first, operand))
+                use = path(Place(self.graph, position, edge, gradient, owner, first))
             if use is None:
                 slow.append(edge)
             else:
                 delivered = self._push(*children[edge], use, deliver)
                 first = first or delivered
         if slow:
-            self._call(position, slow, gradients, owned, deliver)
+            self._call_slowly(position, slow, gradients, owned, deliver)
         self._push_on(deliver)
 
     def _deliver_zeros(self, parameters: Iterable[nn.Parameter], deliver: Deliver) -> None:
         """An expert without rows: autograd gives it zeros, not nothing."""
         for parameter in parameters:
             zeros = parameter.new_zeros(()).expand(self._num_tasks, *parameter.shape)
-            deliver(parameter, Formed(zeros, self._of_one(0)))
+            deliver(parameter, Formed(zeros, self._segments_of(0)))
 
     def _owned(self, number: int, output: int, gradient: Tensor) -> Owned:
         shape = gradient.shape
         if self._num_tasks == 1:
-            return Owned(shape, self._of_one(0))
+            return Owned(shape, self._segments_of(0))
         how = self.plan.known[number, output]
         if isinstance(how, Layout):
-            owned = self._along_rows.get((how, shape))
-            if owned is None:
-                assert self._rows is not None
-                owned = Owned(shape, self._rows, how.dim, tiled=how.tiled)
-                self._along_rows[how, shape] = owned
-            return owned
+            assert self._rows is not None
+            return Owned(shape, self._rows, *how)
         position = self.plan.drawing.junctions[number].position
         if how is How.REACHED:
-            root = self._reached[position].bit_length() - 1
-            return Owned(shape, self._of_one(root))
+            return Owned(shape, self._segments_of(self._reached[position].bit_length() - 1))
         if how is How.DECLARED:
-            return Owned(shape, self._block(position))
+            block = self._declared.of(self.graph.nodes[position])
+            assert block is not None
+            return Owned(shape, self._segments_of(block))
         return self._measured(number, output, gradient)
 
-    def _of_one(self, task: int) -> Segments:
-        if task not in self._single:
-            device = self.losses.device
-            self._single[task] = Segments.of_one_task(task, self._num_tasks, device)
-        return self._single[task]
-
-    def _block(self, position: int) -> Segments:
-        block = self._declared.of(self.graph.nodes[position])
-        assert block is not None
-        if block not in self._blocks:
-            self._blocks[block] = block.resolve(
-                self._tasks, self.losses.present, self.losses.device
+    def _segments_of(self, rows: int | RowTasks) -> Segments:
+        """Of entries that all belong to one task, or of rows that the forward named."""
+        if rows not in self._segments:
+            present, device = self.losses.present, self.losses.device
+            self._segments[rows] = (
+                Segments.of_one_task(rows, len(present), device)
+                if isinstance(rows, int)
+                else rows.resolve(self._tasks, present, device)
             )
-        return self._blocks[block]
+        return self._segments[rows]
 
     def _measured(self, number: int, output: int, gradient: Tensor) -> Owned:
         assert self.codes is not None
@@ -163,7 +152,7 @@ class Former:
 
     # -- nodes without a fast path ---------------------------------------------------------------
 
-    def _call(
+    def _call_slowly(
         self,
         position: int,
         edges: Sequence[int],
@@ -171,53 +160,48 @@ class Former:
         owned: Sequence[Owned | None],
         deliver: Deliver,
     ) -> None:
-        """Call the node once per task, with the other tasks' entries set to zero.
-
-        Exact, because every node is linear in its output gradient.
-        """
-        first = next(owners for owners in owned if owners is not None)
-        tasks = range(self._num_tasks) if first.only is None else [first.only]
-        if len(tasks) > 1:
+        """Call a junction once per task, with the other tasks' entries set to zero."""
+        rows = next(owners.rows for owners in owned if owners is not None)
+        if rows.only is None:
             self.slow.append(self._place(position))
 
         def given(task: int) -> list[Tensor | None]:
-            mine = [_only(g, owners, task) for g, owners in zip(gradients, owned, strict=True)]
-            return [*mine, self.graph.operands[position]] if self.graph.is_tap(position) else mine
+            return [_only(g, owners, task) for g, owners in zip(gradients, owned, strict=True)]
 
-        self._call_for_each(position, edges, tasks, given, first.rows, deliver)
+        self._call(position, edges, rows, given, deliver)
 
-    def _call_for_each(
+    def _call(
         self,
         position: int,
         edges: Sequence[int],
-        tasks: Sequence[int],
-        given: Callable[[int], list[Tensor | None]],
         rows: Segments,
+        given: Callable[[int], list[Tensor | None]],
         deliver: Deliver,
     ) -> None:
-        """Call a node with what is given for each task, and push what it returns."""
+        """Call a node with the output gradients that are given for each task, and push the results.
+
+        Exact, because every node is linear in its output gradient.
+        """
         node, children = self.graph.nodes[position], self.graph.children(position)
         by_edge: dict[int, Tensor] = {}  # edge -> task gradients
-        for task in tasks:
+        for task in range(self._num_tasks) if rows.only is None else [rows.only]:
             returned = self.graph.returned.get(position) if rows.only is not None else None
             if returned is None:
-                returned = call_node(node, _complete(node, given(task)))
+                operand = [self.graph.operands[position]] if self.graph.is_tap(position) else []
+                returned = call_node(node, _complete(node, [*given(task), *operand]))
             for edge in edges:
-                part, shape = returned[edge], self.graph.shape(*children[edge])
-                if self._is_operand(*children[edge]):
-                    self.graph.operands[children[edge][0]] = part
+                part, (child, output) = returned[edge], children[edge]
+                if output == 1 and self.graph.is_tap(child):  # no gradient, but its operand
+                    self.graph.operands[child] = part
                 elif part is not None:
-                    if part.is_complex() and not self.graph.is_complex(*children[edge]):
+                    if part.is_complex() and not self.graph.is_complex(child, output):
                         part = part.real  # as autograd does between two nodes
+                    shape = self.graph.shape(child, output)
                     if edge not in by_edge:
                         by_edge[edge] = part.to_dense().new_zeros(self._num_tasks, *shape)
                     by_edge[edge][task] = part.to_dense().sum_to_size(shape)
         for edge, gradients in by_edge.items():
             self._push(*children[edge], Formed(gradients, rows), deliver)
-
-    def _is_operand(self, position: int, number: int) -> bool:
-        """Whether an output is no gradient, but what a tap has to know besides."""
-        return number == 1 and self.graph.is_tap(position)
 
     def _place(self, position: int) -> str:
         kind = self.graph.names[position].removesuffix("0").removesuffix("Backward")
@@ -264,28 +248,25 @@ class Former:
         """A table of positions: the gradients of all tasks are those of a batch with a row each."""
         if self.graph.names[position] != "EmbeddingBackward0" or use.segments.only is not None:
             return None
-        gradients, shape = use.task_gradients(), self.graph.shape(*self.graph.children(position)[0])
+        gradients = use.task_gradients()
         tasks = Segments(torch.arange(len(gradients)), len(gradients), gradients.device)
         owned = Owned(gradients.shape, tasks)
-        return embedding(Place(self.graph.nodes[position], 0, gradients, owned, shape))
+        return embedding(Place(self.graph, position, 0, gradients, owned))
 
     def _push_through(self, position: int, arrived: Mapping[int, Use], deliver: Deliver) -> None:
         gradients = {number: use.task_gradients() for number, use in arrived.items()}
-        rows = next(iter(arrived.values())).segments
         described = self.graph.nodes[position]._input_metadata
 
         def given(task: int) -> list[Tensor | None]:
-            by_output: list[Tensor | None] = [None] * max(1, len(described))
+            by_output: list[Tensor | None] = [None] * self.graph.num_outputs(position)
             for number, of_tasks in gradients.items():
                 by_output[number] = of_tasks[task].to(described[number].dtype)
-            if self.graph.is_tap(position):
-                by_output[1] = self.graph.operands[position]
             return by_output
 
         children = enumerate(self.graph.children(position))
         edges = [edge for edge, (child, _) in children if child >= 0]
-        tasks = range(self._num_tasks) if rows.only is None else [rows.only]
-        self._call_for_each(position, edges, tasks, given, rows, deliver)
+        rows = next(iter(arrived.values())).segments
+        self._call(position, edges, rows, given, deliver)
 
     def close(self) -> None:
         """Forget the rows that the forward named."""
@@ -301,11 +282,10 @@ def _together(before: Use, use: Use) -> Use:
 
 def _only(gradient: Tensor | None, owned: Owned | None, task: int) -> Tensor | None:
     """The entries of one task, the others zero."""
-    if gradient is None or owned is None or owned.only is not None:
+    if gradient is None or owned is None or owned.rows.only is not None:
         return gradient
-    return torch.where(
-        owned.mask(task), gradient, torch.zeros((), dtype=gradient.dtype, device=gradient.device)
-    )
+    nothing = torch.zeros((), dtype=gradient.dtype, device=gradient.device)
+    return torch.where(owned.tasks() == task, gradient, nothing)
 
 
 def _complete(node: Any, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -18,20 +18,49 @@ from gradvac.gradients.uses._uses import Table, Use
 _SMALL_BYTES = (1 << 24, 3 << 24)
 
 
-class Outer(Table):
-    """A matrix product: g = left^T right, summed over entries."""
+class Sharing(Use):
+    """A use that keeps the gradient of its node's output: what a shift beside it is the sum of.
 
-    def __init__(self, left: Tensor, right: Tensor, segments: Segments) -> None:
-        self.left, self.right, self.segments = left, right, segments  # [N, O], [N, I]
+    Attributes:
+        output: That gradient, `[..., D]`; None if it is not kept for long enough.
+        is_shared: There is such a shift.
+        shifts: Its task gradients `[T, D]`, as soon as they were formed with those of this use.
+    """
+
+    output: Tensor | None = None
+    is_shared = False
+    shifts: Tensor | None = None
+
+
+def _keep_shifts(uses: Sequence[Sharing], shifts: Tensor) -> None:
+    """Remember the task gradients of shifts beside some uses, `[uses, T, D]`."""
+    for use, own in zip(uses, shifts.unbind(), strict=True):
+        use.shifts = own
+
+
+class Outer(Table, Sharing):
+    """A matrix product: g = left^T right, summed over entries.
+
+    Args:
+        left: `[N, O]`.
+        right: `[N, I]`.
+        segments: The tasks of its entries.
+        output: Which of them is the gradient of the node's output.
+    """
+
+    def __init__(
+        self, left: Tensor, right: Tensor, segments: Segments, output: Tensor | None = None
+    ) -> None:
+        self.left, self.right, self.segments = left, right, segments
         self.held_bytes = left.nbytes + right.nbytes
         self.formed_bytes = segments.num_tasks * left.shape[1] * right.shape[1] * left.itemsize
         self.may_wait = segments.only is None and self.held_bytes <= _SMALL_BYTES[left.is_cuda]
-        self.beside: Beside | None = None
+        self.output = output if self.may_wait else None
 
     @property
     def kind(self) -> Hashable:
-        of_left = None if self.beside is None else self.beside.values is self.left
-        return (self.segments, self.left.dtype, self.left.shape, self.right.shape, of_left)
+        shared = self.is_shared and (1 if self.output is self.left else 2)
+        return (self.segments, self.left.dtype, self.left.shape, self.right.shape, shared)
 
     @staticmethod
     def join(uses: "Sequence[Outer]") -> "Sequence[Outer]":
@@ -43,12 +72,9 @@ class Outer(Table):
     def form(uses: "Sequence[Outer]") -> Sequence[Tensor]:
         first, many = uses[0], len(uses)
         left, right = _together([u.left for u in uses]), _together([u.right for u in uses])
-        if first.beside is not None:
-            values = left if first.beside.values is first.left else right
-            sums = first.segments.sum(values.view(many, -1, values.shape[1]))
-            for use, task_sums in zip(uses, sums.unbind(), strict=True):
-                assert use.beside is not None
-                use.beside.sums = task_sums
+        if first.is_shared:
+            output = left if first.output is first.left else right
+            _keep_shifts(uses, first.segments.sum(output.view(many, -1, output.shape[1])))
         product = grouped_outer(left, right, first.segments.repeated(many))
         return product.view(many, first.segments.num_tasks, *product.shape[1:]).unbind()
 
@@ -70,7 +96,7 @@ class Outer(Table):
         return (self.left * scale[:, None]).t() @ self.right
 
     def transposed(self) -> "Outer":
-        return Outer(self.right, self.left, self.segments)
+        return Outer(self.right, self.left, self.segments, self.output)
 
 
 class Summed(Use):
@@ -103,20 +129,15 @@ class Summed(Use):
 
 
 class Beside(Use):
-    """A shift beside a product or a scale: g = sum of the output gradient, formed with theirs.
+    """A shift beside a product or a scale: g = sum of the output gradient, formed with theirs."""
 
-    Args:
-        of: The other use of the node.
-        values: The output gradient, `[..., D]`; the other use keeps it anyway.
-    """
-
-    def __init__(self, of: "Outer | Normed", values: Tensor) -> None:
-        self.values, self.segments, self.may_wait = values, of.segments, of.may_wait
-        width, dtype = values.shape[-1], wide(values.dtype)
+    def __init__(self, of: Sharing) -> None:
+        assert of.output is not None
+        self._of, self.values = of, of.output
+        self.segments, self.may_wait = of.segments, of.may_wait
+        width, dtype = self.values.shape[-1], wide(self.values.dtype)
         self.formed_bytes = of.segments.num_tasks * width * dtype.itemsize
-        # [T, D]; a scale that did not wait has formed them already.
-        self.sums: Tensor | None = of.shifts if isinstance(of, Normed) else None
-        of.beside = self
+        of.is_shared = True
 
     @property
     def kind(self) -> Hashable:
@@ -129,16 +150,16 @@ class Beside(Use):
         return [Summed(reduce(torch.add, by_row), segments, (width,))]
 
     def task_gradients(self) -> Tensor:
-        if self.sums is None:
-            self.sums = self.segments.sum(self.values.reshape(-1, self.values.shape[-1]))
-        return self.sums
+        if self._of.shifts is None:
+            return self.segments.sum(self.values.reshape(-1, self.values.shape[-1]))
+        return self._of.shifts
 
 
-class Normed(Use):
+class Normed(Sharing):
     """The scale of a normalisation: g = sum of the output gradient times the normalised input.
 
     Args:
-        gradient: Of the output, `[..., D]`.
+        output: Gradient of the output, `[..., D]`.
         x: The input, likewise.
         mean: Of the input, `[..., 1]`; None for an RMS normalisation.
         scale: Its reciprocal deviation, `[..., 1]`.
@@ -146,37 +167,32 @@ class Normed(Use):
     """
 
     def __init__(
-        self, gradient: Tensor, x: Tensor, mean: Tensor | None, scale: Tensor, segments: Segments
+        self, output: Tensor, x: Tensor, mean: Tensor | None, scale: Tensor, segments: Segments
     ) -> None:
-        self.gradient, self.x, self.mean, self.scale = gradient, x, mean, scale
-        self.segments = segments
-        self.held_bytes = gradient.nbytes + x.nbytes
+        self.output: Tensor = output
+        self.x, self.mean, self.scale, self.segments = x, mean, scale, segments
+        self.held_bytes = output.nbytes + x.nbytes
         self.formed_bytes = segments.num_tasks * x.shape[-1] * wide(x.dtype).itemsize
         self.may_wait = self.held_bytes <= _SMALL_BYTES[x.is_cuda]
-        self.beside: Beside | None = None
-        self.shifts: Tensor | None = None  # [T, D], of the node's shift, if they came for free
 
     @property
     def kind(self) -> Hashable:
-        about = (self.gradient.dtype, self.x.dtype, self.x.shape, self.mean is None)
-        return (self.segments, *about, self.beside is None)
+        about = (self.output.dtype, self.x.dtype, self.x.shape, self.mean is None)
+        return (self.segments, *about, self.is_shared)
 
     @staticmethod
     def form(uses: "Sequence[Normed]") -> Sequence[Tensor]:
         first, width = uses[0], uses[0].x.shape[-1]
-        gradient = _together([use.gradient for use in uses]).reshape(-1, width)
+        gradient = _together([use.output for use in uses]).reshape(-1, width)
         x = _together([use.x for use in uses]).reshape(-1, width)
         scale = _together([use.scale for use in uses]).reshape(-1, 1)
         means = [use.mean for use in uses if use.mean is not None]
         mean = _together(means).reshape(-1, 1) if means else None
         scales, shifts = norm_sums(gradient, x, mean, scale, first.segments, len(uses))
-        if first.beside is not None and shifts is None:
+        if first.is_shared and shifts is None:
             shifts = first.segments.sum(gradient.view(len(uses), -1, width))
         if shifts is not None:
-            for use, task_sums in zip(uses, shifts.unbind(), strict=True):
-                use.shifts = task_sums
-                if use.beside is not None:
-                    use.beside.sums = task_sums
+            _keep_shifts(uses, shifts)
         return scales.unbind()
 
     def task_gradients(self) -> Tensor:
