@@ -37,13 +37,14 @@ class Buffer:
         self.waiting: list[Any] = []
         self.is_split = False
         self._gradients: Tensor | None = None  # [T, *shape], of the uses that were formed
-        self._kept: list[Any] = []  # those that were not: lookups, or all uses of a large table
+        self._lookups: list[Lookup] = []  # those that were not: of few rows, or of a large table
+        self._products: list[Table] = []  # and its others
         self._tokens: Tensor | None = None  # whose rows `stack` gave
 
     @property
     def has_begun(self) -> bool:
         """Whether uses were added."""
-        return self._gradients is not None or bool(self._kept)
+        return self._gradients is not None or bool(self._lookups or self._products)
 
     def take_waiting(self) -> Sequence[Any]:
         """The uses that waited, as few as possible; they are no longer here."""
@@ -57,20 +58,23 @@ class Buffer:
 
     def add(self, use: Use) -> None:
         """Add a use."""
-        if self._gradients is None and isinstance(use, Table):
+        is_first = self._gradients is None
+        if is_first and isinstance(use, Table):
             self.is_split |= use.formed_bytes > self._table_bytes
-        if self.is_split and isinstance(use, Table):
-            self._kept.append(use)
+        if isinstance(use, Lookup):
+            is_of_few_rows = is_first and 2 * len(use.tokens) < use.num_rows
+            if self.is_split or is_of_few_rows:
+                self._lookups.append(use)
+                return
+        elif self.is_split and isinstance(use, Table):
+            self._products.append(use)
             return
         if self._gradients is None:
-            if isinstance(use, Lookup) and 2 * len(use.tokens) < use.num_rows:
-                self._kept.append(use)
-                return
             self._gradients = use.task_gradients()
         else:
             self._add_formed(use)
-        while self._kept and not self.is_split:
-            self._add_formed(self._kept.pop())
+        while self._lookups and not self.is_split:
+            self._add_formed(self._lookups.pop())
 
     def _add_formed(self, use: Use) -> None:
         assert self._gradients is not None
@@ -89,20 +93,21 @@ class Buffer:
     def nbytes(self) -> int:
         """Of what is held once all uses are formed."""
         formed = 0 if self._gradients is None else self._gradients.nbytes
-        looked_up = 0 if self.is_split else sum(use.rows_bytes for use in self._kept)
-        return formed + looked_up + sum(use.formed_bytes for use in self.waiting)
+        looked_up = 0 if self.is_split else sum(use.rows_bytes for use in self._lookups)
+        waiting: int = sum(use.formed_bytes for use in self.waiting)
+        return formed + looked_up + waiting
 
     def whole(self) -> Tensor:
         """Task gradients, `[T, *shape]`."""
         assert not self.is_split
         if self._gradients is None:
-            return Lookup.join(self._kept)[0].task_gradients()
+            return Lookup.join(self._lookups)[0].task_gradients()
         return self._gradients
 
     def stack(self, *, whole: bool = False) -> Tensor:
         """Task gradients `[T, P]`; of rows that are looked up alone, unless `whole` is wanted."""
         if self._gradients is None and not whole:
-            self._tokens, use = Lookup.join(self._kept)[0].renumbered()
+            self._tokens, use = Lookup.join(self._lookups)[0].renumbered()
             return use.task_gradients().flatten(1)
         gradients = self.whole()
         return gradients.reshape(len(gradients), -1)
@@ -120,7 +125,8 @@ class Buffer:
         if not self.is_split:
             return gram(self.stack())
         num_rows = self.parameter.shape[0]
-        at_once = _CHUNK_BYTES // max(1, self._kept[0].formed_bytes // num_rows)
+        first = (*self._products, *self._lookups)[0]
+        at_once = _CHUNK_BYTES // max(1, first.formed_bytes // num_rows)
         # A multiple of 64 rows, which matrix products like; all of them on small tables.
         step = max(1, at_once // 64 * 64 or at_once)
         starts = range(0, num_rows, step)
@@ -129,8 +135,7 @@ class Buffer:
 
     def _slice(self, start: int, end: int) -> Tensor:
         """Task gradients of some rows: products first, then lookups are added in place."""
-        lookups = [use for use in self._kept if isinstance(use, Lookup)]
-        parts = [use.slice(start, end) for use in self._kept if not isinstance(use, Lookup)]
+        parts, lookups = [use.slice(start, end) for use in self._products], list(self._lookups)
         if self._gradients is not None:
             parts.append(self._gradients[:, start:end].clone())  # which are not to be written
         if not parts:
@@ -144,7 +149,7 @@ class Buffer:
         """sum_t weights[t] g_t; of a table that is split, never having formed the g_t."""
         if not self.is_split:
             return self.spread(combine(weights, self.stack()))
-        parts = [use.weighted(weights) for use in self._kept]
+        parts = [use.weighted(weights) for use in (*self._products, *self._lookups)]
         if self._gradients is not None:
             formed = self._gradients.flatten(1)
             parts.append(combine(weights, formed).view(self.parameter.shape))
