@@ -175,6 +175,28 @@ def test_outer_rows_are_back_after_the_inner() -> None:
     torch.testing.assert_close(gradients_of(model), expected)
 
 
+def test_a_block_without_rows() -> None:
+    """Notes beside the tokens of a batch, of which some batches have none."""
+    model = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D)]).double()
+    engines = [Aligner(model, TASKS, rule(), engine="per_task"), attach(model, rule())]
+
+    def losses(num_notes: int) -> Tensor:
+        x = torch.randn(len(TOKENS), D, generator=torch.Generator().manual_seed(3)).double()
+        with gradvac.rows(TOKENS):
+            y = model[0](x)
+        with gradvac.rows(TOKENS[:num_notes].tolist()):
+            notes = model[1](x[:num_notes]).tanh()
+        return distance(y + torch.cat([notes, x[num_notes:]]))
+
+    for num_notes in (0, 0, 3, 0, 5):
+        found = []
+        for aligner in engines:
+            aligner.backward(losses(num_notes), TOKENS)
+            found.append(gradients_of(model))
+            model.zero_grad()
+        torch.testing.assert_close(found[1], found[0])
+
+
 def test_rows_of_a_task_without_loss() -> None:
     model = Block()
     aligner = attach(model)

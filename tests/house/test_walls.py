@@ -89,6 +89,17 @@ def test_what_a_room_offers_is_wanted() -> None:
         assert unwanted == [], f"{module}: nobody imports it"
 
 
+def collectives(text: str) -> list[str]:
+    """Calls between processes: `dist.all_reduce` and its like."""
+    kinds = "all_|barrier|batch_|broadcast|gather|irecv|isend|new_group|recv|reduce|scatter|send"
+    return re.findall(rf"\bdist(?:ributed)?\.(?:{kinds})\w*|_functional_collectives", text)
+
+
+def test_all_collectives_are_in_one_file() -> None:
+    found = {path for path in FILES if collectives(path.read_text("utf-8"))}
+    assert found == {SOURCE / "gradients" / "processes" / "_distributed.py"}
+
+
 @pytest.mark.parametrize(
     ("room", "line", "fault"),
     [

@@ -80,7 +80,8 @@ def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -
             raise ValueError(
                 f"{argument}: unknown task {unknown[0]!r}; the tasks are {list(tasks)}."
             )
-        index = torch.tensor([where[t] if isinstance(t, str) else int(t) for t in given])
+        found = [where[t] if isinstance(t, str) else int(t) for t in given]
+        index = torch.tensor(found, dtype=torch.int64)
     # On a device the range is not checked: that would wait for it.
     if (
         index.device.type == "cpu"

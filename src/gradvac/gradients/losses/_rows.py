@@ -93,7 +93,7 @@ def rows(tasks_of_rows: TasksOfRows | RowTasks) -> Iterator[None]:
         ...     pass  # model(packed tokens)
     """
     given = tasks_of_rows if isinstance(tasks_of_rows, RowTasks) else RowTasks(tasks_of_rows)
-    if not _listeners or not torch.is_grad_enabled():
+    if not _listeners or not torch.is_grad_enabled() or not len(given):
         yield
         return
     start = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
