@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradvac.gradients.engines._one_backward import OneBackward
 from gradvac.gradients.engines._per_task import Deliver, Expect, PerTask
 from gradvac.gradients.engines._step import Again
-from gradvac.gradients.fold import Components, Metric, Stored, Weigh
+from gradvac.gradients.fold import Collector, Components, Metric, Stored, Weigh
 from gradvac.gradients.graph import Refused
 from gradvac.gradients.losses import Losses
 
@@ -24,19 +24,7 @@ Found = TypeVar("Found")
 class Engines:
     """The engine that was asked for, what it falls back on, and what both have accumulated.
 
-    Args:
-        asked: One of `ENGINES`.
-        model: The model.
-        components: Its components.
-        tasks: Task names.
-        recompute: See `OneBackward`.
-        storage_dtype: See `Stored`.
-        offload: See `Stored`.
-        check: See `OneBackward`.
-        stream_bytes: See `Collector`.
-        table_bytes: See `Collector`.
-        is_shared: See `PerTask`.
-        metric: See `Collector` and `Stored`.
+    Its arguments are those of `Aligner`; `is_shared` says that other processes train the model too.
 
     Attributes:
         ran: The engine that ran last, or will run first.
@@ -63,16 +51,17 @@ class Engines:
         self._per_task = PerTask(model, is_shared=is_shared, check=check)
         self._one_backward: OneBackward | None = None
         if asked != "per_task":
+            assert metric is None or not recompute
+            collector = Collector(
+                self._members, stream_bytes=stream_bytes, table_bytes=table_bytes, metric=metric
+            )
             self._one_backward = OneBackward(
                 model,
-                components,
                 tasks,
+                collector,
                 recompute=recompute,
                 check=check,
                 keep_graph=asked == "auto",
-                stream_bytes=stream_bytes,
-                table_bytes=table_bytes,
-                metric=metric,
             )
         self._stored = Stored(storage_dtype=storage_dtype, offload=offload, metric=metric)
         self.ran: Engine = self._one_backward or self._per_task

@@ -1,10 +1,9 @@
 """The one_backward engine: vaccination for the price of plain training.
 
 The model and its forward are left alone. `backward` reads the ordinary autograd graph, runs one
-backward over it *without* parameter gradients, and forms task gradients at the *junctions*,
-where parameters meet the rows of the batch. When all uses of a component's
-parameters have arrived, their Gram matrix is taken, weighed, the update written to `.grad`, and the
-task gradients freed.
+backward over it *without* parameter gradients, and forms task gradients at the *junctions*, where
+parameters meet the rows of the batch. When all uses of a component's parameters have arrived, their
+Gram matrix is taken, weighed, the update written to `.grad`, and the task gradients freed.
 """
 
 # K components, T tasks
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from gradvac.gradients.engines._per_task import Deliver, Expect
 from gradvac.gradients.engines._step import Again, Step
-from gradvac.gradients.fold import Collector, Components, Metric, Weigh, Write, add_to_grad
+from gradvac.gradients.fold import Collector, Weigh, Write, add_to_grad
 from gradvac.gradients.graph import Graph, Refused, refuse_changed
 from gradvac.gradients.kernels import Segments
 from gradvac.gradients.losses import DeclaredRows, Losses, is_due
@@ -33,15 +32,12 @@ class OneBackward:
 
     Args:
         model: The model; it is only read.
-        components: Its components.
         tasks: Task names.
+        collector: Of its components.
         recompute: Two backward passes with the memory of plain training, for components that
             cannot stream (whole_model, enc_dec): the first takes Gram matrices only.
         check: Verify how rows lie on the first batches and now and then, not only where it is new.
         keep_graph: Leave the graph intact where a step may still be refused.
-        stream_bytes: See `Collector`.
-        table_bytes: See `Collector`.
-        metric: See `Collector`; not with `recompute`.
     """
 
     name = "one_backward"
@@ -49,24 +45,16 @@ class OneBackward:
     def __init__(
         self,
         model: nn.Module,
-        components: Components,
         tasks: Sequence[str],
+        collector: Collector,
         *,
-        recompute: bool = False,
-        check: bool = True,
-        keep_graph: bool = False,
-        stream_bytes: int = 1 << 28,
-        table_bytes: int = 1 << 32,
-        metric: Metric | None = None,
+        recompute: bool,
+        check: bool,
+        keep_graph: bool,
     ) -> None:
-        assert metric is None or not recompute
         self._model, self._tasks, self._recompute = model, tuple(tasks), recompute
-        self._check, self._keep_graph = check, keep_graph
+        self._check, self._keep_graph, self.collector = check, keep_graph, collector
         self._names = {p: n for n, p in model.named_parameters() if p.requires_grad}
-        members = components.members(model)
-        self.collector = Collector(
-            members, stream_bytes=stream_bytes, table_bytes=table_bytes, metric=metric
-        )
         self._planner = Planner(self._names, self._tasks)
         self._steps = 0
         self._last_rows: tuple[Tensor, object, Segments] | None = None
