@@ -181,8 +181,8 @@ MAKERS = {
 }
 
 
-def measure(args: argparse.Namespace, size: str, num_tasks: int, mode: str) -> dict[str, float]:
-    """Median seconds of a step, and the peak GiB of ordinary steps and of all but the first."""
+def make_step(args: argparse.Namespace, size: str, num_tasks: int, mode: str) -> Callable[[], None]:
+    """A training step of a new model on one batch; `args`: device, interleaved, graph."""
     device = args.device
     torch.compiler.reset()  # what another mode compiled may have given its buffers away
     torch.manual_seed(1)
@@ -202,7 +202,13 @@ def measure(args: argparse.Namespace, size: str, num_tasks: int, mode: str) -> d
             backward()
         optimizer.step()
 
-    clock = CLOCKS[args.clock]
+    return step
+
+
+def measure(args: argparse.Namespace, size: str, num_tasks: int, mode: str) -> dict[str, float]:
+    """Median seconds of a step, and the peak GiB of ordinary steps and of all but the first."""
+    device, clock = args.device, CLOCKS[args.clock]
+    step = make_step(args, size, num_tasks, mode)
     repeat(step, 1, device, clock)
     peak_gib(device)
     # The looks of its first steps are not ordinary: they must be over, however long they take.

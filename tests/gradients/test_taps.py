@@ -293,11 +293,13 @@ def test_tables_of_other_kinds(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
-def test_a_lookup_for_all_rows() -> None:
+@pytest.mark.parametrize("run", [lambda m, y: m.down(y), lambda _, y: y.tanh()], ids=["", "alone"])
+def test_a_lookup_for_all_rows(run: Any) -> None:
     """Positions that come with the batch: what all rows share is pushed through the region."""
     model = model_of(
-        lambda m, x, positions: m.down(m.up(x) + m.table(positions)),
-        **linear(table=nn.Embedding(S, D)),
+        lambda m, x, positions: run(m, x + m.table(positions)),
+        down=nn.Linear(D, D),
+        table=nn.Embedding(S, D),
     )
     assert_exact(model, (torch.randn(B, S, D).double(), torch.arange(S)[None]))
 

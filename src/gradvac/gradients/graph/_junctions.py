@@ -58,7 +58,7 @@ class Drawing:
             which they may.
         sized: Positions of operations whose effect depends on the sizes of the batch.
         holds_no_rows: The roots are made of parameters alone.
-        has_taps: Compiled regions left some parameters outside.
+        has_taps: Some junctions stand for parameters that compiled regions left outside.
     """
 
     junctions: list[Junction] = field(default_factory=list)
@@ -99,7 +99,7 @@ def draw(
             variable = graph.nodes[position].variable
             if variable is ANCHOR:
                 made_of.append(nothing)
-                drawing.has_taps = below[position] = True
+                below[position] = True
                 continue
             is_ours = variable in tracked
             made_of.append(frozenset([variable]) if is_ours else None)
@@ -118,6 +118,7 @@ def draw(
                 continue
         made_of.append(None)
         drawing.row_nodes.append(position)
+        drawing.has_taps |= graph.is_tap(position)
         deeper = any(c >= 0 and below[c] for c, _ in children)
         below[position] = deeper or bool(edges)
         if edges:
