@@ -222,6 +222,7 @@ def test_columns_are_what_the_config_says(tmp_path: Path) -> None:
         ([], "EN\tFR\nx\ty\n", "looks like a header"),
         ([], "English\tFrench\nx\ty\n", "looks like a header"),
         ([], "source\ttarget\nx\ty\n", "looks like a header"),
+        ([], "en_US\tfr-FR\nx\ty\n", "looks like a header"),
     ],
 )
 def test_columns_that_contradict_each_other_are_refused(

@@ -4,6 +4,7 @@ of the file. Where they contradict each other, or a row has another form, nothin
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gradvac.nmt.lines import Problem, raw_lines
 # Names that people give to columns, and that are no sentences.
 _HEADINGS = {"source", "target", "src", "tgt", "trg", "text", "sentence", "translation", "id"}
 _HEADINGS |= {language.name.casefold() for language in LANGUAGES.values()}
+_WITH_REGION = re.compile(r"^([a-z]{2,3})[-_][a-z]{2,4}$")  # fr-fr, zh_hant
 
 
 def read_table(
@@ -110,7 +112,8 @@ def _header(
             f'data.columns = ["{first}", "{second}"].'
         )
     codes = {first.casefold(), second.casefold()} | _HEADINGS
-    if cells != names and any(cell.strip().casefold() in codes for cell in cells):
+    words = [_WITH_REGION.sub(r"\1", cell.strip().casefold()) for cell in cells]
+    if cells != names and codes & set(words):
         raise ValueError(
             f"data: {path} begins with {_shown(cells)}, which looks like a header, but not like "
             f"one that names {first!r} and {second!r}; write those, or remove the line."
