@@ -116,3 +116,13 @@ def test_one_seed_tells_nothing_and_equal_runs_are_equal() -> None:
     constant, moved = Scored((0, 1), np.array([1.0, 1.0])), Scored((0, 1), np.array([2.0, 2.0]))
     assert np.isnan(difference(constant, moved)[0].p_value())
     assert spread(same).mean == 10.5
+
+
+def test_seeds_that_all_gave_the_same_say_nothing_about_others() -> None:
+    values, drawn = np.array([1.0, 1.5, 2.0]), np.full((3, 50), 1.5)
+    same = Scored((0, 1, 2), values, drawn)
+    for shift, p_value in ((0.0, 1.0), (0.5, np.nan)):
+        found, _ = difference(same, Scored((0, 1, 2), values + shift, drawn + shift))
+        assert found.mean == shift
+        assert found.p_value() == pytest.approx(p_value, nan_ok=True)
+        assert np.isnan([*found.interval(), found.smallest()]).all()

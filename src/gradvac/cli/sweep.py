@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -77,7 +78,7 @@ def sweep(
         raise ValueError(
             f"{len(failed)} of {len(ended)} runs failed; fix the cause, then use --retry."
         )
-    print(f"gradvac compare {plan.out}")
+    print(shlex.join(["gradvac", "compare", str(plan.out)]))
 
 
 def _write_tables(plan: Sweep, ended: Mapping[Trial, Ended]) -> None:

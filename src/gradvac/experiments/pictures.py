@@ -12,7 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradvac.analysis.figures import FORMATS
-from gradvac.analysis.figures._style import INKS, QUIET, STYLE, name_points, new_figure, save
+from gradvac.analysis.figures._style import (
+    INKS,
+    QUIET,
+    STYLE,
+    name_points,
+    new_figure,
+    save,
+    unknown_glyphs_as_boxes,
+)
 from gradvac.experiments.comparison import Comparison
 from gradvac.experiments.verdicts import BETTER, WORSE, Cell, Row, front
 
@@ -43,7 +51,7 @@ def to_svg(figure: Figure) -> str:
     inks = {"text.color", "axes.labelcolor", "xtick.color", "ytick.color"}
     for axes in figure.axes:
         _recolour(axes)
-    with mpl.rc_context(dict(STYLE) | dict.fromkeys(inks, _CURRENT)):
+    with mpl.rc_context(dict(STYLE) | dict.fromkeys(inks, _CURRENT)), unknown_glyphs_as_boxes():
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     svg = file.getvalue()

@@ -63,7 +63,9 @@ class Spread:
     freedom: float
 
     def interval(self) -> tuple[float, float]:
-        """Where the true value is, with a confidence of 95 %; NaN with a single seed."""
+        """Where the true value is, with a confidence of 95 %; NaN if that cannot be told."""
+        if self.error == 0.0:  # seeds that change nothing say nothing about other seeds
+            return math.nan, math.nan
         reach = self.error * _quantile(1.0 - LEVEL / 2.0, self.freedom)
         return self.mean - reach, self.mean + reach
 
@@ -71,7 +73,7 @@ class Spread:
         """Two-sided, of the true value being 0; NaN if that cannot be told."""
         if math.isnan(self.error):
             return math.nan
-        if self.error == 0.0:  # seeds that change nothing say nothing about other seeds
+        if self.error == 0.0:  # neither is there any sign of a difference
             return 1.0 if self.mean == 0.0 else math.nan
         return float(2.0 * stats.t.sf(abs(self.mean) / self.error, self.freedom))
 
@@ -81,7 +83,7 @@ class Spread:
         Args:
             num_tests: Tests that stand side by side, which makes each of them stricter.
         """
-        if self.error == 0.0:  # no seed has changed anything: how much others might is not known
+        if self.error == 0.0:
             return math.nan
         needed = _quantile(1.0 - LEVEL / 2.0 / num_tests, self.freedom)
         return self.error * (needed + _quantile(POWER, self.freedom))

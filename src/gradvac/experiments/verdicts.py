@@ -20,7 +20,8 @@ class Against:
 
     Attributes:
         difference: Method minus baseline.
-        low: Lower end of its 95 % confidence interval; NaN with a single seed, as the next four.
+        low: Lower end of its 95 % confidence interval; NaN with a single seed, as the next four, or
+            where all seeds gave the same.
         high: Upper end.
         p_value: Two-sided.
         adjusted: The p-value among all tests of its kind (Holm).
@@ -45,7 +46,8 @@ class Cell:
 
     Attributes:
         mean: Over seeds.
-        low: Lower end of its 95 % confidence interval; NaN with a single seed.
+        low: Lower end of its 95 % confidence interval; NaN with a single seed, or where all gave
+            the same.
         high: Upper end.
         against: The difference to the baseline; None for the baseline itself.
     """

@@ -94,14 +94,14 @@ def save(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
     paths = []
     for kind in formats:
         path = stem.with_name(f"{stem.name}.{kind}")
-        with mpl.rc_context(dict(STYLE)), _unknown_glyphs_as_boxes():
+        with mpl.rc_context(dict(STYLE)), unknown_glyphs_as_boxes():
             figure.savefig(path, dpi=200, metadata=_DATELESS.get(kind))
         paths.append(path)
     return paths
 
 
 @contextmanager
-def _unknown_glyphs_as_boxes() -> Iterator[None]:
+def unknown_glyphs_as_boxes() -> Iterator[None]:
     """No machine has all fonts: a letter that none has is a box, without a warning each time."""
     fonts = logging.getLogger("matplotlib.font_manager")
     level = fonts.level
@@ -119,7 +119,7 @@ def _unknown_glyphs_as_boxes() -> Iterator[None]:
 _PLACES = ((6, 5), (6, -11), (-6, 5), (-6, -11), (6, 16), (6, -22), (-6, 16), (-6, -22))
 
 
-@_unknown_glyphs_as_boxes()
+@unknown_glyphs_as_boxes()
 def name_points(
     figure: Figure, names: Sequence[str], points: Sequence[tuple[float, float]], inks: Sequence[str]
 ) -> None:
