@@ -35,8 +35,7 @@ def test_packed_layout() -> None:
     assert batch.source.tokens.tolist() == [30, 9, 4, 2, 31, 9, 5, 6, 7, 2]
     assert batch.source.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
     assert batch.source.ends.tolist() == [0, 4, 10]
-    assert batch.source.task_of_token is not None
-    assert batch.source.task_of_token.tolist() == [0] * 4 + [3] * 6
+    assert batch.source.task_of_row.tolist() == [0] * 4 + [3] * 6
     assert batch.target.tokens.tolist() == [1, 8, 8, 8, 1]
     assert batch.labels.tolist() == [8, 8, 8, 2, 2]
 
@@ -102,7 +101,7 @@ def test_framed_batches_have_one_size() -> None:
     into, other = batch.copy(), framed(frame, seed=4)[1]
     into.copy_(other)
     assert torch.equal(into.source.tokens, other.source.tokens)
-    assert torch.equal(into.target.task_of_token, other.target.task_of_token)
+    assert torch.equal(into.target.task_of_row, other.target.task_of_row)
     assert torch.equal(into.labels, other.labels)
     assert not torch.equal(batch.labels, other.labels)
     assert len(plain) == 12

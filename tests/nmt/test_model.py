@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -60,6 +61,18 @@ def test_a_sentence_alone_equals_the_sentence_in_a_batch(
             [0],
         )
         torch.testing.assert_close(model(alone)[0], together[row], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_model_says_whose_rows_are_whose(
+    tiny_model: Build, random_batch: Build, packed: bool
+) -> None:
+    model, batch = tiny_model(), random_batch(packed=packed)
+    aligner = Aligner(model, ["aa", "bb", "cc"], engine="one_backward")
+    aligner.backward(model(batch), batch.tasks)
+    assert re.search(
+        r"\(one_backward: declared by gradvac.rows \((\d+) of \1 places", repr(aligner)
+    )
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -70,22 +70,23 @@ class Side:
         tokens: Padded `[B, S]` or packed `[N]`, int64.
         positions: Position of every token in its sentence: `[S]` or `[N]`.
         ends: Ends of the packed sentences, int32 `[B + 1]`, starting with 0.
-        task_of_token: Task position of every packed token; None in padded form, where rows are
-            sentences.
+        task_of_row: Task position of every row: of a sentence in padded form, of a token in packed.
         num_sentences: B.
         num_tokens: N.
         longest: S.
         equal: Whether all sentences are equally long, so that nothing is padding.
+        packed: Whether dimension 0 counts tokens.
     """
 
     tokens: Tensor
     positions: Tensor
     ends: Tensor
-    task_of_token: Tensor | None
+    task_of_row: Tensor
     num_sentences: int
     num_tokens: int
     longest: int
     equal: bool
+    packed: bool
 
     @classmethod
     def make(
@@ -105,11 +106,11 @@ class Side:
         if packed:
             flat = tokens.astype(np.int64)
             where = np.arange(len(tokens)) - np.repeat(ends[:-1], lengths)
-            owners: Tensor | None = tasks.repeat_interleave(torch.from_numpy(lengths))
+            owners = tasks.repeat_interleave(torch.from_numpy(lengths))
         else:
             flat = np.full((len(lengths), longest), _PADDING, dtype=np.int64)
             flat[np.arange(longest) < lengths[:, None]] = tokens
-            where, owners = np.arange(longest), None
+            where, owners = np.arange(longest), tasks
         return cls(
             torch.from_numpy(flat),
             torch.from_numpy(where),
@@ -119,12 +120,8 @@ class Side:
             len(tokens),
             longest,
             int(lengths.min()) == longest,
+            packed,
         )
-
-    @property
-    def packed(self) -> bool:
-        """Whether dimension 0 counts tokens."""
-        return self.task_of_token is not None
 
     @cached_property
     def slots(self) -> Tensor | None:
@@ -147,13 +144,17 @@ class Side:
         return (places < self.ends.diff()[:, None])[:, None, None]
 
     def rows(self) -> AbstractContextManager[None]:
-        """Tell an aligner whose rows the operations inside have."""
-        return nullcontext() if self._row_tasks is None else gradvac.rows(self._row_tasks)
+        """Tell an aligner whose rows the operations inside have.
+
+        Padded, too: whoever looks back from the losses cannot know what `pack` has chosen, and
+        would have to measure it in every step.
+        """
+        return gradvac.rows(self._row_tasks)
 
     @cached_property
-    def _row_tasks(self) -> RowTasks | None:
+    def _row_tasks(self) -> RowTasks:
         """Made once, because all layers ask for the same."""
-        return None if self.task_of_token is None else RowTasks(self.task_of_token, ascending=True)
+        return RowTasks(self.task_of_row, ascending=True)
 
     def pad(self, values: Tensor) -> Tensor:
         """`[N, ...]` -> `[B, S, ...]`."""
@@ -169,18 +170,18 @@ class Side:
         return flat if self.slots is None else flat.index_select(0, self.slots)
 
     def map(self, change: Change, *, tasks: bool) -> Side:
-        """Change all tensors; the tasks of tokens only if asked to."""
-        owners = self.task_of_token
+        """Change all tensors; the tasks of rows only if asked to."""
+        owners = self.task_of_row
         return replace(
             self,
             tokens=change(self.tokens),
             positions=change(self.positions),
             ends=change(self.ends),
-            task_of_token=change(owners) if tasks and owners is not None else owners,
+            task_of_row=change(owners) if tasks else owners,
         )
 
     def to(self, device: torch.device) -> Side:
-        """Move to a device; the tasks of tokens stay on the host."""
+        """Move to a device; the tasks of rows stay on the host."""
         return self.map(partial(_move, device=device), tasks=False)
 
 

@@ -1,7 +1,7 @@
 """The Transformer: one model for all tasks, every parameter shared.
 
 Sentences come padded (dimension 0 counts sentences) or packed (dimension 0 counts tokens); the
-modules are the same. Packed, `Side.rows()` says whose rows a module sees: the encoder and the keys
+modules are the same. `Side.rows()` says whose rows a module sees: the encoder and the keys
 and values of cross-attention follow the source, all else in the decoder the target.
 
 Every parameter is used through the module that owns it, so that its gradient can be separated by
