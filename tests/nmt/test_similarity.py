@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,18 +23,29 @@ from gradvac.runs import RunFolder
 from gradvac.training import Display, checkpoint
 from gradvac.training.measuring import summary
 
+from ..shown import Shown
+from .conftest import make_config
+
 Build = Callable[..., NmtConfig]
 
 
-@pytest.fixture
-def run(toy_config: Build, tmp_path: Path, quiet: Display) -> Path:
+@pytest.fixture(scope="module")
+def trained(toy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight steps of dropout and smoothing, with checkpoints of steps 4 and 8."""
-    config = toy_config(
-        train={"checkpoint_every": 4, "keep": 2},
-        model={"size": "tiny", "dropout": 0.3, "label_smoothing": 0.1},
-    )
-    train_translation(config, tmp_path / "run", display=quiet)
-    return tmp_path / "run"
+    folder = tmp_path_factory.mktemp("trained")
+    sections: dict[str, dict[str, Any]] = {
+        "train": {"checkpoint_every": 4, "keep": 2},
+        "model": {"size": "tiny", "dropout": 0.3, "label_smoothing": 0.1},
+    }
+    config = make_config(toy_folder, folder / "prepared", sections)
+    train_translation(config, folder / "run", display=Shown())
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the run, to be changed at will."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 def test_every_checkpoint_at_several_granularities(run: Path) -> None:
