@@ -19,6 +19,9 @@ from .zoo import Case, make
 TASKS = ["b", "a", "c"]
 UNSORTED, SORTED, ONE_ABSENT = [2, 0, 1, 0, 2, 2], [0, 0, 1, 1, 1, 2], [1, 2, 2, 1, 1, 2]
 
+# By these, whose gradient is whose always shows.
+WEIGHTS = {"b": -2.0, "a": 3.5, "c": 1.0}
+
 made = cache(make)  # models are copied before they are used
 
 

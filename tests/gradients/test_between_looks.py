@@ -16,10 +16,10 @@ import torchgen
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from gradvac import Aligner, GradVac
-from gradvac.gradients.graph import _movers
+from gradvac import Aligner, Sum
+from gradvac.gradients.ownership import _movers
 
-from .parity import TASKS, UNSORTED, assert_same_gradients
+from .parity import TASKS, UNSORTED, WEIGHTS, assert_same_gradients
 from .zoo._case import B, D, Model, S, distance
 
 Run = Callable[[Any, Tensor, bool], Tensor]
@@ -144,6 +144,30 @@ def only_some_rows_at_first(m: Any, x: Tensor, is_later: bool) -> Any:
     return m.last(m.middle(torch.stack([*parts[:3], *parts[:2:-1]])).tanh() * weight[:, None])
 
 
+@case((B, B, D))
+def by_an_index_of_another_dimension(m: Any, x: Tensor, is_later: bool) -> Any:
+    hidden = m.first(x)
+    return m.last(m.middle(hidden[LATER] if is_later else hidden[:, LATER]).tanh())
+
+
+@case()
+def by_padding_of_another_dimension(m: Any, x: Tensor, is_later: bool) -> Any:
+    moved = F.pad(m.first(x), (0, 0, 2, -2) if is_later else (0, 0))
+    return m.last(m.middle(moved).tanh() + x)
+
+
+@case((B, S, D), engine="per_task")
+def mixed_by_a_norm_over_more_dimensions(m: Any, x: Tensor, is_later: bool) -> Any:
+    over = (B, S, D) if is_later else (D,)
+    return m.last(m.middle(F.layer_norm(m.first(x), over)).tanh())
+
+
+@case((B, B, D), engine="per_task")
+def mixed_by_a_mean_that_drops_its_dimension(m: Any, x: Tensor, is_later: bool) -> Any:
+    hidden = m.first(x)
+    return m.last((hidden - hidden.mean(1, keepdim=not is_later)).tanh())
+
+
 @case(engine="per_task")
 def mixed_by_a_matrix_that_is_learned(m: Any, x: Tensor, is_later: bool) -> Any:
     with torch.no_grad():
@@ -164,8 +188,8 @@ def test_what_may_change_is_measured_every_step(name: str) -> None:
     scale, mix = nn.Parameter(torch.ones(())), nn.Parameter(torch.eye(B))
     model = Model(run, **parts, scale=scale, mix=mix).double()
     twin = copy.deepcopy(model)
-    aligner = Aligner(model, TASKS, GradVac(), engine="auto")
-    reference = Aligner(twin, TASKS, GradVac(), engine="per_task")
+    aligner = Aligner(model, TASKS, Sum(WEIGHTS), engine="auto")
+    reference = Aligner(twin, TASKS, Sum(WEIGHTS), engine="per_task")
     for step in range(4):
         x = torch.randn(*shape, dtype=torch.float64)
         with warnings.catch_warnings():
@@ -238,7 +262,7 @@ def test_operations_have_the_names_that_torch_gives_them() -> None:
         r"^- name: +_?(\w+?)(?:_forward)?(?:\.\w+)?\(", derivatives.read_text(), re.M
     )
     known = {"".join(part.title() for part in name.split("_")) for name in names} | {"Copy"}
-    tables = (_movers.ENTRYWISE, _movers._KEEPERS, _movers._PRODUCTS, _movers._WITHIN_ROWS)
+    tables = (_movers.ENTRYWISE, _movers._KEEPERS, _movers.PRODUCTS, _movers._WITHIN_ROWS)
     for table in (*tables, _movers._WITH_WEIGHTS, _movers._BY_SETTING):
         assert not set(table) - known
     for start in _movers._OVER_SPACE:

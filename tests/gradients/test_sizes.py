@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradvac import Aligner, GradVac
+from gradvac import Aligner, Sum
 from gradvac.gradients.graph._graph import Graph
 from gradvac.gradients.ownership import _look
 
-from .parity import TASKS, UNSORTED, assert_same_gradients
+from .parity import TASKS, UNSORTED, WEIGHTS, assert_same_gradients
 from .zoo._case import Block, D, Model, distance
 
 B = 6
@@ -44,8 +44,8 @@ def exact_steps(model: nn.Module, shapes: Sequence[Sequence[int]], engine: str) 
     """One step of every shape, each compared with per_task; which engine ran."""
     twin = copy.deepcopy(model)
     # Verified by schedule only once: what the other steps look at, they look at by themselves.
-    aligner = Aligner(model, TASKS, GradVac(), engine=engine, check=False)
-    reference = Aligner(twin, TASKS, GradVac(), engine="per_task")
+    aligner = Aligner(model, TASKS, Sum(WEIGHTS), engine=engine, check=False)
+    reference = Aligner(twin, TASKS, Sum(WEIGHTS), engine="per_task")
     ran = []
     for number, shape in enumerate(shapes):
         generator = torch.Generator().manual_seed(number)

@@ -9,7 +9,6 @@ each, down to its inputs, or that some operation may move them.
 
 # B rows
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -23,9 +22,11 @@ from gradvac.gradients.compiled._taps import (
     tapped_lookup,
     tapped_product,
 )
-from gradvac.gradients.graph import ANY, COMPILED, ENTRYWISE, LEAF, RUN, Graph, moves_along
-from gradvac.gradients.ownership import Layout, layouts
+from gradvac.gradients.graph import COMPILED, LEAF, RUN, Graph
+from gradvac.gradients.ownership import Layout, follow
 
+Below = dict[int, Layout | None]
+"""Input (of tensors) -> where rows lie; None: they may move."""
 _SEEN = {tapped_product: seen_product, tapped_lookup: seen_lookup}
 
 
@@ -84,7 +85,7 @@ class Region:
             (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
             for kind in kinds
         ]
-        self._known: dict[object, bool] = {}
+        self._known: dict[object, Below | None] = {}
 
     def name_node(self, outputs: Sequence[Any], arguments: Sequence[Any]) -> None:
         """Let the node of a run be found to be this region's."""
@@ -100,38 +101,73 @@ class Region:
                 run.places[output.output_nr] = place
                 node.metadata[RUN] = run
 
-    def keeps_rows(
-        self, sizes: tuple[int, ...], above: Mapping[int, Layout], num_rows: int
-    ) -> bool:
-        """Whether rows stay along the dimensions they lie along, whatever the data.
+    def follow(
+        self,
+        sizes: tuple[int, ...],
+        above: Mapping[int, Layout],
+        num_rows: int,
+        shapes: Sequence[tuple[int, ...] | None],
+    ) -> Below | None:
+        """Where rows lie in its inputs, whatever the data; None if that is not to be found out.
 
         Args:
             sizes: Of this run.
             above: Where rows lie in each output that has a gradient.
             num_rows: B.
+            shapes: Of the tensors that its node has gradients for.
         """
-        key = (sizes, tuple(above.items()), num_rows)
+        key = (sizes, tuple(above.items()), num_rows, tuple(shapes))
         if key not in self._known:
             try:
-                self._known[key] = self._follow(sizes, above, num_rows)
+                self._known[key] = self._follow(sizes, above, num_rows, shapes)
             except Exception:  # what cannot be run without data is measured every step
-                self._known[key] = False
+                self._known[key] = None
         return self._known[key]
 
-    def _follow(self, sizes: tuple[int, ...], above: Mapping[int, Layout], num_rows: int) -> bool:
-        outputs, rows = self._run(dict(zip(self._sizes, sizes, strict=True)))
+    def _follow(
+        self,
+        sizes: tuple[int, ...],
+        above: Mapping[int, Layout],
+        num_rows: int,
+        shapes: Sequence[tuple[int, ...] | None],
+    ) -> Below | None:
+        outputs, given = self._run(dict(zip(self._sizes, sizes, strict=True)))
         numbers = sorted(above)
         roots = [outputs[number] for number in numbers]
-        graph = Graph(roots)
-        at: _Layouts = [{} for _ in graph.nodes]
+        graph, starts = Graph(roots), dict[tuple[int, int], Layout]()
         for position, root, number in zip(graph.root_positions, roots, numbers, strict=True):
             fits = above[number].stride(root.shape, num_rows) is not None
-            if not fits or not _put(at, (position, root.output_nr), above[number]):
-                return False
-        return _follow(graph, rows, at, num_rows)
+            at = (position, root.output_nr)
+            if not fits or starts.setdefault(at, above[number]) != above[number]:
+                return None
+        followed = follow(graph, self._holds_rows(graph, given), starts, num_rows)
+        leaves = {
+            id(node.variable): position
+            for position, node in enumerate(graph.nodes)
+            if graph.names[position] == LEAF
+        }
+        below: Below = {}
+        tensors = [value for value in given if isinstance(value, Tensor)]
+        for edge, (value, shape) in enumerate(zip(tensors, shapes, strict=True)):
+            if shape is not None and tuple(value.shape) != shape:
+                return None
+            if id(value) in leaves:
+                below[edge] = followed[leaves[id(value)]].get(0)
+        return below
 
-    def _run(self, sizes: Mapping[Any, int]) -> tuple[Sequence[Any], list[Tensor]]:
-        """Its outputs without data, and those of its inputs that hold rows."""
+    def _holds_rows(self, graph: Graph, given: Sequence[Any]) -> list[bool]:
+        """For every node, whether it is made of inputs that hold rows."""
+        pairs = zip(given, self._given, strict=True)
+        rows = {id(value) for value, one in pairs if one.requires_grad and one.is_rows}
+        holds_rows: list[bool] = []
+        for position, name in enumerate(graph.names):
+            inner = (child for child, _ in graph.children(position) if child >= 0)
+            is_given = name == LEAF and id(graph.nodes[position].variable) in rows
+            holds_rows.append(is_given or any(holds_rows[child] for child in inner))
+        return holds_rows
+
+    def _run(self, sizes: Mapping[Any, int]) -> tuple[Sequence[Any], list[Any]]:
+        """Its outputs and its inputs, without data."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         with ExitStack() as stack:
@@ -140,9 +176,7 @@ class Region:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             given = [one.at(sizes) for one in self._given]
-            outputs = _Visible(self._inside).run(*given)
-            pairs = zip(given, self._given, strict=True)
-            return outputs, [value for value, one in pairs if one.requires_grad and one.is_rows]
+            return _Visible(self._inside).run(*given), given
 
 
 class Run(NamedTuple):
@@ -152,12 +186,17 @@ class Run(NamedTuple):
     sizes: tuple[int, ...]
     places: dict[int, int]  # output of the node -> output of the region
 
-    def keeps_rows(self, above: Mapping[int, Layout], num_rows: int) -> bool:
-        """See `Region.keeps_rows`; `above` is by output of the node."""
+    def follow(
+        self,
+        above: Mapping[int, Layout],
+        num_rows: int,
+        shapes: Sequence[tuple[int, ...] | None],
+    ) -> Below | None:
+        """See `Region.follow`; `above` is by output of the node."""
         if not all(number in self.places for number in above):
-            return False
+            return None
         by_place = {self.places[number]: layout for number, layout in above.items()}
-        return self.region.keeps_rows(self.sizes, by_place, num_rows)
+        return self.region.follow(self.sizes, by_place, num_rows, shapes)
 
 
 class _Visible(fx.Interpreter):
@@ -165,90 +204,3 @@ class _Visible(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         return super().call_function(_SEEN.get(target, target), args, kwargs)
-
-
-# -- from a node's output to its inputs --------------------------------------------------------
-
-_Layouts = list[dict[int, Layout]]  # position -> output -> where rows lie
-_SAME_ORDER = frozenset(("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Alias"))
-_BY_ROW = frozenset(("NllLoss", "ViewAsComplex", "ViewAsReal"))
-
-
-def _follow(graph: Graph, rows: Sequence[Tensor], at: _Layouts, num_rows: int) -> bool:
-    """Whether every node leaves the rows alone that come to it, from those of the roots on."""
-    holds_rows: list[bool] = []
-    identities = set(map(id, rows))
-    for position, name in enumerate(graph.names):
-        inner = (child for child, _ in graph.children(position) if child >= 0)
-        is_ours = name == LEAF and id(graph.nodes[position].variable) in identities
-        holds_rows.append(is_ours or any(holds_rows[child] for child in inner))
-    for position in range(len(graph.nodes) - 1, -1, -1):
-        if graph.names[position] == LEAF or not at[position]:
-            continue
-        are_rows = [c >= 0 and holds_rows[c] for c, _ in graph.children(position)]
-        if not any(are_rows):
-            continue
-        dims = moves_along(graph, position, are_rows)
-        for number, layout in at[position].items():
-            size = len(graph.shape(position, number))
-            if dims is ANY or layout.dim in {d % size for d in dims if d < size}:
-                return False
-            for edge, child in enumerate(graph.children(position)):
-                if are_rows[edge]:
-                    below = _below(graph, position, number, layout, child, num_rows)
-                    if below is None or not _put(at, child, below):
-                        return False
-    return True
-
-
-def _put(at: _Layouts, where: tuple[int, int], layout: Layout) -> bool:
-    """Keep a layout; whether it is the same by every way."""
-    position, number = where
-    return at[position].setdefault(number, layout) == layout
-
-
-def _below(
-    graph: Graph,
-    position: int,
-    number: int,
-    above: Layout,
-    child: tuple[int, int],
-    num_rows: int,
-) -> Layout | None:
-    """Where rows lie in an input of a node that leaves them alone; None if it is not known."""
-    node, name = graph.nodes[position], graph.names[position]
-    kind = re.sub(r"^torch::autograd::|Backwards?\d*$", "", name)
-    shape, inside = graph.shape(position, number), graph.shape(*child)
-    dim = above.dim
-    if kind in _SAME_ORDER:
-        stride = above.stride(shape, num_rows)
-        every = layouts(inside, num_rows)
-        return next((one for one in every if one.stride(inside, num_rows) == stride), None)
-    if kind == "Permute":
-        dim = node._saved_dims[dim]
-        dim = (dim if dim < 1 << 63 else dim - (1 << 64)) % len(shape)
-    elif kind in ("T", "Transpose"):
-        pair = _dims(node, "dim0", "dim1", size=len(shape)) if kind == "Transpose" else [0, 1]
-        dim = {pair[0]: pair[1], pair[1]: pair[0]}.get(dim, dim)
-    elif kind in ("Select", "Unbind"):
-        (gone,) = _dims(node, "dim", size=len(inside))
-        dim += dim >= gone
-    elif kind in ("Sum", "Mean", "Amax", "Amin", "Logsumexp", "LinalgVectorNorm"):
-        if len(shape) != len(inside):
-            for gone in sorted(_dims(node, "dim", size=len(inside))):
-                dim += dim >= gone
-    elif kind in ENTRYWISE:
-        dim -= len(shape) - len(inside)  # what is broadcast is aligned at its end
-    elif kind not in _BY_ROW and len(shape) != len(inside):
-        return None
-    same = 0 <= dim < len(inside) and inside[dim] == shape[above.dim]
-    return Layout(dim, above.tiled) if same else None
-
-
-def _dims(node: Any, *names: str, size: int) -> list[int]:
-    """Dimensions that an operation was told."""
-    dims: list[int] = []
-    for name in names:
-        value = getattr(node, f"_saved_{name}")
-        dims += (value,) if isinstance(value, int) else value
-    return [(d if d < 1 << 63 else d - (1 << 64)) % size for d in dims]

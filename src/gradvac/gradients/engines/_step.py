@@ -122,7 +122,7 @@ class Step:
         A second call would do it too, but some write over what they saved.
         """
         is_alone, known = len(self.losses.present) == 1, self.plan.known
-        functions = self.plan.functions
+        functions = self.plan.drawing.functions
         return {n for n in functions if is_alone or known.get((n, 0)) is How.REACHED}
 
     def _components(self, collector: Collector) -> list[list[int]]:
@@ -142,7 +142,7 @@ class Step:
             for output, gradient in enumerate(gradients):
                 is_measured = self.plan.known.get((number, output)) is How.MEASURED
                 if gradient is not None and is_measured:
-                    marks[number, output] = mark(gradient, columns_too=False).entries
+                    marks[number, output] = mark(gradient)
 
         run_pass(self.graph, self.plan.drawing, starts, see, retain=True)
         return marks

@@ -2,8 +2,8 @@
 
 *Junctions* are the nodes where something made of parameters alone meets the rows of the batch.
 
-    _graph.py      nodes, their structure, and how one of them is called
-    _movers.py     operations that may move rows on the way to the junctions
+    _graph.py      nodes, and their structure
+    _nodes.py      one node: its settings, what it saved, and how it is called
     _junctions.py  the junctions of a graph
     _passes.py     a backward that stops at the junctions
     _refusals.py   graphs that hide parameters, or are not those of the model
@@ -17,13 +17,9 @@ from gradvac.gradients.graph._graph import (
     TAPS,
     Graph,
     Signature,
-    call_node,
-    is_python_function,
-    run_of,
-    saved,
 )
 from gradvac.gradients.graph._junctions import Drawing, Junction, Way, draw, way_down
-from gradvac.gradients.graph._movers import ANY, ENTRYWISE, VIEWS, moves_along
+from gradvac.gradients.graph._nodes import call_node, indexed_dims, is_python_function, saved
 from gradvac.gradients.graph._passes import Arrive, Watcher, run_pass, show_gradients, without_hooks
 from gradvac.gradients.graph._refusals import (
     Refused,
@@ -34,13 +30,10 @@ from gradvac.gradients.graph._refusals import (
 
 __all__ = [
     "ANCHOR",
-    "ANY",
     "COMPILED",
-    "ENTRYWISE",
     "LEAF",
     "RUN",
     "TAPS",
-    "VIEWS",
     "Arrive",
     "Drawing",
     "Graph",
@@ -51,11 +44,10 @@ __all__ = [
     "Way",
     "call_node",
     "draw",
+    "indexed_dims",
     "is_python_function",
-    "moves_along",
     "refuse_changed",
     "refuse_hidden",
-    "run_of",
     "run_pass",
     "saved",
     "set_aside",

@@ -5,15 +5,14 @@ gradient is whose: which operations there are, how they are connected, and over 
 they work; not the sizes of this batch.
 """
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+
+from gradvac.gradients.graph._nodes import kind_of, settings_of
 
 LEAF = "torch::autograd::AccumulateGrad"
 COMPILED = "CompiledFunctionBackward"
@@ -25,27 +24,17 @@ ANCHOR = torch.zeros((), requires_grad=True)
 TAPS = frozenset(("GradvacProductBackward", "GradvacLookupBackward"))
 _OURS = __name__.partition(".")[0]
 
-# What an operation saves of how it moves or mixes entries along dimensions.
-_SETTINGS = frozenset(
-    f"_saved_{name}"
-    for name in (
-        *("dim", "dims", "dim0", "dim1", "dim2", "dimension"),
-        *("index", "shifts", "offset", "training"),
-    )
-)
 
-_Kind = tuple[str, tuple[str, ...]]
-_KINDS: dict[type, _Kind] = {}  # names of nodes and of their settings; asking a node is slow
+_Kind = tuple[str, tuple[Callable[[Any], object], ...]]
+_KINDS: dict[type, _Kind] = {}  # names of nodes, and what reads settings; asking a node is slow
 
 
 def _kind(node: Any) -> _Kind:
     kind = type(node)
-    given = (name for name in dir(node) if name in _SETTINGS)
-    # An index may be a tensor: data, which the structure does not depend on.
     name = node.name()
     if name in TAPS and kind._forward_cls.__module__.partition(".")[0] != _OURS:
         name += " of the model"  # somebody else's function of the same name
-    names = (name, tuple(n for n in given if not isinstance(getattr(node, n), Tensor)))
+    names = (name, settings_of(node))
     # Some C++ nodes share one type, and Python functions of others come and go.
     is_torchs = kind.__module__ == "builtins" and kind.__name__ != "CppFunction"
     if is_torchs or names[0] in TAPS:
@@ -108,7 +97,7 @@ def _walk(
     parts: list[object] = [settings, *(index[start] for start in starts)]
     where, add, kinds = index.get, parts.append, _KINDS
     for node in met:  # grows on the way
-        name, setting_names = kinds.get(type(node)) or _kind(node)
+        name, settings_of = kinds.get(type(node)) or _kind(node)
         add(name)
         if name == LEAF:
             identity = id(node.variable)
@@ -120,17 +109,11 @@ def _walk(
                 at = index[child] = len(met)
                 met.append(child)
             add((at, number) if number else at)
-        if name == COMPILED and (run := run_of(node)) is not None:
+        if name == COMPILED and (run := node.metadata.get(RUN)) is not None:
             add(run.region)
-        for one in setting_names:
-            value = getattr(node, one)
-            add(value if type(value) is int else str(value))
+        for read in settings_of:
+            add(read(node))
     return met, index, tuple(parts)
-
-
-def run_of(node: Any) -> Any:
-    """The run of one of our compiled regions that a node is; None for any other node."""
-    return node.metadata.get(RUN)
 
 
 class Graph:
@@ -165,6 +148,7 @@ class Graph:
         self.signature = signature
         self.nodes: list[Any] = [met[where] for where in signature.order]
         self.names, self.root_positions = signature.names, signature.roots
+        self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         self.returned: dict[int, Sequence[Tensor | None]] = {}
         self.operands: dict[int, Tensor | None] = {}
 
@@ -177,11 +161,25 @@ class Graph:
 
     def shape(self, position: int, number: int = 0) -> tuple[int, ...]:
         """The shape of an output of a node."""
-        node = self.nodes[position]
-        if self.names[position] == LEAF:
-            return tuple(node.variable.shape)
-        described = node._input_metadata
-        return tuple(described[number].shape) if number < len(described) else ()
+        shape = self._shapes.get((position, number))
+        if shape is None:  # asking a node is slow
+            node = self.nodes[position]
+            if self.names[position] == LEAF:
+                shape = tuple(node.variable.shape)
+            else:
+                described = node._input_metadata
+                shape = tuple(described[number].shape) if number < len(described) else ()
+            self._shapes[position, number] = shape
+        return shape
+
+    def kind(self, position: int) -> str:
+        """The operation that a node belongs to."""
+        return kind_of(self.names[position])
+
+    def run(self, position: int) -> Any:
+        """The run of one of our compiled regions that a node is; None for any other node."""
+        is_compiled = self.names[position] == COMPILED
+        return self.nodes[position].metadata.get(RUN) if is_compiled else None
 
     def is_tap(self, position: int) -> bool:
         """Whether a node stands for a parameter that a compiled region uses."""
@@ -205,13 +203,6 @@ class Graph:
         if self.names[position] != "ToCopyBackward0":
             return False
         return self.is_complex(position) == self.is_complex(*self.children(position)[0])
-
-    def inner_shapes(self, position: int) -> list[tuple[int, ...]]:
-        """The shapes of a node's inputs, as far as they need gradients."""
-        saved_sizes = getattr(self.nodes[position], "_saved_self_sym_sizes", None)
-        if saved_sizes is not None:
-            return [saved_sizes]
-        return [self.shape(*child) for child in self.children(position) if child[0] >= 0]
 
     def sizes(self) -> int:
         """Equal for graphs of one signature and the same sizes."""
@@ -267,64 +258,3 @@ class Graph:
                 if child >= 0:
                     reached[child] |= roots
         return reached
-
-
-def is_python_function(node: Any) -> bool:
-    """Whether the node is a Python `autograd.Function`, a compiled region for instance."""
-    return not callable(node) and hasattr(node, "apply")
-
-
-@cache
-def _aside(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 (a fork has no threads)
-    """A thread: a node called inside a running backward computes only what that backward wants."""
-    return ThreadPoolExecutor(1, thread_name_prefix="gradvac")
-
-
-def call_node(node: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """The gradients of a node's inputs. Broadcasting is not undone: that is the engine's work."""
-    function: Callable[..., Any] = node if callable(node) else node.apply
-    some = next(g for g in gradients if g is not None)
-    stream = torch.cuda.current_stream(some.device) if some.is_cuda else None
-
-    def run() -> Any:
-        with torch.no_grad(), torch.cuda.stream(stream):
-            return function(*gradients)
-
-    returned = _aside(os.getpid()).submit(run).result()
-    returned = returned if isinstance(returned, tuple) else (returned,)
-    return returned if callable(node) else _by_edge(node, returned)
-
-
-def _by_edge(node: Any, returned: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """What a Python function returned for its tensors: it returns something for numbers too."""
-    needed = iter(
-        [g for g, is_needed in zip(returned, node.needs_input_grad, strict=False) if is_needed]
-    )
-    return tuple(None if child is None else next(needed) for child, _ in node.next_functions)
-
-
-def saved(node: Any, name: str) -> Any:
-    """A saved tensor of a node.
-
-    Activation checkpointing lets each be read once per backward, and the node itself will read it
-    too: what was read is put back.
-    """
-    raw = getattr(node, f"_raw_saved_{name}", None)
-    if getattr(raw, "unpack_hook", None) is None:
-        return getattr(node, f"_saved_{name}")
-    holder = getattr(raw, "data", None)
-    value = getattr(node, f"_saved_{name}")
-    if hasattr(holder, "handles"):
-        _put_back(raw, holder, value)
-    return value
-
-
-def _put_back(raw: Any, holder: Any, value: Tensor) -> None:
-    from torch.utils.checkpoint import _Handle
-
-    cells = (cell.cell_contents for cell in raw.unpack_hook.__closure__)
-    frame = next(content for content in cells if hasattr(content, "recomputed"))
-    task = torch._C._current_graph_task_id()
-    handle = _Handle()
-    frame.recomputed[task][handle] = value
-    holder.handles[task] = handle

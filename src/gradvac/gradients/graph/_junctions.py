@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from gradvac.gradients.graph._graph import ANCHOR, LEAF, Graph, is_python_function
-from gradvac.gradients.graph._movers import STRETCHERS, VIEWS, moves_along
+from gradvac.gradients.graph._graph import ANCHOR, LEAF, Graph
+from gradvac.gradients.graph._nodes import is_python_function
 
 _PRODUCTS = frozenset(
     f"{name}Backward0"
@@ -54,20 +54,19 @@ class Drawing:
         junctions: In the order of the graph.
         outside: Positions of leaves that are not the model's.
         row_nodes: Positions of the nodes that a backward to the junctions runs through.
-        movers: Operations that may move entries from row to row: position -> dimensions along
-            which they may.
-        sized: Positions of operations whose effect depends on the sizes of the batch.
+        holds_rows: For every node, whether it is not made of parameters alone.
         holds_no_rows: The roots are made of parameters alone.
         has_taps: Some junctions stand for parameters that compiled regions left outside.
+        functions: Numbers of the junctions that are Python functions on the way.
     """
 
     junctions: list[Junction] = field(default_factory=list)
     outside: list[int] = field(default_factory=list)
     row_nodes: list[int] = field(default_factory=list)
-    movers: dict[int, Sequence[int]] = field(default_factory=dict)
-    sized: list[int] = field(default_factory=list)
+    holds_rows: Sequence[bool] = ()
     holds_no_rows: bool = False
     has_taps: bool = False
+    functions: set[int] = field(default_factory=set)
 
     def leaves_outside(self, graph: Graph) -> list[Tensor]:
         """The leaves that get their plain gradient."""
@@ -124,13 +123,10 @@ def draw(
         if edges:
             edges = tuple(sorted(edges, key=lambda e: -math.prod(graph.shape(*children[e]))))
             supposed = alone and position not in roots
+            if deeper and is_python_function(graph.nodes[position]) and not graph.is_tap(position):
+                drawing.functions.add(len(drawing.junctions))
             drawing.junctions.append(Junction(position, edges, parameters, not deeper, supposed))
-    for position in filter(below.__getitem__, drawing.row_nodes):
-        are_rows = [child >= 0 and made_of[child] is None for child, _ in graph.children(position)]
-        if any(are_rows) and (dims := moves_along(graph, position, are_rows)):
-            drawing.movers[position] = dims
-        if graph.names[position] in VIEWS or graph.names[position] in STRETCHERS:
-            drawing.sized.append(position)
+    drawing.holds_rows = [parameters is None for parameters in made_of]
     return drawing
 
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from gradvac.gradients.graph._graph import Graph, is_python_function
+from gradvac.gradients.graph._graph import Graph
+from gradvac.gradients.graph._nodes import is_python_function
 from gradvac.hints import some
 
 

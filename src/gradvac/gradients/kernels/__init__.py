@@ -16,11 +16,10 @@ from gradvac.gradients.kernels._kernels import (
     stacked,
     wide,
 )
-from gradvac.gradients.kernels._marks import Marks, mark, negligible, repeatable, tolerance
+from gradvac.gradients.kernels._marks import mark, negligible, repeatable, tolerance
 from gradvac.gradients.kernels._segments import Owned, Segments, joined
 
 __all__ = [
-    "Marks",
     "Owned",
     "Segments",
     "Stacked",

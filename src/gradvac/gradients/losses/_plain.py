@@ -30,7 +30,7 @@ class Sums:
     @torch.no_grad()
     def add(self, leaf: Tensor, gradient: Tensor) -> None:
         """Add a gradient."""
-        marks = mark(gradient.to_dense(), columns_too=False).entries
+        marks = mark(gradient.to_dense())
         size = marks.abs()
         if leaf in self.marks:
             marks, size = marks + self.marks[leaf], size + self.sizes[leaf]

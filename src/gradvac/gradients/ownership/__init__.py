@@ -1,16 +1,28 @@
 """Whose the entries of an output gradient are: declared or measured, never assumed.
 
-_layouts.py   along which dimension of a tensor rows lie
-_codes.py     codes of rows and tasks, which show whose the entries of a gradient are
-_look.py      one look at a graph: passes with codes, and the plan they lead to
-_evidence.py  what the passes of a look show
-_plan.py      what is known of graphs of one structure, and for which sizes it holds
-_planning.py  plans by structure of graph, verified now and then
+_layouts.py    along which dimension of a tensor rows lie
+_movers.py     operations that may move rows
+_following.py  where rows lie, followed from the losses down
+_codes.py      codes of rows and tasks, which show whose the entries of a gradient are
+_look.py       one look at a graph: passes with codes, and the plan they lead to
+_evidence.py   what the passes of a look show
+_plan.py       what is known of graphs of one structure, and for which sizes it holds
+_planning.py   plans by structure of graph, verified now and then
 """
 
-from gradvac.gradients.ownership._codes import TaskCodes, task_codes
-from gradvac.gradients.ownership._layouts import Layout, layouts
+from gradvac.gradients.ownership._codes import TaskCodes, task_codes, unexplained
+from gradvac.gradients.ownership._following import follow
+from gradvac.gradients.ownership._layouts import Layout
 from gradvac.gradients.ownership._plan import How, Plan
 from gradvac.gradients.ownership._planning import Planner
 
-__all__ = ["How", "Layout", "Plan", "Planner", "TaskCodes", "layouts", "task_codes"]
+__all__ = [
+    "How",
+    "Layout",
+    "Plan",
+    "Planner",
+    "TaskCodes",
+    "follow",
+    "task_codes",
+    "unexplained",
+]

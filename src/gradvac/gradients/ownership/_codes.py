@@ -11,13 +11,9 @@ does.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from gradvac.gradients.kernels import Marks
-from gradvac.gradients.ownership._layouts import Layout
 
 SAME = 0.6  # a code that all rows share shows what rounding alone does
 
@@ -56,7 +52,7 @@ class TaskCodes:
         return torch.exp2(-self._octaves * digits.double())
 
     @lru_cache(maxsize=16)  # noqa: B019 (they are as many as there are devices)
-    def _on(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def on(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The codes of all passes `[passes, T]`, and where one ends and the next begins."""
         codes = torch.stack([self.of_tasks(number) for number in range(self.num_passes)])
         between = torch.arange(self.base - 1, dtype=torch.float64) + 0.5
@@ -65,7 +61,7 @@ class TaskCodes:
 
     def owners(self, plain: Tensor, coded: Sequence[Tensor]) -> Tensor:
         """The task of every entry whose marks fit a code; any task for the others."""
-        _, edges = self._on(plain.device, plain.dtype)
+        _, edges = self.on(plain.device, plain.dtype)
         size, owner = plain.square().sum(-1), None
         for marks in reversed(coded):
             digit = torch.bucketize(-(marks * plain).sum(-1) / size, edges)
@@ -73,37 +69,26 @@ class TaskCodes:
         assert owner is not None
         return owner.clamp(max=self._num_tasks - 1)
 
-    def unexplained(
-        self, plain: Tensor, coded: Sequence[Tensor], owner: Tensor, num_places: int = 1
-    ) -> Tensor:
-        """The largest share of a task's marks that its code does not explain, at every place."""
-        codes, _ = self._on(plain.device, plain.dtype)
-        shares = [
-            share(plain, marks, pass_codes[owner], owner, self._num_tasks, num_places)
-            for marks, pass_codes in zip(coded, codes, strict=True)
-        ]
-        return torch.stack(shares).amax(0)
 
-    def rounding(self, plain: Tensor, same: Tensor, owner: Tensor) -> Tensor:
-        """What `unexplained` would be from rounding alone."""
-        codes = torch.full_like(owner, 1, dtype=plain.dtype) * SAME
-        return share(plain, same, codes, owner, self._num_tasks)
-
-
-def share(
-    plain: Tensor, coded: Tensor, codes: Tensor, group: Tensor, size: int, num_places: int = 1
+def unexplained(
+    plain: Tensor, coded: Sequence[Tensor], codes: Tensor, owner: Tensor, num_places: int = 1
 ) -> Tensor:
-    """The largest share of a group's marks that the codes do not explain, at every place.
+    """The largest share of an owner's marks that its codes do not explain, at every place.
 
     Args:
         plain: Marks of the plain pass, `[..., R]`.
-        coded: Marks of the pass with codes, `[..., R]`.
-        codes: What each entry's code should be, `[...]`.
-        group: The group of every entry, `[...]`.
-        size: Number of groups.
-        num_places: Dimension 0 counts so many places, each with groups of its own.
+        coded: Of each pass with codes, likewise.
+        codes: Of each pass, by owner.
+        owner: Of every entry, `[...]`.
+        num_places: Dimension 0 counts so many places, each with owners of its own.
     """
-    expected = codes[..., None] * plain
+    pairs = zip(coded, codes, strict=True)
+    shares = [_share(plain, marks, by_owner, owner, num_places) for marks, by_owner in pairs]
+    return torch.stack(shares).amax(0)
+
+
+def _share(plain: Tensor, coded: Tensor, codes: Tensor, group: Tensor, num_places: int) -> Tensor:
+    expected, size = codes[group][..., None] * plain, len(codes)
     both = torch.stack([expected.abs().sum(-1), (coded - expected).abs().sum(-1)])
     if num_places > 1:
         first = size * torch.arange(num_places, device=group.device)
@@ -121,36 +106,3 @@ def _sums(values: Tensor, group: Tensor, size: int) -> Tensor:
         return values.new_zeros(2, size).index_add_(1, group, values)
     members = group[:, None] == torch.arange(size, device=group.device)
     return values @ members.to(values.dtype)  # a few groups: additions would queue up
-
-
-class Fit(NamedTuple):
-    """How well rows along a dimension explain the marks."""
-
-    unexplained: float
-    rounding: float  # what would be unexplained from rounding alone
-    num_rows_seen: int  # rows whose gradient is not zero
-
-
-def fit(
-    plain: Marks, same: Marks, coded: Marks, shape: Sequence[int], layout: Layout, codes: Tensor
-) -> Fit:
-    """Compare marks with the codes of rows along a dimension."""
-    num_rows = len(codes)
-    is_last = len(shape) > 1 and layout.dim == len(shape) - 1
-    ours, equal, theirs = (
-        marks.columns if is_last else marks.entries for marks in (plain, same, coded)
-    )
-    assert ours is not None
-    assert equal is not None
-    assert theirs is not None
-    every = torch.arange(shape[layout.dim], device=ours.device)
-    times = shape[layout.dim] // num_rows
-    row = every % num_rows if layout.tiled else every // times
-    view = [1] * (ours.dim() - 1)
-    view[0 if is_last else layout.dim] = -1
-    row = row.view(view).expand(ours.shape[:-1])
-    unexplained = share(ours, theirs, codes.to(ours)[row], row, num_rows)
-    rounding = share(ours, equal, torch.full_like(row, 1, dtype=ours.dtype) * SAME, row, num_rows)
-    sizes = ours.abs().sum(-1).reshape(-1)
-    seen = ours.new_zeros(num_rows).index_add_(0, row.reshape(-1), sizes) > 0
-    return Fit(float(unexplained), float(rounding), int(seen.sum()))

@@ -4,6 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 
 class Layout(NamedTuple):
     """Rows lie along `dim`: together, or coming round again (`tiled`)."""
@@ -20,6 +23,11 @@ class Layout(NamedTuple):
             return None
         inner = math.prod(shape[self.dim + 1 :])
         return inner if self.tiled else inner * (shape[self.dim] // num_rows)
+
+    def rows(self, size: int, num_rows: int) -> Tensor:
+        """The row of every entry of the dimension."""
+        every = torch.arange(size)
+        return every % num_rows if self.tiled else every // (size // num_rows)
 
     def __str__(self) -> str:
         which = ("first", "second", "third", "fourth")

@@ -3,7 +3,6 @@
 # B rows, T tasks
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -11,21 +10,22 @@ from torch import nn
 from gradvac.gradients.graph import (
     LEAF,
     Arrive,
+    Drawing,
     Graph,
     Junction,
     Refused,
     Watcher,
     draw,
-    is_python_function,
     refuse_hidden,
     run_pass,
 )
-from gradvac.gradients.kernels import Marks, mark
+from gradvac.gradients.kernels import mark
 from gradvac.gradients.losses import DeclaredRows, Losses, PlainGradient, RowTasks
 from gradvac.gradients.ownership._codes import SAME, task_codes
-from gradvac.gradients.ownership._evidence import Evidence
-from gradvac.gradients.ownership._layouts import Layout, layouts
-from gradvac.gradients.ownership._plan import How, Known, Plan, Sized, spans_of
+from gradvac.gradients.ownership._evidence import Evidence, Key
+from gradvac.gradients.ownership._following import follow_losses
+from gradvac.gradients.ownership._layouts import Layout
+from gradvac.gradients.ownership._plan import How, Known, Plan
 
 _MOST_ATTEMPTS = 24
 _FEW = 40  # nodes that are cheap to push T gradients through
@@ -50,7 +50,7 @@ class Look:
         self.num_rows = None if losses.index is None else len(losses.index)
         self.mixed: list[Junction] = []
         self.num_alone = len(graph.nodes)  # nodes made of parameters alone, before any was moved
-        self.by_task: list[dict[Any, Marks]] = []
+        self.by_task: list[dict[Key, torch.Tensor]] = []
         self.spent: list[torch.Tensor] = []  # what all passes together started from
 
     def take(self) -> Plan:
@@ -68,32 +68,39 @@ class Look:
     def _find(self) -> Plan:
         """Draw junctions until none is too early, and find out how rows lie in each."""
         self._refuse_odd_graphs()
-        num_nodes = len(self.graph.nodes)
         for _ in range(_MOST_ATTEMPTS):
-            drawing = draw(self.graph, self.names.keys(), self._rows_at, self.moved)
-            num_alone = len(self.graph.nodes) - len(drawing.row_nodes)
-            self.num_alone = min(self.num_alone, num_alone)
-            pushed = num_alone - self.num_alone  # nodes that T gradients are pushed through
-            if self.moved and (drawing.holds_no_rows or pushed > max(_FEW, num_nodes // 4)):
-                # What was supposed to hold rows does, and they are mixed on the way to the losses.
-                raise Refused(self._coupled(self.mixed))
-            self.drawing = drawing
+            self.drawing = self._draw()
+            self.layouts = self._follow()
             plan = self._try()
             if plan is not None:
-                plan.moved = self.moved
-                plan.functions = frozenset(
-                    number
-                    for number, junction in enumerate(drawing.junctions)
-                    if not junction.ends
-                    and is_python_function(self.graph.nodes[junction.position])
-                    and not self.graph.is_tap(junction.position)
-                )
-                plan.measured = How.MEASURED in plan.known.values()
-                plan.lowest, plan.names = self.shown.lowest, self.names
                 plan.tolerance = self.shown.tolerance
-                plan.sizes = {plan.sizes_of(self.graph, self.num_rows)}
                 return plan
         raise Refused(self._coupled(self.mixed))
+
+    def _draw(self) -> Drawing:
+        drawing = draw(self.graph, self.names.keys(), self._rows_at, self.moved)
+        num_nodes = len(self.graph.nodes)
+        num_alone = num_nodes - len(drawing.row_nodes)
+        self.num_alone = min(self.num_alone, num_alone)
+        pushed = num_alone - self.num_alone  # nodes that T gradients are pushed through
+        if self.moved and (drawing.holds_no_rows or pushed > max(_FEW, num_nodes // 4)):
+            # What was supposed to hold rows does, and they are mixed on the way to the losses.
+            raise Refused(self._coupled(self.mixed))
+        return drawing
+
+    def _follow(self) -> dict[Key, Layout]:
+        """Places where it is known how rows lie, unless the forward named others there."""
+        if self.num_rows is None:
+            return {}
+        followed = follow_losses(self.graph, self.drawing.holds_rows, self.num_rows)
+        return {
+            (number, output): layout
+            for number, junction in enumerate(self.drawing.junctions)
+            if self._block(junction.position) is None
+            for output in range(self.graph.num_outputs(junction.position))
+            # What has no gradient in any batch may belong to anybody.
+            if (layout := followed[junction.position].get(output, Layout(0))) is not None
+        }
 
     def _rows_at(self, position: int) -> int | None:
         block = self._block(position)
@@ -120,10 +127,10 @@ class Look:
 
     def _try(self) -> Plan | None:
         """A plan, or None if a junction had to be moved."""
-        plan = Plan(self.drawing)
         self.by_task = []
-        self.shown = Evidence(self.graph, self.drawing, self.num_rows)
-        todo: list[tuple[int, int]] = []  # where codes must tell
+        self.shown = Evidence(self.graph.lowest(), self.num_rows)
+        plan = Plan(self.drawing, self.names, self.shown.lowest, self.moved)
+        todo: list[Key] = []  # where codes must tell
         for number, junction in enumerate(self.drawing.junctions):
             for output in range(self.graph.num_outputs(junction.position)):
                 if self._is_reached_by_one(junction):
@@ -143,27 +150,24 @@ class Look:
     def _is_reached_by_one(self, junction: Junction) -> bool:
         return bool(self.reached) and self.reached[junction.position].bit_count() == 1
 
-    def _measure(self, plan: Plan, todo: list[tuple[int, int]]) -> Plan | None:
+    def _measure(self, plan: Plan, todo: Sequence[Key]) -> Plan | None:
         losses, shown = self.losses, self.shown
         if losses.plain is None:
             losses.plain = PlainGradient(self.graph, losses.starts(), self._leaves())
             self.spent = list(losses.starts())
         shown.plain, plan.asleep = self._marks(losses.starts(), watch=True)
-        marks = [shown.plain[key].entries for key in todo if key in shown.plain]
-        if not all(bool(entries.isfinite().all()) for entries in marks):
+        if not shown.is_finite(todo):
             plan.known |= {key: self._unseen(key) for key in todo}
             plan.unfinished = "the gradients were not finite"
             return plan
         shown.same, _ = self._marks([SAME * start for start in losses.starts()])
         if self.num_rows is not None:
             shown.by_row, _ = self._marks((shown.codes.to(losses.roots[0]),))
-        moving = shown.moving()
         mixed: list[Junction] = []
         for key in todo:
-            junction = self.drawing.junctions[key[0]]
-            how = self._how(key, plan, is_moving=moving[junction.position])
+            how = self._how(key)
             if how is None:
-                mixed.append(junction)
+                mixed.append(self.drawing.junctions[key[0]])
             else:
                 plan.known[key] = how
         mixed += self._shared_unseen(plan)
@@ -173,53 +177,53 @@ class Look:
                 raise Refused(self._coupled(mixed))
             self.mixed, self.moved = mixed, self.moved | early
             return None
-        plan.sized = self._sized(plan)
-        plan.regions = shown.kept_inside
         return plan
 
-    def _how(self, key: tuple[int, int], plan: Plan, *, is_moving: bool) -> Known | None:
+    def _how(self, key: Key) -> Known | None:
         """How the owners at a place are known; None if rows are mixed there."""
-        position = self.drawing.junctions[key[0]].position
-        shape, block = self.graph.shape(position, key[1]), self._block(position)
         if not self.shown.is_awake(key):
-            if block is None and is_moving:
-                return How.MEASURED
-            if block is None and 0 in shape:
-                plan.unfinished = "a part of it was empty"
             return self._unseen(key)
-        if block is None and not is_moving:
-            layout, num_seen = self.shown.layout(key, shape)
-            if layout is not None:
-                assert self.num_rows is not None
-                if num_seen < (self.num_rows + 1) // 2:
-                    plan.unfinished = "few rows have a gradient so far"
-                return layout
-        return self._by_task(key, shape, block)
+        layout = self.layouts.get(key)
+        if layout is None:
+            return self._by_task(key)
+        if layout.dim and layout.dim == len(self._shape(key)) - 1:
+            # Its vectors hold all rows, and were turned to be marked.
+            return layout if self.shown.rows_lie(layout._replace(dim=0), key) else None
+        return layout if self.shown.rows_lie(layout, key) else self._by_task(key)
 
-    def _by_task(
-        self, key: tuple[int, int], shape: Sequence[int], block: RowTasks | None
-    ) -> How | None:
+    def _unseen(self, key: Key) -> Known:
+        """A place without a gradient: whatever is supposed of it, its task gradients are zero."""
+        unknown = How.MEASURED if self._block_of_rows(key) is None else How.DECLARED
+        return self.layouts.get(key, unknown)
+
+    def _shape(self, key: Key) -> tuple[int, ...]:
+        return self.graph.shape(self.drawing.junctions[key[0]].position, key[1])
+
+    def _block_of_rows(self, key: Key) -> RowTasks | None:
+        """The rows that the forward named for a place, if its first dimension counts such rows."""
+        block, shape = self._block(self.drawing.junctions[key[0]].position), self._shape(key)
+        return block if block is not None and shape and shape[0] % len(block) == 0 else None
+
+    def _by_task(self, key: Key) -> How | None:
         codes = task_codes(len(self.losses.present), self.shown.lowest.itemsize < 4)
         if not self.by_task:
             self.by_task = [
                 self._marks(self.losses.starts(codes.of_tasks(n)))[0]
                 for n in range(codes.num_passes)
             ]
-        marks, same = self.shown.plain[key].entries, self.shown.same[key].entries
-        others = [coded[key].entries for coded in self.by_task]
-
-        def is_explained(owner: torch.Tensor) -> bool:
-            unexplained = codes.unexplained(marks, others, owner)
-            rounding = float(codes.rounding(marks, same, owner))
-            return self.shown.is_explained(float(unexplained), rounding, marks)
-
-        if block is not None and shape and shape[0] % len(block) == 0:
-            present = self.losses.present
-            segments = block.resolve(self.tasks, present, marks.device)
-            along = segments.along(shape[0]).view(-1, *(1,) * (marks.dim() - 2))
-            if is_explained(along.expand(marks.shape[:-1])):
+        marks, same = self.shown.plain[key], self.shown.same[key]
+        coded = [by_task[key] for by_task in self.by_task]
+        by_owner, _ = codes.on(marks.device, marks.dtype)
+        block = self._block_of_rows(key)
+        if block is not None:
+            segments = block.resolve(self.tasks, self.losses.present, marks.device)
+            along = segments.along(marks.shape[0]).view(-1, *(1,) * (marks.dim() - 2))
+            along = along.expand(marks.shape[:-1])
+            if self.shown.is_explained(marks, same, coded, by_owner, along):
                 return How.DECLARED
-        return How.MEASURED if is_explained(codes.owners(marks, others)) else None
+        owner = codes.owners(marks, coded)
+        is_explained = self.shown.is_explained(marks, same, coded, by_owner, owner)
+        return How.MEASURED if is_explained else None
 
     def _shared_unseen(self, plan: Plan) -> list[Junction]:
         """Junctions whose entries are shared by a task that is too small for codes to show it.
@@ -237,78 +241,33 @@ class Look:
         for task, alone in enumerate(torch.eye(len(self.losses.present))):
             marks, _ = self._marks(self.losses.starts(alone))
             for key in keys:
-                coded = [by_task[key].entries for by_task in self.by_task]
-                owner = codes.owners(self.shown.plain[key].entries, coded)
-                sizes = marks[key].entries.abs().sum(-1)
+                coded = [by_task[key] for by_task in self.by_task]
+                owner = codes.owners(self.shown.plain[key], coded)
+                sizes = marks[key].abs().sum(-1)
                 elsewhere = torch.where(owner == task, 0.0, sizes).sum()
                 if elsewhere > self.shown.tolerance * sizes.sum():
                     shared[key[0]] = self.drawing.junctions[key[0]]
         return list(shared.values())
 
-    def _unseen(self, key: tuple[int, int]) -> Known:
-        """A place without a gradient: whatever is supposed of it, its task gradients are zero."""
-        block = self._block(self.drawing.junctions[key[0]].position)
-        shape = self.graph.shape(self.drawing.junctions[key[0]].position, key[1])
-        if block is not None and shape and shape[0] % len(block) == 0:
-            return How.DECLARED
-        if self.num_rows and shape and shape[0] % self.num_rows == 0:
-            return Layout(0)
-        return How.MEASURED
-
-    def _sized(self, plan: Plan) -> list[Sized]:
-        """Where rows lie at operations that depend on sizes, if something behind them relies on it.
-
-        Those that no gradient has come through are looked at when they wake up.
-        """
-        learned = {
-            self.drawing.junctions[number].position
-            for (number, _), how in plan.known.items()
-            if isinstance(how, Layout)
-        }
-        relied_on = [False] * len(self.graph.nodes)
-        for position in range(len(self.graph.nodes)):
-            inner = (child for child, _ in self.graph.children(position) if child >= 0)
-            relied_on[position] = position in learned or any(relied_on[child] for child in inner)
-        sized = []
-        for position in self.drawing.sized:
-            if relied_on[position] and self.shown.is_awake(self.shown.key(position)):
-                above = self.shown.above(position)
-                below = None if above is None else self.shown.below(position, above)
-                spans = spans_of(self.graph, position, above, self.num_rows)
-                sized.append(Sized(position, above, below, spans))
-        return sized
-
     def _marks(
         self, starts: Sequence[torch.Tensor], *, watch: bool = False
-    ) -> tuple[dict[Any, Marks], frozenset[int]]:
-        """Marks of junctions and movers, and with `watch` the nodes that no gradient reached."""
-        marks: dict[Any, Marks] = {}
-        watcher = Watcher()
+    ) -> tuple[dict[Key, torch.Tensor], frozenset[int]]:
+        """Marks of junctions, and with `watch` the nodes that no gradient reached."""
+        marks: dict[Key, torch.Tensor] = {}
+        watcher, junctions = Watcher(), self.drawing.junctions
 
         def see(number: int, gradients: Sequence[torch.Tensor | None]) -> None:
             for output, gradient in enumerate(gradients):
                 if gradient is not None and gradient.numel():
-                    marks[number, output] = mark(gradient)
+                    layout = self.layouts.get((number, output))
+                    is_last = layout is not None and layout.dim == gradient.dim() - 1
+                    marks[number, output] = mark(gradient.transpose(0, -1) if is_last else gradient)
             if watch:
-                watcher.see(self.drawing.junctions[number].position, gradients)
+                watcher.see(junctions[number].position, gradients)
 
-        def see_inner(position: int, gradients: Sequence[torch.Tensor | None]) -> None:
-            for output in self.shown.seen_outputs(position):
-                gradient = gradients[output] if output < len(gradients) else None
-                if gradient is not None and gradient.numel():
-                    marks[self.shown.key(position, output)] = self._mark(gradient)
-
-        others = [(position, see_inner) for position in self.shown.inner()]
-        if watch:
-            inner = set(self.drawing.row_nodes) - {j.position for j in self.drawing.junctions}
-            others += [(position, watcher.see) for position in inner]
-        self._pass(starts, see, others)
+        inner = set(self.drawing.row_nodes).difference(j.position for j in junctions)
+        self._pass(starts, see, [(position, watcher.see) for position in inner] if watch else ())
         return marks, watcher.asleep()
-
-    def _mark(self, gradient: torch.Tensor) -> Marks:
-        """Marks that show no more than along which dimension rows lie: a few numbers per row."""
-        dims = {layout.dim for layout in layouts(gradient.shape, self.num_rows or 1)}
-        return mark(gradient, columns_too=gradient.dim() - 1 in dims, kept=dims)
 
     def _pass(
         self, starts: Sequence[torch.Tensor], see: Arrive, others: Sequence[tuple[int, Arrive]] = ()

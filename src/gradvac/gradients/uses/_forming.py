@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradvac.gradients.graph import LEAF, Graph, Refused, call_node, way_down
 from gradvac.gradients.kernels import Owned, Segments, mark, negligible
 from gradvac.gradients.losses import DeclaredRows, Losses, RowTasks
-from gradvac.gradients.ownership import How, Layout, Plan, TaskCodes
+from gradvac.gradients.ownership import How, Layout, Plan, TaskCodes, unexplained
 from gradvac.gradients.uses._fast_paths import FAST_PATHS, Place, embedding
 from gradvac.gradients.uses._uses import Formed, Use
 
@@ -124,7 +124,7 @@ class Former:
 
     def _measured(self, number: int, output: int, gradient: Tensor) -> Owned:
         assert self.codes is not None
-        plain = mark(gradient, columns_too=False).entries
+        plain = mark(gradient)
         coded = [marks[number, output] for marks in self.coded]
         owner = self.codes.owners(plain, coded)
         self._seen.setdefault(tuple(plain.shape), []).append((owner, plain, *coded))
@@ -139,7 +139,8 @@ class Former:
         shares, sizes = [], []
         for places in self._seen.values():  # all places of one shape at once
             owner, plain, *coded = (torch.stack(tensors) for tensors in zip(*places, strict=True))
-            shares.append(self.codes.unexplained(plain, coded, owner, len(places)))
+            codes, _ = self.codes.on(plain.device, plain.dtype)
+            shares.append(unexplained(plain, coded, codes, owner, len(places)))
             sizes.append(plain.abs().flatten(1).amax(1))
         self._seen = {}
         share, size = torch.cat(shares), torch.cat(sizes)

@@ -5,76 +5,76 @@ parameters become: the rows lie along a dimension that the operation leaves alon
 operation, and behind one that is not known here, owners are measured every step.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gradvac.gradients.graph._graph import Graph, is_python_function
+from gradvac.gradients.graph import Graph, indexed_dims
 
 ANY = range(64)  # dimensions
 
-# Operations whose effect depends on the sizes of the batch: they regroup entries, or add some.
-VIEWS = frozenset(f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Squeeze"))
-STRETCHERS = frozenset(f"{name}Backward0" for name in ("Cat", "Repeat", "ConstantPadNd"))
+# Operations whose effect depends on the sizes of the batch: they regroup entries.
+VIEWS = frozenset(("View", "UnsafeView", "ReshapeAlias", "Squeeze"))
 
 
-def moves_along(graph: Graph, position: int, are_rows: Sequence[bool]) -> Sequence[int]:
+def moves_along(graph: Graph, position: int, edges: Sequence[int]) -> Sequence[int]:
     """The dimensions of a node's output along which it may move or mix entries.
 
     Args:
         graph: The graph.
         position: Of the node.
-        are_rows: Which of its inputs hold rows.
+        edges: Which of its inputs hold rows.
     """
-    name, node = graph.names[position], graph.nodes[position]
-    if is_python_function(node):
-        return () if name in _HOOKS else ANY
-    kind = re.sub(r"^torch::autograd::|Backwards?\d*$", "", name)
+    kind, node = graph.kind(position), graph.nodes[position]
+    if not callable(node):  # a Python function
+        return ANY
     if kind in _KEEPERS:
         return ()
     if kind in ENTRYWISE:
-        return _broadcast(graph, position, are_rows)
-    if kind in _PRODUCTS:
-        return _contracted(graph, position, are_rows)
-    if any(are_rows[1:]) and kind in _WITH_WEIGHTS:  # a weight made of rows serves all of them
+        return _broadcast(graph, position, edges)
+    if kind in PRODUCTS:
+        return _contracted(graph, position, edges)
+    if any(edges) and kind in _WITH_WEIGHTS:  # a weight made of rows serves all of them
         return ANY
     if kind in _WITHIN_ROWS or kind.startswith(_OVER_SPACE):
         return ANY[1:]
     return _BY_SETTING[kind](node) if kind in _BY_SETTING else ANY
 
 
-def _broadcast(graph: Graph, position: int, are_rows: Sequence[bool]) -> Sequence[int]:
+def _broadcast(graph: Graph, position: int, edges: Sequence[int]) -> Sequence[int]:
     """Dimensions along which an input serves several entries, whose gradients are added up."""
     shape, dims = graph.shape(position), set[int]()
-    for child, holds_rows in zip(graph.children(position), are_rows, strict=True):
-        if holds_rows:
-            input_shape = graph.shape(*child)
-            inner = (*(1 for _ in range(len(shape) - len(input_shape))), *input_shape)
-            dims |= {d for d, size in enumerate(inner) if size == 1 or size != shape[d]}
+    for edge in edges:
+        input_shape = graph.shape(*graph.children(position)[edge])
+        inner = (*(1 for _ in range(len(shape) - len(input_shape))), *input_shape)
+        dims |= {d for d, size in enumerate(inner) if size == 1 or size != shape[d]}
     return tuple(dims)
 
 
-def _contracted(graph: Graph, position: int, are_rows: Sequence[bool]) -> Sequence[int]:
+def _contracted(graph: Graph, position: int, edges: Sequence[int]) -> Sequence[int]:
     """Dimensions that the gradient of a factor is a sum over: a permutation may be a matrix."""
     last = len(graph.shape(position)) - 1
-    *added, first, second = are_rows
-    broadcast = _broadcast(graph, position, (*added, False, False))
-    return (*broadcast, *(last for _ in range(first)), *(last - 1 for _ in range(second)))
+    *added, first, second = range(len(graph.children(position)))
+    broadcast = _broadcast(graph, position, [edge for edge in edges if edge in added])
+    summed_over = {first: last, second: last - 1}
+    return (*broadcast, *(dim for factor, dim in summed_over.items() if factor in edges))
 
 
-def _given(name: str) -> Callable[[Any], Sequence[int]]:
-    """The dimensions that an operation was told; none: any."""
-
-    def read(node: Any) -> Sequence[int]:
+def told_dims(node: Any, *names: str) -> list[int]:
+    """The dimensions that an operation was told."""
+    dims: list[int] = []
+    for name in names:
         value = getattr(node, f"_saved_{name}")
-        dims = (value,) if isinstance(value, int) else value
-        return [d if d < 1 << 63 else d - (1 << 64) for d in dims] or ANY
+        dims += (value,) if isinstance(value, int) else value or ()
+    return [d if d < 1 << 63 else d - (1 << 64) for d in dims]
 
-    return read
+
+def _along(name: str) -> Callable[[Any], Sequence[int]]:
+    """Along the dimensions that an operation was told; none: any."""
+    return lambda node: told_dims(node, name) or ANY
 
 
 def _after_the_first_index(node: Any) -> Sequence[int]:
-    given = [d for d, index in enumerate(node._saved_indices) if index is not None]
+    given = indexed_dims(node)
     is_together = given and given[-1] - given[0] < len(given)
     return ANY[given[0] :] if is_together else ANY  # apart: their dimension becomes the first
 
@@ -98,7 +98,7 @@ def _recurrent(node: Any) -> Sequence[int]:
     return (1, 2) if hasattr(node, "_saved_batch_sizes") and node._saved_batch_first else (0, 2)
 
 
-_HOOKS = frozenset(  # Python functions that hand on what they get
+HOOKS = frozenset(  # Python functions that hand on what they get
     f"{name}Backward"
     for name in ("BackwardHookFunction", "RegisterPostBackwardFunction")  # hooks of FSDP2, too
 )
@@ -130,7 +130,7 @@ _KEEPERS = frozenset(
         *("VarMean", "View", "ViewAsComplex", "ViewAsReal"),
     )
 )
-_PRODUCTS = frozenset(("Mm", "Addmm", "Bmm", "Baddbmm"))
+PRODUCTS = frozenset(("Mm", "Addmm", "Bmm", "Baddbmm"))
 _WITHIN_ROWS = frozenset(
     f"ScaledDotProduct{name}"
     for name in (
@@ -151,7 +151,7 @@ _WITH_WEIGHTS = frozenset(
 )
 _BY_SETTING: dict[str, Callable[[Any], Sequence[int]]] = {
     **{
-        kind: _given("dim")
+        kind: _along("dim")
         for kind in (
             *("IndexSelect", "IndexAdd", "IndexCopy", "IndexReduce"),
             *("Gather", "Scatter", "ScatterAdd", "ScatterReduce", "SliceScatter", "SelectScatter"),
@@ -177,9 +177,9 @@ _BY_SETTING: dict[str, Callable[[Any], Sequence[int]]] = {
             ),
         )
     },
-    "Flip": _given("dims"),
-    "Roll": _given("dims"),
-    "Unfold": _given("dimension"),
+    "Flip": _along("dims"),
+    "Roll": _along("dims"),
+    "Unfold": _along("dimension"),
     "Index": _after_the_first_index,
     "UnsafeIndex": _after_the_first_index,
     "ConstantPadNd": _padded,
