@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.gradients.engines._one_backward import OneBackward
-from gradvac.gradients.engines._per_task import Deliver, Expect, PerTask
+from gradvac.gradients.engines._per_task import Expect, PerTask, Receive
 from gradvac.gradients.engines._step import Again
 from gradvac.gradients.fold import Collector, Components, Metric, Stored, Weigh
 from gradvac.gradients.graph import Refused
@@ -69,13 +69,13 @@ class Engines:
         self._said: set[str] = set()
 
     def task_gradients(
-        self, losses: Losses, deliver: Deliver, expect: Expect | None = None
+        self, losses: Losses, receive: Receive, expect: Expect | None = None
     ) -> dict[Tensor, Tensor]:
         """Show every parameter's task gradients; see `OneBackward.task_gradients`."""
         if expect is not None and len(losses.present) == 1:  # its plain gradient needs no engine
             self._why = "one task in the last batch of this process, so a plain backward"
-            return self._run_in(self._per_task, lambda e: e.task_gradients(losses, deliver, expect))
-        return self._run(lambda engine: engine.task_gradients(losses, deliver, expect))
+            return self._run_in(self._per_task, lambda e: e.task_gradients(losses, receive, expect))
+        return self._run(lambda engine: engine.task_gradients(losses, receive, expect))
 
     def accumulate(self, losses: Losses) -> None:
         """Add the task gradients of a micro-batch to the stored ones; `.grad` is left alone."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from gradvac.gradients.engines._per_task import Deliver, Expect
+from gradvac.gradients.engines._per_task import Expect, Receive
 from gradvac.gradients.engines._step import Again, Step
 from gradvac.gradients.fold import Collector, Weigh, Write, add_to_grad
 from gradvac.gradients.graph import Graph, Refused, refuse_changed
@@ -85,13 +85,13 @@ class OneBackward:
             add_to_grad(*update)
 
     def task_gradients(
-        self, losses: Losses, deliver: Deliver, expect: Expect | None = None
+        self, losses: Losses, receive: Receive, expect: Expect | None = None
     ) -> dict[Tensor, Tensor]:
         """Show every parameter's task gradients.
 
         Args:
             losses: Of this micro-batch.
-            deliver: Takes them at the end.
+            receive: Takes them at the end.
             expect: Is told before which parameters may come; then each comes as soon as it is
                 complete, unless the step may still be refused.
 
@@ -103,7 +103,7 @@ class OneBackward:
         def show(parameter: nn.Parameter) -> None:
             buffer = collector.take(parameter)
             if buffer is not None:
-                deliver(parameter, dict(zip(losses.present, buffer.whole(), strict=True)))
+                receive(parameter, dict(zip(losses.present, buffer.whole(), strict=True)))
 
         with self._step(losses) as step:
             collector.open(None, None)

@@ -24,7 +24,7 @@ from gradvac.gradients.graph import (
 from gradvac.gradients.losses import Losses, PlainGradient, Sums, is_due
 from gradvac.hints import some
 
-Deliver = Callable[[nn.Parameter, Mapping[int, Tensor]], None]
+Receive = Callable[[nn.Parameter, Mapping[int, Tensor]], None]
 """Takes a parameter and its gradients by task, `task -> gradient`."""
 Expect = Callable[[Iterable[nn.Parameter]], None]
 
@@ -49,37 +49,37 @@ class PerTask:
         self._seen: set[str] = set()  # kinds of nodes
 
     def task_gradients(
-        self, losses: Losses, deliver: Deliver, expect: Expect | None = None
+        self, losses: Losses, receive: Receive, expect: Expect | None = None
     ) -> dict[Tensor, Tensor]:
         """Show every parameter's task gradients.
 
         Args:
             losses: Of this micro-batch.
-            deliver: Takes them, those of a task as soon as it is done.
+            receive: Takes them, those of a task as soon as it is done.
             expect: Is told which parameters may come; then each comes once, with all its tasks.
 
         Returns:
             The plain gradients of leaves that are not the model's.
         """
         if expect is not None and len(losses.present) == 1:
-            return self._deliver_one_task(losses, deliver, expect)
+            return self._deliver_one_task(losses, receive, expect)
         outside: dict[Tensor, Tensor] = {}
         rows: dict[nn.Parameter, dict[int, Tensor]] = {}
         for leaf, task, gradient in self._differentiate(losses):
             if leaf not in self._parameters:
                 outside[leaf] = outside[leaf] + gradient if leaf in outside else gradient
             elif expect is None:
-                deliver(leaf, {task: gradient})
+                receive(leaf, {task: gradient})
             else:
                 rows.setdefault(leaf, {})[task] = gradient
         if expect is not None:
             expect(rows)
         for parameter, by_task in rows.items():
-            deliver(parameter, by_task)
+            receive(parameter, by_task)
         return outside
 
     def _deliver_one_task(
-        self, losses: Losses, deliver: Deliver, expect: Expect
+        self, losses: Losses, receive: Receive, expect: Expect
     ) -> dict[Tensor, Tensor]:
         """A plain backward, whose gradients are those of the task: any model, compiled or not."""
         graph, outside = self._read(losses)
@@ -90,7 +90,7 @@ class PerTask:
 
         def show(leaf: Any, gradient: Tensor) -> None:
             if leaf in self._parameters:
-                deliver(leaf, {losses.present[0]: gradient})
+                receive(leaf, {losses.present[0]: gradient})
             else:
                 plain[leaf] = gradient
 

@@ -62,7 +62,6 @@ class _Blocks(threading.local):
     """The blocks of one thread, whose sequence numbers are its own."""
 
     def __init__(self) -> None:
-        self.active: list[RowTasks] = []
         self.done: list[_Block] = []
         self.lost_before = 0  # blocks below this sequence number were dropped
 
