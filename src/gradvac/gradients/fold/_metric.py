@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from gradvac.gradients.kernels import wide
+
 Metric = Callable[[nn.Parameter, Tensor], Tensor]
 """A parameter and its task gradients [T, P] -> the same as Gram matrices shall see them."""
 
@@ -53,7 +55,7 @@ class AdamMetric:
         state = self._optimizer.state.get(parameter)
         if not state and gradients.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("the optimizer has no moments yet, which would be recorded for ever")
-        beta, total = group["betas"][1], gradients.sum(0, dtype=_at_least_single(gradients))
+        beta, total = group["betas"][1], gradients.sum(0, dtype=wide(gradients.dtype))
         moment, step = (1 - beta) * total.square(), torch.ones((), device=total.device)
         if state:
             moment = moment + beta * state["exp_avg_sq"].reshape(-1)
@@ -64,7 +66,3 @@ class AdamMetric:
 
     def __repr__(self) -> str:
         return f"AdamMetric({type(self._optimizer).__name__})"
-
-
-def _at_least_single(gradients: Tensor) -> torch.dtype:
-    return torch.promote_types(gradients.dtype, torch.float32)

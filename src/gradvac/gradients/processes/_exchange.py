@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from gradvac import gram as geometry
 from gradvac.gradients.engines import Engines
 from gradvac.gradients.fold import Components, Stored, Weigh, add_to_grad
-from gradvac.gradients.kernels import combine, gram
+from gradvac.gradients.kernels import combine, gram, wide
 from gradvac.gradients.losses import Losses
 from gradvac.gradients.processes._agreement import Agreed, Agreement
 from gradvac.gradients.processes._buckets import Bucket, divide
@@ -244,7 +244,7 @@ class Exchange:
         rows = self._sent.pop(0).wait()
         held = self._held if self.exact else (self._held[self.ranks.rank],)
         where = [self._present.index(task) for tasks in held for task in tasks]
-        dtype = torch.promote_types(rows.dtype, torch.float32)
+        dtype = wide(rows.dtype)
         sums = rows.new_zeros(len(self._present), rows.shape[1], dtype=dtype)
         sums.index_add_(0, index_on(where, rows.device), rows.to(dtype))
         self._sums.append(sums)
