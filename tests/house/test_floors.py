@@ -1,9 +1,10 @@
 """A floor imports only from floors below; rooms on one floor do not import each other."""
 
-import ast
 from pathlib import Path
 
 import pytest
+
+from .importing import imports
 
 SOURCE = Path(__file__).parents[2] / "src" / "gradvac"
 FLOORS = {
@@ -39,21 +40,9 @@ def room_of(path: Path) -> str:
 
 
 def imported_rooms(path: Path) -> set[str]:
-    """Rooms of gradvac that a file imports, at any depth of its code."""
-    rooms = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative imports hide the floor they come from"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "gradvac" and len(parts) > 1:
-                rooms.add(parts[1])
-    return rooms
+    """Rooms of gradvac that a file imports."""
+    names = (f"{module}.{name}".rstrip(".").split(".") for module, name in imports(path))
+    return {parts[1] for parts in names if parts[0] == "gradvac" and len(parts) > 1}
 
 
 def public_names() -> set[str]:

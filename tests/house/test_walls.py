@@ -1,14 +1,14 @@
 """Walls inside `gradients/`: a room imports from the rooms it may, and only what they offer."""
 
-import ast
 import importlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import gradvac.gradients
+
+from .importing import imports
 
 SOURCE = Path(gradvac.gradients.__file__).parents[1]
 HOUSE = "gradvac.gradients"
@@ -24,16 +24,6 @@ def doors(text: str) -> dict[str, list[str]]:
 
 DOORS = doors(gradvac.gradients.__doc__ or "")
 FILES = sorted(SOURCE.rglob("*.py"))
-
-
-def imports(path: Path) -> Iterator[tuple[str, str]]:
-    """(module, name) of everything a file imports, at any depth of its code."""
-    text = path.read_text("utf-8")
-    for node in ast.walk(ast.parse(text)) if HOUSE in text else ():
-        if isinstance(node, ast.ImportFrom):
-            yield from ((node.module or "", alias.name) for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
 
 
 def faults(path: Path, room: str | None, allowed: dict[str, list[str]]) -> list[str]:
