@@ -19,7 +19,7 @@ def unnamed(room: Path) -> list[str]:
     missing = [
         name for name in sorted(files) if not re.search(rf"(?m){re.escape(name)}\W+\w+", docstring)
     ]
-    named = re.findall(r"(?m)^(?:    |- `)([\w]+\.py|[\w]+/)`?:? ", docstring)
+    named = re.findall(r"(?m)^(?:    |- `)?([\w]+\.py|[\w]+/)`?:? ", docstring)
     return missing + [f"{name} (no such file)" for name in named if not (room / name).exists()]
 
 
@@ -28,7 +28,8 @@ def test_the_map_is_complete(room: Path) -> None:
     assert unnamed(room) == []
 
 
-def test_the_rule_can_fail(tmp_path: Path) -> None:
-    (tmp_path / "__init__.py").write_text('"""A room.\n\n    gone.py   what was\n"""\n')
+@pytest.mark.parametrize("indent", ["", "    "])
+def test_the_rule_can_fail(tmp_path: Path, indent: str) -> None:
+    (tmp_path / "__init__.py").write_text(f'"""A room.\n\n{indent}gone.py   what was\n"""\n')
     (tmp_path / "here.py").touch()
     assert unnamed(tmp_path) == ["here.py", "gone.py (no such file)"]
