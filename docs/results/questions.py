@@ -11,6 +11,10 @@ class Question(NamedTuple):
     methods: tuple[str, ...]
 
 
+_RULES = (
+    *("gradnorm", "mgda", "pcgrad", "pcgrad_layers", "gradvac_fixed", "gradvac_model", "gradvac"),
+)
+
 QUESTIONS = (
     Question(
         "table1",
@@ -69,10 +73,10 @@ QUESTIONS = (
     ),
     Question(
         "tuned",
-        "Do rules help on top of the tuned mixture?",
+        "Table 1 at the tuned temperature, 2: do rules help on top of the tuned mixture?",
         (
-            *("temperature2", "temperature2_gradvac", "temperature2_gradvac_all"),
-            *("temperature2_pcgrad_layers", "temperature2_without_noise"),
+            *("temperature2", *(f"temperature2_{rule}" for rule in _RULES)),
+            *("temperature2_gradvac_all", "temperature2_without_noise"),
         ),
     ),
     Question(
@@ -87,16 +91,37 @@ QUESTIONS = (
     ),
     Question(
         "into_english",
-        "Into English",
+        "Table 1 into English, at the paper's temperature",
         (
-            *("into_english", "into_english_gradvac", "into_english_pcgrad_layers"),
-            *("into_english_temperature2", "into_english_temperature2_gradvac"),
+            *("into_english", *(f"into_english_{rule}" for rule in _RULES)),
+            "into_english_temperature2",
+        ),
+    ),
+    Question(
+        "into_english_bilingual",
+        "Table 1 into English, row 1: one model for all, or one for each language?",
+        ("into_english", "into_english_bilingual"),
+    ),
+    Question(
+        "into_english_tuned",
+        "Table 1 into English, at the tuned temperature",
+        (
+            *("into_english_temperature2",),
+            *(f"into_english_temperature2_{rule}" for rule in _RULES),
         ),
     ),
     Question(
         "many",
         "Table 2 and figure 6 in miniature: 19 languages",
         ("many_temperature5", "many_temperature1", "many_temperature2", "many_gradvac"),
+    ),
+    Question(
+        "many_controls",
+        "Why is GradVac worse with 19 languages?",
+        (
+            *("many_temperature5", "many_gradvac", "many_norm", "many_frozen"),
+            "many_without_noise",
+        ),
     ),
     Question(
         "large_batches",

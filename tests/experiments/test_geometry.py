@@ -1,0 +1,92 @@
+"""The claims about similarities: what was planted is found in every seed, and noise is not."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from gradvac.analysis import Similarities, save_similarities
+from gradvac.runs import RunFolder
+
+from .conftest import ROOT
+
+LANGUAGES = ("de", "da", "es", "it", "cs", "hr", "sw", "sn")  # pairs of relatives
+LAYERS = ("encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1")
+
+
+@pytest.fixture(scope="module")
+def geometry() -> ModuleType:
+    folder = ROOT / "docs" / "results"
+    sys.path.insert(0, str(folder))
+    spec = importlib.util.spec_from_file_location("geometry", folder / "geometry.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make(run: Path, *, into: bool, level: float, kin: float, seed: int) -> None:
+    """A run whose tasks have this cosine, relatives more by `kin`, and seeds a little noise."""
+    tasks = tuple(f"{code}-en" if into else f"en-{code}" for code in LANGUAGES)
+    draw = np.random.default_rng([seed, into])
+    values = draw.normal(level, 0.005, (2, len(LAYERS), len(tasks), len(tasks)))
+    relatives = np.kron(np.eye(len(tasks) // 2), np.ones((2, 2)))
+    values = (values + values.swapaxes(-1, -2)) / 2 + kin * relatives
+    values[..., range(len(tasks)), range(len(tasks))] = 1.0
+    halves = values[..., 0].astype(np.float32)
+    found = [
+        Similarities(
+            tasks, LAYERS, np.array([10, 20]), values.astype(np.float32), halves, lines=lines
+        )
+        for lines in ("same", "different")
+    ]
+    run.mkdir(parents=True)
+    save_similarities(RunFolder(run).similarity, found)
+
+
+def test_what_is_planted_is_found_and_noise_is_not(geometry: ModuleType, tmp_path: Path) -> None:
+    for seed in range(3):
+        make(tmp_path / f"into_english/seed-{seed}", into=True, level=0.7, kin=0.1, seed=seed)
+        make(tmp_path / f"from_english/seed-{seed}", into=False, level=0.2, kin=0.0, seed=seed)
+    make(tmp_path / "tiny/seed-0", into=False, level=0.2, kin=0.0, seed=0)  # one seed: no claim
+    (tmp_path / "out").mkdir()
+    geometry.main([str(tmp_path), "--out", str(tmp_path / "out")])
+    table = geometry.claim_table(geometry.read_kinds([tmp_path])).splitlines()[2:]
+    said = {row.split(" | ")[0].lstrip("| "): row.split(" | ")[1:] for row in table}
+    verdicts = {claim: cells[0].strip("*") for claim, cells in said.items()}
+    assert verdicts["Families (1), verses: into English, encoder"] == "reproduced"
+    assert verdicts["... from English, decoder (10)"] == "within noise"
+    assert verdicts["... two models"] == "reproduced"
+    assert said["... two models"][3] == "28 of 28 pairs |"
+    assert verdicts["Decoder minus encoder (4a), from English, verses"] == "within noise"
+    assert not any("tiny" in claim or "news" in claim for claim in said)
+    page = (tmp_path / "out" / "geometry.md").read_text()
+    assert "| into_english | 3 | 8 into English | encoder | 0.71" in page
+
+
+def test_what_seeds_share_must_also_hold_over_languages(
+    geometry: ModuleType, tmp_path: Path
+) -> None:
+    """Languages that happen to be alike in all seeds are no families."""
+    for seed in range(3):
+        make(tmp_path / f"into_english/seed-{seed}", into=True, level=0.7, kin=0.1, seed=seed)
+    kinds = geometry.read_kinds([tmp_path])
+    others = dict(zip((f"{code}-en" for code in LANGUAGES), "abcdabcd", strict=True))
+    for run in kinds["into_english"].values():
+        run.families.update(others)
+    row = geometry.claim_table(kinds).splitlines()[2]
+    assert row.startswith("| Families (1), verses: into English, encoder | **within noise** | -0.0")
+
+
+def test_seeds_give_an_interval(geometry: ModuleType) -> None:
+    found = geometry.over_seeds([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    assert found.reach == pytest.approx(4.302653 / np.sqrt(3))
+    assert found.p_value == pytest.approx(0.0741799)
+    assert found.smallest > found.reach
