@@ -66,6 +66,10 @@ PAPER = (
     Claim("Table 8: beta 0.001 against 0.01", "gradvac_beta3", "gradvac", -0.30),
 )
 
+_MADE = (
+    *("gradvac", "gradvac_model", "gradvac_fixed", "pcgrad_layers", "pcgrad", "gradnorm", "mgda"),
+)
+
 OURS = (
     Claim("Temperature 2 instead of 5", "temperature2", "joint"),
     Claim("... with twice the steps", "long_temperature2", "long_joint"),
@@ -75,6 +79,8 @@ OURS = (
     Claim("Temperature 1 instead of 5", "temperature1", "joint"),
     Claim("No language more than 15 times (UniMax)", "unimax", "joint"),
     Claim("Low-resource tasks with half the weight", "half_weight", "joint"),
+    Claim("Temperature 5, then 1 (cooldown)", "cooldown", "joint"),
+    Claim("High-resource tasks first, then all", "high_then_joint", "joint"),
     Claim("Target 0.5, gradients as long as before", "gradvac_fixed_length", "joint"),
     Claim("GradVac on four times the batch (a)", "large_batches_gradvac", "large_batches"),
     Claim("GradVac without the noise of batches (b)", "without_noise", "joint"),
@@ -92,6 +98,7 @@ OURS = (
     Claim("19 languages: control, the sum, as long", "many_norm", "many_temperature5"),
     Claim("... control, GradVac's mean weights", "many_frozen", "many_temperature5"),
     Claim("... GradVac against its mean weights", "many_gradvac", "many_frozen"),
+    Claim("... GradVac against the sum, as long", "many_gradvac", "many_norm"),
     Claim("... GradVac without the noise of batches", "many_without_noise", "many_temperature5"),
 )
 
@@ -118,6 +125,12 @@ TUNED = (
     Claim("... Bilingual models", "into_english_bilingual", _INTO),
 )
 
+CONSTRUCTED = (
+    *(claim for claim in PAPER if claim.baseline == "joint" and claim.method in _MADE),
+    Claim("Temperature 2 instead of 5", "temperature2", "joint"),
+    Claim("GradVac at temperature 2", "temperature2_gradvac", "temperature2"),
+)
+
 
 class Answer(NamedTuple):
     """What the runs say of a claim; `until` is what runs say that were stopped."""
@@ -142,6 +155,12 @@ def claim_tables(shared: Shared, losses: Losses) -> dict[str, str]:
     }
     tables = {name: _table(own, with_paper=name == "paper") for name, own in answers.items()}
     return tables | {"count": _count(answers["paper"])}
+
+
+def constructed_table(shared: Shared, losses: Losses) -> str:
+    """The table about constructed languages, as `claim_tables` has them; without the paper's."""
+    claims = [claim._replace(paper=None) for claim in CONSTRUCTED]
+    return _table([_answer(claim, shared, losses) for claim in claims], with_paper=False)
 
 
 def _answer(claim: Claim, shared: Shared, losses: Losses) -> Answer:

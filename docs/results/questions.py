@@ -82,7 +82,10 @@ QUESTIONS = (
     Question(
         "mixture",
         "What does the mixture alone do?",
-        ("joint", "temperature1", "temperature2", "temperature3", "half_weight", "unimax"),
+        (
+            *("joint", "temperature1", "temperature2", "temperature3", "half_weight", "unimax"),
+            *("cooldown", "high_then_joint"),
+        ),
     ),
     Question(
         "controls",
@@ -137,4 +140,10 @@ QUESTIONS = (
             *("gradvac_matrices", "gradvac_beta1", "gradvac_beta3"),
         ),
     ),
+)
+
+CONSTRUCTED = Question(
+    "constructed",
+    "Table 1 on constructed languages",
+    ("joint", *_RULES, "temperature2", "temperature2_gradvac"),
 )

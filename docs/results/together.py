@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -12,18 +12,43 @@ from scipy import stats
 Values = Callable[[str], Mapping[int, float]]
 """Of a method: seed -> value."""
 
-_BASELINE = "joint"
 _GRADVAC = (
     *("gradvac", "gradvac_all", "gradvac_high", "gradvac_model", "gradvac_sides"),
     *("gradvac_matrices", "gradvac_beta1", "gradvac_beta3", "without_noise", "preconditioned"),
     *("encoder_only", "decoder_only", "table_only", "early", "late"),
 )
 _OTHERS = ("norm", "shuffled", "random", "frozen", "pcgrad", "pcgrad_layers")
-_GROUPS = {
-    "GradVac with moving targets, all variants": _GRADVAC,
-    "its controls, and PCGrad": _OTHERS,
-    "both": _GRADVAC + _OTHERS,
-}
+_RULES = ("gradvac", "gradvac_model", "pcgrad", "pcgrad_layers")
+_TUNED, _INTO, _INTO_TUNED = "temperature2", "into_english", "into_english_temperature2"
+
+
+class Group(NamedTuple):
+    """Methods that may all be the same, and what they are compared with."""
+
+    said: str
+    baseline: str
+    methods: tuple[str, ...]
+
+
+_GROUPS = (
+    Group("GradVac with moving targets, all variants", "joint", _GRADVAC),
+    Group("its controls, and PCGrad", "joint", _OTHERS),
+    Group("both", "joint", _GRADVAC + _OTHERS),
+    Group(
+        "GradVac and PCGrad at temperature 2",
+        _TUNED,
+        (
+            *(f"{_TUNED}_{rule}" for rule in _RULES),
+            *(f"{_TUNED}_gradvac_all", f"{_TUNED}_without_noise"),
+        ),
+    ),
+    Group("... into English", _INTO, tuple(f"{_INTO}_{rule}" for rule in _RULES)),
+    Group(
+        "... into English at temperature 2",
+        _INTO_TUNED,
+        tuple(f"{_INTO_TUNED}_{rule}" for rule in _RULES),
+    ),
+)
 
 
 class Together(NamedTuple):
@@ -58,19 +83,19 @@ def together_table(bleu: Values, loss: Values) -> str:
         "development loss (95 % interval) | smallest found | do they differ? |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for said, methods in _GROUPS.items():
-        scores, losses = (_differences(methods, values) for values in (bleu, loss))
+    for group in _GROUPS:
+        scores, losses = (_differences(group, values) for values in (bleu, loss))
         if scores.shape[0] > 1 and scores.shape[1] > 1:
             found, of_loss = together(scores), together(losses)
             cells = [f"{found.num_methods} ({found.num_seeds})", *_cells(found, 2)]
-            lines.append(f"| {said} | {' | '.join([*cells, *_cells(of_loss, 4)])} |")
+            lines.append(f"| {group.said} | {' | '.join([*cells, *_cells(of_loss, 4)])} |")
     return "\n".join(lines) + "\n"
 
 
-def _differences(methods: Sequence[str], values: Values) -> NDArray[np.float64]:
+def _differences(group: Group, values: Values) -> NDArray[np.float64]:
     """`[methods, seeds]`, of the methods that have as many seeds as most."""
-    baseline = values(_BASELINE)
-    known = {method: values(method) for method in methods}
+    baseline = values(group.baseline)
+    known = {method: values(method) for method in group.methods}
     most = max((len(baseline.keys() & own.keys()) for own in known.values()), default=0)
     kept = [own for own in known.values() if len(baseline.keys() & own.keys()) == most]
     seeds = sorted(set.intersection(set(baseline), *map(set, kept))) if kept else []

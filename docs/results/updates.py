@@ -1,6 +1,6 @@
 """What rules did to the update, from the records of runs."""
 
-# T tasks
+# S steps, K components, T tasks
 
 from collections.abc import Mapping, Sequence
 
@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from gradvac.analysis.record import Record
 
+_LONGER = ("gradvac", "norm", "frozen", "many_gradvac", "many_norm", "many_frozen")
+_STEADY = 0.02  # lengths that vary less do not depend on anything
 _MEASURED = ("gradvac", "long_gradvac", "large_batches_gradvac", "preconditioned", "many_gradvac")
 
 
@@ -94,3 +96,40 @@ def _cosines(record: Record) -> NDArray[np.float32]:
 
 def _or_none(value: float) -> str:
     return "" if np.isnan(value) else f"{value:.3f}"
+
+
+def length_table(records: Mapping[str, Sequence[Record]]) -> str:
+    """How long updates are from step to step, and when they are longest, in Markdown.
+
+    Args:
+        records: Method -> the records of its runs.
+    """
+    lines = [
+        "| method | length, of the plain sum | varies from step to step | with the cosine of the "
+        "batch | cosine to the plain sum |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name in _LONGER:
+        if own := records.get(name):
+            ratio, varies, correlation, cosine = np.mean([_lengths(r) for r in own], axis=0)
+            told = f"r = {correlation:+.2f}" if varies > _STEADY else ""
+            cells = [name, f"{ratio:.2f}", f"{varies:.0%}", told, f"{cosine:.4f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _lengths(record: Record) -> tuple[float, ...]:
+    """After the first quarter of training: means over components."""
+    later = record.steps > record.steps[-1] / 4
+    ratio = record.update_ratio[later]  # [S, K]
+    pairs = ~np.eye(len(record.tasks), dtype=bool)
+    cosines = record.similarity[later][:, :, pairs].mean(-1)
+    varies = ratio.std(0) / ratio.mean(0)
+    both = zip(ratio.T, cosines.T, strict=True)
+    correlations = [np.corrcoef(a, b)[0, 1] for a, b in both] if varies.min() > 0 else [np.nan]
+    return (
+        float(ratio.mean()),
+        float(varies.mean()),
+        float(np.mean(correlations)),
+        float(record.update_cosine[later].mean()),
+    )

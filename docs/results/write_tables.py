@@ -21,9 +21,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 import claims
-from questions import QUESTIONS, Question
+from questions import CONSTRUCTED, QUESTIONS, Question
 from together import together_table
-from updates import noise_table, update_table
+from updates import length_table, noise_table, update_table
 
 from gradvac.analysis.figures._style import save
 from gradvac.analysis.record import Record, read_record
@@ -247,6 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--halved", type=Path, help="a sweep with --halving")
+    parser.add_argument("--constructed", type=Path, help="the sweep of this name")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
@@ -263,9 +264,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if page.is_file():
         parts = {"cost": cost(runs), "twice": twice(runs), "tables": tables}
         parts["noise"] = noise_table(dict(runs.records()))
+        parts["lengths"] = length_table(dict(runs.records()))
         parts["together"] = together_table(runs.scores, runs.best_losses)
         if given.halved is not None:
             parts["halving"] = halving_table(given.halved)
+        if given.constructed is not None:
+            made = Runs([given.constructed])
+            print(write_question(CONSTRUCTED, made, given.out))
+            parts["constructed"] = claims.constructed_table(made.shared, made.losses)
         fill(page, parts | claims.claim_tables(runs.shared, runs.losses))
 
 

@@ -172,6 +172,26 @@ def test_noise_of_cosines_is_told_from_differences_between_pairs(tables: ModuleT
     assert float(row[5].removesuffix(" |")) > 0.98
 
 
+def test_updates_that_are_longest_where_tasks_agree_least_are_seen(tables: ModuleType) -> None:
+    steps, tasks = 400, ("a", "b")
+    cosine = np.tile([[0.1], [-0.1]], (steps // 2, 1))
+    cosines = np.broadcast_to(cosine[:, :, None, None], (steps, 1, 2, 2))
+
+    def record(ratio: np.ndarray) -> SimpleNamespace:
+        return SimpleNamespace(
+            tasks=tasks,
+            steps=np.arange(steps),
+            similarity=cosines,
+            update_ratio=ratio,
+            update_cosine=np.ones((steps, 1)),
+        )
+
+    uneven, even = record(1.5 - 3 * cosine), record(np.full((steps, 1), 1.8))
+    rows = tables.length_table({"many_gradvac": [uneven], "many_frozen": [even]}).splitlines()[2:]
+    assert rows[0] == "| many_gradvac | 1.50 | 20% | r = -1.00 | 1.0000 |"
+    assert rows[1] == "| many_frozen | 1.80 | 0% |  | 1.0000 |"
+
+
 def test_rounds_of_halving_are_shown(tables: ModuleType, tmp_path: Path) -> None:
     rung = {"step": 150, "losses": {"a": 5.0, "b": 4.0, "c": None}, "kept": ["b", "a"]}
     (tmp_path / "halving.json").write_text(json.dumps({"rungs": [rung]}))
