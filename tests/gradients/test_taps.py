@@ -293,15 +293,28 @@ def test_tables_of_other_kinds(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
-@pytest.mark.parametrize("run", [lambda m, y: m.down(y), lambda _, y: y.tanh()], ids=["", "alone"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda m, x, y: m.down(x + y),
+        lambda _, x, y: (x + y).tanh(),
+        lambda m, x, y: in_another_region((x + in_another_region(y)).sin()) * m.down(x),
+    ],
+    ids=["with others", "alone", "in another region"],
+)
 def test_a_lookup_for_all_rows(run: Any) -> None:
     """Positions that come with the batch: what all rows share is pushed through the region."""
     model = model_of(
-        lambda m, x, positions: run(m, x + m.table(positions)),
+        lambda m, x, positions: run(m, x, m.table(positions)),
         down=nn.Linear(D, D),
         table=nn.Embedding(S, D),
     )
     assert_exact(model, (torch.randn(B, S, D).double(), torch.arange(S)[None]))
+
+
+def in_another_region(x: Tensor) -> Tensor:
+    torch._dynamo.graph_break()
+    return x
 
 
 @pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")

@@ -56,7 +56,7 @@ class Drawing:
         row_nodes: Positions of the nodes that a backward to the junctions runs through.
         holds_rows: For every node, whether it is not made of parameters alone.
         holds_no_rows: The roots are made of parameters alone.
-        has_taps: Some junctions stand for parameters that compiled regions left outside.
+        has_taps: Compiled regions left some parameters outside.
         functions: Numbers of the junctions that are Python functions on the way.
     """
 
@@ -98,7 +98,7 @@ def draw(
             variable = graph.nodes[position].variable
             if variable is ANCHOR:
                 made_of.append(nothing)
-                below[position] = True
+                drawing.has_taps = below[position] = True
                 continue
             is_ours = variable in tracked
             made_of.append(frozenset([variable]) if is_ours else None)
@@ -110,15 +110,15 @@ def draw(
         alone = bool(edges) and all(c < 0 or made_of[c] is not None for c, _ in children)
         parameters = nothing.union(*(made_of[children[e][0]] or () for e in edges))
         drawing.holds_no_rows |= alone and position in roots
+        deeper = any(c >= 0 and below[c] for c, _ in children)
         if alone and position not in roots:
             rows = num_rows(position)
             if position in moved or not _may_hold_rows(graph, position, rows):
                 made_of.append(parameters)
+                below[position] = deeper  # a tap's anchor: a pass to it runs whatever is above
                 continue
         made_of.append(None)
         drawing.row_nodes.append(position)
-        drawing.has_taps |= graph.is_tap(position)
-        deeper = any(c >= 0 and below[c] for c, _ in children)
         below[position] = deeper or bool(edges)
         if edges:
             edges = tuple(sorted(edges, key=lambda e: -math.prod(graph.shape(*children[e]))))
