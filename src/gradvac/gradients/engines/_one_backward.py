@@ -113,7 +113,7 @@ class OneBackward:
             else:
                 outside = step.run(collector)
                 collector.form_waiting()
-        parameters = list(collector.buffers)
+        parameters = collector.collected
         if expect is not None and step.is_careful:
             expect(parameters)
         for parameter in parameters:

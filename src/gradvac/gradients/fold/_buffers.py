@@ -2,6 +2,7 @@
 
 # T tasks, P parameters, V rows of a table, N tokens of the batch, I columns
 
+import copy
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any
@@ -30,21 +31,27 @@ class Buffer:
     Attributes:
         waiting: Uses that are not looked at yet, see `Use.may_wait`.
         is_split: The parameter is a table that is too large.
+        has_begun: Uses were added.
     """
 
     def __init__(self, parameter: nn.Parameter, table_bytes: int) -> None:
         self.parameter, self._table_bytes = parameter, table_bytes
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all uses."""
         self.waiting: list[Any] = []
-        self.is_split = False
+        self.is_split = self.has_begun = False
         self._gradients: Tensor | None = None  # [T, *shape], of the uses that were formed
         self._lookups: list[Lookup] = []  # those that were not: of few rows, or of a large table
         self._products: list[Table] = []  # and its others
         self._tokens: Tensor | None = None  # whose rows `stack` gave
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether uses were added."""
-        return self._gradients is not None or bool(self._lookups or self._products)
+    def taken(self) -> "Buffer":
+        """The uses in a buffer of their own; they are no longer here."""
+        taken = copy.copy(self)
+        self.clear()
+        return taken
 
     def take_waiting(self) -> Sequence[Any]:
         """The uses that waited, as few as possible; they are no longer here."""
@@ -58,18 +65,18 @@ class Buffer:
 
     def add(self, use: Use) -> None:
         """Add a use."""
-        is_first = self._gradients is None
-        if is_first and isinstance(use, Table):
-            self.is_split |= use.formed_bytes > self._table_bytes
-        if isinstance(use, Lookup):
-            is_of_few_rows = is_first and 2 * len(use.tokens) < use.num_rows
-            if self.is_split or is_of_few_rows:
-                self._lookups.append(use)
+        self.has_begun, is_first = True, self._gradients is None
+        if isinstance(use, Table):
+            self.is_split |= is_first and use.formed_bytes > self._table_bytes
+            if isinstance(use, Lookup):
+                is_of_few_rows = is_first and 2 * use.tokens.shape[0] < use.num_rows
+                if self.is_split or is_of_few_rows:
+                    self._lookups.append(use)
+                    return
+            elif self.is_split:
+                self._products.append(use)
                 return
-        elif self.is_split and isinstance(use, Table):
-            self._products.append(use)
-            return
-        if self._gradients is None:
+        if is_first:
             self._gradients = use.task_gradients()
         else:
             self._add_formed(use)
@@ -92,10 +99,12 @@ class Buffer:
     @property
     def nbytes(self) -> int:
         """Of what is held once all uses are formed."""
-        formed = 0 if self._gradients is None else self._gradients.nbytes
-        looked_up = 0 if self.is_split else sum(use.rows_bytes for use in self._lookups)
-        waiting: int = sum(use.formed_bytes for use in self.waiting)
-        return formed + looked_up + waiting
+        total = 0 if self._gradients is None else self._gradients.nbytes
+        for use in self._lookups:
+            total += 0 if self.is_split else use.rows_bytes
+        for use in self.waiting:
+            total += use.formed_bytes
+        return total
 
     def whole(self) -> Tensor:
         """Task gradients, `[T, *shape]`."""
@@ -106,11 +115,13 @@ class Buffer:
 
     def stack(self, *, whole: bool = False) -> Tensor:
         """Task gradients `[T, P]`; of rows that are looked up alone, unless `whole` is wanted."""
-        if self._gradients is None and not whole:
+        gradients = self._gradients
+        if gradients is None and not whole:
             self._tokens, use = Lookup.join(self._lookups)[0].renumbered()
             return use.task_gradients().flatten(1)
-        gradients = self.whole()
-        return gradients.reshape(len(gradients), -1)
+        if gradients is None:
+            gradients = self.whole()
+        return gradients.reshape(gradients.shape[0], -1)
 
     def spread(self, combined: Tensor) -> Tensor:
         """The gradient from a combination of what `stack` gave."""

@@ -29,9 +29,6 @@ class Collector:
             small models weigh everything at once; larger ones stream.
         table_bytes: Task gradients of a matrix above this size are not formed; see `Buffer`.
         metric: What Gram matrices see of task gradients, which are then formed whatever their size.
-
-    Attributes:
-        buffers: What was collected and not yet folded or taken.
     """
 
     def __init__(
@@ -46,16 +43,25 @@ class Collector:
         self.component_of = {p: k for k, parameters in enumerate(members) for p in parameters}
         self._stream_bytes, self._metric = stream_bytes, metric
         self.table_bytes = table_bytes if metric is None else 1 << 62
+        self._buffers = {p: Buffer(p, self.table_bytes) for p in self.component_of}
+        self._buffers_of = [[self._buffers[p] for p in parameters] for parameters in members]
         self.clear()
 
     def clear(self) -> None:
         """Forget everything about the backward that ran."""
-        self.buffers: dict[nn.Parameter, Buffer] = {}
+        for buffer in self._buffers.values():
+            if buffer.has_begun or buffer.waiting:
+                buffer.clear()
         self._waiting_bytes, self._most_waiting = 0, _WAITING_BYTES[0]
         self._ready: list[int] = []
         self._held = 0  # bytes of the components that are ready
         self._weigh: Weigh | None = None
         self._write: Write | None = None
+
+    @property
+    def collected(self) -> list[nn.Parameter]:
+        """The parameters of which something was added and not yet folded or taken."""
+        return [parameter for parameter, buffer in self._buffers.items() if buffer.has_begun]
 
     def open(self, weigh: Weigh | None, write: Write | None) -> None:
         """Expect a backward; `weigh=None` only collects."""
@@ -67,9 +73,7 @@ class Collector:
 
     def deliver(self, parameter: nn.Parameter, use: Use) -> None:
         """Take what one use of a parameter contributes."""
-        buffer = self.buffers.get(parameter)
-        if buffer is None:
-            buffer = self.buffers[parameter] = Buffer(parameter, self.table_bytes)
+        buffer = self._buffers[parameter]
         if not use.may_wait or buffer.has_begun or use.formed_bytes > self.table_bytes:
             buffer.add(use)
             return
@@ -82,8 +86,8 @@ class Collector:
     def form_waiting(self) -> None:
         """Form the uses that wait: those of one kind together, whatever their parameter."""
         kinds: dict[Any, list[tuple[Buffer, Any]]] = {}
-        for buffer in self.buffers.values():
-            for use in buffer.take_waiting():
+        for buffer in self._buffers.values():
+            for use in buffer.take_waiting() if buffer.waiting else ():
                 kinds.setdefault((type(use), use.kind), []).append((buffer, use))
         self._waiting_bytes = 0
         for (kind, _), pairs in sorted(kinds.items(), key=lambda item: item[0][0] is Beside):
@@ -96,18 +100,17 @@ class Collector:
         if self._weigh is None:
             return
         self._ready.append(component)
-        members = self.members[component]
-        self._held += sum(self.buffers[p].nbytes for p in members if p in self.buffers)
+        for buffer in self._buffers_of[component]:
+            self._held += buffer.nbytes
         if self._held >= self._stream_bytes:
             self._fold()
 
     def take(self, parameter: nn.Parameter) -> Buffer | None:
         """Hand out a parameter's buffer; it is no longer here."""
-        buffer = self.buffers.pop(parameter, None)
-        if buffer is not None:
-            for use in buffer.take_waiting():
-                buffer.add(use)
-        return buffer
+        buffer = self._buffers[parameter]
+        for use in buffer.take_waiting():
+            buffer.add(use)
+        return buffer.taken() if buffer.has_begun else None
 
     def close(self) -> None:
         """Fold what has not been folded; the backward is over."""
@@ -118,19 +121,17 @@ class Collector:
     def _fold(self) -> None:
         """Gram -> weights -> update for the components that are ready, then free them."""
         self.form_waiting()
-        members = {k: self._take_all(self.members[k]) for k in self._ready}
-        self._ready, self._held = [], 0
-        used = [k for k, buffers in members.items() if buffers]
-        if not used:
+        ready, self._ready, self._held = self._ready, [], 0
+        begun = {k: [b for b in self._buffers_of[k] if b.has_begun] for k in ready}
+        members = {k: buffers for k, buffers in begun.items() if buffers}
+        if not members:
             return
         assert self._weigh is not None
         assert self._write is not None
-        fold = _Fold([members.pop(k) for k in used], self._metric)
-        weights = self._weigh(used, fold.grams())
+        fold = _Fold(list(members.values()), self._metric)
+        weights = self._weigh(list(members), fold.grams())
         self._write(fold.parameters, fold.combine(weights))
-
-    def _take_all(self, parameters: Sequence[nn.Parameter]) -> list[Buffer]:
-        return [self.buffers.pop(p) for p in parameters if p in self.buffers]
+        fold.clear()
 
 
 class _Fold:
@@ -166,6 +167,11 @@ class _Fold:
         combined = [] if self._products is None else self._products.combine(weights)
         updates = [b.spread(own) for b, own in zip(self._dense, combined, strict=True)]
         return updates + [buffer.combine(weights[k]) for k, buffer in self._split]
+
+    def clear(self) -> None:
+        """Free the task gradients."""
+        for buffer in (*self._dense, *(buffer for _, buffer in self._split)):
+            buffer.clear()
 
     def _stacked(self, stacks: Sequence[Tensor]) -> Stacked | None:
         return stacked(stacks, self._groups, self._num) if stacks else None

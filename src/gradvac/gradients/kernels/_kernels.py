@@ -80,8 +80,9 @@ class Stacked:
     """
 
     def __init__(self, stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> None:
-        self._is_complex = [stack.is_complex() for stack in stacks]
-        stacks = [_as_real(stack) if stack.is_complex() else stack for stack in stacks]
+        self._is_complex = [stack.dtype.is_complex for stack in stacks]
+        if any(self._is_complex):
+            stacks = [_as_real(stack) if stack.is_complex() else stack for stack in stacks]
         self._sizes, self._num_groups = [stack.shape[1] for stack in stacks], num_groups
         together: dict[tuple[int, torch.dtype, int], list[int]] = {}
         for number, (stack, group) in enumerate(zip(stacks, groups, strict=True)):

@@ -24,15 +24,11 @@ class Place(NamedTuple):
 
     graph: Graph
     position: int  # of the node
+    node: Any
     edge: int  # number of the input
     gradient: Tensor  # of the node's output
     owned: Owned  # whose its entries are
     first: Use | None = None  # what the node's largest input came to
-
-    @property
-    def node(self) -> Any:
-        """The node."""
-        return self.graph.nodes[self.position]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,9 +58,10 @@ class Place(NamedTuple):
     def shift(self) -> Use | None:
         """What was added to the output; together with a use that keeps its gradient anyway."""
         first, gradient = self.first, self.gradient
-        if isinstance(first, Sharing) and first.output is not None and not gradient.is_complex():
-            is_same = first.output.data_ptr() == gradient.data_ptr()
-            if is_same and self.shape == gradient.shape[-1:]:
+        if isinstance(first, Sharing) and first.output is not None:
+            output = first.output
+            is_same = output is gradient or output.data_ptr() == gradient.data_ptr()
+            if is_same and self.shape == gradient.shape[-1:] and not gradient.dtype.is_complex:
                 return Beside(first)
         return self.summed(gradient)
 

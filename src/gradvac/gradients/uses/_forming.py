@@ -62,9 +62,8 @@ class Former:
     def form(self, number: int, gradients: Sequence[Tensor | None], deliver: Deliver) -> None:
         """Deliver what a junction contributes to its parameters."""
         junction = self.plan.drawing.junctions[number]
-        given = [gradient for gradient in gradients if gradient is not None]
-        if not any(gradient.numel() for gradient in given):
-            if given:
+        if not [gradient for gradient in gradients if gradient is not None and gradient.numel()]:
+            if any(gradient is not None for gradient in gradients):
                 self._deliver_zeros(junction.parameters, deliver)
             return
         owned = [
@@ -73,12 +72,12 @@ class Former:
         ]
         slow: list[int] = []
         position, gradient, owner = junction.position, gradients[0], owned[0]
-        path, children = FAST_PATHS.get(self.graph.names[position]), self.graph.children(position)
-        first: Use | None = None
+        path, node = FAST_PATHS.get(self.graph.names[position]), self.graph.nodes[position]
+        children, first = self.graph.children(position), None
         for edge in junction.edges:
             use = None
             if path is not None and gradient is not None and owner is not None:
-                use = path(Place(self.graph, position, edge, gradient, owner, first))
+                use = path(Place(self.graph, position, node, edge, gradient, owner, first))
             if use is None:
                 slow.append(edge)
             else:
@@ -252,7 +251,9 @@ class Former:
         gradients = use.task_gradients()
         tasks = Segments(torch.arange(len(gradients)), len(gradients), gradients.device)
         owned = Owned(gradients.shape, tasks)
-        return embedding(Place(self.graph, position, 0, gradients, owned))
+        return embedding(
+            Place(self.graph, position, self.graph.nodes[position], 0, gradients, owned)
+        )
 
     def _push_through(self, position: int, arrived: Mapping[int, Use], deliver: Deliver) -> None:
         gradients = {number: use.task_gradients() for number, use in arrived.items()}
