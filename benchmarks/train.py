@@ -3,6 +3,7 @@
     python benchmarks/train.py --size small base --tokens 16384 --tasks 4 12
     python benchmarks/train.py --size big --tokens 32768 --tasks 4 --vocabulary 64000
     python benchmarks/train.py --size small base --huggingface eager compiled
+    python benchmarks/train.py --size tiny --tokens 1024 --graph 0 --padded --clock processor
 
 Everything that training does is included: batches are cut from memory-mapped token files by the
 stream of the recipe, prepared ahead, copied to the device; forward, aligned backward, clipping,
@@ -93,7 +94,8 @@ class Recipe:
 
     def batches(self, part: Part = WHOLE) -> Ahead[Batch]:
         assert part == WHOLE
-        stream = self._corpus.stream(self._arguments.tokens, packed=True, fixed=self._fixed)
+        packed = not self._arguments.padded
+        stream = self._corpus.stream(self._arguments.tokens, packed=packed, fixed=self._fixed)
         on_gpu = self._arguments.device == "cuda"
         return Ahead(stream, prepare=Batch.pin if on_gpu else None)
 
@@ -141,11 +143,12 @@ def timed(step: Callable[[], Tokens], arguments: argparse.Namespace) -> Timed:
     for _ in range(arguments.warm):
         step()
     synchronize(arguments.device)
-    start, tokens = time.perf_counter(), np.zeros(2)
+    clock = time.process_time if arguments.clock == "processor" else time.perf_counter
+    start, tokens = clock(), np.zeros(2)
     for _ in range(arguments.steps):
         tokens = tokens + step()
     synchronize(arguments.device)
-    seconds = (time.perf_counter() - start) / arguments.steps
+    seconds = (clock() - start) / arguments.steps
     busy = float("nan")
     if arguments.device == "cuda":
         with profile(activities=[ProfilerActivity.CUDA]) as watched:
@@ -310,6 +313,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--modes", nargs="*", choices=RULES, default=list(RULES))
     parser.add_argument("--graph", nargs="*", type=int, choices=(0, 1), default=[0, 1])
     parser.add_argument("--fixed", action="store_true", help="one batch size for eager steps too")
+    parser.add_argument("--padded", action="store_true", help="eager steps: not packed")
+    parser.add_argument("--clock", choices=("wall", "processor"), default="wall")
     parser.add_argument("--logits-per-chunk", type=int, help="default: as memory allows")
     parser.add_argument("--huggingface", nargs="*", choices=("eager", "compiled"), default=[])
     parser.add_argument("--pairs", type=int, default=40_000, help="of every task")
