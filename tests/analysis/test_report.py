@@ -60,6 +60,12 @@ def test_sentences_say_the_numbers() -> None:
     assert f"Similarity fell in training, within pairs: {time}" in text
 
 
+def test_a_difference_is_that_of_the_numbers_shown() -> None:
+    values = related(0.134, 0.066)[None, None].repeat(8, axis=0).repeat(4, axis=1)
+    text = said(run_with(values, [f"en-{code}" for code in CODES]))
+    assert "0.06 more similar than others in the encoder: 0.13 against 0.07" in text
+
+
 def test_noise_is_not_significant() -> None:
     draw = np.random.default_rng(4)
     values = draw.normal(0, 0.1, (1, 4, 7, 7))

@@ -127,7 +127,7 @@ def test_browser_follows_the_run(
     with browser.start() as driver:
         page = Page(driver)
         driver.get(address)
-        wait = WebDriverWait(driver, 30)
+        wait = WebDriverWait(driver, 60)
         wait.until(lambda _: page.js(page.ready))
         page.choose("component", "decoder.layers.0")
         page.driver.execute_script("document.getElementById('steps').open = true")

@@ -44,7 +44,7 @@ class Page(browser.Page):
         self.driver.execute_script(
             "document.querySelectorAll('details.question').forEach(d => { d.open = true; })"
         )
-        WebDriverWait(self.driver, 20).until(
+        WebDriverWait(self.driver, 60).until(
             lambda _: self.js(
                 "[...document.querySelectorAll('.plot')]"
                 ".every(p => p.querySelector('svg') || p.classList.contains('empty'))"
@@ -106,7 +106,7 @@ def test_asks_the_network_for_nothing(page: Page, one: Path) -> None:
     page.open(one)
     assert page.js("performance.getEntriesByType('resource').length") == 0
     page.driver.execute_script("fetch('https://example.org/').catch(() => {})")
-    WebDriverWait(page.driver, 10).until(
+    WebDriverWait(page.driver, 60).until(
         lambda _: any("Content Security" in t for t in page.troubles())
     )
 

@@ -206,7 +206,7 @@ def test_smoothing_zoom_and_download(page: Page, tmp_path: Path) -> None:
     page.find("#heat-0 + .tools button").click()
     from selenium.webdriver.support.ui import WebDriverWait
 
-    WebDriverWait(page.driver, 10).until(lambda _: list(downloads.glob("heat-0*.png")))
+    WebDriverWait(page.driver, 60).until(lambda _: list(downloads.glob("heat-0*.png")))
 
 
 def test_scatters(page: Page, odd: Path) -> None:

@@ -150,7 +150,7 @@ def test_processes_save_when_the_user_stops_them(tmp_path: Path, prepared: Path)
     while not all(RunFolder(run).read_metrics() for run in runs) and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=240)
     assert process.returncode == 130, said
     assert "the same command continues" in said
     for run in runs:

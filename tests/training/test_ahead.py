@@ -70,5 +70,5 @@ def test_the_thread_ends_with_its_stream() -> None:
     (thread,) = set(threading.enumerate()) - before
     del stream
     gc.collect()
-    thread.join(timeout=5)
+    thread.join(timeout=60)
     assert not thread.is_alive()

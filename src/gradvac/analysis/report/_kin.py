@@ -21,7 +21,7 @@ from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import Similarities
 
 FAMILIES, DISTANCE, GROUPS = "Relatives", "Distance", "Groups"
-_SLIGHT = 0.01  # differences that two digits hardly show
+_SLIGHT = 0.015  # differences that two digits hardly show
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
         within, between, difference, p_value, least = contrast
         digits = 2 if abs(difference) >= _SLIGHT else 3
         more = "more" if difference > 0 else "less"
+        shown = abs(round(within, digits) - round(between, digits))  # what a reader subtracts
         claim = (
-            f"{noun} of one family are {abs(difference):.{digits}f} {more} similar than "
+            f"{noun} of one family are {shown:.{digits}f} {more} similar than "
             f"others{where(part)}: {within:z.{digits}f} against {between:z.{digits}f}"
         )
         few = f"; so few cannot go below {least:.2f}" if least >= 0.05 else ""
