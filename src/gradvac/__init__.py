@@ -9,7 +9,7 @@ GradNorm and plain joint training are available too. See `Aligner` for an exampl
 
     gram.py          norms, cosines and products read off a Gram matrix
     tasks.py         a task's name: direction, source, target, pivot
-    hints.py         words that error messages share
+    hints.py         words that messages share, and the line a warning is for
     sides.py         encoder or decoder: the side of a model, by a name
     indices.py       small index tensors, moved to their device once
     triton_modules.py  Triton kernels, where they can be imported

@@ -2,7 +2,6 @@
 
 # K components, T tasks present
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradvac import gram as geometry
+from gradvac.hints import warn_caller
 from gradvac.indices import index_on
 
 
@@ -148,9 +148,8 @@ def warn_if_identical(alignment: Alignment) -> None:
         torch.isclose(norms, norms[:, :1], rtol=1e-6).all()
     )
     if alike and len(norms):
-        warnings.warn(
+        warn_caller(
             "losses: all tasks have the same gradient. If every task was given the loss of the "
             "whole batch, its gradients were summed before they came here and cannot be "
-            "separated; give each task the loss of its own rows.",
-            stacklevel=8,
+            "separated; give each task the loss of its own rows."
         )

@@ -1,7 +1,10 @@
-"""Phrases that error messages share: the nearest valid name, and a few of many."""
+"""What messages share: the nearest valid name, a few of many names, the line a warning is for."""
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+from types import FrameType
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
@@ -16,3 +19,16 @@ def some(names: Iterable[object], most: int = 5) -> str:
     """The first of some names, and dots if there are more; "nothing" for none."""
     shown = list(dict.fromkeys(map(str, names)))
     return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "") or "nothing"
+
+
+def warn_caller(message: str) -> None:
+    """Warn at the line that called gradvac, however deep inside of it this is."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and _package(frame) in ("gradvac", "torch", "contextlib"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

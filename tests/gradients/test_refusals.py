@@ -179,6 +179,35 @@ def test_reentrant_checkpoints_in_per_task() -> None:
         assert_same_gradients(case.model, reference, 1e-6)
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_warnings_are_of_the_line_that_called(accumulate: bool) -> None:
+    class Scaled(torch.autograd.Function):
+        """A scale without a fast path."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+            ctx.save_for_backward(x, scale)
+            return x * scale
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+            x, scale = ctx.saved_tensors
+            return gradient * scale, (gradient * x).sum(0)
+
+    def slow(model: nn.Module, _: Tensor, x: Tensor) -> Tensor:
+        return distance(Scaled.apply(model(x), model.bias))
+
+    cases = {
+        "continues": batch_norm(),
+        "fast path": Case(nn.Linear(D, D), slow, (torch.randn(B, D),)),
+    }
+    for words, case in cases.items():
+        aligner = Aligner(case.model, TASKS, GradVac())
+        with pytest.warns(UserWarning, match=words) as caught:
+            aligner.backward(losses_of(case, case.model), ROWS, accumulate=accumulate)
+        assert {warning.filename for warning in caught} == {__file__}
+
+
 def test_auto_goes_back_to_one_backward() -> None:
     """One step with batch norm in training mode is no reason to stay in per_task."""
     case = batch_norm()

@@ -1,6 +1,5 @@
 """Which engine runs: the fast one where it applies, the reference where it does not."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -14,6 +13,7 @@ from gradvac.gradients.engines._step import Again
 from gradvac.gradients.fold import Collector, Components, Metric, Stored, Weigh
 from gradvac.gradients.graph import Refused
 from gradvac.gradients.losses import Losses
+from gradvac.hints import warn_caller
 
 ENGINES = ("auto", "one_backward", "per_task")
 Engine = OneBackward | PerTask
@@ -145,4 +145,4 @@ class Engines:
         self._why = reason.removeprefix("engine: ").removesuffix(' Use engine="per_task".')
         if reason not in self._said:
             self._said.add(reason)
-            warnings.warn(f'engine: "auto" continues with per_task. {self.why}', stacklevel=5)
+            warn_caller(f'engine: "auto" continues with per_task. {self.why}')

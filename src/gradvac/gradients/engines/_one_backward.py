@@ -8,7 +8,6 @@ Gram matrix is taken, weighed, the update written to `.grad`, and the task gradi
 
 # K components, T tasks
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -24,7 +23,7 @@ from gradvac.gradients.losses import DeclaredRows, Losses, is_due
 from gradvac.gradients.ownership import Plan, Planner
 from gradvac.gradients.uses import Former
 from gradvac.gram import working_dtype
-from gradvac.hints import some
+from gradvac.hints import some, warn_caller
 
 
 class OneBackward:
@@ -199,10 +198,9 @@ class OneBackward:
         new = [place for place in slow if place not in self._announced]
         self._announced |= set(new)
         if new:
-            warnings.warn(
+            warn_caller(
                 f"engine: {len(new)} place(s) have no fast path and are computed task by task, "
-                f"which is exact but slower: {some(new)}.",
-                stacklevel=6,
+                f"which is exact but slower: {some(new)}."
             )
 
 

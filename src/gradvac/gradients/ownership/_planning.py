@@ -5,7 +5,6 @@ first batches, now and then, and until every part of the graph was seen with a g
 entries by what the data say (masks, routing, sorting) is not learned: it is measured every step.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from gradvac.gradients.graph import Graph, Refused, Signature
 from gradvac.gradients.losses import DeclaredRows, Losses, listen
 from gradvac.gradients.ownership._look import Look
 from gradvac.gradients.ownership._plan import Plan
+from gradvac.hints import warn_caller
 
 _MOST_KEPT = 256  # signatures
 _MOST_SIZES = 16  # of batches, for which a plan or a refusal is kept by signature
@@ -77,10 +77,9 @@ class Planner:
         except torch.OutOfMemoryError:
             if not fitting or not is_finished:
                 raise
-            warnings.warn(
+            warn_caller(
                 "engine: this step was to verify whose gradients are whose, but its passes, which "
-                "keep the graph, ran out of memory; verification skipped.",
-                stacklevel=8,
+                "keep the graph, ran out of memory; verification skipped."
             )
             return fitting[0]
         rest = [other for other in known.plans if not other.unfinished and other not in fitting]
