@@ -9,24 +9,18 @@
     _refusals.py   graphs that hide parameters, or are not those of the model
 """
 
-from gradvac.gradients.graph._graph import (
-    ANCHOR,
-    COMPILED,
-    LEAF,
-    RUN,
-    TAPS,
-    Graph,
-    Signature,
-)
+from gradvac.gradients.graph._graph import ANCHOR, COMPILED, LEAF, RUN, TAPS, Graph, Signature
 from gradvac.gradients.graph._junctions import Drawing, Junction, Way, draw, way_down
 from gradvac.gradients.graph._nodes import call_node, indexed_dims, is_python_function, saved
-from gradvac.gradients.graph._passes import Arrive, Watcher, run_pass, show_gradients, without_hooks
-from gradvac.gradients.graph._refusals import (
-    Refused,
-    refuse_changed,
-    refuse_hidden,
+from gradvac.gradients.graph._passes import (
+    Arrive,
+    Watcher,
+    run_pass,
     set_aside,
+    show_gradients,
+    without_hooks,
 )
+from gradvac.gradients.graph._refusals import Refused, refuse_changed, refuse_hidden
 
 __all__ = [
     "ANCHOR",

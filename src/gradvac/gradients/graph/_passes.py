@@ -1,7 +1,7 @@
 """A backward that stops at the junctions: it computes no parameter gradients of its own."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -118,17 +118,34 @@ def _autocast_off(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Tensor hooks are for final gradients: let passes over parts of them go unseen."""
-    hooks = [leaf._backward_hooks for leaf in leaves if leaf._backward_hooks]
-    kept = [dict(leaf_hooks) for leaf_hooks in hooks]
-    for leaf_hooks in hooks:
-        leaf_hooks.clear()
+def _emptied(hooks: Sequence[dict[Any, Any] | None]) -> Iterator[None]:
+    kept = [(one, dict(one)) for one in hooks if one]
+    for one, _ in kept:
+        one.clear()
     try:
         yield
     finally:
-        for leaf_hooks, items in zip(hooks, kept, strict=True):
-            leaf_hooks.update(items)
+        for one, items in kept:
+            one.update(items)
+
+
+def without_hooks(leaves: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Tensor hooks are for final gradients: let passes over parts of them go unseen."""
+    return _emptied([leaf._backward_hooks for leaf in leaves])
+
+
+@contextmanager
+def set_aside(leaves: Collection[Tensor]) -> Iterator[None]:
+    """Put `.grad`, and the hooks that wait for it, back as they were."""
+    kept = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    try:
+        with _emptied([leaf._post_accumulate_grad_hooks for leaf in leaves]):
+            yield
+    finally:
+        for leaf, gradient in zip(leaves, kept, strict=True):
+            leaf.grad = gradient
 
 
 def show_gradients(

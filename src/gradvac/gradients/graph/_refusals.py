@@ -8,34 +8,16 @@ what it writes is not among the gradients that the pass returns.
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
-from torch import Tensor, nn
+from torch import nn
 
 from gradvac.gradients.graph._graph import Graph
 from gradvac.gradients.graph._nodes import is_python_function
+from gradvac.gradients.graph._passes import set_aside
 from gradvac.hints import some
 
 
 class Refused(ValueError):  # noqa: N818
     """one_backward cannot separate these losses; nothing was changed."""
-
-
-@contextmanager
-def set_aside(leaves: Collection[Tensor]) -> Iterator[None]:
-    """Put `.grad`, and the hooks that wait for it, back as they were."""
-    kept = [leaf.grad for leaf in leaves]
-    hooks = [leaf._post_accumulate_grad_hooks for leaf in leaves]
-    waiting = [dict(leaf_hooks) if leaf_hooks else {} for leaf_hooks in hooks]
-    for leaf, leaf_hooks in zip(leaves, hooks, strict=True):
-        leaf.grad = None
-        if leaf_hooks:
-            leaf_hooks.clear()
-    try:
-        yield
-    finally:
-        for leaf, gradient, leaf_hooks, items in zip(leaves, kept, hooks, waiting, strict=True):
-            leaf.grad = gradient
-            if leaf_hooks is not None:
-                leaf_hooks.update(items)
 
 
 @contextmanager

@@ -98,85 +98,62 @@ def _recurrent(node: Any) -> Sequence[int]:
     return (1, 2) if hasattr(node, "_saved_batch_sizes") and node._saved_batch_first else (0, 2)
 
 
-HOOKS = frozenset(  # Python functions that hand on what they get
-    f"{name}Backward"
-    for name in ("BackwardHookFunction", "RegisterPostBackwardFunction")  # hooks of FSDP2, too
-)
-ENTRYWISE = frozenset(
-    (
-        *("Abs", "Acos", "Acosh", "Add", "Addcdiv", "Addcmul", "Alias", "Angle", "Asin", "Asinh"),
-        *("Atan", "Atan2", "Atanh", "Celu", "Clamp", "ClampMax", "ClampMin", "Clone", "Complex"),
-        *("Conj", "ConjPhysical", "Copy", "Copysign", "Cos", "Cosh", "Deg2Rad", "Digamma", "Div"),
-        *("Elu", "Erf", "Erfc", "Erfinv", "Exp", "Exp2", "Expand", "Expm1"),
-        *("FakeQuantizePerTensorAffineCachemask", "Fmax", "Fmin", "Fmod", "Frac", "FusedDropout"),
-        *("Gelu", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "Hypot", "LeakyRelu"),
-        *("Lerp", "Lgamma", "Log", "Log10", "Log1P", "Log2", "LogSigmoid", "Logaddexp"),
-        *("Logaddexp2", "Logit", "MaskedFill", "Maximum", "Minimum", "Mish", "Mul", "NanToNum"),
-        *("NativeDropout", "Neg", "Polar", "Pow", "PreluKernel", "Reciprocal", "Relu", "Remainder"),
-        *("Repeat", "Round", "RreluWithNoise", "Rsqrt", "Rsub", "Sgn", "Sigmoid", "Silu", "Sin"),
-        *("Sinc", "Sinh", "Softplus", "Softshrink", "SpecialEntr", "Sqrt", "Sub", "Tan", "Tanh"),
-        *("Threshold", "ToCopy", "Tril", "Triu", "Where", "Xlogy"),
-    )
+def _kinds(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+# Python functions that hand on what they get; hooks of FSDP2, too
+HOOKS = _kinds("BackwardHookFunctionBackward RegisterPostBackwardFunctionBackward")
+ENTRYWISE = _kinds(
+    """
+    Abs Acos Acosh Add Addcdiv Addcmul Alias Angle Asin Asinh Atan Atan2 Atanh Celu Clamp
+    ClampMax ClampMin Clone Complex Conj ConjPhysical Copy Copysign Cos Cosh Deg2Rad Digamma Div
+    Elu Erf Erfc Erfinv Exp Exp2 Expand Expm1 FakeQuantizePerTensorAffineCachemask Fmax Fmin
+    Fmod Frac FusedDropout Gelu Hardshrink Hardsigmoid Hardswish Hardtanh Hypot LeakyRelu Lerp
+    Lgamma Log Log10 Log1P Log2 LogSigmoid Logaddexp Logaddexp2 Logit MaskedFill Maximum Minimum
+    Mish Mul NanToNum NativeDropout Neg Polar Pow PreluKernel Reciprocal Relu Remainder Repeat
+    Round RreluWithNoise Rsqrt Rsub Sgn Sigmoid Silu Sin Sinc Sinh Softplus Softshrink
+    SpecialEntr Sqrt Sub Tan Tanh Threshold ToCopy Tril Triu Where Xlogy
+    """
 )
 # What is one entry above belongs to one row, and so does all that it was made of.
-_KEEPERS = frozenset(
-    (
-        *("Amax", "Amin", "Aminmax", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"),
-        *("CtcLoss", "CudnnCtcLoss", "HuberLoss", "Kthvalue", "LinalgVectorNorm", "Logsumexp"),
-        *("Max", "Mean", "Median", "Min", "Mode", "MseLoss", "MultiMarginLoss"),
-        *("MultilabelMarginLoss", "Nanmedian", "Nansum", "NllLoss", "NllLoss2D", "Norm", "Permute"),
-        *("Prod", "ReshapeAlias", "Select", "SmoothL1Loss", "SoftMarginLoss", "Squeeze", "Std"),
-        *("StdMean", "Sum", "T", "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "Var"),
-        *("VarMean", "View", "ViewAsComplex", "ViewAsReal"),
-    )
+_KEEPERS = _kinds(
+    """
+    Amax Amin Aminmax BinaryCrossEntropy BinaryCrossEntropyWithLogits CtcLoss CudnnCtcLoss
+    HuberLoss Kthvalue LinalgVectorNorm Logsumexp Max Mean Median Min Mode MseLoss
+    MultiMarginLoss MultilabelMarginLoss Nanmedian Nansum NllLoss NllLoss2D Norm Permute Prod
+    ReshapeAlias Select SmoothL1Loss SoftMarginLoss Squeeze Std StdMean Sum T Transpose Unbind
+    UnsafeView Unsqueeze Var VarMean View ViewAsComplex ViewAsReal
+    """
 )
-PRODUCTS = frozenset(("Mm", "Addmm", "Bmm", "Baddbmm"))
-_WITHIN_ROWS = frozenset(
-    f"ScaledDotProduct{name}"
-    for name in (
-        *("FlashAttention", "FlashAttentionForCpu", "EfficientAttention", "CudnnAttention"),
-        "FusedAttentionOverrideable",
-    )
-) | {"Convolution", "NativeGroupNorm"}
+PRODUCTS = _kinds("Mm Addmm Bmm Baddbmm")
+_WITHIN_ROWS = _kinds(
+    """
+    ScaledDotProductFlashAttention ScaledDotProductFlashAttentionForCpu
+    ScaledDotProductEfficientAttention ScaledDotProductCudnnAttention
+    ScaledDotProductFusedAttentionOverrideable Convolution NativeGroupNorm
+    """
+)
 _OVER_SPACE = (
     *("AvgPool", "MaxPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "FractionalMaxPool"),
     *("Upsample", "ReflectionPad", "ReplicationPad", "GridSampler"),
 )
-_WITH_WEIGHTS = frozenset(
-    (
-        *("Convolution", "NativeGroupNorm", "NativeLayerNorm", "FusedRmsNorm"),
-        *("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm"),
-        *("MkldnnRnnLayer", "CudnnRnn"),
-    )
+_WITH_WEIGHTS = _kinds(
+    """
+    Convolution NativeGroupNorm NativeLayerNorm FusedRmsNorm NativeBatchNorm CudnnBatchNorm
+    MiopenBatchNorm MkldnnRnnLayer CudnnRnn
+    """
+)
+_ALONG_DIM = _kinds(
+    """
+    IndexSelect IndexAdd IndexCopy IndexReduce Gather Scatter ScatterAdd ScatterReduce
+    SliceScatter SelectScatter Sort Topk Slice Split SplitWithSizes UnsafeSplit
+    UnsafeSplitWithSizes Stack Cat Glu Softmax LogSoftmax SafeSoftmax Cumsum Cumprod Cummax
+    Cummin Logcumsumexp FftC2C FftC2R FftR2C
+    """
 )
 _BY_SETTING: dict[str, Callable[[Any], Sequence[int]]] = {
-    **{
-        kind: _along("dim")
-        for kind in (
-            *("IndexSelect", "IndexAdd", "IndexCopy", "IndexReduce"),
-            *("Gather", "Scatter", "ScatterAdd", "ScatterReduce", "SliceScatter", "SelectScatter"),
-            *("Sort", "Topk", "Slice", "Split", "SplitWithSizes", "UnsafeSplit"),
-            *(
-                "UnsafeSplitWithSizes",
-                "Stack",
-                "Cat",
-                "Glu",
-                "Softmax",
-                "LogSoftmax",
-                "SafeSoftmax",
-            ),
-            *(
-                "Cumsum",
-                "Cumprod",
-                "Cummax",
-                "Cummin",
-                "Logcumsumexp",
-                "FftC2C",
-                "FftC2R",
-                "FftR2C",
-            ),
-        )
-    },
+    **dict.fromkeys(_ALONG_DIM, _along("dim")),
     "Flip": _along("dims"),
     "Roll": _along("dims"),
     "Unfold": _along("dimension"),
