@@ -28,10 +28,12 @@ class How(Enum):
 Known = Layout | How
 
 
-class _Asked(NamedTuple):
-    """What batches of one structure are told apart by."""
+class _Learned(NamedTuple):
+    """Where rows were found by outputs (position, number), and whose sizes that depends on."""
 
-    outputs: list[tuple[int, int]]  # (position, number)
+    layouts: dict[tuple[int, int], Layout]
+    outputs: list[tuple[int, int]]
+    views: list[int]  # sizes of their inputs
     regions: list[int]  # compiled
 
 
@@ -52,7 +54,7 @@ class Plan:
     tolerance: float = 0.0  # how much of what is measured may stay unexplained
     ways: dict[tuple[int, int], Way] = field(default_factory=dict)  # down from inputs of junctions
     components: list[list[int]] | None = None  # that every junction contributes to
-    asked: _Asked | None = None
+    learned: _Learned | None = None
 
     @property
     def measured(self) -> bool:
@@ -66,46 +68,44 @@ class Plan:
 
     def holds_for(self, graph: Graph, num_rows: int | None) -> bool:
         """Whether rows lie as they were found to, in a graph of this signature and other sizes."""
-        if num_rows is None or not any(isinstance(how, Layout) for how in self.known.values()):
+        if self.learned is None:
+            self.learned = self._learn(graph)
+        layouts, outputs, views, regions = self.learned
+        if num_rows is None or not layouts:
             return True
-        sizes = self._sizes_of(graph, num_rows)
+        shape, nodes = graph.shape, graph.nodes
+        sizes = (
+            num_rows,
+            *[shape(position, number) for position, number in outputs],
+            *[nodes[position]._saved_self_sym_sizes for position in views],
+            *[graph.run(position).sizes for position in regions],
+        )
         if sizes in self.sizes:
             return True
         followed = follow_losses(graph, self.drawing.holds_rows, num_rows)
-        for (number, output), how in self.known.items():
-            position = self.drawing.junctions[number].position
-            if isinstance(how, Layout) and followed[position].get(output, how) != how:
+        for (position, number), layout in layouts.items():
+            if followed[position].get(number, layout) != layout:
                 return False
         if len(self.sizes) < _MOST_SIZES:
             self.sizes.add(sizes)
         return True
 
-    def _sizes_of(self, graph: Graph, num_rows: int) -> tuple[object, ...]:
-        """The sizes of a batch, as far as where rows lie may depend on them."""
-        if self.asked is None:
-            self.asked = self._ask(graph)
-        shape, run = graph.shape, graph.run
-        shapes = [shape(position, number) for position, number in self.asked.outputs]
-        return (num_rows, *shapes, *[run(position).sizes for position in self.asked.regions])
-
-    def _ask(self, graph: Graph) -> _Asked:
-        """What the way from the losses to rows that were found depends on."""
+    def _learn(self, graph: Graph) -> _Learned:
+        """What lies on the way from the losses to rows that were found."""
         junctions = self.drawing.junctions
-        outputs = [(junctions[number].position, output) for number, output in self.known]
-        learned = {
-            junctions[number].position
-            for (number, _), how in self.known.items()
-            if isinstance(how, Layout)
-        }
+        known = {(junctions[n].position, output): how for (n, output), how in self.known.items()}
+        layouts = {output: how for output, how in known.items() if isinstance(how, Layout)}
+        found = {position for position, _ in layouts}
         on_the_way = [False] * len(graph.nodes)
         for position in range(len(graph.nodes)):
             inner = (child for child, _ in graph.children(position) if child >= 0)
-            on_the_way[position] = position in learned or any(on_the_way[c] for c in inner)
+            on_the_way[position] = position in found or any(on_the_way[c] for c in inner)
         passed = [position for position in self.drawing.row_nodes if on_the_way[position]]
-        for view in (position for position in passed if graph.kind(position) in VIEWS):
-            outputs += [(view, 0), graph.children(view)[0]]
+        views = [position for position in passed if graph.kind(position) in VIEWS]
+        viewed = {graph.children(view)[0] for view in views}
+        outputs = dict.fromkeys([*known, *((view, 0) for view in views)])
         regions = [position for position in passed if graph.run(position) is not None]
-        return _Asked(list(dict.fromkeys(outputs)), regions)
+        return _Learned(layouts, [o for o in outputs if o not in viewed], views, regions)
 
     def describe(self) -> str:
         """How rows lie, in words."""
