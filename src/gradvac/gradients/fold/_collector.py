@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradvac.gradients.fold._buffers import Buffer
 from gradvac.gradients.fold._metric import Metric
 from gradvac.gradients.fold._update import Weigh
-from gradvac.gradients.kernels import Stacked, stacked
+from gradvac.gradients.kernels import stacked
 from gradvac.gradients.uses import Beside, Formed, Use
 
 # Of uses that wait to be formed together, without and with a GPU that waits for launches.
@@ -128,50 +128,27 @@ class Collector:
             return
         assert self._weigh is not None
         assert self._write is not None
-        fold = _Fold(list(members.values()), self._metric)
-        weights = self._weigh(list(members), fold.grams())
-        self._write(fold.parameters, fold.combine(weights))
-        fold.clear()
-
-
-class _Fold:
-    """The buffers of some components: all their Gram matrices, then all their updates, at once."""
-
-    def __init__(self, members: Sequence[Sequence[Buffer]], metric: Metric | None) -> None:
-        self._num, self._metric = len(members), metric
-        every = [(k, buffer) for k, buffers in enumerate(members) for buffer in buffers]
-        self._dense = [buffer for _, buffer in every if not buffer.is_split]
-        self._split = [(k, buffer) for k, buffer in every if buffer.is_split]
-        self._groups = [k for k, buffer in every if not buffer.is_split]
-        self._stacks = [buffer.stack(whole=metric is not None) for buffer in self._dense]
-        self._products = self._stacked(self._stacks)
-        self.parameters = [b.parameter for b in (*self._dense, *(b for _, b in self._split))]
-
-    def grams(self) -> Tensor:
-        """`[K, T, T]`."""
-        seen = self._products
-        if self._metric is not None:
-            pairs = zip(self._dense, self._stacks, strict=True)
-            seen = self._stacked([self._metric(b.parameter, stack) for b, stack in pairs])
-        total = None if seen is None else seen.grams()
-        for component, buffer in self._split:
+        num, metric = len(members), self._metric
+        every = [(n, b) for n, buffers in enumerate(members.values()) for b in buffers]
+        dense = [(number, buffer) for number, buffer in every if not buffer.is_split]
+        split = [(number, buffer) for number, buffer in every if buffer.is_split]
+        groups = [number for number, _ in dense]
+        stacks = [buffer.stack(whole=metric is not None) for _, buffer in dense]
+        products = seen = stacked(stacks, groups, num) if dense else None
+        if metric is not None:
+            pairs = zip(dense, stacks, strict=True)
+            seen = stacked([metric(b.parameter, stack) for (_, b), stack in pairs], groups, num)
+        grams = None if seen is None else seen.grams()
+        del seen  # what a metric made of task gradients is not needed for updates
+        for number, buffer in split:
             gram = buffer.gram()
-            if total is None:
-                total = gram.new_zeros(self._num, *gram.shape)
-            total[component] += gram
-        assert total is not None
-        return total
-
-    def combine(self, weights: Tensor) -> list[Tensor]:
-        """The updates, in the order of `parameters`."""
-        combined = [] if self._products is None else self._products.combine(weights)
-        updates = [b.spread(own) for b, own in zip(self._dense, combined, strict=True)]
-        return updates + [buffer.combine(weights[k]) for k, buffer in self._split]
-
-    def clear(self) -> None:
-        """Free the task gradients."""
-        for buffer in (*self._dense, *(buffer for _, buffer in self._split)):
+            grams = gram.new_zeros(num, *gram.shape) if grams is None else grams
+            grams[number] += gram
+        assert grams is not None
+        weights = self._weigh(list(members), grams)
+        combined = [] if products is None else products.combine(weights)
+        updates = [b.spread(own) for (_, b), own in zip(dense, combined, strict=True)]
+        updates += [buffer.combine(weights[number]) for number, buffer in split]
+        self._write([buffer.parameter for _, buffer in (*dense, *split)], updates)
+        for _, buffer in every:
             buffer.clear()
-
-    def _stacked(self, stacks: Sequence[Tensor]) -> Stacked | None:
-        return stacked(stacks, self._groups, self._num) if stacks else None

@@ -8,7 +8,6 @@ _triton_sums.py    sums by task on CUDA
 """
 
 from gradvac.gradients.kernels._kernels import (
-    Stacked,
     combine,
     gram,
     grouped_outer,
@@ -22,7 +21,6 @@ from gradvac.gradients.kernels._segments import Owned, Segments, joined
 __all__ = [
     "Owned",
     "Segments",
-    "Stacked",
     "combine",
     "gram",
     "grouped_outer",

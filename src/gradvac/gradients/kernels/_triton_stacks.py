@@ -8,6 +8,7 @@ Bound by memory: each reads every gradient once. Their reference is `Stacked` in
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 import triton
@@ -43,13 +44,16 @@ class _Chunks:
             first = range(0, size, self.columns)
             member += [number] * len(first)
             start += first
-        # Updates begin at multiples of 256 bytes.
-        *self.places, self.length = accumulate(((s + 63) // 64 * 64 for s in sizes), initial=0)
+        padded = [(size + 63) // 64 * 64 for size in sizes]  # updates begin at whole 256 bytes
+        *places, self.length = accumulate(padded, initial=0)
+        self.pieces = [
+            n for size, end in zip(sizes, padded, strict=True) for n in (size, end - size)
+        ]
         self.num = len(member)
         self.member = index_on(member, device)
         self.start = index_on(start, device)
         self.sizes = index_on(sizes, device)
-        self.place = index_on(self.places, device)
+        self.place = index_on(places, device)
         self.group = index_on([groups[m] for m in member], device)
         every = torch.arange(num_groups, device=device)[:, None]
         self.of_group = (self.group == every).double()  # [K, chunks]
@@ -58,30 +62,13 @@ class _Chunks:
 _chunks = lru_cache(maxsize=64)(_Chunks)
 
 
-class _Launch:
-    """Parameters that one launch takes together: of one dtype, and aligned alike.
+class _Launch(NamedTuple):
+    """Parameters that one launch takes together: of one dtype, and aligned alike."""
 
-    Args:
-        stacks: Their task gradients, `[T, P]`.
-        numbers: Which of all parameters they are.
-        groups: The component of every parameter.
-        num_groups: K.
-        aligned: 16 bytes can be read at once.
-    """
-
-    def __init__(
-        self,
-        stacks: Sequence[Tensor],
-        numbers: Sequence[int],
-        groups: Sequence[int],
-        num_groups: int,
-        aligned: bool,
-    ) -> None:
-        self.stacks, self.numbers, self.aligned = stacks, numbers, aligned
-        self.sizes, device = tuple(stack.shape[1] for stack in stacks), stacks[0].device
-        self.chunks = _chunks(self.sizes, tuple(groups[n] for n in numbers), num_groups, device)
-        chunks, (address, stride) = self.chunks, _addresses(stacks)
-        self.where = (stacks[0], address, stride, chunks.member, chunks.start, chunks.sizes)
+    numbers: Sequence[int]  # which of all parameters they are
+    chunks: _Chunks
+    where: tuple[Tensor, ...]  # what both kernels are told of their task gradients
+    aligned: bool  # 16 bytes can be read at once
 
 
 def _addresses(stacks: Sequence[Tensor]) -> Tensor:
@@ -106,10 +93,14 @@ class Launched:
         for number, stack in enumerate(stacks):
             aligned = not (stack.data_ptr() % 16 or stack.stride(0) % 16 or stack.shape[1] % 16)
             together.setdefault((stack.dtype, aligned), []).append(number)
-        self._launches = [
-            _Launch([stacks[n] for n in numbers], numbers, groups, num_groups, aligned)
-            for (_, aligned), numbers in together.items()
-        ]
+        self._stacks = stacks  # kept, because kernels know nothing but their addresses
+        self._launches: list[_Launch] = []
+        for (_, aligned), numbers in together.items():
+            parts, members = [stacks[n] for n in numbers], tuple(groups[n] for n in numbers)
+            sizes = tuple(part.shape[1] for part in parts)
+            chunks = _chunks(sizes, members, num_groups, parts[0].device)
+            where = (parts[0], *_addresses(parts), chunks.member, chunks.start, chunks.sizes)
+            self._launches.append(_Launch(numbers, chunks, where, aligned))
 
     def grams(self) -> Tensor:
         """Gram matrices by component, `[K, T, T]`: float32 within a chunk, float64 across.
@@ -120,7 +111,7 @@ class Launched:
         tasks = max(16, triton.next_power_of_2(self._num_tasks))
         sums = []
         for launch in self._launches:
-            chunks, first = launch.chunks, launch.stacks[0]
+            chunks, first = launch.chunks, launch.where[0]
             partial = first.new_empty(chunks.num, tasks, tasks, dtype=torch.float32)
             is_wide = first.dtype == torch.float32
             _grams_kernel[(chunks.num,)](
@@ -146,7 +137,7 @@ class Launched:
         updates: dict[int, Tensor] = {}
         for launch in self._launches:
             chunks = launch.chunks
-            out = launch.stacks[0].new_empty(chunks.length, dtype=torch.float32)
+            out = launch.where[0].new_empty(chunks.length, dtype=torch.float32)
             _combine_kernel[(chunks.num, chunks.columns // 2048)](
                 *launch.where,
                 chunks.group,
@@ -158,10 +149,7 @@ class Launched:
                 ALIGNED=launch.aligned,
                 num_warps=8,
             )
-            for number, place, size in zip(
-                launch.numbers, chunks.places, launch.sizes, strict=True
-            ):
-                updates[number] = out[place : place + size]
+            updates.update(zip(launch.numbers, out.split(chunks.pieces)[::2], strict=True))
         return [updates[number] for number in range(len(updates))]
 
 

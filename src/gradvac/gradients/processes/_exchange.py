@@ -70,6 +70,11 @@ class Exchange:
         self._num_components = len(components)
         self.agreement = Agreement(ranks, tasks, components, self.shards, facts)
         self._stored = Stored()
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget what waits."""
+        self._stored.clear()
         self._used: set[nn.Parameter] = set()
         self._awaited: set[nn.Parameter] | None = None  # None: not known yet
         self._held: tuple[tuple[int, ...], ...] = ()
@@ -143,12 +148,6 @@ class Exchange:
         """What the backward is going to deliver: buckets without any of it may leave."""
         self._awaited = set(parameters)
         self._send_complete()
-
-    def discard(self) -> None:
-        """Forget what waits."""
-        self._stored.clear()
-        self._used, self._awaited = set(), None
-        self._held, self._present, self._sent, self._sums = (), (), [], []
 
     @property
     def num_sent(self) -> int:

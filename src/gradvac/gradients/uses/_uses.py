@@ -105,10 +105,7 @@ class Lookup(Table):
 
         There are fewer different tokens than N: the rest stands for token 0, and has no values.
         """
-        ascending, order = self.tokens.sort()
-        is_new = torch.ones_like(ascending)
-        is_new[1:] = ascending[1:] != ascending[:-1]
-        row = is_new.cumsum(0) - 1
+        ascending, order, _, row = _numbered(self.tokens)
         tokens = torch.zeros_like(ascending).scatter_(0, row, ascending)
         rows = torch.empty_like(ascending).scatter_(0, order, row)
         values = self.values.to(wide(self.values.dtype))
@@ -161,14 +158,19 @@ class Lookup(Table):
         Frequent tokens would lose their small summands in 16 bits: they are summed in float32.
         """
         if self._once is None:
-            row, order = (self._tasks() * self.num_rows + self.tokens).sort()
-            first = torch.ones_like(row, dtype=torch.bool)
-            first[1:] = row[1:] != row[:-1]
-            slot = first.cumsum(0) - 1  # occurrences of one (task, token) share a slot
+            _, order, first, slot = _numbered(self._tasks() * self.num_rows + self.tokens)
             sums = torch.zeros_like(self.values, dtype=torch.float32)
             sums.index_add_(0, slot, self.values[order].float())
             self._once = (order, sums[slot] * first[:, None])
         return self._once
+
+
+def _numbered(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Keys in order, their places, whether each is new, and its number among the different ones."""
+    ascending, order = keys.sort()
+    is_first = torch.ones_like(ascending, dtype=torch.bool)
+    is_first[1:] = ascending[1:] != ascending[:-1]
+    return ascending, order, is_first, is_first.cumsum(0) - 1
 
 
 @dataclass
