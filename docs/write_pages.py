@@ -25,7 +25,7 @@ from gradvac.nmt import NmtConfig
 from gradvac.rules import RULES
 from gradvac.tagging import TaggingConfig
 from gradvac.training import RunConfig
-from gradvac.training._toml import write_toml
+from gradvac.training.toml import write_value
 
 DOCS = Path(__file__).parent
 _BEGIN, _END = "<!-- written by docs/write_pages.py -->\n", "<!-- until here -->\n"
@@ -54,14 +54,7 @@ def meanings(section: type[BaseModel]) -> dict[str, str]:
 
 def toml(value: Any) -> str:
     """A value as TOML has it."""
-    if isinstance(value, Path):
-        value = str(value)
-    if isinstance(value, dict):
-        assert not value
-        return "{}"
-    if isinstance(value, tuple):
-        value = list(value)
-    return write_toml({"value": value}).partition("= ")[2].strip()
+    return write_value(str(value) if isinstance(value, Path) else value)
 
 
 def kind(annotation: Any) -> str:

@@ -25,7 +25,7 @@ from questions import CONSTRUCTED, QUESTIONS, Question
 from together import together_table
 from updates import length_table, noise_table, update_table
 
-from gradvac.analysis.figures._style import save
+from gradvac.analysis.figures.style import save
 from gradvac.analysis.record import Record, read_record
 from gradvac.experiments import (
     Trial,

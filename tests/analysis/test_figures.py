@@ -18,7 +18,7 @@ from gradvac.analysis import statistics
 from gradvac.analysis.components import weighty
 from gradvac.analysis.figures import _bars, _heatmaps, _lines, write_figures
 from gradvac.analysis.figures._method import altered
-from gradvac.analysis.figures._style import (
+from gradvac.analysis.figures.style import (
     DIVERGING,
     SEQUENTIAL,
     STYLE,

@@ -11,7 +11,7 @@ import numpy as np
 
 from gradvac.runs import RunFolder, TaskScores, write_scores
 from gradvac.runs.sentences import SentenceCounts, write_counts
-from gradvac.training._toml import write_toml
+from gradvac.training.toml import write_toml
 
 LEVELS = {"en-fr": "high", "en-hi": "low"}
 

@@ -20,13 +20,6 @@ def test_make_targets_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"no target {target}"
 
 
-def test_files_named_exist() -> None:
-    named = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
-    assert named, "the README links to nothing"
-    missing = [path for path in named if not (ROOT / path).exists()]
-    assert not missing
-
-
 def test_map_names_every_room() -> None:
     rooms = [
         path.name

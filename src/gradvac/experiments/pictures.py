@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradvac.analysis.figures import FORMATS
-from gradvac.analysis.figures._style import (
+from gradvac.analysis.figures.style import (
     INKS,
     QUIET,
     STYLE,

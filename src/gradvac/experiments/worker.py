@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gradvac.runs import RunFolder
 from gradvac.runs.files import write_json
 from gradvac.training import Result, RunConfig, config
-from gradvac.training._toml import write_value
+from gradvac.training.toml import write_value
 
 INTERRUPTED = 130  # exit status
 

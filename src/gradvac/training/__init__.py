@@ -7,7 +7,7 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
 
     config.py       typed settings from TOML and `section.key=value`; errors that name the key
     _mistakes.py    pydantic's errors in our words
-    _toml.py        TOML written, and single values read
+    toml.py         TOML written, and single values read
     settings.py     [train] and what all recipes configure: RunConfig
     align.py        [align]: rule, granularity, engine -> Aligner
     sampling.py     [sampling]: tasks drawn by temperature; effective epochs

@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from gradvac.hints import nearest
 from gradvac.training._mistakes import explain
-from gradvac.training._toml import parse_value, write_toml
+from gradvac.training.toml import parse_value, write_toml
 
 Config = TypeVar("Config", bound=BaseModel)
 

@@ -21,7 +21,7 @@ One more is not in the paper: `distance_RUN`, similarity against the known dista
     _heatmaps.py   figures made of heat maps: 1, 2a, 4a, 8, 9, 10 and 11
     _lines.py      figures made of lines and points: 2b, 3, 4b, 4c, distance
     _method.py     figure 5, the method in the plane
-    _style.py      how figures look, and how they are saved
+    style.py       how figures look, and how they are saved
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ from matplotlib.figure import Figure
 
 from gradvac.analysis.figures import _bars, _heatmaps, _lines
 from gradvac.analysis.figures._method import method
-from gradvac.analysis.figures._style import STYLE, MissingError, save
+from gradvac.analysis.figures.style import STYLE, MissingError, save
 from gradvac.analysis.run import Run
 
 FORMATS = ("pdf", "svg", "png")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from gradvac.analysis import views
-from gradvac.analysis.figures._style import INKS, MissingError, legend, new_figure, zero_line
+from gradvac.analysis.figures.style import INKS, MissingError, legend, new_figure, zero_line
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import by_one_metric
 from gradvac.runs.scores import level_rank

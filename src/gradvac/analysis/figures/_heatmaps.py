@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from gradvac import tasks as task_names
 from gradvac.analysis import statistics, views
-from gradvac.analysis.figures._style import (
+from gradvac.analysis.figures.style import (
     BLANK,
     DIVERGING,
     HATCH,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gradvac import tasks as task_names
 from gradvac.analysis import statistics, views
-from gradvac.analysis.figures._style import (
+from gradvac.analysis.figures.style import (
     DASHES,
     INKS,
     MissingError,

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from gradvac.analysis.figures._style import INKS, QUIET, new_figure
+from gradvac.analysis.figures.style import INKS, QUIET, new_figure
 from gradvac.rules import GradVac, PCGrad, Rule
 
 Vector = NDArray[np.float64]
