@@ -1,7 +1,8 @@
 """A graph of Dynamo's in two halves: what is made of parameters alone, and the rest."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -27,22 +28,20 @@ class CannotTap(Exception):  # noqa: N818
     """A use of a parameter stays as it is."""
 
 
-_NAMES_OF_VIEWS = (
-    *("t", "T", "mT", "transpose", "permute", "view", "reshape", "flatten", "unflatten", "squeeze"),
-    *("unsqueeze", "expand", "contiguous", "chunk", "split", "getitem", "select", "narrow", "to"),
-    *("float", "half", "bfloat16", "double", "type"),
-)
-_NAMES_OF_OTHERS = (
-    *("add", "sub", "mul", "div", "truediv", "neg", "pow", "exp", "sqrt", "rsqrt", "sigmoid"),
-    *("tanh", "softmax", "sum", "mean", "norm", "cat", "stack", "matmul", "embedding", "arange"),
-    *("index_select", "ones", "zeros", "full", "_weight_norm", "linear", "relu", "gelu", "silu"),
-    *("abs", "log", "sin", "cos", "clamp", "where", "min", "max", "minimum", "maximum", "tril"),
-    *("triu", "cumsum", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "invert", "floordiv"),
-    *("long", "int", "bool", "full_like", "zeros_like", "ones_like"),
-)
 # What is run outside where all its operands are parameters, buffers and numbers.
-_MAY_BE_OUTSIDE = frozenset((*_NAMES_OF_VIEWS, *_NAMES_OF_OTHERS))
-
+_MAY_BE_OUTSIDE = frozenset(
+    (
+        *("t", "T", "mT", "transpose", "permute", "view", "reshape", "flatten", "unflatten"),
+        *("squeeze", "unsqueeze", "expand", "contiguous", "chunk", "split", "getitem", "select"),
+        *("narrow", "to", "type", "float", "half", "bfloat16", "double", "long", "int", "bool"),
+        *("add", "sub", "mul", "div", "truediv", "floordiv", "neg", "pow", "exp", "log", "sqrt"),
+        *("rsqrt", "abs", "sin", "cos", "tanh", "sigmoid", "relu", "gelu", "silu", "softmax"),
+        *("sum", "mean", "norm", "cumsum", "clamp", "min", "max", "minimum", "maximum", "where"),
+        *("lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "invert", "tril", "triu", "cat"),
+        *("stack", "matmul", "linear", "_weight_norm", "embedding", "index_select", "arange"),
+        *("ones", "zeros", "full", "ones_like", "zeros_like", "full_like"),
+    )
+)
 # What changes the meaning of the calls that follow.
 _CONTEXTS = frozenset(("_enter_autocast", "_enter_inference_mode", "_set_grad_enabled"))
 
@@ -75,10 +74,17 @@ class Split:
         given: The inputs of the inside.
         sizes: Symbols of sizes, and their places among the inputs of the graph.
         num_taps: Uses of parameters that are outside.
+
+    Args:
+        graph_module: The graph.
+        examples: Its inputs.
+        rules: How uses of parameters are taken apart, by the name of the operation.
     """
 
-    def __init__(self, graph_module: fx.GraphModule, examples: Sequence[Any], rule: Rule) -> None:
-        self._rule = rule
+    def __init__(
+        self, graph_module: fx.GraphModule, examples: Sequence[Any], rules: Mapping[str, Rule]
+    ) -> None:
+        self._rules = rules
         self.outside, self.inside = fx.Graph(), fx.Graph()
         self.given: dict[Any, Input] = {}
         self.sizes: dict[Any, int] = {}
@@ -123,19 +129,13 @@ class Split:
             made_of_some = self.parametric.intersection(node.all_input_nodes)
             (self.parametric if made_of_some else self._constant).add(node)
             return
-        if self.parametric.intersection(node.all_input_nodes):
-            output = fake_of(node)
-            try:
-                if (
-                    isinstance(output, FakeTensor)
-                    and output.requires_grad
-                    and output.is_floating_point()
-                ):
-                    self._inner[node] = self._rule(self, node, output)
-                    self.num_taps += 1
-                    return
-            except CannotTap:
-                pass
+        rule, output = self._rules.get(name_of(node)), fake_of(node)
+        is_use = self.parametric.intersection(node.all_input_nodes) and _has_gradient(output)
+        if is_use and rule is not None:
+            with suppress(CannotTap):
+                self._inner[node] = rule(self, node, output)
+                self.num_taps += 1
+                return
         self._inner[node] = self.inside.node_copy(node, self.within)
 
     def _may_be_outside(self, node: fx.Node) -> bool:
@@ -199,19 +199,13 @@ class Split:
 
     def shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
         """A shape outside."""
-        return tuple(self._size(size) for size in shape)
-
-    def _size(self, size: Any) -> Any:
-        if isinstance(size, int):
-            return size
-        return self._number(size.node.expr)
+        return tuple(s if isinstance(s, int) else self._number(s.node.expr) for s in shape)
 
     def _number(self, expression: Any) -> Any:
         if expression.is_Integer:
             return int(expression)
         if expression in self.sizes:
-            inputs = (n for n in self.outside.nodes if n.op == "placeholder")
-            return list(inputs)[self.sizes[expression]]
+            return list(self._outer.values())[self.sizes[expression]]  # the inputs come first
         combine = {"Add": operator.add, "Mul": operator.mul}.get(type(expression).__name__)
         if combine is None:
             raise CannotTap
@@ -234,6 +228,11 @@ class Split:
 
     def holds_rows(self, node: Any) -> bool:
         return isinstance(node, fx.Node) and not (node in self.parametric or node in self._constant)
+
+
+def _has_gradient(value: Any) -> bool:
+    """Whether it is a tensor, and no wrapper of one, that autograd differentiates."""
+    return isinstance(value, FakeTensor) and value.requires_grad and value.is_floating_point()
 
 
 def _written(nodes: Sequence[fx.Node]) -> set[int]:

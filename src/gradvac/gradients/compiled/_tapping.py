@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from gradvac.gradients.compiled._regions import Region
-from gradvac.gradients.compiled._split import CannotTap, Split, fake_of, name_of
+from gradvac.gradients.compiled._split import CannotTap, Rule, Split, fake_of, name_of
 from gradvac.gradients.compiled._taps import (
     TOKENS,
     lookup_tap,
@@ -69,7 +69,7 @@ def tap(
     allow_second_passes()
     if not torch.is_grad_enabled():
         return compile_inside(graph_module, examples)
-    split = Split(graph_module, examples, _tap)
+    split = Split(graph_module, examples, _RULES)
     if not split.num_taps:
         return compile_inside(graph_module, examples)
     inside = fx.GraphModule(graph_module, split.inside)
@@ -92,29 +92,9 @@ class _Tapped:
         return outputs
 
 
-_BROADCAST = frozenset(
-    (
-        *("add", "sub", "mul", "div", "truediv", "iadd", "isub", "imul", "itruediv"),
-        *("add_", "sub_", "mul_", "div_"),
-    )
-)
-
-
-def _tap(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
-    name = name_of(node)
-    if name in ("linear", "matmul", "mm", "addmm"):
-        return _tap_product(split, node, name, output)
-    if name == "embedding":
-        return _tap_lookup(split, node, output)
-    if name in ("layer_norm", "rms_norm"):
-        return _tap_norm(split, node, name, output)
-    if name in _BROADCAST and len(node.args) == 2:
-        return _tap_broadcast(split, node, output)
-    raise CannotTap
-
-
-def _tap_product(split: Split, node: fx.Node, name: str, output: Tensor) -> fx.Node:
+def _tap_product(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
     """`x @ W` or `x @ W.T`, and a shift."""
+    name = name_of(node)
     if name == "addmm":
         bias, x, weight = _bound(node, "input", "mat1", "mat2")
         if any(node.kwargs.get(factor, 1) != 1 for factor in ("alpha", "beta")):
@@ -186,14 +166,10 @@ def _placeholders(
     return placed
 
 
-def _tap_norm(split: Split, node: fx.Node, name: str, output: Tensor) -> fx.Node:
+def _tap_norm(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
     """A normalisation, and then its scale and its shift."""
-    names = (
-        "input",
-        "normalized_shape",
-        "weight",
-        *(("bias",) if name == "layer_norm" else ()),
-    )
+    shift = ("bias",) if name_of(node) == "layer_norm" else ()
+    names = ("input", "normalized_shape", "weight", *shift)
     x, shape, *parameters, eps = _bound(node, *names, "eps")
     if not split.holds_rows(x):
         raise CannotTap
@@ -211,7 +187,7 @@ def _tap_norm(split: Split, node: fx.Node, name: str, output: Tensor) -> fx.Node
 def _tap_broadcast(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
     """A scale or a shift."""
     parameter, *others = split.parametric.intersection(node.all_input_nodes)
-    if others:
+    if others or len(node.args) != 2:
         raise CannotTap
     expanded = split.expanded(parameter, output)
     result = split.inside.node_copy(node, lambda n: expanded if n is parameter else split.within(n))
@@ -225,3 +201,13 @@ def _bound(node: fx.Node, *names: str) -> list[Any]:
     if len(node.args) > len(names) or not set(given) <= {*names, "alpha", "beta"}:
         raise CannotTap
     return [given.get(name) for name in names]
+
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("linear", "matmul", "mm", "addmm"), _tap_product),
+    "embedding": _tap_lookup,
+    **dict.fromkeys(("layer_norm", "rms_norm"), _tap_norm),
+    **dict.fromkeys(("add", "sub", "mul", "div", "truediv"), _tap_broadcast),
+    **dict.fromkeys(("add_", "sub_", "mul_", "div_"), _tap_broadcast),
+    **dict.fromkeys(("iadd", "isub", "imul", "itruediv"), _tap_broadcast),
+}
