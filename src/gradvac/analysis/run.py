@@ -110,6 +110,11 @@ def load_run(
                 raise
             warnings.warn(f"{error} Going on with {folder.similarity.name} alone.", stacklevel=2)
     if record is None and not measured:
+        if folder.record.is_file():
+            raise ValueError(
+                f"{path}: {folder.record.name} holds no step so far; one is kept every "
+                "train.record_every steps (a Recorder's `every`), and written some at a time."
+            )
         raise ValueError(
             f"{path}: has neither {folder.record.name} nor {folder.similarity.name}; train with "
             "train.record_every above 0, or run `gradvac similarity` on a run with checkpoints."
