@@ -40,11 +40,6 @@ class Place(NamedTuple):
         """What a tap was handed beside the gradient."""
         return self.graph.operands.get(self.position)
 
-    def saved(self, name: str) -> Tensor:
-        """A tensor that the node saved in the forward."""
-        value: Tensor = saved(self.node, name)
-        return value
-
     def summed(self, values: Tensor) -> Use | None:
         """Values like the output's, summed down to what was broadcast."""
         if values.is_complex():  # of a real parameter it would be the real part: the node knows
@@ -91,9 +86,9 @@ def addmm(at: Place) -> Use | None:
 
 def _product(at: Place, factor: int, first: str, second: str) -> Use | None:
     if factor == 1 and (segments := at.owned.flat()) is not None:
-        return Outer(at.saved(first).conj(), at.gradient, segments, at.gradient)
+        return Outer(saved(at.node, first).conj(), at.gradient, segments, at.gradient)
     if factor == 0 and (segments := at.owned.along(len(at.owned.shape) - 1)) is not None:
-        return Outer(at.gradient.t(), at.saved(second).conj().t(), segments)
+        return Outer(at.gradient.t(), saved(at.node, second).conj().t(), segments)
     return None
 
 
@@ -102,7 +97,7 @@ def bmm(at: Place) -> Use | None:
     segments = at.owned.along(1)
     if at.edge != 1 or segments is None or segments.only is not None:
         return None
-    rows, parts = at.saved("self").conj(), segments.entries_by_task(at.gradient.shape[1])
+    rows, parts = saved(at.node, "self").conj(), segments.entries_by_task(at.gradient.shape[1])
     products = [rows[:, positions].mT @ at.gradient[:, positions] for positions in parts]
     return Formed(torch.stack(products), at.owned.rows)
 
@@ -115,7 +110,7 @@ def embedding(at: Place) -> Use | None:
     segments = at.owned.flat()
     if segments is None or at.node._saved_scale_grad_by_freq:
         return None
-    return _lookup(at, segments, at.saved("indices"), at.node._saved_padding_idx)
+    return _lookup(at, segments, saved(at.node, "indices"), at.node._saved_padding_idx)
 
 
 def _lookup(at: Place, segments: Segments, tokens: Tensor, padding: int) -> Use:
@@ -144,16 +139,16 @@ def layer_norm(at: Place) -> Use | None:
     """Scale (1) and shift (2) of a layer normalisation."""
     if at.edge == 2:
         return at.shift()
-    return _norm(at, at.saved("result1"), at.saved("result2")) if at.edge == 1 else None
+    return _norm(at, saved(at.node, "result1"), saved(at.node, "result2")) if at.edge == 1 else None
 
 
 def rms_norm(at: Place) -> Use | None:
     """Scale (1) of a fused RMS normalisation."""
-    return _norm(at, None, at.saved("result1")) if at.edge == 1 else None
+    return _norm(at, None, saved(at.node, "result1")) if at.edge == 1 else None
 
 
 def _norm(at: Place, mean: Tensor | None, scale: Tensor) -> Use | None:
-    x, segments = at.saved("input"), at.owned.flat()
+    x, segments = saved(at.node, "input"), at.owned.flat()
     if len(at.shape) == 1 and segments is not None and segments.only is None:
         return Normed(at.gradient, x, mean, scale, segments)
     dtype = wide(x.dtype)
@@ -167,7 +162,7 @@ def group_norm(at: Place) -> Use | None:
         return None
     if at.edge == 2:
         return at.summed_by_channel(at.gradient)
-    x, mean, scale = at.saved("input"), at.saved("result1"), at.saved("result2")
+    x, mean, scale = saved(at.node, "input"), saved(at.node, "result1"), saved(at.node, "result2")
     grouped = x.reshape(at.node._saved_N, at.node._saved_group, -1)
     normal = ((grouped - mean[..., None]) * scale[..., None]).view(x.shape)
     return at.summed_by_channel(at.gradient * normal)
@@ -183,7 +178,7 @@ def convolution(at: Place) -> Use | None:
     segments = at.owned.along(0)
     if at.edge != 1 or segments is None or segments.only is not None:
         return None
-    x, weight, node = at.saved("input"), at.saved("weight"), at.node
+    x, weight, node = saved(at.node, "input"), saved(at.node, "weight"), at.node
     options = (
         node._saved_stride,
         node._saved_padding,
@@ -236,7 +231,7 @@ def add(at: Place) -> Use | None:
 
 def mul(at: Place) -> Use | None:
     """A scale that was broadcast: a temperature, a hand-written normalisation's weight."""
-    return at.summed(at.gradient * at.saved("other" if at.edge == 0 else "self").conj())
+    return at.summed(at.gradient * saved(at.node, "other" if at.edge == 0 else "self").conj())
 
 
 def expand(at: Place) -> Use | None:

@@ -7,6 +7,7 @@ linear layer is just (w[task] * dY)^T X. Products, shifts and scales are in `_wa
 
 # N entries, T tasks, I columns of the parameter
 
+from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from gradvac.gradients.kernels import Segments, joined, wide
 
 
-class Use:
+class Use:  # no ABC, whose `isinstance` is Python: it is asked of every use
     """The gradient of one use of a parameter.
 
     Attributes:
@@ -32,9 +33,9 @@ class Use:
     held_bytes = 0
     formed_bytes = 0
 
+    @abstractmethod
     def task_gradients(self) -> Tensor:
         """`[T, *parameter shape]`."""
-        raise NotImplementedError
 
     def plain(self) -> Tensor:
         """The gradient over all entries, in the shape of the parameter."""
@@ -64,13 +65,13 @@ class Use:
 class Table(Use):
     """A use of a matrix whose `slice` does not form the rest."""
 
+    @abstractmethod
     def weighted(self, weights: Tensor) -> Tensor:
         """sum_t weights[t] g_t, in the shape of the parameter."""
-        raise NotImplementedError
 
+    @abstractmethod
     def slice(self, start: int, end: int) -> Tensor:
         """Task gradients of the matrix's rows start..end, `[T, end - start, I]`."""
-        raise NotImplementedError
 
 
 @dataclass
