@@ -36,7 +36,7 @@ from write_tables import fill
 from gradvac.analysis import Run, statistics, views
 from gradvac.cli._runs import load_runs
 from gradvac.runs import RunFolder
-from gradvac.runs.files import write_text
+from gradvac.runs.files import read_json, write_text
 
 _LEVEL = 0.05
 _FAMILIES = ("within", "between")
@@ -61,13 +61,18 @@ def over_seeds(values: Sequence[float]) -> OverSeeds:
 
 
 def read_kinds(folders: Sequence[Path]) -> dict[str, dict[int, Run]]:
-    """Kind -> seed -> run, of all that were measured."""
+    """Kind -> seed -> run, of all that are done; a stopped one may lack a checkpoint."""
     found = (run for folder in folders for run in sorted(folder.glob("*/seed-*")))
-    paths = [run for run in found if RunFolder(run).similarity.is_file()]
+    paths = [run for run in found if RunFolder(run).similarity.is_file() and _is_done(run)]
     kinds: dict[str, dict[int, Run]] = {}
     for path, run in zip(paths, load_runs(paths) if paths else [], strict=True):
         kinds.setdefault(path.parent.name, {})[int(path.name.removeprefix("seed-"))] = run
     return kinds
+
+
+def _is_done(run: Path) -> bool:
+    result = run.parents[1] / "trials" / f"{run.parent.name}.{run.name}.result.json"
+    return read_json(result).get("reason") in ("finished", "early_stop")
 
 
 def _by_seed(kinds: Mapping[str, Mapping[int, Run]], wanted: Sequence[str]) -> list[Runs]:
@@ -77,7 +82,10 @@ def _by_seed(kinds: Mapping[str, Mapping[int, Run]], wanted: Sequence[str]) -> l
 
 
 def claim_table(kinds: Mapping[str, Mapping[int, Run]]) -> str:
-    """One row a claim, in Markdown; corrected among them (Holm)."""
+    """One row a claim, in Markdown; corrected among them (Holm).
+
+    Families and companions are tested by permutations of languages, other claims over seeds.
+    """
     together = tuple(kind for kind in kinds if kind.startswith("with"))
     every = list(CLAIMS)
     if together:
@@ -86,14 +94,18 @@ def claim_table(kinds: Mapping[str, Mapping[int, Run]]) -> str:
     known = [(claim, runs) for claim in every if len(runs := _by_seed(kinds, claim.kinds)) > 1]
     values = [np.array([claim.values(own) for own in runs]) for claim, runs in known]
     found = [over_seeds([float(own.mean()) for own in rows]) for rows in values]
-    adjusted = statistics.holm([one.p_value for one in found])
+    told = [
+        _languages(claim, runs, rows) for (claim, runs), rows in zip(known, values, strict=True)
+    ]
+    tests = [one.p_value if p is None else p for one, (_, p) in zip(found, told, strict=True)]
     head = ["claim (figure)", "verdict", "here (95 % interval over seeds)"]
     lines = [[*head, "smallest found (seeds)", "over languages"], ["---"] * 5]
-    for (claim, runs), rows, one, p_value in zip(known, values, found, adjusted, strict=True):
+    for (claim, runs), one, (beside, _), p_value in zip(
+        known, found, told, statistics.holm(tests), strict=True
+    ):
         low, high = one.mean - one.reach, one.mean + one.reach
         here = f"{one.mean:+.3f} ({low:+.3f} to {high:+.3f})"
-        beside, of_languages = _languages(claim, runs, rows)
-        verdict = f"**{_verdict(claim.sign, one.mean, max(p_value, of_languages))}**"
+        verdict = f"**{_verdict(claim.sign, one.mean, p_value)}**"
         lines.append([claim.said, verdict, here, f"{one.smallest:.3f} ({len(runs)})", beside])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
@@ -104,8 +116,8 @@ def _verdict(sign: int, mean: float, p_value: float) -> str:
     return "reproduced" if mean * sign > 0 else "the opposite"
 
 
-def _languages(claim: Claim, runs: Sequence[Runs], rows: Numbers) -> tuple[str, float]:
-    """Does it hold over languages? In words, and a p-value of permutations; 0: there is none."""
+def _languages(claim: Claim, runs: Sequence[Runs], rows: Numbers) -> tuple[str, float | None]:
+    """Does it hold over languages? In words, and the p-value of permutations if there is one."""
     if claim.families is not None:
         kind, side = claim.families
         worst = max(families_in(own[kind], side).p_value for own in runs)
@@ -117,9 +129,9 @@ def _languages(claim: Claim, runs: Sequence[Runs], rows: Numbers) -> tuple[str, 
         text = f"of the means {found.rho:+.2f} ({low:+.2f} to {high:+.2f})"
         return f"{text}, p = {found.p_value:.2f}", found.p_value
     if rows.shape[1] == 1:
-        return "", 0.0
+        return "", None
     pairs = rows.mean(0)
-    return f"{int((np.sign(pairs) == np.sign(pairs.mean())).sum())} of {pairs.size} pairs", 0.0
+    return f"{int((np.sign(pairs) == np.sign(pairs.mean())).sum())} of {pairs.size} pairs", None
 
 
 def similarity_table(kinds: Mapping[str, Mapping[int, Run]]) -> str:

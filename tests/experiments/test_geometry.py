@@ -12,10 +12,12 @@ import pytest
 
 from gradvac.analysis import Similarities, save_similarities
 from gradvac.runs import RunFolder
+from gradvac.runs.files import write_json
 
 from .conftest import ROOT
 
-LANGUAGES = ("de", "da", "es", "it", "cs", "hr", "sw", "sn")  # pairs of relatives
+LANGUAGES = ("de", "da", "es", "it", "cs", "hr", "sw", "sn", "fi", "et", "hi", "mr")
+FAMILIES = (0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4)
 LAYERS = ("encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1")
 
 
@@ -36,7 +38,7 @@ def make(run: Path, *, into: bool, level: float, kin: float, seed: int) -> None:
     tasks = tuple(f"{code}-en" if into else f"en-{code}" for code in LANGUAGES)
     draw = np.random.default_rng([seed, into])
     values = draw.normal(level, 0.005, (2, len(LAYERS), len(tasks), len(tasks)))
-    relatives = np.kron(np.eye(len(tasks) // 2), np.ones((2, 2)))
+    relatives = np.equal.outer(FAMILIES, FAMILIES)
     values = (values + values.swapaxes(-1, -2)) / 2 + kin * relatives
     values[..., range(len(tasks)), range(len(tasks))] = 1.0
     halves = values[..., 0].astype(np.float32)
@@ -48,26 +50,33 @@ def make(run: Path, *, into: bool, level: float, kin: float, seed: int) -> None:
     ]
     run.mkdir(parents=True)
     save_similarities(RunFolder(run).similarity, found)
+    ended = run.parents[1] / "trials" / f"{run.parent.name}.{run.name}.result.json"
+    ended.parent.mkdir(exist_ok=True)
+    write_json(ended, {"reason": "finished"})
 
 
-def test_what_is_planted_is_found_and_noise_is_not(geometry: ModuleType, tmp_path: Path) -> None:
+def test_what_is_planted_is_found_and_noise_is_not(
+    geometry: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for seed in range(3):
         make(tmp_path / f"into_english/seed-{seed}", into=True, level=0.7, kin=0.1, seed=seed)
         make(tmp_path / f"from_english/seed-{seed}", into=False, level=0.2, kin=0.0, seed=seed)
-    make(tmp_path / "tiny/seed-0", into=False, level=0.2, kin=0.0, seed=0)  # one seed: no claim
+    for seed in range(2):  # one is not done: no claim
+        make(tmp_path / f"tiny/seed-{seed}", into=False, level=0.2, kin=0.0, seed=seed)
+    (tmp_path / "trials" / "tiny.seed-0.result.json").unlink()
     (tmp_path / "out").mkdir()
     geometry.main([str(tmp_path), "--out", str(tmp_path / "out")])
-    table = geometry.claim_table(geometry.read_kinds([tmp_path])).splitlines()[2:]
-    said = {row.split(" | ")[0].lstrip("| "): row.split(" | ")[1:] for row in table}
+    table = [row.split(" | ") for row in capsys.readouterr().out.splitlines()[2:] if row]
+    said = {row[0].lstrip("| "): row[1:] for row in table}
     verdicts = {claim: cells[0].strip("*") for claim, cells in said.items()}
     assert verdicts["Families (1), verses: into English, encoder"] == "reproduced"
     assert verdicts["... from English, decoder (10)"] == "within noise"
     assert verdicts["... two models"] == "reproduced"
-    assert said["... two models"][3] == "28 of 28 pairs |"
+    assert said["... two models"][3] == "66 of 66 pairs |"
     assert verdicts["Decoder minus encoder (4a), from English, verses"] == "within noise"
     assert not any("tiny" in claim or "news" in claim for claim in said)
     page = (tmp_path / "out" / "geometry.md").read_text()
-    assert "| into_english | 3 | 8 into English | encoder | 0.71" in page
+    assert "| into_english | 3 | 12 into English | encoder | 0.71" in page
 
 
 def test_what_seeds_share_must_also_hold_over_languages(
@@ -77,7 +86,7 @@ def test_what_seeds_share_must_also_hold_over_languages(
     for seed in range(3):
         make(tmp_path / f"into_english/seed-{seed}", into=True, level=0.7, kin=0.1, seed=seed)
     kinds = geometry.read_kinds([tmp_path])
-    others = dict(zip((f"{code}-en" for code in LANGUAGES), "abcdabcd", strict=True))
+    others = dict(zip((f"{code}-en" for code in LANGUAGES), "abcdefabcdef", strict=True))
     for run in kinds["into_english"].values():
         run.families.update(others)
     row = geometry.claim_table(kinds).splitlines()[2]
