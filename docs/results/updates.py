@@ -99,37 +99,35 @@ def _or_none(value: float) -> str:
 
 
 def length_table(records: Mapping[str, Sequence[Record]]) -> str:
-    """How long updates are from step to step, and when they are longest, in Markdown.
+    """How much longer than plain sums updates are, and when, in Markdown.
 
     Args:
         records: Method -> the records of its runs.
     """
     lines = [
-        "| method | length, of the plain sum | varies from step to step | with the cosine of the "
-        "batch | cosine to the plain sum |",
-        "| --- | --- | --- | --- | --- |",
+        "| method | length, of the plain sum | that varies by | with the cosine of the batch | "
+        "lengths of plain sums vary by | of updates |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for name in _LONGER:
         if own := records.get(name):
-            ratio, varies, correlation, cosine = np.mean([_lengths(r) for r in own], axis=0)
+            ratio, varies, correlation, sums, updates = np.mean([_lengths(r) for r in own], axis=0)
             told = f"r = {correlation:+.2f}" if varies > _STEADY else ""
-            cells = [name, f"{ratio:.2f}", f"{varies:.0%}", told, f"{cosine:.4f}"]
+            cells = [name, f"{ratio:.2f}", f"{varies:.0%}", told, f"{sums:.0%}", f"{updates:.0%}"]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def _lengths(record: Record) -> tuple[float, ...]:
-    """After the first quarter of training: means over components."""
+    """After the first quarter of training; deviations over steps as shares of the mean."""
     later = record.steps > record.steps[-1] / 4
-    ratio = record.update_ratio[later]  # [S, K]
+    ratio, norms = record.update_ratio[later], record.norms[later]  # [S, K], [S, K, T]
     pairs = ~np.eye(len(record.tasks), dtype=bool)
-    cosines = record.similarity[later][:, :, pairs].mean(-1)
-    varies = ratio.std(0) / ratio.mean(0)
+    similarity = np.where(pairs, record.similarity[later], 1.0)
+    sums = np.sqrt(np.einsum("skij,ski,skj->sk", similarity, norms, norms).clip(min=0.0))
+    cosines = similarity[:, :, pairs].mean(-1)
+    varies, sums_vary, updates_vary = (x.std(0) / x.mean(0) for x in (ratio, sums, sums * ratio))
     both = zip(ratio.T, cosines.T, strict=True)
     correlations = [np.corrcoef(a, b)[0, 1] for a, b in both] if varies.min() > 0 else [np.nan]
-    return (
-        float(ratio.mean()),
-        float(varies.mean()),
-        float(np.mean(correlations)),
-        float(record.update_cosine[later].mean()),
-    )
+    numbers = (ratio, varies, correlations, sums_vary, updates_vary)
+    return tuple(float(np.mean(number)) for number in numbers)

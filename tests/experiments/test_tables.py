@@ -173,8 +173,9 @@ def test_noise_of_cosines_is_told_from_differences_between_pairs(tables: ModuleT
 
 
 def test_updates_that_are_longest_where_tasks_agree_least_are_seen(tables: ModuleType) -> None:
+    """Two gradients of length 1: sums of sqrt(2 + 2 cosine), 1.6 and 1.2."""
     steps, tasks = 400, ("a", "b")
-    cosine = np.tile([[0.1], [-0.1]], (steps // 2, 1))
+    cosine = np.tile([[0.28], [-0.28]], (steps // 2, 1))
     cosines = np.broadcast_to(cosine[:, :, None, None], (steps, 1, 2, 2))
 
     def record(ratio: np.ndarray) -> SimpleNamespace:
@@ -183,13 +184,13 @@ def test_updates_that_are_longest_where_tasks_agree_least_are_seen(tables: Modul
             steps=np.arange(steps),
             similarity=cosines,
             update_ratio=ratio,
-            update_cosine=np.ones((steps, 1)),
+            norms=np.ones((steps, 1, 2)),
         )
 
-    uneven, even = record(1.5 - 3 * cosine), record(np.full((steps, 1), 1.8))
+    uneven, even = record(2.4 / np.sqrt(2 + 2 * cosine)), record(np.full((steps, 1), 1.8))
     rows = tables.length_table({"many_gradvac": [uneven], "many_frozen": [even]}).splitlines()[2:]
-    assert rows[0] == "| many_gradvac | 1.50 | 20% | r = -1.00 | 1.0000 |"
-    assert rows[1] == "| many_frozen | 1.80 | 0% |  | 1.0000 |"
+    assert rows[0] == "| many_gradvac | 1.75 | 14% | r = -1.00 | 14% | 0% |"
+    assert rows[1] == "| many_frozen | 1.80 | 0% |  | 14% | 14% |"
 
 
 def test_rounds_of_halving_are_shown(tables: ModuleType, tmp_path: Path) -> None:
