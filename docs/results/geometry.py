@@ -53,6 +53,8 @@ class OverSeeds(NamedTuple):
 
 def over_seeds(values: Sequence[float]) -> OverSeeds:
     """Mean, half of the 95 % interval, what would have been found in 4 of 5 cases, p-value."""
+    if len(values) == 1:
+        return OverSeeds(values[0], *[float("nan")] * 3)
     error = float(np.std(values, ddof=1)) / np.sqrt(len(values))
     limit, power = stats.t.ppf((0.975, 0.8), len(values) - 1)
     mean = float(np.mean(values))
@@ -91,7 +93,8 @@ def claim_table(kinds: Mapping[str, Mapping[int, Run]]) -> str:
     if together:
         said = f"Similarity and BLEU (2b): Spearman, {len(together)} companions of German"
         every.append(Claim(said, together, rank_correlation, 1))
-    known = [(claim, runs) for claim in every if len(runs := _by_seed(kinds, claim.kinds)) > 1]
+    by_seed = [(claim, _by_seed(kinds, claim.kinds)) for claim in every]
+    known = [(c, runs) for c, runs in by_seed if len(runs) > (c.families is None)]
     values = [np.array([claim.values(own) for own in runs]) for claim, runs in known]
     found = [over_seeds([float(own.mean()) for own in rows]) for rows in values]
     told = [
@@ -103,11 +106,17 @@ def claim_table(kinds: Mapping[str, Mapping[int, Run]]) -> str:
     for (claim, runs), one, (beside, _), p_value in zip(
         known, found, told, statistics.holm(tests), strict=True
     ):
-        low, high = one.mean - one.reach, one.mean + one.reach
-        here = f"{one.mean:+.3f} ({low:+.3f} to {high:+.3f})"
         verdict = f"**{_verdict(claim.sign, one.mean, p_value)}**"
-        lines.append([claim.said, verdict, here, f"{one.smallest:.3f} ({len(runs)})", beside])
+        lines.append([claim.said, verdict, *_numbers(one, len(runs)), beside])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _numbers(found: OverSeeds, num_seeds: int) -> tuple[str, str]:
+    if num_seeds == 1:
+        return f"{found.mean:+.3f}", "(1)"
+    low, high = found.mean - found.reach, found.mean + found.reach
+    here = f"{found.mean:+.3f} ({low:+.3f} to {high:+.3f})"
+    return here, f"{found.smallest:.3f} ({num_seeds})"
 
 
 def _verdict(sign: int, mean: float, p_value: float) -> str:

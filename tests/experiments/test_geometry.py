@@ -94,6 +94,9 @@ def test_what_seeds_share_must_also_hold_over_languages(
 
 
 def test_seeds_give_an_interval(geometry: ModuleType) -> None:
+    """One seed gives none."""
+    assert np.isnan(geometry.over_seeds([1.0]).p_value)
+    assert geometry._numbers(geometry.over_seeds([1.0]), 1) == ("+1.000", "(1)")
     found = geometry.over_seeds([1.0, 2.0, 3.0])
     assert found.mean == 2.0
     assert found.reach == pytest.approx(4.302653 / np.sqrt(3))
