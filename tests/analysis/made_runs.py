@@ -89,7 +89,7 @@ def make_run(
         scores=None if bleu is None else _scores(tasks, bleu, draw),
         settings=f'[align]\nrule = "{name}"\n\n[train]\nseed = {seed}\nmax_steps = 1200\n',
         signature={"rule": name, "tasks": str(len(tasks)), "config": "ab12cd34"},
-        families={task: FAMILIES[task.replace("en", "").strip("-")] for task in tasks},
+        families={task: FAMILIES.get(task.replace("en", "").strip("-"), "") for task in tasks},
         distances=None,
     )
 

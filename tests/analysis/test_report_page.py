@@ -165,6 +165,20 @@ def test_layers_are_the_ticks(page: Page, tmp_path: Path) -> None:
     assert page.js(ticks) == [str(n) for n in range(0, 20, 3)]
 
 
+def test_wide_letters_are_not_cut_off(page: Page, tmp_path: Path) -> None:
+    codes = ("mmmmmmmmmmmm", "wwwwwwwwwwww", "fr")
+    wide = make_run("wide", codes=codes, num_layers=1, num_steps=1, recorded=False)
+    page.open(write_report([wide], tmp_path / "wide.html"), width=390)
+    lowest = "Math.max(...[...document.querySelectorAll('#heat-0 .xtick text')].map(t => "
+    lowest += "t.getBoundingClientRect().bottom))"
+    bar = "document.querySelector('#heat-0 .cbfills').getBoundingClientRect().top"
+    assert page.js(lowest) <= page.js(bar)
+    left = "Math.min(...[...document.querySelectorAll('#heat-0 .ytick text')].map(t => "
+    assert page.js(f"{left}t.getBoundingClientRect().left))") >= page.js(
+        "document.getElementById('heat-0').getBoundingClientRect().left"
+    )
+
+
 def test_steps_by_keyboard(page: Page, one: Path) -> None:
     page.open(one)
     step = page.find("#step")

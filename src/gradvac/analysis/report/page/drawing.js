@@ -12,6 +12,7 @@ const PAPER = { light: { ink: "#1c2128", quiet: "#59636e", rule: "#e1e5ea", hove
   dark: { ink: "#e6eaef", quiet: "#9aa5b1", rule: "#2c343e", hover: "#232b35", ground: "#12161c", blank: "#2a323c", hatch: "#6b7682" } };
 const CONFIG = { displaylogo: false, displayModeBar: false, responsive: false, doubleClick: "reset" };
 const NARROW = 520;
+const FONT = "system-ui, sans-serif";
 
 const theme = () => document.documentElement.dataset.theme;
 const ink = (n) => INKS[theme()][n % INKS[theme()].length];
@@ -27,6 +28,13 @@ function short(name, most) {
   if (letters.length <= most) return plain(name);
   const end = Math.floor((most - 1) / 3);
   return plain(`${letters.slice(0, most - 1 - end).join("")}…${letters.slice(letters.length - end).join("")}`);
+}
+
+// The pixels that names take: letters differ in width, and none may be cut off.
+const pen = document.createElement("canvas").getContext("2d");
+function widest(names, size) {
+  pen.font = `${size}px ${FONT}`;
+  return Math.max(0, ...names.map((name) => pen.measureText(name).width));
 }
 
 function make(tag, attributes, ...children) {
@@ -142,7 +150,7 @@ function baseLayout(id, more) {
   const { ink, hover, rule } = paper(), width = Math.floor($(id).clientWidth);
   // Dragging zooms where there is a mouse; on a narrow screen it scrolls the page.
   return { width, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: width < NARROW ? false : "zoom",
-    font: { family: "system-ui, sans-serif", color: ink, size: 12 }, margin: { l: 48, r: 12, t: 10, b: 40 },
+    font: { family: FONT, color: ink, size: 12 }, margin: { l: 48, r: 12, t: 10, b: 40 },
     hoverlabel: { bgcolor: hover, bordercolor: rule, font: { color: ink } },
     legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", traceorder: "normal", font: { size: 12 } }, ...more };
 }

@@ -168,8 +168,8 @@ class HeatMaps {
     const bounds = $("colours").value === "all" ? [-quantity.limit, quantity.limit] : extent(rows, true);
     const letters = named ? Math.min(18, Math.max(...names.map((name) => name.length))) : 0;
     const room = Math.max(180, ($(`heat-${n}`).layout?.height ?? 420) - 54 - 7 * letters);
-    const height = Math.max(14 * rows.length, Math.min(room, Math.max(180, 46 * rows.length))), below = named ? 12 + 6.6 * letters : 26;
-    const left = 16 + 6.6 * Math.max(...labels.map((label) => label.length));
+    const height = Math.max(14 * rows.length, Math.min(room, Math.max(180, 46 * rows.length))), below = named ? 12 + Math.max(6.6 * letters, widest(names.map((name) => short(name, 18)), 11)) : 26;
+    const left = 16 + Math.max(6.6 * Math.max(...labels.map((label) => label.length)), widest(labels, 12));
     const share = quantity.key.startsWith("share"), form = share ? percent : cosine;
     const trace = { type: "heatmap", z: rows, x: range(names.length), y: range(rows.length), ...coloursOf(bounds), hoverongaps: false,
       xgap: names.length > 80 ? 0 : 0.6, ygap: 0.6,

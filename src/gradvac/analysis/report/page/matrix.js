@@ -86,7 +86,7 @@ function drawMatrix(id, view) {
   const most = narrow ? 10 : 16, labels = view.labels.map((label) => short(label, most));
   const letters = Math.min(most, Math.max(...view.labels.map((label) => [...label].length)));
   const longest = Math.min(24, Math.max(0, ...view.blocks.map(([family]) => family.length)));
-  const side = narrow || !longest ? 8 : 22 + 7 * longest, edge = 14 + 7 * letters, named = view.rows ? 18 : 0;
+  const side = narrow || !longest ? 8 : 22 + 7 * longest, edge = 14 + Math.max(7 * letters, widest(labels, 13)), named = view.rows ? 18 : 0;
   const tall = 110 + edge + named; // everything of the height but cells: the whole map fits a screen
   const cells = Math.max(120, Math.min(width - edge - named - side, Math.max(360, innerHeight - 290 - tall + 110), 96 * size));
   const font = { size: Math.max(8, Math.min(13, (cells / size) * 0.85)), color: paper().ink };
