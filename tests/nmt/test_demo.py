@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from gradvac.analysis import load_run
 from gradvac.nmt import NmtConfig
-from gradvac.nmt.demo import DemoResult, run_demo, verdict
+from gradvac.nmt.demo import DemoResult, _program, run_demo, verdict
 from gradvac.nmt.side_by_side import _Sender, run_side_by_side
 from gradvac.training import Display, config
 from gradvac.training.processes import StopSignals
@@ -54,6 +55,7 @@ def test_the_demo_shows_samples_scores_and_honest_verdicts(tmp_path: Path) -> No
     words = ("Marvene", "Linawe", "within noise", "one seed each", "dictionary", "two-sided")
     for text in (*words, "Neither wins here", "joint training is the one to beat"):
         assert text in " ".join(shown.split())
+    assert f"{_program()} nmt score {tmp_path / 'out' / 'gradvac'} --set dev" in shown
     assert set(result.bleu) == {"dictionary", "joint", "gradvac"}
     assert result.bleu["dictionary"]["en-qsm"] > 5
     saved = json.loads((tmp_path / "out" / "demo.json").read_text())
@@ -67,6 +69,13 @@ def test_the_demo_shows_samples_scores_and_honest_verdicts(tmp_path: Path) -> No
         assert seen.scores.by_task["en-qsm"] == result.bleu[name]["en-qsm"]
         assert seen.measured[0].steps.tolist() == [2]
         assert seen.record is None  # two steps are fewer than record_every
+
+
+def test_commands_to_go_on_with_run_in_any_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert _program() == "gradvac"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert _program() == f"{os.path.relpath(sys.executable)} -m gradvac"
 
 
 def fail(display: Display) -> None:

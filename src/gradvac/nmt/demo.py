@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -235,9 +238,17 @@ def _show_way_on(config: NmtConfig, out: Path, result: DemoResult, console: Cons
         "few percent (README, What it costs)."
     )
     console.print(f"Data, runs and demo.json are in {out}. To go on:", markup=False)
+    program = _program()
     console.print(
-        f'  echo "the old man sees a dog" | gradvac nmt translate {out / GRADVAC} --to '
-        f"{config.data.languages[0]}\n  gradvac nmt score {out / GRADVAC} --set dev",
+        f'  echo "the old man sees a dog" | {program} nmt translate {out / GRADVAC} --to '
+        f"{config.data.languages[0]}\n  {program} nmt score {out / GRADVAC} --set dev",
         markup=False,
         soft_wrap=True,
     )
+
+
+def _program() -> str:
+    """How to call us from a shell, also one in which our environment is not active."""
+    found = shutil.which("gradvac")
+    is_ours = found is not None and Path(found).parent == Path(sys.executable).parent
+    return "gradvac" if is_ours else f"{os.path.relpath(sys.executable)} -m gradvac"
