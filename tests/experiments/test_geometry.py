@@ -70,9 +70,9 @@ def test_what_is_planted_is_found_and_noise_is_not(
     said = {row[0].lstrip("| "): row[1:] for row in table}
     verdicts = {claim: cells[0].strip("*") for claim, cells in said.items()}
     assert verdicts["Families (1), verses: into English, encoder"] == "reproduced"
-    assert verdicts["... from English, decoder (10)"] == "within noise"
-    assert verdicts["... two models"] == "reproduced"
-    assert said["... two models"][3] == "66 of 66 pairs |"
+    assert verdicts["Families (10), verses: from English, decoder"] == "within noise"
+    assert verdicts["Into minus from English (2a), two models"] == "reproduced"
+    assert said["Into minus from English (2a), two models"][3] == "66 of 66 pairs |"
     assert verdicts["Decoder minus encoder (4a), from English, verses"] == "within noise"
     assert not any("tiny" in claim or "news" in claim for claim in said)
     page = (tmp_path / "out" / "geometry.md").read_text()
