@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradvac import Aligner, GradVac
+from gradvac.gradients.engines import _one_backward
 from gradvac.gradients.ownership import _look
 
 from .parity import TASKS, UNSORTED, assert_same_gradients, attach, plain_backward
@@ -388,3 +389,19 @@ def test_a_scheduled_look_without_memory_is_skipped(monkeypatch: pytest.MonkeyPa
     with pytest.warns(UserWarning, match="ran out of memory; verification skipped"):
         aligner.backward(distance(model(x)), ROWS)  # the tenth
     assert model.weight.grad is not None
+
+
+def test_what_fails_while_a_graph_is_recorded_fails_the_recording(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And does not record per_task in its place, which would be slow for good."""
+
+    def look(self: object) -> None:
+        raise RuntimeError("no waiting for the device")
+
+    monkeypatch.setattr(_look.Look, "take", look)
+    monkeypatch.setattr(_one_backward, "_is_captured", lambda _: True)
+    model = nn.Linear(D, 3)
+    aligner = attach(model, GradVac(), engine="auto")
+    with pytest.raises(RuntimeError, match="no waiting"):
+        aligner.backward(model(torch.randn(B, D)).sum(1), ROWS)

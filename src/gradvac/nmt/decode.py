@@ -106,7 +106,7 @@ class Decoder:
         """
         sentences = np.split(sources.tokens, np.cumsum(sources.lengths)[:-1])
         results: dict[int, Hypothesis] = {}
-        with torch.autocast(self._device.type, enabled=False), any_shape_attention():
+        with torch.autocast(self._device.type, enabled=False), any_shape_attention(self._device):
             for group in self._groups(sources.lengths, limits):
                 size, slots = self._make_slots(group, sources.lengths, limits)
                 results |= _Pass(self, slots, size, sentences, limits).run(group)

@@ -131,7 +131,10 @@ class OneBackward:
         except (Refused, Again, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if not self._keep_graph or not (step is None or step.is_careful):
+            # What cannot be recorded is not recorded in another engine instead, which would be
+            # slow for good: whoever records runs a step as it is written, and learns of the error.
+            is_whole = step is None or step.is_careful
+            if not self._keep_graph or not is_whole or _is_captured(losses.device):
                 raise
             raise Refused(f"engine: one_backward met {type(error).__name__}: {error}") from error
         finally:
