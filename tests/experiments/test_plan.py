@@ -89,6 +89,7 @@ def test_methods_take_turns_and_seeds_come_one_after_the_other() -> None:
     ("parts", "message"),
     [
         ({"methods": [{"name": "a"}, {"name": "a"}]}, "there twice"),
+        ({"methods": [{"name": "a b"}]}, "'a b' becomes a folder; use letters, digits, - and _"),
         ({"grid": {"train.seed": []}}, "at least one value"),
         ({"grid": {"optimizer.lr": [1, 1.0]}}, "each once"),
         ({"grid": {"train.seed": [0]}, "set": {"train.seed": 1}}, r"train.seed is in \[set\] too"),

@@ -41,13 +41,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gradvac.experiments.groups import PART, SEED, SEED_FOLDER
 from gradvac.hints import nearest
 from gradvac.training.config import Section
 
 _RULE = "align.rule"
+_NAME = re.compile(r"[\w-]+", re.ASCII)
 _REFERENCE = re.compile(r"\{(run|weights):([^{}]+)\}")
 
 
@@ -64,12 +65,19 @@ class MethodConfig(Section):
         turn: Methods of a later turn begin after those of the turns before.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    name: str
     set: dict[str, Any] = Field(default_factory=dict)
     grid: dict[str, list[Any]] = Field(default_factory=dict)
     parts: dict[str, list[Any]] = Field(default_factory=dict)
     scored: bool = True
     turn: int = Field(default=1, ge=1)
+
+    @field_validator("name")
+    @classmethod
+    def _fits_a_folder(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} becomes a folder; use letters, digits, - and _")
+        return name
 
 
 class SweepConfig(Section):
