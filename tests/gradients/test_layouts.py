@@ -508,6 +508,21 @@ def complex_weights() -> Case:
     )
 
 
+@case
+def complex_weights_of_sorted_rows() -> Case:
+    def run(m: Any, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        y = m.wave(torch.complex(m.first(x), x)[order]) * m.phase
+        result: Tensor = m.last(y.real[order.argsort()])
+        return result
+
+    return linears(
+        run,
+        wave=nn.Linear(D, D, dtype=torch.complex128),
+        phase=nn.Parameter(torch.randn(D, dtype=torch.complex128)),
+    )
+
+
 def doubled(name: str) -> Case:
     torch.manual_seed(len(name))
     found = CASES[name]()

@@ -14,7 +14,7 @@ _AT_ONCE = 1 << 26
 
 def mark(gradient: Tensor) -> Tensor:
     """Project the vectors of a gradient: `[*G[:-1], R]`, or `[*G, R]` of at most one dimension."""
-    num_parts, dtype = 1 + gradient.is_complex(), wide(gradient.dtype)
+    num_parts, dtype = 1 + gradient.is_complex(), wide(gradient.dtype.to_real())
     if gradient.dim() < 2:
         gradient = torch.view_as_real(gradient) if num_parts > 1 else gradient
         return gradient.reshape(-1, num_parts).to(dtype)
