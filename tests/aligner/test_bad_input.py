@@ -107,6 +107,8 @@ def rows(count: int) -> Tensor:
         (rows(4).view(2, 2), ["fr", "hi"], r"losses: must have one entry per row .* \(2, 2\)"),
         (rows(2).mean().expand(2), ["fr", "hi"], "losses: every row has the same entry"),
         (rows(2).detach(), ["fr", "hi"], "losses: has no graph to differentiate"),
+        (rows(2) * 1j, ["fr", "hi"], "losses: is complex"),
+        ({"fr": rows(1) + 0j}, None, r"losses\['fr'\]: is complex"),
         (rows(0), [], "losses: is empty"),
         ([rows(1), rows(1)], None, "losses: must be a 1-D tensor .* or a mapping .* got list"),
         ({}, None, "losses: the mapping is empty"),

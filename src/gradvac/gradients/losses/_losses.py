@@ -137,7 +137,7 @@ def _read_rows(losses: Tensor, tasks_of_rows: TasksOfRows | None, tasks: Sequenc
         )
     if not len(losses):
         raise ValueError("losses: is empty; a batch needs at least one row.")
-    _needs_graph(losses, "losses")
+    _check_loss(losses, "losses")
     if index.device.type != "cpu":  # who is absent is known to the device alone: its norm is 0
         present = tuple(range(len(tasks)))
     else:
@@ -170,7 +170,7 @@ def _read_mapping(
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             came = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise ValueError(f"losses: the loss of {task!r} must be a scalar tensor, got {came}.")
-        _needs_graph(loss, f"losses[{task!r}]")
+        _check_loss(loss, f"losses[{task!r}]")
     if len(losses) > 1 and len({id(loss) for loss in losses.values()}) == 1:
         raise ValueError(
             "losses: every task has the same tensor; a loss summed over tasks cannot be separated "
@@ -180,9 +180,11 @@ def _read_mapping(
     return Losses(present, tuple(losses[tasks[position]] for position in present), None)
 
 
-def _needs_graph(loss: Tensor, what: str) -> None:
+def _check_loss(loss: Tensor, what: str) -> None:
     if not loss.requires_grad:
         raise ValueError(
             f"{what}: has no graph to differentiate; was it computed under torch.no_grad(), "
             "detached, or from frozen parameters only?"
         )
+    if loss.is_complex():  # as torch refuses it, instead of taking the real part
+        raise ValueError(f"{what}: is complex; take the part, or the size, that is to be small.")
