@@ -131,7 +131,7 @@ def test_a_hook_between_a_parameter_and_its_use() -> None:
         return x @ masked.T
 
     model = Model(product)
-    with pytest.raises(ValueError, match="gradients of weight do not add up"):
+    with pytest.raises(ValueError, match=r"a hook changes the gradient .* weight"):
         step(model, "one_backward")
     plain = Model(product)
     plain.load_state_dict(model.state_dict())
@@ -144,6 +144,29 @@ def test_a_hook_between_a_parameter_and_its_use() -> None:
         plain_backward(distance(plain(x)))
         assert_same_gradients(model, plain, 1e-9)
         assert aligner.engine == "per_task"
+
+
+def test_a_hook_that_clips_only_what_is_large() -> None:
+    """No gradient of this batch shows it."""
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        clipped = weight * 1.0
+        clipped.register_hook(lambda gradient: gradient.clamp(-1e3, 1e3))
+        return x @ clipped.T
+
+    with pytest.raises(ValueError, match=r"a hook changes the gradient .* weight"):
+        step(Model(product), "one_backward")
+
+
+def test_a_hook_that_only_looks_on() -> None:
+    seen: list[Tensor] = []
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        watched = weight * 1.0
+        watched.register_hook(seen.append)
+        return x @ watched.T
+
+    assert step(Model(product), "auto").engine == "one_backward"
 
 
 @pytest.mark.parametrize("engine", ["per_task", "one_backward"])

@@ -15,6 +15,7 @@ from gradvac.gradients.graph._nodes import call_node, indexed_dims, is_python_fu
 from gradvac.gradients.graph._passes import (
     Arrive,
     Watcher,
+    has_changing_hook,
     run_pass,
     set_aside,
     show_gradients,
@@ -38,6 +39,7 @@ __all__ = [
     "Way",
     "call_node",
     "draw",
+    "has_changing_hook",
     "indexed_dims",
     "is_python_function",
     "refuse_changed",

@@ -108,6 +108,24 @@ def _arrive_after(
     del graph.returned[position]
 
 
+def has_changing_hook(graph: Graph, position: int) -> bool:
+    """Whether a hook of an output of a node changes its gradient.
+
+    A graph does not tell its hooks, but they act on the way from an output to itself. What they are
+    shown there and back is a single large number in every entry, so that nothing is computed.
+    """
+    described = graph.nodes[position]._input_metadata
+    for number, output in enumerate(described):
+        edge = GradientEdge(graph.nodes[position], number)
+        for value in (1e4, -1e4):  # and `retain_grad` adds up nothing
+            given = torch.full((), value, dtype=output.dtype, device=output.device)
+            given = given.expand(tuple(output.shape))
+            (returned,) = torch.autograd.grad((edge,), (edge,), (given,), retain_graph=True)
+            if returned is not given and not torch.equal(returned, given):
+                return True
+    return False
+
+
 @contextmanager
 def _autocast_off(device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:

@@ -16,6 +16,7 @@ from gradvac.gradients.graph import (
     Refused,
     Watcher,
     draw,
+    has_changing_hook,
     refuse_hidden,
     run_pass,
 )
@@ -26,6 +27,7 @@ from gradvac.gradients.ownership._evidence import Evidence, Key
 from gradvac.gradients.ownership._following import follow_losses
 from gradvac.gradients.ownership._layouts import Layout
 from gradvac.gradients.ownership._plan import How, Known, Plan
+from gradvac.hints import some
 
 _MOST_ATTEMPTS = 24
 _FEW = 40  # nodes that are cheap to push T gradients through
@@ -73,6 +75,7 @@ class Look:
             self.layouts = self._follow()
             plan = self._try()
             if plan is not None:
+                self._refuse_hooks()
                 plan.tolerance = self.shown.tolerance
                 return plan
         raise Refused(self._coupled(self.mixed))
@@ -124,6 +127,27 @@ class Look:
                 "engine: nested tensors have no rows of one size; pad them "
                 '(torch.nested.to_padded_tensor) before the model, or use engine="per_task".'
             )
+
+    def _refuse_hooks(self) -> None:
+        """Nodes made of parameters alone are called, and their hooks are not.
+
+        That task gradients add up to the plain gradient does not show it for a task that is tiny
+        beside the others, nor for a hook that clips what is large.
+        """
+        for position, holds_rows in enumerate(self.drawing.holds_rows):
+            is_called = not holds_rows and self.graph.names[position] != LEAF
+            if is_called and has_changing_hook(self.graph, position):
+                raise Refused(
+                    "engine: a hook changes the gradient between a parameter and its use: "
+                    f'{some(self._names_below(position))}. Use engine="per_task".'
+                )
+
+    def _names_below(self, position: int) -> list[str]:
+        below = [position]
+        for at in below:  # grows on the way
+            below += {child for child, _ in self.graph.children(at)} - {-1, *below}
+        leaves = [self.graph.nodes[at].variable for at in below if self.graph.names[at] == LEAF]
+        return [self.names[leaf] for leaf in leaves if leaf in self.names]
 
     def _try(self) -> Plan | None:
         """A plan, or None if a junction had to be moved."""
