@@ -21,6 +21,7 @@ const drawings = new Map(); // element id -> function that draws it again
 
 // Plotly reads names as markup; these are names.
 const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+const asRead = (text) => text.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&");
 
 // A name that has room: its beginning and its end, which tell most names apart.
 function short(name, most) {
@@ -34,7 +35,7 @@ function short(name, most) {
 const pen = document.createElement("canvas").getContext("2d");
 function widest(names, size) {
   pen.font = `${size}px ${FONT}`;
-  return Math.max(0, ...names.map((name) => pen.measureText(name).width));
+  return Math.max(0, ...names.map((name) => pen.measureText(asRead(name)).width));
 }
 
 function make(tag, attributes, ...children) {
