@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -72,3 +74,29 @@ def test_the_thread_ends_with_its_stream() -> None:
     gc.collect()
     thread.join(timeout=60)
     assert not thread.is_alive()
+
+
+ENDS_EARLY = """
+import torch
+from gradvac.training import Ahead
+
+class Slow:
+    def __next__(self):
+        x = torch.ones(300, 300)
+        for _ in range(200):
+            x = (1e-3 * x @ x).relu()
+        return x
+
+    def state_dict(self):
+        return {}
+
+torch.set_num_threads(1)
+stream = Ahead(Slow(), depth=50)
+next(stream)
+"""
+
+
+def test_a_process_that_ends_in_the_middle_of_a_batch_ends_well() -> None:
+    """Python lets go of a thread that is inside of torch by aborting the process."""
+    ended = subprocess.run([sys.executable, "-c", ENDS_EARLY], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -1,5 +1,6 @@
 """Batches prepared ahead, in a thread of their own, while the step before them runs."""
 
+import atexit
 import queue
 import threading
 import weakref
@@ -11,6 +12,8 @@ from gradvac.training.recipe import BatchCo, BatchStream
 
 Prepare = Callable[[Any], Any]
 _LOOK_EVERY = 0.2  # seconds after which a waiting thread checks whether it was stopped
+_PATIENCE = 30.0  # seconds that a process waits for its threads when it ends
+_AT_WORK: "weakref.WeakSet[_Worker]" = weakref.WeakSet()
 
 
 class Ahead(Generic[BatchCo]):
@@ -68,6 +71,7 @@ class _Worker:
             target=self._work, args=(stream, prepare), name="batches ahead", daemon=True
         )
         self._thread.start()
+        _AT_WORK.add(self)
 
     def take(self) -> tuple[Any, dict[str, Any]]:
         batch, state = self._ready.get()
@@ -78,8 +82,8 @@ class _Worker:
     def stop(self) -> None:
         self._stopped.set()
 
-    def join(self) -> None:
-        self._thread.join()
+    def join(self, patience: float | None = None) -> None:
+        self._thread.join(patience)
 
     def _work(self, stream: BatchStream[Any], prepare: Prepare | None) -> None:
         try:
@@ -99,3 +103,13 @@ class _Worker:
             except queue.Full:
                 continue
             return
+
+
+@atexit.register
+def _end_all() -> None:
+    """Let threads end before Python does: one in the middle of a batch would abort the process."""
+    at_work = list(_AT_WORK)
+    for worker in at_work:
+        worker.stop()
+    for worker in at_work:
+        worker.join(_PATIENCE)
