@@ -49,7 +49,7 @@ def write(
 
 
 def language_table(corpus: corpora.Corpus) -> Table:
-    """Show the languages of a corpus."""
+    """The languages of a corpus as a table."""
     shown = Table()
     for column in ("code", "name", "family", "branch", "script", "level"):
         shown.add_column(column)

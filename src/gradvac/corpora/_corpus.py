@@ -100,7 +100,7 @@ class Corpus:
         return Corpus(self.tree, MappingProxyType(languages), self._generator)
 
     def pairs(self, code: str, split: Split | Literal["train"]) -> list[tuple[str, str]]:
-        """Return sentence pairs (English, language).
+        """Sentence pairs (English, language).
 
         Args:
             code: Code of the language.
@@ -113,11 +113,11 @@ class Corpus:
         return list(zip(*lines, strict=True))
 
     def aligned(self, split: Split) -> dict[str, tuple[str, ...]]:
-        """Return the lines of an aligned split by code, English first: line i is one meaning."""
+        """The lines of an aligned split by code, English first: line i is one meaning."""
         return {code: self._lines(split, code) for code in (PIVOT, *self.languages)}
 
     def spoken(self, code: str, split: Split | Literal["train"]) -> list[list[Word]]:
-        """Return the sentences of a language as words, each with the concept it stands for.
+        """The sentences of a language as words, each with the concept it stands for.
 
         Args:
             code: Code of the language.
@@ -144,7 +144,7 @@ class Corpus:
         return text(self.words(meaning, code))
 
     def meanings(self, split: Split) -> tuple[Sentence, ...]:
-        """Return the meanings of an aligned split, line by line."""
+        """The meanings of an aligned split, line by line."""
         return tuple(self._generator.held_out[self._split(split)])
 
     @cached_property
@@ -154,7 +154,7 @@ class Corpus:
         return measure(self.codes, lexicons, grammars)
 
     def distances(self) -> Distances:
-        """Return cognate shares, typological distances and their combination, with names."""
+        """Cognate shares, typological distances and their combination, with names."""
         return self._distances
 
     def _lines(self, split: Split, code: str) -> tuple[str, ...]:

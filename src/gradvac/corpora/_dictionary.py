@@ -46,7 +46,7 @@ def dictionary_translate(
 
 
 def _most_frequent(corpus: Corpus, source: str, target: str) -> dict[str, str]:
-    """Map every source form to the target form it is most often aligned with, or to nothing."""
+    """Source form -> the target form it is most often aligned with, or nothing."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     combinations = Combinations(corpus.tree.seed)
     stream = meanings(combinations, corpus.tree.seed, "dictionary")

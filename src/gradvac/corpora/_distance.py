@@ -30,7 +30,7 @@ class Distances:
     distance: NDArray[np.float64]
 
     def between(self, one: str, other: str) -> float:
-        """Return the distance between two languages, by code."""
+        """The distance between two languages, by code."""
         return float(self.distance[self.codes.index(one), self.codes.index(other)])
 
 

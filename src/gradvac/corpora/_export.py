@@ -61,7 +61,7 @@ def write(corpus: Corpus, directory: str | Path, *, overwrite: bool = False) -> 
 
 
 def _previous(directory: Path, overwrite: bool) -> set[str]:
-    """List the files of an earlier export, or refuse a directory that is not one."""
+    """The files of an earlier export; a directory that is not one is refused."""
     if not directory.exists():
         return set()
     if not directory.is_dir():
@@ -98,7 +98,7 @@ def _write_all(corpus: Corpus, directory: Path) -> list[str]:
 
 
 def describe(corpus: Corpus) -> dict[str, object]:
-    """Collect the facts about a corpus, ready for JSON: languages, sizes and distances."""
+    """The facts about a corpus, ready for JSON: languages, sizes and distances."""
     languages = {code: asdict(language) for code, language in corpus.languages.items()}
     distances = corpus.distances()
     return {

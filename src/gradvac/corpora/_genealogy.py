@@ -135,7 +135,7 @@ LINEAGES: dict[str, tuple[str, ...]] = _read(_TREE)
 
 
 def genealogical_distances(codes: Sequence[str]) -> NDArray[np.float64]:
-    """Return how distantly real languages are related, from 0 (the same) to 1 (unrelated), [L, L].
+    """How distantly real languages are related, from 0 (the same) to 1 (unrelated), `[L, L]`.
 
     A language stands at the end of its lineage: Indo-European, Germanic, West Germanic, German.
     Two that share the first `shared` of such steps are at 1 - 2 shared / (depth_i + depth_j).

@@ -69,7 +69,7 @@ class Generator:
                 yield meaning, english
 
     def lexicon(self, code: str) -> Lexicon:
-        """Return the lexicon of a language."""
+        """The lexicon of a language."""
         if code not in self._lexicons:
             self._lexicons[code] = lexicon_of(self.tree, code)
         return self._lexicons[code]
@@ -85,18 +85,18 @@ class Generator:
         return self._speakers[code].say(meaning)
 
     def aligned(self, split: Split, code: str) -> tuple[str, ...]:
-        """Return the lines of a held-out split in one language."""
+        """The lines of a held-out split in one language."""
         key = (split, code)
         if key not in self._aligned:
             self._aligned[key] = tuple(text(self.say(m, code)) for m in self.held_out[split])
         return self._aligned[key]
 
     def training(self, code: str, num_pairs: int) -> list[tuple[str, str]]:
-        """Return the first training pairs of a language."""
+        """The first training pairs of a language."""
         return [(line.english, line.text) for line in self._training_lines(code, num_pairs)]
 
     def training_meanings(self, code: str, num_pairs: int) -> list[Sentence]:
-        """Return what the first training pairs of a language say."""
+        """What the first training pairs of a language say."""
         return [line.meaning for line in self._training_lines(code, num_pairs)]
 
     def _training_lines(self, code: str, num_lines: int) -> list[_Line]:

@@ -77,7 +77,7 @@ class Grammar:
     question: Literal["first", "last", "affix"] = "first"
 
     def contradiction(self) -> str | None:
-        """Say what in this grammar contradicts itself, with the fix, or None."""
+        """What in this grammar contradicts itself, with the fix; None if nothing does."""
         if self.morphology == "isolating":
             wants = {
                 "case": "none",
@@ -132,6 +132,6 @@ PARAMETERS: dict[str, tuple[object, ...]] = _choices()
 
 
 def typological_distance(one: Grammar, other: Grammar) -> float:
-    """Return the share of parameters on which two grammars differ."""
+    """The share of parameters on which two grammars differ."""
     differing = sum(bool(getattr(one, name) != getattr(other, name)) for name in PARAMETERS)
     return differing / len(PARAMETERS)

@@ -37,7 +37,7 @@ class Inflection:
         self._vowels = frozenset(VOWELS)
 
     def gender(self, concept: str) -> int:
-        """Return the gender of a noun, name or pronoun."""
+        """The gender of a noun, name or pronoun."""
         genders = self.grammar.genders
         if genders == 1:
             return 0
@@ -49,7 +49,7 @@ class Inflection:
         return int(feminine and self.grammar.agreement != "gender")
 
     def person(self, subject: Thing) -> str:
-        """Return what a verb agrees with: a person, or a gender and number."""
+        """What a verb agrees with: a person, or a gender and number."""
         agreement = self.grammar.agreement
         if agreement == "none":
             return ""
@@ -120,7 +120,7 @@ class Inflection:
         return self.word(concept, tuple(affixes))
 
     def _nominal(self, gender: int, plural: bool, case: str) -> tuple[str, ...]:
-        """List the affixes for gender, number and case."""
+        """The affixes for gender, number and case."""
         grammar = self.grammar
         marker = f"g{gender}{'pl' if plural else 'sg'}"
         if grammar.morphology == "fusional":
@@ -159,7 +159,7 @@ class Inflection:
         return evolve(sounds, self.lexicon.changes(stem.stage))
 
     def _affix(self, name: str, stage: int) -> str:
-        """Return an affix as it sounded when stems of a stage came in."""
+        """An affix as it sounded when stems of a stage came in."""
         key = (name, stage)
         if key not in self._affixes:
             edges = "#+" if self.grammar.affixes == "prefix" else "+#"

@@ -74,12 +74,12 @@ class Lexicon:
     genders: Mapping[str, int]
 
     def changes(self, start: int, stop: int = 2) -> Iterator[SoundChange]:
-        """Iterate over the sound changes of the stages from `start` up to `stop`."""
+        """The sound changes of the stages from `start` up to `stop`."""
         for changes in self.stages[start:stop]:
             yield from changes
 
     def cite(self, concept: str) -> str:
-        """Return the bare stem of a concept in the language's present sounds."""
+        """The bare stem of a concept in the language's present sounds."""
         stem = self.stems[concept]
         return evolve(stem.shape, self.changes(stem.stage))
 

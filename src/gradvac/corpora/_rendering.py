@@ -72,7 +72,7 @@ class Speaker:
         return words
 
     def _dropped(self, agent: Thing, verb: list[Word]) -> bool:
-        """Tell whether a pronoun is left to the verb, which cannot tell "he" from "she"."""
+        """Whether a pronoun is left to the verb, which cannot tell "he" from "she"."""
         return (
             bool(verb)
             and self.grammar.pronouns == "dropped"

@@ -88,7 +88,7 @@ class Combinations:
 
 
 def _nouns_of(kinds: str) -> tuple[list[str], list[int]]:
-    """List the nouns of some kinds with their weights; people are spoken of most."""
+    """The nouns of some kinds with their weights; people are spoken of most."""
     items: list[str] = []
     weights: list[int] = []
     for kind in kinds:
@@ -101,7 +101,7 @@ def _nouns_of(kinds: str) -> tuple[list[str], list[int]]:
 def meanings(
     combinations: Combinations, *key: str | int, novel: bool = False
 ) -> Iterator[Sentence]:
-    """Yield sentences without end, fixed by the key.
+    """Sentences without end, fixed by the key.
 
     Args:
         combinations: What goes with what.

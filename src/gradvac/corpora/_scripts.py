@@ -43,7 +43,7 @@ def _devanagari(word: str) -> str:
 
 
 def writer(script: str) -> Callable[[str], str]:
-    """Return the function that writes a word's sounds in a script.
+    """The function that writes a word's sounds in a script.
 
     Args:
         script: One of `SCRIPTS`.

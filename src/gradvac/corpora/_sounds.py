@@ -131,5 +131,5 @@ def adapt(word: str, inventory: str) -> str:
 
 
 def last_vowel(word: str) -> str:
-    """Return the last vowel of a word, or "" if it has none."""
+    """The last vowel of a word, or "" if it has none."""
     return next((sound for sound in reversed(word) if sound in VOWELS), "")

@@ -97,7 +97,7 @@ class Tree:
 
 
 def resource_level(num_pairs: int, thresholds: Mapping[ResourceLevel, int]) -> ResourceLevel:
-    """Return the highest level whose threshold a number of training pairs reaches."""
+    """The highest level whose threshold a number of training pairs reaches."""
     for level in RESOURCE_LEVELS[:-1]:
         if num_pairs >= thresholds[level]:
             return level

@@ -51,7 +51,7 @@ LONG_CODES = dict(pair.split(":") for pair in _ISO_639.split())
 
 
 def uriel_distances(codes: Sequence[str], kind: str) -> NDArray[np.float64]:
-    """Return the distances between real languages after URIEL, from 0 to 1, [L, L].
+    """The distances between real languages according to URIEL, from 0 to 1, `[L, L]`.
 
     The distance of two languages is the angle between their vectors of features, as a part of a
     right angle, over the features that are known of both; NaN if those are fewer than 20.

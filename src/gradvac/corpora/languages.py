@@ -214,7 +214,7 @@ WMT: dict[str, WmtLanguage] = {
 
 
 def find(code: str) -> RealLanguage | None:
-    """Return a real language by any code that data files use for it; None if it is not here.
+    """A real language, by any code that data files use for it; None if it is not here.
 
     Args:
         code: ISO 639-1 or 639-3, with or without a script or a region: "fr", "fra", "srp_Cyrl".
@@ -224,7 +224,7 @@ def find(code: str) -> RealLanguage | None:
 
 
 def family_of(code: str) -> str:
-    """Return the family of a real language.
+    """The family of a real language.
 
     Args:
         code: Code of the language, as `find` takes it.
@@ -239,7 +239,7 @@ def family_of(code: str) -> str:
 
 
 def codes_by_level(level: ResourceLevel) -> tuple[str, ...]:
-    """Return the codes of the paper's languages of a resource level.
+    """The codes of the paper's languages of a resource level.
 
     Args:
         level: "high", "medium", "low" or "extremely_low".

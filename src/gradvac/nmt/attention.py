@@ -43,7 +43,7 @@ class LayerCache:
 
     @classmethod
     def zeros(cls, size: CacheSize, like: Tensor) -> LayerCache:
-        """Allocate; zeros, because what a mask hides must still be finite."""
+        """Zeros, because what a mask hides must still be finite."""
         source = (size.num_slots, size.heads, size.source_length, size.head_width)
         places = size.target_length * size.num_beams
         own = (size.num_slots, 2, size.heads, places, size.head_width)
@@ -132,7 +132,7 @@ class CrossAttention(Layer):
         self.write = linear(width, width)
 
     def read(self, memory: Tensor) -> Tensor:
-        """Make keys and values of the source, `[*, 2, H, D / H]`."""
+        """Keys and values of the source, `[*, 2, H, D / H]`."""
         return split_heads(self.memory(memory), 2, self.heads)
 
     def forward(self, x: Tensor, target: Side, memory: Tensor, source: Side) -> Tensor:
@@ -212,7 +212,7 @@ def split_heads(values: Tensor, parts: int, heads: int) -> Tensor:
 
 
 def linear(width: int, out: int, *, parts: int = 1) -> Linear:
-    """Make a linear layer, or several side by side, each with Glorot's initialisation."""
+    """A linear layer, or several side by side, each with Glorot's initialisation."""
     layer = Linear(width, parts * out)
     for part in layer.weight.chunk(parts):
         nn.init.xavier_uniform_(part)

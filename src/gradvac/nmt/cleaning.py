@@ -148,7 +148,7 @@ def clean(
 def judge(
     lines: Sequence[Line], config: CleaningConfig, held_out: HeldOut
 ) -> tuple[list[str | None], Marks]:
-    """Tell for every line why it is dropped, if it is, and fingerprint it."""
+    """For every line, why it is dropped, if it is, and its fingerprint."""
     reasons = [_reason(line, config, held_out) for line in lines]
     marks = np.zeros(len(lines), dtype=np.uint64)
     if config.deduplicate:
@@ -216,7 +216,7 @@ def fingerprint(text: str) -> int:
 
 
 def table(reports: Mapping[str, Report]) -> Table:
-    """Show reports by name, one column a reason."""
+    """Reports by name, with one column per reason."""
     reasons = sorted({reason for report in reports.values() for reason in report.dropped})
     shown = Table(title="Sentence pairs", title_justify="left")
     shown.add_column("pair")

@@ -47,7 +47,7 @@ class ResourceLevels(Section):
         return self
 
     def of(self, num_pairs: int) -> str:
-        """Return the level of a number of training pairs."""
+        """The level of a number of training pairs."""
         thresholds = (self.high, self.medium, self.low, 0)
         return next(
             level
@@ -152,15 +152,15 @@ class DataConfig(Section):
         return self
 
     def all_pairs(self) -> list[str]:
-        """List all language pairs, as in "en-fr"."""
+        """All language pairs, as in "en-fr"."""
         return self.pairs or [Direction(self.pivot, code).name for code in self.languages]
 
     def all_languages(self) -> list[str]:
-        """List the codes of all languages, pivot included."""
+        """The codes of all languages, pivot included."""
         return list(dict.fromkeys(code for pair in self.all_pairs() for code in parse(pair)))
 
     def all_tasks(self) -> list[str]:
-        """List the tasks to train: directions, as in "en-fr" or "fr-en"."""
+        """The tasks to train: directions, as in "en-fr" or "fr-en"."""
         return self.tasks or self._all_tasks()
 
     def _all_tasks(self) -> list[str]:
@@ -176,12 +176,12 @@ class DataConfig(Section):
         return self.limit.get(pair, min(language_limits, default=None))
 
     def sources(self) -> dict[str, Sources]:
-        """Map every split to its sources, as they were given."""
+        """Split -> its sources, as they were given."""
         test = {} if self.test is None else {TEST: self.test}
         return {TRAIN: self.train, DEV: self.dev, **test, **self.extra}
 
     def sources_of(self, split: str, pair: str) -> list[str]:
-        """List the sources of a pair in a split."""
+        """The sources of a pair in a split."""
         given = self.sources()[split]
         if isinstance(given, dict):
             names = [pair, *(code for code in reversed(parse(pair)) if code != self.pivot)]

@@ -22,7 +22,7 @@ _ALSO = {"no": "nb", "iw": "he", "in": "id", "tl": "fil"}  # other codes of the 
 
 
 def of_languages(first: str, second: str, pairs: Sequence[tuple[str, str]]) -> str | None:
-    """Say what is odd about the languages of some pairs; None: nothing.
+    """What is odd about the languages of some pairs; None: nothing.
 
     Args:
         first: Code of the language on the left, as named.
@@ -48,7 +48,7 @@ def of_languages(first: str, second: str, pairs: Sequence[tuple[str, str]]) -> s
 
 
 def shared(name: str, scored: Sequence[Path], dev: Sequence[Path]) -> str | None:
-    """Say that a set to score on holds what checkpoints are chosen by; None: hardly anything.
+    """What a set to score on shares with the one checkpoints are chosen by; None: hardly any.
 
     Args:
         name: Of the set.

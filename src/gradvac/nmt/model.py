@@ -105,7 +105,7 @@ class Transformer(Layer):
         nn.init.normal_(self.embedding.weight, std=size.width**-0.5)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Compute the cross-entropy of every sentence, summed over its labels, `[B]`."""
+        """The cross-entropy of every sentence, summed over its labels, `[B]`."""
         memory = self.encode(batch.source)
         states = self.decode(batch.target, memory, batch.source)
         losses = self.label_losses(states, batch.labels, batch.task_of_label)
@@ -113,13 +113,13 @@ class Transformer(Layer):
         return sums if batch.counts is None else sums.where(batch.counts, 0.0)
 
     def encode(self, source: Side) -> Tensor:
-        """Compute the states of the source tokens, `[*, D]`."""
+        """The states of the source tokens, `[*, D]`."""
         with source.rows():
             x = self._embed(source.tokens, source.positions, source.longest)
             return self.encoder(x, source)
 
     def decode(self, target: Side, memory: Tensor, source: Side) -> Tensor:
-        """Compute the state before every label, `[N, D]`, for whole targets at once."""
+        """The state before every label, `[N, D]`, for whole targets at once."""
         with target.rows():
             x = self._embed(target.tokens, target.positions, target.longest)
             states = self.decoder(x, target, memory, source)
@@ -134,7 +134,7 @@ class Transformer(Layer):
         return F.dropout(x, self.dropout, self.training)
 
     def label_losses(self, states: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
-        """Compute the cross-entropy of every label.
+        """The cross-entropy of every label.
 
         Args:
             states: The state before every label, `[N, D]`.
@@ -161,7 +161,7 @@ class Transformer(Layer):
         return [layer for layer in self.decoder.layers if isinstance(layer, DecoderLayer)]
 
     def make_cache(self, num_slots: int, num_beams: int, *, source: int, target: int) -> Cache:
-        """Allocate what translating token by token needs.
+        """An empty cache for translating token by token.
 
         Args:
             num_slots: Sentences translated at a time.
@@ -175,7 +175,7 @@ class Transformer(Layer):
         return [LayerCache.zeros(size, self.embedding.weight) for _ in self._steps()]
 
     def read_source(self, source: Side) -> list[tuple[Tensor, Tensor]]:
-        """Compute every layer's keys and values of padded sources, `[B, H, S, D / H]`."""
+        """Every layer's keys and values of padded sources, `[B, H, S, D / H]`."""
         memory = self.encode(source)
         read = [layer.cross_attention.read(memory).unbind(-3) for layer in self._steps()]
         return [(keys.transpose(1, 2), values.transpose(1, 2)) for keys, values in read]
@@ -203,7 +203,7 @@ class Positions(Layer):
         self.register_buffer("table", self.make(length), persistent=False)
 
     def make(self, length: int) -> Tensor:
-        """Compute the table of so many positions, `[length, D]`."""
+        """The table of so many positions, `[length, D]`."""
         half = self.width // 2
         rates = torch.exp(torch.arange(half) * (-math.log(10_000) / max(half - 1, 1)))
         angles = torch.arange(length)[:, None] * rates

@@ -118,7 +118,7 @@ class _Preparation:
         )
 
     def write_manifest(self, reports: Facts, **facts: Any) -> None:
-        """Say that all is there; nothing is written where nothing changed."""
+        """Declare the folder complete; nothing is written where nothing changed."""
         path = self.folder / REPORT
         if files.hash_of(files.read_json(path)) != files.hash_of(reports):
             self.begin_change()
@@ -133,7 +133,7 @@ class _Preparation:
             write_facts(self.folder / MANIFEST, manifest)
 
     def begin_change(self) -> None:
-        """From here on the folder is none that was prepared, until the manifest is written."""
+        """Mark the folder as unprepared until the manifest is written."""
         (self.folder / MANIFEST).unlink(missing_ok=True)
 
     def holds(self, facts: Facts, key: str) -> bool:

@@ -100,11 +100,11 @@ class Prepared:
         return first, second
 
     def pair_of(self, task: str) -> str:
-        """Return the pair a task belongs to: itself, or turned round."""
+        """The pair a task belongs to: itself, or turned round."""
         return task if task in self.sizes[TRAIN] else turned(task)
 
     def train_size(self, task: str) -> int:
-        """Return the number of training pairs of a task."""
+        """The number of training pairs of a task."""
         return self.sizes[TRAIN][self.pair_of(task)]
 
     def task_text(self, split: str, task: str) -> tuple[list[str], list[str]]:
@@ -150,7 +150,7 @@ def require_prepared(config: DataConfig, run: Path) -> Prepared:
 
 
 def relevant(config: DataConfig) -> dict[str, Any]:
-    """Return the settings that prepared data depend on, as JSON would give them back."""
+    """The settings that prepared data depend on, as JSON would give them back."""
     return config.model_dump(mode="json", exclude=_IRRELEVANT)
 
 

@@ -102,7 +102,7 @@ def mostly_readable(lines: Iterator[Line], where: str) -> Iterator[Line]:
 
 
 def files_of(source: str, first: str, second: str, *, root: Path) -> list[Path]:
-    """List the files a source stands for: two (Moses), one, or none of ours (`hf:`)."""
+    """The files a source stands for: two (Moses), one, or none of ours (`hf:`)."""
     scheme, _, rest = source.partition(":")
     if scheme == "hf":
         return []
@@ -126,7 +126,7 @@ def files_of(source: str, first: str, second: str, *, root: Path) -> list[Path]:
 
 
 def fill(source: str, first: str, second: str, code: str) -> str:
-    """Put codes in the place of `{pair}`, `{xx}` and `{lang}`."""
+    """Replace `{pair}`, `{xx}` and `{lang}` by codes."""
     values = {"pair": Direction(first, second).name, "xx": second, "lang": code}
     unknown = [name for name in _PLACEHOLDER.findall(source) if name not in values]
     if unknown:

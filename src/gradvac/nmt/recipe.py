@@ -71,7 +71,7 @@ class TranslationRecipe:
         return config.batch.fixed
 
     def batches(self, part: Part = WHOLE) -> Ahead[Batch]:
-        """Open the training data at their beginning; the next batches are prepared ahead."""
+        """The training data, from their beginning; the next batches are prepared ahead."""
         on_gpu = choose_device(self.config.train.device).type == "cuda"
         if part.of > 1 and True in (self.config.batch.fixed, self.config.train.graph):
             raise ValueError(
@@ -95,13 +95,13 @@ class TranslationRecipe:
         )
 
     def losses(self, batch: Batch) -> StepLosses:
-        """Compute the loss of every sentence pair, summed over its tokens."""
+        """The loss of every sentence pair, summed over its tokens."""
         device = next(self.model.parameters()).device
         losses = self.model(batch.to(device))
         return StepLosses(losses, batch.tasks, halves=self.config.align.halves)
 
     def validate(self) -> Mapping[str, float]:
-        """Compute the loss per token of every task without smoothing, their mean, and BLEU."""
+        """The loss per token of every task without smoothing, their mean, and BLEU."""
         scores = {f"dev/loss/{data.name}": self._dev_loss(data) for data in self._dev}
         scores["dev/loss"] = float(np.mean(list(scores.values())))
         if self.config.validation.bleu_sentences:
@@ -133,7 +133,7 @@ class TranslationRecipe:
         return batches
 
     def _translator(self) -> Translator:
-        """Greedy search with the weights of this moment."""
+        """Greedy search with the current weights."""
         return Translator(
             self.model,
             self.prepared.vocabulary,
@@ -150,12 +150,12 @@ class TranslationRecipe:
         return score_lines(lines, references[:most], target).bleu
 
     def data_signature(self) -> str:
-        """Return the hash of the prepared data, the tasks, and the weights to start from."""
+        """A hash of the prepared data, the tasks, and the weights to start from."""
         parent = f"|{self._parent}" if self._parent else ""
         return f"{self.prepared.signature}|{' '.join(self.tasks)}{parent}"
 
     def epochs(self) -> list[TaskEpochs]:
-        """Tell how often training will see the data of every task."""
+        """How often training will see the data of every task."""
         config = self.config
         return effective_epochs(
             self._sizes,
@@ -165,7 +165,7 @@ class TranslationRecipe:
         )
 
     def epochs_table(self, epochs: Sequence[TaskEpochs]) -> Table:
-        """Show the epochs."""
+        """The epochs as a table."""
         shown = Table(title="What training will see", title_justify="left")
         for column in ("task", "level"):
             shown.add_column(column)

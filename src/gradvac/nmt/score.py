@@ -134,7 +134,7 @@ class Scores:
     searched: str = ""
 
     def means(self) -> dict[str, tuple[float, float]]:
-        """Average BLEU and chrF++ over the tasks of each resource level, and over "all"."""
+        """Mean BLEU and chrF++ over the tasks of each resource level, and over "all"."""
         bleu, chrf = (scores.by_level() for scores in self.by_metric())
         return {name: (bleu[name], chrf[name]) for name in bleu}
 
@@ -158,7 +158,7 @@ class Scores:
         return asdict(self) | {"means": means}
 
     def table(self) -> Table:
-        """Show the scores."""
+        """The scores as a table."""
         shown = Table(title=f"{self.split}, {self.weights} weights", title_justify="left")
         shown.add_column("task")
         shown.add_column("level")
@@ -241,7 +241,7 @@ def score_run(
 
 
 def _searched(trained: NmtConfig, asked: NmtConfig) -> str:
-    """What was asked of the search that the run's own settings do not say."""
+    """Settings of the search that differ from the run's own."""
     changed = config.differences(trained, asked)
     return ", ".join(
         f"{key} = {new}"

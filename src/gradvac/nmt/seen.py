@@ -23,7 +23,7 @@ class Seen:
         self._runs: list[Marks] = []
 
     def add(self, marks: Marks) -> npt.NDArray[np.bool_]:
-        """Tell which fingerprints are new, the first of equal ones counting, and keep them."""
+        """Keep fingerprints; returns which are new, the first of equal ones counting."""
         distinct, first = np.unique(marks, return_index=True)
         known = np.zeros(len(distinct), dtype=np.bool_)
         for run in self._runs:

@@ -68,12 +68,12 @@ class ModelConfig(Section):
         return self
 
     def dimensions(self) -> Size:
-        """Return the size with its replacements."""
+        """The size with its replacements."""
         given = {key: getattr(self, key) for key in Size._fields}
         return SIZES[self.size]._replace(**{k: v for k, v in given.items() if v is not None})
 
     def build(self, vocabulary_size: int) -> Transformer:
-        """Make the model; draw its weights from torch's global generator."""
+        """The model; its weights are drawn from torch's global generator."""
         return Transformer(
             self.dimensions(),
             vocabulary_size,

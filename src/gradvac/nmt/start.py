@@ -87,7 +87,7 @@ def _enlarged(values: Tensor, drawn: Tensor) -> Tensor:
 
 
 def warn_of_schedule(settings: RunConfig, epochs: Sequence[TaskEpochs]) -> Iterator[str]:
-    """Say before training what a schedule cannot do, with the settings that decide it."""
+    """What a schedule cannot do, with the settings that decide it, to say before training."""
     steps, warmup = settings.train.max_steps, settings.optimizer.warmup_steps
     if warmup >= steps:
         yield (

@@ -180,7 +180,7 @@ class Stream:
         return self
 
     def __next__(self) -> Batch:
-        """Make the next batch."""
+        """The next batch."""
         if self._next == len(self._open):
             self._num_before += len(self._open)
             self._open_chunk()
@@ -228,7 +228,7 @@ class Stream:
         return float(self._rows_per_chunk) / len(self._open)
 
     def state_dict(self) -> dict[str, Any]:
-        """Say where the stream stands."""
+        """Where the stream stands."""
         return {**self._start, "next": self._next, "form": self._form()}
 
     def _form(self) -> list[Any]:

@@ -50,7 +50,7 @@ class VocabularyConfig(Section):
     model: Path | None = None
 
     def given(self) -> bytes | None:
-        """Read the model to take; None if one shall be learned."""
+        """Read the model that was given; None if one is to be learned."""
         if self.model is None:
             return None
         Vocabulary.load(self.model)  # refuses what is none
@@ -101,7 +101,7 @@ class Vocabulary:
 
     @classmethod
     def parse(cls, model: bytes, path: Path) -> Vocabulary:
-        """Make one of the contents of a file; an error names the file."""
+        """The vocabulary in the contents of a file; an error names the file."""
         try:
             return cls(model)
         except (RuntimeError, ValueError) as error:
@@ -113,7 +113,7 @@ class Vocabulary:
         return int(self._pieces.get_piece_size())
 
     def pieces(self) -> list[str]:
-        """List all pieces, by number."""
+        """All pieces, by number."""
         return [self._pieces.id_to_piece(number) for number in range(len(self))]
 
     @property
@@ -127,7 +127,7 @@ class Vocabulary:
         return [PAD, BOS, UNKNOWN, *self._tags.values()]
 
     def tag(self, language: str) -> int:
-        """Return the token that asks for a translation into a language."""
+        """The token that asks for a translation into a language."""
         if language not in self._tags:
             raise ValueError(
                 f"target language: {language!r} is unknown; this model knows "
@@ -151,7 +151,7 @@ class Vocabulary:
         return [int(self._pieces.piece_to_id(f"<0x{byte:02X}>")) for byte in text.encode()]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Put pieces together to a line of text."""
+        """Join pieces into a line of text."""
         # A byte-fallback piece may stand for a line break; a translation is one line.
         return " ".join(str(self._pieces.decode(list(tokens))).split())
 
@@ -216,7 +216,7 @@ def extend(model: bytes, languages: Iterable[str]) -> bytes:
 
 
 def draw_lines(texts: Mapping[str, Sequence[Path]], config: VocabularyConfig) -> Iterator[str]:
-    """Draw lines to learn from, in the proportions of the temperature.
+    """Draw lines to learn from, in the proportions that the temperature gives.
 
     A line counts once however often a language has it: a pivot has the same text in many pairs,
     which says nothing new, and SentencePiece takes quadratic time for a text that comes again.
@@ -238,7 +238,7 @@ def draw_lines(texts: Mapping[str, Sequence[Path]], config: VocabularyConfig) ->
 
 
 def _first_times(paths: Sequence[Path]) -> list[NDArray[np.bool_]]:
-    """Tell for every line of every file whether it is the first of its kind."""
+    """Whether each line of each file is the first of its kind."""
     seen, is_new = Seen(), []
     for path in paths:
         new = [

@@ -219,7 +219,7 @@ class PretrainRecipe:
         )
 
     def batches(self, part: Part = WHOLE) -> Ahead[MaskedBatch]:
-        """Open the text at its beginning."""
+        """The text, from its beginning."""
         config = self.config
         on_gpu = choose_device(config.train.device).type == "cuda"
         is_framed = on_gpu and config.train.graph is not False and part.of == 1
@@ -256,7 +256,7 @@ class PretrainRecipe:
         )
 
     def losses(self, batch: MaskedBatch) -> StepLosses:
-        """Compute the loss of every row, summed over what is hidden in it."""
+        """The loss of every row, summed over what is hidden in it."""
         batch = batch.to(next(self.model.parameters()).device)
         return StepLosses(self._row_losses(batch), batch.languages)
 
@@ -270,7 +270,7 @@ class PretrainRecipe:
         return losses.sum(1) if batch.counts else losses.sum(1) * 0.0
 
     def validate(self) -> Mapping[str, float]:
-        """Compute every language's loss per hidden sub-word, always on the same ones."""
+        """Every language's loss per hidden sub-word, always on the same ones."""
         scores: dict[str, float] = {}
         device = next(self.model.parameters()).device
         rows = self.config.batch.rows
@@ -287,7 +287,7 @@ class PretrainRecipe:
         return scores | {"dev/loss": float(np.mean(list(scores.values())))}
 
     def data_signature(self) -> str:
-        """Return the hash of text and tokenizer settings."""
+        """A hash of text and tokenizer settings."""
         return self.data.signature
 
     def table(self) -> Table:

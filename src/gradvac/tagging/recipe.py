@@ -68,7 +68,7 @@ class TaggingRecipe:
         self._pad = pad_token(self.tokenizer)
 
     def batches(self, part: Part = WHOLE) -> Ahead[TagBatch]:
-        """Open the training data at their beginning."""
+        """The training data, from their beginning."""
         windows = [self.prepared.windows(TRAIN, task) for task in self.tasks]
         longest = max(int(of_task.lengths.max()) for of_task in windows)
         width = longest if self._is_fixed(part) else None
@@ -98,12 +98,12 @@ class TaggingRecipe:
         return is_wanted and choose_device(train.device).type == "cuda"
 
     def losses(self, batch: TagBatch) -> StepLosses:
-        """Compute the loss of every row, summed over its words."""
+        """The loss of every row, summed over its words."""
         batch = batch.to(next(self.model.parameters()).device)
         return StepLosses(row_losses(logits_of(self.model, batch), batch.labels), batch.tasks)
 
     def validate(self) -> Mapping[str, float]:
-        """Score every language's dev set: loss per word, F1 and accuracy, and their means."""
+        """Loss per word, F1 and accuracy of every language's dev set, and their means."""
         scores: dict[str, float] = {}
         for task, windows in self._dev.items():
             losses: list[Tensor] = []
@@ -131,11 +131,11 @@ class TaggingRecipe:
         return scores
 
     def data_signature(self) -> str:
-        """Return the hash of the prepared data."""
+        """A hash of the prepared data."""
         return self.prepared.signature
 
     def epochs(self) -> Table:
-        """Show how often training will see the data of every language."""
+        """How often training will see the data of every language, as a table."""
         config = self.config
         sizes = self.prepared.sizes[TRAIN]
         rows = effective_epochs(

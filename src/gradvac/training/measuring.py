@@ -197,7 +197,7 @@ def _progress(console: Console, total: int) -> Progress:
 
 
 def summary(measured: Sequence[Similarities], step: int | None = None) -> Table:
-    """Show mean cosines of a step (None: the last), by granularity and component."""
+    """Mean cosines of a step (None: the last), by granularity and component, as a table."""
     steps = measured[0].steps.tolist()
     place = steps.index(steps[-1] if step is None else step)
     shown = Table(title=f"step {steps[place]}, mean over pairs", title_justify="left")
