@@ -144,16 +144,6 @@ class TextData:
                 self._make(config, texts, say)
         self.tokenizer = AutoTokenizer.from_pretrained(self._folder / _TOKENIZER)
 
-    @classmethod
-    def open(cls, folder: Path) -> TextData:
-        """What is in the folder, without comparing it with its sources, which may be gone."""
-        data, manifest = cls.__new__(cls), read_json(folder / _MANIFEST)
-        if not manifest:
-            raise ValueError(f"{folder}: holds no prepared text.")
-        data._folder, data.signature, data.counts = folder, manifest["signature"], manifest["lines"]
-        data.tokenizer = AutoTokenizer.from_pretrained(folder / _TOKENIZER)
-        return data
-
     def _make(self, config: PretrainConfig, texts: Mapping[str, list[str]], say: Any) -> None:
         (self._folder / _MANIFEST).unlink(missing_ok=True)
         say(f"Learning a tokenizer from {sum(map(len, texts.values())):,} lines")
@@ -302,19 +292,12 @@ class PretrainRecipe:
         return shown
 
 
-def pretrain(
-    config: PretrainConfig,
-    run: str | Path,
-    *,
-    data: TextData | None = None,
-    display: Display | None = None,
-) -> Result:
+def pretrain(config: PretrainConfig, run: str | Path, *, display: Display | None = None) -> Result:
     """Learn a tokenizer, pretrain an encoder, and save both in RUN/encoder.
 
     Args:
         config: The run's settings.
         run: The run folder; a run that stopped is continued.
-        data: Text that was already prepared; None: what the config names.
         display: Where progress and messages go.
     """
     if config.train.parallel == "fsdp":
@@ -322,7 +305,7 @@ def pretrain(
     with join(config.train.device) as job:
         display = job.display(display)
         say = display.say
-        data = data or job.first_then_others(lambda: TextData(config, say=say))
+        data = job.first_then_others(lambda: TextData(config, say=say))
         seed_everything(config.train.seed)
         recipe = PretrainRecipe(config, data)
         display.console.print(recipe.table())
