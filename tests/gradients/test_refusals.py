@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradvac import Aligner, GradVac
+from gradvac import Aligner, GradVac, Sum
 from gradvac.gradients.engines import _one_backward
 from gradvac.gradients.ownership import _look
 
@@ -347,13 +347,27 @@ def test_a_model_that_changed(change: str, engine: str) -> None:
         aligner.backward(distance(model(torch.randn(B, D))), ROWS)
 
 
-def test_frozen_later() -> None:
-    model = Block(HandWrittenNorm())
-    aligner = attach(model)
-    model.up.weight.requires_grad_(False)
-    aligner.backward(distance(model(torch.randn(B, D))), ROWS)
-    assert model.up.weight.grad is None
-    assert model.up.bias.grad is not None
+@pytest.mark.parametrize("num_tasks", [1, 2])
+@pytest.mark.parametrize("engine", ["one_backward", "per_task"])
+@pytest.mark.parametrize("is_forward_over", [False, True])
+def test_frozen_later(is_forward_over: bool, engine: str, num_tasks: int) -> None:
+    """A parameter, or a tensor that is not the model's: neither gradient nor Gram matrix."""
+    model, scale = Block(HandWrittenNorm()).double(), torch.ones(D).double().requires_grad_()
+    aligner = Aligner(model, TASKS, Sum(), "whole_model", engine)
+    for _ in range(2):
+        model.requires_grad_(True)
+        model.zero_grad()
+        if not is_forward_over:
+            model.up.weight.requires_grad_(False)
+        losses = distance(model(torch.randn(B, D).double() * scale))
+        model.up.weight.requires_grad_(False)
+        scale.requires_grad_(False)
+        found = aligner.backward(losses, [row % num_tasks for row in range(B)])
+        assert model.up.weight.grad is None
+        assert scale.grad is None
+        others = [p.grad for p in model.parameters() if p is not model.up.weight]
+        torch.testing.assert_close(found.gram.sum(), sum(own.square().sum() for own in others))
+        scale.requires_grad_(True)
 
 
 def test_slower_places_are_announced_once() -> None:

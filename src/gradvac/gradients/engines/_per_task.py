@@ -84,7 +84,7 @@ class PerTask:
         """A plain backward, whose gradients are those of the task: any model, compiled or not."""
         graph, outside = self._read(losses)
         reached = set(graph.leaves())
-        parameters = [parameter for parameter in self._parameters if parameter in reached]
+        parameters = [p for p in self._parameters if p in reached and p.requires_grad]
         expect(parameters)
         plain: dict[Tensor, Tensor] = {}
 
@@ -99,7 +99,7 @@ class PerTask:
         return plain
 
     def _read(self, losses: Losses) -> tuple[Graph, list[Tensor]]:
-        """The graph of some losses, and the leaves of it that are not the model's."""
+        """The graph of some losses, and the leaves of it that are not the model's, nor frozen."""
         graph = Graph(losses.roots)
         refuse_changed(self._model, self._parameters, graph)
         if graph.is_reentrant and self._is_shared:
@@ -107,7 +107,8 @@ class PerTask:
                 "losses: their graph has reentrant checkpoints, which several processes cannot "
                 "separate by task; use torch.utils.checkpoint with use_reentrant=False."
             )
-        return graph, [leaf for leaf in graph.leaves() if leaf not in self._parameters]
+        outside = [leaf for leaf in graph.leaves() if leaf not in self._parameters]
+        return graph, [leaf for leaf in outside if leaf.requires_grad]
 
     def _differentiate(self, losses: Losses) -> Iterator[tuple[Any, int, Tensor]]:
         graph, outside = self._read(losses)

@@ -97,7 +97,7 @@ class Step:
             plan.unfinished = "a part of it woke up"
             raise Again
         pairs = zip(plan.drawing.leaves_outside(self.graph), gradients, strict=True)
-        outside = {leaf: gradient for leaf, gradient in pairs if gradient is not None}
+        outside = {leaf: g for leaf, g in pairs if g is not None and leaf.requires_grad}
         if self.losses.plain is not None:
             for leaf, gradient in outside.items():
                 sums.add(leaf, gradient)

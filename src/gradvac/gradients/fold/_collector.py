@@ -73,6 +73,8 @@ class Collector:
 
     def deliver(self, parameter: nn.Parameter, use: Use) -> None:
         """Take what one use of a parameter contributes."""
+        if not parameter.requires_grad:  # frozen after the forward
+            return
         buffer = self._buffers[parameter]
         if not use.may_wait or buffer.has_begun or use.formed_bytes > self.table_bytes:
             buffer.add(use)

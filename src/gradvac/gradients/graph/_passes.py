@@ -60,10 +60,12 @@ def run_pass(
         for position, show in others:
             handles.append(graph.nodes[position].register_prehook(partial(show, position)))
         leaves = drawing.leaves_outside(graph)
+        # Their edges: torch would not take a leaf that was frozen after the forward.
+        edges = [GradientEdge(graph.nodes[position], 0) for position in drawing.outside]
         with _autocast_off(graph.roots[0].device), without_hooks(leaves):
             gradients = torch.autograd.grad(
                 graph.roots,
-                [*inputs, *leaves, *([ANCHOR] if drawing.has_taps else ())],
+                [*inputs, *edges, *([ANCHOR] if drawing.has_taps else ())],
                 starts,
                 retain_graph=True if retain else None,
                 allow_unused=True,
