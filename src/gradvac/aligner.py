@@ -189,7 +189,6 @@ class Aligner:
             What the rule did; None with `accumulate=True`.
         """
         if self._exchange is not None:
-            refuse_later_changes(self._given)
             return self._backward_together(self._exchange, losses, tasks_of_rows, accumulate)
         given = read_losses(losses, tasks_of_rows, self.tasks)
         given.add_to(self._pending)
@@ -212,13 +211,13 @@ class Aligner:
         accumulate: bool,
     ) -> Alignment | None:
         """What `backward` does in each of several processes: all of them agree, or none moves."""
+
+        def read() -> Losses | None:
+            refuse_later_changes(self._given)
+            return read_own_losses(losses, tasks_of_rows, self.tasks)
+
         try:
-            error = exchange.take_part(
-                self._engines,
-                lambda: read_own_losses(losses, tasks_of_rows, self.tasks),
-                self._pending,
-                accumulate=accumulate,
-            )
+            error = exchange.take_part(self._engines, read, self._pending, accumulate=accumulate)
             if accumulate:
                 return None
             agreed = exchange.close(self._pending, error)

@@ -54,6 +54,11 @@ def unwrap(
         _refuse_to_guess()
         return model, None
     if process_group is not None:
+        if not isinstance(process_group, torch.distributed.ProcessGroup):
+            raise ValueError(
+                "process_group: must be a process group that this process is in, or None, got "
+                f"{process_group!r}."
+            )
         _refuse_sync_batch_norm(model)
     return model, process_group
 

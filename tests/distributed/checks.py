@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradvac import MGDA, Aligner, Alignment, GradNorm, GradVac, PCGrad, Rule, Sum, TorchJD
 
-from . import one_task, sharded
+from . import awkward, one_task, sharded
 from .problems import (
     TASKS,
     Net,
@@ -218,11 +218,19 @@ def disagreements(world: World) -> None:
     refused("rule", made(Rows), TASKS, Sum() if odd else GradVac())
     refused("granularity", made(Rows), TASKS, Sum(), "all_matrix" if odd else "all_layer")
     refused("exact", made(Rows), TASKS, exact=not odd)
-    other = made(Rows)
-    if odd:
-        with torch.no_grad():
-            other.head.bias[0] += 1e-9
-    refused("the values of the parameters", other, TASKS)
+    changes = {
+        "head.bias": lambda model: model.head.bias[0].add_(1e-9),
+        "head.weight": lambda model: model.head.weight.neg_(),
+        "body.0.weight": lambda model: model.body[0].weight.copy_(model.body[0].weight.flip(0)),
+        "table.weight": lambda model: model.table.weight.mul_(2),
+    }
+    for name, change in changes.items():
+        other = made(Rows)
+        other.table.requires_grad_(False)
+        if odd:
+            with torch.no_grad():
+                change(other)
+        refused(f"the values of {re.escape(name)}", other, TASKS)
 
     model = made(Rows)
     aligner = Aligner(model, TASKS, GradVac(), process_group=world.group)
@@ -406,7 +414,7 @@ def _checks() -> dict[str, tuple[Check, int]]:
     )
     for check in others:
         found[check.__name__.replace("_", " ")] = (check, 2 if check is hooks else 3)
-    return found | sharded.checks(RULES) | one_task.checks()
+    return found | sharded.checks(RULES) | one_task.checks() | awkward.checks()
 
 
 CHECKS = _checks()

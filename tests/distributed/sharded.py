@@ -230,7 +230,7 @@ def replicas_and_shards(world: World) -> None:
     if world.rank == 3:
         with torch.no_grad():
             plain.head.bias.to_local().add_(1e-9)
-    with pytest.raises(ValueError, match="rank 3 and rank 1 differ in the values of shard 1"):
+    with pytest.raises(ValueError, match=r"rank 3 and rank 1 differ in .*shard 1 of head\.bias"):
         Aligner(plain, TASKS).backward(plain(tokens), tasks)
 
 

@@ -128,7 +128,7 @@ class Agreement:
             "parameters": [(tuple(p.shape), str(p.dtype)) for p in self._parameters],
             "the number of shards": self._shards.num,
             **self._facts(),
-            f"the values of {self._shards.kept}": _values(self._shards.local()),
+            **{f"the values of {what}": digest(one) for what, one in self._shards.kept().items()},
         }
         self._compare("setup", here)
         self._state, self._is_known = _FINE, True
@@ -148,16 +148,6 @@ class Agreement:
                     )
 
 
-def _values(parameters: Sequence[Tensor]) -> tuple[float, float]:
-    """Two sums over all parameters, which differ where these do."""
-    device = parameters[0].device
-    total = squares = torch.zeros((), dtype=torch.float64, device=device)
-    for parameter in parameters:
-        values = parameter.detach().abs().double()
-        total, squares = total + values.sum(), squares + values.square().sum()
-    return float(total), float(squares)
-
-
 def _shown(value: object) -> str:
     """A value to compare and to show: whole, or its beginning and a hash."""
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # where a function lies is its own affair
@@ -173,9 +163,8 @@ def digest(state: object) -> str:
     def add(value: object) -> None:
         if isinstance(value, Tensor):
             hashed.update(str((value.dtype, tuple(value.shape))).encode())
-            hashed.update(
-                value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-            )
+            values = value.detach().cpu().contiguous().flatten()
+            hashed.update(values.view(torch.uint8).numpy().data)
         elif isinstance(value, Mapping):
             for key in value:
                 hashed.update(repr(key).encode())

@@ -105,6 +105,7 @@ class Exchange:
         given, error = None, None
         with whole(self.shards.modules, self.ranks):
             try:
+                self.shards.refuse_changes()
                 given = read()
             except Exception as raised:
                 error = raised
@@ -128,7 +129,11 @@ class Exchange:
         """Add the task gradients of a micro-batch to those that wait; send what is complete."""
 
         def deliver(parameter: nn.Parameter, by_task: Mapping[int, Tensor]) -> None:
-            assert self._bucket_of[parameter] >= self.num_sent, "came after its bucket had left"
+            number = self._bucket_of[parameter]
+            assert number >= self.num_sent, "came after its bucket had left"
+            if not self._held:  # others will be added to them, in the dtype that is sent
+                dtype = self._buckets[number].dtype
+                by_task = {t: g if g.is_complex() else g.to(dtype) for t, g in by_task.items()}
             self._stored.add(parameter, by_task)
             self._used.add(parameter)
             if self._awaited is not None:

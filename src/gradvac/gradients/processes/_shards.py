@@ -37,7 +37,6 @@ def whole(modules: Sequence[Any], ranks: Ranks | None = None) -> Iterator[None]:
             ranks.run(module.unshard)
     try:
         for group in groups:
-            _refuse_other_reductions(group)
             group.reduce_grads = group.all_reduce_grads = group.reshard_after_backward = False
         yield
     finally:
@@ -71,9 +70,9 @@ class Shards:
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
-        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self.parameters: dict[str, nn.Parameter] = trained
-        self.leaves = trained
+        self._every: dict[str, Any] = dict(model.named_parameters())
+        self.parameters = {n: p for n, p in self._every.items() if p.requires_grad}
+        self.leaves: dict[str, nn.Parameter] = self.parameters
         self.num, self.own, self.copies, self.own_copy = 1, 0, ranks.size, ranks.rank
         self.among: Any = None
         self.modules = sharded_modules(model)
@@ -81,13 +80,13 @@ class Shards:
         self._sends: dict[int, torch.dtype] = {}
         if not self.are_made:
             return
-        some: Any = next(iter(trained.values()))
-        mesh = some.device_mesh
+        mesh = next(iter(self.parameters.values())).device_mesh
         self.num, self.own = mesh.size(-1), mesh.get_local_rank(mesh.ndim - 1)
         self.copies, self.own_copy = ranks.size // self.num, ranks.rank // self.num
         self.among = mesh.get_group(0) if mesh.ndim == 2 else None
         with whole(self.modules):
             self.leaves = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.refuse_changes()
         for module in self.modules:
             for group in _groups(module):
                 _refuse_offload(group)
@@ -95,19 +94,22 @@ class Shards:
                     self._sends[id(fsdp_param.sharded_param)] = group.mp_policy.reduce_dtype
         _refuse_tensor_parallel(self.leaves)
 
+    def refuse_changes(self) -> None:
+        """Refuse settings that change what plain FSDP2 does with gradients."""
+        for module in self.modules:
+            for group in _groups(module):
+                _refuse_other_reductions(group)
+
     def __str__(self) -> str:
         """What there is to say beside the number of processes."""
         return f", {self.num} shards, whole during the backward" if self.are_made else ""
 
-    @property
-    def kept(self) -> str:
-        """What this process keeps, in words."""
-        return f"shard {self.own} of the parameters" if self.are_made else "the parameters"
-
-    def local(self) -> list[Tensor]:
-        """What this process keeps of the parameters."""
-        kept: list[Any] = list(self.parameters.values())
-        return [parameter.to_local() if self.are_made else parameter for parameter in kept]
+    def kept(self) -> dict[str, Tensor]:
+        """What this process keeps of all parameters, trained or not, by what it is."""
+        if not self.are_made:
+            return self._every
+        shards = {n: p for n, p in self._every.items() if hasattr(p, "to_local")}
+        return {f"shard {self.own} of {name}": p.to_local() for name, p in shards.items()}
 
     def sent_dtype(self, name: str) -> torch.dtype:
         """The dtype in which gradients of a parameter are exchanged; its own, unless FSDP2 says."""
@@ -153,9 +155,8 @@ class Shards:
 
 
 def _shaped(update: Tensor, shape: torch.Size, is_complex: bool) -> Tensor:
-    if is_complex:
-        return torch.view_as_complex(update.view(-1, 2)).view(shape)
-    return update.clone().view(shape)
+    own = update.clone()  # of a bucket, which is let go
+    return (torch.view_as_complex(own.view(-1, 2)) if is_complex else own).view(shape)
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:
@@ -196,7 +197,6 @@ def _refuse_offload(group: Any) -> None:
 
 
 def _refuse_other_reductions(group: Any) -> None:
-    """Raise for settings that change what plain FSDP2 does with gradients."""
     changed = {
         "set_gradient_divide_factor": group.gradient_divide_factor is not None,
         "set_all_reduce_hook": group._all_reduce_hook is not None,

@@ -1,0 +1,197 @@
+"""Checks of what is seldom met: odd parameters, and processes that change in the middle."""
+
+import math
+import warnings
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn.parallel import DistributedDataParallel
+
+from gradvac import Aligner, GradVac, Sum
+
+from .problems import TASKS, Rows, all_rows, alone, assert_equal_everywhere, made, replica, rows
+from .processes import Check, World
+from .sharded import Deep, assert_same, sharded
+
+
+def placed(world: World, model: nn.Module, shard: bool) -> nn.Module:
+    """In every process whole, or a shard of it."""
+    return sharded(world, model) if shard else replica(world, model, find_unused_parameters=True)
+
+
+def whole_of(value: Tensor) -> Tensor:
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def some_tasks(rank: int, num_rows: int, num_tasks: int) -> list[int]:
+    """Tasks of the rows of a process, of which it has so many."""
+    return [(row % num_tasks + rank) % len(TASKS) for row in range(num_rows)]
+
+
+def frozen_after_the_forward(world: World, shard: bool) -> None:
+    """In one process, or in all of them: what is frozen contributes nothing there."""
+    model, whole = placed(world, made(Rows), shard), made(Rows)
+    own = model.module if isinstance(model, DistributedDataParallel) else model
+    aligner, reference = Aligner(model, TASKS), alone(whole, GradVac(), engine="per_task")
+    for num_tasks, frozen in ((1, {1}), (2, {1}), (1, set(range(world.size)))):
+        model.zero_grad()
+        whole.zero_grad()
+        losses = model(rows(0, world.rank)[0])
+        own.head.weight.requires_grad_(world.rank not in frozen)
+        aligner.backward(losses, some_tasks(world.rank, len(losses), num_tasks))
+        own.head.weight.requires_grad_(True)
+
+        every, tasks = [], []
+        for rank in range(world.size):
+            tokens = rows(0, rank)[0]
+            head = whole.head.weight.detach() if rank in frozen else whole.head.weight
+            deep = whole.body(whole.table(tokens))
+            every.append(nn.functional.linear(deep, head, whole.head.bias).square().sum(1))
+            tasks += some_tasks(rank, len(tokens), num_tasks)
+        reference.backward(torch.cat(every) / world.size, tasks)
+        for parameter, other in zip(own.parameters(), whole.parameters(), strict=True):
+            assert (parameter.grad is None) == (other.grad is None)
+            if other.grad is not None:
+                found = whole_of(parameter.grad)
+                torch.testing.assert_close(found, other.grad, rtol=0, atol=1e-12)
+
+
+def changed_in_one(world: World, shard: bool) -> None:
+    """A setting that one process changes later is an error in all; none waits for another."""
+    model = placed(world, made(Rows), shard)
+    aligner = Aligner(model, TASKS)
+    if world.rank == 1 and shard:
+        model.set_gradient_divide_factor(2.0)
+    elif world.rank == 1:
+        model.register_comm_hook(None, allreduce_hook)
+    tokens, tasks = rows(0, world.rank)
+    what = "set_gradient_divide_factor" if shard else "register_comm_hook"
+    with pytest.raises(ValueError if world.rank == 1 else RuntimeError, match=what):
+        aligner.backward(model(tokens), tasks)
+
+
+def granularities(world: World, engine: str) -> None:
+    """Components of all sizes: Gram matrices and targets are those of one process."""
+    for granularity in ("whole_model", "all_matrix"):
+        model, whole = made(Rows), made(Rows)
+        options = {"engine": engine, "granularity": granularity}
+        aligner = Aligner(model, TASKS, GradVac(beta=0.5), process_group=world.group, **options)
+        reference = alone(whole, GradVac(beta=0.5), **options)
+        for step in range(2):
+            tokens, tasks = rows(step, world.rank)
+            found = aligner.backward(model(tokens), tasks)
+            tokens, tasks = all_rows(world, step)
+            wanted = reference.backward(whole(tokens) / world.size, tasks)
+        for name in ("gram", "weights", "target"):
+            torch.testing.assert_close(getattr(found, name), getattr(wanted, name))
+        for parameter, other in zip(model.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, other.grad, rtol=0, atol=1e-12)
+
+
+class Odd(nn.Module):
+    """Parameters that are complex, transposed, empty, scalar, sparse, or channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 7, sparse=True)
+        self.turned = nn.Parameter(torch.randn(7, 7).t())
+        self.scalar = nn.Parameter(torch.tensor(1.5))
+        self.turns = nn.Parameter(torch.randn(7, dtype=torch.complex64))
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+        self.filters = nn.Conv2d(1, 3, 3, padding=1).to(memory_format=torch.channels_last)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        deep = self.table(tokens).tanh() @ self.turned
+        filtered = self.filters(deep.view(len(tokens), 1, 7, 1)).flatten(1)
+        turned = (deep * self.turns).abs() * self.scalar + self.empty.sum()
+        return turned.square().sum(1) + filtered.square().sum(1)
+
+
+def odd_parameters(world: World) -> None:
+    """Whatever a parameter is, and however it lies in memory."""
+    torch.manual_seed(1)
+    whole = Odd()
+    model = replica(world, Odd())
+    model.module.load_state_dict(whole.state_dict())
+    aligner, reference = Aligner(model, TASKS), alone(whole, GradVac(), engine="per_task")
+    for num_tasks in (1, 2):
+        model.zero_grad()
+        whole.zero_grad()
+        tokens = [rows(0, rank)[0] for rank in range(world.size)]
+        tasks = [some_tasks(rank, len(own), num_tasks) for rank, own in enumerate(tokens)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some have no fast path
+            aligner.backward(model(tokens[world.rank]), tasks[world.rank])
+            every = [task for own in tasks for task in own]
+            reference.backward(whole(torch.cat(tokens)) / world.size, every)
+        for parameter, other in zip(model.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-4, atol=1e-5)
+            assert parameter.grad.stride() == other.grad.stride()
+
+
+def accumulated_in_the_dtype_that_is_sent(world: World) -> None:
+    """Micro-batches of half precision are added up as FSDP2 does, not in half precision."""
+    policy = MixedPrecisionPolicy(torch.float32, torch.float64)
+    model, plain = (sharded(world, made(Deep), mp_policy=policy) for _ in range(2))
+    aligner = Aligner(model, TASKS, Sum())
+    for step in range(3):
+        tokens = rows(step, world.rank)[0]
+        plain.set_requires_gradient_sync(step == 2)
+        plain(tokens).sum().backward()
+        aligner.backward(model(tokens), [0] * len(tokens), accumulate=step < 2)
+    assert_same(model, plain, 1e-12, of_grad=True)
+
+
+def scaled(world: World, shard: bool) -> None:
+    """An overflow in one process: all scalers skip the step, and clipping is the same in all."""
+    model = placed(world, made(Rows, torch.float32), shard)
+    aligner = Aligner(model, TASKS, GradVac())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for step in range(3):
+        tokens, tasks = rows(step, world.rank)
+        before = [whole_of(parameter).detach().clone() for parameter in model.parameters()]
+        optimizer.zero_grad()
+        losses = model(tokens)
+        if step == 1 and world.rank == 1:
+            losses = losses * torch.where(torch.arange(len(losses)) == 0, math.inf, 1.0)
+        aligner.backward(scaler.scale(losses), tasks)
+        scaler.unscale_(optimizer)
+        norm = whole_of(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == (64.0 if step == 0 else 32.0)
+        after = [whole_of(parameter) for parameter in model.parameters()]
+        is_skipped = all(map(torch.equal, before, after))
+        assert is_skipped == (step == 1)
+        assert_equal_everywhere(world, [norm.nan_to_num(), *after])
+    assert aligner.state_dict()["step"] == 2
+
+
+def outside_the_group(world: World) -> None:
+    """A process that is not in a group cannot train in it."""
+    group = dist.new_group([0, 1])
+    if world.rank > 1:
+        with pytest.raises(ValueError, match="process_group: must be a process group that this"):
+            Aligner(made(Rows), TASKS, process_group=group)
+
+
+def checks() -> dict[str, tuple[Check, int]]:
+    """By name: a check, and how many processes run it."""
+    found: dict[str, tuple[Check, int]] = {}
+    for check in (frozen_after_the_forward, changed_in_one, scaled):
+        for shard in (False, True):
+            where = "FSDP2" if shard else "DDP"
+            name = f"{where}, {check.__name__.replace('_', ' ')}"
+            found[name] = (partial(check, shard=shard), 2)
+    for engine in ("one_backward", "per_task"):
+        found[f"granularities, {engine}"] = (partial(granularities, engine=engine), 3)
+    for check in (odd_parameters, accumulated_in_the_dtype_that_is_sent):
+        found[check.__name__.replace("_", " ")] = (check, 2)
+    found["outside the group"] = (outside_the_group, 4)
+    return found
