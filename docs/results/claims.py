@@ -38,6 +38,7 @@ class Claim(NamedTuple):
 PAPER = (
     Claim("GradVac by layer, low-resource tasks, against joint training", "gradvac", "joint", 1.41),
     Claim("... with twice the steps", "long_gradvac", "long_joint", 1.41),
+    Claim("... at full length", "full_gradvac", "full_joint", 1.41),
     Claim("... with one target for the whole model", "gradvac_model", "joint", 0.82),
     Claim("... with the fixed target 0.5", "gradvac_fixed", "joint", 0.51),
     Claim("... on all tasks", "gradvac_all", "joint", 1.16),
@@ -73,6 +74,7 @@ _MADE = (
 OURS = (
     Claim("Temperature 2 instead of 5", "temperature2", "joint"),
     Claim("... with twice the steps", "long_temperature2", "long_joint"),
+    Claim("... at full length", "full_temperature2", "full_joint"),
     Claim("... into English", "into_english_temperature2", "into_english"),
     Claim("... 19 languages", "many_temperature2", "many_temperature5"),
     Claim("Temperature 3 instead of 5", "temperature3", "joint"),
@@ -100,6 +102,8 @@ OURS = (
     Claim("... GradVac against its mean weights", "many_gradvac", "many_frozen"),
     Claim("... GradVac against the sum, as long", "many_gradvac", "many_norm"),
     Claim("... GradVac without the noise of batches", "many_without_noise", "many_temperature5"),
+    Claim("... GradVac, gradients as long as before", "many_length", "many_temperature5"),
+    Claim("... the same against GradVac", "many_length", "many_gradvac"),
 )
 
 _INTO = "into_english_temperature2"

@@ -31,13 +31,18 @@ QUESTIONS = (
     ),
     Question(
         "main",
-        "The same with more seeds: GradVac and the temperature, each alone and together",
-        ("joint", "gradvac", "temperature2", "temperature2_gradvac"),
+        "The same with more seeds: GradVac and the temperature",
+        ("joint", "gradvac", "temperature2"),
     ),
     Question(
         "long",
         "The same with twice the steps",
         ("long_joint", "long_gradvac", "long_temperature2", "long_temperature2_gradvac"),
+    ),
+    Question(
+        "full",
+        "The same at full length: twice the layers, and more than four times the tokens",
+        ("full_joint", "full_gradvac", "full_temperature2"),
     ),
     Question(
         "long_tuned",
@@ -123,7 +128,7 @@ QUESTIONS = (
         "Why is GradVac worse with 19 languages?",
         (
             *("many_temperature5", "many_gradvac", "many_norm", "many_frozen"),
-            "many_without_noise",
+            *("many_without_noise", "many_length"),
         ),
     ),
     Question(

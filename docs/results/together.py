@@ -93,11 +93,12 @@ def together_table(bleu: Values, loss: Values) -> str:
 
 
 def _differences(group: Group, values: Values) -> NDArray[np.float64]:
-    """`[methods, seeds]`, of the methods that have as many seeds as most."""
+    """`[methods, seeds]`, of the methods that have as many seeds as most, or more."""
     baseline = values(group.baseline)
     known = {method: values(method) for method in group.methods}
-    most = max((len(baseline.keys() & own.keys()) for own in known.values()), default=0)
-    kept = [own for own in known.values() if len(baseline.keys() & own.keys()) == most]
+    counts = [len(baseline.keys() & own.keys()) for own in known.values()]
+    usual = int(np.median(counts)) if counts else 0
+    kept = [own for own, count in zip(known.values(), counts, strict=True) if count >= usual]
     seeds = sorted(set.intersection(set(baseline), *map(set, kept))) if kept else []
     return np.array([[own[seed] - baseline[seed] for seed in seeds] for own in kept])
 

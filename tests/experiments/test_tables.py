@@ -26,7 +26,8 @@ def tables() -> ModuleType:
 
 
 def test_every_method_is_one_of_the_sweep_and_none_is_forgotten(tables: ModuleType) -> None:
-    names = ("one_gpu", "one_gpu_more", "one_gpu_rest", "one_gpu_last")
+    own = ("one_gpu", "one_gpu_more", "one_gpu_rest", "one_gpu_last")
+    names = (*own, "one_gpu_full", "one_gpu_seeds")
     sweeps = [ROOT / "configs" / "sweeps" / f"{name}.toml" for name in names]
     methods = [method for path in sweeps for method in load(SweepConfig, path).methods]
     asked = {name for question in tables.QUESTIONS for name in question.methods}
@@ -211,3 +212,12 @@ def test_methods_together_show_their_mean_and_whether_they_differ() -> None:
     planted = np.linspace(-2, 2, 10)[:, None]
     differ = [together(rng.standard_normal((10, 4)) + planted).p_value < 0.05 for _ in range(50)]
     assert np.mean(differ) > 0.8
+
+
+@pytest.mark.usefixtures("tables")
+def test_further_seeds_of_one_method_do_not_leave_the_others_out() -> None:
+    seeds = {"joint": 6, "gradvac": 6, "norm": 3, "shuffled": 3, "random": 2}
+    values = {name: dict.fromkeys(range(num), 1.0) for name, num in seeds.items()}
+    group = sys.modules["together"].Group("all", "joint", tuple(seeds)[1:])
+    found = sys.modules["together"]._differences(group, values.__getitem__)
+    assert found.shape == (3, 3)  # without the method that lacks a seed
