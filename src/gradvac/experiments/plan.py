@@ -197,7 +197,7 @@ def expand(config: SweepConfig, out: Path, extra: Mapping[str, Any] | None = Non
 
 def _whole(config: SweepConfig) -> MethodConfig:
     """A sweep without methods is a grid; what varies names its points."""
-    return MethodConfig(name=config.base if re.fullmatch(r"[\w-]+", config.base) else "all")
+    return MethodConfig(name=config.base if _NAME.fullmatch(config.base) else "all")
 
 
 def _trials(
