@@ -306,7 +306,7 @@ class Aligner:
         """
         saved, rule = state.get("rule"), type(self.rule).__name__
         if saved is None:
-            raise ValueError(f"state: is none of an Aligner; it has {some(list(state))}.")
+            raise ValueError(f"state: is not the state of an Aligner; it has {some(list(state))}.")
         if saved != rule:
             raise ValueError(f"state: was saved by rule {saved}, but this aligner has {rule}.")
         if not set(state["components"]) & set(self.components):

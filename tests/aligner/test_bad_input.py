@@ -78,7 +78,7 @@ def test_tasks_may_come_as_arrays_and_generators() -> None:
 
 def test_a_state_that_is_none_of_an_aligner() -> None:
     model = nn.Linear(2, 1)
-    with pytest.raises(ValueError, match="state: is none of an Aligner; it has weight, bias"):
+    with pytest.raises(ValueError, match="state: is not the state of an Aligner; it has weight"):
         Aligner(model, TASKS).load_state_dict(model.state_dict())
 
 

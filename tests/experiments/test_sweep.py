@@ -253,7 +253,7 @@ def test_a_run_that_would_not_end_in_time_does_not_begin(
     }
     assert clock.now == 2 + 8 + 8
     said = made.said[-1]  # type: ignore[attr-defined]
-    assert said.startswith("1 runs were not begun")
+    assert said.startswith("1 runs were not started")
     assert said.endswith("in the 20 seconds; the same command continues.")
     later = Pretended(clock)
     made.run(later, seconds=8)

@@ -73,7 +73,7 @@ def test_settings_of_older_runs_that_are_no_more(tmp_path: Path) -> None:
         ({"languages": []}, "give either languages or pairs"),
         ({"pairs": ["fr-de"]}, "give either languages or pairs"),
         ({"languages": [], "pairs": ["fr-fr"]}, "two different codes"),
-        ({"languages": ["xx", "xx"]}, "one is there twice"),
+        ({"languages": ["xx", "xx"]}, "one appears twice"),
         ({"languages": ["en"]}, "'en' is the pivot"),
         ({"languages": ["zh-tw"]}, "'zh-tw' has a hyphen"),
         ({"tasks": ["xx-en"]}, "tasks: 'xx-en' is none of en-xx, en-yy"),

@@ -132,7 +132,7 @@ def test_a_missing_file_costs_nothing_of_what_was_prepared(
         ({"languages": ["aa", "aa"]}, "each only once"),
         ({"train": "all.conllu"}, r"has no \{lang\}"),
         ({"limit": {"zz": 3}}, "limit: 'zz' is not one of aa, bb, cc"),
-        ({"labels": ["A", "A"]}, "'A' is there twice"),
+        ({"labels": ["A", "A"]}, "'A' appears twice"),
         ({"kind": "ner", "labels": ["O", "PER"]}, "'PER' is no IOB2 tag"),
         ({"kind": "ner", "labels": ["B-PER"]}, "O is missing"),
         ({"kind": "ner", "labels": ["O", "I-PER"]}, "has no B-PER to continue"),

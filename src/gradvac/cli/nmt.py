@@ -180,7 +180,7 @@ def score(
         if source is None or reference is None or from_language is None or to_language is None:
             raise ValueError("--source, --reference, --from and --to go together.")
         if split is not None:
-            raise ValueError("--set: is for the run's own sets; leave it out beside --source.")
+            raise ValueError("--set: is for the run's own sets; leave it out with --source.")
         scored, _ = score_files(
             require_run(run),
             source,

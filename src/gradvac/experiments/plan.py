@@ -108,7 +108,7 @@ class SweepConfig(Section):
         names = [method.name for method in self.methods]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
-            raise ValueError(f"methods: {twice[0]!r} is there twice")
+            raise ValueError(f"methods: {twice[0]!r} appears twice")
         for grid in (self.grid, *(method.grid for method in self.methods)):
             for key, values in grid.items():
                 if not values or any(value in values[:n] for n, value in enumerate(values)):
@@ -185,7 +185,7 @@ def expand(config: SweepConfig, out: Path, extra: Mapping[str, Any] | None = Non
     places = [trial.run for trial in trials]
     twice = [run for run in places if places.count(run) > 1]
     if twice:
-        raise ValueError(f"grid: two runs would be in {twice[0]}; vary the names of the methods.")
+        raise ValueError(f"grid: two runs would share {twice[0]}; give methods different names.")
     names = sorted({trial.name for trial in trials})
     for trial in trials:
         for run in trial.needs:

@@ -127,7 +127,7 @@ class DataConfig(Section):
             )
         names = self.all_pairs()
         if len(set(names)) != len(names):
-            raise ValueError("languages or pairs: one is there twice")
+            raise ValueError("languages or pairs: one appears twice")
         known = {*names, *(code for pair in names for code in parse(pair))}
         for what, given in (("tasks", self.tasks), ("limit", list(self.limit))):
             choices = self._all_tasks() if what == "tasks" else sorted(known)

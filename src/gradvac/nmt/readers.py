@@ -178,7 +178,7 @@ def _read_jsonl(path: Path, first: str, second: str) -> Iterator[Line]:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key appears twice")
     return dict(pairs)
 
 

@@ -30,7 +30,7 @@ def check_labels(labels: Sequence[str], kind: Kind) -> None:
     """Refuse a label set that cannot be scored."""
     twice = [label for label, count in Counter(labels).items() if count > 1]
     if twice or not labels:
-        raise ValueError(f"labels: {twice[0]!r} is there twice" if twice else "labels: is empty")
+        raise ValueError(f"labels: {twice[0]!r} appears twice" if twice else "labels: is empty")
     if kind == "pos":
         return
     bad = [label for label in labels if label != OUTSIDE and label[:2] not in ("B-", "I-")]

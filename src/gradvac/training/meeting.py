@@ -48,7 +48,7 @@ def _number(store: Store, size: int) -> int:
                     told.add(sign)
         time.sleep(_PAUSE)
     if missing:
-        raise RuntimeError(f"processes: rank {min(missing)} of {size} did not come.")
+        raise RuntimeError(f"processes: rank {min(missing)} of {size} did not arrive.")
     return attempt
 
 

@@ -132,5 +132,5 @@ class GraphStep(Generic[BatchT]):
         result = self._step.take(self._inputs, self._num_tokens)
         loose = [name for name, value in result.sums.items() if not torch.is_tensor(value)]
         if loose and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(f"{loose[0]!r} is a number of the host, which would never change")
+            raise RuntimeError(f"{loose[0]!r} is a number on the host, which would never change")
         return result
