@@ -88,7 +88,7 @@ def test_methods_take_turns_and_seeds_come_one_after_the_other() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"methods": [{"name": "a"}, {"name": "a"}]}, "there twice"),
+        ({"methods": [{"name": "a"}, {"name": "a"}]}, "appears twice"),
         ({"methods": [{"name": "a b"}]}, "'a b' becomes a folder; use letters, digits, - and _"),
         ({"grid": {"train.seed": []}}, "at least one value"),
         ({"grid": {"optimizer.lr": [1, 1.0]}}, "each once"),
