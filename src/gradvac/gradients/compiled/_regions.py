@@ -79,103 +79,36 @@ class Region:
     def __init__(
         self, inside: fx.GraphModule, given: Sequence[Given], sizes: Mapping[Any, int]
     ) -> None:
-        self._inside, self._given, self._sizes = inside, given, sizes
+        self._inside, self.given, self._sizes = inside, given, sizes
         kinds = {one.device.type for one in given if one.device is not None}
         self._autocast = [
             (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
             for kind in kinds
         ]
-        self._known: dict[object, Below | None] = {}
+        self.known: dict[object, Below | None] = {}  # what runs of it found out
 
     def name_node(self, outputs: Sequence[Any], arguments: Sequence[Any]) -> None:
         """Let the node of a run be found to be this region's."""
-        run = None
+        run = Run(self, tuple([arguments[place] for place in self._sizes.values()]), {})
         # An output may be an input, whose node is another region's.
         others = {given.grad_fn for given in arguments if isinstance(given, Tensor)}
         for place, output in enumerate(outputs):
             node: Any = output.grad_fn if isinstance(output, Tensor) else None
             if node is not None and node not in others and node.name() == COMPILED:
-                if run is None:
-                    sizes = tuple([arguments[place] for place in self._sizes.values()])
-                    run = Run(self, sizes, {})
                 run.places[output.output_nr] = place
                 node.metadata[RUN] = run
 
-    def follow(
-        self,
-        sizes: tuple[int, ...],
-        above: Mapping[int, Layout],
-        num_rows: int,
-        shapes: Sequence[tuple[int, ...] | None],
-    ) -> Below | None:
-        """Where rows lie in its inputs, whatever the data; None if that is not to be found out.
-
-        Args:
-            sizes: Of this run.
-            above: Where rows lie in each output that has a gradient.
-            num_rows: B.
-            shapes: Of the tensors that its node has gradients for.
-        """
-        key = (sizes, tuple(above.items()), num_rows, tuple(shapes))
-        if key not in self._known:
-            try:
-                self._known[key] = self._follow(sizes, above, num_rows, shapes)
-            except Exception:  # what cannot be run without data is measured every step
-                self._known[key] = None
-        return self._known[key]
-
-    def _follow(
-        self,
-        sizes: tuple[int, ...],
-        above: Mapping[int, Layout],
-        num_rows: int,
-        shapes: Sequence[tuple[int, ...] | None],
-    ) -> Below | None:
-        outputs, given = self._run(dict(zip(self._sizes, sizes, strict=True)))
-        numbers = sorted(above)
-        roots = [outputs[number] for number in numbers]
-        graph, starts = Graph(roots), dict[tuple[int, int], Layout]()
-        for position, root, number in zip(graph.root_positions, roots, numbers, strict=True):
-            fits = above[number].stride(root.shape, num_rows) is not None
-            at = (position, root.output_nr)
-            if not fits or starts.setdefault(at, above[number]) != above[number]:
-                return None
-        followed = follow(graph, self._holds_rows(graph, given), starts, num_rows)
-        leaves = {
-            id(node.variable): position
-            for position, node in enumerate(graph.nodes)
-            if graph.names[position] == LEAF
-        }
-        below: Below = {}
-        tensors = [value for value in given if isinstance(value, Tensor)]
-        for edge, (value, shape) in enumerate(zip(tensors, shapes, strict=True)):
-            if shape is not None and tuple(value.shape) != shape:
-                return None
-            if id(value) in leaves:
-                below[edge] = followed[leaves[id(value)]].get(0)
-        return below
-
-    def _holds_rows(self, graph: Graph, given: Sequence[Any]) -> list[bool]:
-        """For every node, whether it is made of inputs that hold rows."""
-        pairs = zip(given, self._given, strict=True)
-        rows = {id(value) for value, one in pairs if one.requires_grad and one.is_rows}
-        holds_rows: list[bool] = []
-        for position, name in enumerate(graph.names):
-            inner = (child for child, _ in graph.children(position) if child >= 0)
-            is_given = name == LEAF and id(graph.nodes[position].variable) in rows
-            holds_rows.append(is_given or any(holds_rows[child] for child in inner))
-        return holds_rows
-
-    def _run(self, sizes: Mapping[Any, int]) -> tuple[Sequence[Any], list[Any]]:
-        """Its outputs and its inputs, without data."""
+    def run_without_data(self, sizes: Sequence[int]) -> tuple[Sequence[Any], list[Any]]:
+        """Its outputs and its inputs."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
+        by_symbol = dict(zip(self._sizes, sizes, strict=True))
         with ExitStack() as stack:
             for kind, dtype, enabled in self._autocast:
                 stack.enter_context(torch.autocast(kind, dtype, enabled=enabled))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            given = [one.at(sizes) for one in self._given]
+            given = [one.at(by_symbol) for one in self.given]
             return _Visible(self._inside).run(*given), given
 
 
@@ -192,11 +125,55 @@ class Run(NamedTuple):
         num_rows: int,
         shapes: Sequence[tuple[int, ...] | None],
     ) -> Below | None:
-        """See `Region.follow`; `above` is by output of the node."""
-        if not all(number in self.places for number in above):
-            return None
-        by_place = {self.places[number]: layout for number, layout in above.items()}
-        return self.region.follow(self.sizes, by_place, num_rows, shapes)
+        """Where rows lie in the region's inputs, whatever the data; None if that is not found out.
+
+        Args:
+            above: Where rows lie in each output of the node that has a gradient.
+            num_rows: B.
+            shapes: Of the tensors that the node has gradients for.
+        """
+        known = self.region.known
+        key = (self.sizes, tuple(above.items()), num_rows, tuple(shapes))
+        if key not in known:
+            try:
+                known[key] = self._follow(above, num_rows, shapes)
+            except Exception:  # what cannot be run without data is measured every step
+                known[key] = None
+        return known[key]
+
+    def _follow(
+        self,
+        above: Mapping[int, Layout],
+        num_rows: int,
+        shapes: Sequence[tuple[int, ...] | None],
+    ) -> Below | None:
+        outputs, given = self.region.run_without_data(self.sizes)
+        roots = [outputs[self.places[number]] for number in above]
+        graph = Graph(roots)
+        places = [(p, r.output_nr) for p, r in zip(graph.root_positions, roots, strict=True)]
+        starts = zip(places, above.values(), strict=True)
+        followed = follow(graph, self._holds_rows(graph, given), starts, num_rows)
+        is_leaf = [name == LEAF for name in graph.names]
+        leaves = {id(n.variable): p for p, n in enumerate(graph.nodes) if is_leaf[p]}
+        below: Below = {}
+        tensors = [value for value in given if isinstance(value, Tensor)]
+        for edge, (value, shape) in enumerate(zip(tensors, shapes, strict=True)):
+            if shape is not None and tuple(value.shape) != shape:
+                return None
+            if id(value) in leaves:
+                below[edge] = followed[leaves[id(value)]].get(0)
+        return below
+
+    def _holds_rows(self, graph: Graph, given: Sequence[Any]) -> list[bool]:
+        """For every node, whether it is made of inputs that hold rows."""
+        pairs = zip(given, self.region.given, strict=True)
+        rows = {id(value) for value, one in pairs if one.requires_grad and one.is_rows}
+        holds_rows: list[bool] = []
+        for position, name in enumerate(graph.names):
+            inner = (child for child, _ in graph.children(position) if child >= 0)
+            is_given = name == LEAF and id(graph.nodes[position].variable) in rows
+            holds_rows.append(is_given or any(holds_rows[child] for child in inner))
+        return holds_rows
 
 
 class _Visible(fx.Interpreter):

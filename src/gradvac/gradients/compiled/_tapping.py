@@ -115,22 +115,23 @@ def _tap_product(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
         raise CannotTap
     if bias is not None and bias not in split.parametric and fake_of(bias).requires_grad:
         raise CannotTap  # made of the batch, or inside: a tap hands nothing back to it
-    columns, dtype = name != "linear", output.dtype
-    operand = split.within(x)
+    dtype, operand = output.dtype, split.within(x)
     operand = operand if fake_of(x).dtype == dtype else split.cast(operand, dtype)
+    outer, inner = split.without(weight), split.detached(weight, dtype)
+    if name != "linear":  # whose weight is stored by output
+        outer = split.outside.call_method("t", (outer,))
+        inner = split.inside.call_method("t", (inner,))
     outer_bias = split.without(bias) if bias in split.parametric else None
     sizes = split.shape(output.shape), split.shape(fake_of(x).shape)
     taps = _placeholders(
         split,
         node,
-        split.outside.call_function(
-            product_tap, (split.without(weight), outer_bias, columns, *sizes, dtype)
-        ),
+        split.outside.call_function(product_tap, (outer, outer_bias, *sizes, dtype)),
         (output.shape, dtype),
         (fake_of(x).shape, dtype),
     )
-    inner = split.detached(weight, dtype), split.detached(bias, dtype)
-    return split.inside.call_function(tapped_product, (operand, *inner, columns, *taps))
+    given = (operand, inner, split.detached(bias, dtype))
+    return split.inside.call_function(tapped_product, (*given, *taps))
 
 
 def _tap_lookup(split: Split, node: fx.Node, output: Tensor) -> fx.Node:

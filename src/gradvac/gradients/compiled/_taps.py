@@ -39,7 +39,7 @@ def _flat(values: Tensor) -> Tensor:
 
 
 class GradvacProduct(Function):
-    """Stands for a weight and a bias: `x @ W.T + b`, or `x @ W + b` for `columns`."""
+    """Stands for a weight and a bias: `x @ W.T + b`."""
 
     @staticmethod
     def forward(
@@ -47,13 +47,11 @@ class GradvacProduct(Function):
         _anchor: Tensor,
         weight: Tensor,
         _bias: Tensor | None,
-        columns: bool,
         output: Sequence[int],
         operand: Sequence[int],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.columns = columns
         device = weight.device
         return _placeholder(output, dtype, device), _placeholder(operand, dtype, device)
 
@@ -63,10 +61,10 @@ class GradvacProduct(Function):
         if gradient is not None and x is not None:
             gradient, x = _flat(gradient), _flat(x)
             if ctx.needs_input_grad[1]:
-                weight = x.t() @ gradient if ctx.columns else gradient.t() @ x
+                weight = gradient.t() @ x
             if ctx.needs_input_grad[2]:
                 bias = gradient.sum(0)
-        return None, weight, bias, None, None, None, None
+        return None, weight, bias, None, None, None
 
 
 class GradvacLookup(Function):
@@ -106,26 +104,20 @@ class _Product(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, columns: bool, *_taps: Tensor
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *_taps: Tensor
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.columns = columns
-        flat, width = _flat(x), weight.shape[1 if columns else 0]
-        if not columns:
-            product = F.linear(flat, weight, bias)
-        else:
-            product = flat.mm(weight) if bias is None else torch.addmm(bias, flat, weight)
+        product = F.linear(_flat(x), weight, bias)
         # As in torch's own products, not a view: the next operation may write over it.
-        shaped: Tensor = torch.ops.aten._unsafe_view(product, (*x.shape[:-1], width))
+        shape = (*x.shape[:-1], weight.shape[0])
+        shaped: Tensor = torch.ops.aten._unsafe_view(product, shape)
         return shaped
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
-        inner = None
-        if ctx.needs_input_grad[0]:
-            inner = gradient.matmul(weight.t() if ctx.columns else weight)
-        return inner, None, None, None, gradient, x
+        inner = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
+        return inner, None, None, gradient, x
 
 
 class _Lookup(Function):
@@ -156,7 +148,7 @@ def lookup_tap(*given: Any) -> Any:
 
 
 def tapped_product(*given: Any) -> Any:
-    """`(x, weight, bias, columns, output, operand)`: the product."""
+    """`(x, weight, bias, output, operand)`: the product."""
     return _Product.apply(*given)
 
 
@@ -165,9 +157,9 @@ def tapped_lookup(*given: Any) -> Any:
     return _Lookup.apply(*given)
 
 
-def seen_product(x: Tensor, weight: Tensor, bias: Any, columns: bool, *taps: Tensor) -> Tensor:
+def seen_product(x: Tensor, weight: Tensor, bias: Tensor | None, *taps: Tensor) -> Tensor:
     """The same with nodes that everybody knows: gradients of the output reach its placeholder."""
-    product = x.matmul(weight) if columns else F.linear(x, weight)
+    product = F.linear(x, weight)
     return (product if bias is None else product + bias) + taps[0]
 
 

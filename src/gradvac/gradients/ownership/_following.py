@@ -35,7 +35,7 @@ _SAME_NUMBER = frozenset(
 def follow(
     graph: Graph,
     holds_rows: Sequence[bool],
-    starts: Mapping[tuple[int, int], Layout],
+    starts: Iterable[tuple[tuple[int, int], Layout]],
     num_rows: int,
 ) -> Followed:
     """Find where rows lie in every output whose gradient depends on that of the starts.
@@ -47,7 +47,7 @@ def follow(
         num_rows: B.
     """
     at: Followed = [{} for _ in graph.nodes]
-    for output, layout in starts.items():
+    for output, layout in starts:
         _put(at, output, layout)
     for position in range(len(at) - 1, -1, -1):
         if at[position] and graph.names[position] != LEAF:
@@ -134,4 +134,4 @@ def _below(
 def follow_losses(graph: Graph, holds_rows: Sequence[bool], num_rows: int) -> Followed:
     """Find where the rows of losses `[B]` lie."""
     start = (graph.root_positions[0], graph.roots[0].output_nr)
-    return follow(graph, holds_rows, {start: Layout(0)}, num_rows)
+    return follow(graph, holds_rows, [(start, Layout(0))], num_rows)

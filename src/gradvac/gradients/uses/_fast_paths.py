@@ -209,8 +209,7 @@ def product_tap(at: Place) -> Use | None:
         return None
     gradient = at.gradient.reshape(-1, at.gradient.shape[-1])
     x = at.operand.reshape(len(gradient), -1)
-    left, right = (x, gradient) if at.node.columns else (gradient, x)
-    return Outer(left, right, segments, gradient)
+    return Outer(gradient, x, segments, gradient)
 
 
 def lookup_tap(at: Place) -> Use | None:
