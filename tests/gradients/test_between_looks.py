@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from gradvac import Aligner, Sum
-from gradvac.gradients.ownership import _movers
+from gradvac.gradients.ownership import _following
 
 from .parity import TASKS, UNSORTED, WEIGHTS, assert_same_gradients
 from .zoo._case import B, D, Model, S, distance
@@ -255,6 +255,20 @@ def test_losses_however_small() -> None:
         aligner.backward(losses, UNSORTED)
 
 
+def test_influence_on_the_losses_of_a_tiny_task() -> None:
+    """Its gradients are lost beside those of the entries that it shares with other tasks."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        hidden = m.first(x.requires_grad_())
+        return m.last(hidden + torch.cat([torch.zeros(1, D), hidden[:-1]]))
+
+    model = Model(run, first=nn.Linear(D, D), last=nn.Linear(D, 3))
+    aligner = Aligner(model, TASKS, engine="one_backward")
+    size = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1e-6])
+    with pytest.raises(ValueError, match="influence each other"):
+        aligner.backward(size * distance(model(torch.randn(B, D))), [0, 0, 0, 0, 0, 1])
+
+
 def test_operations_have_the_names_that_torch_gives_them() -> None:
     """One that is misspelt would be measured every step."""
     derivatives = Path(torchgen.__file__).parent / "packaged" / "autograd" / "derivatives.yaml"
@@ -262,10 +276,9 @@ def test_operations_have_the_names_that_torch_gives_them() -> None:
         r"^- name: +_?(\w+?)(?:_forward)?(?:\.\w+)?\(", derivatives.read_text(), re.M
     )
     known = {"".join(part.title() for part in name.split("_")) for name in names} | {"Copy"}
-    tables = (_movers.ENTRYWISE, _movers._KEEPERS, _movers.PRODUCTS, _movers._WITHIN_ROWS)
-    for table in (*tables, _movers._WITH_WEIGHTS, _movers._BY_SETTING):
-        assert not set(table) - known
-    for start in _movers._OVER_SPACE:
+    for table in ("ENTRYWISE", "KEEPERS", "PRODUCTS", "WITHIN_ROWS", "WITH_WEIGHTS", "BY_SETTING"):
+        assert not set(getattr(_following, f"_{table}")) - known
+    for start in _following._OVER_SPACE:
         assert any(name.startswith(start) for name in known)
 
 

@@ -130,8 +130,8 @@ def _tap_product(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
         (output.shape, dtype),
         (fake_of(x).shape, dtype),
     )
-    given = (operand, inner, split.detached(bias, dtype))
-    return split.inside.call_function(tapped_product, (*given, *taps))
+    inner_bias = split.detached(bias, dtype)
+    return split.inside.call_function(tapped_product, (operand, inner, inner_bias, *taps))
 
 
 def _tap_lookup(split: Split, node: fx.Node, output: Tensor) -> fx.Node:

@@ -103,9 +103,7 @@ class _Product(Function):
     """A product inside a region; its weight is detached."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *_taps: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *_taps: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         product = F.linear(_flat(x), weight, bias)
         # As in torch's own products, not a view: the next operation may write over it.

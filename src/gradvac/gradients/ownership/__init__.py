@@ -1,10 +1,9 @@
 """Whose the entries of an output gradient are: declared or measured, never assumed.
 
 _layouts.py    along which dimension of a tensor rows lie
-_movers.py     operations that may move rows
-_following.py  where rows lie, followed from the losses down
-_codes.py      codes of rows and tasks, which show whose the entries of a gradient are
-_look.py       one look at a graph: passes with codes, and the plan they lead to
+_following.py  where rows lie, followed from the losses down; operations that may move them
+_codes.py      codes, which show whose the entries of a gradient are
+_look.py       one look at a graph: its passes, and the plan they lead to
 _evidence.py   what the passes of a look show
 _plan.py       what is known of graphs of one structure, and for which sizes it holds
 _planning.py   plans by structure of graph, verified now and then

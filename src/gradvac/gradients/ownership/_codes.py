@@ -1,10 +1,9 @@
-"""Whose the entries of an output gradient are: measured, not assumed.
+"""Codes: whose the entries of an output gradient are, measured by two passes.
 
 Two backward passes over the same graph, one plain and one whose start gradients carry a code per
 row (or task), differ at every entry by the code of the row it belongs to. A few numbers are kept
 per entry, random projections of the last dimension (*marks*). An entry whose marks fit no code
-belongs to several rows: they influence each other. A pass with one code for all shows what rounding
-does.
+belongs to several rows: they influence each other.
 """
 
 # B rows, T tasks, G shape of an output gradient
@@ -14,14 +13,6 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-
-SAME = 0.6  # a code that all rows share shows what rounding alone does
-
-
-def row_codes(num_rows: int) -> Tensor:
-    """A code for every row, between 1/4 and 1: no overflow that the plain pass would not have."""
-    generator = torch.Generator().manual_seed(num_rows)
-    return 4.0 ** -torch.rand(num_rows, generator=generator, dtype=torch.float64)
 
 
 @lru_cache(maxsize=64)

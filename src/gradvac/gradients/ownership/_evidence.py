@@ -1,6 +1,6 @@
 """What the passes of one look show, by place: (junction, output)."""
 
-# B rows
+# B rows, T tasks
 
 from collections.abc import Mapping, Sequence
 
@@ -9,41 +9,39 @@ from torch import Tensor
 
 from gradvac.gradients.graph import Refused
 from gradvac.gradients.kernels import negligible, repeatable, tolerance
-from gradvac.gradients.ownership._codes import SAME, row_codes, unexplained
+from gradvac.gradients.ownership._codes import unexplained
 from gradvac.gradients.ownership._layouts import Layout
 
 Key = tuple[int, int]
+Marks = Mapping[Key, Tensor]
+
+SAME = 0.6  # a code that all rows share shows what rounding alone does
+
+
+def row_codes(num_rows: int) -> Tensor:
+    """A code for every row, between 1/4 and 1: no overflow that the plain pass would not have."""
+    generator = torch.Generator().manual_seed(num_rows)
+    return 4.0 ** -torch.rand(num_rows, generator=generator, dtype=torch.float64)
 
 
 class Evidence:
-    """Marks of passes with codes.
+    """Marks of passes.
 
     Args:
         lowest: The narrowest dtype on the way.
-        num_rows: B; None if losses are not those of rows.
 
     Attributes:
         plain: Marks of the plain pass.
         same: Of a pass with one code for all.
         by_row: Of a pass with a code per row.
-        rounding: What rounding was seen to do.
+        tolerance: How much of a mark may stay unexplained.
     """
 
-    def __init__(self, lowest: torch.dtype, num_rows: int | None) -> None:
-        self.plain: Mapping[Key, Tensor] = {}
-        self.same: Mapping[Key, Tensor] = {}
-        self.by_row: Mapping[Key, Tensor] = {}
-        self.codes = row_codes(num_rows or 1)
-        self.lowest, self.rounding = lowest, 0.0
-
-    @property
-    def tolerance(self) -> float:
-        """How much of a mark may stay unexplained."""
-        return tolerance(self.lowest) + 4 * self.rounding
-
-    def forget(self) -> None:
-        """Let go of the marks, which take memory."""
-        self.plain = self.same = self.by_row = {}
+    def __init__(self, lowest: torch.dtype) -> None:
+        self.plain: Marks = {}
+        self.same: Marks = {}
+        self.by_row: Marks = {}
+        self.lowest, self.tolerance = lowest, tolerance(lowest)
 
     def is_finite(self, keys: Sequence[Key]) -> bool:
         """Whether the gradients of all these places are."""
@@ -53,35 +51,68 @@ class Evidence:
         """Whether a gradient other than zero came."""
         return key in self.plain and bool(self.plain[key].any())
 
-    def rows_lie(self, layout: Layout, key: Key) -> bool:
+    def rows_lie(self, layout: Layout, key: Key, num_rows: int) -> bool:
         """Whether rows are seen to lie along a dimension of the marks."""
-        plain, same, by_row = (marks[key] for marks in (self.plain, self.same, self.by_row))
+        plain = self.plain[key]
         view = [1] * (plain.dim() - 1)
         view[layout.dim] = -1
-        row = layout.rows(plain.shape[layout.dim], len(self.codes)).to(plain.device)
+        row = layout.rows(plain.shape[layout.dim], num_rows).to(plain.device)
         row = row.view(view).expand(plain.shape[:-1])
-        return self.is_explained(plain, same, [by_row], self.codes[None].to(plain), row)
+        codes = row_codes(num_rows)[None].to(plain)
+        rest = float(unexplained(plain, [self.by_row[key]], codes, row))
+        return rest <= self.tolerance_at(key, row, num_rows)
 
-    def is_explained(
-        self, plain: Tensor, same: Tensor, coded: Sequence[Tensor], codes: Tensor, owner: Tensor
-    ) -> bool:
-        """Whether the codes of owners explain marks.
+    def tolerance_at(self, key: Key, owner: Tensor, num_owners: int) -> float:
+        """How much of the marks of one place may stay unexplained.
 
         Raises:
             Refused: What one code for all does is no rounding.
         """
-        one_code = torch.full_like(codes[:1], SAME)
-        rounding = float(unexplained(plain, [same], one_code, owner))
+        plain = self.plain[key]
+        one_code = plain.new_full((1, num_owners), SAME)
+        rounding = float(unexplained(plain, [self.same[key]], one_code, owner))
+        allowed = tolerance(self.lowest) + 4 * rounding
         if rounding <= repeatable(self.lowest):
-            self.rounding = max(self.rounding, rounding)
+            self.tolerance = max(self.tolerance, allowed)
         elif rounding * float(plain.abs().max()) > negligible(self.lowest) * self._largest():
             raise Refused(
                 "engine: the backward of this model is not linear in the losses, or not the same "
                 "when it runs again (a hook that clips or normalises gradients, or draws random "
                 'numbers), so that tasks cannot be told apart. Use engine="per_task".'
             )
-        rest = float(unexplained(plain, coded, codes, owner))
-        return rest <= tolerance(self.lowest) + 4 * rounding
+        return allowed
 
     def _largest(self) -> float:
         return max(float(marks.abs().max()) for marks in self.plain.values())
+
+
+class Owners:
+    """Whose the entries of one place are: shown by passes of one task alone, one after the other.
+
+    However small the gradient of a task is beside those of others, it shows where it is.
+
+    Args:
+        marks: Of the plain pass, `[..., R]`.
+        named: The owners that the forward named, `[...]`.
+    """
+
+    def __init__(self, marks: Tensor, named: Tensor | None) -> None:
+        self.named, self.measured = named, torch.zeros_like(marks[..., 0], dtype=torch.int64)
+        self._most = torch.zeros_like(marks[..., 0])  # of one task, at every entry
+        self._sums: list[Tensor] = []  # by task: over all entries, and over those named as its own
+
+    def see(self, task: int, marks: Tensor) -> None:
+        """Take note of the marks of a task alone."""
+        size = marks.abs().sum(-1)
+        self.measured = torch.where(size > self._most, task, self.measured)
+        self._most = torch.maximum(size, self._most)
+        own = size if self.named is None else torch.where(self.named == task, size, 0.0)
+        self._sums.append(torch.stack([size.sum(), own.sum()]))
+
+    def elsewhere(self, owner: Tensor) -> float:
+        """The largest share of a task's gradient that is not at its own entries."""
+        total, own = torch.stack(self._sums, dim=1)
+        if owner is self.measured:
+            every = range(len(total))
+            own = torch.stack([torch.where(owner == t, self._most, 0.0).sum() for t in every])
+        return float(((total - own) / total.clamp_min(torch.finfo(total.dtype).tiny)).max())

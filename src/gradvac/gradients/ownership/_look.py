@@ -1,4 +1,4 @@
-"""One look at a graph: passes whose start gradients carry codes, and what they show."""
+"""One look at a graph: passes with a code per row, and of one task alone; what they show."""
 
 # B rows, T tasks
 
@@ -22,8 +22,7 @@ from gradvac.gradients.graph import (
 )
 from gradvac.gradients.kernels import mark
 from gradvac.gradients.losses import DeclaredRows, Losses, PlainGradient, RowTasks
-from gradvac.gradients.ownership._codes import SAME, task_codes
-from gradvac.gradients.ownership._evidence import Evidence, Key
+from gradvac.gradients.ownership._evidence import SAME, Evidence, Key, Owners, row_codes
 from gradvac.gradients.ownership._following import follow_losses
 from gradvac.gradients.ownership._layouts import Layout
 from gradvac.gradients.ownership._plan import How, Known, Plan
@@ -34,7 +33,7 @@ _FEW = 40  # nodes that are cheap to push T gradients through
 
 
 class Look:
-    """One look at a graph: passes with codes, and what they show."""
+    """One look at a graph."""
 
     def __init__(
         self,
@@ -52,7 +51,6 @@ class Look:
         self.num_rows = None if losses.index is None else len(losses.index)
         self.mixed: list[Junction] = []
         self.num_alone = len(graph.nodes)  # nodes made of parameters alone, before any was moved
-        self.by_task: list[dict[Key, torch.Tensor]] = []
         self.spent: list[torch.Tensor] = []  # what all passes together started from
 
     def take(self) -> Plan:
@@ -151,8 +149,7 @@ class Look:
 
     def _try(self) -> Plan | None:
         """A plan, or None if a junction had to be moved."""
-        self.by_task = []
-        self.shown = Evidence(self.graph.lowest(), self.num_rows)
+        self.shown = Evidence(self.graph.lowest())
         plan = Plan(self.drawing, self.names, self.shown.lowest, self.moved)
         todo: list[Key] = []  # where codes must tell
         for number, junction in enumerate(self.drawing.junctions):
@@ -161,12 +158,11 @@ class Look:
                     plan.known[number, output] = How.REACHED
                 else:
                     todo.append((number, output))
-        if not todo or len(self.losses.present) == 1:
-            if self.losses.index is not None and len(self.losses.present) == 1:
-                plan.known = {}
-                plan.unfinished = "only one task so far"
-            return plan
-        return self._measure(plan, todo)
+        if len(self.losses.present) > 1 and todo:
+            return self._measure(plan, todo)
+        if self.num_rows is not None:
+            plan.unfinished = "only one task so far"
+        return plan
 
     def _leaves(self) -> list[torch.Tensor]:
         return list(dict.fromkeys([*self.names, *self.graph.leaves()]))
@@ -186,34 +182,32 @@ class Look:
             return plan
         shown.same, _ = self._marks([SAME * start for start in losses.starts()])
         if self.num_rows is not None:
-            shown.by_row, _ = self._marks((shown.codes.to(losses.roots[0]),))
-        mixed: list[Junction] = []
+            shown.by_row, _ = self._marks((row_codes(self.num_rows).to(losses.roots[0]),))
+        known: dict[Key, Known | None] = {}  # None: rows are mixed
         for key in todo:
-            how = self._how(key)
-            if how is None:
-                mixed.append(self.drawing.junctions[key[0]])
-            else:
-                plan.known[key] = how
-        mixed += self._shared_unseen(plan)
+            known[key] = self._by_layout(key) if shown.is_awake(key) else self._unseen(key)
+        known |= self._by_task([key for key, how in known.items() if how is How.MEASURED])
+        mixed = [self.drawing.junctions[key[0]] for key, how in known.items() if how is None]
         if mixed:
             early = {junction.position for junction in mixed if junction.supposed}
             if not early:
                 raise Refused(self._coupled(mixed))
             self.mixed, self.moved = mixed, self.moved | early
             return None
+        plan.known |= {key: how for key, how in known.items() if how is not None}
         return plan
 
-    def _how(self, key: Key) -> Known | None:
-        """How the owners at a place are known; None if rows are mixed there."""
-        if not self.shown.is_awake(key):
-            return self._unseen(key)
+    def _by_layout(self, key: Key) -> Known | None:
+        """How rows lie where it is known from the operations; None if they are seen not to."""
         layout = self.layouts.get(key)
-        if layout is None:
-            return self._by_task(key)
-        if layout.dim and layout.dim == len(self._shape(key)) - 1:
-            # Its vectors hold all rows, and were turned to be marked.
-            return layout if self.shown.rows_lie(layout._replace(dim=0), key) else None
-        return layout if self.shown.rows_lie(layout, key) else self._by_task(key)
+        if layout is None or self.num_rows is None:
+            return How.MEASURED
+        is_last = layout.dim > 0 and layout.dim == len(self._shape(key)) - 1
+        # The vectors of the last dimension hold all rows, and were turned to be marked.
+        seen = layout._replace(dim=0) if is_last else layout
+        if self.shown.rows_lie(seen, key, self.num_rows):
+            return layout
+        return None if is_last else How.MEASURED
 
     def _unseen(self, key: Key) -> Known:
         """A place without a gradient: whatever is supposed of it, its task gradients are zero."""
@@ -228,50 +222,31 @@ class Look:
         block, shape = self._block(self.drawing.junctions[key[0]].position), self._shape(key)
         return block if block is not None and shape and shape[0] % len(block) == 0 else None
 
-    def _by_task(self, key: Key) -> How | None:
-        codes = task_codes(len(self.losses.present), self.shown.lowest.itemsize < 4)
-        if not self.by_task:
-            self.by_task = [
-                self._marks(self.losses.starts(codes.of_tasks(n)))[0]
-                for n in range(codes.num_passes)
-            ]
-        marks, same = self.shown.plain[key], self.shown.same[key]
-        coded = [by_task[key] for by_task in self.by_task]
-        by_owner, _ = codes.on(marks.device, marks.dtype)
-        block = self._block_of_rows(key)
-        if block is not None:
-            segments = block.resolve(self.tasks, self.losses.present, marks.device)
-            along = segments.along(marks.shape[0]).view(-1, *(1,) * (marks.dim() - 2))
-            along = along.expand(marks.shape[:-1])
-            if self.shown.is_explained(marks, same, coded, by_owner, along):
-                return How.DECLARED
-        owner = codes.owners(marks, coded)
-        is_explained = self.shown.is_explained(marks, same, coded, by_owner, owner)
-        return How.MEASURED if is_explained else None
-
-    def _shared_unseen(self, plan: Plan) -> list[Junction]:
-        """Junctions whose entries are shared by a task that is too small for codes to show it.
-
-        Only where it is a guess that there are rows: what a weight is made of may have their shape.
-        A pass per task shows where else than at its own entries its gradient is.
-        """
-        keys = [key for key, how in plan.known.items() if how is How.MEASURED]
-        keys = [key for key in keys if self.drawing.junctions[key[0]].supposed]
+    def _by_task(self, keys: Sequence[Key]) -> dict[Key, Known | None]:
+        """How owners are known where rows may move; None where several tasks share entries."""
         keys = [key for key in keys if self.shown.is_awake(key)]
-        if not keys:
-            return []
-        codes = task_codes(len(self.losses.present), self.shown.lowest.itemsize < 4)
-        shared: dict[int, Junction] = {}
-        for task, alone in enumerate(torch.eye(len(self.losses.present))):
+        plain, num_tasks = self.shown.plain, len(self.losses.present)
+        owners = {key: Owners(plain[key], self._named(key)) for key in keys}
+        for task, alone in enumerate(torch.eye(num_tasks) if keys else ()):
             marks, _ = self._marks(self.losses.starts(alone))
-            for key in keys:
-                coded = [by_task[key] for by_task in self.by_task]
-                owner = codes.owners(self.shown.plain[key], coded)
-                sizes = marks[key].abs().sum(-1)
-                elsewhere = torch.where(owner == task, 0.0, sizes).sum()
-                if elsewhere > self.shown.tolerance * sizes.sum():
-                    shared[key[0]] = self.drawing.junctions[key[0]]
-        return list(shared.values())
+            for key, seen in owners.items():
+                seen.see(task, marks.get(key, torch.zeros_like(plain[key])))
+        known: dict[Key, Known | None] = dict.fromkeys(keys)
+        for key, seen in owners.items():
+            for how, owner in ((How.MEASURED, seen.measured), (How.DECLARED, seen.named)):
+                if owner is not None:
+                    most = self.shown.tolerance_at(key, owner, num_tasks)
+                    known[key] = how if seen.elsewhere(owner) <= most else known[key]
+        return known
+
+    def _named(self, key: Key) -> torch.Tensor | None:
+        """The tasks of all entries of a place, if the forward named them."""
+        block, marks = self._block_of_rows(key), self.shown.plain[key]
+        if block is None:
+            return None
+        segments = block.resolve(self.tasks, self.losses.present, marks.device)
+        along = segments.along(marks.shape[0]).view(-1, *(1,) * (marks.dim() - 2))
+        return along.expand(marks.shape[:-1])
 
     def _marks(
         self, starts: Sequence[torch.Tensor], *, watch: bool = False
@@ -303,8 +278,7 @@ class Look:
     def _undo(self) -> None:
         """Take back what `retain_grad` of activations has added up so far."""
         if self.spent:
-            self.by_task = []
-            self.shown.forget()
+            self.shown = Evidence(self.shown.lowest)  # marks take memory
             self._pass([-start for start in self.spent], lambda *_: None)
 
     def _coupled(self, junctions: Sequence[Junction]) -> str:

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from gradvac.gradients.graph import Drawing, Graph, Way
-from gradvac.gradients.ownership._following import follow_losses
+from gradvac.gradients.ownership._following import VIEWS, follow_losses
 from gradvac.gradients.ownership._layouts import Layout
-from gradvac.gradients.ownership._movers import VIEWS
 
 _MOST_SIZES = 4096
 

@@ -1,7 +1,7 @@
 """Plans by shape of graph: made once, and verified now and then.
 
-A plan is made once per signature and verified by passes whose start gradients carry codes: on the
-first batches, now and then, and until every part of the graph was seen with a gradient. What moves
+A plan is made once per signature by a look (`_look.py`), and verified by others: on the first
+batches, now and then, and until every part of the graph was seen with a gradient. What moves
 entries by what the data say (masks, routing, sorting) is not learned: it is measured every step.
 """
 
