@@ -127,6 +127,37 @@ def test_long_pairs_are_dropped_from_training_alone_and_counted(toy_config: Buil
     assert prepared.sizes["dev"]["en-xx"] == 60
 
 
+def test_training_that_prepares_its_data_says_what_was_dropped(toy_config: Build) -> None:
+    log = Log()
+    prepared = open_or_prepare(toy_config(data={"max_tokens": 12}).data, say=log.append)
+    reports = prepared.reports()
+    assert reports["train en-xx"].dropped["too many tokens"] > 0
+    told = [line for line in log if line.startswith("train en-xx: ")]
+    assert told == [f"train en-xx: {reports['train en-xx']}"]
+    assert "pairs kept; dropped: 137 too many tokens, 63 identical sides." in told[0]
+    assert not any(line.startswith("dev ") for line in log)
+
+
+@pytest.mark.parametrize("num_wrong", [3, 4])
+def test_text_in_another_encoding_is_refused_and_a_stray_line_counted(
+    toy_config: Build, tmp_path: Path, num_wrong: int
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    for split in ("train", "dev", "test"):
+        lines = [f"{split} line {n}\t{split} ligne {n}\n".encode() for n in range(300)]
+        if split == "train":
+            for place in range(num_wrong):
+                lines[70 * place] = b"summer\t\xe9t\xe9\n"
+        (root / f"{split}.en-xx.tsv").write_bytes(b"".join(lines))
+    config = toy_config(data={"root": str(root), "languages": ["xx"], "limit": {}}).data
+    if num_wrong == 3:
+        assert run(config)[0].reports()["train en-xx"].dropped == {"not UTF-8": 3}
+        return
+    with pytest.raises(ValueError, match=r"4 of 300 rows are not UTF-8.*iconv -f LATIN1"):
+        run(config)
+
+
 def test_training_lines_of_any_pair_that_are_held_out_are_removed(
     toy_config: Build, tmp_path: Path
 ) -> None:

@@ -25,12 +25,19 @@ def test_numbers_and_signatures_are_sacrebleus() -> None:
     assert f"version:{sacrebleu.__version__}" in score.bleu_signature
 
 
-def test_languages_without_blanks_are_cut_otherwise() -> None:
-    score = score_lines(
-        ["\u6211\u559c\u6b22\u8fd9\u672c\u4e66"], ["\u6211\u559c\u6b22\u8fd9\u672c\u4e66"], "zh"
-    )
-    assert score.bleu == pytest.approx(100)
-    assert "tok:zh" in score.bleu_signature
+@pytest.mark.parametrize(
+    ("code", "tokenizer"),
+    [
+        *(("zh", "zh"), ("zh_tw", "zh"), ("zho_Hant", "zh"), ("cmn", "zh"), ("yue", "zh")),
+        *(("ja", "char"), ("jpn", "char"), ("tha", "char"), ("my_mm", "char"), ("bod", "char")),
+        *(("ko", "13a"), ("fr", "13a"), ("qso", "13a")),
+    ],
+)
+def test_languages_without_blanks_are_cut_otherwise(code: str, tokenizer: str) -> None:
+    line = "\u6211\u559c\u6b22\u8fd9\u672c\u4e66"
+    score = score_lines([line], [line], code)
+    assert f"|tok:{tokenizer}|" in score.bleu_signature
+    assert score.bleu == pytest.approx(0 if tokenizer == "13a" else 100)  # 13a sees one word
 
 
 def test_every_line_needs_its_reference() -> None:
@@ -84,6 +91,12 @@ def test_means_by_level_and_table() -> None:
     console = Console(file=io.StringIO(), width=120)
     console.print(scores.table())
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert all(
-        text in shown for text in ("en-hi", "25.0", "30.0", "BLEU b", "chrF++ c", "7 sources")
-    )
+    assert all(text in shown for text in ("en-hi", "25.0", "30.0"))
+    assert scores.notes()[:2] == ["BLEU b", "chrF++ c"]
+    assert "7 of the sources" in scores.notes()[2]
+
+
+def test_every_signature_is_told_with_its_tasks() -> None:
+    by_task = {"en-zh": Score(1, 2, 5, "z", "c"), "en-fr": Score(3, 4, 5, "f", "c")}
+    scores = Scores("runs/x", "test", "best", by_task, dict.fromkeys(by_task, "low"), 0, "")
+    assert scores.notes() == ["BLEU f  (en-fr)", "BLEU z  (en-zh)", "chrF++ c"]

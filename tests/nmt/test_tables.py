@@ -41,6 +41,15 @@ def test_damage_in_csv_is_counted(tmp_path: Path) -> None:
     assert Problem.MALFORMED in found
 
 
+def test_every_line_that_a_broken_quote_swallows_is_counted(tmp_path: Path) -> None:
+    lines = ["en,fr", "a,b", '"c,d', "e,f", "g,h", 'i" j,k', "l,m"]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    assert read("t.csv", tmp_path) == [("a", "b"), *[Problem.MALFORMED] * 4, ("l", "m")]
+    (tmp_path / "t.csv").write_text("\n".join(lines[:5]) + "\n")
+    with pytest.raises(ValueError, match=r"t\.csv: the row that begins in line 3 .* never closed"):
+        read("t.csv", tmp_path)
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_parquet(tmp_path: Path, nested: bool) -> None:
     rows = [{"en": en, "fr": fr} for en, fr in PAIRS]

@@ -36,9 +36,9 @@ def compare(
 ) -> None:
     """Say which methods are better or worse than a baseline, and which are within noise.
 
-    Runs that differ only in their seed are one method. Score them first: `gradvac nmt score`,
-    `gradvac tagging score`. A difference counts only if other seeds and other sentences would show
-    it too; see the page on experiments.
+    Runs that differ only in their seed are one method. Score them first, with
+    `gradvac nmt score` or `gradvac tagging score`. A difference counts only
+    if other seeds and other sentences would show it too: docs/experiments.md.
     """
     from gradvac.experiments import compare_runs, to_json, to_markdown
     from gradvac.experiments.page import to_html

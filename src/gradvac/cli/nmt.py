@@ -208,7 +208,10 @@ def score(
     if as_json:
         print(json.dumps(scores.to_dict(), ensure_ascii=False, indent=1))
     else:
-        Console(highlight=False).print(scores.table())
+        console = Console(highlight=False)
+        console.print(scores.table())
+        for note in scores.notes():  # not in the table, which would break signatures to its width
+            console.print(note, markup=False, soft_wrap=True)
 
 
 @app.command()

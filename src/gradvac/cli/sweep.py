@@ -48,8 +48,8 @@ def sweep(
 ) -> None:
     """Train and score all runs of a sweep; the same command continues where it stopped.
 
-    Runs are in OUT/METHOD/seed-N; `gradvac compare OUT` compares them. OUT/budget.md lists the
-    runs, steps and seconds that each method was given.
+    Runs are in OUT/METHOD/seed-N; `gradvac compare OUT` compares them.
+    OUT/budget.md lists the runs, steps and seconds that each method was given.
     """
     if launcher not in ("local", "submitit"):
         raise ValueError(f"--launcher: must be local or submitit, got {launcher!r}.")

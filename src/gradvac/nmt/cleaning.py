@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,9 +88,15 @@ class Report:
         """Refuse to go on with nothing."""
         if self.num_kept:
             return
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.most_common())
-        why = f"{self.num_read:,} were read, and dropped: {reasons}" if reasons else "none was read"
+        why = f"{self.num_read:,} were read, and dropped: {self._reasons()}"
+        why = why if self.dropped else "none was read"
         raise ValueError(f"data: no sentence pair is left of {where}; {why}.")
+
+    def __str__(self) -> str:
+        return f"{self.num_kept:,} of {self.num_read:,} pairs kept; dropped: {self._reasons()}."
+
+    def _reasons(self) -> str:
+        return ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.most_common())
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Report:
@@ -213,6 +219,13 @@ _LETTERS = _Letters()
 def fingerprint(text: str) -> int:
     """Hash a sentence to 64 bits; two of four billion may share one by chance."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def tell_dropped(reports: Mapping[str, Report], say: Callable[[str], None]) -> None:
+    """Say in a line for every report by name what was dropped, if anything was."""
+    for name, report in reports.items():
+        if report.dropped:
+            say(f"{name}: {report}")
 
 
 def table(reports: Mapping[str, Report]) -> Table:

@@ -57,28 +57,44 @@ def _tsv_rows(path: Path) -> Iterator[list[str] | Problem]:
 
 
 def _csv_rows(path: Path) -> Iterator[list[str] | Problem]:
-    """Rows with commas and quotes; a quoted cell may go over several lines."""
+    """Rows with commas and quotes; a quoted cell may go over several lines.
+
+    Raises:
+        ValueError: A quote is never closed: all that follows would be one cell.
+    """
     problems: list[Problem] = []
+    num_lines, is_over = 0, False
 
     def lines() -> Iterator[str]:
+        nonlocal num_lines, is_over
         for line in raw_lines(path):
+            num_lines += 1
             if isinstance(line, Problem):
                 problems.append(line)
             else:
                 yield f"{line}\n"
+        is_over = True
 
     rows = csv.reader(lines(), strict=True)
     while True:
+        before, is_broken = num_lines, False
         try:
             row = next(rows, None)
-        except csv.Error:
-            yield Problem.MALFORMED
-            continue
+        except csv.Error as error:
+            if is_over:
+                raise ValueError(
+                    f"data: {path}: the row that begins in line {before + 1:,} has a quote that is "
+                    "never closed; close it, or write the quote twice if it is part of the text."
+                ) from error
+            # Every line that was taken for a part of the broken row is lost with it.
+            problems += [Problem.MALFORMED] * (num_lines - before - len(problems))
+            row, is_broken = [], True
         yield from problems
         problems.clear()
         if row is None:
             return
-        yield row or [""]
+        if not is_broken:
+            yield row or [""]
 
 
 def _header(

@@ -175,7 +175,7 @@ def _show_scores(
     for task, p_value in result.p_values.items():
         scores = [result.bleu[name][task] for name in (DICTIONARY, JOINT, GRADVAC)]
         change = scores[2] - scores[1]
-        cells = [*(f"{score:.1f}" for score in scores), f"{change:+.1f}", f"{p_value:.2f}"]
+        cells = [*(f"{score:.1f}" for score in scores), f"{change:+.1f}", _shown(p_value)]
         better = "within noise" if p_value >= _SIGNIFICANT else f"{_better(change)}, in this run"
         shown.add_row(corpus.languages[_target(task)].name, *cells, better)
     means = _means(result)
@@ -190,6 +190,10 @@ def _show_scores(
         "within noise. It is one seed each: another seed moves BLEU too, so that no change here "
         "shows that one method is better."
     )
+
+
+def _shown(p_value: float) -> str:
+    return f"{p_value:.2f}" if p_value >= 0.005 else "<0.01"  # no p-value is 0
 
 
 def _means(result: DemoResult) -> dict[str, float]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gradvac.nmt import cutting, doubts
-from gradvac.nmt.cleaning import Report, clean, fingerprint, keep_readable, letters
+from gradvac.nmt.cleaning import Report, clean, fingerprint, keep_readable, letters, tell_dropped
 from gradvac.nmt.data_settings import DEV, TRAIN, DataConfig
 from gradvac.nmt.prepared import MANIFEST, REPORT, VOCABULARY, Prepared, read_manifest, relevant
 from gradvac.nmt.readers import Line, files_of, mostly_readable, read_pairs
@@ -87,7 +87,9 @@ def open_or_prepare(config: DataConfig, *, say: Say = print) -> Prepared:
     changed = [f"data.{key}" for key, new in relevant(config).items() if settings.get(key) != new]
     if settings:
         raise other_settings(config.prepared, changed, "nmt")
-    return prepare(config, say=say, only_if_none=True)
+    prepared = prepare(config, say=say, only_if_none=True)
+    tell_dropped(prepared.reports(), say)
+    return prepared
 
 
 class _Preparation:
@@ -298,9 +300,8 @@ class _Preparation:
     def cut_into_tokens(self, split: str, pair: str, vocabulary: Vocabulary, digest: str) -> Facts:
         """Cut the text of a pair into tokens, and drop training pairs with too many."""
         text = self.texts[split, pair]
-        num, most = cutting.num_shards(text["report"]["kept"]), None
-        if split == TRAIN:
-            most = self.config.max_tokens
+        num = cutting.num_shards(text["report"]["kept"])
+        most = self.config.max_tokens if split == TRAIN else None
         names = [shard_name(f"{split}.{pair}", shard, num) for shard in range(num)]
         places = [self.folder / "tokens" / f"{name}.json" for name in names]
         depends = [text["digest"], digest, most]

@@ -16,7 +16,8 @@ A *source* is a file name with placeholders, or one of two schemes:
 
 `{pair}` stands for "en-fr", `{xx}` for its second language, `{lang}` for either. `.gz` and `.zst`
 are unpacked while reading. Text is UTF-8. A file that is cut off, names its languages otherwise or
-does not name them at all is refused; a row that cannot be read is counted.
+does not name them at all is refused, and so is one of which more than a hundredth is not UTF-8; a
+row that cannot be read is counted.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from gradvac.nmt.lines import UNREADABLE, Problem, open_text, raw_lines
 from gradvac.tasks import Direction
 
 Line = tuple[str, str] | Problem
+_STRAY_LINES, _STRAY_SHARE = 2, 0.01  # rows that may be in another encoding by accident
 _LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
@@ -93,6 +95,15 @@ def mostly_readable(lines: Iterator[Line], where: str) -> Iterator[Line]:
         yield line
     if not num_read:
         raise ValueError(f"data: {where} is empty; leave it out if there is nothing to read.")
+    # A stray line is dropped and counted; this many are text in another encoding, and the lines
+    # that happen to be readable would be a choice of those without accents.
+    not_utf8 = problems[Problem.NOT_UTF8]
+    if not_utf8 > max(_STRAY_LINES, _STRAY_SHARE * num_read):
+        raise ValueError(
+            f"data: {where}: {not_utf8:,} of {num_read:,} rows are not UTF-8, so it is in another "
+            "encoding, at least in part; convert it, as in `iconv -f LATIN1 -t UTF-8`, or take "
+            "those rows out."
+        )
     if 2 * problems.total() > num_read:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in problems.most_common())
         raise ValueError(
@@ -131,7 +142,7 @@ def fill(source: str, first: str, second: str, code: str) -> str:
     unknown = [name for name in _PLACEHOLDER.findall(source) if name not in values]
     if unknown:
         raise ValueError(
-            f"data: {{{unknown[0]}}} in {source!r} is none of {{pair}}, {{xx}} and {{lang}}."
+            f"{{{unknown[0]}}} in {source!r} is none of {{pair}}, {{xx}} and {{lang}}."
         )
     return _PLACEHOLDER.sub(lambda match: values[match[1]], source)
 

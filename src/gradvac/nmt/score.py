@@ -14,6 +14,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
+from gradvac.corpora.languages import find
 from gradvac.nmt.lines import Problem, raw_lines
 from gradvac.nmt.prepared import require_prepared
 from gradvac.nmt.sealed import read_lines
@@ -26,7 +27,10 @@ from gradvac.training import config
 from gradvac.training.settings import TECHNICAL_ELSEWHERE
 
 # Scripts without blanks between words, whose n-grams are counted otherwise.
-_TOKENIZERS = {"zh": "zh", **dict.fromkeys(("ja", "km", "lo", "my", "th"), "char")}
+_TOKENIZERS = {
+    **dict.fromkeys(("zh", "yue"), "zh"),
+    **dict.fromkeys(("bo", "ja", "km", "lo", "my", "th"), "char"),
+}
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,9 @@ def bleu_p_value(
 
 
 def _bleu(target: str, **options: Any) -> BLEU:
-    return BLEU(tokenize=_TOKENIZERS.get(target, "13a"), **options)
+    language = find(target)  # by any of its codes: zh, zho, zh_tw
+    code = target if language is None else language.code
+    return BLEU(tokenize=_TOKENIZERS.get(code, "13a"), **options)
 
 
 @dataclass(frozen=True)
@@ -170,12 +176,21 @@ class Scores:
         shown.add_section()
         for name, (bleu, chrf) in self.means().items():
             shown.add_row("average", name, f"{bleu:.1f}", f"{chrf:.1f}", "")
-        first = next(iter(self.by_task.values()))
-        shown.caption = f"BLEU {first.bleu_signature}\nchrF++ {first.chrf_signature}"
-        if self.num_cut:
-            shown.caption += f"\n{self.num_cut:,} sources were longer than data.max_tokens: cut."
-        shown.caption_justify = "left"
         return shown
+
+    def notes(self) -> list[str]:
+        """What belongs to the numbers: signatures, with their tasks where they differ, and cuts."""
+        tasks: dict[str, list[str]] = {}
+        for task, score in self.by_task.items():
+            tasks.setdefault(f"BLEU {score.bleu_signature}", []).append(task)
+            tasks.setdefault(f"chrF++ {score.chrf_signature}", []).append(task)
+        lines = [
+            signature if len(of) == len(self.by_task) else f"{signature}  ({', '.join(of)})"
+            for signature, of in sorted(tasks.items())
+        ]
+        if self.num_cut:
+            lines.append(_cut(self.num_cut))
+        return lines
 
 
 def score_run(
@@ -289,8 +304,12 @@ def score_files(
     target = parse(direction).target
     lines = translator.translate(sources, target)
     if translator.counts.cut:
-        say(f"{translator.counts.cut:,} sources were longer than data.max_tokens: cut.")
+        say(_cut(translator.counts.cut))
     return score_lines(lines, references, target), lines
+
+
+def _cut(number: int) -> str:
+    return f"Longer than data.max_tokens, and so cut before translation: {number:,} of the sources."
 
 
 def _require_pairs(

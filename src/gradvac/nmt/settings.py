@@ -182,7 +182,7 @@ class NmtConfig(RunConfig):
         if self.batch.tokens < longest:
             raise ValueError(
                 f"batch.tokens = {self.batch.tokens} is less than the longest sentence, "
-                f"data.max_tokens + 2 = {longest}"
+                f"data.max_tokens + 2 = {longest}; raise it, or lower data.max_tokens"
             )
         return self
 

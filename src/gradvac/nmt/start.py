@@ -86,6 +86,10 @@ def _enlarged(values: Tensor, drawn: Tensor) -> Tensor:
     return torch.cat([values, drawn[len(values) :]])
 
 
+def _epochs(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+
+
 def warn_of_schedule(settings: RunConfig, epochs: Sequence[TaskEpochs]) -> Iterator[str]:
     """What a schedule cannot do, with the settings that decide it, to say before training."""
     steps, warmup = settings.train.max_steps, settings.optimizer.warmup_steps
@@ -99,7 +103,7 @@ def warn_of_schedule(settings: RunConfig, epochs: Sequence[TaskEpochs]) -> Itera
         (f"sees more than {_MOST_EPOCHS} times", [r for r in epochs if r.epochs > _MOST_EPOCHS]),
     ):
         if rows:
-            shown = ", ".join(f"{row.task} ({row.epochs:.2g} epochs)" for row in rows[:4])
+            shown = ", ".join(f"{row.task} ({_epochs(row.epochs)} epochs)" for row in rows[:4])
             more = f" and {len(rows) - 4} more" if len(rows) > 4 else ""
             yield (
                 f"note: training {what} {shown}{more}; it depends on train.max_steps, batch.tokens "
