@@ -196,16 +196,23 @@ def test_a_lane_that_ends_is_told(sweep: Make, monkeypatch: pytest.MonkeyPatch) 
     assert "ended with exit status 7" in made.ended(made.trials[0]).error
 
 
-def test_when_its_time_is_over_a_sweep_leaves_and_goes_on_later(sweep: Make) -> None:
-    """The run that is under way saves, the next one does not begin; both end as if unbroken."""
+def test_when_its_time_is_over_a_sweep_leaves_and_goes_on_later(
+    sweep: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that is under way saves, the next one does not begin."""
     long = {"train.max_steps": 3000, "train.validate_every": 0, "train.checkpoint_every": 3000}
     made = sweep('[grid]\n"train.seed" = [0, 1]\n', **long)
-    made.run(Processes(1), seconds=12)
-    assert set(statuses(made).values()) == {"waiting"}
     first, second = (trial.run for trial in made.trials)
+
+    def now() -> float:  # time is over as soon as the first run has logged something
+        return 60.0 if RunFolder(first).read_metrics() else 0.0
+
+    monkeypatch.setattr("gradvac.experiments.pace.time", SimpleNamespace(monotonic=now))
+    made.run(Processes(1), seconds=2)
+    assert set(statuses(made).values()) == {"waiting"}
     assert RunFolder(first).kept_checkpoints()[-1][0] > 0
     assert not second.exists()
-    assert "12 seconds are over; the same command continues." in made.said  # type: ignore[attr-defined]
+    assert "2 seconds are over; the same command continues." in made.said  # type: ignore[attr-defined]
 
 
 class Pretended:
@@ -253,8 +260,8 @@ def test_a_run_that_would_not_end_in_time_does_not_begin(
     }
     assert clock.now == 2 + 8 + 8
     said = made.said[-1]  # type: ignore[attr-defined]
-    assert said.startswith("1 runs were not started")
-    assert said.endswith("in the 20 seconds; the same command continues.")
+    assert said.startswith("Left for later: 1 of 4 runs")
+    assert said.endswith("within 20 seconds; the same command continues.")
     later = Pretended(clock)
     made.run(later, seconds=8)
     assert later.started == ["twin.seed-3"]

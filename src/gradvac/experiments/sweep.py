@@ -215,8 +215,8 @@ class Sweep:
                 raise _TimeIsOverError(f"{self._pace.seconds:,.0f} seconds are over")
         if late := [trial for trial in waiting if self._is_late(trial, pause_at)]:
             raise _TimeIsOverError(
-                f"{len(late)} runs were not started: at the pace of earlier ones they would not "
-                f"end within {self._pace.seconds:,.0f} seconds"
+                f"Left for later: {len(late)} of {len(trials)} runs, which at the pace of earlier "
+                f"ones would not end within {self._pace.seconds:,.0f} seconds"
             )
 
     def _next(self, waiting: list[Trial], pause_at: int) -> Trial | None:
