@@ -50,6 +50,8 @@ def unwrap(
             )
         process_group = _group_of_mesh(model)
     _refuse_replicas(model)
+    if not is_sharded(model):
+        _refuse_divided(model)
     if process_group == "auto":
         _refuse_to_guess()
         return model, None
@@ -113,6 +115,18 @@ def _refuse_replicas(model: nn.Module) -> None:
                 "whole model, and nothing else, in DistributedDataParallel; or call fully_shard on "
                 "the model itself too; or give the plain module and "
                 "process_group=torch.distributed.group.WORLD."
+            )
+
+
+def _refuse_divided(model: nn.Module) -> None:
+    """Refuse parameters of which every process has a part, other than by FSDP2."""
+    from torch.distributed.tensor import DTensor
+
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise ValueError(
+                f"model: {name} is divided by tensor or expert parallelism ({parameter.placements})"
+                ", where task gradients are not exchanged yet; use fully_shard alone."
             )
 
 

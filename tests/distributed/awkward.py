@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from gradvac import Aligner, GradVac, Sum
@@ -181,6 +183,19 @@ def outside_the_group(world: World) -> None:
             Aligner(made(Rows), TASKS, process_group=group)
 
 
+def divided_otherwise(world: World) -> None:
+    """Tensor parallelism is refused by name, alone and within FSDP2."""
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("data", "tensor"))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]
+    model = parallelize_module(nn.Sequential(*layers), mesh["tensor"], plan)
+    for group in (world.group, None):
+        with pytest.raises(ValueError, match=r"0\.weight is divided by tensor or expert"):
+            Aligner(model, TASKS, process_group=group)
+    with pytest.raises(ValueError, match=r"0\.weight is placed as .*understands fully_shard"):
+        Aligner(fully_shard(model, mesh=mesh["data"]), TASKS)
+
+
 def checks() -> dict[str, tuple[Check, int]]:
     """By name: a check, and how many processes run it."""
     found: dict[str, tuple[Check, int]] = {}
@@ -193,5 +208,6 @@ def checks() -> dict[str, tuple[Check, int]]:
         found[f"granularities, {engine}"] = (partial(granularities, engine=engine), 3)
     for check in (odd_parameters, accumulated_in_the_dtype_that_is_sent):
         found[check.__name__.replace("_", " ")] = (check, 2)
-    found["outside the group"] = (outside_the_group, 4)
+    for check in (outside_the_group, divided_otherwise):
+        found[check.__name__.replace("_", " ")] = (check, 4)
     return found

@@ -221,7 +221,14 @@ def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return self.aligned_loss(self.losses(batch), TASKS_OF_ROWS)
 
+    class ByItself(Aligned):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.aligned_loss(self.losses(batch), TASKS_OF_ROWS).backward()
+
     for module, said in (
+        (ByItself(Sum()), r"call self\.manual_backward\(loss\)"),
         (Unaware(Sum()), r"did not come from self\.aligned_loss"),
         (WithAPenalty(Sum()), "a term that is not a row of"),
         (Detached(Sum()), "does not depend on the rows"),

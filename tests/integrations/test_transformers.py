@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 from transformers import (
     BertConfig,
     BertForTokenClassification,
@@ -19,7 +20,7 @@ from transformers import (
 )
 
 from gradvac import Aligner, GradVac, PCGrad, Sum
-from gradvac.integrations._row_losses import sum_by_row
+from gradvac.integrations._row_losses import Normaliser, sum_by_row
 from gradvac.integrations.transformers import (
     AlignedSeq2SeqTrainer,
     AlignedTrainer,
@@ -285,6 +286,73 @@ def test_options_that_replace_the_loss_are_refused(
         AlignedTrainer(model, arguments(label_smoothing_factor=0.1), tasks=TASKS)
     with pytest.raises(ValueError, match=r"compute_loss_func: .*row_losses instead"):
         AlignedTrainer(model, arguments(), tasks=TASKS, compute_loss_func=lambda *_: None)
+    with pytest.raises(ValueError, match="optim: LOMO"):
+        AlignedTrainer(model, arguments(optim="adalomo"), tasks=TASKS)
+
+    class Own(AlignedTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            return 3 * model(**inputs).loss
+
+    with pytest.raises(ValueError, match=r"compute_loss: .*row_losses instead"):
+        Own(model, arguments(), tasks=TASKS)
+    Own(model, arguments(), tasks=TASKS, row_losses=lambda *_: None)  # it is for evaluation
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Any:
+        return iter(self.rows)
+
+
+def test_a_stream_that_one_process_would_read_for_all_is_refused(
+    make_model: Make, make_examples: Make, arguments: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trainer(**options: Any) -> AlignedTrainer:
+        rows = Stream(make_examples("tokens"))
+        return AlignedTrainer(
+            make_model("tokens"), arguments(**options), train_dataset=rows, tasks=TASKS
+        )
+
+    trainer().train()
+    own = trainer(accelerator_config={"dispatch_batches": False})
+    dispatched = trainer()
+    monkeypatch.setattr(type(dispatched.args), "world_size", property(lambda _: 2))
+    with pytest.raises(ValueError, match=r'accelerator_config=\{"dispatch_batches": False\}'):
+        dispatched.get_train_dataloader()
+    assert next(iter(own.get_train_dataloader()))["tasks_of_rows"] == sorted(TASKS * 2)
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_what_a_user_says_of_scaling_holds(
+    is_scaled: bool, make_model: Make, make_examples: Make, arguments: Make
+) -> None:
+    """`loss_is_scaled_for_ga`: whether accumulation divides the loss once more."""
+    examples = make_examples("causal", 24)
+
+    def run(base: Any, rows: Any, **aligned: Any) -> Gradients:
+        class Saying(base):  # type: ignore[misc]
+            loss_is_scaled_for_ga = is_scaled
+
+        kept, args = Gradients(), arguments(gradient_accumulation_steps=2, max_grad_norm=0.0)
+        model = make_model("causal")
+        Saying(model, args, train_dataset=rows, callbacks=[kept], **aligned).train()
+        return kept
+
+    plain_rows = [{k: v for k, v in one.items() if k != "task"} for one in examples]
+    assert_same(run(AlignedTrainer, examples, tasks=TASKS, rule=Sum()), run(Trainer, plain_rows))
+
+
+def test_the_divisor_is_learned_where_both_are_the_same() -> None:
+    """A process that has all labels of its first step learns what its model divides by."""
+    sums, counts = torch.tensor([3.0, 5.0]), torch.tensor([2, 2])
+    for by_items, wanted in ((True, 12), (False, 4)):
+        normaliser = Normaliser()
+        own_loss = sums.sum() / (normaliser.told(4) if by_items else 4)
+        normaliser.learn(sums, counts, 4, own_loss)
+        assert normaliser.is_known
+        assert normaliser.divisor(counts, 12) == wanted
 
 
 def test_several_gpus_of_one_process_are_refused(

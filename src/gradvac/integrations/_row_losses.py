@@ -55,63 +55,60 @@ class Normaliser:
     """What a model divides the sum of its losses by, learned from the model itself.
 
     Some models divide by the labels of the whole step (`num_items_in_batch`), others by those of
-    the micro-batch; their signatures do not say which. So the model's own loss is compared with
-    the sum of rows until it is clear which of the two it is.
+    the micro-batch; their signatures do not say which. So a model is told of twice as many once,
+    and its loss compared with the sum of rows.
+
+    Attributes:
+        is_known: Whether it has been learned; until then, the model's own loss is needed.
     """
 
     def __init__(self) -> None:
-        self._by_items: bool | None = None
-        self._is_verified = False
+        self.is_known = self._by_items = False
 
-    def needs_own_loss(self, num_batches: int) -> bool:
-        """Whether the model's own loss is needed, in a step of this many micro-batches."""
-        return not self._is_verified or (self._by_items is None and num_batches > 1)
+    def told(self, num_items: Tensor | int) -> Tensor | int:
+        """The labels of the whole step that a model is told of while it is not known."""
+        return 2 * num_items
 
-    def factor(
-        self, sums: Tensor, counts: Tensor, num_items: Tensor | int | None, own_loss: Tensor | None
-    ) -> Tensor:
-        """The factor by which sums of rows are multiplied to add up to the model's loss.
+    def learn(
+        self, sums: Tensor, counts: Tensor, num_items: Tensor | int | None, own_loss: Tensor
+    ) -> None:
+        """Compare with the model's own loss, unless there is nothing to compare.
 
         Args:
             sums: `[B]`.
             counts: `[B]`.
             num_items: Labels of the whole step; None if the trainer does not count them.
-            own_loss: The model's loss of this micro-batch; None once it is not needed.
+            own_loss: The model's loss of this micro-batch.
 
         Raises:
             ValueError: The model's loss is neither: rows would silently be weighted differently.
         """
-        here = counts.sum()
-        whole = here if num_items is None else torch.as_tensor(num_items, device=here.device)
-        by_items = self._by_items
-        if own_loss is not None:
-            by_items = self._learn(float(sums.detach().sum()), int(here), int(whole), own_loss)
-        divisor = whole if by_items else here
-        return 1.0 / divisor.clamp_min(1).to(sums.dtype)
-
-    def _learn(self, total: float, here: int, whole: int, own_loss: Tensor) -> bool:
-        loss = float(own_loss)
-        gaps = [abs(total / max(1, count) - loss) for count in (here, whole)]
+        total, here = float(sums.detach().sum()), int(counts.sum())
+        loss = float(own_loss.detach())
+        if not (math.isfinite(loss) and total):
+            return
+        divisors = [here] if num_items is None else [here, int(self.told(num_items))]
+        gaps = [abs(total / max(1, divisor) - loss) for divisor in divisors]
         is_half = own_loss.dtype in (torch.float16, torch.bfloat16)
-        slack = (1e-2 if is_half else 1e-4) * max(abs(loss), 1e-6)
-        if math.isfinite(loss) and min(gaps) > slack and total:
+        if min(gaps) > (1e-2 if is_half else 1e-4) * max(abs(loss), 1e-6):
             raise ValueError(
                 f"row_losses: the model's loss is {loss:.6g}, but its rows give {total:.6g} over "
-                f"{here} labels ({whole} in the whole step); it computes another loss than cross-"
+                f"{' or '.join(map(str, divisors))} labels; it computes another loss than cross-"
                 "entropy or squared error. Give row_losses, one loss per row."
             )
-        by_items = gaps[1] < gaps[0]
-        if math.isfinite(loss) and total:
-            self._is_verified = True
-            if max(gaps) > slack:  # else both are the same here: ask again
-                self._by_items = by_items
-        return by_items
+        self.is_known, self._by_items = True, gaps[-1] < gaps[0]
+
+    def divisor(self, counts: Tensor, num_items: Tensor | int | None) -> Tensor:
+        """What the sums of rows are divided by to add up to the model's loss."""
+        here = counts.sum()
+        whole = torch.as_tensor(num_items, device=here.device) if self._by_items else here
+        return whole.clamp_min(1)
 
 
-def logits_of(outputs: Any) -> Tensor:
-    """The logits of a model's outputs."""
-    logits = outputs.get("logits") if isinstance(outputs, dict) else None
-    if not isinstance(logits, Tensor):
+def tensor_of(outputs: Any, name: str) -> Tensor:
+    """The logits or the loss of a model's outputs."""
+    found = outputs.get(name) if isinstance(outputs, dict) else None
+    if not isinstance(found, Tensor):
         names = ", ".join(outputs) if isinstance(outputs, dict) else type(outputs).__name__
-        raise ValueError(f"row_losses: the model gives no logits ({names}); give row_losses.")
-    return logits
+        raise ValueError(f"row_losses: the model gives no {name} ({names}); give row_losses.")
+    return found

@@ -39,7 +39,7 @@ class AlignedModule:
     _aligner: Aligner | None = None
     _aligner_state: Mapping[str, Any] | None = None
     _losses: tuple[Tensor | Mapping[str, Tensor], TasksOfRows | None] | None = None
-    _is_checked = False
+    _is_checked = _is_aligning = False
 
     def configure_aligner(self) -> Aligner:
         """Make the aligner; called once, when training starts."""
@@ -68,9 +68,19 @@ class AlignedModule:
             tasks_of_rows: The task of every entry.
         """
         self._losses = (losses, tasks_of_rows)
-        if isinstance(losses, Mapping):
-            return torch.stack(list(losses.values())).sum()
-        return losses.sum()
+        rows = torch.stack(list(losses.values())) if isinstance(losses, Mapping) else losses
+        loss = rows.sum()
+        if loss.requires_grad:
+            loss.register_hook(self._refuse_plain_backward)
+        return loss
+
+    def _refuse_plain_backward(self, _: Tensor) -> None:
+        if not self._is_aligning:
+            raise ValueError(
+                "training_step: the loss of self.aligned_loss is being differentiated as it is, "
+                "which aligns nothing; call self.manual_backward(loss), and use no strategy with a "
+                "backward of its own (DeepSpeed)."
+            )
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Align instead of `loss.backward()`; called by Lightning with the scaled loss."""
@@ -104,6 +114,7 @@ class AlignedModule:
     def _scaled_like(self, loss: Tensor, losses: Tensor | Mapping[str, Tensor]) -> Any:
         """The losses, scaled as Lightning scaled their sum: accumulation and loss scaling."""
         parts = list(losses.values()) if isinstance(losses, Mapping) else [losses]
+        self._is_aligning = True
         try:
             factors = torch.autograd.grad(loss, parts, retain_graph=True)
         except RuntimeError as error:
@@ -111,6 +122,8 @@ class AlignedModule:
                 "training_step: its loss does not depend on the rows of self.aligned_loss; return "
                 "what that gives."
             ) from error
+        finally:
+            self._is_aligning = False
         _refuse_other_terms(loss, parts)
         scaled = [part * factor for part, factor in zip(parts, factors, strict=True)]
         return dict(zip(losses, scaled, strict=True)) if isinstance(losses, Mapping) else scaled[0]

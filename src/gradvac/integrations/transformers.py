@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils.data import IterableDataset
 from transformers import Seq2SeqTrainer, Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -34,7 +35,7 @@ from gradvac.gradients import positions
 from gradvac.integrations._collator import TASKS_OF_ROWS, TaskCollator, refuse_other_numbers
 from gradvac.integrations._processes import refuse_engine, require_together
 from gradvac.integrations._recorded import Backward, RecordedSteps
-from gradvac.integrations._row_losses import Normaliser, logits_of, sum_by_row
+from gradvac.integrations._row_losses import Normaliser, sum_by_row, tensor_of
 
 _NUM_ITEMS = "num_items_in_batch"
 _STATE = "aligner.pt"
@@ -109,7 +110,14 @@ class _Aligned(_AnyTrainer):
                 "start one process per GPU with torchrun, or set CUDA_VISIBLE_DEVICES to one."
             )
         refuse_engine(str(self.accelerator.distributed_type.value), "args")
+        if "lomo" in str(args.optim).lower():
+            raise ValueError(
+                "optim: LOMO takes its steps in the Trainer's own backward pass, which is "
+                "replaced; choose another optimizer."
+            )
+        is_overridden = type(self).compute_loss is not Trainer.compute_loss
         replaced = {
+            "compute_loss": is_overridden and self._row_losses is None,
             "compute_loss_func": self.compute_loss_func is not None,
             "label_smoothing_factor": bool(args.label_smoothing_factor),
         }
@@ -130,6 +138,15 @@ class _Aligned(_AnyTrainer):
 
     def get_train_dataloader(self) -> Any:
         """The Trainer's own, with the rows of a task together in every batch."""
+        is_dispatched = self.accelerator.dispatch_batches
+        if is_dispatched is None:
+            is_dispatched = isinstance(self.train_dataset, IterableDataset)
+        if is_dispatched and self.args.world_size > 1:
+            raise ValueError(
+                "train_dataset: one process would read it for all and cut up its batches, which "
+                "cannot be done with names of tasks; let each process read its own: "
+                'TrainingArguments(accelerator_config={"dispatch_batches": False}).'
+            )
         given = self.data_collator
         assert isinstance(given, TaskCollator)
         self.data_collator = grouped = copy(given)
@@ -169,9 +186,11 @@ class _Aligned(_AnyTrainer):
     ) -> Backward:
         with self.compute_loss_context_manager():
             losses = self._losses(model, inputs, num_items)
-        if not (self.model_accepts_loss_kwargs and num_items is not None):
+        is_of_step = self.model_accepts_loss_kwargs and num_items is not None
+        is_scaled = getattr(self, "loss_is_scaled_for_ga", None)  # what a user said, since 5.22
+        if not (is_of_step if is_scaled is None else is_scaled):
             losses = losses / self.current_gradient_accumulation_steps
-        elif self.args.average_tokens_across_devices:  # labels of all processes, and a mean
+        if is_of_step and self.args.average_tokens_across_devices:  # labels of all, and a mean
             losses = losses * self.aligner.num_processes
         if len(losses) != len(tasks):
             raise ValueError(
@@ -229,17 +248,17 @@ class _Aligned(_AnyTrainer):
             raise ValueError("train_dataset: its batches have no labels; give them.")
         if self._row_losses is not None:
             return self._row_losses(model(**inputs), labels, num_items)
-        needs_own = self._normaliser.needs_own_loss(self.current_gradient_accumulation_steps)
-        given = inputs
-        if needs_own:
-            if self.model_accepts_loss_kwargs and num_items is not None:
-                given = {**inputs, "num_items_in_batch": num_items}
+        normaliser = self._normaliser
+        if normaliser.is_known:
+            outputs = model(**_without_labels(self.accelerator.unwrap_model(model), inputs))
+        elif self.model_accepts_loss_kwargs and num_items is not None:
+            outputs = model(**inputs, **{_NUM_ITEMS: normaliser.told(num_items)})
         else:
-            given = _without_labels(self.accelerator.unwrap_model(model), inputs)
-        outputs = model(**given)
-        own_loss = outputs["loss"].detach() if needs_own else None
-        sums, counts = sum_by_row(logits_of(outputs), labels, shifted=self._is_causal)
-        return sums * self._normaliser.factor(sums, counts, num_items, own_loss)
+            outputs = model(**inputs)
+        sums, counts = sum_by_row(tensor_of(outputs, "logits"), labels, shifted=self._is_causal)
+        if not normaliser.is_known:
+            normaliser.learn(sums, counts, num_items, tensor_of(outputs, "loss"))
+        return sums / normaliser.divisor(counts, num_items).to(sums.dtype)
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **options: Any

@@ -92,7 +92,6 @@ class Shards:
                 _refuse_offload(group)
                 for fsdp_param in group.fsdp_params if group.mp_policy.reduce_dtype else ():
                     self._sends[id(fsdp_param.sharded_param)] = group.mp_policy.reduce_dtype
-        _refuse_tensor_parallel(self.leaves)
 
     def refuse_changes(self) -> None:
         """Refuse settings that change what plain FSDP2 does with gradients."""
@@ -174,18 +173,6 @@ def _groups(module: Any) -> list[Any]:
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-
-
-def _refuse_tensor_parallel(leaves: dict[str, nn.Parameter]) -> None:
-    """Raise if whole parameters are still divided, in another way."""
-    from torch.distributed.tensor import DTensor
-
-    for name, leaf in leaves.items():
-        if isinstance(leaf, DTensor):
-            raise ValueError(
-                f"model: {name} is divided by tensor or expert parallelism too, where task "
-                "gradients are not exchanged yet; use fully_shard alone."
-            )
 
 
 def _refuse_offload(group: Any) -> None:
