@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
-from gradvac.corpora import Clause, Corpus, Sentence, SoundChange, Thing, _corpus, _sounds
+from gradvac.corpora import Clause, Corpus, Sentence, SoundChange, Thing
 from gradvac.corpora._concepts import CONTENT
 from gradvac.corpora._sounds import CONSONANTS, VOWELS, adapt, evolve
 
@@ -42,13 +40,6 @@ def test_wrong_notation_is_explained(change: str, complaint: str) -> None:
         SoundChange(change)
     assert complaint in str(error.value)
     assert repr(change) in str(error.value)
-
-
-def test_examples_in_the_docstrings_run() -> None:
-    for module in (_sounds, _corpus):
-        result = doctest.testmod(module)
-        assert result.attempted > 0
-        assert result.failed == 0
 
 
 def test_inner_edge_of_an_affix_is_not_the_edge_of_a_word() -> None:

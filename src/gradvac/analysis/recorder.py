@@ -54,8 +54,14 @@ class Recorder:
         ValueError: The file is not a record of a training run; it is left as it is.
 
     Example:
-        >>> recorder = Recorder("record.bin", every=10)
-        >>> recorder(step, aligner.backward(losses, tasks))
+        >>> import tempfile, torch
+        >>> from gradvac import Aligner
+        >>> model = torch.nn.Linear(2, 1)
+        >>> aligner = Aligner(model, ["fr", "hi"])
+        >>> with Recorder(f"{tempfile.mkdtemp()}/record.bin", every=10) as recorder:
+        ...     for step in range(1, 21):
+        ...         losses = model(torch.randn(4, 2))[:, 0].square()
+        ...         recorder(step, aligner.backward(losses, ["fr", "fr", "hi", "hi"]))
     """
 
     def __init__(

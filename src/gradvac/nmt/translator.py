@@ -47,9 +47,10 @@ class Translator(FromRun):
         max_tokens: Longer lines are cut, and counted.
         precision: "bf16" searches with a copy of the weights in bf16, on a GPU.
 
-    Example:
-        >>> translator = Translator.from_run("runs/demo")
-        >>> translator.translate(["the old man sleeps"], "qso")
+    ```python
+    translator = Translator.from_run("runs/demo/gradvac")
+    translator.translate(["the old man sleeps"], "qso")
+    ```
     """
 
     settings_class = NmtConfig

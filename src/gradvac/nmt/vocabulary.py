@@ -63,9 +63,10 @@ class Vocabulary:
     Args:
         model: A trained SentencePiece model, serialised.
 
-    Example:
-        >>> vocabulary = Vocabulary.load("prepared/vocabulary.model")
-        >>> vocabulary.encode(["a small house"])
+    ```python
+    vocabulary = Vocabulary.load("runs/demo/data/vocabulary.model")
+    vocabulary.encode(["a small house"])
+    ```
     """
 
     def __init__(self, model: bytes) -> None:

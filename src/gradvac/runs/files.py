@@ -124,8 +124,10 @@ class FolderLock:
         ValueError: Another process holds it (from `acquire`, with the text of `busy`).
 
     Example:
+        >>> import tempfile
+        >>> run = Path(tempfile.mkdtemp())
         >>> with FolderLock(run, busy=f"run: another process writes in {run}; wait for it."):
-        ...     write_json(run / "facts.json", facts)
+        ...     write_json(run / "facts.json", {"steps": 3})
     """
 
     def __init__(self, folder: Path, *, busy: str | None, name: str = LOCK) -> None:

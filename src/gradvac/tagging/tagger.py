@@ -83,10 +83,10 @@ class Tagger(FromRun):
     Attributes:
         counts: What happened to sentences and words -> how often.
 
-    Example:
-        >>> tagger = Tagger.from_run("runs/ner")
-        >>> tagger.tag([["Ada", "lived", "in", "London"]])
-        [['B-PER', 'O', 'O', 'B-LOC']]
+    ```python
+    tagger = Tagger.from_run("runs/ner")
+    tagger.tag([["Ada", "lived", "in", "London"]])  # [["B-PER", "O", "O", "B-LOC"]]
+    ```
     """
 
     settings_class = TaggingConfig
