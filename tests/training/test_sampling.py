@@ -12,7 +12,6 @@ from gradvac.training import (
     SamplingConfig,
     TemperaturePhase,
     effective_epochs,
-    format_epochs,
     task_probabilities,
 )
 from gradvac.training.sampling import costs_by_slot
@@ -115,13 +114,6 @@ def test_effective_epochs_agree_with_draws() -> None:
     counts = np.bincount(drawn, minlength=len(SIZES))
     rows = effective_epochs(SIZES, config, num_steps=60, rows_per_step=500)
     assert [row.num_drawn for row in rows] == pytest.approx(counts.tolist(), rel=0.05)
-
-
-def test_table_names_every_task() -> None:
-    rows = effective_epochs(SIZES, SamplingConfig(), num_steps=10, rows_per_step=100)
-    lines = format_epochs(rows).splitlines()
-    assert [line.split()[0] for line in lines] == ["task", *SIZES]
-    assert len({len(line) for line in lines}) == 1
 
 
 UNEVEN = {"en-fr": 100_000, "en-hi": 2_000, "en-yo": 100}

@@ -246,7 +246,7 @@ class RunFolder:
     def outdated(self, split: str, weights: str | int) -> str:
         """What to say of scores whose weights were replaced since."""
         what = f"has other {weights} weights than those its {split} set was scored with"
-        return f"{self.path}: {what}, as it was trained on; score it again."
+        return f"{self.path}: {what}, because training went on; score it again."
 
 
 def other_data(run: Path, prepared: Path, recipe: str) -> ValueError:

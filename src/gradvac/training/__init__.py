@@ -65,7 +65,6 @@ from gradvac.training.sampling import (
     TaskSampler,
     TemperaturePhase,
     effective_epochs,
-    format_epochs,
     task_probabilities,
 )
 from gradvac.training.settings import RunConfig, TrainConfig
@@ -104,7 +103,6 @@ __all__ = [
     "choose_device",
     "config",
     "effective_epochs",
-    "format_epochs",
     "join",
     "read_metrics",
     "seed_everything",

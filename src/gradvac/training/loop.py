@@ -91,6 +91,8 @@ class _Loop(Generic[BatchT]):
         self.state = RunState(recipe, settings, job)
         self.recorder: Recorder | None = None
         self.take_step: Callable[[list[BatchT]], StepResult] | None = None
+        self.norm = torch.tensor(math.nan)  # of the last step's gradient
+        self.signed_engine: str | None = None
 
     def close(self, _: object, error: BaseException | None, __: object) -> None:
         checkpoints = checkpoint.kept(self.log.run)

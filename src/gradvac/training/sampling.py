@@ -159,8 +159,8 @@ class TaskSampler:
 
     Example:
         >>> sampler = SamplingConfig(temperature=5.0).build({"en-fr": 20_000, "en-hi": 500})
-        >>> sampler.draw(4, step=0)  # positions in the order of `sizes`
-        array([0, 1, 1, 0])
+        >>> sampler.draw(8, step=0)  # positions in the order of `sizes`
+        array([0, 0, 0, 0, 1, 1, 0, 1])
     """
 
     def __init__(
@@ -299,15 +299,3 @@ def effective_epochs(
         TaskEpochs(task, size, drawn[task] / total, drawn[task], drawn[task] / size)
         for task, size in sizes.items()
     ]
-
-
-def format_epochs(rows: Sequence[TaskEpochs]) -> str:
-    """The rows of `effective_epochs` as a table."""
-    width = max(len("task"), *(len(row.task) for row in rows))
-    lines = [f"{'task':{width}}  {'sentences':>12}  {'share':>7}  {'drawn':>12}  {'epochs':>8}"]
-    lines += [
-        f"{row.task:{width}}  {row.size:>12,}  {row.probability:>7.2%}  {row.num_drawn:>12,.0f}"
-        f"  {row.epochs:>8.2f}"
-        for row in rows
-    ]
-    return "\n".join(lines)
