@@ -128,8 +128,8 @@ def test_what_is_missing_or_not_comparable_is_said(tmp_path: Path) -> None:
     single = two_methods(tmp_path / "single", seeds=1)
     said = compare_runs([single])
     assert any("one seed" in line for line in said.remarks)
-    assert said.rows[0].cells["vaccinated"].against.verdict == "not told"  # type: ignore[union-attr]
-    assert "**not told**" in to_markdown(said)
+    assert said.rows[0].cells["vaccinated"].against.verdict == "cannot tell"  # type: ignore[union-attr]
+    assert "**cannot tell**" in to_markdown(said)
 
 
 def test_mistakes_are_refused_with_their_mending(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from gradvac.analysis.statistics import holm
 from gradvac.experiments.groups import Group
 from gradvac.experiments.statistics import LEVEL, Scored, difference, spread
 
-BETTER, WORSE, NOISE, UNKNOWN = "better", "worse", "within noise", "not told"
+BETTER, WORSE, NOISE, UNKNOWN = "better", "worse", "within noise", "cannot tell"
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Against:
         p_value: Two-sided.
         adjusted: The p-value among all tests of its kind (Holm).
         smallest: The smallest true difference that these runs would have found in 4 of 5 cases.
-        verdict: "better", "worse", "within noise", or "not told".
+        verdict: "better", "worse", "within noise", or "cannot tell".
         paired: Whether runs of one seed were compared with each other.
     """
 
