@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gradvac.gradients.engines._per_task import Expect, Receive
 from gradvac.gradients.engines._step import Again, Step
 from gradvac.gradients.fold import Collector, Weigh, Write, add_to_grad
-from gradvac.gradients.graph import Graph, Refused, refuse_changed
+from gradvac.gradients.graph import Graph, Refused, refuse_changed, release
 from gradvac.gradients.kernels import Segments
 from gradvac.gradients.losses import DeclaredRows, Losses, is_due
 from gradvac.gradients.ownership import Plan, Planner
@@ -128,6 +128,9 @@ class OneBackward:
             step = self._begin(graph, losses)
             yield step
             self._announce(step.former.slow)
+            if step.keeps_graph:  # a loop that still holds the losses would hold it all
+                for node in graph.nodes:
+                    release(node)
         except (Refused, Again, torch.OutOfMemoryError):
             raise
         except Exception as error:

@@ -31,12 +31,14 @@ class Step:
 
     Attributes:
         is_careful: The step may still be refused: nothing may be written before its end.
+        keeps_graph: The last pass leaves the graph whole, because it may be needed once more.
     """
 
     def __init__(self, former: Former, *, keep_graph: bool) -> None:
-        self.former, self._keep_graph = former, keep_graph
+        self.former = former
         self.graph, self.plan, self.losses = former.graph, former.plan, former.losses
         self.is_careful = not self.plan.proven or self.plan.measured or bool(self.plan.asleep)
+        self.keeps_graph = bool(self.plan.asleep) or (self.is_careful and keep_graph)
 
     def run(
         self,
@@ -90,7 +92,7 @@ class Step:
                 arrive,
                 others=others,
                 after_run=self._of_one_task(),
-                retain=again or bool(asleep) or (self.is_careful and self._keep_graph),
+                retain=again or self.keeps_graph,
             )
         former.refuse_mixed_entries()
         if asleep and watcher.asleep() != asleep:

@@ -11,7 +11,13 @@
 
 from gradvac.gradients.graph._graph import ANCHOR, COMPILED, LEAF, RUN, TAPS, Graph, Signature
 from gradvac.gradients.graph._junctions import Drawing, Junction, Way, draw, way_down
-from gradvac.gradients.graph._nodes import call_node, indexed_dims, is_python_function, saved
+from gradvac.gradients.graph._nodes import (
+    call_node,
+    indexed_dims,
+    is_python_function,
+    release,
+    saved,
+)
 from gradvac.gradients.graph._passes import (
     Arrive,
     Watcher,
@@ -44,6 +50,7 @@ __all__ = [
     "is_python_function",
     "refuse_changed",
     "refuse_hidden",
+    "release",
     "run_pass",
     "saved",
     "set_aside",

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -106,6 +107,31 @@ def saved(node: Any, name: str) -> Any:
     if hasattr(holder, "handles"):
         _put_back(raw, holder, value)
     return value
+
+
+@cache
+def _names_of_saved(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def release(node: Any) -> None:
+    """Let go of what a node saved, as a backward that keeps no graph does.
+
+    Another backward would do it too, but would run the hooks of activations once more.
+    """
+    is_torchs = type(node).__module__ == "builtins"  # Python functions come and go
+    names = _names_of_saved(type(node)) if is_torchs else ("_raw_saved_tensors",)
+    for name in names:
+        raw = getattr(node, name, ())
+        for one in raw if isinstance(raw, tuple) else (raw,):
+            with suppress(RuntimeError):  # nothing saved, or kept by hooks: a checkpoint, the host
+                one.register_hooks(lambda _: None, _refuse_to_recall)
+
+
+def _refuse_to_recall(_: object) -> Tensor:
+    raise RuntimeError(
+        "losses: a backward has used up their graph; compute them again, in a forward of their own."
+    )
 
 
 def _put_back(raw: Any, holder: Any, value: Tensor) -> None:
