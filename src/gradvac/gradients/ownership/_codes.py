@@ -63,8 +63,8 @@ class TaskCodes:
 
 def unexplained(
     plain: Tensor, coded: Sequence[Tensor], codes: Tensor, owner: Tensor, num_places: int = 1
-) -> Tensor:
-    """The largest share of an owner's marks that its codes do not explain, at every place.
+) -> tuple[Tensor, Tensor]:
+    """What codes do not explain, at every place.
 
     Args:
         plain: Marks of the plain pass, `[..., R]`.
@@ -72,15 +72,24 @@ def unexplained(
         codes: Of each pass, by owner.
         owner: Of every entry, `[...]`.
         num_places: Dimension 0 counts so many places, each with owners of its own.
+
+    Returns:
+        The largest share of an owner's marks, and the largest amount at an entry.
     """
     pairs = zip(coded, codes, strict=True)
-    shares = [_share(plain, marks, by_owner, owner, num_places) for marks, by_owner in pairs]
-    return torch.stack(shares).amax(0)
+    found = [
+        _share_and_most(plain, marks, by_owner, owner, num_places) for marks, by_owner in pairs
+    ]
+    shares, most = zip(*found, strict=True)
+    return torch.stack(shares).amax(0), torch.stack(most).amax(0)
 
 
-def _share(plain: Tensor, coded: Tensor, codes: Tensor, group: Tensor, num_places: int) -> Tensor:
+def _share_and_most(
+    plain: Tensor, coded: Tensor, codes: Tensor, group: Tensor, num_places: int
+) -> tuple[Tensor, Tensor]:
     expected, size = codes[group][..., None] * plain, len(codes)
     both = torch.stack([expected.abs().sum(-1), (coded - expected).abs().sum(-1)])
+    most = both[1].reshape(num_places, -1).amax(1)
     if num_places > 1:
         first = size * torch.arange(num_places, device=group.device)
         group = group.reshape(num_places, -1) + first[:, None]
@@ -88,7 +97,7 @@ def _share(plain: Tensor, coded: Tensor, codes: Tensor, group: Tensor, num_place
     mass, rest = sums.view(2, num_places, size)
     least = torch.finfo(mass.dtype).tiny
     shares: Tensor = rest / (mass + 1e-3 * mass.mean(1, keepdim=True)).clamp_min(least)
-    return shares.amax(1)
+    return shares.amax(1), most
 
 
 def _sums(values: Tensor, group: Tensor, size: int) -> Tensor:

@@ -59,28 +59,34 @@ class Evidence:
         row = layout.rows(plain.shape[layout.dim], num_rows).to(plain.device)
         row = row.view(view).expand(plain.shape[:-1])
         codes = row_codes(num_rows)[None].to(plain)
-        rest = float(unexplained(plain, [self.by_row[key]], codes, row))
-        return rest <= self.tolerance_at(key, row, num_rows)
+        share, amount = map(float, unexplained(plain, [self.by_row[key]], codes, row))
+        allowed, noise = self.tolerance_at(key, row, num_rows)
+        return share <= allowed or amount <= noise
 
-    def tolerance_at(self, key: Key, owner: Tensor, num_owners: int) -> float:
-        """How much of the marks of one place may stay unexplained.
+    def tolerance_at(self, key: Key, owner: Tensor, num_owners: int) -> tuple[float, float]:
+        """How much of the marks of one place may stay unexplained: a share of those of an owner.
+
+        Where a gradient cancels out, rounding is all that is left of it, and is not smaller for a
+        smaller code: any share, up to an amount. Elsewhere that is 0.
 
         Raises:
             Refused: What one code for all does is no rounding.
         """
         plain = self.plain[key]
         one_code = plain.new_full((1, num_owners), SAME)
-        rounding = float(unexplained(plain, [self.same[key]], one_code, owner))
+        rounding, amount = map(float, unexplained(plain, [self.same[key]], one_code, owner))
         allowed = tolerance(self.lowest) + 4 * rounding
         if rounding <= repeatable(self.lowest):
             self.tolerance = max(self.tolerance, allowed)
-        elif rounding * float(plain.abs().max()) > negligible(self.lowest) * self._largest():
+            return allowed, 0.0
+        noise = negligible(self.lowest) * self._largest()
+        if rounding * float(plain.abs().max()) > noise and amount > noise / 4:
             raise Refused(
                 "engine: the backward of this model is not linear in the losses, or not the same "
                 "when it runs again (a hook that clips or normalises gradients, or draws random "
                 'numbers), so that tasks cannot be told apart. Use engine="per_task".'
             )
-        return allowed
+        return allowed, noise / 4
 
     def _largest(self) -> float:
         return max(float(marks.abs().max()) for marks in self.plain.values())

@@ -235,7 +235,7 @@ class Look:
         for key, seen in owners.items():
             for how, owner in ((How.MEASURED, seen.measured), (How.DECLARED, seen.named)):
                 if owner is not None:
-                    most = self.shown.tolerance_at(key, owner, num_tasks)
+                    most, _ = self.shown.tolerance_at(key, owner, num_tasks)
                     known[key] = how if seen.elsewhere(owner) <= most else known[key]
         return known
 

@@ -135,15 +135,18 @@ class Former:
         if not self._seen:
             return
         assert self.codes is not None
-        shares, sizes = [], []
+        shares, amounts, sizes = [], [], []
         for places in self._seen.values():  # all places of one shape at once
             owner, plain, *coded = (torch.stack(tensors) for tensors in zip(*places, strict=True))
             codes, _ = self.codes.on(plain.device, plain.dtype)
-            shares.append(unexplained(plain, coded, codes, owner, len(places)))
+            share, amount = unexplained(plain, coded, codes, owner, len(places))
+            shares.append(share)
+            amounts.append(amount)
             sizes.append(plain.abs().flatten(1).amax(1))
         self._seen = {}
-        share, size = torch.cat(shares), torch.cat(sizes)
-        counts = share * size > negligible(self.plan.lowest) * size.max()
+        share, amount, size = torch.cat(shares), torch.cat(amounts), torch.cat(sizes)
+        most = negligible(self.plan.lowest) * size.max()  # rounding may leave so much
+        counts = (share * size > most) & (amount > most / 4)
         if float(torch.where(counts, share, 0.0).max()) > self.plan.tolerance:
             raise Refused(
                 "engine: rows of the batch influence each other in this step, so that gradients "
