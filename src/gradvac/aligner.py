@@ -59,7 +59,8 @@ class Aligner:
         offload: per_task stores task gradients in host memory.
         check: one_backward verifies, on the first batches and occasionally later, whose gradients
             are whose; a new graph structure is verified in any case.
-        stream_bytes: one_backward lets complete components wait for each other up to this size.
+        stream_bytes: one_backward lets complete components wait for each other up to this size;
+            None: 256 MiB; on a GPU 1 GiB, at most a 64th of its memory.
         table_bytes: one_backward never forms task gradients of a matrix larger than this, and
             takes a second product instead.
         process_group: The processes that together train a model without DistributedDataParallel;
@@ -92,7 +93,7 @@ class Aligner:
         storage_dtype: torch.dtype | None = None,
         offload: bool = False,
         check: bool = True,
-        stream_bytes: int = 1 << 28,
+        stream_bytes: int | None = None,
         table_bytes: int = 1 << 32,
         process_group: "ProcessGroup | Literal['auto'] | None" = "auto",
         exact: bool = True,

@@ -1,6 +1,7 @@
 """When task gradients are formed, how long they are held, and what is never formed."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -13,7 +14,6 @@ from gradvac import GradVac
 from gradvac.gradients.fold import _buffers
 from gradvac.gradients.fold._buffers import Buffer
 from gradvac.gradients.fold._collector import Collector
-from gradvac.gradients.uses._uses import Use
 from gradvac.gradients.uses._waiting import Outer
 
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, Twins, attach, made
@@ -31,18 +31,22 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most, self.folds = 0, 0
         alive: WeakSet[Buffer] = WeakSet()
-        add, fold = Buffer.add, Collector._fold
+        fold = Collector._fold
 
-        def spy_add(buffer: Buffer, use: Use) -> None:
-            add(buffer, use)
-            alive.add(buffer)
-            self.most = max(self.most, sum(one.nbytes for one in alive if not one.waiting))
+        def spied(take: Callable[[Buffer, Any], None]) -> Callable[[Buffer, Any], None]:
+            def spy(buffer: Buffer, given: Any) -> None:
+                take(buffer, given)
+                alive.add(buffer)
+                self.most = max(self.most, sum(one.nbytes for one in alive if not one.waiting))
+
+            return spy
 
         def spy_fold(collector: Any) -> None:
             fold(collector)
             self.folds += 1
 
-        monkeypatch.setattr(Buffer, "add", spy_add)
+        monkeypatch.setattr(Buffer, "add", spied(Buffer.add))
+        monkeypatch.setattr(Buffer, "begin", spied(Buffer.begin))
         monkeypatch.setattr(Collector, "_fold", spy_fold)
 
 

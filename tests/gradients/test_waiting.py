@@ -56,7 +56,8 @@ def expected(use: Use, owner: Tensor) -> Tensor:
         values = use.output * (use.x - use.mean) * use.scale
         return by_task(values.flatten(0, 1), owner)
     assert isinstance(use, Beside)
-    return by_task(use.values.reshape(-1, D), owner)
+    assert use.output is not None
+    return by_task(use.output.reshape(-1, D), owner)
 
 
 @pytest.mark.parametrize("tasks", [SORTED, MIXED, UNEVEN])
@@ -69,22 +70,25 @@ def test_together_as_alone(
     owner = torch.tensor(tasks).repeat_interleave(PER_ROW)
     pairs = [make(segments) for _ in range(many)]
     uses, shifts = [use for use, _ in pairs], [shift for _, shift in pairs]
-    for own in (uses, shifts):
+    wanted = [[expected(use, owner) for use in own] for own in (uses, shifts)]
+    joined = [*shifts[0].join(shifts)]
+    for own, results in zip((uses, shifts), wanted, strict=True):
         assert len({use.kind for use in own}) == 1
-        for use, found in zip(own, own[0].form(own), strict=True):
+        for use, found, result in zip(own, own[0].form(own), results, strict=True):
             assert use.may_wait
-            torch.testing.assert_close(found, expected(use, owner), rtol=1e-12, atol=1e-12)
-            torch.testing.assert_close(use.task_gradients(), found, rtol=1e-12, atol=1e-12)
-    joined = shifts[0].join(shifts)
-    total = sum(use.task_gradients() for use in joined)
-    torch.testing.assert_close(total, sum(expected(use, owner) for use in shifts))
+            torch.testing.assert_close(found, result.flatten(1), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(use.task_gradients(), result, rtol=1e-12, atol=1e-12)
+    for together in (joined, shifts[0].join(shifts)):  # before and after some were formed
+        total = sum(use.task_gradients() for use in together)
+        torch.testing.assert_close(total, sum(wanted[1]))
 
 
 def test_a_shift_does_not_need_what_it_is_beside() -> None:
     segments = Segments(torch.tensor(MIXED), T, torch.device("cpu"))
     owner = torch.tensor(MIXED).repeat_interleave(PER_ROW)
     _, shift = product(segments)
-    torch.testing.assert_close(shift.form([shift])[0], expected(shift, owner))
+    wanted = expected(shift, owner)
+    torch.testing.assert_close(shift.form([shift])[0], wanted)
 
 
 def test_a_shift_beside_a_scale_that_did_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +103,7 @@ def test_a_shift_beside_a_scale_that_did_not_wait(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(_waiting, "norm_sums", like_the_kernel)
     monkeypatch.setattr(_waiting, "_SMALL_BYTES", (0, 0))
-    monkeypatch.setattr(Beside, "task_gradients", lambda self: self._of.shifts)  # nothing else
+    monkeypatch.setattr(Beside, "task_gradients", lambda self: self._sums)  # nothing else
     model = nn.Sequential(
         nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4)
     ).double()

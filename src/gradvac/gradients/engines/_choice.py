@@ -41,7 +41,7 @@ class Engines:
         storage_dtype: torch.dtype | None = None,
         offload: bool = False,
         check: bool = True,
-        stream_bytes: int = 1 << 28,
+        stream_bytes: int | None = None,
         table_bytes: int = 1 << 32,
         is_shared: bool = False,
         metric: Metric | None = None,

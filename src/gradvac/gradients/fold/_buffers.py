@@ -32,6 +32,7 @@ class Buffer:
         waiting: Uses that are not looked at yet, see `Use.may_wait`.
         is_split: The parameter is a table that is too large.
         has_begun: Uses were added.
+        tokens: Whose rows alone `stack` gave; None if it gave all.
     """
 
     def __init__(self, parameter: nn.Parameter, table_bytes: int) -> None:
@@ -42,10 +43,10 @@ class Buffer:
         """Forget all uses."""
         self.waiting: list[Any] = []
         self.is_split = self.has_begun = False
-        self._gradients: Tensor | None = None  # [T, *shape], of the uses that were formed
+        self.tokens: Tensor | None = None
+        self._gradients: Tensor | None = None  # [T, P] or [T, *shape], of uses that were formed
         self._lookups: list[Lookup] = []  # those that were not: of few rows, or of a large table
         self._products: list[Table] = []  # and its others
-        self._tokens: Tensor | None = None  # whose rows `stack` gave
 
     def taken(self) -> "Buffer":
         """The uses in a buffer of their own; they are no longer here."""
@@ -77,24 +78,28 @@ class Buffer:
                 self._products.append(use)
                 return
         if is_first:
-            self._gradients = use.task_gradients()
-        else:
-            self._add_formed(use)
-        while self._lookups and not self.is_split:
-            self._add_formed(self._lookups.pop())
-
-    def _add_formed(self, use: Use) -> None:
-        assert self._gradients is not None
-        gradients, only = self._gradients.contiguous(), use.segments.only
+            self.begin(use.task_gradients())
+            return
+        gradients, only = self._formed().contiguous(), use.segments.only
         if isinstance(use, Lookup):
             use.add_to(gradients)
         elif only is not None and isinstance(use, Table):
             gradients[only].add_(use.plain())
         else:
-            given = use.task_gradients()
+            given = use.task_gradients().reshape(gradients.shape)
             wider = torch.promote_types(gradients.dtype, given.dtype)
             gradients = gradients.to(wider).add_(given)
         self._gradients = gradients
+
+    def begin(self, gradients: Tensor) -> None:
+        """Take the first task gradients, `[T, P]` or `[T, *shape]`."""
+        self.has_begun, self._gradients = True, gradients
+        while self._lookups and not self.is_split:
+            self.add(self._lookups.pop())
+
+    def _formed(self) -> Tensor:
+        assert self._gradients is not None
+        return self._gradients.reshape(self._gradients.shape[0], *self.parameter.shape)
 
     @property
     def nbytes(self) -> int:
@@ -111,25 +116,25 @@ class Buffer:
         assert not self.is_split
         if self._gradients is None:
             return Lookup.join(self._lookups)[0].task_gradients()
-        return self._gradients
+        return self._formed()
 
     def stack(self, *, whole: bool = False) -> Tensor:
         """Task gradients `[T, P]`; of rows that are looked up alone, unless `whole` is wanted."""
         gradients = self._gradients
         if gradients is None and not whole:
-            self._tokens, use = Lookup.join(self._lookups)[0].renumbered()
+            self.tokens, use = Lookup.join(self._lookups)[0].renumbered()
             return use.task_gradients().flatten(1)
         if gradients is None:
             gradients = self.whole()
-        return gradients.reshape(gradients.shape[0], -1)
+        return gradients if gradients.dim() == 2 else gradients.reshape(gradients.shape[0], -1)
 
     def spread(self, combined: Tensor) -> Tensor:
         """The gradient from a combination of what `stack` gave."""
-        if self._tokens is None:
+        if self.tokens is None:
             return combined
         num_rows, width = self.parameter.shape
         whole = combined.new_zeros(num_rows, width)
-        return whole.index_add_(0, self._tokens, combined.view(-1, width))
+        return whole.index_add_(0, self.tokens, combined.view(-1, width))
 
     def gram(self) -> Tensor:
         """`[T, T]`."""
@@ -148,7 +153,7 @@ class Buffer:
         """Task gradients of some rows: products first, then lookups are added in place."""
         parts, lookups = [use.slice(start, end) for use in self._products], list(self._lookups)
         if self._gradients is not None:
-            parts.append(self._gradients[:, start:end].clone())  # which are not to be written
+            parts.append(self._formed()[:, start:end].clone())  # which are not to be written
         if not parts:
             parts.append(lookups.pop().slice(start, end))
         total = reduce(torch.add, parts).contiguous()

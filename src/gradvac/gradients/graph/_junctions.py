@@ -34,6 +34,7 @@ class Junction:
     Attributes:
         position: Of the node in the graph.
         edges: The inputs that are made of parameters alone; a product comes before its shift.
+        ways: Down from each of them.
         parameters: What these inputs are made of.
         ends: Nothing below the node needs it to run.
         supposed: All its inputs are made of parameters; that it holds rows is a guess.
@@ -41,6 +42,7 @@ class Junction:
 
     position: int
     edges: tuple[int, ...]
+    ways: "tuple[Way, ...]"
     parameters: frozenset[nn.Parameter]
     ends: bool
     supposed: bool
@@ -125,7 +127,10 @@ def draw(
             supposed = alone and position not in roots
             if deeper and is_python_function(graph.nodes[position]) and not graph.is_tap(position):
                 drawing.functions.add(len(drawing.junctions))
-            drawing.junctions.append(Junction(position, edges, parameters, not deeper, supposed))
+            ways = tuple(way_down(graph, *children[edge]) for edge in edges)
+            drawing.junctions.append(
+                Junction(position, edges, ways, parameters, not deeper, supposed)
+            )
     drawing.holds_rows = [parameters is None for parameters in made_of]
     return drawing
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from gradvac.gradients.graph import Drawing, Graph, Way
+from gradvac.gradients.graph import Drawing, Graph
 from gradvac.gradients.ownership._following import VIEWS, follow_losses
 from gradvac.gradients.ownership._layouts import Layout
 
@@ -51,7 +51,6 @@ class Plan:
     proven: bool = False  # a step with it went well
     refusal: str | None = None  # why no step with it can go well
     tolerance: float = 0.0  # how much of what is measured may stay unexplained
-    ways: dict[tuple[int, int], Way] = field(default_factory=dict)  # down from inputs of junctions
     components: list[list[int]] | None = None  # that every junction contributes to
     learned: _Learned | None = None
 

@@ -8,32 +8,37 @@ called once per task (`_forming.py`), which is exact too.
 # N entries, T tasks, O outputs, I inputs, D width
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradvac.gradients.graph import Graph, call_node, saved
+from gradvac.gradients.graph import Graph, Way, call_node, saved
 from gradvac.gradients.kernels import Owned, Segments, wide
 from gradvac.gradients.uses._uses import Formed, Lookup, Use
 from gradvac.gradients.uses._waiting import Beside, Normed, Outer, Sharing, Summed
 
 
-class Place(NamedTuple):
+@dataclass(slots=True)
+class Place:
     """An input of a node, in a backward."""
 
     graph: Graph
     position: int  # of the node
     node: Any
-    edge: int  # number of the input
     gradient: Tensor  # of the node's output
     owned: Owned  # whose its entries are
+    edge: int = 0  # number of the input
+    way: Way = (-1, 0, False)  # down from it
     first: Use | None = None  # what the node's largest input came to
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the input."""
-        return self.graph.shape(*self.graph.children(self.position)[self.edge])
+        """Of the input: that of what lies below it, where asking a parameter is fast."""
+        position, number, is_transposed = self.way
+        shape = self.graph.shape(position, number)
+        return shape[::-1] if is_transposed else shape
 
     @property
     def operand(self) -> Tensor | None:
@@ -65,7 +70,7 @@ class Place(NamedTuple):
         dtype = wide(values.dtype)
         by_row = values.flatten(2).sum(2, dtype=dtype) if values.dim() > 2 else values
         owned = self.owned._replace(shape=by_row.shape)
-        return self._replace(owned=owned).summed(by_row)
+        return replace(self, owned=owned).summed(by_row)
 
 
 # -- matrix products -------------------------------------------------------------------------
@@ -80,7 +85,7 @@ def addmm(at: Place) -> Use | None:
     """`bias + rows @ weight`."""
     factor = at.node._saved_beta if at.edge == 0 else at.node._saved_alpha
     if factor != 1:
-        at = at._replace(gradient=at.gradient * factor)
+        at = replace(at, gradient=at.gradient * factor)
     return _product(at, at.edge - 1, "mat1", "mat2") if at.edge else at.shift()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.gradients.graph import LEAF, Graph, Refused, call_node, way_down
+from gradvac.gradients.graph import LEAF, Graph, Refused, Way, call_node, way_down
 from gradvac.gradients.kernels import Owned, Segments, mark, negligible
 from gradvac.gradients.losses import DeclaredRows, Losses, RowTasks
 from gradvac.gradients.ownership import How, Layout, Plan, TaskCodes, unexplained
@@ -61,8 +61,8 @@ class Former:
 
     def form(self, number: int, gradients: Sequence[Tensor | None], deliver: Deliver) -> None:
         """Deliver what a junction contributes to its parameters."""
-        junction = self.plan.drawing.junctions[number]
-        if not [gradient for gradient in gradients if gradient is not None and gradient.numel()]:
+        graph, junction = self.graph, self.plan.drawing.junctions[number]
+        if not any(gradient is not None and gradient.numel() for gradient in gradients):
             if any(gradient is not None for gradient in gradients):
                 self._deliver_zeros(junction.parameters, deliver)
             return
@@ -70,22 +70,23 @@ class Former:
             None if gradient is None else self._owned(number, output, gradient)
             for output, gradient in enumerate(gradients)
         ]
-        slow: list[int] = []
         position, gradient, owner = junction.position, gradients[0], owned[0]
-        path, node = FAST_PATHS.get(self.graph.names[position]), self.graph.nodes[position]
-        children, first = self.graph.children(position), None
-        for edge in junction.edges:
-            use = None
-            if path is not None and gradient is not None and owner is not None:
-                use = path(Place(self.graph, position, node, edge, gradient, owner, first))
-            if use is None:
-                slow.append(edge)
-            else:
-                delivered = self._push(*children[edge], use, deliver)
-                first = first or delivered
+        path = FAST_PATHS.get(graph.names[position])
+        slow: Sequence[int] = junction.edges
+        if path is not None and gradient is not None and owner is not None:
+            slow, at = [], Place(graph, position, graph.nodes[position], gradient, owner)
+            for edge, way in zip(junction.edges, junction.ways, strict=True):
+                at.edge, at.way = edge, way
+                use = path(at)
+                if use is None:
+                    slow.append(edge)
+                else:
+                    delivered = self._push(way, use, deliver)
+                    at.first = at.first or delivered
         if slow:
             self._call_slowly(position, slow, gradients, owned, deliver)
-        self._push_on(deliver)
+        if self._arrived:
+            self._push_on(deliver)
 
     def _deliver_zeros(self, parameters: Iterable[nn.Parameter], deliver: Deliver) -> None:
         """An expert without rows: autograd gives it zeros, not nothing."""
@@ -204,7 +205,7 @@ class Former:
                         by_edge[edge] = part.to_dense().new_zeros(self._num_tasks, *shape)
                     by_edge[edge][task] = part.to_dense().sum_to_size(shape)
         for edge, gradients in by_edge.items():
-            self._push(*children[edge], Formed(gradients, rows), deliver)
+            self._push(way_down(self.graph, *children[edge]), Formed(gradients, rows), deliver)
 
     def _place(self, position: int) -> str:
         kind = self.graph.names[position].removesuffix("0").removesuffix("Backward")
@@ -214,16 +215,13 @@ class Former:
 
     # -- from a junction's input down to parameters ----------------------------------------------
 
-    def _push(self, position: int, number: int, use: Use, deliver: Deliver) -> Use | None:
+    def _push(self, way: Way, use: Use, deliver: Deliver) -> Use | None:
         """Down to a parameter, or to a node on the way, where it waits for what else arrives.
 
         Returns what a parameter got, if there is nothing but casts and transpositions before it.
         """
-        ways, start = self.plan.ways, (position, number)
-        if start not in ways:
-            ways[start] = way_down(self.graph, *start)
-        position, number, transposed = ways[start]
-        use = use.transposed() if transposed else use
+        position, number, is_transposed = way
+        use = use.transposed() if is_transposed else use
         if self.graph.names[position] == LEAF:
             deliver(self.graph.nodes[position].variable, use)
             return use
@@ -236,14 +234,14 @@ class Former:
         while self._arrived:
             position = max(self._arrived)  # children come before parents, so nothing more arrives
             arrived = self._arrived.pop(position)
-            children, use = self.graph.children(position), next(iter(arrived.values()))
+            child, use = self.graph.children(position)[0], next(iter(arrived.values()))
             if (looked_up := self._look_up(position, use)) is not None:
-                self._push(*children[0], looked_up, deliver)
+                self._push(way_down(self.graph, *child), looked_up, deliver)
             elif self.graph.names[position] in _SAME_NUMBERS:
                 gradients = use.task_gradients()
-                shape = self.graph.shape(*children[0])
+                shape = self.graph.shape(*child)
                 formed = Formed(gradients.reshape(len(gradients), *shape), use.segments)
-                self._push(*children[0], formed, deliver)
+                self._push(way_down(self.graph, *child), formed, deliver)
             else:
                 self._push_through(position, arrived, deliver)
 
@@ -253,10 +251,9 @@ class Former:
             return None
         gradients = use.task_gradients()
         tasks = Segments(torch.arange(len(gradients)), len(gradients), gradients.device)
-        owned = Owned(gradients.shape, tasks)
-        return embedding(
-            Place(self.graph, position, self.graph.nodes[position], 0, gradients, owned)
-        )
+        owned, node = Owned(gradients.shape, tasks), self.graph.nodes[position]
+        way = way_down(self.graph, *self.graph.children(position)[0])
+        return embedding(Place(self.graph, position, node, gradients, owned, way=way))
 
     def _push_through(self, position: int, arrived: Mapping[int, Use], deliver: Deliver) -> None:
         gradients = {number: use.task_gradients() for number, use in arrived.items()}

@@ -54,11 +54,11 @@ class Use:  # no ABC, whose `isinstance` is Python: it is asked of every use
 
     @staticmethod
     def form(uses: Sequence[Any]) -> Sequence[Tensor]:
-        """The task gradients of several uses of one kind."""
+        """The task gradients of several uses of one kind, `[T, P]` or `[T, *parameter shape]`."""
         return [use.task_gradients() for use in uses]
 
     def transposed(self) -> "Use":
-        """The same use of the transposed matrix."""
+        """The same use of the transposed matrix; this one is then of no more use."""
         return Formed(self.task_gradients().mT, self.segments)
 
 

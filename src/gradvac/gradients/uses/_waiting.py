@@ -23,19 +23,22 @@ class Sharing(Use):
 
     Attributes:
         output: That gradient, `[..., D]`; None if it is not kept for long enough.
-        is_shared: There is such a shift.
+        beside: That shift, if there is one.
         shifts: Its task gradients `[T, D]`, as soon as they were formed with those of this use.
     """
 
     output: Tensor | None = None
-    is_shared = False
+    beside: "Beside | None" = None
     shifts: Tensor | None = None
 
 
-def _keep_shifts(uses: Sequence[Sharing], shifts: Tensor) -> None:
-    """Remember the task gradients of shifts beside some uses, `[uses, T, D]`."""
+def _hand_over(uses: Sequence[Sharing], shifts: Tensor) -> None:
+    """Give the task gradients of shifts beside some uses, `[uses, T, D]`, to these shifts."""
     for use, own in zip(uses, shifts.unbind(), strict=True):
-        use.shifts = own
+        if use.beside is None:
+            use.shifts = own
+        else:
+            use.beside.take(own)
 
 
 class Outer(Table, Sharing):
@@ -59,7 +62,7 @@ class Outer(Table, Sharing):
 
     @property
     def kind(self) -> Hashable:
-        shared = self.is_shared and (1 if self.output is self.left else 2)
+        shared = self.beside is not None and (1 if self.output is self.left else 2)
         return (self.segments, self.left.dtype, self.left.shape, self.right.shape, shared)
 
     @staticmethod
@@ -72,11 +75,12 @@ class Outer(Table, Sharing):
     def form(uses: "Sequence[Outer]") -> Sequence[Tensor]:
         first, many = uses[0], len(uses)
         left, right = _together([u.left for u in uses]), _together([u.right for u in uses])
-        if first.is_shared:
+        if first.beside is not None:
             output = left if first.output is first.left else right
-            _keep_shifts(uses, first.segments.sum(output.view(many, -1, output.shape[1])))
+            _hand_over(uses, first.segments.sum(output.view(many, -1, output.shape[1])))
         product = grouped_outer(left, right, first.segments.repeated(many))
-        return product.view(many, first.segments.num_tasks, *product.shape[1:]).unbind()
+        _, num_rows, num_columns = product.shape
+        return product.reshape(many, first.segments.num_tasks, num_rows * num_columns).unbind()
 
     def plain(self) -> Tensor:
         return self.left.t() @ self.right
@@ -96,7 +100,8 @@ class Outer(Table, Sharing):
         return (self.left * scale[:, None]).t() @ self.right
 
     def transposed(self) -> "Outer":
-        return Outer(self.right, self.left, self.segments, self.output)
+        self.left, self.right = self.right, self.left
+        return self
 
 
 class Summed(Use):
@@ -120,9 +125,8 @@ class Summed(Use):
     @staticmethod
     def form(uses: "Sequence[Summed]") -> Sequence[Tensor]:
         whole = uses[0].segments.sum(torch.cat([use.values for use in uses], dim=1))
-        parts = whole.split([use.values.shape[1] for use in uses], dim=1)
-        both = zip(parts, uses, strict=True)
-        return [part if len(u.shape) == 1 else part.reshape(-1, *u.shape) for part, u in both]
+        parts: Sequence[Tensor] = whole.split([use.values.shape[1] for use in uses], dim=1)
+        return parts
 
     def task_gradients(self) -> Tensor:
         return self.segments.sum(self.values).view(-1, *self.shape)
@@ -133,26 +137,35 @@ class Beside(Use):
 
     def __init__(self, of: Sharing) -> None:
         assert of.output is not None
-        self._of, self.values = of, of.output
-        self.segments, self.may_wait = of.segments, of.may_wait
-        width, dtype = self.values.shape[-1], wide(self.values.dtype)
+        self.segments, self.may_wait, self._sums = of.segments, of.may_wait, of.shifts
+        self.output = of.output if of.shifts is None else None
+        width, dtype = of.output.shape[-1], wide(of.output.dtype)
         self.formed_bytes = of.segments.num_tasks * width * dtype.itemsize
-        of.is_shared = True
+        self._kind = (of.segments, of.output.dtype, width)
+        of.beside = self
+
+    def take(self, sums: Tensor) -> None:
+        """What it comes to, `[T, D]`; the gradient is of no more use."""
+        self._sums, self.output = sums, None
 
     @property
     def kind(self) -> Hashable:
-        return (self.segments, self.values.dtype, self.values.shape[-1])
+        return self._kind
 
     @staticmethod
-    def join(uses: "Sequence[Beside]") -> Sequence[Summed]:
-        segments, width = uses[0].segments, uses[0].values.shape[-1]
-        by_row = [segments.by_row(use.values.reshape(-1, width)) for use in uses]
-        return [Summed(reduce(torch.add, by_row), segments, (width,))]
+    def join(uses: "Sequence[Beside]") -> "Sequence[Beside | Summed]":
+        segments, _, width = uses[0]._kind
+        outputs = [use.output.reshape(-1, width) for use in uses if use.output is not None]
+        if len(outputs) < len(uses):  # some are formed already
+            return uses
+        return [Summed(reduce(torch.add, map(segments.by_row, outputs)), segments, (width,))]
 
     def task_gradients(self) -> Tensor:
-        if self._of.shifts is None:
-            return self.segments.sum(self.values.reshape(-1, self.values.shape[-1]))
-        return self._of.shifts
+        if self._sums is None:
+            assert self.output is not None
+            self.take(self.segments.sum(self.output.reshape(-1, self.output.shape[-1])))
+            assert self._sums is not None
+        return self._sums
 
 
 class Normed(Sharing):
@@ -178,7 +191,7 @@ class Normed(Sharing):
     @property
     def kind(self) -> Hashable:
         about = (self.output.dtype, self.x.dtype, self.x.shape, self.mean is None)
-        return (self.segments, *about, self.is_shared)
+        return (self.segments, *about, self.beside is None)
 
     @staticmethod
     def form(uses: "Sequence[Normed]") -> Sequence[Tensor]:
@@ -189,10 +202,10 @@ class Normed(Sharing):
         means = [use.mean for use in uses if use.mean is not None]
         mean = _together(means).reshape(-1, 1) if means else None
         scales, shifts = norm_sums(gradient, x, mean, scale, first.segments, len(uses))
-        if first.is_shared and shifts is None:
+        if first.beside is not None and shifts is None:
             shifts = first.segments.sum(gradient.view(len(uses), -1, width))
         if shifts is not None:
-            _keep_shifts(uses, shifts)
+            _hand_over(uses, shifts)
         return scales.unbind()
 
     def task_gradients(self) -> Tensor:
