@@ -48,6 +48,10 @@ def load(tmp_path: Path) -> Callable[..., Any]:
     return read
 
 
+def test_a_byte_order_mark_is_no_part_of_a_config(load: Callable[..., Any]) -> None:
+    assert load("\ufeff" + TEXT) == load()
+
+
 def test_file_and_overrides_are_merged(load: Callable[..., Any]) -> None:
     found = load(
         TEXT,

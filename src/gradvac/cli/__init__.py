@@ -26,7 +26,7 @@ with exit status 1.
     _commands.py    the commands under their names
     _common.py      where configs are, which extras are needed, how mistakes are reported
     _known.py       families and distances of tasks, from tables or files
-    _lines.py       lines that a command reads
+    _lines.py       lines that a command reads and writes
     _options.py     options that several commands have
     _runs.py        runs as report and figures need them
     compare.py      gradvac compare
@@ -50,7 +50,9 @@ def main() -> None:
     """Run the command line."""
     try:
         from gradvac.cli._commands import app
+        from gradvac.cli._lines import tolerate_terminal
 
+        tolerate_terminal()
         app()
     except KeyboardInterrupt:  # while the commands themselves are being imported
         sys.exit(130)

@@ -131,7 +131,7 @@ def _read_families(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise ValueError(f"--families {path}: no such file; give a TOML file.")
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise ValueError(f"--families {path}: is not TOML: {error}.") from None
     for name, family in table.items():

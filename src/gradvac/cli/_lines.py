@@ -1,6 +1,9 @@
-"""Lines that a command reads: all of them, whatever bytes they hold."""
+"""Lines that a command reads, whatever bytes they hold, and writes, whatever the terminal is."""
 
+import io
+import sys
 from collections.abc import Iterable, Iterator
+from typing import TextIO
 
 
 class Decoder:
@@ -22,3 +25,22 @@ class Decoder:
             except UnicodeDecodeError:
                 self.num_replaced += 1
                 yield raw.decode(encoding, errors="replace")
+
+
+def utf8_output() -> TextIO:
+    """Standard output for what programs read: UTF-8 in any locale.
+
+    Raises:
+        ValueError: It is closed.
+    """
+    if sys.stdout is None:
+        raise ValueError("standard output is closed; send it to a file, or to a pipe.")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+    return sys.stdout
+
+
+def tolerate_terminal() -> None:
+    """Let what a terminal cannot show appear as escapes, instead of ending the command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gradvac.cli._common import needs
+from gradvac.cli._lines import utf8_output
 from gradvac.cli._options import Weights, weights_of
 
 
@@ -52,7 +53,7 @@ def compare(
         runs, baseline=baseline, split=split, weights=weights_of(weights), metric=metric
     )
     text = to_json(comparison) if as_json else to_markdown(comparison)
-    typer.echo(text, nl=False)
+    print(text, end="", file=utf8_output())
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, writers[out.suffix](comparison))

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from gradvac.cli._common import load_nmt, needs, require_run, run_folder
-from gradvac.cli._lines import Decoder
+from gradvac.cli._lines import Decoder, utf8_output
 from gradvac.cli._options import AsJson, Device, Into, Run, Source, Weights, weights_of
 from gradvac.tasks import Direction
 
@@ -97,6 +97,7 @@ def translate(
     overrides = [given for given in inputs or [] if _OVERRIDE.match(given)]
     files = [Path(given) for given in inputs or [] if not _OVERRIDE.match(given)] or [_STDIN]
     _require_files(files)
+    output = utf8_output()
     translator = Translator.from_run(
         require_run(run), weights=weights_of(weights), device=device, overrides=overrides
     )
@@ -109,8 +110,8 @@ def translate(
         _input_lines(files, decoder), target, window=1 if is_typed else window
     )
     for line in lines:
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
+        output.write(f"{line}\n")
+        output.flush()
     counts = translator.counts
     for number, what in (
         (counts.cut, "were longer than data.max_tokens; only their beginning was translated"),
@@ -192,7 +193,7 @@ def score(
             say=lambda message: print(message, file=sys.stderr),
         )
         if as_json:
-            print(json.dumps(asdict(scored), ensure_ascii=False, indent=1))
+            print(json.dumps(asdict(scored), ensure_ascii=False, indent=1), file=utf8_output())
         else:
             print(f"BLEU {scored.bleu:.1f}  {scored.bleu_signature}")
             print(f"chrF++ {scored.chrf:.1f}  {scored.chrf_signature}")
@@ -206,7 +207,7 @@ def score(
         overrides=overrides or [],
     )
     if as_json:
-        print(json.dumps(scores.to_dict(), ensure_ascii=False, indent=1))
+        print(json.dumps(scores.to_dict(), ensure_ascii=False, indent=1), file=utf8_output())
     else:
         console = Console(highlight=False)
         console.print(scores.table())

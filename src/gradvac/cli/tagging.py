@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradvac.cli._common import load_config, needs, require_run, run_folder
-from gradvac.cli._lines import Decoder
+from gradvac.cli._lines import Decoder, utf8_output
 from gradvac.cli._options import AsJson, Device, Into, Run, Source, Weights, weights_of
 
 app = typer.Typer(help="Tagging: parts of speech, named entities.", no_args_is_help=True)
@@ -102,6 +102,7 @@ def predict(
 
     if sys.stdin is None:
         raise ValueError("standard input is closed; there is nothing to tag.")
+    output = utf8_output()
     tagger = Tagger.from_run(
         require_run(run), weights=weights_of(weights), device=device, overrides=overrides or []
     )
@@ -114,10 +115,10 @@ def predict(
             num_empty += not words
             if columns:
                 pairs = zip(words, shown, strict=True)
-                sys.stdout.write("".join(f"{word}\t{tag}\n" for word, tag in pairs) + "\n")
+                output.write("".join(f"{word}\t{tag}\n" for word, tag in pairs) + "\n")
             else:
-                sys.stdout.write(" ".join(shown) + "\n")
-        sys.stdout.flush()
+                output.write(" ".join(shown) + "\n")
+        output.flush()
     told = {f"{name}": count for name, count in tagger.counts.items() if count}
     told |= {"lines without words": num_empty} if num_empty else {}
     replaced = decoder.num_replaced
@@ -161,6 +162,6 @@ def score(
         console=None if as_json else console,
     )
     if as_json:
-        print(json.dumps(scores.to_dict(), ensure_ascii=False, indent=1))
+        print(json.dumps(scores.to_dict(), ensure_ascii=False, indent=1), file=utf8_output())
     else:
         console.print(scores.table())

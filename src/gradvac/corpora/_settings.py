@@ -51,7 +51,7 @@ def read_tree(path: Path, *, seed: int | None = None) -> Tree:
         ValueError: The file is not TOML, or a key or value in it is wrong; says which and the fix.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: not valid TOML: {error}") from error
     try:

@@ -74,7 +74,7 @@ def load(
     """
     path = find_config(source, folders)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         if not _holds(text):
             raise ConfigError(
                 f"{path}: was changed or damaged after it was written. Give other settings as "
