@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from gradvac.training.config import load
 
 ROOT = Path(__file__).parents[2]
 TWIN = ROOT / "configs" / "nmt" / "twin.toml"
+LANGUAGES = ROOT / "src" / "gradvac" / "corpora" / "default.toml"
 
 
 class InProcess:
@@ -46,20 +48,31 @@ class InProcess:
 
 
 @pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The constructed languages with few sentences to score: that takes longer than training."""
+    file = tmp_path_factory.mktemp("languages") / "small.toml"
+    text = LANGUAGES.read_text(encoding="utf-8")
+    small, num = re.subn(r"(?m)^splits = .*$", "splits = { dev = 60, test = 60 }", text)
+    assert num == 1
+    file.write_text(small, encoding="utf-8")
+    return {f"data.{split}": f"constructed:{file}:{split}" for split in ("train", "dev", "test")}
+
+
+@pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the data of all sweeps are, prepared by the first."""
     return tmp_path_factory.mktemp("prepared") / "data"
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, prepared: Path) -> Callable[..., Sweep]:
+def sweep(tmp_path: Path, prepared: Path, sources: dict[str, str]) -> Callable[..., Sweep]:
     """Makes a sweep over the twin of table 1, from the text of its config."""
 
     def make(text: str, *, out: str = "out", base: Path = TWIN, **extra: Any) -> Sweep:
         path = tmp_path / "sweep.toml"
         path.write_text(f'recipe = "nmt"\nbase = "twin"\n{text}')
         said: list[str] = []
-        few = {"data.prepared": str(prepared), "train.max_steps": 8} | SMALL
+        few = {"data.prepared": str(prepared), "train.max_steps": 8} | SMALL | sources
         made = Sweep(
             load(SweepConfig, path), base, tmp_path / out, extra=few | extra, say=said.append
         )

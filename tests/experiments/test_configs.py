@@ -30,9 +30,11 @@ def test_every_sweep_can_be_planned(path: Path, tmp_path: Path) -> None:
     assert f"gradvac sweep {path.stem}" in path.read_text(encoding="utf-8")
 
 
-def test_the_twin_of_table_1_runs_from_data_to_table(tmp_path: Path) -> None:
+def test_the_twin_of_table_1_runs_from_data_to_table(
+    tmp_path: Path, sources: dict[str, str]
+) -> None:
     """Bilingual models, controls, frozen weights, a cap on epochs, and a start from other runs."""
-    few = {"train.max_steps": 4, "decoding.max_ratio": 0.1}
+    few = {"train.max_steps": 4, "decoding.max_ratio": 0.1} | sources
     made = plan(ROOT / "configs" / "sweeps" / "twin.toml", tmp_path, **few)
     for trial in made.trials:
         if "data.prepared" not in trial.settings:

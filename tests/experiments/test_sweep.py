@@ -88,11 +88,11 @@ def test_runs_that_go_on_are_scored_again(sweep: Make) -> None:
 
 
 def test_a_failed_run_is_reported_and_run_again_when_asked(sweep: Make, tmp_path: Path) -> None:
-    missing = tmp_path / "no.tsv"
+    missing = tmp_path / "no.model"
     text = f"""
 [[methods]]
 name = "broken"
-set = {{ "data.dev" = "{missing}" }}
+set = {{ "data.vocabulary.model" = "{missing}" }}
 [[methods]]
 name = "after"
 set = {{ "model.init" = "{{run:broken}}" }}
@@ -100,7 +100,7 @@ set = {{ "model.init" = "{{run:broken}}" }}
     made = sweep(text, **{"data.prepared": f"{tmp_path}/other"})
     made.run(InProcess())
     assert statuses(made) == {"broken.seed-0": "failed", "after.seed-0": "failed"}
-    assert "no.tsv" in made.ended(made.trials[0]).error
+    assert "no.model" in made.ended(made.trials[0]).error
     assert "needs broken.seed-0, which failed" in made.ended(made.trials[1]).error
     launcher = InProcess()
     made.run(launcher)
@@ -139,11 +139,14 @@ def test_rungs_are_validated_steps() -> None:
         rungs(100, 100, 8)
 
 
-def test_processes_save_when_the_user_stops_them(tmp_path: Path, prepared: Path) -> None:
+def test_processes_save_when_the_user_stops_them(
+    tmp_path: Path, prepared: Path, sources: dict[str, str]
+) -> None:
     """Two real processes at a time, stopped by a signal."""
     command = [sys.executable, "-m", "gradvac.cli", "sweep", "twin", "-o", str(tmp_path / "out")]
     command += ["--jobs", "2", f"data.prepared={prepared}", "train.max_steps=4000"]
     command += ['data.tasks=["en-qsm", "en-qsk"]', "train.validate_every=0"]
+    command += [f"{key}={source}" for key, source in sources.items()]
     process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
     runs = [tmp_path / "out" / name / "seed-0" for name in ("joint", "bilingual+en-qsm")]
     deadline = time.monotonic() + 120
