@@ -103,7 +103,8 @@ OURS = (
     Claim("... GradVac against the sum, as long", "many_gradvac", "many_norm"),
     Claim("... GradVac without the noise of batches", "many_without_noise", "many_temperature5"),
     Claim("... GradVac, gradients as long as before", "many_length", "many_temperature5"),
-    Claim("... the same against GradVac", "many_length", "many_gradvac"),
+    Claim("... GradVac, updates as long as the sum", "many_direction", "many_temperature5"),
+    Claim("... the same against GradVac", "many_direction", "many_gradvac"),
 )
 
 _INTO = "into_english_temperature2"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -103,12 +104,16 @@ def claim_table(kinds: Mapping[str, Mapping[int, Run]]) -> str:
     tests = [one.p_value if p is None else p for one, (_, p) in zip(found, told, strict=True)]
     head = ["claim (figure)", "verdict", "here (95 % interval over seeds)"]
     lines = [[*head, "smallest found (seeds)", "over languages"], ["---"] * 5]
+    verdicts: Counter[str] = Counter()
     for (claim, runs), one, (beside, _), p_value in zip(
         known, found, told, statistics.holm(tests), strict=True
     ):
-        verdict = f"**{_verdict(claim.sign, one.mean, p_value)}**"
-        lines.append([claim.said, verdict, *_numbers(one, len(runs)), beside])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+        verdict = _verdict(claim.sign, one.mean, p_value)
+        verdicts[verdict] += 1
+        lines.append([claim.said, f"**{verdict}**", *_numbers(one, len(runs)), beside])
+    ends = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"Of {len(known)} rows: {ends}.\n\n{table}\n"
 
 
 def _numbers(found: OverSeeds, num_seeds: int) -> tuple[str, str]:

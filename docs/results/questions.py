@@ -128,7 +128,7 @@ QUESTIONS = (
         "Why is GradVac worse with 19 languages?",
         (
             *("many_temperature5", "many_gradvac", "many_norm", "many_frozen"),
-            *("many_without_noise", "many_length"),
+            *("many_without_noise", "many_length", "many_direction"),
         ),
     ),
     Question(

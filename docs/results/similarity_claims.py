@@ -61,15 +61,28 @@ def _mean(kind: str, side: str = "model", lines: str = "same") -> Callable[[Runs
     return lambda runs: _pairs(similarities(runs[kind], lines), side)
 
 
-def families_in(run: Run, side: str) -> statistics.FamilyContrast:
-    """Are relatives more similar in a side of the model?"""
-    found = similarities(run)
+def families_in(run: Run, side: str, step: int | None = None) -> statistics.FamilyContrast:
+    """Are relatives more similar in a side of the model, at a step or in the mean of all?"""
+    measured = similarities(run)
+    found = going(measured, into=measured.tasks[0].endswith("-en"))
+    if step is not None:
+        found = found.select(steps=[step])
     families = statistics.families_of(found.tasks, run.families)
     return statistics.family_contrast(views.side_matrix(found, side), families)
 
 
 def _contrast(kind: str, side: str) -> Callable[[Runs], Numbers]:
     return lambda runs: np.array([families_in(runs[kind], side).difference])
+
+
+def _least_contrast(kind: str, side: str) -> Callable[[Runs], Numbers]:
+    """At the checkpoint where relatives differ least from others."""
+
+    def values(runs: Runs) -> Numbers:
+        steps = similarities(runs[kind]).steps.tolist()
+        return np.array([min(families_in(runs[kind], side, step).difference for step in steps)])
+
+    return values
 
 
 def _rise(kind: str, side: str) -> Callable[[Runs], Numbers]:
@@ -162,6 +175,13 @@ CLAIMS = (
         Claim(f"Last layer minus first (4b), {said}, {side}", (kind,), _rise(kind, side), sign)
         for said, kind, sign in (("into English", _INTO, 1), ("from English", _FROM, -1))
         for side in SIDES
+    ),
+    *(
+        Claim(f"{said}, {side}", (kind,), _least_contrast(kind, side), 1)
+        for said, kind, side in (
+            ("Families at the worst checkpoint (4c), into English", _INTO, "encoder"),
+            ("... from English", _FROM, "decoder"),
+        )
     ),
     Claim(
         "Families in a tiny model minus in a small one (9), encoder",

@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 
 from gradvac.analysis.record import Record
 
-_LONGER = ("gradvac", "norm", "frozen", "many_gradvac", "many_norm", "many_frozen")
+_LONGER = (
+    *("gradvac", "norm", "frozen", "many_gradvac", "many_norm", "many_frozen"),
+    *("many_direction", "many_length", "many_without_noise"),
+)
 _STEADY = 0.02  # lengths that vary less do not depend on anything
 _MEASURED = ("gradvac", "long_gradvac", "large_batches_gradvac", "preconditioned", "many_gradvac")
 

@@ -195,10 +195,12 @@ def test_runs_that_start_from_others_are_one_method_wherever_they_are_looked_at(
         make_run(tmp_path / "runs" / "high" / f"seed-{seed}", seed=seed)
         parent = {"model.init": f"runs/high/seed-{seed}"}
         make_run(tmp_path / "runs" / "then_all" / f"seed-{seed}", seed=seed, settings=parent)
+    both = {"high": (0, 1), "then_all": (0, 1)}
     for place in (tmp_path, Path("/")):
         monkeypatch.chdir(place)
-        found = compare_runs([tmp_path / "runs"])
-        assert found.seeds == {"high": (0, 1), "then_all": (0, 1)}
+        assert compare_runs([tmp_path / "runs"]).seeds == both
+    moved = (tmp_path / "runs").rename(tmp_path / "renamed")
+    assert compare_runs([moved]).seeds == both
 
 
 def test_a_setting_that_is_younger_than_a_run_counts_as_its_default(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def test_what_seeds_share_must_also_hold_over_languages(
     others = dict(zip((f"{code}-en" for code in LANGUAGES), "abcdefabcdef", strict=True))
     for run in kinds["into_english"].values():
         run.families.update(others)
-    row = geometry.claim_table(kinds).splitlines()[2]
-    assert row.startswith("| Families (1), verses: into English, encoder | **within noise** | -0.0")
+    start = "| Families (1), verses: into English, encoder | **within noise** | -0.0"
+    assert start in geometry.claim_table(kinds)
 
 
 def test_seeds_give_an_interval(geometry: ModuleType) -> None:

@@ -35,6 +35,22 @@ def test_norm_is_the_plain_sum_at_the_length_of_gradvac() -> None:
     assert differs
 
 
+def test_direction_is_the_update_of_gradvac_at_the_length_of_the_plain_sum() -> None:
+    vaccine, control = bound(GradVac(beta=0.3), 4, 3), bound(Control("direction", beta=0.3), 4, 3)
+    differs = False
+    for seed in range(6):
+        gradients = draw(seed)
+        own = step(vaccine, gram_of(gradients))
+        other = step(control, gram_of(gradients))
+        plain = length(gradients, torch.ones_like(own.weights))
+        torch.testing.assert_close(length(gradients, other.weights), plain)
+        shares = (weights / weights.sum(-1, keepdim=True) for weights in (own.weights, other.weights))
+        torch.testing.assert_close(*shares)
+        torch.testing.assert_close(other.target, own.target)
+        differs |= not torch.allclose(own.weights, other.weights)
+    assert differs
+
+
 @pytest.mark.parametrize("vaccinated", [None, ["b", "c"]])
 def test_shuffled_targets_are_those_of_other_pairs(vaccinated: list[str] | None) -> None:
     control = bound(Control("shuffled", beta=0.5, seed=3, vaccinated=vaccinated), 4, 3)
@@ -112,5 +128,5 @@ def test_weights_of_another_model_are_refused(
 
 
 def test_an_unknown_control_is_refused() -> None:
-    with pytest.raises(ValueError, match="control: must be one of norm, shuffled, random"):
+    with pytest.raises(ValueError, match="control: must be one of norm, direction, shuffled, random"):
         Control("sign")

@@ -28,6 +28,7 @@ PAIRWISE: dict[str, MakeRule] = {
     "gradvac, some": lambda: GradVac(target=0.5, vaccinated=["a", "b"]),
     "pcgrad": lambda: PCGrad(),
     "control, norm": lambda: Control("norm", beta=0.1),
+    "control, direction": lambda: Control("direction", beta=0.1),
     "control, shuffled": lambda: Control("shuffled", beta=0.1),
     "control, random": lambda: Control("random", beta=0.1),
 }

@@ -153,9 +153,12 @@ def _younger_settings() -> dict[str, Any]:
 def _parent(run: Path, init: Path) -> str:
     """A run to start from stands for its settings, as it has a seed too.
 
-    A path that is not absolute was so from where the run was trained: a folder above it.
+    A path that is not absolute was so from where the run was trained: a folder above it. If the
+    folder of a sweep was moved or renamed since, the end of the path, METHOD/seed-N, finds it.
     """
-    places = [*(above / init for above in run.resolve().parents), init]
+    above = run.resolve().parents
+    places = [*(folder / init for folder in above), init]
+    places += [folder / Path(*init.parts[-2:]) for folder in above]
     folders = [RunFolder(place) for place in places if RunFolder(place).is_run()]
     settings = _settings(folders[0]) if folders else {}
     return hash_of({k: v for k, v in settings.items() if k not in _NOT_COMPARED} or str(init))[:8]

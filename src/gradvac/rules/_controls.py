@@ -12,7 +12,7 @@ from gradvac.rules._gradvac import GradVac
 from gradvac.rules._order import name_keys
 from gradvac.rules._rule import Weighing
 
-CONTROLS = ("norm", "shuffled", "random")
+CONTROLS = ("norm", "direction", "shuffled", "random")
 
 
 class Control(GradVac):
@@ -22,13 +22,14 @@ class Control(GradVac):
     good as GradVac, that is not why GradVac helps.
 
     - "norm": the plain sum, in every component as long as GradVac's update would be.
+    - "direction": GradVac's update, in every component as long as the plain sum.
     - "shuffled": every pair is held to the moving average of another pair of the component, drawn
       once.
     - "random": every pair is held to a place between the lowest and the highest moving average of
       the component, drawn once.
 
     Args:
-        control: "norm", "shuffled" or "random".
+        control: "norm", "direction", "shuffled" or "random".
         beta: Weight of the new similarity in the moving average, in [0, 1].
         vaccinated: Names of the tasks whose gradients are altered; None: all.
         order: "random", or "fixed" to visit the other tasks in task order.
@@ -40,7 +41,7 @@ class Control(GradVac):
     """
 
     name = "control"
-    does = "is GradVac with only its lengths, or with targets that are not the pairs' own"
+    does = "is GradVac with only its lengths or directions, or with other targets"
     task_options = ("vaccinated",)
 
     def __init__(
@@ -91,7 +92,7 @@ class Control(GradVac):
         self._share = self._share.to(self._target)
 
     def targets(self) -> Tensor:
-        if self.control == "norm":
+        if self.control in ("norm", "direction"):
             return self._target
         if self.control == "shuffled":
             return self._target.flatten(1).gather(1, self._source).view_as(self._target)
@@ -102,14 +103,22 @@ class Control(GradVac):
 
     def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:
         weighing = super().weigh_finite(components, gram)
-        if self.control != "norm":
+        if self.control not in ("norm", "direction"):
             return weighing
         weights = weighing.weights
         update = ((weights[:, None] @ gram)[:, 0] * weights).sum(-1).clamp_min(0)
-        plain = gram.sum((-2, -1))
-        alive = plain > 0
-        ratio = torch.where(alive, (update / torch.where(alive, plain, 1.0)).sqrt(), 1.0)  # [K]
-        return Weighing(ratio[:, None].expand_as(weights), weighing.target, weighing.active)
+        plain = gram.sum((-2, -1)).clamp_min(0)
+        if self.control == "norm":
+            other = _ratio(update, plain)[:, None].expand_as(weights)
+        else:
+            other = _ratio(plain, update)[:, None] * weights
+        return Weighing(other, weighing.target, weighing.active)
 
     def __repr__(self) -> str:
         return f"Control({self.control!r}, {self.target_rule}, vaccinated={self._chosen()})"
+
+
+def _ratio(first: Tensor, second: Tensor) -> Tensor:
+    """Of two lengths that are given squared, `[K]`; 1 where the second is 0."""
+    alive = second > 0
+    return torch.where(alive, (first / torch.where(alive, second, 1.0)).sqrt(), 1.0)
