@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.analysis.report import compare, summarise, write_report
+from gradvac.analysis.report import compare, render, summarise, write_report
 from gradvac.analysis.report._packing import pack, unpack
 from gradvac.analysis.report._scores import score_table
 from gradvac.analysis.report._sentences import describe_source
@@ -357,6 +357,22 @@ def test_one_task_and_no_families() -> None:
     assert "only one task" in said(alone)
     unknown = replace(make_run(codes=CODES, num_layers=1, num_steps=1), families={})
     assert "families of the tasks are not known" in said(unknown)
+
+
+def test_controls_and_legend_name_only_what_there_is() -> None:
+    known = make_run(codes=CODES, num_layers=1, num_steps=1)
+    page = render([known])
+    assert all(text in page for text in ("by family", "Families are framed", "Faded cells are"))
+    page = render([replace(known, families={}, measured=())])
+    assert "by similarity" in page
+    assert not any(text in page for text in ("by family", "Families are framed", "Faded cells are"))
+
+
+def test_layers_without_sides_are_those_of_the_model() -> None:
+    values = np.random.default_rng(0).uniform(-0.3, 0.3, (1, 2, 4, 4)).astype(np.float32)
+    found = Similarities(("a", "b", "c", "d"), ("0", "2"), np.array([10]), values)
+    run = replace(make_run(codes=CODES, recorded=False, bleu=None), measured=(found,))
+    assert re.search(r"in layer 0, .* in layer 2 of the model\.", said(run))
 
 
 def test_packing_keeps_three_digits_and_gaps() -> None:

@@ -132,6 +132,10 @@ def render(runs: Sequence[Run], *, live: dict[str, Any] | None = None) -> str:
             for run_pushes, run in zip(pushes, runs, strict=True)
         ],
         has_similarities=any(source is not None for source in sources),
+        has_families=any(run.families.get(task) for run in runs for task in run.tasks),
+        has_reliability=any(
+            source.reliability is not None for run in runs for source in views.sources(run).values()
+        ),
         stride=data["stride"],
         stride_text=ordinal(data["stride"]),
         scores=scores,

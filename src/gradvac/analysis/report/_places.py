@@ -137,7 +137,8 @@ def say_depth(main: Similarities) -> list[Sentence]:
         for side, layers in statistics.layer_matrices(main.select(tasks=tasks)).items():
             means = [(n, float(statistics.mean_of_pairs(matrix))) for n, matrix in layers]
             if len(layers) > 1 and not np.isnan([mean for _, mean in means]).any():
-                profiles.append((side + way(direction), means))
+                name = "model" if side == "shared" else side  # one without encoder and decoder
+                profiles.append((name + way(direction), means))
                 tests.append(statistics.depth([matrix for _, matrix in layers]))
     slopes = [test.slope.p_value for test in tests]
     bends = [np.nan if test.bend is None else test.bend.p_value for test in tests]
