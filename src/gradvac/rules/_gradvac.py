@@ -7,7 +7,7 @@ from gradvac.rules._targets import EmaTarget, FixedTarget, Target
 
 
 class GradVac(Pairwise):
-    """Alter each task gradient until its similarity to the others reaches their target.
+    """Alters each task gradient until its similarity to the others reaches their target.
 
     For every component, for i vaccinated and present, for the other present tasks j in random
     order, with φ = cos(g'_i, g_j):

@@ -7,7 +7,7 @@ from gradvac.rules._targets import FixedTarget
 
 
 class PCGrad(Pairwise):
-    """Project each task gradient onto the normal plane of those it conflicts with.
+    """Projects each task gradient onto the normal plane of those it conflicts with.
 
     With target 0, Eq. 3 becomes a = -<g'_i, g_j> / ||g_j||^2, the projection of PCGrad. So this is
     `GradVac(target=0)` under the name people know.

@@ -20,7 +20,7 @@ _NOT_GRAMIAN = (frozenset({"Aggregator"}), frozenset({"_MatrixWeighting", "State
 
 
 class TorchJD(Rule):
-    """Run any Gramian weighting of TorchJD, such as `UPGradWeighting()`, per component.
+    """Runs any Gramian weighting of TorchJD, such as `UPGradWeighting()`, per component.
 
     Every component gets a copy of its own, since some weightings keep state. A weighting's buffers
     and plain attributes are saved with the rule's state; they are restored only if the tasks are
