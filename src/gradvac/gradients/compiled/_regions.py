@@ -127,10 +127,7 @@ class Run(NamedTuple):
     ) -> Below | None:
         """Where rows lie in the region's inputs, whatever the data; None if that is not found out.
 
-        Args:
-            above: Where rows lie in each output of the node that has a gradient.
-            num_rows: B.
-            shapes: Of the tensors that the node has gradients for.
+        Given where they lie in the node's outputs, and the shapes of its inputs.
         """
         known = self.region.known
         key = (self.sizes, tuple(above.items()), num_rows, tuple(shapes))
@@ -167,7 +164,7 @@ class Run(NamedTuple):
     def _holds_rows(self, graph: Graph, given: Sequence[Any]) -> list[bool]:
         """For every node, whether it is made of inputs that hold rows."""
         pairs = zip(given, self.region.given, strict=True)
-        rows = {id(value) for value, one in pairs if one.requires_grad and one.is_rows}
+        rows = {id(value) for value, one in pairs if one.is_rows}
         holds_rows: list[bool] = []
         for position, name in enumerate(graph.names):
             inner = (child for child, _ in graph.children(position) if child >= 0)

@@ -74,17 +74,12 @@ class Split:
         given: The inputs of the inside.
         sizes: Symbols of sizes, and their places among the inputs of the graph.
         num_taps: Uses of parameters that are outside.
-
-    Args:
-        graph_module: The graph.
-        examples: Its inputs.
-        rules: How uses of parameters are taken apart, by the name of the operation.
     """
 
     def __init__(
         self, graph_module: fx.GraphModule, examples: Sequence[Any], rules: Mapping[str, Rule]
     ) -> None:
-        self._rules = rules
+        self._rules = rules  # by the name of an operation
         self.outside, self.inside = fx.Graph(), fx.Graph()
         self.given: dict[Any, Input] = {}
         self.sizes: dict[Any, int] = {}

@@ -76,20 +76,15 @@ def tap(
     inside.meta = {}  # what Dynamo noted there is of other inputs
     outside = fx.GraphModule(graph_module, split.outside)
     region = Region(inside, [given.described for given in split.given.values()], split.sizes)
-    inner_examples = [given.example for given in split.given.values()]
-    return _Tapped(outside, compile_inside(inside, inner_examples), region)
+    compiled = compile_inside(inside, [given.example for given in split.given.values()])
+    run_outside = outside.forward
 
-
-class _Tapped:
-    """What runs in the place of the graph."""
-
-    def __init__(self, outside: fx.GraphModule, inside: Callable[..., Any], region: Region) -> None:
-        self._outside, self._inside, self._region = outside.forward, inside, region
-
-    def __call__(self, *arguments: Any) -> Any:
-        outputs = self._inside(*self._outside(*arguments))
-        self._region.name_node(outputs, arguments)
+    def run(*arguments: Any) -> Any:
+        outputs = compiled(*run_outside(*arguments))
+        region.name_node(outputs, arguments)
         return outputs
+
+    return run
 
 
 def _tap_product(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
@@ -103,7 +98,7 @@ def _tap_product(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
         x, weight, bias = _bound(node, "input", "weight" if name == "linear" else "other", "bias")
     if not split.holds_rows(x):
         raise CannotTap
-    if weight not in split.parametric and name == "linear" and isinstance(bias, fx.Node):
+    if weight not in split.parametric and name == "linear":
         shift = split.expanded(bias, output)  # the weight is frozen, or made of the batch
         given = (split.within(x), split.within(weight))
         result = split.inside.call_function(F.linear, given)

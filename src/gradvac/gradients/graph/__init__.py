@@ -6,7 +6,7 @@
     _nodes.py      one node: its settings, what it saved, and how it is called
     _junctions.py  the junctions of a graph
     _passes.py     a backward that stops at the junctions
-    _refusals.py   graphs that hide parameters, or are not those of the model
+    _refusals.py   graphs that hide parameters or rows, or are not those of the model
 """
 
 from gradvac.gradients.graph._graph import ANCHOR, COMPILED, LEAF, RUN, TAPS, Graph, Signature
@@ -27,7 +27,12 @@ from gradvac.gradients.graph._passes import (
     show_gradients,
     without_hooks,
 )
-from gradvac.gradients.graph._refusals import Refused, refuse_changed, refuse_hidden
+from gradvac.gradients.graph._refusals import (
+    Refused,
+    refuse_changed,
+    refuse_hidden,
+    refuse_unreadable,
+)
 
 __all__ = [
     "ANCHOR",
@@ -50,6 +55,7 @@ __all__ = [
     "is_python_function",
     "refuse_changed",
     "refuse_hidden",
+    "refuse_unreadable",
     "release",
     "run_pass",
     "saved",

@@ -1,4 +1,4 @@
-"""Graphs that are refused: they hide parameters, or are not those of the model.
+"""Graphs that are refused: they hide parameters or rows, or are not those of the model.
 
 A function of a graph may run a backward of its own, into `.grad`: reversible layers, tiled layers
 and some activation checkpoints do. Such a backward takes part in every pass over the graph, and
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from gradvac.gradients.graph._graph import Graph
+from gradvac.gradients.graph._graph import LEAF, Graph
 from gradvac.gradients.graph._nodes import is_python_function
 from gradvac.gradients.graph._passes import set_aside
 from gradvac.hints import some
@@ -20,14 +20,26 @@ class Refused(ValueError):  # noqa: N818
     """one_backward cannot separate these losses; nothing was changed."""
 
 
+def refuse_unreadable(graph: Graph) -> None:
+    """Refuse graphs that show no junctions, or none that have rows."""
+    if any(graph.names[position] == LEAF for position in graph.root_positions):
+        raise Refused('losses: are a parameter themselves; use engine="per_task".')
+    if graph.is_reentrant:
+        raise Refused(
+            "engine: reentrant activation checkpointing hides the parameters it uses; "
+            "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or use "
+            'engine="per_task".'
+        )
+    if graph.is_nested:
+        raise Refused(
+            "engine: nested tensors have no rows of one size; pad them "
+            '(torch.nested.to_padded_tensor) before the model, or use engine="per_task".'
+        )
+
+
 @contextmanager
 def refuse_hidden(names: Mapping[nn.Parameter, str], graph: Graph) -> Iterator[None]:
-    """Refuse passes that write gradients of parameters on their way; `.grad` stays as it was.
-
-    Args:
-        names: The model's parameters and their names.
-        graph: Of the passes.
-    """
+    """Refuse passes that write gradients of parameters on their way; `.grad` stays as it was."""
     if not any(map(is_python_function, graph.nodes)):
         yield
         return
@@ -42,13 +54,7 @@ def refuse_hidden(names: Mapping[nn.Parameter, str], graph: Graph) -> Iterator[N
 
 
 def refuse_changed(model: nn.Module, known: Collection[nn.Parameter], graph: Graph) -> None:
-    """Raise if a graph of losses is not that of the model whose parameters were divided.
-
-    Args:
-        model: That model.
-        known: Its parameters that components have.
-        graph: Of the losses.
-    """
+    """Raise if a graph of losses is not that of the model some of whose parameters are known."""
     leaves = graph.leaves()
     unknown = {leaf for leaf in leaves if leaf not in known}
     for name, parameter in model.named_parameters() if unknown else ():

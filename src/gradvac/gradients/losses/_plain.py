@@ -38,13 +38,7 @@ class Sums:
 
 
 class PlainGradient:
-    """The gradient of all losses together, by leaf, from the first run of their graph.
-
-    Args:
-        graph: The graph.
-        starts: Gradients at its roots.
-        leaves: Whose gradients are wanted.
-    """
+    """The gradient of all losses together, by leaf, from the first run of their graph."""
 
     def __init__(self, graph: Graph, starts: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
         self._leaves = [leaf for leaf in leaves if leaf.requires_grad]  # some may be frozen
@@ -71,9 +65,7 @@ class PlainGradient:
     def differing(self, sums: Sums, *, is_strict: bool = False) -> list[Tensor]:
         """The leaves whose gradients do not add up to this one.
 
-        Args:
-            sums: Of the gradients.
-            is_strict: Beyond what rounding usually does, instead of what it can do at most.
+        Strictly: beyond what rounding usually does, instead of what it can do at most.
         """
         most = tolerance(self._lowest) if is_strict else repeatable(self._lowest)
         first, added = self._first, sums

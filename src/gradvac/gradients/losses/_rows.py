@@ -103,9 +103,7 @@ def rows(tasks_of_rows: TasksOfRows | RowTasks) -> Iterator[None]:
         if end > start:
             _blocks.done.append(_Block(start, end, given))
         if len(_blocks.done) > _MOST_KEPT:
-            dropped = _blocks.done[: _MOST_KEPT // 2]
-            del _blocks.done[: _MOST_KEPT // 2]
-            _blocks.lost_before = max(block.end for block in dropped)
+            _blocks.lost_before = _blocks.done.pop(0).end
 
 
 class DeclaredRows:

@@ -15,21 +15,13 @@ import torch
 from torch import Tensor
 
 
-@lru_cache(maxsize=64)
-def task_codes(num_tasks: int, is_coarse: bool) -> "TaskCodes":
-    """The same object for every step."""
-    return TaskCodes(num_tasks, is_coarse=is_coarse)
-
-
 class TaskCodes:
     """Codes that tell tasks apart by one number per pass; several passes for many tasks.
 
-    Args:
-        num_tasks: T.
-        is_coarse: Gradients have 16 bits, which tell fewer codes apart.
+    Gradients of 16 bits are coarse: they tell fewer codes apart.
     """
 
-    def __init__(self, num_tasks: int, *, is_coarse: bool) -> None:
+    def __init__(self, num_tasks: int, is_coarse: bool) -> None:
         self.base = min(max(num_tasks, 2), 8 if is_coarse else 64)
         self._octaves = 5.0 / (self.base - 1)
         self.num_passes, rest = 1, num_tasks - 1
@@ -59,6 +51,9 @@ class TaskCodes:
             owner = digit if owner is None else owner * self.base + digit
         assert owner is not None
         return owner.clamp(max=self._num_tasks - 1)
+
+
+task_codes = lru_cache(maxsize=64)(TaskCodes)  # the same object for every step
 
 
 def unexplained(

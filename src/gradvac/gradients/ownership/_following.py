@@ -24,13 +24,9 @@ def follow(
     starts: Iterable[tuple[tuple[int, int], Layout]],
     num_rows: int,
 ) -> Followed:
-    """Find where rows lie in every output whose gradient depends on that of the starts.
+    """From where rows lie in some outputs (position, number) to all whose gradients depend on them.
 
-    Args:
-        graph: The graph.
-        holds_rows: Which nodes hold rows.
-        starts: Where they lie in some outputs (position, number).
-        num_rows: B.
+    Only what holds rows is followed.
     """
     at: Followed = [{} for _ in graph.nodes]
     for output, layout in starts:
@@ -129,13 +125,7 @@ _ANY = range(64)  # dimensions
 
 
 def _moves_along(graph: Graph, position: int, edges: Sequence[int]) -> Sequence[int]:
-    """The dimensions of a node's output along which it may move or mix entries.
-
-    Args:
-        graph: The graph.
-        position: Of the node.
-        edges: Which of its inputs hold rows.
-    """
+    """The dimensions of a node's output along which it may move or mix entries of some inputs."""
     kind, node = graph.kind(position), graph.nodes[position]
     if not callable(node):  # a Python function
         return _ANY

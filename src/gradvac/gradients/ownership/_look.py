@@ -18,6 +18,7 @@ from gradvac.gradients.graph import (
     draw,
     has_changing_hook,
     refuse_hidden,
+    refuse_unreadable,
     run_pass,
 )
 from gradvac.gradients.kernels import mark
@@ -67,7 +68,7 @@ class Look:
 
     def _find(self) -> Plan:
         """Draw junctions until none is too early, and find out how rows lie in each."""
-        self._refuse_odd_graphs()
+        refuse_unreadable(self.graph)
         for _ in range(_MOST_ATTEMPTS):
             self.drawing = self._draw()
             self.layouts = self._follow()
@@ -110,22 +111,6 @@ class Look:
     def _block(self, position: int) -> RowTasks | None:
         return self.declared.of(self.graph.nodes[position]) if self.declared else None
 
-    def _refuse_odd_graphs(self) -> None:
-        for position in self.graph.root_positions:
-            if self.graph.names[position] == LEAF:
-                raise Refused('losses: are a parameter themselves; use engine="per_task".')
-        if self.graph.is_reentrant:
-            raise Refused(
-                "engine: reentrant activation checkpointing hides the parameters it uses; "
-                "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or use "
-                'engine="per_task".'
-            )
-        if self.graph.is_nested:
-            raise Refused(
-                "engine: nested tensors have no rows of one size; pad them "
-                '(torch.nested.to_padded_tensor) before the model, or use engine="per_task".'
-            )
-
     def _refuse_hooks(self) -> None:
         """Nodes made of parameters alone are called, and their hooks are not.
 
@@ -153,36 +138,33 @@ class Look:
         plan = Plan(self.drawing, self.names, self.shown.lowest, self.moved)
         todo: list[Key] = []  # where codes must tell
         for number, junction in enumerate(self.drawing.junctions):
-            for output in range(self.graph.num_outputs(junction.position)):
-                if self._is_reached_by_one(junction):
-                    plan.known[number, output] = How.REACHED
-                else:
-                    todo.append((number, output))
+            outputs = [(number, o) for o in range(self.graph.num_outputs(junction.position))]
+            if self.num_rows is None and self.reached[junction.position].bit_count() == 1:
+                plan.known |= dict.fromkeys(outputs, How.REACHED)
+            else:
+                todo += outputs
         if len(self.losses.present) > 1 and todo:
             return self._measure(plan, todo)
         if self.num_rows is not None:
             plan.unfinished = "only one task so far"
         return plan
 
-    def _leaves(self) -> list[torch.Tensor]:
-        return list(dict.fromkeys([*self.names, *self.graph.leaves()]))
-
-    def _is_reached_by_one(self, junction: Junction) -> bool:
-        return bool(self.reached) and self.reached[junction.position].bit_count() == 1
-
     def _measure(self, plan: Plan, todo: Sequence[Key]) -> Plan | None:
         losses, shown = self.losses, self.shown
         if losses.plain is None:
-            losses.plain = PlainGradient(self.graph, losses.starts(), self._leaves())
+            leaves = list(dict.fromkeys([*self.names, *self.graph.leaves()]))
+            losses.plain = PlainGradient(self.graph, losses.starts(), leaves)
             self.spent = list(losses.starts())
-        shown.plain, plan.asleep = self._marks(losses.starts(), watch=True)
+        watcher = Watcher()
+        shown.plain = self._marks(losses.starts(), watcher)
+        plan.asleep = watcher.asleep()
         if not shown.is_finite(todo):
             plan.known |= {key: self._unseen(key) for key in todo}
             plan.unfinished = "the gradients were not finite"
             return plan
-        shown.same, _ = self._marks([SAME * start for start in losses.starts()])
+        shown.same = self._marks([SAME * start for start in losses.starts()])
         if self.num_rows is not None:
-            shown.by_row, _ = self._marks((row_codes(self.num_rows).to(losses.roots[0]),))
+            shown.by_row = self._marks((row_codes(self.num_rows).to(losses.roots[0]),))
         known: dict[Key, Known | None] = {}  # None: rows are mixed
         for key in todo:
             known[key] = self._by_layout(key) if shown.is_awake(key) else self._unseen(key)
@@ -228,7 +210,7 @@ class Look:
         plain, num_tasks = self.shown.plain, len(self.losses.present)
         owners = {key: Owners(plain[key], self._named(key)) for key in keys}
         for task, alone in enumerate(torch.eye(num_tasks) if keys else ()):
-            marks, _ = self._marks(self.losses.starts(alone))
+            marks = self._marks(self.losses.starts(alone))
             for key, seen in owners.items():
                 seen.see(task, marks.get(key, torch.zeros_like(plain[key])))
         known: dict[Key, Known | None] = dict.fromkeys(keys)
@@ -249,11 +231,11 @@ class Look:
         return along.expand(marks.shape[:-1])
 
     def _marks(
-        self, starts: Sequence[torch.Tensor], *, watch: bool = False
-    ) -> tuple[dict[Key, torch.Tensor], frozenset[int]]:
-        """Marks of junctions, and with `watch` the nodes that no gradient reached."""
+        self, starts: Sequence[torch.Tensor], watcher: Watcher | None = None
+    ) -> dict[Key, torch.Tensor]:
+        """Marks of junctions; a watcher sees all nodes."""
         marks: dict[Key, torch.Tensor] = {}
-        watcher, junctions = Watcher(), self.drawing.junctions
+        junctions = self.drawing.junctions
 
         def see(number: int, gradients: Sequence[torch.Tensor | None]) -> None:
             for output, gradient in enumerate(gradients):
@@ -261,12 +243,15 @@ class Look:
                     layout = self.layouts.get((number, output))
                     is_last = layout is not None and layout.dim == gradient.dim() - 1
                     marks[number, output] = mark(gradient.transpose(0, -1) if is_last else gradient)
-            if watch:
+            if watcher is not None:
                 watcher.see(junctions[number].position, gradients)
 
-        inner = set(self.drawing.row_nodes).difference(j.position for j in junctions)
-        self._pass(starts, see, [(position, watcher.see) for position in inner] if watch else ())
-        return marks, watcher.asleep()
+        others: list[tuple[int, Arrive]] = []
+        if watcher is not None:
+            inner = set(self.drawing.row_nodes).difference(j.position for j in junctions)
+            others = [(position, watcher.see) for position in inner]
+        self._pass(starts, see, others)
+        return marks
 
     def _pass(
         self, starts: Sequence[torch.Tensor], see: Arrive, others: Sequence[tuple[int, Arrive]] = ()
@@ -282,18 +267,15 @@ class Look:
             self._pass([-start for start in self.spent], lambda *_: None)
 
     def _coupled(self, junctions: Sequence[Junction]) -> str:
-        parameters = [p for junction in junctions for p in junction.parameters]
-        names = list(dict.fromkeys(self.names[p] for p in parameters))
-        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        shown = some(self.names[p] for junction in junctions for p in junction.parameters)
         if self.num_rows is None:
             return (
                 "engine: parts of the batch serve several tasks at once, so the gradients of "
                 f'{shown} cannot be separated by task in one backward. Use engine="per_task".'
             )
-        norms = any("BatchNorm" in name for name in self.graph.names)
         why = (
             "normalisation over the batch in training mode (put it into eval mode, or replace it)"
-            if norms
+            if any("BatchNorm" in name for name in self.graph.names)
             else "in-batch negatives, a loss, a router or a normalisation over the whole batch"
         )
         return (

@@ -22,20 +22,12 @@ _MOST_SIZES = 16  # of batches, for which a plan or a refusal is kept by signatu
 
 
 class Planner:
-    """Makes and verifies plans.
-
-    Args:
-        names: Parameter -> name, of the model.
-        tasks: Task names.
-
-    Attributes:
-        identities: Of the parameters, by which graphs tell them apart.
-    """
+    """Makes and verifies plans for a model's parameters, given with their names."""
 
     def __init__(self, names: Mapping[nn.Parameter, str], tasks: Sequence[str]) -> None:
         self._names, self._tasks = names, tasks
         self._known: dict[Signature, _Known] = {}
-        self.identities = frozenset(map(id, names))
+        self.identities = frozenset(map(id, names))  # by which graphs tell them apart
         listen(self)
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
