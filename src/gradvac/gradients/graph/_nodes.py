@@ -119,8 +119,9 @@ def release(node: Any) -> None:
 
     Another backward would do it too, but would run the hooks of activations once more.
     """
-    is_torchs = type(node).__module__ == "builtins"  # Python functions come and go
-    names = _names_of_saved(type(node)) if is_torchs else ("_raw_saved_tensors",)
+    kind: Any = type(node)
+    is_torchs = kind.__module__ == "builtins"  # Python functions come and go
+    names = _names_of_saved(kind) if is_torchs else ("_raw_saved_tensors",)
     for name in names:
         raw = getattr(node, name, ())
         for one in raw if isinstance(raw, tuple) else (raw,):
