@@ -110,7 +110,7 @@ class Odd(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         deep = self.table(tokens).tanh() @ self.turned
         filtered = self.filters(deep.view(len(tokens), 1, 7, 1)).flatten(1)
-        turned = (deep * self.turns).abs() * self.scalar + self.empty.sum()
+        turned = (deep * self.turns.conj()).abs() * self.scalar + self.empty.sum()
         return turned.square().sum(1) + filtered.square().sum(1)
 
 

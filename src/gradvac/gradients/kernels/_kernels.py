@@ -121,7 +121,7 @@ class Stacked:
 
 def _as_real(stack: Tensor) -> Tensor:
     """The inner product of complex gradients is that of real and imaginary parts."""
-    return torch.view_as_real(stack.contiguous()).flatten(1)
+    return torch.view_as_real(stack.resolve_conj().contiguous()).flatten(1)
 
 
 def stacked(stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> Stacked:

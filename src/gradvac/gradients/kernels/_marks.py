@@ -16,10 +16,10 @@ def mark(gradient: Tensor) -> Tensor:
     """Project the vectors of a gradient: `[*G[:-1], R]`, or `[*G, R]` of at most one dimension."""
     num_parts, dtype = 1 + gradient.is_complex(), wide(gradient.dtype.to_real())
     if gradient.dim() < 2:
-        gradient = torch.view_as_real(gradient) if num_parts > 1 else gradient
+        gradient = torch.view_as_real(gradient.resolve_conj()) if num_parts > 1 else gradient
         return gradient.reshape(-1, num_parts).to(dtype)
     if num_parts > 1:
-        gradient = torch.view_as_real(gradient).flatten(-2)
+        gradient = torch.view_as_real(gradient.resolve_conj()).flatten(-2)
     flat = gradient.reshape(-1, gradient.shape[-1])
     across = _projection(flat.shape[1], dtype, gradient.device)
     # The gradient of large logits is not copied whole.

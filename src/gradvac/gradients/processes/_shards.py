@@ -28,19 +28,16 @@ def whole(modules: Sequence[Any], ranks: Ranks | None = None) -> Iterator[None]:
         modules: Those of `sharded_modules`.
         ranks: The processes, to name one that does not come.
     """
-    groups = [group for module in modules for group in _groups(module)]
+    groups = _groups(modules)
     kept = [(g.reduce_grads, g.all_reduce_grads, g.reshard_after_backward) for g in groups]
     for module in modules:
-        if ranks is None:
-            module.unshard()
-        else:
-            ranks.run(module.unshard)
+        module.unshard() if ranks is None else ranks.run(module.unshard)
     try:
         for group in groups:
             group.reduce_grads = group.all_reduce_grads = group.reshard_after_backward = False
         yield
     finally:
-        for state in {id(m): m._get_fsdp_state() for m in modules}.values():
+        for state in [module._get_fsdp_state() for module in modules]:
             if state._state_ctx.post_backward_final_callback_queued:  # a backward broke off
                 state._root_post_backward_final_callback()
         for group, values in zip(groups, kept, strict=True):
@@ -87,17 +84,24 @@ class Shards:
         with whole(self.modules):
             self.leaves = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.refuse_changes()
-        for module in self.modules:
-            for group in _groups(module):
-                _refuse_offload(group)
-                for fsdp_param in group.fsdp_params if group.mp_policy.reduce_dtype else ():
-                    self._sends[id(fsdp_param.sharded_param)] = group.mp_policy.reduce_dtype
+        for group in _groups(self.modules):
+            for fsdp_param in group.fsdp_params if group.mp_policy.reduce_dtype else ():
+                self._sends[id(fsdp_param.sharded_param)] = group.mp_policy.reduce_dtype
 
     def refuse_changes(self) -> None:
         """Refuse settings that change what plain FSDP2 does with gradients."""
-        for module in self.modules:
-            for group in _groups(module):
-                _refuse_other_reductions(group)
+        for group in _groups(self.modules):
+            changed = {
+                "CPUOffloadPolicy": any(own.offload_to_cpu for own in group.fsdp_params),
+                "set_gradient_divide_factor": group.gradient_divide_factor is not None,
+                "set_all_reduce_hook": group._all_reduce_hook is not None,
+            }
+            for setting in [name for name, is_set in changed.items() if is_set]:
+                raise ValueError(
+                    f"model: {setting} changes what FSDP2 does with gradients, which the Aligner "
+                    "does in its place: means over all processes of the mesh, on their devices. "
+                    "Leave it out; scale the losses instead of gradients."
+                )
 
     def __str__(self) -> str:
         """What there is to say beside the number of processes."""
@@ -112,50 +116,41 @@ class Shards:
 
     def sent_dtype(self, name: str) -> torch.dtype:
         """The dtype in which gradients of a parameter are exchanged; its own, unless FSDP2 says."""
-        leaf = self.leaves[name]
-        dtype = leaf.real.dtype if leaf.is_complex() else leaf.dtype
-        return self._sends.get(id(self.parameters[name]), dtype)
+        return self._sends.get(id(self.parameters[name]), self.leaves[name].dtype.to_real())
 
     def width(self, parameter: Tensor) -> int:
         """Real numbers of a shard of a (whole) parameter, padded to that of the first process."""
-        size = parameter.numel() * (2 if parameter.is_complex() else 1)
+        size = _num_reals(parameter)
         if self.num == 1 or not size:
             return size
         return -(-parameter.shape[0] // self.num) * (size // parameter.shape[0])
 
     def scatter(self, gradient: Tensor, shards: Tensor) -> None:
         """Write a gradient into `shards` `[S, width]`, and zeros after its end."""
-        flat = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-        flat = flat.reshape(-1)
-        full, rest = divmod(len(flat), max(1, shards.shape[1]))
-        shards[:full] = flat[: len(flat) - rest].view(full, shards.shape[1])
-        if full < self.num:
-            shards[full, :rest] = flat[len(flat) - rest :]
-            shards[full, rest:] = 0
-            shards[full + 1 :] = 0
+        if gradient.is_complex():
+            gradient = torch.view_as_real(gradient.resolve_conj())
+        flat = gradient.reshape(-1)
+        if missing := shards.numel() - len(flat):
+            flat = nn.functional.pad(flat, (0, missing))
+        shards.copy_(flat.view_as(shards))
 
     def as_gradient(self, update: Tensor, parameter: Any) -> Tensor:
         """From real numbers `[width]` to what belongs into `.grad`."""
+        local = parameter.to_local() if self.are_made else parameter
+        own = update[: _num_reals(local)].clone()  # of a bucket, which is let go
+        own = torch.view_as_complex(own.view(-1, 2)) if local.is_complex() else own
+        own = own.view(local.shape).to(local.dtype)
         if not self.are_made:
-            return _shaped(update, parameter.shape, parameter.is_complex())
+            return own
         from torch.distributed.tensor import DTensor
 
-        local = parameter.to_local()
-        size = local.numel() * (2 if local.is_complex() else 1)
-        shard = _shaped(update[:size], local.shape, local.is_complex()).to(local.dtype)
-        return DTensor.from_local(
-            shard,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
+        mesh, placements = parameter.device_mesh, parameter.placements
+        whole_one = {"shape": parameter.shape, "stride": parameter.stride()}
+        return DTensor.from_local(own, mesh, placements, run_check=False, **whole_one)
 
 
-def _shaped(update: Tensor, shape: torch.Size, is_complex: bool) -> Tensor:
-    own = update.clone()  # of a bucket, which is let go
-    return (torch.view_as_complex(own.view(-1, 2)) if is_complex else own).view(shape)
+def _num_reals(values: Tensor) -> int:
+    return values.numel() * (2 if values.is_complex() else 1)
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:
@@ -167,31 +162,10 @@ def sharded_modules(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def _groups(module: Any) -> list[Any]:
+def _groups(modules: Sequence[Any]) -> list[Any]:
     """Groups of parameters that FSDP2 brings together at once; older versions know one a module."""
-    state = module._get_fsdp_state()
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-
-
-def _refuse_offload(group: Any) -> None:
-    if any(fsdp_param.offload_to_cpu for fsdp_param in group.fsdp_params):
-        raise ValueError(
-            "model: fully_shard(offload_policy=CPUOffloadPolicy()) keeps gradients in host memory, "
-            "where they are not exchanged; leave the policy out."
-        )
-
-
-def _refuse_other_reductions(group: Any) -> None:
-    changed = {
-        "set_gradient_divide_factor": group.gradient_divide_factor is not None,
-        "set_all_reduce_hook": group._all_reduce_hook is not None,
-    }
-    for setting, is_set in changed.items():
-        if is_set:
-            raise ValueError(
-                f"model: {setting} changes how FSDP2 reduces gradients, which the Aligner does in "
-                "its place: as means over all processes of the mesh. Leave it out; scale the "
-                "losses instead."
-            )
+    groups: list[Any] = []
+    for state in [module._get_fsdp_state() for module in modules]:
+        several = hasattr(state, "_fsdp_param_groups")
+        groups += state._fsdp_param_groups if several else [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
