@@ -231,6 +231,10 @@ def disagreements(world: World) -> None:
             with torch.no_grad():
                 change(other)
         refused(f"the values of {re.escape(name)}", other, TASKS)
+    other = made(Rows)
+    if odd:
+        other.more = nn.Linear(2, 2).requires_grad_(False)
+    refused("parameters", other, TASKS)
 
     model = made(Rows)
     aligner = Aligner(model, TASKS, GradVac(), process_group=world.group)

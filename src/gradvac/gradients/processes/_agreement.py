@@ -37,12 +37,7 @@ class Agreed:
 class Agreement:
     """A few numbers of every process, twice a step; everything they were set up with, once.
 
-    Args:
-        ranks: The processes.
-        tasks: Task names.
-        components: The model's components.
-        shards: What every process has of its parameters.
-        facts: What else must be the same: name -> value. Asked again when the state has changed.
+    `facts`, what else must be the same, is asked again when the state has changed.
     """
 
     def __init__(
@@ -74,7 +69,9 @@ class Agreement:
             RuntimeError: Another process met something.
             ValueError: The processes are not set up alike, or none has a row.
         """
-        self._first_words()
+        if not self._is_known:
+            self._compare("setup", self._set_up())
+            self._state, self._is_known = _FINE, True
         state = self._state if error is None else _FAILED
         said, held = self._ask(state, tasks, len(self._tasks), error)
         if _CHANGED in said:
@@ -87,12 +84,7 @@ class Agreement:
     def conclude(
         self, used: Collection[nn.Parameter], error: Exception | None
     ) -> frozenset[nn.Parameter]:
-        """After the backward: the parameters that any process reached.
-
-        Raises:
-            Exception: What this process met.
-            RuntimeError: Another process met something.
-        """
+        """After the backward: the parameters that any process reached; raises like `hold`."""
         reached = [n for n, p in enumerate(self._parameters) if p in used]
         state = _FINE if error is None else _FAILED
         _, by_rank = self._ask(state, reached, len(self._parameters), error)
@@ -118,20 +110,17 @@ class Agreement:
             )
         return said, [words[1:].nonzero().flatten().tolist() for words in every]
 
-    def _first_words(self) -> None:
-        """Before the first exchange: whether all processes were set up alike."""
-        if self._is_known:
-            return
-        here = {
+    def _set_up(self) -> dict[str, object]:
+        """What must be the same before the first exchange."""
+        every = self._shards.every.items()
+        return {
             "tasks": self._tasks,
-            "granularity": {name: tuple(members) for name, members in self._components.items()},
-            "parameters": [(tuple(p.shape), str(p.dtype)) for p in self._parameters],
+            "granularity": dict(self._components),
+            "parameters": [(name, tuple(p.shape), str(p.dtype)) for name, p in every],
             "the number of shards": self._shards.num,
             **self._facts(),
             **{f"the values of {what}": digest(one) for what, one in self._shards.kept().items()},
         }
-        self._compare("setup", here)
-        self._state, self._is_known = _FINE, True
 
     def _compare(self, what: str, here: Mapping[str, object]) -> None:
         """Raise in all processes if one differs from the first that has the same."""

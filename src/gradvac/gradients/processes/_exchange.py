@@ -40,13 +40,7 @@ _IN_FLIGHT = 8  # buckets on their way at once: what is sent and received takes 
 class Exchange:
     """Sends the task gradients of this process, and combines them with those of the others.
 
-    Args:
-        model: The model: a replica of it, or a shard, is in every process.
-        components: Its components.
-        tasks: Task names.
-        ranks: The processes.
-        exact: Whether Gram matrices are those of the whole batch.
-        facts: See `Agreement`.
+    A replica of the model, or a shard, is in every process; `facts` are those of `Agreement`.
     """
 
     def __init__(
@@ -164,9 +158,7 @@ class Exchange:
     def close(self, losses: Mapping[int, Tensor], error: Exception | None) -> Agreed:
         """After it: send what is left, and learn whether all processes got here.
 
-        Args:
-            losses: Of the tasks of this process.
-            error: What this process met, if it cannot go on.
+        With the losses of this process by task, or what it met if it cannot go on.
         """
         self._awaited = set()
         if error is not None:
@@ -182,12 +174,8 @@ class Exchange:
             own_losses[self._present.index(task)] = loss / self.ranks.size
         grams = self._grams()
         small = self.ranks.all_reduce(torch.cat([own_losses.to(grams.dtype), grams.view(-1)]))
-        return Agreed(
-            self._present,
-            small[: len(own_losses)],
-            used,
-            small[len(own_losses) :].view(grams.shape),
-        )
+        every_loss, every_gram = small.split([len(own_losses), grams.numel()])
+        return Agreed(self._present, every_loss, used, every_gram.view(grams.shape))
 
     @torch.no_grad()
     def fold(self, agreed: Agreed, weigh: Weigh) -> None:

@@ -47,15 +47,11 @@ def whole(modules: Sequence[Any], ranks: Ranks | None = None) -> Iterator[None]:
 
 
 class Shards:
-    """What every process has of a model.
-
-    Args:
-        model: The model.
-        ranks: The processes that train it.
+    """What every process has of a model that `ranks` train together.
 
     Attributes:
-        parameters: Name -> what this process keeps and its optimizer updates: the parameter, or
-            its shard of it.
+        every: Name -> parameter, or what this process keeps of it; frozen ones too.
+        parameters: Those that are trained: what the optimizer of this process updates.
         leaves: Name -> the whole parameter, a leaf of graphs.
         modules: Those that FSDP2 divides.
         are_made: Whether there are any.
@@ -67,8 +63,8 @@ class Shards:
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
-        self._every: dict[str, Any] = dict(model.named_parameters())
-        self.parameters = {n: p for n, p in self._every.items() if p.requires_grad}
+        self.every: dict[str, Any] = dict(model.named_parameters())
+        self.parameters = {n: p for n, p in self.every.items() if p.requires_grad}
         self.leaves: dict[str, nn.Parameter] = self.parameters
         self.num, self.own, self.copies, self.own_copy = 1, 0, ranks.size, ranks.rank
         self.among: Any = None
@@ -110,8 +106,8 @@ class Shards:
     def kept(self) -> dict[str, Tensor]:
         """What this process keeps of all parameters, trained or not, by what it is."""
         if not self.are_made:
-            return self._every
-        shards = {n: p for n, p in self._every.items() if hasattr(p, "to_local")}
+            return self.every
+        shards = {n: p for n, p in self.every.items() if hasattr(p, "to_local")}
         return {f"shard {self.own} of {name}": p.to_local() for name, p in shards.items()}
 
     def sent_dtype(self, name: str) -> torch.dtype:
