@@ -290,13 +290,18 @@ class Aligner:
             "exact": self.is_exact,
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs, with the task and component names it belongs to."""
+    def state_dict(self, *, partial: bool = False) -> dict[str, Any]:
+        """Everything a resumed run needs, with the task and component names it belongs to.
+
+        Args:
+            partial: Also in the middle of a step: warn that the micro-batches accumulated so far
+                are not part of the state, instead of refusing.
+        """
         if self._pending:
-            raise ValueError(
-                "state_dict: accumulated task gradients are not part of the state; call backward "
-                "without accumulate=True first."
-            )
+            lost = "state_dict: accumulated task gradients are not part of the state"
+            if not partial:
+                raise ValueError(f"{lost}; call backward without accumulate=True first.")
+            warnings.warn(f"{lost}: this step will lack them when it is resumed.", stacklevel=2)
         return {"rule": type(self.rule).__name__, **self.rule.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Restored:

@@ -1,7 +1,9 @@
 """Checks of what is seldom met: odd parameters, and processes that change in the middle."""
 
+import dataclasses
 import math
 import warnings
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -14,11 +16,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from gradvac import Aligner, GradVac, Sum
+from gradvac import Aligner, GradVac, Sum, Weighing
 
 from .problems import TASKS, Rows, all_rows, alone, assert_equal_everywhere, made, replica, rows
 from .processes import Check, World
-from .sharded import Deep, assert_same, sharded
+from .sharded import Deep, assert_same, assert_trained_alike, sharded
 
 
 def placed(world: World, model: nn.Module, shard: bool) -> nn.Module:
@@ -136,6 +138,40 @@ def odd_parameters(world: World) -> None:
             assert parameter.grad.stride() == other.grad.stride()
 
 
+class Empty(Deep):
+    def __init__(self) -> None:
+        super().__init__()
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens) + self.empty.sum()
+
+
+def empty_shards(world: World) -> None:
+    """A parameter without numbers has shards without numbers."""
+    model, whole = sharded(world, made(Empty)), made(Empty)
+    aligner, reference = Aligner(model, TASKS), alone(whole, GradVac())
+    assert_trained_alike(world, (model, aligner), (whole, reference))
+    assert model.empty.grad.shape == (0, 3)
+
+
+class Drawn(Sum):
+    """Draws weights in every process for itself."""
+
+    def weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
+        found = super().weigh(components, gram)
+        return dataclasses.replace(found, weights=found.weights * torch.rand(gram.shape[:2]))
+
+
+def weights_that_are_drawn(world: World) -> None:
+    """Replicas stay equal whatever a rule draws: all take the weights of the first process."""
+    model = replica(world, made(Rows))
+    torch.manual_seed(world.rank)
+    tokens, tasks = rows(0, world.rank)
+    found = Aligner(model, TASKS, Drawn()).backward(model(tokens), tasks)
+    assert_equal_everywhere(world, [found.weights, *(p.grad for p in model.parameters())])
+
+
 def accumulated_in_the_dtype_that_is_sent(world: World) -> None:
     """Micro-batches of half precision are added up as FSDP2 does, not in half precision."""
     policy = MixedPrecisionPolicy(torch.float32, torch.float64)
@@ -206,7 +242,13 @@ def checks() -> dict[str, tuple[Check, int]]:
             found[name] = (partial(check, shard=shard), 2)
     for engine in ("one_backward", "per_task"):
         found[f"granularities, {engine}"] = (partial(granularities, engine=engine), 3)
-    for check in (odd_parameters, accumulated_in_the_dtype_that_is_sent):
+    others = (
+        odd_parameters,
+        empty_shards,
+        weights_that_are_drawn,
+        accumulated_in_the_dtype_that_is_sent,
+    )
+    for check in others:
         found[check.__name__.replace("_", " ")] = (check, 2)
     for check in (outside_the_group, divided_otherwise):
         found[check.__name__.replace("_", " ")] = (check, 4)

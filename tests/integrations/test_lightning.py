@@ -135,6 +135,22 @@ def test_a_resumed_trainer_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     assert str(again.aligner.state_dict()) == str(whole.aligner.state_dict())
 
 
+def test_a_checkpoint_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    """By the clock, or at a signal: it is taken, and says what it lacks."""
+
+    class Saving(Aligned):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                with pytest.warns(UserWarning, match="this step will lack them"):
+                    self.trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
+    module = Saving(GradVac(beta=0.3))
+    fit(module, tmp_path, max_epochs=1, accumulate_grad_batches=3)
+    state = torch.load(tmp_path / "middle.ckpt", weights_only=False)["gradvac_aligner"]
+    assert (state["step"], module.aligner.state_dict()["step"]) == (1, 3)
+    fit(Aligned(GradVac(beta=0.3)), tmp_path, max_epochs=1, ckpt_path=tmp_path / "middle.ckpt")
+
+
 def test_the_precision_plugins_scale_reaches_every_row(tmp_path: Path) -> None:
     from lightning.pytorch.plugins.precision import MixedPrecision
 

@@ -129,10 +129,14 @@ class AlignedModule:
         return dict(zip(losses, scaled, strict=True)) if isinstance(losses, Mapping) else scaled[0]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put the aligner's state into a checkpoint."""
+        """Put the aligner's state into a checkpoint.
+
+        Lightning takes some in the middle of a step (by the clock, or when it is told to stop), and
+        gradients are in none of them.
+        """
         super().on_save_checkpoint(checkpoint)  # type: ignore[misc]
         if self._aligner is not None:
-            checkpoint[_STATE] = self._aligner.state_dict()
+            checkpoint[_STATE] = self._aligner.state_dict(partial=True)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore it; the aligner may be made later."""

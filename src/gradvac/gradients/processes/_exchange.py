@@ -161,10 +161,8 @@ class Exchange:
         With the losses of this process by task, or what it met if it cannot go on.
         """
         self._awaited = set()
-        if error is not None:
-            if self.ranks.is_broken:  # nobody there to tell
-                raise error
-            self._stored.clear()
+        if error is not None and self.ranks.is_broken:  # nobody there to tell
+            raise error
         self._send_complete()
         while self._sent:
             self._receive()
