@@ -16,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from gradvac import Aligner, GradVac, Sum, Weighing
+from gradvac import Aligner, GradVac, Sum, TorchJD, Weighing
 
 from .problems import TASKS, Rows, all_rows, alone, assert_equal_everywhere, made, replica, rows
 from .processes import Check, World
@@ -83,9 +83,11 @@ def granularities(world: World, engine: str) -> None:
     """Components of all sizes: Gram matrices and targets are those of one process."""
     for granularity in ("whole_model", "all_matrix"):
         model, whole = made(Rows), made(Rows)
-        options = {"engine": engine, "granularity": granularity}
-        aligner = Aligner(model, TASKS, GradVac(beta=0.5), process_group=world.group, **options)
-        reference = alone(whole, GradVac(beta=0.5), **options)
+        names = ["tr", "cs", "hi", "fr"]  # rules take them by name, however they are listed
+        aligner, reference = (
+            Aligner(own, names, GradVac(beta=0.5), granularity, engine, process_group=group)
+            for own, group in ((model, world.group), (whole, None))
+        )
         for step in range(2):
             tokens, tasks = rows(step, world.rank)
             found = aligner.backward(model(tokens), tasks)
@@ -136,6 +138,31 @@ def odd_parameters(world: World) -> None:
         for parameter, other in zip(model.parameters(), whole.parameters(), strict=True):
             torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-4, atol=1e-5)
             assert parameter.grad.stride() == other.grad.stride()
+
+
+def functions_of_ones_own(world: World) -> None:
+    """A rule that holds a function is the same rule wherever the function lies in memory."""
+    several = [lambda gram: gram.new_ones(len(gram)) for _ in range(world.size)]
+    model = replica(world, made(Rows))
+    tokens, tasks = rows(0, world.rank)
+    Aligner(model, TASKS, TorchJD(several[world.rank])).backward(model(tokens), tasks)
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return (values * self.scale).sum(1)
+
+
+def half_precision(world: World) -> None:
+    """What fits as a mean need not fit as a sum: that is taken in float32."""
+    model = replica(world, made(Scale, torch.float16))
+    aligner = Aligner(model, TASKS, Sum())
+    aligner.backward(model(torch.full((1, 3), 4e4, dtype=torch.float16)), [0])
+    assert model.module.scale.grad.tolist() == [4e4] * 3
 
 
 class Empty(Deep):
@@ -244,6 +271,8 @@ def checks() -> dict[str, tuple[Check, int]]:
         found[f"granularities, {engine}"] = (partial(granularities, engine=engine), 3)
     others = (
         odd_parameters,
+        half_precision,
+        functions_of_ones_own,
         empty_shards,
         weights_that_are_drawn,
         accumulated_in_the_dtype_that_is_sent,

@@ -4,31 +4,37 @@ import os
 from pathlib import Path
 
 from gradvac import Aligner, GradVac
+from gradvac.gradients.processes import _buckets
 
 from .problems import TASKS, Rows, made, rows
 from .processes import World, join_world
-from .sharded import sharded
+from .sharded import Deep, sharded
 
 DEAD = 1
-KINDS = ("replicas", "shards")
+KINDS = ("replicas", "shards", "midway")
 
 
 def train_until_one_dies(rank: int, folder: Path, kind: str) -> None:
-    """Three processes; one of them leaves without a word before its third backward."""
+    """Three processes; one of them leaves without a word before its third backward, or in it."""
     import torch.distributed as dist
 
     join_world(rank, 3, folder)
+    if kind == "midway":  # more buckets than are in flight: the others wait within their backward
+        _buckets._BUCKET_BYTES = 1
     if kind == "shards":
         model = sharded(World(rank, 3, dist.group.WORLD), made(Rows))
         aligner = Aligner(model, TASKS, GradVac())
     else:
-        model = made(Rows)
+        model = made(Deep if kind == "midway" else Rows)
         aligner = Aligner(model, TASKS, GradVac(), process_group=dist.group.WORLD)
     for step in range(5):
         tokens, tasks = rows(step, rank)
         losses = model(tokens)
         if rank == DEAD and step == 2:
-            os._exit(9)
+            if kind == "midway":
+                losses.register_hook(lambda _: os._exit(9))
+            else:
+                os._exit(9)
         try:
             aligner.backward(losses, tasks)
         except RuntimeError as error:

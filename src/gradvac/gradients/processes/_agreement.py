@@ -22,7 +22,7 @@ class Agreed:
     """What all processes know of a step.
 
     Attributes:
-        present: Tasks that any of them has, by name.
+        present: Tasks that any of them has.
         losses: Their losses, `[T]`: means over processes, as gradients are.
         used: Parameters that any task of any process reached.
         grams: Gram matrices of all components, `[K, T, T]`.
@@ -56,10 +56,6 @@ class Agreement:
     def state_changed(self) -> None:
         """Compare the rule's state with that of the other processes before the next step."""
         self._state = _CHANGED
-
-    def in_order(self, tasks: Iterable[int]) -> tuple[int, ...]:
-        """Tasks by name: results do not depend on how they are listed."""
-        return tuple(sorted(tasks, key=self._tasks.__getitem__))
 
     def hold(self, tasks: Iterable[int], error: Exception | None) -> tuple[tuple[int, ...], ...]:
         """Before the backward: the tasks of every process.

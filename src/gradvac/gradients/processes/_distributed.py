@@ -148,8 +148,6 @@ class Ranks:
         try:
             return collective()
         except RuntimeError as error:
-            if self.is_broken:  # said once
-                raise
             self.is_broken = True
             raise RankError(
                 f"processes: rank {self.rank} of {self.size} could not reach the others: "

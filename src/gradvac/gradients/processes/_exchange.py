@@ -106,7 +106,7 @@ class Exchange:
             if not accumulate:
                 held = {*losses, *(given.present if given else ())}
                 self._held = self.agreement.hold(held, error)
-                self._present = self.agreement.in_order({t for tasks in self._held for t in tasks})
+                self._present = tuple(sorted({t for tasks in self._held for t in tasks}))
             try:
                 if error is None and given is not None:
                     self._collect(engines, given)
@@ -206,11 +206,13 @@ class Exchange:
             self._sent.append(self.ranks.all_to_all(by_rank.contiguous(), sizes))
 
     def _side_by_side(self, bucket: Bucket) -> Tensor:
-        """Task gradients of this process, `[m, S, width]`; zero where a task does not reach."""
+        """Task gradients of this process, `[m, S, width]`; zero where a task does not reach.
+
+        Nobody reads the columns that make it divisible among the copies.
+        """
         tasks, shards = self._held[self.ranks.rank], self.shards
         width = self._share(bucket) * self._copies
         rows = torch.empty(len(tasks), shards.num, width, dtype=bucket.dtype, device=self._device)
-        rows[:, :, bucket.width :] = 0
         for leaf, _, _, start, end in bucket.parts:
             by_task = self._stored.take(leaf)
             for row, task in zip(rows, tasks, strict=True):
