@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 from collections import Counter
 from pathlib import Path
 
-import jinja2
-
-from gradvac.analysis import report
+from gradvac.analysis.report import render_page
 from gradvac.experiments.comparison import Comparison
 from gradvac.experiments.pictures import beyond_the_mixtures, draw, to_svg
 from gradvac.experiments.tables import EXPLAINED, tables_of
 from gradvac.experiments.verdicts import BETTER, WORSE
 from gradvac.hints import some
 
-_STYLE = Path(report.__file__).parent / "page" / "page.css"
 _CAPTIONS = {
     "differences": "Every method against the baseline, with 95 % intervals",
     "trade_off": "Large tasks against small ones",
@@ -25,14 +21,9 @@ _CAPTIONS = {
 
 def to_html(comparison: Comparison) -> str:
     """The page, with everything it needs inside."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     pictures = {name: to_svg(figure) for name, figure in draw(comparison).items()}
-    return environment.get_template("page.html").render(
+    return render_page(
+        Path(__file__).with_name("page.html"),
         title=f"{comparison.metric} of {len(comparison.seeds)} methods",
         headline=headline(comparison),
         trade_off=say_trade_off(comparison),
@@ -43,8 +34,6 @@ def to_html(comparison: Comparison) -> str:
         explained=f"Verdicts: {comparison.test}. {EXPLAINED.replace('*', '')}",
         remarks=comparison.remarks,
         note=comparison.note,
-        version=importlib.metadata.version("gradvac"),
-        style=_STYLE.read_text(encoding="utf-8"),
     )
 
 

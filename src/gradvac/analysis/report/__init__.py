@@ -111,9 +111,9 @@ def render(runs: Sequence[Run], *, live: dict[str, Any] | None = None) -> str:
     data |= {"metric": "" if scores is None else scores.metric, "live": live}
     sources = [views.main_source(run) for run in runs]
     pushes = [views.pushes(run) for run in runs]
-    return _template().render(
+    return render_page(
+        _PAGE / "page.html",
         title=f"{', '.join(names)}: gradient geometry",
-        version=importlib.metadata.version("gradvac"),
         runs=runs,
         live=live,
         headlines=[headline(run).text for run in runs],
@@ -142,7 +142,6 @@ def render(runs: Sequence[Run], *, live: dict[str, Any] | None = None) -> str:
         changed=changed_settings(runs),
         data=_script_json(data),
         plotly=plotly.offline.get_plotlyjs(),
-        style=(_PAGE / "page.css").read_text(encoding="utf-8"),
         scripts=[(_PAGE / name).read_text(encoding="utf-8") for name in _SCRIPTS],
     )
 
@@ -162,13 +161,22 @@ def _pushed_on(pushes: object) -> str:
     return "measured on halves, plain sum" if unbiased else "recorded in training"
 
 
+def render_page(template: Path, **content: object) -> str:
+    """An offline page in the report's style; text that is put into the template is escaped."""
+    return _read_template(template).render(
+        version=importlib.metadata.version("gradvac"),
+        style=(_PAGE / "page.css").read_text(encoding="utf-8"),
+        **content,
+    )
+
+
 @cache
-def _template() -> jinja2.Template:
-    loader = jinja2.FileSystemLoader(_PAGE)
+def _read_template(path: Path) -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(path.parent)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template("page.html")
+    return environment.get_template(path.name)
 
 
 def _grouped(sentences: Sequence[Sentence]) -> list[tuple[str, list[str]]]:
@@ -191,6 +199,7 @@ __all__ = [
     "compare",
     "headline",
     "render",
+    "render_page",
     "serve",
     "summarise",
     "write_report",
