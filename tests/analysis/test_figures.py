@@ -11,6 +11,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
@@ -180,6 +181,19 @@ def test_long_names_unknown_pairs_and_equal_scales() -> None:
     figure.canvas.draw()
     assert encoder[0].get_aspect() == 1  # square
     assert encoder[0].bbox.width > 0.55 * figure.bbox.width
+
+
+@pytest.mark.parametrize("has_families", [True, False])
+def test_nothing_sticks_out_of_a_map(has_families: bool) -> None:
+    run = make_run(codes=tuple(FAMILIES)[:20], num_layers=1, num_steps=1)
+    run = run if has_families else replace(run, families={})
+    figure = drawn(_heatmaps.similarity_by_family, [run])["gradvac_encoder_en-xx"]
+    with mpl.rc_context(dict(STYLE)):
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        inside = figure.get_tightbbox(canvas.get_renderer())
+    width, height = figure.get_size_inches()
+    assert min(inside.x0, inside.y0, width - inside.x1, height - inside.y1) >= 0
 
 
 def test_few_tasks_have_numbers_in_their_cells() -> None:

@@ -307,7 +307,7 @@ def test_few_or_unknown_tasks_give_no_verdict() -> None:
     assert "too few tasks for a test" in compared(two, second)
     unknown = run_with(np.full_like(values, np.nan), tasks, name="c")
     assert "not compared: one of them is unknown" in compared(first, unknown)
-    assert "No two tasks were ever seen together" in said(unknown)
+    assert "No similarity of two tasks is known" in said(unknown)
 
 
 def test_a_side_that_is_unknown() -> None:
@@ -373,6 +373,12 @@ def test_layers_without_sides_are_those_of_the_model() -> None:
     found = Similarities(("a", "b", "c", "d"), ("0", "2"), np.array([10]), values)
     run = replace(make_run(codes=CODES, recorded=False, bleu=None), measured=(found,))
     assert re.search(r"in layer 0, .* in layer 2 of the model\.", said(run))
+
+
+def test_equal_scores_have_no_extremes() -> None:
+    run = make_run(codes=CODES, num_layers=1, num_steps=1)
+    same = TaskScores("BLEU", dict.fromkeys(run.tasks, 0.01), {}, "")
+    assert "BLEU is 0.0 on average over 7 tasks." in said(replace(run, scores=same))
 
 
 def test_packing_keeps_three_digits_and_gaps() -> None:

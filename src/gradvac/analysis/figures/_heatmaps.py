@@ -166,7 +166,8 @@ def _alone(
     cells, names, families = _room(tasks, [block.family for block in order[1]])
     width = max(cells + names + families, 4.2)
     lines = wrap(title, int(12 * (width - names)))  # letters that fit above the cells
-    figure = new_figure(width, cells + names + 0.75 + 0.2 * len(lines))
+    height = cells + names + 0.75 + 0.2 * len(lines)
+    figure = new_figure(width, height, has_squares=True)
     axes = figure.subplots()
     image = _draw(axes, matrix, tasks, order, colours)
     axes.set_title("\n".join(lines), loc="left")
@@ -196,7 +197,8 @@ def _beside(
     order, blocks = views.order_by_family(first, tasks, families)
     languages = [task_names.other_languages(tasks)[i] for i in order]
     cells, names, side = _room(tasks, [block.family for block in blocks])
-    figure = new_figure(2 * (cells + names + side) + 0.3, cells + names + 1.25)
+    width, height = 2 * (cells + names + side) + 0.3, cells + names + 1.25
+    figure = new_figure(width, height, has_squares=True)
     images = []
     colours = _colours(*(matrix for matrix, _ in panels.values()))
     for axes, (name, (matrix, shown)) in zip(figure.subplots(1, 2), panels.items(), strict=True):

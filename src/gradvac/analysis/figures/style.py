@@ -84,9 +84,15 @@ class MissingError(Exception):
     """A figure cannot be drawn from these runs; the message says what it needs."""
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches, that keeps its labels apart."""
-    return Figure(figsize=(width, height), layout="constrained")
+def new_figure(width: float, height: float, *, has_squares: bool = False) -> Figure:
+    """An empty figure, in inches, that keeps its labels apart.
+
+    Args:
+        width: In inches.
+        height: In inches.
+        has_squares: Its axes have a fixed shape; the usual layout lets their titles stick out.
+    """
+    return Figure(figsize=(width, height), layout="compressed" if has_squares else "constrained")
 
 
 def save(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:

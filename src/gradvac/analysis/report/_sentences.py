@@ -57,7 +57,10 @@ def _why_nothing(main: Similarities) -> str:
     if len(main.tasks) < 2:
         return "There is only one task, so there is nothing to compare."
     if not views.pair_values(views.side_matrix(main, views.MODEL)).size:
-        return "No two tasks were ever seen together, so nothing can be compared."
+        return (
+            "No similarity of two tasks is known, so nothing can be compared: no two were in one "
+            "batch, or their gradients were zero or not finite."
+        )
     return ""
 
 
@@ -66,8 +69,9 @@ def _say_scores(scores: TaskScores, main: Similarities | None) -> list[Sentence]
     low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
     mean = scores.show(scores.by_level()[ALL])
     text = f"{scores.metric} is {mean} on average over {count(len(values), 'task')}"
-    between = f", from {scores.show(values[low])} ({low}) to {scores.show(values[high])} ({high})"
-    said = [Sentence(SCORES, text + (between if len(values) > 1 else "") + ".")]
+    ends = [scores.show(values[low]), scores.show(values[high])]
+    between = f", from {ends[0]} ({low}) to {ends[1]} ({high})" if ends[0] != ends[1] else ""
+    said = [Sentence(SCORES, f"{text}{between}.")]
     if main is None:
         return said
     points = [(x, y) for _, x, y in views.similarity_and_score(main, scores)]
