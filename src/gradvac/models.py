@@ -86,16 +86,18 @@ def _compiled(model: nn.Module) -> nn.Module:
 
 
 def _refuse_options(model: nn.parallel.DistributedDataParallel) -> None:
+    trained = {name for name, p in model.module.named_parameters() if p.requires_grad}
     refused = {
         "static_graph=True": model.static_graph,
         "mixed_precision=...": model.mixed_precision is not None,
-        "delay_all_reduce_named_params=...": model._delay_all_reduce_all_params,
+        "delay_all_reduce_named_params=...": bool(model._delay_all_reduce_params),
+        "trained parameters that it ignores": bool(trained & set(model.parameters_to_ignore)),
     }
     for option, is_set in refused.items():
         if is_set:
             raise ValueError(
-                f"model: DistributedDataParallel with {option} exchanges gradients in the middle "
-                "of a backward, which the Aligner does at its end; leave the option out "
+                f"model: DistributedDataParallel with {option} does not exchange all gradients "
+                "when and as the Aligner does, in the place of it; leave the option out "
                 "(torch.autocast is the mixed precision that both understand)."
             )
 
@@ -123,10 +125,11 @@ def _refuse_divided(model: nn.Module) -> None:
     from torch.distributed.tensor import DTensor
 
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
+        # DistributedDataParallel takes them for plain ones, and remembers what they were.
+        if isinstance(parameter, DTensor) or hasattr(parameter, "_st_info"):
             raise ValueError(
-                f"model: {name} is divided by tensor or expert parallelism ({parameter.placements})"
-                ", where task gradients are not exchanged yet; use fully_shard alone."
+                f"model: {name} is divided by tensor or expert parallelism, where task gradients "
+                "are not exchanged yet; use fully_shard or DistributedDataParallel alone."
             )
 
 
@@ -144,11 +147,13 @@ def _group_of_mesh(model: nn.Module) -> ProcessGroup:
 
     trained: dict[str, Any] = {n: p for n, p in model.named_parameters() if p.requires_grad}
     plain = [name for name, parameter in trained.items() if not isinstance(parameter, DTensor)]
-    if plain or not trained:
+    if plain:
         raise ValueError(
-            f"model: {', '.join(plain[:3]) or 'no parameter'} is not sharded, so FSDP2 would not "
-            "exchange its gradient; call fully_shard on the model itself, without ignored_params."
+            f"model: {', '.join(plain[:3])} is not sharded, so FSDP2 would not exchange its "
+            "gradient; call fully_shard on the model itself, without ignored_params."
         )
+    if not trained:
+        raise ValueError("model: has no parameter with requires_grad=True; nothing to train.")
     mesh = next(iter(trained.values())).device_mesh
     understood = ((Shard(0),), (Replicate(), Shard(0)))
     for name, parameter in trained.items():

@@ -11,19 +11,10 @@ def refuse_contradictions(
     is_shared: bool,
     is_sharded: bool,
 ) -> None:
-    """Refuse options that would be ignored, or that exclude each other.
+    """Refuse options of `Aligner` that would be ignored, or that exclude each other.
 
-    Args:
-        engine: The engine that was asked for.
-        recompute: As in `Aligner`.
-        has_storage: Whether `offload` or `storage_dtype` is set.
-        has_metric: Whether `metric` is set.
-        exact: As in `Aligner`.
-        is_shared: Whether several processes train the model.
-        is_sharded: Whether FSDP2 divides it among them.
-
-    Raises:
-        ValueError: Names the options, and why.
+    `has_storage` stands for `offload` and `storage_dtype`; `is_shared` and `is_sharded` say whether
+    several processes train the model, and whether FSDP2 divides it among them.
     """
     if engine == "per_task" and recompute:
         raise ValueError('recompute: is for engine="one_backward"; per_task stores gradients.')

@@ -1,5 +1,6 @@
 """Checks of what is seldom met: odd parameters, and processes that change in the middle."""
 
+import copy
 import dataclasses
 import math
 import warnings
@@ -148,6 +149,12 @@ def functions_of_ones_own(world: World) -> None:
     Aligner(model, TASKS, TorchJD(several[world.rank])).backward(model(tokens), tasks)
 
 
+def compiled_before_it_is_wrapped(world: World) -> None:
+    """Names of components are the model's own, however it is wrapped."""
+    model = replica(world, torch.compile(made(Rows), backend="eager"))
+    assert set(Aligner(model, TASKS).components) == set(alone(made(Rows), GradVac()).components)
+
+
 class Scale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -247,16 +254,20 @@ def outside_the_group(world: World) -> None:
 
 
 def divided_otherwise(world: World) -> None:
-    """Tensor parallelism is refused by name, alone and within FSDP2."""
+    """Tensor parallelism is refused by name, alone and within FSDP2; so is a mesh out of order."""
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("data", "tensor"))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]
     model = parallelize_module(nn.Sequential(*layers), mesh["tensor"], plan)
-    for group in (world.group, None):
+    replicas = DistributedDataParallel(copy.deepcopy(model), device_mesh=mesh["data"])
+    for own, group in ((model, world.group), (model, None), (replicas, "auto")):
         with pytest.raises(ValueError, match=r"0\.weight is divided by tensor or expert"):
-            Aligner(model, TASKS, process_group=group)
+            Aligner(own, TASKS, process_group=group)
     with pytest.raises(ValueError, match=r"0\.weight is placed as .*understands fully_shard"):
         Aligner(fully_shard(model, mesh=mesh["data"]), TASKS)
+    turned = DeviceMesh("cpu", [[2, 3], [0, 1]], mesh_dim_names=("replicate", "shard"))
+    with pytest.raises(ValueError, match="all processes of the job in it, in their order"):
+        Aligner(fully_shard(made(Deep), mesh=turned), TASKS)
 
 
 def checks() -> dict[str, tuple[Check, int]]:
@@ -272,6 +283,7 @@ def checks() -> dict[str, tuple[Check, int]]:
     others = (
         odd_parameters,
         half_precision,
+        compiled_before_it_is_wrapped,
         functions_of_ones_own,
         empty_shards,
         weights_that_are_drawn,

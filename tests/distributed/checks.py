@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
 from gradvac import MGDA, Aligner, Alignment, GradNorm, GradVac, PCGrad, Rule, Sum, TorchJD
@@ -344,9 +345,17 @@ def traffic(world: World) -> None:
 
 def refusals(world: World) -> None:
     """What could not be exact is refused, with the fix."""
+    half, delayed, ignoring = made(Rows), made(Rows), made(Rows)
+    ignoring._ddp_params_and_buffers_to_ignore = ["head.bias"]
+    some = list(delayed.named_parameters())[:1]
+    delay = {"delay_all_reduce_named_params": some, "param_to_hook_all_reduce": delayed.head.bias}
     cases: list[tuple[nn.Module, dict[str, object], str]] = [
         (made(Rows), {}, "give process_group=.*or process_group=None"),
         (replica(world, made(Rows), static_graph=True), {}, "static_graph=True"),
+        (replica(world, half, mixed_precision=_MixedPrecision()), {}, "mixed_precision="),
+        (replica(world, delayed, **delay), {}, "delay_all_reduce_named_params="),
+        (replica(world, ignoring), {}, "trained parameters that it ignores"),
+        (replica(world, made(Rows)), {"process_group": None}, "the model brings its own"),
         (nn.Sequential(replica(world, made(Rows))), {}, "0 .DistributedDataParallel"),
         (
             nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)),
@@ -355,6 +364,11 @@ def refusals(world: World) -> None:
         ),
         (replica(world, made(Rows)), {"recompute": True}, "single process"),
         (made(Rows), {"process_group": None, "exact": False}, "exact: False is for several"),
+        (
+            nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")),
+            {"process_group": world.group},
+            r"on 2 devices \(cpu, meta\)",
+        ),
     ]
     for model, options, message in cases:
         with pytest.raises(ValueError, match=re.compile(message, re.IGNORECASE)):

@@ -298,11 +298,15 @@ def refusals(world: World) -> None:
     offloading = fully_shard(made(Rows), mesh=mesh, offload_policy=CPUOffloadPolicy(False))
     halved = fully_shard(made(Deep), mesh=mesh)
     halved.set_gradient_divide_factor(2.0)
+    hooked = fully_shard(made(Deep), mesh=mesh)
+    hooked.set_all_reduce_hook(lambda _: None)
     cases: list[tuple[nn.Module, Mapping[str, object], str]] = [
         (half, {}, "0 .FSDPLinear. exchanges gradients.*call fully_shard on the model itself"),
         (ignoring, {}, "head.weight is not sharded"),
+        (sharded(world, made(Rows)).requires_grad_(False), {}, "nothing to train"),
         (offloading, {}, "CPUOffloadPolicy"),
         (halved, {}, "set_gradient_divide_factor"),
+        (hooked, {}, "set_all_reduce_hook"),
         (sharded(world, made(Rows)), {"process_group": world.group}, "mesh of fully_shard says"),
         (sharded(world, made(Rows)), {"exact": False}, "exact: False"),
     ]

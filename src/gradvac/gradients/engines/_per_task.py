@@ -51,15 +51,10 @@ class PerTask:
     def task_gradients(
         self, losses: Losses, receive: Receive, expect: Expect | None = None
     ) -> dict[Tensor, Tensor]:
-        """Show every parameter's task gradients.
+        """Show every parameter's task gradients; see `OneBackward.task_gradients`.
 
-        Args:
-            losses: Of this micro-batch.
-            receive: Takes them, those of a task as soon as it is done.
-            expect: Is told which parameters may come; then each comes once, with all its tasks.
-
-        Returns:
-            The plain gradients of leaves that are not the model's.
+        Those of a task come as soon as it is done; with `expect`, a parameter comes with all its
+        tasks.
         """
         if expect is not None and len(losses.present) == 1:
             return self._deliver_one_task(losses, receive, expect)

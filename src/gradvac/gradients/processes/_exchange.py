@@ -70,7 +70,7 @@ class Exchange:
         """Forget what waits."""
         self._stored.clear()
         self._used: set[nn.Parameter] = set()
-        self._awaited: set[nn.Parameter] | None = None  # None: not known yet
+        self._awaited: set[nn.Parameter] = set()  # what the backward has still to deliver
         self._held: tuple[tuple[int, ...], ...] = ()
         self._present: tuple[int, ...] = ()
         self._sent: list[Arriving] = []  # the rows of some buckets, on their way
@@ -130,9 +130,8 @@ class Exchange:
                 by_task = {t: g if g.is_complex() else g.to(dtype) for t, g in by_task.items()}
             self._stored.add(parameter, by_task)
             self._used.add(parameter)
-            if self._awaited is not None:
-                self._awaited.discard(parameter)
-                self._send_complete()
+            self._awaited.discard(parameter)
+            self._send_complete()
 
         outside = engines.task_gradients(losses, deliver, self._expect)
         if outside:
@@ -193,7 +192,7 @@ class Exchange:
         """Send the buckets whose gradients are here, in an order that all processes keep."""
         while self._held and self.num_sent < len(self._buckets):
             bucket = self._buckets[self.num_sent]
-            if self._awaited is None or any(part.leaf in self._awaited for part in bucket.parts):
+            if any(part.leaf in self._awaited for part in bucket.parts):
                 return
             if len(self._sent) == _IN_FLIGHT:
                 self._receive()
