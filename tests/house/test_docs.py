@@ -10,7 +10,10 @@ import typer
 from gradvac.cli._commands import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / folder / "README.md" for folder in (".", "benchmarks", "configs")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 CONFIGS = {path.stem for path in (ROOT / "configs").rglob("*.toml")}
 TAKE_CONFIGS = {"prepare", "train", "pretrain", "sweep"}
 
@@ -66,6 +69,12 @@ def test_the_rule_can_fail() -> None:
         "report has no option --loud",
         "no command 'fly'",
     ]
+
+
+def test_every_config_is_on_the_list() -> None:
+    folder = ROOT / "configs"
+    listed = set(re.findall(r"`(\w+/\w+\.toml)`", (folder / "README.md").read_text("utf-8")))
+    assert listed == {path.relative_to(folder).as_posix() for path in folder.rglob("*.toml")}
 
 
 def test_links_between_pages_lead_somewhere() -> None:
