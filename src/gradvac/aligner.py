@@ -32,7 +32,7 @@ from gradvac.gradients import (
 )
 from gradvac.hints import some
 from gradvac.models import allow_second_passes, is_sharded, refuse_later_changes, unwrap
-from gradvac.options import refuse_contradictions
+from gradvac.options import refuse_contradictions, refuse_wrong_kinds
 from gradvac.restored import Restored, differences
 from gradvac.rules import Rule, as_rule
 from gradvac.tasks import read_names
@@ -102,6 +102,12 @@ class Aligner:
         self.tasks = read_names(tasks)
         if engine not in ENGINES:
             raise ValueError(f"engine: must be one of {ENGINES}, got {engine!r}.")
+        refuse_wrong_kinds(
+            {"recompute": recompute, "offload": offload, "check": check, "exact": exact},
+            {"stream_bytes": stream_bytes, "table_bytes": table_bytes},
+            storage_dtype,
+            metric,
+        )
         self._given, self._metric = model, metric
         model, group = unwrap(model, process_group)
         refuse_contradictions(
@@ -310,8 +316,10 @@ class Aligner:
         Returns:
             What did not match; a warning says so too.
         """
+        if not isinstance(state, Mapping):
+            raise ValueError(f"state: must be what state_dict() gave, got {state!r}.")
         saved, rule = state.get("rule"), type(self.rule).__name__
-        if saved is None:
+        if saved is None or not {"tasks", "components"} <= state.keys():
             raise ValueError(f"state: is not the state of an Aligner; it has {some(list(state))}.")
         if saved != rule:
             raise ValueError(f"state: was saved by rule {saved}, but this aligner has {rule}.")
@@ -320,7 +328,10 @@ class Aligner:
                 f"state: was saved with other components ({some(state['components'])}; here "
                 f"{some(list(self.components))}); use the granularity it was saved with."
             )
-        self.rule.load_state_dict(state)
+        try:
+            self.rule.load_state_dict(state)
+        except KeyError as error:
+            raise ValueError(f"state: is not whole, it lacks {error}; load another one.") from error
         if self._exchange is not None:
             self._exchange.agreement.state_changed()
         restored = Restored(

@@ -1,4 +1,45 @@
-"""Which options of the aligner go together."""
+"""Which options of the aligner there are, and which go together."""
+
+from collections.abc import Mapping
+
+import torch
+
+
+def refuse_wrong_kinds(
+    switches: Mapping[str, object],
+    sizes: Mapping[str, object],
+    storage_dtype: object,
+    metric: object,
+) -> None:
+    """Refuse what would count as set because it is something, such as "no", or fail later.
+
+    Args:
+        switches: Options that are on or off.
+        sizes: Options that are a number of bytes.
+        storage_dtype: As in `Aligner`.
+        metric: As in `Aligner`.
+
+    Raises:
+        ValueError: Names the option, what came, and what it takes.
+    """
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}: must be True or False, got {value!r}.")
+    for name, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"{name}: must be a whole number of bytes, 0 or more, got {value!r}.")
+    if storage_dtype is not None and not (
+        isinstance(storage_dtype, torch.dtype) and storage_dtype.is_floating_point
+    ):
+        raise ValueError(
+            "storage_dtype: must be a floating-point dtype such as torch.bfloat16, got "
+            f"{storage_dtype!r}."
+        )
+    if metric is not None and (isinstance(metric, type) or not callable(metric)):
+        raise ValueError(
+            "metric: must be a callable such as AdamMetric(optimizer), from a parameter and its "
+            f"task gradients to what Gram matrices see of them, got {metric!r}."
+        )
 
 
 def refuse_contradictions(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradvac import Aligner, GradVac
+from gradvac import AdamMetric, Aligner, GradVac
 
 from .problems import ENGINES, Translator, draw_batch
 
@@ -33,6 +33,12 @@ TASKS = ["fr", "hi"]
             r"granularity: the callable must return .*\(str\)",
         ),
         ({"rule": GradVac(vaccinated=["de"])}, "vaccinated: unknown task 'de'; the tasks are"),
+        ({"offload": "no"}, "offload: must be True or False, got 'no'"),
+        ({"stream_bytes": -1}, "stream_bytes: must be a whole number of bytes, 0 or more, got -1"),
+        ({"table_bytes": 4e9}, "table_bytes: must be a whole number of bytes"),
+        ({"storage_dtype": torch.int8}, "storage_dtype: must be a floating-point dtype .*int8"),
+        ({"storage_dtype": "bf16"}, "storage_dtype: must be a floating-point dtype .* 'bf16'"),
+        ({"metric": AdamMetric}, r"metric: must be a callable such as AdamMetric\(optimizer\)"),
     ],
 )
 def test_when_it_is_made(arguments: dict[str, Any], message: str) -> None:
@@ -49,6 +55,11 @@ def test_a_model_that_is_none() -> None:
     optimizer: Any = torch.optim.SGD(nn.Linear(2, 2).parameters())
     with pytest.raises(ValueError, match=r"model: must be a torch\.nn\.Module, got SGD"):
         Aligner(optimizer, TASKS)
+
+
+def test_a_lazy_model() -> None:
+    with pytest.raises(ValueError, match=r"model: weight has no shape .* run the model on a batch"):
+        Aligner(nn.LazyLinear(2), TASKS)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -80,6 +91,13 @@ def test_a_state_that_is_none_of_an_aligner() -> None:
     model = nn.Linear(2, 1)
     with pytest.raises(ValueError, match="state: is not the state of an Aligner; it has weight"):
         Aligner(model, TASKS).load_state_dict(model.state_dict())
+    nothing: Any = None
+    with pytest.raises(ValueError, match=r"state: must be what state_dict\(\) gave, got None"):
+        Aligner(model, TASKS).load_state_dict(nothing)
+    state = Aligner(model, TASKS).state_dict()
+    del state["step"]
+    with pytest.raises(ValueError, match="state: is not whole, it lacks 'step'"):
+        Aligner(model, TASKS).load_state_dict(state)
 
 
 def rows(count: int) -> Tensor:
@@ -96,6 +114,10 @@ def rows(count: int) -> Tensor:
         (rows(2), [0, 2], r"tasks_of_rows: task index 2 is outside 0\.\.1"),
         (rows(2), [0, -1], r"tasks_of_rows: task index -1 is outside 0\.\.1"),
         (rows(2), [0, 0.5], "tasks_of_rows: unknown task 0.5; the tasks are"),
+        (rows(2), [torch.tensor(0), torch.tensor(0.9)], r"unknown task tensor\(0.9000\)"),
+        (rows(2), {"fr", "hi"}, "tasks_of_rows: must be a list .* in their order, got set"),
+        (rows(2), {"fr": 0, "hi": 1}, "tasks_of_rows: must be a list .* got dict"),
+        (rows(2), torch.zeros(2) + 0j, "tasks_of_rows: .* one integer per row, got torch.complex"),
         (
             rows(2),
             torch.tensor([0.0, 1.0]),

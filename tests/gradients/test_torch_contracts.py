@@ -372,6 +372,15 @@ def test_real_parameters_of_complex_products(x: Tensor) -> None:
     assert_same_gradients(model, expected, 1e-9)
 
 
+def test_complex_gradients_are_stored_as_they_are(x: Tensor) -> None:
+    model = nn.Linear(D, D, dtype=torch.complex128)
+    expected = copy.deepcopy(model)
+    for each, dtype in ((model, torch.float32), (expected, None)):
+        aligner = attach(each, Sum(), engine="per_task", storage_dtype=dtype)
+        aligner.backward(distance(each(torch.complex(x, x)).abs()), ROWS)
+    assert_same_gradients(model, expected, 1e-9)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_complex_beside_an_odd_number_of_reals(engine: str, x: Tensor) -> None:
     model = Model(

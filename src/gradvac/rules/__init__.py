@@ -72,9 +72,9 @@ def rule_named(name: str, **options: Any) -> Rule:
     Raises:
         ValueError: There is no such rule, or it has no such argument.
     """
-    rule = RULES.get(name.lower())
+    rule = RULES.get(str(name).lower())
     if rule is None:
-        raise ValueError(f"rule: there is no {name!r}; {nearest(name.lower(), RULES)}")
+        raise ValueError(f"rule: there is no {name!r}; {nearest(str(name).lower(), RULES)}")
     its_options = options_of(rule)
     for option in options:
         if option not in its_options:

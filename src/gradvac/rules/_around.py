@@ -16,6 +16,8 @@ class Around(Rule):
     """
 
     def __init__(self, rule: Rule) -> None:
+        if not isinstance(rule, Rule):
+            raise ValueError(f"rule: must be a Rule such as GradVac(), got {rule!r}.")
         self.rule = rule
 
     @property

@@ -104,6 +104,8 @@ class Pairwise(Rule):
             raise ValueError(f"vaccinated: must be a list of task names, got {vaccinated!r}.")
         if not hasattr(seed, "__index__") or not -(2**63) <= seed < 2**63:
             raise ValueError(f"seed: must be an integer of 64 bits, got {seed!r}.")
+        if not isinstance(preserve_norm, bool):
+            raise ValueError(f"preserve_norm: must be True or False, got {preserve_norm!r}.")
         self.target_rule = target
         self.vaccinated = None if vaccinated is None else tuple(vaccinated)
         self.order, self.seed, self.preserve_norm = order, seed, preserve_norm

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -32,8 +33,8 @@ class Sum(Rule):
             raise ValueError(f"weights: must be a mapping task -> weight, got {weights!r}.")
         self.weights = dict(weights or {})
         for task, weight in self.weights.items():
-            if not math.isfinite(weight):
-                raise ValueError(f"weights: {task!r} must have a finite weight, got {weight}.")
+            if not (isinstance(weight, Real) and math.isfinite(weight)):
+                raise ValueError(f"weights: {task!r} must have a finite weight, got {weight!r}.")
 
     def bind(self, tasks: Sequence[str], components: Sequence[str]) -> None:
         check_names("weights", list(self.weights), tasks)

@@ -26,8 +26,8 @@ class EmaTarget:
     beta: float = 1e-2
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.beta <= 1.0:
-            raise ValueError(f"beta: must be in [0, 1], got {self.beta}; the paper uses 1e-2.")
+        if not (isinstance(self.beta, Real) and 0.0 <= self.beta <= 1.0):
+            raise ValueError(f"beta: must be in [0, 1], got {self.beta!r}; the paper uses 1e-2.")
 
     def start(self, tasks: Sequence[str], num_components: int) -> Tensor:
         """Targets before the first step, `[K, T, T]`."""

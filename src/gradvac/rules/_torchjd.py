@@ -52,7 +52,8 @@ class TorchJD(Rule):
                 f"options: {dict(options)} would be ignored; give them to {weighting!r} itself."
             )
         kinds = {kind.__name__ for kind in type(weighting).__mro__}
-        if not callable(weighting) or any(names <= kinds for names in _NOT_GRAMIAN):
+        is_other = isinstance(weighting, type) or any(names <= kinds for names in _NOT_GRAMIAN)
+        if not callable(weighting) or is_other:
             raise ValueError(
                 "weighting: needs a Gramian weighting such as torchjd.aggregation."
                 f"UPGradWeighting(), got {weighting!r}; most of TorchJD's aggregators have one as "

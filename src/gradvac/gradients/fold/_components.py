@@ -61,7 +61,14 @@ def split(model: nn.Module, granularity: Granularity) -> Components:
         granularity: "whole_model", "enc_dec", "all_layer", "all_matrix", or a callable from a
             parameter name to the name of its component.
     """
-    sizes = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in trained.items():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ValueError(
+                f"model: {name} has no shape before its lazy module has run; run the model on a "
+                "batch first."
+            )
+    sizes = {name: parameter.numel() for name, parameter in trained.items()}
     if not sizes:
         raise ValueError("model: has no parameter with requires_grad=True; nothing to train.")
     assign = _assignment(model, granularity, list(sizes))

@@ -47,7 +47,8 @@ class Stored:
         stored = self._gradients.setdefault(leaf, {})
         for task, gradient in by_task.items():
             device = torch.device("cpu") if self._offload else gradient.device
-            gradient = gradient.to(device, self._dtype or gradient.dtype)
+            is_kept = self._dtype is None or gradient.is_complex()  # it has no narrow dtypes
+            gradient = gradient.to(device, gradient.dtype if is_kept else self._dtype)
             stored[task] = stored[task] + gradient if task in stored else gradient
 
     def add_outside(self, gradients: Mapping[Tensor, Tensor]) -> None:

@@ -2,7 +2,8 @@
 
 # B entries (rows), T tasks present
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,25 +63,27 @@ class Losses:
 def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -> Tensor:
     """Positions in `tasks`, int64; on the device if they came as a tensor there."""
     if isinstance(tasks_of_rows, Tensor):
-        if tasks_of_rows.dim() != 1 or tasks_of_rows.is_floating_point():
+        is_whole = not (tasks_of_rows.is_floating_point() or tasks_of_rows.is_complex())
+        if tasks_of_rows.dim() != 1 or not is_whole:
             raise ValueError(
                 f"{argument}: a tensor must hold one integer per row, got "
                 f"{tasks_of_rows.dtype} of shape {tuple(tasks_of_rows.shape)}."
             )
         index = tasks_of_rows.to(torch.int64)
     else:
-        where = {task: position for position, task in enumerate(tasks)}
-        given: list[Any] = list(tasks_of_rows)  # a generator can be read only once
-        unknown = [
-            task
-            for task in given
-            if not (task in where if isinstance(task, str) else hasattr(task, "__index__"))
-        ]
-        if unknown:
+        if isinstance(tasks_of_rows, Set | Mapping) or not isinstance(tasks_of_rows, Iterable):
             raise ValueError(
-                f"{argument}: unknown task {unknown[0]!r}; the tasks are {list(tasks)}."
+                f"{argument}: must be a list or a tensor with the task of every row, in their "
+                f"order, got {type(tasks_of_rows).__name__}."
             )
-        found = [where[t] if isinstance(t, str) else int(t) for t in given]
+        given: list[Any] = list(tasks_of_rows)  # a generator can be read only once
+        where = {task: position for position, task in enumerate(tasks)}
+        found = [where.get(t) if isinstance(t, str) else _index(t) for t in given]
+        if None in found:
+            raise ValueError(
+                f"{argument}: unknown task {given[found.index(None)]!r}; the tasks are "
+                f"{list(tasks)}."
+            )
         index = torch.tensor(found, dtype=torch.int64)
     # On a device the range is not checked: that would wait for it.
     if (
@@ -91,6 +94,14 @@ def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -
         wrong = int(index.max()) if index.max() >= len(tasks) else int(index.min())
         raise ValueError(f"{argument}: task index {wrong} is outside 0..{len(tasks) - 1}.")
     return index
+
+
+def _index(task: Any) -> int | None:
+    """A whole number as such, whatever type it has; None for anything else."""
+    try:
+        return operator.index(task)
+    except TypeError:
+        return None
 
 
 def read_losses(
