@@ -104,7 +104,7 @@ class Aligner:
             raise ValueError(f"engine: must be one of {ENGINES}, got {engine!r}.")
         refuse_wrong_kinds(
             {"recompute": recompute, "offload": offload, "check": check, "exact": exact},
-            {"stream_bytes": stream_bytes, "table_bytes": table_bytes},
+            {"stream_bytes": stream_bytes or 0, "table_bytes": table_bytes},
             storage_dtype,
             metric,
         )

@@ -26,7 +26,7 @@ def refuse_wrong_kinds(
         if not isinstance(value, bool):
             raise ValueError(f"{name}: must be True or False, got {value!r}.")
     for name, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not (type(value) is int and value >= 0):
             raise ValueError(f"{name}: must be a whole number of bytes, 0 or more, got {value!r}.")
     if storage_dtype is not None and not (
         isinstance(storage_dtype, torch.dtype) and storage_dtype.is_floating_point

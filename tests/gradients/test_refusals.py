@@ -110,6 +110,16 @@ def cumulative() -> Case:
     return Case(model, output, (torch.randn(B, D),))
 
 
+def one_against_another() -> Case:
+    """What a row gains another loses: all gradients add up to zero."""
+
+    def losses(model: nn.Module, tasks: Tensor, x: Tensor) -> Tensor:
+        y = distance(model(x))
+        return y - y.flip(0)
+
+    return Case(mlp(nn.Tanh()), losses, (torch.randn(B, D),))
+
+
 # The case, and what a message must say: whose gradients, why, and what to do.
 COUPLED: dict[str, tuple[Callable[[], Case], str]] = {
     "batch norm": (
@@ -122,6 +132,7 @@ COUPLED: dict[str, tuple[Callable[[], Case], str]] = {
     "router loss": (router_loss, r"(first|router)\.(weight|bias).*a router.*per_task"),
     "weak coupling": (weak_coupling, r"(first|middle)\.(weight|bias).*per_task"),
     "attention over rows": (attention_over_rows, r"first\.(weight|bias).*per_task"),
+    "one against another": (one_against_another, r"0\.(weight|bias).*per_task"),
     "cumulative": (cumulative, r"first\.(weight|bias).*per_task"),
     "reentrant checkpoints": (
         lambda: checkpointed(use_reentrant=True),
@@ -163,6 +174,26 @@ def test_auto_continues_with_per_task(kind: str) -> None:
     assert len(said) == 1
     assert aligner.engine == "per_task"
     assert "engine=per_task (auto: " in repr(aligner)
+
+
+@pytest.mark.parametrize("with_third", [False, True])
+def test_losses_of_a_mapping_that_cancel_out(with_third: bool) -> None:
+    model = Model(lambda m, x: m.last(m.first(x)), first=nn.Linear(D, D), last=nn.Linear(D, 3))
+
+    def losses(of: Any, x: Tensor) -> dict[str, Tensor]:
+        y = distance(of(x)).sum()
+        third = {TASKS[2]: of.first(x).sum()} if with_third else {}
+        return {TASKS[0]: y, TASKS[1]: -y} | third
+
+    x, reference = torch.randn(B, D), copy.deepcopy(model)
+    with pytest.raises(ValueError, match=r"several tasks at once.*per_task"):
+        attach(model).backward(losses(model, x))
+    weights = {TASKS[0]: 2.0}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*continues with per_task")
+        Aligner(model, TASKS, Sum(weights)).backward(losses(model, x))
+    sum(weights.get(t, 1.0) * loss for t, loss in losses(reference, x).items()).backward()
+    assert_same_gradients(model, reference, 1e-5)
 
 
 def test_reentrant_checkpoints_in_per_task() -> None:

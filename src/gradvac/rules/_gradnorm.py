@@ -47,13 +47,13 @@ class GradNorm(Rule):
     config_keys = MappingProxyType({"lr": "weight_lr"})  # beside the optimizer's
 
     def __init__(self, alpha: float = 1.5, lr: float = 0.025, component: str | None = None) -> None:
+        self.alpha, self.lr, self.component = alpha, lr, component
         if not (isinstance(lr, Real) and 0 < lr < math.inf):
             raise ValueError(f"lr: must be positive, got {lr!r}.")
         if not (isinstance(alpha, Real) and 0 <= alpha < math.inf):
             raise ValueError(
                 f"alpha: must be 0 or more, got {alpha!r}; the authors use 0.12 to 1.5."
             )
-        self.alpha, self.lr, self.component = alpha, lr, component
 
     def bind(self, tasks: Sequence[str], components: Sequence[str]) -> None:
         if self.component is not None and self.component not in components:

@@ -62,13 +62,13 @@ def split(model: nn.Module, granularity: Granularity) -> Components:
             parameter name to the name of its component.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    for name, parameter in trained.items():
-        if isinstance(parameter, nn.UninitializedParameter):
-            raise ValueError(
-                f"model: {name} has no shape before its lazy module has run; run the model on a "
-                "batch first."
-            )
-    sizes = {name: parameter.numel() for name, parameter in trained.items()}
+    shapeless = [n for n, p in trained.items() if isinstance(p, nn.UninitializedParameter)]
+    if shapeless:
+        raise ValueError(
+            f"model: {shapeless[0]} has no shape before its lazy module has run; run the model on "
+            "a batch first."
+        )
+    sizes = {name: p.numel() for name, p in trained.items()}
     if not sizes:
         raise ValueError("model: has no parameter with requires_grad=True; nothing to train.")
     assign = _assignment(model, granularity, list(sizes))

@@ -33,14 +33,14 @@ class Evidence:
     Attributes:
         plain: Marks of the plain pass.
         same: Of a pass with one code for all.
-        by_row: Of a pass with a code per row.
+        coded: Of a pass with a code per row, or per loss of a mapping.
         tolerance: How much of a mark may stay unexplained.
     """
 
     def __init__(self, lowest: torch.dtype) -> None:
         self.plain: Marks = {}
         self.same: Marks = {}
-        self.by_row: Marks = {}
+        self.coded: Marks = {}
         self.lowest, self.tolerance = lowest, tolerance(lowest)
 
     def is_finite(self, keys: Sequence[Key]) -> bool:
@@ -49,7 +49,7 @@ class Evidence:
 
     def is_awake(self, key: Key) -> bool:
         """Whether a gradient other than zero came."""
-        return key in self.plain and bool(self.plain[key].any())
+        return key in self.coded and bool(self.coded[key].any())
 
     def rows_lie(self, layout: Layout, key: Key, num_rows: int) -> bool:
         """Whether rows are seen to lie along a dimension of the marks."""
@@ -59,7 +59,7 @@ class Evidence:
         row = layout.rows(plain.shape[layout.dim], num_rows).to(plain.device)
         row = row.view(view).expand(plain.shape[:-1])
         codes = row_codes(num_rows)[None].to(plain)
-        share, amount = map(float, unexplained(plain, [self.by_row[key]], codes, row))
+        share, amount = map(float, unexplained(plain, [self.coded[key]], codes, row))
         allowed, noise = self.tolerance_at(key, row, num_rows)
         return share <= allowed or amount <= noise
 

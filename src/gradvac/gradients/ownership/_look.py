@@ -155,16 +155,15 @@ class Look:
             leaves = list(dict.fromkeys([*self.names, *self.graph.leaves()]))
             losses.plain = PlainGradient(self.graph, losses.starts(), leaves)
             self.spent = list(losses.starts())
-        watcher = Watcher()
-        shown.plain = self._marks(losses.starts(), watcher)
+        shown.plain = self._marks(losses.starts())
+        watcher = Watcher()  # tasks may cancel each other out: codes tell that from no gradient
+        shown.coded = self._marks(self._coded_starts(), watcher)
         plan.asleep = watcher.asleep()
         if not shown.is_finite(todo):
             plan.known |= {key: self._unseen(key) for key in todo}
             plan.unfinished = "the gradients were not finite"
             return plan
         shown.same = self._marks([SAME * start for start in losses.starts()])
-        if self.num_rows is not None:
-            shown.by_row = self._marks((row_codes(self.num_rows).to(losses.roots[0]),))
         known: dict[Key, Known | None] = {}  # None: rows are mixed
         for key in todo:
             known[key] = self._by_layout(key) if shown.is_awake(key) else self._unseen(key)
@@ -178,6 +177,14 @@ class Look:
             return None
         plan.known |= {key: how for key, how in known.items() if how is not None}
         return plan
+
+    def _coded_starts(self) -> list[torch.Tensor]:
+        """A code for every row, or for every loss of a mapping."""
+        roots = self.losses.roots
+        if self.num_rows is not None:
+            return [row_codes(self.num_rows).to(roots[0])]
+        pairs = zip(row_codes(len(roots)), roots, strict=True)
+        return [code.to(root).expand_as(root) for code, root in pairs]
 
     def _by_layout(self, key: Key) -> Known | None:
         """How rows lie where it is known from the operations; None if they are seen not to."""

@@ -143,7 +143,7 @@ class Former:
             share, amount = unexplained(plain, coded, codes, owner, len(places))
             shares.append(share)
             amounts.append(amount)
-            sizes.append(plain.abs().flatten(1).amax(1))
+            sizes.append(torch.stack([plain, *coded]).abs().flatten(2).amax((0, 2)))
         self._seen = {}
         share, amount, size = torch.cat(shares), torch.cat(amounts), torch.cat(sizes)
         most = negligible(self.plan.lowest) * size.max()  # rounding may leave so much
