@@ -33,7 +33,7 @@ from gradvac.gradients import (
 from gradvac.hints import some
 from gradvac.models import allow_second_passes, is_sharded, refuse_later_changes, unwrap
 from gradvac.options import refuse_contradictions, refuse_wrong_kinds
-from gradvac.restored import Restored, differences
+from gradvac.restored import Restored, differences, require_state
 from gradvac.rules import Rule, as_rule
 from gradvac.tasks import read_names
 
@@ -316,18 +316,7 @@ class Aligner:
         Returns:
             What did not match; a warning says so too.
         """
-        if not isinstance(state, Mapping):
-            raise ValueError(f"state: must be what state_dict() gave, got {state!r}.")
-        saved, rule = state.get("rule"), type(self.rule).__name__
-        if saved is None or not {"tasks", "components"} <= state.keys():
-            raise ValueError(f"state: is not the state of an Aligner; it has {some(list(state))}.")
-        if saved != rule:
-            raise ValueError(f"state: was saved by rule {saved}, but this aligner has {rule}.")
-        if not set(state["components"]) & set(self.components):
-            raise ValueError(
-                f"state: was saved with other components ({some(state['components'])}; here "
-                f"{some(list(self.components))}); use the granularity it was saved with."
-            )
+        require_state(state, rule=type(self.rule).__name__, components=tuple(self.components))
         try:
             self.rule.load_state_dict(state)
         except KeyError as error:

@@ -16,7 +16,7 @@ FLOORS = {
     "recording": 0,
     "models": 0,
     "options": 0,
-    "restored": 0,
+    "restored": 1,
     "tasks": 0,
     "rules": 1,
     "gradients": 1,
