@@ -51,8 +51,11 @@ def gradvac(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Gradvac:
 
 
 def test_scores(gradvac: Gradvac, folder: Path) -> None:
-    done = gradvac("tagging", "score", "runs/tiny", "--set", "dev")
+    (folder / "[" / "b]").mkdir(parents=True)  # a name that is markup to rich: the end of "b"
+    (folder / "[" / "b]" / "tiny").symlink_to(folder / "runs" / "tiny")
+    done = gradvac("tagging", "score", "[/b]/tiny", "--set", "dev")
     assert done.exit_code == 0, done.output
+    assert "[/b]/tiny: dev, best weights" in done.output
     assert "F1 as XTREME counts it" in done.output
     done = gradvac("tagging", "score", "runs/tiny", "--json")
     found = json.loads(done.stdout)

@@ -25,7 +25,12 @@ def group() -> None:
 @app.command()
 @tells_mistakes
 def write(
-    directory: Annotated[Path, typer.Argument(help="Where to write; a new or empty folder.")],
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            help="A new or empty folder, or one of an earlier export, which is replaced."
+        ),
+    ],
     families: Annotated[
         Path | None, typer.Option(help="A TOML file of your own families.", exists=True)
     ] = None,
@@ -45,7 +50,7 @@ def write(
     paths = corpora.write(corpus, directory)
     console = Console()
     console.print(language_table(corpus))
-    console.print(f"Wrote {len(paths)} files to {directory}.", highlight=False)
+    print(f"Wrote {len(paths)} files to {directory}.")
 
 
 def language_table(corpus: corpora.Corpus) -> Table:

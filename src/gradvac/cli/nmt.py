@@ -43,13 +43,12 @@ def prepare(
     from gradvac.nmt import prepare as prepare_data
 
     settings = load_nmt(config, overrides or [])
-    console = Console(highlight=False)
-    prepared = prepare_data(settings.data, say=lambda message: console.print(message, markup=False))
+    console = Console(highlight=False, markup=False)
+    prepared = prepare_data(settings.data, say=lambda message: console.print(message))
     console.print(cleaning.table(prepared.reports()))
     console.print(
         f"{len(prepared.vocabulary):,} pieces; everything is in {prepared.folder}, what was "
         "dropped in report.json.",
-        markup=False,  # a folder may be called [x]
         soft_wrap=True,
     )
 
@@ -209,10 +208,10 @@ def score(
     if as_json:
         print(json.dumps(scores.to_dict(), ensure_ascii=False, indent=1), file=utf8_output())
     else:
-        console = Console(highlight=False)
+        console = Console(highlight=False, markup=False)
         console.print(scores.table())
         for note in scores.notes():  # not in the table, which would break signatures to its width
-            console.print(note, markup=False, soft_wrap=True)
+            console.print(note, soft_wrap=True)
 
 
 @app.command()

@@ -43,7 +43,7 @@ def similarity(
     device: Device = "auto",
 ) -> None:
     """Measure similarities on an aligned set at every checkpoint; keep them in the run folder."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     chosen = [weights_of(name) for name in weights or ()]
     options: dict[str, Any] = {
         "split": split,

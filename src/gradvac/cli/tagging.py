@@ -34,8 +34,8 @@ def prepare(config: Source, overrides: Overrides = None) -> None:
     from gradvac.tagging import prepare as prepare_data
 
     settings = load_config(TaggingConfig, "tagging", config, overrides or [])
-    console = Console(highlight=False)
-    prepared = prepare_data(settings, say=lambda message: console.print(message, markup=False))
+    console = Console(highlight=False, markup=False)
+    prepared = prepare_data(settings, say=lambda message: console.print(message))
     shown = Table(title="What was read", title_justify="left")
     for column in ("set", "language"):
         shown.add_column(column)
@@ -46,7 +46,7 @@ def prepare(config: Source, overrides: Overrides = None) -> None:
         numbers = [f"{counts[key]:,}" for key in ("sentences", "words", "windows")]
         shown.add_row(*name.split(" ", 1), *numbers, _also(dict(counts)))
     console.print(shown)
-    console.print(f"Everything is in {prepared.folder}.", soft_wrap=True, markup=False)
+    console.print(f"Everything is in {prepared.folder}.", soft_wrap=True)
 
 
 def _also(counts: dict[str, object]) -> str:
@@ -152,7 +152,7 @@ def score(
     """Tag a set and score it: F1 as conlleval and XTREME count it, and accuracy."""
     from gradvac.tagging import score_run
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     scores = score_run(
         require_run(run),
         split=split,

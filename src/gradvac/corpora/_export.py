@@ -76,7 +76,7 @@ def _previous(directory: Path, overwrite: bool) -> set[str]:
     if any(directory.iterdir()) and not overwrite:
         raise ValueError(
             f"directory {directory}: is not empty and not an earlier export; give a new directory "
-            "or overwrite=True"
+            "(in a program, overwrite=True writes beside what is there)"
         )
     return set()
 

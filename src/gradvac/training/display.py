@@ -21,7 +21,7 @@ class Display:
     """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(highlight=False, markup=False, soft_wrap=True)
         self._quiet = quiet
         self._progress: Progress | None = None
 
