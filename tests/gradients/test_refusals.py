@@ -3,12 +3,18 @@
 import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from gradvac import Aligner, GradVac, Sum
 from gradvac.gradients.engines import _one_backward
@@ -209,6 +215,33 @@ def test_reentrant_checkpoints_in_per_task() -> None:
         found.backward(losses_of(case, case.model), ROWS)
         expected.backward(losses_of(case, reference), ROWS)
         assert_same_gradients(case.model, reference, 1e-6)
+
+
+def test_selective_checkpoints_run_once() -> None:
+    """Their graph cannot be looked at: a mapping of forwards of their own needs no look."""
+
+    def policy(_: object, operation: object, *arguments: object, **options: object) -> Any:
+        is_product = operation == torch.ops.aten.addmm.default
+        return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def run(m: Any, x: Tensor) -> Any:
+        contexts = partial(create_selective_checkpoint_contexts, policy)
+        return m.last(checkpoint(m.inner, x, use_reentrant=False, context_fn=contexts))
+
+    model = Model(run, inner=mlp(nn.Tanh()), last=nn.Linear(3, 3))
+    x, expected = torch.randn(B, D), copy.deepcopy(model)
+    for engine in ("one_backward", "per_task"):
+        with pytest.raises(ValueError, match=r"selective activation checkpoint.*task -> loss"):
+            Aligner(model, TASKS, engine=engine).backward(distance(model(x)), ROWS)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*continues with per_task")
+        aligner = Aligner(model, TASKS, Sum())
+        for _ in range(2):
+            rows = {task: x[torch.eq(ROWS, number)] for number, task in enumerate(TASKS)}
+            aligner.backward({task: model(of).square().sum() for task, of in rows.items()})
+            expected(x).square().sum().backward()
+    assert aligner.engine == "per_task"
+    assert_same_gradients(model, expected, 1e-5)
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

@@ -15,6 +15,7 @@ from gradvac.gradients.graph import (
     LEAF,
     Graph,
     is_python_function,
+    is_selective,
     refuse_changed,
     refuse_hidden,
     set_aside,
@@ -113,6 +114,12 @@ class PerTask:
         every = [p for p in self._parameters if p.requires_grad] + outside  # some may be frozen
         plain, sums, is_ours = losses.plain, Sums(), False
         if any(retain) and plain is None and self._is_to_verify(graph):
+            if any(map(is_selective, graph.nodes)):
+                raise ValueError(
+                    "losses: a selective activation checkpoint (context_fn=...) lets a backward "
+                    "run only once; checkpoint without it, or give every task the loss of a "
+                    "forward of its own, as a mapping task -> loss."
+                )
             plain, is_ours = PlainGradient(graph, losses.starts(), every), True
         for position, task in enumerate(losses.present):
             gradients = _gradients(

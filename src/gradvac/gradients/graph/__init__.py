@@ -15,6 +15,7 @@ from gradvac.gradients.graph._nodes import (
     call_node,
     indexed_dims,
     is_python_function,
+    is_selective,
     release,
     saved,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "has_changing_hook",
     "indexed_dims",
     "is_python_function",
+    "is_selective",
     "refuse_changed",
     "refuse_hidden",
     "refuse_unreadable",

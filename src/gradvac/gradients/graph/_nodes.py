@@ -119,14 +119,38 @@ def release(node: Any) -> None:
 
     Another backward would do it too, but would run the hooks of activations once more.
     """
+    for one in _all_saved(node):
+        with suppress(RuntimeError):  # nothing saved, or kept by hooks: a checkpoint, the host
+            one.register_hooks(lambda _: None, _refuse_to_recall)
+
+
+def _all_saved(node: Any) -> list[Any]:
     kind: Any = type(node)
     is_torchs = kind.__module__ == "builtins"  # Python functions come and go
     names = _names_of_saved(kind) if is_torchs else ("_raw_saved_tensors",)
-    for name in names:
-        raw = getattr(node, name, ())
-        for one in raw if isinstance(raw, tuple) else (raw,):
-            with suppress(RuntimeError):  # nothing saved, or kept by hooks: a checkpoint, the host
-                one.register_hooks(lambda _: None, _refuse_to_recall)
+    every = [getattr(node, name, ()) for name in names]
+    return [one for raw in every for one in (raw if isinstance(raw, tuple) else (raw,))]
+
+
+def is_selective(node: Any) -> bool:
+    """Whether a selective checkpoint kept something for the node, which one backward uses up."""
+    for one in _all_saved(node):
+        hook = getattr(one, "unpack_hook", None)
+        for frame in [] if hook is None else _held(hook):
+            inner = _held(getattr(frame, "recompute_fn", None))
+            if any(type(content).__name__ == "_CachedTorchDispatchMode" for content in inner):
+                return True
+    return False
+
+
+def _held(function: Any) -> list[Any]:
+    """What a function has of the one that it was made in."""
+    cells = getattr(function, "__closure__", None) or ()
+    held = []
+    for cell in cells:
+        with suppress(ValueError):  # an empty one
+            held.append(cell.cell_contents)
+    return held
 
 
 def _refuse_to_recall(_: object) -> Tensor:
@@ -138,8 +162,7 @@ def _refuse_to_recall(_: object) -> Tensor:
 def _put_back(raw: Any, holder: Any, value: Tensor) -> None:
     from torch.utils.checkpoint import _Handle
 
-    cells = (cell.cell_contents for cell in raw.unpack_hook.__closure__)
-    frame = next(content for content in cells if hasattr(content, "recomputed"))
+    frame = next(one for one in _held(raw.unpack_hook) if hasattr(one, "recomputed"))
     task = torch._C._current_graph_task_id()
     handle = _Handle()
     frame.recomputed[task][handle] = value

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from gradvac.gradients.graph._graph import LEAF, Graph
-from gradvac.gradients.graph._nodes import is_python_function
+from gradvac.gradients.graph._nodes import is_python_function, is_selective
 from gradvac.gradients.graph._passes import set_aside
 from gradvac.hints import some
 
@@ -29,6 +29,12 @@ def refuse_unreadable(graph: Graph) -> None:
             "engine: reentrant activation checkpointing hides the parameters it uses; "
             "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or use "
             'engine="per_task".'
+        )
+    if any(map(is_selective, graph.nodes)):
+        raise Refused(
+            "engine: a selective activation checkpoint (context_fn=...) lets a backward run only "
+            "once, and whose gradients are whose takes several; checkpoint without it, or use "
+            'engine="per_task" with a forward for each task, as a mapping task -> loss.'
         )
     if graph.is_nested:
         raise Refused(
