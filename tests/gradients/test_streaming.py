@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradvac import GradVac
-from gradvac.gradients.fold import _buffers
+from gradvac.gradients.fold import _buffers, _collector
 from gradvac.gradients.fold._buffers import Buffer
 from gradvac.gradients.fold._collector import Collector
+from gradvac.gradients.kernels import Segments
+from gradvac.gradients.uses import Lookup
 from gradvac.gradients.uses._waiting import Outer
 
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, Twins, attach, made
@@ -151,7 +153,27 @@ def test_a_table_above_the_limit_is_never_formed(held: Held) -> None:
     assert held.most == bytes_of(block)
 
 
-def test_products_of_equal_shape_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_a_lookup_by_slices_is_the_whole_one(dtype: torch.dtype) -> None:
+    """A frequent token's small values are not lost in 16 bits."""
+    tasks, tokens = torch.tensor(UNSORTED), torch.randint(0, 5, (len(UNSORTED) * 500,))
+    values = torch.rand(len(tokens), 3).to(dtype)
+    segments = Segments(tasks, len(TASKS), torch.device("cpu"))
+    use = Lookup(values, tokens, 7, segments)
+    expected = torch.zeros(len(TASKS), 7, 3).double()
+    places = (tasks.repeat_interleave(500), tokens)
+    expected = expected.index_put(places, values.double(), accumulate=True)
+    close = {"rtol": 1e-12, "atol": 1e-9} if dtype == torch.float64 else {"rtol": 5e-3, "atol": 0}
+    torch.testing.assert_close(use.task_gradients().double(), expected, **close)
+    for start, end in ((0, 3), (3, 4), (4, 7)):
+        found = use.slice(start, end).double()
+        torch.testing.assert_close(found, expected[:, start:end], **close)
+
+
+@pytest.mark.parametrize("at_once", [5, 2])
+def test_products_of_equal_shape_are_taken_at_once(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the sums of all shifts and scales: a few launches for a whole model."""
     formed: list[int] = []
     form = Outer.form
@@ -161,11 +183,12 @@ def test_products_of_equal_shape_are_taken_at_once(monkeypatch: pytest.MonkeyPat
         return form(uses)
 
     monkeypatch.setattr(Outer, "form", staticmethod(spy))
+    monkeypatch.setattr(_collector, "_FORMED_BYTES", at_once * 2 * B * S * D * 8)
     model = nn.Sequential(*(nn.Linear(D, D) for _ in range(5))).double()
     twins = Twins(Case(model, output, (torch.randn(B, S, D).double(),)), rule)
     for tasks in (UNSORTED, [0, 1, 2, 0, 1, 2], SORTED):
         twins.step(tasks)
-    assert formed == [5, 5, 5]
+    assert formed == 3 * ([5] if at_once == 5 else [2, 2, 1])
 
 
 def test_a_table_of_which_few_rows_are_used(held: Held) -> None:

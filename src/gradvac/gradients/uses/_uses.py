@@ -128,17 +128,16 @@ class Lookup(Table):
 
         No second buffer for a table that is also the softmax's.
         """
-        tokens, size = self.tokens - start, gradients.shape[1]
-        order, values = None, self.values
-        if gradients.dtype in (torch.bfloat16, torch.float16):
-            order, values = self._merged()
-        row = self._tasks() * size + tokens
+        is_narrow = gradients.dtype in (torch.bfloat16, torch.float16)
+        places, values = self._merged() if is_narrow else (self._places(), self.values)
+        size = gradients.shape[1]
         if size < self.num_rows:  # tokens outside add zeros somewhere
+            tokens = places % self.num_rows - start
             inside = (tokens >= 0) & (tokens < size)
-            row = torch.where(inside, row, 0)
-            values = values * (inside if order is None else inside[order])[:, None]
+            places = torch.where(inside, places // self.num_rows * size + tokens, 0)
+            values = values * inside[:, None]
         flat = gradients.view(-1, gradients.shape[2])
-        flat.index_add_(0, row if order is None else row[order], values.to(gradients.dtype))
+        flat.index_add_(0, places, values.to(gradients.dtype))
         return gradients
 
     def slice(self, start: int, end: int) -> Tensor:
@@ -148,21 +147,25 @@ class Lookup(Table):
     def _tasks(self) -> Tensor:
         return self.segments.along(self.tokens.shape[0])
 
+    def _places(self) -> Tensor:
+        """Where occurrences are added in tables of all tasks, one after the other."""
+        return self._tasks() * self.num_rows + self.tokens
+
     def _sum(self, values: Tensor) -> Tensor:
         dtype = wide(values.dtype)
         total = values.new_zeros(self.num_rows, values.shape[1], dtype=dtype)
         return total.index_add_(0, self.tokens, values.to(dtype))
 
     def _merged(self) -> tuple[Tensor, Tensor]:
-        """Occurrences by task and token, and their values: the first has the sum, others zero.
+        """Places in order, and values: of those at one place the first has the sum, others zero.
 
         Frequent tokens would lose their small summands in 16 bits: they are summed in float32.
         """
         if self._once is None:
-            _, order, first, slot = _numbered(self._tasks() * self.num_rows + self.tokens)
+            places, order, first, slot = _numbered(self._places())
             sums = torch.zeros_like(self.values, dtype=torch.float32)
             sums.index_add_(0, slot, self.values[order].float())
-            self._once = (order, sums[slot] * first[:, None])
+            self._once = (places, sums[slot] * first[:, None])
         return self._once
 
 
