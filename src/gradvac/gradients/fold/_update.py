@@ -23,7 +23,7 @@ def add_to_grad(
     with torch.no_grad():
         for leaf, update in zip(leaves, updates, strict=True):
             if update.dim() != leaf.dim() or update.shape != leaf.shape:
-                update = update.view(leaf.shape)
+                update = update.view_as(leaf)  # a shape of Python's would take three times as long
             if update.dtype != leaf.dtype or update.device != leaf.device:
                 update = update.to(leaf.device, leaf.dtype)
             if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:

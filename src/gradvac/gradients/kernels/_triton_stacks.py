@@ -46,9 +46,11 @@ class _Chunks:
             start += first
         padded = [(size + 63) // 64 * 64 for size in sizes]  # updates begin at whole 256 bytes
         *places, self.length = accumulate(padded, initial=0)
-        self.pieces = [
-            n for size, end in zip(sizes, padded, strict=True) for n in (size, end - size)
-        ]
+        self.pieces: list[int] = []  # updates, and what lies between them
+        self.updates: list[int] = []  # which of the pieces they are
+        for size, end in zip(sizes, padded, strict=True):
+            self.updates.append(len(self.pieces))
+            self.pieces += [size, end - size] if end > size else [size]
         self.num = len(member)
         self.member = index_on(member, device)
         self.start = index_on(start, device)
@@ -71,13 +73,12 @@ class _Launch(NamedTuple):
     aligned: bool  # 16 bytes can be read at once
 
 
-def _addresses(stacks: Sequence[Tensor]) -> Tensor:
-    """Where every parameter's gradients begin, and how far its tasks lie apart."""
-    given = [[s.data_ptr() for s in stacks], [s.stride(0) for s in stacks]]
-    table = torch.tensor(given, dtype=torch.int64, pin_memory=True)
+def _on(device: torch.device, rows: Sequence[Sequence[int]]) -> Tensor:
+    """Numbers of this step, `[rows, P]`, on the device."""
+    table = torch.tensor(rows, dtype=torch.int64, pin_memory=True)
     if torch.cuda.is_current_stream_capturing():
         _KEPT.append(table)  # a recorded graph copies from it again
-    return table.to(stacks[0].device, non_blocking=True)
+    return table.to(device, non_blocking=True)
 
 
 _KEPT: list[Tensor] = []
@@ -89,17 +90,21 @@ class Launched:
     def __init__(self, stacks: Sequence[Tensor], groups: Sequence[int], num_groups: int) -> None:
         self._num_tasks = len(stacks[0])
         stacks = [stack if stack.stride(1) == 1 else stack.contiguous() for stack in stacks]
-        together: dict[tuple[torch.dtype, bool], list[int]] = {}
-        for number, stack in enumerate(stacks):
-            aligned = not (stack.data_ptr() % 16 or stack.stride(0) % 16 or stack.shape[1] % 16)
-            together.setdefault((stack.dtype, aligned), []).append(number)
         self._stacks = stacks  # kept, because kernels know nothing but their addresses
+        # Number, component, columns, where gradients begin, and how far tasks lie apart.
+        together: dict[tuple[torch.dtype, bool], list[tuple[int, int, int, int, int]]] = {}
+        for number, (stack, group) in enumerate(zip(stacks, groups, strict=True)):
+            size, address, stride = stack.shape[1], stack.data_ptr(), stack.stride(0)
+            aligned = not (address % 16 or stride % 16 or size % 16)
+            known = (number, group, size, address, stride)
+            together.setdefault((stack.dtype, aligned), []).append(known)
         self._launches: list[_Launch] = []
-        for (_, aligned), numbers in together.items():
-            parts, members = [stacks[n] for n in numbers], tuple(groups[n] for n in numbers)
-            sizes = tuple(part.shape[1] for part in parts)
-            chunks = _chunks(sizes, members, num_groups, parts[0].device)
-            where = (parts[0], *_addresses(parts), chunks.member, chunks.start, chunks.sizes)
+        for (_, aligned), parts in together.items():
+            numbers, members, sizes, *addresses = zip(*parts, strict=True)
+            first = stacks[numbers[0]]
+            chunks = _chunks(sizes, members, num_groups, first.device)
+            table = _on(first.device, addresses)
+            where = (first, *table.unbind(), chunks.member, chunks.start, chunks.sizes)
             self._launches.append(_Launch(numbers, chunks, where, aligned))
 
     def grams(self) -> Tensor:
@@ -149,7 +154,9 @@ class Launched:
                 ALIGNED=launch.aligned,
                 num_warps=8,
             )
-            updates.update(zip(launch.numbers, out.split(chunks.pieces)[::2], strict=True))
+            pieces = out.split(chunks.pieces)
+            for number, piece in zip(launch.numbers, chunks.updates, strict=True):
+                updates[number] = pieces[piece]
         return [updates[number] for number in range(len(updates))]
 
 

@@ -62,7 +62,7 @@ class Former:
     def form(self, number: int, gradients: Sequence[Tensor | None], deliver: Deliver) -> None:
         """Deliver what a junction contributes to its parameters."""
         graph, junction = self.graph, self.plan.drawing.junctions[number]
-        if not any(gradient is not None and gradient.numel() for gradient in gradients):
+        if not [True for gradient in gradients if gradient is not None and gradient.numel()]:
             if any(gradient is not None for gradient in gradients):
                 self._deliver_zeros(junction.parameters, deliver)
             return
