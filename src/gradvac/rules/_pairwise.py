@@ -135,15 +135,15 @@ class Pairwise(Rule):
         self._next = self._target.clone() if self.target_rule.beta else self._target
 
     def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:
-        chosen = index_on(components, gram.device)[:, None, None]
-        rows, columns = self.index[:, None], self.index
-        target = self._target[chosen, rows, columns].to(gram.dtype)
-        held = self.targets()[chosen, rows, columns].to(gram.dtype)
-        order, vaccinated = self._order[chosen[:, 0, 0]], self._vaccinated[self.index]
+        chosen, targets = index_on(components, gram.device), self.targets()
+        pairs = (chosen[:, None, None], self.index[:, None], self.index)
+        target = self._target[pairs].to(gram.dtype)
+        held = target if targets is self._target else targets[pairs].to(gram.dtype)
+        order, vaccinated = self._order[chosen], self._vaccinated[self.index]
         coefficients, observed, active = sweep(gram, held, order, vaccinated)
         if beta := self.target_rule.beta:
             seen = torch.where(observed.isnan(), target, (1.0 - beta) * target + beta * observed)
-            self._next[chosen, rows, columns] = seen.to(self._next.dtype)
+            self._next[pairs] = seen.to(self._next.dtype)
         if self.preserve_norm:
             coefficients = coefficients * _norm_correction(gram, coefficients)[..., None]
         return Weighing(coefficients.sum(-2), held, active)

@@ -113,14 +113,15 @@ class Collector:
         self._waiting_bytes = 0
         for (kind, _), pairs in sorted(kinds.items(), key=lambda item: item[0][0] is Beside):
             most = max(1, _FORMED_BYTES // max(1, pairs[0][1].held_bytes))
-            while pairs:  # what was formed is let go of
-                formed = kind.form([use for _, use in pairs[:most]])
-                for (buffer, use), gradients in zip(pairs, formed, strict=False):
+            while pairs:
+                part = pairs[:most]
+                del pairs[:most]  # what was formed is let go of
+                formed = kind.form([use for _, use in part])
+                for (buffer, use), gradients in zip(part, formed, strict=True):
                     if buffer.has_begun:
                         buffer.add(Formed(gradients, use.segments))
                     else:
                         buffer.begin(gradients)
-                del pairs[:most]
 
     def component_done(self, component: int) -> None:
         """All uses of all parameters of a component have arrived."""

@@ -161,11 +161,10 @@ class Beside(Use):
         return [Summed(reduce(torch.add, map(segments.by_row, outputs)), segments, (width,))]
 
     def task_gradients(self) -> Tensor:
-        if self._sums is None:
-            assert self.output is not None
-            self.take(self.segments.sum(self.output.reshape(-1, self.output.shape[-1])))
-            assert self._sums is not None
-        return self._sums
+        if self._sums is not None:
+            return self._sums
+        assert self.output is not None
+        return self.segments.sum(self.output.reshape(-1, self.output.shape[-1]))
 
 
 class Normed(Sharing):
