@@ -107,6 +107,22 @@ TMX = """<?xml version="1.0"?><tmx version="1.4"><header/><body>
 <tu><tuv lang="en"><seg>alone</seg></tuv></tu></body></tmx>"""
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("t.json", '[{"en": "a", "fr": "b"}]', r"is one JSON array; .*jq -c '\.\[\]' t\.json"),
+        ("t.csv", "a;b\n", "'a;b', a single column; commas separate"),
+        ("t.tsv", "a ||| b\n", "a single column; tabs separate"),
+    ],
+)
+def test_other_forms_of_the_same_are_refused_with_the_right_one(
+    tmp_path: Path, name: str, content: str, told: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=told):
+        read(name, tmp_path)
+
+
 def test_tmx(tmp_path: Path) -> None:
     (tmp_path / "t.tmx.gz").write_bytes(gzip.compress(TMX.encode()))
     assert read("t.tmx.gz", tmp_path) == [("a bdog", "un chien"), ("alone", "")]

@@ -121,6 +121,12 @@ def _header(
         return cells
     elif len(cells) == 2 and is_named:
         expected = [first, second]
+    elif len(cells) == 1:
+        mark = "commas" if ".csv" in path.suffixes else "tabs"
+        raise ValueError(
+            f"data: {path} starts with {_shown(cells)}, a single column; {mark} separate columns, "
+            "as the end of its name says (.tsv: tabs, .csv: commas)."
+        )
     else:
         raise ValueError(
             f"data: {path} starts with {len(cells)} column(s) and no header that names {first!r} "

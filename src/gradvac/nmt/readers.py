@@ -174,13 +174,17 @@ def _read_moses(first: Path, second: Path) -> Iterator[Line]:
 
 def _read_jsonl(path: Path, first: str, second: str) -> Iterator[Line]:
     def rows() -> Iterator[Any]:
-        for line in raw_lines(path):
-            try:
-                yield (
-                    line
-                    if isinstance(line, Problem)
-                    else json.loads(line, object_pairs_hook=_unique)
+        for number, line in enumerate(raw_lines(path)):
+            if isinstance(line, Problem):
+                yield line
+                continue
+            if number == 0 and line.lstrip().startswith("["):
+                raise ValueError(
+                    f"data: {path} is one JSON array; write one object per line, as "
+                    f"`jq -c '.[]' {path.name}` does."
                 )
+            try:
+                yield json.loads(line, object_pairs_hook=_unique)
             except (ValueError, RecursionError):
                 yield Problem.MALFORMED
 
