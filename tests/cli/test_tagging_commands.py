@@ -75,6 +75,19 @@ def test_similarity_and_report(gradvac: Gradvac, folder: Path) -> None:
     assert (folder / "report.html").stat().st_size > 100_000
 
 
+def test_runs_of_another_recipe_are_told_by_name(gradvac: Gradvac) -> None:
+    for arguments, trained, needed in (
+        (("nmt", "score", "runs/tiny"), "tagging", "nmt"),
+        (("nmt", "train", "runs/tiny"), "tagging", "nmt"),
+        (("tagging", "predict", "runs/tiny_pretrain"), "tagging pretrain", "tagging"),
+        (("similarity", "runs/tiny_pretrain"), "tagging pretrain", "nmt` and `gradvac tagging"),
+    ):
+        done = gradvac(*arguments, input="")
+        told = f"{arguments[-1]} is a run of `gradvac {trained}`, but this is for runs of "
+        assert done.exit_code == 1
+        assert f"{told}`gradvac {needed}`." in done.stderr
+
+
 def test_runs_are_compared_by_sentences(gradvac: Gradvac) -> None:
     done = gradvac("tagging", "train", "tiny", *FEW, "align.rule=sum", "--run", "runs/joint")
     assert done.exit_code == 0, done.output

@@ -98,7 +98,7 @@ def translate(
     _require_files(files)
     output = utf8_output()
     translator = Translator.from_run(
-        require_run(run), weights=weights_of(weights), device=device, overrides=overrides
+        require_run(run, "nmt"), weights=weights_of(weights), device=device, overrides=overrides
     )
     if to is None and len(translator.targets) > 1:
         raise ValueError(f"--to: choose one of {', '.join(translator.targets)}.")
@@ -182,7 +182,7 @@ def score(
         if split is not None:
             raise ValueError("--set: is for the run's own sets; leave it out with --source.")
         scored, _ = score_files(
-            require_run(run),
+            require_run(run, "nmt"),
             source,
             reference,
             direction=Direction(from_language, to_language).name,
@@ -199,7 +199,7 @@ def score(
             print(f"{scored.num_lines:,} sentences")
         return
     scores = score_run(
-        require_run(run),
+        require_run(run, "nmt"),
         split=split or "test",
         weights=weights_of(weights),
         device=device,
@@ -229,6 +229,10 @@ def export(
     from gradvac.nmt import export_run
 
     made = export_run(
-        require_run(run), folder, to=to, weights=weights_of(weights), quantization=quantization
+        require_run(run, "nmt"),
+        folder,
+        to=to,
+        weights=weights_of(weights),
+        quantization=quantization,
     )
     print(f"{made} is ready; write sources as `<2xx> text`, xx being the target language.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from gradvac.cli._common import needs, require_run
+from gradvac.cli._common import needs, recipe_of, require_run
 from gradvac.cli._options import Device, Run, weights_of
 from gradvac.runs import RunFolder
 
@@ -56,7 +56,7 @@ def similarity(
     }
     if granularity:
         options["granularities"] = granularity
-    if is_tagging(require_run(run)):
+    if recipe_of(require_run(run, "nmt", "tagging")) == "tagging":
         measured = _measure_tagging(run, engine, options)
     else:
         from gradvac.nmt.similarity import measure_run as measure_translation
@@ -68,11 +68,6 @@ def similarity(
     console.print(summary(measured, max(asked, default=None)))
     steps = ", ".join(map(str, measured[0].steps.tolist()))
     print(f"Steps {steps} are in {RunFolder(run).similarity}.")
-
-
-def is_tagging(run: Path) -> bool:
-    """Whether this is a tagging run: only those have a kind of data."""
-    return "kind" in RunFolder(run).read_table().get("data", {})
 
 
 def _measure_tagging(run: Path, engine: str, options: dict[str, Any]) -> tuple[Similarities, ...]:

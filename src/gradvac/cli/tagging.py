@@ -104,7 +104,10 @@ def predict(
         raise ValueError("standard input is closed; there is nothing to tag.")
     output = utf8_output()
     tagger = Tagger.from_run(
-        require_run(run), weights=weights_of(weights), device=device, overrides=overrides or []
+        require_run(run, "tagging"),
+        weights=weights_of(weights),
+        device=device,
+        overrides=overrides or [],
     )
     num_empty = num_lines = 0
     decoder = Decoder()
@@ -154,7 +157,7 @@ def score(
 
     console = Console(highlight=False, markup=False)
     scores = score_run(
-        require_run(run),
+        require_run(run, "tagging"),
         split=split,
         weights=weights_of(weights),
         device=device,

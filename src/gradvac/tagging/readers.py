@@ -106,7 +106,8 @@ def open_lines(path: Path) -> Iterator[tuple[int, str]]:
                     text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
                     raise ValueError(
-                        f"data: {path}, line {number}: is not UTF-8 ({error})."
+                        f"data: {path}, line {number}: is not UTF-8 ({error}); convert "
+                        "the file, as in `iconv -f LATIN1 -t UTF-8`."
                     ) from None
                 yield number, text.rstrip("\r\n")
     except (OSError, EOFError, zlib.error) as error:
