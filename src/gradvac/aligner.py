@@ -195,50 +195,44 @@ class Aligner:
         Returns:
             What the rule did; None with `accumulate=True`.
         """
-        if self._exchange is not None:
-            return self._backward_together(self._exchange, losses, tasks_of_rows, accumulate)
-        given = read_losses(losses, tasks_of_rows, self.tasks)
-        given.add_to(self._pending)
+        given = (losses, tasks_of_rows, self.tasks)
+        if self._exchange is None:
+            take = partial(self._take_part_alone, read_losses(*given))
+        else:
+            take = partial(self._take_part, self._exchange, lambda: read_own_losses(*given))
         try:
-            if accumulate:
-                self._engines.accumulate(given)
-                return None
-            alignment = self._take_step(given)
+            alignment = take(accumulate)
         except BaseException:
             self.detach()
             raise
-        self._pending = {}
+        if not accumulate:
+            self._pending = {}
         return alignment
 
-    def _backward_together(
-        self,
-        exchange: Exchange,
-        losses: Tensor | Mapping[str, Tensor],
-        tasks_of_rows: TasksOfRows | None,
-        accumulate: bool,
-    ) -> Alignment | None:
-        """What `backward` does in each of several processes: all of them agree, or none moves."""
-
-        def read() -> Losses | None:
-            refuse_later_changes(self._given)
-            return read_own_losses(losses, tasks_of_rows, self.tasks)
-
-        try:
-            error = exchange.take_part(self._engines, read, self._pending, accumulate=accumulate)
-            if accumulate:
-                return None
-            agreed = exchange.close(self._pending, error)
-            alignment = self._align(partial(exchange.fold, agreed), agreed.present, agreed.losses)
-        except BaseException:
-            self.detach()
-            raise
-        self._pending = {}
-        return alignment
-
-    def _take_step(self, losses: Losses) -> Alignment:
+    def _take_part_alone(self, losses: Losses, accumulate: bool) -> Alignment | None:
+        losses.add_to(self._pending)
+        if accumulate:
+            self._engines.accumulate(losses)
+            return None
         present = tuple(self._pending)
         values = torch.stack([self._pending[position] for position in present])
         return self._engines.step(losses, present, lambda fold: self._align(fold, present, values))
+
+    def _take_part(
+        self, exchange: Exchange, read: Callable[[], Losses | None], accumulate: bool
+    ) -> Alignment | None:
+        """What each of several processes does: all of them agree, or none moves."""
+
+        def check_and_read() -> Losses | None:
+            refuse_later_changes(self._given)
+            return read()
+
+        pending, engines = self._pending, self._engines
+        error = exchange.take_part(engines, check_and_read, pending, accumulate=accumulate)
+        if accumulate:
+            return None
+        agreed = exchange.close(pending, error)
+        return self._align(partial(exchange.fold, agreed), agreed.present, agreed.losses)
 
     def _align(
         self, fold: Callable[[Weigh], None], present: tuple[int, ...], losses: Tensor
