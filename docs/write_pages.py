@@ -23,7 +23,7 @@ from pydantic_core import PydanticUndefined
 
 from gradvac.nmt import NmtConfig
 from gradvac.rules import RULES
-from gradvac.tagging import TaggingConfig
+from gradvac.tagging import PretrainConfig, TaggingConfig
 from gradvac.training import RunConfig
 from gradvac.training.toml import write_value
 
@@ -142,6 +142,7 @@ def settings_page() -> str:
         ("Every run", RunConfig),
         ("Translation", NmtConfig),
         ("Tagging", TaggingConfig),
+        ("Pretraining of an encoder", PretrainConfig),
     ):
         lines += [f"## {title}", ""]
         for name, field in model.model_fields.items():
