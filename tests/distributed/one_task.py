@@ -65,7 +65,7 @@ def wanted(world: World, whole: nn.Module, step: int) -> dict[str, Tensor]:
 def rows_that_mix(world: World, shard: bool, compiled: bool) -> None:
     """Batch normalisation and differences to the mean, per process: each has its own task."""
     own, whole = made(Coupled), made(Coupled)
-    if compiled:
+    if compiled and shard:
         own.body.compile(backend="aot_eager")
     if shard:
         mesh = DeviceMesh.from_group(world.group, "cpu")

@@ -65,7 +65,7 @@ class Engines:
             )
         self._stored = Stored(storage_dtype=storage_dtype, offload=offload, metric=metric)
         self.ran: Engine = self._one_backward or self._per_task
-        self._why: str | None = "as asked" if asked == "per_task" else "no batch so far"
+        self._why: str | None = "as asked" if asked == "per_task" else None
         self._said: set[str] = set()
 
     def task_gradients(

@@ -106,16 +106,14 @@ class OneBackward:
 
         with self._step(losses) as step:
             collector.open(None, None)
-            if expect is not None and not step.is_careful:
+            is_early = expect is not None and not step.is_careful
+            if expect is not None and is_early:
                 expect(step.plan.parameters())
-                outside = step.run(collector, show)
-            else:
-                outside = step.run(collector)
-                collector.form_waiting()
-        parameters = collector.collected
-        if expect is not None and step.is_careful:
-            expect(parameters)
-        for parameter in parameters:
+            outside = step.run(collector, show if is_early else None)
+            collector.form_waiting()
+        if expect is not None and not is_early:
+            expect(collector.collected)
+        for parameter in collector.collected:
             show(parameter)
         return outside
 
