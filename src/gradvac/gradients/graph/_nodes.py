@@ -128,8 +128,12 @@ def _all_saved(node: Any) -> list[Any]:
     kind: Any = type(node)
     is_torchs = kind.__module__ == "builtins"  # Python functions come and go
     names = _names_of_saved(kind) if is_torchs else ("_raw_saved_tensors",)
-    every = [getattr(node, name, ()) for name in names]
-    return [one for raw in every for one in (raw if isinstance(raw, tuple) else (raw,))]
+    every: list[Any] = []
+    for name in names:
+        with suppress(RuntimeError, AttributeError):  # of an earlier backward, which freed it
+            raw = getattr(node, name)
+            every += raw if isinstance(raw, tuple) else (raw,)
+    return every
 
 
 def is_selective(node: Any) -> bool:
