@@ -46,6 +46,12 @@ CASES["sequence_first_twice_as_long"] = lambda: sequence_first(2 * B)
 
 
 @case
+def a_window_of_all_rows() -> Case:
+    """Rows lie along a dimension that was not there before."""
+    return linears(lambda m, x: m.last(m.first(x).tanh().unfold(0, B, 1)[0].T))
+
+
+@case
 def sequence_first_attention() -> Case:
     def run(m: Any, x: Tensor) -> Tensor:
         x = x.transpose(0, 1)

@@ -273,6 +273,20 @@ def test_warnings_are_of_the_line_that_called(accumulate: bool) -> None:
         assert {warning.filename for warning in caught} == {__file__}
 
 
+def test_influence_deep_in_a_model() -> None:
+    """One backward per task is not slower than T gradients that are pushed through most of it."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        hidden = m.layers(x)
+        return m.last(hidden + hidden[torch.zeros(B, dtype=torch.int64)])
+
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(D, D), nn.Tanh()) for _ in range(24)))
+    model = Model(run, layers=layers, last=nn.Linear(D, 3))
+    aligner = Aligner(model, TASKS, engine="one_backward")
+    with pytest.raises(ValueError, match="influence each other"):
+        aligner.backward(distance(model(torch.randn(B, D))), ROWS)
+
+
 def test_auto_goes_back_to_one_backward() -> None:
     """One step with batch norm in training mode is no reason to stay in per_task."""
     case = batch_norm()

@@ -197,6 +197,24 @@ def test_a_block_without_rows() -> None:
         torch.testing.assert_close(found[1], found[0])
 
 
+def test_a_block_with_rows_along_another_dimension() -> None:
+    """Whose they are is measured there."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        return m.block((torch.stack([x, x.sin()]) * m.scale).sum(0))
+
+    model = Model(run, scale=nn.Parameter(torch.randn(D)), block=Block()).double()
+    x = torch.randn(len(TOKENS), D, dtype=torch.float64)
+    expected = reference(model, packed_losses(model, x), TOKENS)
+    aligner = attach(model, rule())
+    with gradvac.rows(TOKENS):
+        losses = packed_losses(model, x)
+    aligner.backward(losses, TOKENS)
+    torch.testing.assert_close(gradients_of(model), expected)
+    assert "declared" in repr(aligner)
+    assert "measured every step (1 of" in repr(aligner)
+
+
 def test_rows_of_a_task_without_loss() -> None:
     model = Block()
     aligner = attach(model)

@@ -143,7 +143,7 @@ class Run(NamedTuple):
         above: Mapping[int, Layout],
         num_rows: int,
         shapes: Sequence[tuple[int, ...] | None],
-    ) -> Below | None:
+    ) -> Below:
         outputs, given = self.region.run_without_data(self.sizes)
         roots = [outputs[self.places[number]] for number in above]
         graph = Graph(roots)
@@ -155,8 +155,7 @@ class Run(NamedTuple):
         below: Below = {}
         tensors = [value for value in given if isinstance(value, Tensor)]
         for edge, (value, shape) in enumerate(zip(tensors, shapes, strict=True)):
-            if shape is not None and tuple(value.shape) != shape:
-                return None
+            assert shape is None or tuple(value.shape) == shape
             if id(value) in leaves:
                 below[edge] = followed[leaves[id(value)]].get(0)
         return below

@@ -167,8 +167,7 @@ class Graph:
             if self.names[position] == LEAF:
                 shape = tuple(node.variable.shape)
             else:
-                described = node._input_metadata
-                shape = tuple(described[number].shape) if number < len(described) else ()
+                shape = tuple(node._input_metadata[number].shape)
             self._shapes[position, number] = shape
         return shape
 
@@ -189,7 +188,7 @@ class Graph:
         """Of a node, as far as their gradients are gradients of the losses."""
         if self.is_tap(position):
             return 1
-        return max(1, len(self.nodes[position]._input_metadata))
+        return len(self.nodes[position]._input_metadata)
 
     def is_complex(self, position: int, number: int = 0) -> bool:
         """Whether an output of a node is complex."""

@@ -132,8 +132,6 @@ class DeclaredRows:
 
     def forget(self, nodes: Sequence[Any]) -> None:
         """Drop the blocks of nodes whose graph is done with."""
-        numbers = sorted(node._sequence_nr() for node in nodes)
-        if not numbers:
-            return
-        low, high = numbers[0], numbers[-1]
+        numbers = [node._sequence_nr() for node in nodes]
+        low, high = min(numbers), max(numbers)
         _blocks.done = [b for b in _blocks.done if b.end <= low or b.start > high]
