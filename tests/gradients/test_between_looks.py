@@ -282,18 +282,46 @@ def test_losses_however_small() -> None:
         aligner.backward(losses, UNSORTED)
 
 
-def test_influence_on_the_losses_of_a_tiny_task() -> None:
+@pytest.mark.parametrize("num_looks", [0, 2])
+def test_influence_on_the_losses_of_a_tiny_task(num_looks: int) -> None:
     """Its gradients are lost beside those of the entries that it shares with other tasks."""
 
-    def run(m: Any, x: Tensor) -> Any:
+    def run(m: Any, x: Tensor, neighbour: Tensor) -> Any:
         hidden = m.first(x.requires_grad_())
-        return m.last(hidden + torch.cat([torch.zeros(1, D), hidden[:-1]]))
+        return m.last(hidden + hidden[neighbour])
 
     model = Model(run, first=nn.Linear(D, D), last=nn.Linear(D, 3))
     aligner = Aligner(model, TASKS, engine="one_backward")
-    size = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1e-6])
+    tasks, size = [0, 0, 0, 0, 0, 1], torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1e-6])
+    for _ in range(num_looks):
+        aligner.backward(size * distance(model(torch.randn(B, D), torch.arange(B))), tasks)
+    losses = size * distance(model(torch.randn(B, D), torch.tensor([0, 0, 1, 2, 3, 4])))
     with pytest.raises(ValueError, match="influence each other"):
-        aligner.backward(size * distance(model(torch.randn(B, D))), [0, 0, 0, 0, 0, 1])
+        aligner.backward(losses, tasks)
+
+
+def test_a_tiny_task_that_comes_later() -> None:
+    """Whether larger ones may hide it is known once it was looked at."""
+
+    def run(m: Any, x: Tensor, share: float) -> Any:
+        hidden = m.first(x.requires_grad_())[torch.arange(B)]
+        return m.last(hidden + share * hidden.roll(1, 0).detach())
+
+    model = Model(run, first=nn.Linear(D, D), last=nn.Linear(D, 3))
+    twin = copy.deepcopy(model)
+    aligner = Aligner(model, TASKS, Sum(), engine="one_backward")
+    plans = []
+    for tasks in ([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 2], [2, 0, 0, 0, 1, 1]):
+        size = torch.tensor([1.0, 1.0, 1e-6])[tasks]
+        x = torch.randn(B, D)
+        for one in (model, twin):
+            one.zero_grad()
+        aligner.backward(size * distance(model(x, 0.5)), tasks)
+        (size * distance(twin(x, 0.5))).sum().backward()
+        assert_same_gradients(model, twin, 1e-5)
+        plans.append(aligner._engines._one_backward.plan)
+    assert plans[2] is not plans[1]
+    assert plans[3] is plans[2]
 
 
 def test_operations_have_the_names_that_torch_gives_them() -> None:

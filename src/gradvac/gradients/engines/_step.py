@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gradvac.gradients.fold import Collector
@@ -80,6 +81,8 @@ class Step:
             former.codes = codes = task_codes(len(self.losses.present), former.is_coarse)
             every = map(codes.of_tasks, range(codes.num_passes))
             former.coded = [self._marks(self.losses.starts(weights)) for weights in every]
+            for smaller in map(torch.tensor, plan.smaller(self.losses.present)):
+                former.smaller.append((smaller, self._marks(self.losses.starts(smaller))))
         others: list[tuple[int, Arrive]] = []
         if asleep:
             shown = {junction.position for junction in junctions}

@@ -115,6 +115,10 @@ class Owners:
         own = size if self.named is None else torch.where(self.named == task, size, 0.0)
         self._sums.append(torch.stack([size.sum(), own.sum()]))
 
+    def length(self, task: int) -> float:
+        """The sum over all entries of a task's marks."""
+        return float(self._sums[task][0])
+
     def elsewhere(self, owner: Tensor) -> float:
         """The largest share of a task's gradient that is not at its own entries."""
         total, own = torch.stack(self._sums, dim=1)

@@ -29,7 +29,6 @@ from gradvac.gradients.ownership._layouts import Layout
 from gradvac.gradients.ownership._plan import How, Known, Plan
 from gradvac.hints import some
 
-_MOST_ATTEMPTS = 24
 _FEW = 40  # nodes that are cheap to push T gradients through
 
 
@@ -44,9 +43,10 @@ class Look:
         losses: Losses,
         declared: DeclaredRows,
         earlier: Plan | None,
+        lengths: dict[int, float],
     ) -> None:
         self.names, self.tasks, self.graph = names, tasks, graph
-        self.losses, self.declared = losses, declared
+        self.losses, self.declared, self.lengths = losses, declared, lengths
         self.moved = set(earlier.moved) if earlier else set()
         self.reached = graph.reached_by() if losses.index is None else []
         self.num_rows = None if losses.index is None else len(losses.index)
@@ -69,15 +69,14 @@ class Look:
     def _find(self) -> Plan:
         """Draw junctions until none is too early, and find out how rows lie in each."""
         refuse_unreadable(self.graph)
-        for _ in range(_MOST_ATTEMPTS):
+        plan = None
+        while plan is None:
             self.drawing = self._draw()
             self.layouts = self._follow()
             plan = self._try()
-            if plan is not None:
-                self._refuse_hooks()
-                plan.tolerance = self.shown.tolerance
-                return plan
-        raise Refused(self._coupled(self.mixed))
+        self._refuse_hooks()
+        plan.tolerance = self.shown.tolerance
+        return plan
 
     def _draw(self) -> Drawing:
         drawing = draw(self.graph, self.names.keys(), self._rows_at, self.moved)
@@ -135,7 +134,7 @@ class Look:
     def _try(self) -> Plan | None:
         """A plan, or None if a junction had to be moved."""
         self.shown = Evidence(self.graph.lowest())
-        plan = Plan(self.drawing, self.names, self.shown.lowest, self.moved)
+        plan = Plan(self.drawing, self.names, self.shown.lowest, self.moved, self.lengths)
         todo: list[Key] = []  # where codes must tell
         for number, junction in enumerate(self.drawing.junctions):
             outputs = [(number, o) for o in range(self.graph.num_outputs(junction.position))]
@@ -220,6 +219,8 @@ class Look:
             marks = self._marks(self.losses.starts(alone))
             for key, seen in owners.items():
                 seen.see(task, marks.get(key, torch.zeros_like(plain[key])))
+        for number, task in enumerate(self.losses.present):
+            self.lengths[task] = sum(seen.length(number) for seen in owners.values())
         known: dict[Key, Known | None] = dict.fromkeys(keys)
         for key, seen in owners.items():
             for how, owner in ((How.MEASURED, seen.measured), (How.DECLARED, seen.named)):

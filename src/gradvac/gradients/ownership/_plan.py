@@ -1,7 +1,7 @@
 """A plan: what is known of graphs with one signature."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -44,6 +44,7 @@ class Plan:
     names: Mapping[nn.Parameter, str]
     lowest: torch.dtype
     moved: set[int]
+    lengths: Mapping[int, float]  # of tasks' gradients, when looked at where they are measured
     known: dict[tuple[int, int], Known] = field(default_factory=dict)  # junction, output -> how
     sizes: set[object] = field(default_factory=set)  # of batches for which it is known to hold
     unfinished: str | None = None  # why the next batch must be looked at too
@@ -58,6 +59,24 @@ class Plan:
     def measured(self) -> bool:
         """Whether owners are measured every step somewhere."""
         return How.MEASURED in self.known.values()
+
+    def has_seen(self, present: Sequence[int]) -> bool:
+        """Whether it is known how large the gradients of tasks are where they are measured."""
+        return not self.measured or all(task in self.lengths for task in present)
+
+    def smaller(self, present: Sequence[int]) -> list[list[bool]]:
+        """Tasks that others may hide: those that are much smaller, and of these again.
+
+        What is measured may stay unexplained up to a share of the largest gradient, which would be
+        all of a small one. Such tasks are measured once more, without the larger ones.
+        """
+        lengths = [self.lengths.get(task, 0.0) for task in present]
+        groups, limit = [], max(lengths)
+        for length in sorted(set(lengths), reverse=True):
+            if length * (100 if self.lowest.itemsize > 2 else 10) < limit:
+                groups.append([one <= length for one in lengths])
+                limit = length
+        return groups
 
     def parameters(self) -> list[nn.Parameter]:
         """Those that such graphs reach, in the order of the model."""

@@ -27,6 +27,7 @@ class Planner:
     def __init__(self, names: Mapping[nn.Parameter, str], tasks: Sequence[str]) -> None:
         self._names, self._tasks = names, tasks
         self._known: dict[Signature, _Known] = {}
+        self._lengths: dict[int, float] = {}  # of tasks' gradients
         self.identities = frozenset(map(id, names))  # by which graphs tell them apart
         listen(self)
 
@@ -54,13 +55,16 @@ class Planner:
         num_rows = None if losses.index is None else len(losses.index)
         is_finished = not any(plan.unfinished for plan in known.plans)
         fitting = [plan for plan in known.plans if plan.holds_for(graph, num_rows)]
-        if fitting and is_finished and not look:
+        is_seen = bool(fitting) and fitting[0].has_seen(losses.present)
+        if is_seen and is_finished and not look:
             if fitting[0].refusal is not None:
                 raise Refused(fitting[0].refusal)
             return fitting[0]
         earlier = known.plans[0] if known.plans else None
         try:
-            plan = Look(self._names, self._tasks, graph, losses, declared, earlier).take()
+            plan = Look(
+                self._names, self._tasks, graph, losses, declared, earlier, self._lengths
+            ).take()
         except Refused as refusal:
             known.refusals[graph.sizes()] = str(refusal)
             if len(known.refusals) > _MOST_KEPT:
