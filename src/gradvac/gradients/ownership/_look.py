@@ -210,16 +210,16 @@ class Look:
         block, shape = self._block(self.drawing.junctions[key[0]].position), self._shape(key)
         return block if block is not None and shape and shape[0] % len(block) == 0 else None
 
-    def _by_task(self, keys: Sequence[Key]) -> dict[Key, Known | None]:
+    def _by_task(self, every: Sequence[Key]) -> dict[Key, Known | None]:
         """How owners are known where rows may move; None where several tasks share entries."""
-        keys = [key for key in keys if self.shown.is_awake(key)]
+        keys = [key for key in every if self.shown.is_awake(key)]
         plain, num_tasks = self.shown.plain, len(self.losses.present)
         owners = {key: Owners(plain[key], self._named(key)) for key in keys}
         for task, alone in enumerate(torch.eye(num_tasks) if keys else ()):
             marks = self._marks(self.losses.starts(alone))
             for key, seen in owners.items():
                 seen.see(task, marks.get(key, torch.zeros_like(plain[key])))
-        for number, task in enumerate(self.losses.present):
+        for number, task in enumerate(self.losses.present if every else ()):
             self.lengths[task] = sum(seen.length(number) for seen in owners.values())
         known: dict[Key, Known | None] = dict.fromkeys(keys)
         for key, seen in owners.items():

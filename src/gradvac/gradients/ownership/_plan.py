@@ -72,11 +72,14 @@ class Plan:
         """
         lengths = [self.lengths.get(task, 0.0) for task in present]
         groups, limit = [], max(lengths)
-        for length in sorted(set(lengths), reverse=True):
+        for length in sorted({*lengths} - {0.0}, reverse=True):
             if length * (100 if self.lowest.itemsize > 2 else 10) < limit:
-                groups.append([one <= length for one in lengths])
+                groups.append([0 < one <= length for one in lengths])
                 limit = length
-        return groups
+        # One that had no gradient so far may have any now.
+        return groups + [
+            [t == task for t in present] for task in present if not self.lengths.get(task)
+        ]
 
     def parameters(self) -> list[nn.Parameter]:
         """Those that such graphs reach, in the order of the model."""
