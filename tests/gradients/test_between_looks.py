@@ -270,6 +270,26 @@ def test_what_rounding_leaves_is_no_influence(dtype: torch.dtype, is_sorted: boo
             torch.testing.assert_close(parameter.grad, other.grad)
 
 
+@pytest.mark.parametrize(
+    "factors", [((0, 0, 0), (1, 1, 1)), ((1, 1, 1), (0, 0, 0), (1, 1, 1)), ((0, 1, 0), (1, 1, 1))]
+)
+def test_tasks_without_any_gradient(factors: tuple[tuple[int, ...], ...]) -> None:
+    """What was supposed of shared positions meanwhile is no reason to refuse the next batch."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        return m.last((x + m.first(m.positions(torch.arange(2 * B)))).tanh())
+
+    parts = {"positions": nn.Embedding(2 * B, D), "first": nn.Linear(D, D), "last": nn.Linear(D, 3)}
+    model = Model(run, **parts).double()
+    twin = copy.deepcopy(model)
+    aligner = Aligner(model, TASKS, Sum(), engine="one_backward", check=False)
+    for of_tasks in factors:
+        factor, x = torch.tensor(of_tasks)[UNSORTED], torch.randn(B, 2 * B, D, dtype=torch.float64)
+        aligner.backward(factor * distance(model(x)), UNSORTED)
+        (factor * distance(twin(x))).sum().backward()
+    assert_same_gradients(model, twin, 1e-9)
+
+
 def test_losses_however_small() -> None:
     model = Model(
         lambda m, x: m.last(F.batch_norm(m.first(x), None, None, training=True)),

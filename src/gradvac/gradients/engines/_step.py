@@ -97,10 +97,10 @@ class Step:
                 after_run=self._of_one_task(),
                 retain=again or self.keeps_graph,
             )
-        former.refuse_mixed_entries()
-        if asleep and watcher.asleep() != asleep:
+        if asleep and watcher.asleep() != asleep:  # what is supposed of these parts proves nothing
             plan.unfinished = "a part of it woke up"
             raise Again
+        former.refuse_mixed_entries()
         pairs = zip(plan.drawing.leaves_outside(self.graph), gradients, strict=True)
         outside = {leaf: g for leaf, g in pairs if g is not None and leaf.requires_grad}
         if self.losses.plain is not None:

@@ -149,7 +149,7 @@ class Look:
         return plan
 
     def _measure(self, plan: Plan, todo: Sequence[Key]) -> Plan | None:
-        losses, shown = self.losses, self.shown
+        losses, shown, self.silent = self.losses, self.shown, False
         if losses.plain is None:
             leaves = list(dict.fromkeys([*self.names, *self.graph.leaves()]))
             losses.plain = PlainGradient(self.graph, losses.starts(), leaves)
@@ -175,6 +175,9 @@ class Look:
             self.mixed, self.moved = mixed, self.moved | early
             return None
         plan.known |= {key: how for key, how in known.items() if how is not None}
+        measured = [key for key, how in plan.known.items() if how is How.MEASURED]
+        if self.silent and any(self.drawing.junctions[key[0]].supposed for key in measured):
+            plan.unfinished = "some tasks had no gradient so far"
         return plan
 
     def _coded_starts(self) -> list[torch.Tensor]:
@@ -220,7 +223,10 @@ class Look:
             for key, seen in owners.items():
                 seen.see(task, marks.get(key, torch.zeros_like(plain[key])))
         for number, task in enumerate(self.losses.present if every else ()):
-            self.lengths[task] = sum(seen.length(number) for seen in owners.values())
+            length = sum(seen.length(number) for seen in owners.values())
+            self.silent |= not length
+            if length or task not in self.lengths:
+                self.lengths[task] = length
         known: dict[Key, Known | None] = dict.fromkeys(keys)
         for key, seen in owners.items():
             for how, owner in ((How.MEASURED, seen.measured), (How.DECLARED, seen.named)):
