@@ -2,6 +2,7 @@
 
 # T tasks
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -51,7 +52,8 @@ class Former:
         self.coded: list[Mapping[tuple[int, int], Tensor]] = []
         self.codes: TaskCodes | None = None
         self.smaller: list[tuple[Tensor, Mapping[tuple[int, int], Tensor]]] = []  # tasks, marks
-        self._elsewhere: list[Tensor] = []  # what these have at entries of larger ones, and in all
+        # What these have at entries of larger ones, and in all, by place.
+        self._elsewhere: dict[int, list[Tensor]] = defaultdict(list)
         self._seen: dict[tuple[int, ...], list[tuple[Tensor, ...]]] = {}  # by shape: marks, owners
         self._arrived: dict[int, dict[int, Use]] = {}  # position -> output number -> use
         self.slow: list[str] = []
@@ -130,10 +132,10 @@ class Former:
         coded = [marks[number, output] for marks in self.coded]
         owner = self.codes.owners(plain, coded)
         self._seen.setdefault(tuple(plain.shape), []).append((owner, plain, *coded))
-        for tasks, marks in self.smaller:
+        for group, (tasks, marks) in enumerate(self.smaller):
             size = marks[number, output].abs().sum(-1)
             own = torch.where(tasks.to(owner.device)[owner], size, 0.0)
-            self._elsewhere.append(torch.stack([size.sum() - own.sum(), size.sum()]))
+            self._elsewhere[group].append(torch.stack([size.sum() - own.sum(), size.sum()]))
         segments = Segments(owner.reshape(-1), self._num_tasks, owner.device)
         return Owned(gradient.shape, segments, None)
 
@@ -150,17 +152,21 @@ class Former:
             shares.append(share)
             amounts.append(amount)
             sizes.append(torch.stack([plain, *coded]).abs().flatten(2).amax((0, 2)))
-        hidden = torch.stack(self._elsewhere, dim=1) if self._elsewhere else torch.zeros(2, 1)
-        self._seen, self._elsewhere = {}, []
+        self._seen = {}
         share, amount, size = torch.cat(shares), torch.cat(amounts), torch.cat(sizes)
         most = negligible(self.plan.lowest) * size.max()  # rounding may leave so much
         counts = (share * size > most) & (amount > most / 4)
-        is_hidden = bool((hidden[0] > self.plan.tolerance * hidden[1]).any())
-        if is_hidden or float(torch.where(counts, share, 0.0).max()) > self.plan.tolerance:
+        is_mixed = float(torch.where(counts, share, 0.0).max()) > self.plan.tolerance
+        if is_mixed or any(map(self._is_elsewhere, self._elsewhere.values())):
             raise Refused(
                 "engine: rows of the batch influence each other in this step, so that gradients "
                 'cannot be separated by task in one backward. Use engine="per_task".'
             )
+
+    def _is_elsewhere(self, by_place: list[Tensor]) -> bool:
+        elsewhere, size = torch.stack(by_place, dim=1)
+        most = negligible(self.plan.lowest) * size.max()
+        return bool(((elsewhere > self.plan.tolerance * size) & (elsewhere > most)).any())
 
     # -- nodes without a fast path ---------------------------------------------------------------
 
