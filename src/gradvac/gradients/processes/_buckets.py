@@ -26,12 +26,7 @@ class Part(NamedTuple):
 
 @dataclass
 class Bucket:
-    """Some parameters of one dtype.
-
-    Attributes:
-        dtype: In which they are exchanged.
-        parts: The parameters.
-    """
+    """Some parameters that are exchanged in one dtype."""
 
     dtype: torch.dtype
     parts: list[Part] = field(default_factory=list)

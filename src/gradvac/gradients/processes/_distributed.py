@@ -31,13 +31,7 @@ class RankError(RuntimeError):
 
 
 class Arriving:
-    """What a collective brings; it may still be on its way.
-
-    Args:
-        found: What it is written to.
-        wait: Waits for that.
-        given: What is being sent, to be kept until then.
-    """
+    """What a collective brings, and may still be on its way; what is sent is kept until then."""
 
     def __init__(
         self, found: Tensor, wait: Callable[[], object] | None = None, given: Tensor | None = None
@@ -99,15 +93,7 @@ class Ranks:
         return Arriving(gathered, lambda: self.run(work.wait), own)
 
     def all_to_all(self, own: Tensor, sizes: Sequence[int]) -> Arriving:
-        """Slice r of `own` `[W, m, S]` to process r; rows of all processes come back.
-
-        Args:
-            own: What goes to whom.
-            sizes: Rows m of every process.
-
-        Returns:
-            `[sum of sizes, S]`, by process.
-        """
+        """Slice r of `own` `[W, m, S]` to process r; back come those of all, `[sum(sizes), S]`."""
         width = own.shape[2]
         received = own.new_empty(sum(sizes), width)
         counts, mine = [size * width for size in sizes], own.shape[1] * width

@@ -90,11 +90,10 @@ class Exchange:
             engines: How.
             read: Gives the losses; None: this process has no rows.
             losses: Of earlier micro-batches, by task; these are added.
-            accumulate: More micro-batches will follow before the exchange.
+            accumulate: More micro-batches will follow; the others hear nothing of this one.
 
         Returns:
-            What went wrong: `close` tells it to the others. Of an accumulated micro-batch, they
-            hear nothing.
+            What went wrong: `close` tells it to the others.
         """
         given, error = None, None
         with whole(self.shards.modules, self.ranks):
