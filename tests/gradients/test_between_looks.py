@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from gradvac import Aligner, Sum
+from gradvac.gradients.engines import _step
+from gradvac.gradients.graph import Watcher
 from gradvac.gradients.ownership import _following
 
 from .parity import TASKS, UNSORTED, WEIGHTS, assert_same_gradients
@@ -287,6 +289,25 @@ def test_tasks_without_any_gradient(factors: tuple[tuple[int, ...], ...]) -> Non
         aligner.backward(factor * distance(model(x)), UNSORTED)
         (factor * distance(twin(x))).sum().backward()
     assert_same_gradients(model, twin, 1e-9)
+
+
+def test_rounding_that_is_zero_in_one_pass_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum that cancels out may wake a part up in every pass but the one that is looked at."""
+
+    class Fooled(Watcher):
+        def asleep(self) -> frozenset[int]:
+            return frozenset()
+
+    monkeypatch.setattr(_step, "Watcher", Fooled)
+    model = Model(
+        lambda m, x: m.last(x) + 0 * m.first(x), first=nn.Linear(D, 3), last=nn.Linear(D, 3)
+    )
+    aligner, twin = Aligner(model, TASKS, Sum(), engine="one_backward"), copy.deepcopy(model)
+    for _ in range(3):
+        x = torch.randn(B, D)
+        aligner.backward(distance(model(x)), UNSORTED)
+        distance(twin(x)).sum().backward()
+    assert_same_gradients(model, twin, 1e-5)
 
 
 def test_losses_however_small() -> None:

