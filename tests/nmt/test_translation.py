@@ -65,6 +65,12 @@ def test_beams_and_batches_do_not_change_a_sure_translation(toy_run: Path) -> No
         assert Translator.from_run(toy_run, overrides=[override]).translate(lines, "yy") == plain
 
 
+@pytest.mark.parametrize("override", ["optimizer.lr=3", "align.rule=sum", "sampling.temperature=2"])
+def test_settings_of_training_are_refused_when_it_is_over(toy_run: Path, override: str) -> None:
+    with pytest.raises(ValueError, match=f"override {override}: .* leave it out"):
+        score_run(toy_run, overrides=[override])
+
+
 def test_long_lines_are_cut_and_counted(toy_run: Path) -> None:
     translator = Translator.from_run(toy_run)
     found = translator.translate(["ba " * 100, "ba de fi"], "yy")

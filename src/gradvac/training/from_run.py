@@ -12,6 +12,8 @@ from gradvac.training import config
 from gradvac.training.processes import choose_device
 from gradvac.training.settings import RunConfig
 
+_OF_TRAINING = ("align", "optimizer", "sampling")  # sections that a trained model never asks
+
 
 class FromRun(ABC):
     """Something that does a trained model's work, such as translating.
@@ -38,8 +40,18 @@ class FromRun(ABC):
             weights: "best", "last", "averaged", or a step.
             device: "auto", "cpu", "cuda", ...
             overrides: Overrides of its config, such as "decoding.beams=8".
+
+        Raises:
+            ConfigError: An override changes nothing any more, because training is over.
         """
         run = Path(run)
+        for override in overrides:
+            section = override.partition(".")[0].strip()
+            if section in _OF_TRAINING:
+                raise config.ConfigError(
+                    f"override {override}: [{section}] is about training, and {run} is trained; "
+                    "leave it out, or train another run with it."
+                )
         settings = config.load(cls.settings_class, RunFolder(run).config, overrides)
         return cls.open(run, settings, weights, choose_device(device))
 
