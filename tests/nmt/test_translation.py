@@ -9,6 +9,7 @@ import pytest
 import sacrebleu
 
 from gradvac.nmt import Translator, score_run
+from gradvac.nmt.similarity import measure_run
 from gradvac.runs import RunFolder, read_scores
 
 
@@ -67,8 +68,9 @@ def test_beams_and_batches_do_not_change_a_sure_translation(toy_run: Path) -> No
 
 @pytest.mark.parametrize("override", ["optimizer.lr=3", "align.rule=sum", "sampling.temperature=2"])
 def test_settings_of_training_are_refused_when_it_is_over(toy_run: Path, override: str) -> None:
-    with pytest.raises(ValueError, match=f"override {override}: .* leave it out"):
-        score_run(toy_run, overrides=[override])
+    for use in (Translator.from_run, score_run, measure_run):
+        with pytest.raises(ValueError, match=f"override {override}: .* leave it out"):
+            use(toy_run, overrides=[override])
 
 
 def test_long_lines_are_cut_and_counted(toy_run: Path) -> None:

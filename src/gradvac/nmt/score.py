@@ -24,6 +24,7 @@ from gradvac.runs import RunFolder, TaskScores
 from gradvac.runs.sentences import SentenceCounts, identify
 from gradvac.tasks import parse
 from gradvac.training import config
+from gradvac.training.from_run import trained_settings
 from gradvac.training.settings import TECHNICAL_ELSEWHERE
 
 # Scripts without blanks between words, whose n-grams are counted otherwise.
@@ -217,7 +218,7 @@ def score_run(
     """
     run = Path(run)
     folder = RunFolder(run)
-    settings = config.load(NmtConfig, folder.config, overrides)
+    settings = trained_settings(NmtConfig, run, overrides)
     prepared = require_prepared(settings.data, run)
     of_weights = folder.identify_weights(weights)
     translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
@@ -296,7 +297,7 @@ def score_files(
             without reference, or a line that is not UTF-8.
     """
     translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
-    tasks = config.load(NmtConfig, RunFolder(Path(run)).config, overrides).data.all_tasks()
+    tasks = trained_settings(NmtConfig, Path(run), overrides).data.all_tasks()
     if direction not in tasks:
         say(f"{direction} was not trained; this run knows {', '.join(tasks)}.")
     sources, references = (_all_lines(path) for path in (source, reference))

@@ -26,6 +26,7 @@ from gradvac.nmt.stream import Numbers, TaskData, gather_batch
 from gradvac.runs import RunFolder
 from gradvac.tasks import parse
 from gradvac.training import choose_device, config
+from gradvac.training.from_run import trained_settings
 from gradvac.training.measuring import measure_checkpoints
 from gradvac.training.signature import weights_hash
 
@@ -74,7 +75,7 @@ def measure_run(
         raise ValueError(f"lines: two halves need at least 2 lines, got {num_lines}.")
     run = Path(run)
     folder = RunFolder(run)
-    settings = config.load(NmtConfig, folder.config, overrides)
+    settings = trained_settings(NmtConfig, run, overrides)
     tasks = settings.data.all_tasks()
     if len(tasks) < 2:
         raise ValueError(f"{run}: has the single task {tasks[0]}; similarity is between tasks.")

@@ -18,7 +18,7 @@ from gradvac.tagging.preparation import require_prepared
 from gradvac.tagging.sentences import Sentence
 from gradvac.tagging.settings import TaggingConfig
 from gradvac.tagging.tagger import Tagger
-from gradvac.training import config
+from gradvac.training.from_run import trained_settings
 
 F1_OF = {
     "ner": "F1 of entities as conlleval counts them",
@@ -137,7 +137,7 @@ def score_run(
     """
     run = Path(run)
     folder = RunFolder(run)
-    settings = config.load(TaggingConfig, folder.config, overrides)
+    settings = trained_settings(TaggingConfig, run, overrides)
     prepared = require_prepared(settings, run)
     of_weights = folder.identify_weights(weights)
     tagger = Tagger.from_run(run, weights=weights, device=device, overrides=overrides)

@@ -26,6 +26,7 @@ from gradvac.tagging.recipe import row_losses
 from gradvac.tagging.settings import DEV, TaggingConfig
 from gradvac.tagging.tagger import load_run_model, load_run_tokenizer, logits_of, pad_token
 from gradvac.training import choose_device, config
+from gradvac.training.from_run import trained_settings
 from gradvac.training.measuring import measure_checkpoints
 from gradvac.training.signature import weights_hash
 
@@ -68,7 +69,7 @@ def measure_run(
     """
     run = Path(run)
     folder = RunFolder(run)
-    settings = config.load(TaggingConfig, folder.config, overrides)
+    settings = trained_settings(TaggingConfig, run, overrides)
     tasks = settings.data.languages
     if len(tasks) < 2:
         raise ValueError(f"{run}: has the single language {tasks[0]}; similarity is between tasks.")

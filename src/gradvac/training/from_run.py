@@ -15,6 +15,24 @@ from gradvac.training.settings import RunConfig
 _OF_TRAINING = ("align", "optimizer", "sampling")  # sections that a trained model never asks
 
 
+def trained_settings(
+    settings_class: type[config.Config], run: Path, overrides: Sequence[str]
+) -> config.Config:
+    """The settings of a run whose training is over, with overrides.
+
+    Raises:
+        ConfigError: An override would change nothing, because it is about training.
+    """
+    for override in overrides:
+        section = override.partition(".")[0].strip()
+        if section in _OF_TRAINING:
+            raise config.ConfigError(
+                f"override {override}: [{section}] is about training, and {run} is trained; "
+                "leave it out, or train another run with it."
+            )
+    return config.load(settings_class, RunFolder(run).config, overrides)
+
+
 class FromRun(ABC):
     """Something that does a trained model's work, such as translating.
 
@@ -40,19 +58,9 @@ class FromRun(ABC):
             weights: "best", "last", "averaged", or a step.
             device: "auto", "cpu", "cuda", ...
             overrides: Overrides of its config, such as "decoding.beams=8".
-
-        Raises:
-            ConfigError: An override changes nothing any more, because training is over.
         """
         run = Path(run)
-        for override in overrides:
-            section = override.partition(".")[0].strip()
-            if section in _OF_TRAINING:
-                raise config.ConfigError(
-                    f"override {override}: [{section}] is about training, and {run} is trained; "
-                    "leave it out, or train another run with it."
-                )
-        settings = config.load(cls.settings_class, RunFolder(run).config, overrides)
+        settings = trained_settings(cls.settings_class, run, overrides)
         return cls.open(run, settings, weights, choose_device(device))
 
     @classmethod
