@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -21,34 +24,32 @@ def length(gradients: Tensor, weights: Tensor) -> Tensor:
     return (weights[..., None] * gradients).sum(-2).norm(dim=-1)
 
 
-def test_norm_is_the_plain_sum_at_the_length_of_gradvac() -> None:
-    vaccine, control = bound(GradVac(beta=0.3), 4, 3), bound(Control("norm", beta=0.3), 4, 3)
+def beside_gradvac(kind: Literal["norm", "direction"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Gradients, and the weights of GradVac and of a control that learns what GradVac learns."""
+    vaccine, control = bound(GradVac(beta=0.3), 4, 3), bound(Control(kind, beta=0.3), 4, 3)
     differs = False
     for seed in range(6):
         gradients = draw(seed)
-        own = step(vaccine, gram_of(gradients))
-        other = step(control, gram_of(gradients))
-        assert torch.equal(other.weights, other.weights[:, :1].expand_as(other.weights))
-        torch.testing.assert_close(length(gradients, other.weights), length(gradients, own.weights))
-        torch.testing.assert_close(other.target, own.target)  # it learns what GradVac learns
+        own, other = (step(rule, gram_of(gradients)) for rule in (vaccine, control))
+        torch.testing.assert_close(other.target, own.target)
         differs |= not torch.allclose(own.weights, other.weights)
+        yield gradients, own.weights, other.weights
     assert differs
+
+
+def test_norm_is_the_plain_sum_at_the_length_of_gradvac() -> None:
+    for gradients, own, other in beside_gradvac("norm"):
+        assert torch.equal(other, other[:, :1].expand_as(other))
+        torch.testing.assert_close(length(gradients, other), length(gradients, own))
 
 
 def test_direction_is_the_update_of_gradvac_at_the_length_of_the_plain_sum() -> None:
-    vaccine, control = bound(GradVac(beta=0.3), 4, 3), bound(Control("direction", beta=0.3), 4, 3)
-    differs = False
-    for seed in range(6):
-        gradients = draw(seed)
-        own = step(vaccine, gram_of(gradients))
-        other = step(control, gram_of(gradients))
-        plain = length(gradients, torch.ones_like(own.weights))
-        torch.testing.assert_close(length(gradients, other.weights), plain)
-        both = (own.weights, other.weights)
-        torch.testing.assert_close(*(weights / weights.sum(-1, keepdim=True) for weights in both))
-        torch.testing.assert_close(other.target, own.target)
-        differs |= not torch.allclose(own.weights, other.weights)
-    assert differs
+    for gradients, own, other in beside_gradvac("direction"):
+        torch.testing.assert_close(
+            length(gradients, other), length(gradients, torch.ones_like(own))
+        )
+        both = (weights / weights.sum(-1, keepdim=True) for weights in (own, other))
+        torch.testing.assert_close(*both)
 
 
 @pytest.mark.parametrize("vaccinated", [None, ["b", "c"]])
