@@ -26,10 +26,16 @@ from typing import Any
 
 import torch
 
-from gradvac.nmt import NmtConfig, Translator, export_run, score_lines, train_translation
-from gradvac.nmt.export import make_pegasus
-from gradvac.nmt.vocabulary import EOS
-from gradvac.training import config
+from gradvac.lab.recipes.nmt import (
+    NmtConfig,
+    Translator,
+    export_run,
+    score_lines,
+    train_translation,
+)
+from gradvac.lab.recipes.nmt.export import make_pegasus
+from gradvac.lab.recipes.nmt.vocabulary import EOS
+from gradvac.lab.training import config
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "nmt"
 

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from transformer import Size, Transformer, component, make_batch, row_losses
 
 import gradvac
-from gradvac.gradients import compile_tapped
-from gradvac.gradients.kernels import _kernels, _triton_stacks, _triton_sums
-from gradvac.gradients.kernels._segments import Segments
-from gradvac.gradients.uses._waiting import Beside, Normed, Outer
-from gradvac.nmt import _triton_loss
-from gradvac.nmt.loss import plain_cross_entropy
+from gradvac.engine import compile_tapped
+from gradvac.engine.kernels import _kernels, _triton_stacks, _triton_sums
+from gradvac.engine.kernels._segments import Segments
+from gradvac.engine.uses._waiting import Beside, Normed, Outer
+from gradvac.lab.recipes.nmt import _triton_loss
+from gradvac.lab.recipes.nmt.loss import plain_cross_entropy
 from gradvac.rules import _pairwise
 
 DEVICE = torch.device("cuda")

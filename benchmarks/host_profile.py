@@ -12,7 +12,7 @@ import torch
 from transformer import SIZES, Transformer, component, make_batch, row_losses
 
 import gradvac
-from gradvac.gradients import compile_tapped
+from gradvac.engine import compile_tapped
 
 
 def main() -> None:

@@ -23,11 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gradvac.nmt import Prepared, Stream, TaskData, prepare
-from gradvac.nmt.data_settings import DataConfig
-from gradvac.nmt.settings import BatchConfig
-from gradvac.nmt.tokens import TokenShards
-from gradvac.training import SamplingConfig
+from gradvac.lab.recipes.nmt import Prepared, Stream, TaskData, prepare
+from gradvac.lab.recipes.nmt.data_settings import DataConfig
+from gradvac.lab.recipes.nmt.settings import BatchConfig
+from gradvac.lab.recipes.nmt.tokens import TokenShards
+from gradvac.lab.training import SamplingConfig
 
 
 def write_corpus(folder: Path, pairs: int) -> None:

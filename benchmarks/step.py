@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from transformer import SIZES, Transformer, component, make_batch, row_losses
 
 import gradvac
-from gradvac.gradients import compile_tapped
+from gradvac.engine import compile_tapped
 
 MODES = (
     "joint",

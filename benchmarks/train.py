@@ -34,13 +34,22 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from gradvac.nmt import SIZES, Batch, Size, Stream, TaskData, TokenFile, TokenWriter, Transformer
-from gradvac.nmt.settings import BatchConfig
-from gradvac.training import WHOLE, Ahead, Part, RunConfig, SamplingConfig, StepLosses
-from gradvac.training.optimizer import OptimizerConfig, clip, set_lr, step_unless
-from gradvac.training.ranks import Job
-from gradvac.training.state import RunState
-from gradvac.training.step import GraphStep, Step
+from gradvac.lab.recipes.nmt import (
+    SIZES,
+    Batch,
+    Size,
+    Stream,
+    TaskData,
+    TokenFile,
+    TokenWriter,
+    Transformer,
+)
+from gradvac.lab.recipes.nmt.settings import BatchConfig
+from gradvac.lab.training import WHOLE, Ahead, Part, RunConfig, SamplingConfig, StepLosses
+from gradvac.lab.training.optimizer import OptimizerConfig, clip, set_lr, step_unless
+from gradvac.lab.training.ranks import Job
+from gradvac.lab.training.state import RunState
+from gradvac.lab.training.step import GraphStep, Step
 
 LONGEST = 130
 Tokens = npt.NDArray[np.float64] | npt.NDArray[np.int64]

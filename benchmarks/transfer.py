@@ -18,9 +18,15 @@ from pathlib import Path
 
 import torch
 
-from gradvac import corpora
-from gradvac.nmt import NmtConfig, Translator, open_or_prepare, score_lines, train_translation
-from gradvac.training import Display
+from gradvac.lab import languages as corpora
+from gradvac.lab.recipes.nmt import (
+    NmtConfig,
+    Translator,
+    open_or_prepare,
+    score_lines,
+    train_translation,
+)
+from gradvac.lab.training import Display
 
 LOW, SIBLING, STRANGER = "qsm", "qso", "qnk"
 SETTINGS = {"alone": [LOW], "with a stranger": [LOW, STRANGER], "with its sibling": [LOW, SIBLING]}

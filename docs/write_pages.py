@@ -21,11 +21,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from gradvac.nmt import NmtConfig
+from gradvac.lab.recipes.nmt import NmtConfig
+from gradvac.lab.recipes.tagging import PretrainConfig, TaggingConfig
+from gradvac.lab.training import RunConfig
+from gradvac.lab.training.toml import write_value
 from gradvac.rules import RULES
-from gradvac.tagging import PretrainConfig, TaggingConfig
-from gradvac.training import RunConfig
-from gradvac.training.toml import write_value
 
 DOCS = Path(__file__).parent
 _BEGIN, _END = "<!-- written by docs/write_pages.py -->\n", "<!-- until here -->\n"

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from gradvac.training import Display
+from gradvac.lab.training import Display
 
 
 class Shown(Display):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gradvac.analysis.statistics import holm
-from gradvac.experiments import Comparison, compare_runs
-from gradvac.experiments.verdicts import Against
+from gradvac.lab.experiments import Comparison, compare_runs
+from gradvac.lab.experiments.verdicts import Against
 
 _FEWEST = 2  # seeds
 _LEVEL = 0.05

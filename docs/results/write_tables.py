@@ -27,7 +27,7 @@ from updates import length_table, noise_table, update_table
 
 from gradvac.analysis.figures.style import save
 from gradvac.analysis.record import Record, read_record
-from gradvac.experiments import (
+from gradvac.lab.experiments import (
     Trial,
     compare_runs,
     halving,
@@ -35,10 +35,10 @@ from gradvac.experiments import (
     predictions,
     to_markdown,
 )
-from gradvac.experiments.curves import LOSS
-from gradvac.experiments.pictures import draw
-from gradvac.runs import RunFolder, read_scores
-from gradvac.runs.files import read_json, write_text
+from gradvac.lab.experiments.curves import LOSS
+from gradvac.lab.experiments.pictures import draw
+from gradvac.lab.runs import RunFolder, read_scores
+from gradvac.lab.runs.files import read_json, write_text
 
 _FEWEST = 2  # seeds
 _PREDICTED = {"prediction": ("table1", "main", "mixture"), "prediction_long": ("long",)}

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gradvac import rules
     from gradvac.aligner import Aligner
     from gradvac.alignment import Alignment
-    from gradvac.gradients import AdamMetric, Components, RowTasks, rows
+    from gradvac.engine import AdamMetric, Components, RowTasks, rows
     from gradvac.restored import Restored
     from gradvac.rules import *  # noqa: F403
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _ROOMS = {
     "gradvac.aligner": ("Aligner",),
     "gradvac.alignment": ("Alignment",),
-    "gradvac.gradients": ("AdamMetric", "Components", "RowTasks", "rows"),
+    "gradvac.engine": ("AdamMetric", "Components", "RowTasks", "rows"),
     "gradvac.restored": ("Restored",),
     "gradvac.rules": (
         *("EmaTarget", "FixedTarget", "Halves", "Only"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradvac import gram as geometry
 from gradvac.alignment import Alignment, Part, assemble, warn_if_identical
-from gradvac.gradients import (
+from gradvac.engine import (
     ENGINES,
     Components,
     Engines,

@@ -9,7 +9,7 @@ import numpy as np
 from gradvac.analysis.record import Record
 from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import Similarities
-from gradvac.runs import TaskScores
+from gradvac.lab.runs import TaskScores
 
 FAMILIES = {
     "fr": "Western European", "es": "Western European", "de": "Western European",

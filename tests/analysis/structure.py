@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gradvac.analysis import KnownDistances, Record, Run, Similarities
-from gradvac.runs import TaskScores
+from gradvac.lab.runs import TaskScores
 
 SIZE = 100  # numbers of a component
 LAYERS = 4

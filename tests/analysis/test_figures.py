@@ -28,8 +28,8 @@ from gradvac.analysis.figures.style import (
     save,
 )
 from gradvac.analysis.run import KnownDistances, Run
+from gradvac.lab.runs import TaskScores
 from gradvac.rules import GradVac, PCGrad
-from gradvac.runs import TaskScores
 from gradvac.sides import side_of
 
 from .made_runs import FAMILIES, make_run

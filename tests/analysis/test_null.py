@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from gradvac import corpora
 from gradvac.analysis import Similarities, statistics
 from gradvac.analysis.report import compare, headline, summarise
 from gradvac.analysis.run import Run
+from gradvac.lab import languages as corpora
 
 from . import structure
 

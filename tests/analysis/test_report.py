@@ -14,7 +14,7 @@ from gradvac.analysis.report._scores import score_table
 from gradvac.analysis.report._sentences import describe_source
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import Similarities
-from gradvac.runs import TaskScores
+from gradvac.lab.runs import TaskScores
 
 from .made_runs import make_run
 

@@ -14,11 +14,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gradvac import corpora
 from gradvac.analysis.similarities import Similarities, save_similarities
 from gradvac.cli import figures, report
 from gradvac.cli._common import tells_mistakes
 from gradvac.cli._runs import load_runs, sizes_of
+from gradvac.lab import languages as corpora
 
 COMPONENTS = ("encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1")
 app = typer.Typer()

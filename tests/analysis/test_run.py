@@ -12,7 +12,7 @@ import torch
 
 from gradvac import Aligner, Sum
 from gradvac.analysis import Recorder, Similarities, load_run, save_similarities
-from gradvac.runs import TaskScores, write_scores
+from gradvac.lab.runs import TaskScores, write_scores
 
 
 def record(path: Path, tasks: list[str], num: int = 3) -> None:

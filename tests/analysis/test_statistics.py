@@ -56,7 +56,7 @@ def test_sides_agree_with_granularity_enc_dec() -> None:
     """What `enc_dec` calls a side and what the statistics call it are the same."""
     import torch
 
-    from gradvac.gradients import split
+    from gradvac.engine import split
 
     model = torch.nn.Transformer(8, 2, 1, 1, 8, batch_first=True)
     for side, members in split(model, "enc_dec").items():

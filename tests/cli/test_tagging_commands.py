@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from gradvac.cli import app
 from gradvac.cli._common import config_folders
-from gradvac.tagging import PretrainConfig, TaggingConfig
-from gradvac.training import config
+from gradvac.lab.recipes.tagging import PretrainConfig, TaggingConfig
+from gradvac.lab.training import config
 
 Gradvac = Callable[..., Result]
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from gradvac import Aligner, GradVac
-from gradvac.gradients.processes import _buckets
+from gradvac.engine.processes import _buckets
 
 from .problems import TASKS, Rows, made, rows
 from .processes import World, join_world

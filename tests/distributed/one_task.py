@@ -121,7 +121,7 @@ def more_tasks_than_processes(world: World, shard: bool) -> None:
 
 def sends_while_the_backward_runs(world: World) -> None:
     """The exchange of the last layers has begun when the first ones are differentiated."""
-    from gradvac.gradients.processes import _buckets
+    from gradvac.engine.processes import _buckets
 
     def sent_before_the_first_layer(num_tasks: int) -> int:
         model = made(Rows)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from gradvac.experiments import Sweep, SweepConfig
-from gradvac.experiments.worker import work
-from gradvac.training.config import load
+from gradvac.lab.experiments import Sweep, SweepConfig
+from gradvac.lab.experiments.worker import work
+from gradvac.lab.training.config import load
 
 ROOT = Path(__file__).parents[2]
 TWIN = ROOT / "configs" / "nmt" / "twin.toml"
-LANGUAGES = ROOT / "src" / "gradvac" / "corpora" / "default.toml"
+LANGUAGES = ROOT / "src" / "gradvac" / "lab" / "languages" / "default.toml"
 
 
 class InProcess:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gradvac.runs import RunFolder, TaskScores, write_scores
-from gradvac.runs.sentences import SentenceCounts, write_counts
-from gradvac.training.toml import write_toml
+from gradvac.lab.runs import RunFolder, TaskScores, write_scores
+from gradvac.lab.runs.sentences import SentenceCounts, write_counts
+from gradvac.lab.training.toml import write_toml
 
 LEVELS = {"en-fr": "high", "en-hi": "low"}
 

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gradvac.cli import app
-from gradvac.experiments import compare_runs, find_runs, to_json, to_markdown
-from gradvac.experiments.verdicts import front
-from gradvac.runs import RunFolder
+from gradvac.lab.experiments import compare_runs, find_runs, to_json, to_markdown
+from gradvac.lab.experiments.verdicts import front
+from gradvac.lab.runs import RunFolder
 
 from .made_runs import make_run
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.experiments import Sweep, SweepConfig, compare_runs, to_markdown
-from gradvac.experiments.frozen import mean_weights
-from gradvac.runs import RunFolder
-from gradvac.training.config import load
+from gradvac.lab.experiments import Sweep, SweepConfig, compare_runs, to_markdown
+from gradvac.lab.experiments.frozen import mean_weights
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training.config import load
 
 from .conftest import ROOT, InProcess
 

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gradvac.cli import app
-from gradvac.experiments import compare_runs
-from gradvac.experiments.page import headline, say_trade_off
-from gradvac.experiments.pictures import beyond_the_mixtures, draw
+from gradvac.lab.experiments import compare_runs
+from gradvac.lab.experiments.page import headline, say_trade_off
+from gradvac.lab.experiments.pictures import beyond_the_mixtures, draw
 
 from .. import browser
 from .made_runs import make_run

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gradvac.experiments import SweepConfig, expand
-from gradvac.experiments.plan import resolve
+from gradvac.lab.experiments import SweepConfig, expand
+from gradvac.lab.experiments.plan import resolve
 
 OUT = Path("out")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.experiments.plan import Trial
-from gradvac.experiments.prediction import prediction_table, predictions
+from gradvac.lab.experiments.plan import Trial
+from gradvac.lab.experiments.prediction import prediction_table, predictions
 
 from .made_runs import make_run
 

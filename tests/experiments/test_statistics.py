@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradvac.experiments.statistics import Scored, difference, spread
-from gradvac.runs.sentences import f1
+from gradvac.lab.experiments.statistics import Scored, difference, spread
+from gradvac.lab.runs.sentences import f1
 
 SENTENCES, DRAWINGS = 60, 60
 

@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gradvac.experiments import Sweep, budget_table, budgets, compare_runs, read_run
-from gradvac.experiments.halving import FILE, rungs
-from gradvac.experiments.launchers import Processes, Submitit
-from gradvac.runs import RunFolder
-from gradvac.training import checkpoint
+from gradvac.lab.experiments import Sweep, budget_table, budgets, compare_runs, read_run
+from gradvac.lab.experiments.halving import FILE, rungs
+from gradvac.lab.experiments.launchers import Processes, Submitit
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import checkpoint
 
 from .conftest import ROOT, TWIN, InProcess
 
@@ -172,7 +172,7 @@ def test_a_lane_does_several_runs_and_outlives_one_that_is_killed(
 ) -> None:
     """The first run is killed; the second one, of the same lane, is as any other."""
     killed = (
-        "from gradvac.experiments import worker\n"
+        "from gradvac.lab.experiments import worker\n"
         "import os, signal\n"
         "real = worker.work\n"
         "def work(**task):\n"
@@ -183,7 +183,7 @@ def test_a_lane_does_several_runs_and_outlives_one_that_is_killed(
         "worker.work = work\n"
         "worker.serve()\n"
     )
-    monkeypatch.setattr("gradvac.experiments.launchers._LANE", killed)
+    monkeypatch.setattr("gradvac.lab.experiments.launchers._LANE", killed)
     made = sweep('[grid]\n"train.seed" = [0, 1]\n')
     made.run(Processes(1))
     assert statuses(made) == {"twin.seed-0": "failed", "twin.seed-1": "done"}
@@ -193,7 +193,7 @@ def test_a_lane_does_several_runs_and_outlives_one_that_is_killed(
 
 
 def test_a_lane_that_ends_is_told(sweep: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradvac.experiments.launchers._LANE", "raise SystemExit(7)")
+    monkeypatch.setattr("gradvac.lab.experiments.launchers._LANE", "raise SystemExit(7)")
     made = sweep("")
     made.run(Processes(1))
     assert "ended with exit status 7" in made.ended(made.trials[0]).error
@@ -210,7 +210,7 @@ def test_when_its_time_is_over_a_sweep_leaves_and_goes_on_later(
     def now() -> float:  # time is over as soon as the first run has logged something
         return 60.0 if RunFolder(first).read_metrics() else 0.0
 
-    monkeypatch.setattr("gradvac.experiments.pace.time", SimpleNamespace(monotonic=now))
+    monkeypatch.setattr("gradvac.lab.experiments.pace.time", SimpleNamespace(monotonic=now))
     made.run(Processes(1), seconds=2)
     assert set(statuses(made).values()) == {"waiting"}
     assert RunFolder(first).kept_checkpoints()[-1][0] > 0
@@ -253,7 +253,7 @@ def test_a_run_that_would_not_end_in_time_does_not_begin(
     """What was begun goes on first; what would come too late is left for the next call."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(
-        "gradvac.experiments.pace.time", SimpleNamespace(monotonic=lambda: clock.now)
+        "gradvac.lab.experiments.pace.time", SimpleNamespace(monotonic=lambda: clock.now)
     )
     made = sweep('[grid]\n"train.seed" = [0, 1, 2, 3]\n')
     RunFolder(made.trials[2].run).checkpoint(6).mkdir(parents=True)

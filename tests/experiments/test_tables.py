@@ -10,10 +10,10 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from gradvac.experiments import SweepConfig
-from gradvac.experiments.verdicts import Against
-from gradvac.runs import RunFolder
-from gradvac.training.config import load
+from gradvac.lab.experiments import SweepConfig
+from gradvac.lab.experiments.verdicts import Against
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training.config import load
 
 from ..drivers import load_module
 from .conftest import ROOT

@@ -16,10 +16,10 @@ import pytest
 import zstandard
 
 from gradvac.analysis import load_similarities, read_record
-from gradvac.nmt import NmtConfig, Prepared, prepare, read_pairs
-from gradvac.nmt.vocabulary import Vocabulary
-from gradvac.runs import RunFolder, read_scores
-from gradvac.training import CheckpointError, checkpoint, config
+from gradvac.lab.recipes.nmt import NmtConfig, Prepared, prepare, read_pairs
+from gradvac.lab.recipes.nmt.vocabulary import Vocabulary
+from gradvac.lab.runs import RunFolder, read_scores
+from gradvac.lab.training import CheckpointError, checkpoint, config
 
 from . import tiny
 

@@ -18,10 +18,10 @@ import numpy as np
 from rich.console import Console
 
 from gradvac.analysis import load_similarities, read_record
-from gradvac.nmt import NmtConfig, prepare, score_run, train_translation
-from gradvac.nmt.similarity import measure_run
-from gradvac.runs import RunFolder
-from gradvac.training import Display, checkpoint, config
+from gradvac.lab.recipes.nmt import NmtConfig, prepare, score_run, train_translation
+from gradvac.lab.recipes.nmt.similarity import measure_run
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import Display, checkpoint, config
 
 WORDS = ("ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu")
 RUN = Path("run")

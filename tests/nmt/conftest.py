@@ -14,7 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from gradvac.nmt import (
+from gradvac.lab.recipes.nmt import (
     Batch,
     NmtConfig,
     Ragged,
@@ -23,7 +23,7 @@ from gradvac.nmt import (
     make_batch,
     train_translation,
 )
-from gradvac.training import Display
+from gradvac.lab.training import Display
 
 from .. import needs
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import gradvac
-from gradvac.nmt import Batch, Ragged, Transformer, make_batch
-from gradvac.nmt.batch import Frame
+from gradvac.lab.recipes.nmt import Batch, Ragged, Transformer, make_batch
+from gradvac.lab.recipes.nmt.batch import Frame
 
 SOURCES = Ragged.of([[9, 4], [9, 5, 6, 7]]).enclose(np.array([30, 31]), 2)
 TARGETS = Ragged.of([[8, 8, 8], []]).enclose(1, 2)

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from gradvac.nmt.cleaning import (
+from gradvac.lab.recipes.nmt.cleaning import (
     CleaningConfig,
     Report,
     clean,
@@ -15,7 +15,7 @@ from gradvac.nmt.cleaning import (
     letters,
     table,
 )
-from gradvac.nmt.readers import Line, Problem
+from gradvac.lab.recipes.nmt.readers import Line, Problem
 
 LONG = "word " * 30
 LINES: list[Line] = [

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from gradvac.nmt import Batch, Decoder, Ragged, Search, Transformer, make_batch, search
-from gradvac.nmt.beams import largest
-from gradvac.nmt.slots import length_penalty
+from gradvac.lab.recipes.nmt import Batch, Decoder, Ragged, Search, Transformer, make_batch, search
+from gradvac.lab.recipes.nmt.beams import largest
+from gradvac.lab.recipes.nmt.slots import length_penalty
 
 BOS, EOS = 1, 2
 NUM_WORDS = 3

@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 
 from gradvac.analysis import load_run
-from gradvac.nmt import NmtConfig
-from gradvac.nmt.demo import DemoResult, _program, run_demo, verdict
-from gradvac.nmt.side_by_side import _Sender, run_side_by_side
-from gradvac.training import Display, config
-from gradvac.training.processes import StopSignals
+from gradvac.lab.recipes.nmt import NmtConfig
+from gradvac.lab.recipes.nmt.demo import DemoResult, _program, run_demo, verdict
+from gradvac.lab.recipes.nmt.side_by_side import _Sender, run_side_by_side
+from gradvac.lab.training import Display, config
+from gradvac.lab.training.processes import StopSignals
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gradvac import corpora
-from gradvac.nmt import NmtConfig, open_or_prepare, prepare
-from gradvac.nmt.doubts import of_languages
+from gradvac.lab import languages as corpora
+from gradvac.lab.recipes.nmt import NmtConfig, open_or_prepare, prepare
+from gradvac.lab.recipes.nmt.doubts import of_languages
 
 ENGLISH = [f"she said that they would come back {n} days after the war" for n in range(30)]
 FRENCH = [f"elle a dit qu'ils reviendraient {n} jours après la guerre" for n in range(30)]

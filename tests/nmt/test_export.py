@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from gradvac.nmt import Translator, Vocabulary, export_run
+from gradvac.lab.recipes.nmt import Translator, Vocabulary, export_run
 
 # Lengths are rewarded differently elsewhere; without reward the searches are the same.
 PLAIN = ["decoding.length_penalty=0.0", "decoding.beams=3"]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from gradvac import Aligner, GradVac
-from gradvac.nmt import (
+from gradvac.lab.recipes.nmt import (
     SIZES,
     Batch,
     Decoder,
@@ -24,9 +24,9 @@ from gradvac.nmt import (
     attention,
     train_translation,
 )
-from gradvac.nmt.batch import Frame
-from gradvac.nmt.loss import cross_entropy, plain_cross_entropy
-from gradvac.training import Display
+from gradvac.lab.recipes.nmt.batch import Frame
+from gradvac.lab.recipes.nmt.loss import cross_entropy, plain_cross_entropy
+from gradvac.lab.training import Display
 
 from .. import needs
 from .test_batch import framed
@@ -105,7 +105,7 @@ def test_the_loss_of_kernels_is_the_plain_one(
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_short_sentences(causal: bool) -> None:
-    from gradvac.nmt._triton_attention import attend_short
+    from gradvac.lab.recipes.nmt._triton_attention import attend_short
 
     device, heads, width = torch.device("cuda"), 3, 32
     lengths = [1, 5, 32, 33, 70, 31, 64, 3, 0, 0]

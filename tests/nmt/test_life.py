@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from gradvac.nmt import (
+from gradvac.lab.recipes.nmt import (
     NmtConfig,
     Translator,
     Vocabulary,
@@ -20,8 +20,8 @@ from gradvac.nmt import (
     score_run,
     train_translation,
 )
-from gradvac.nmt.vocabulary import extend
-from gradvac.training import Display, checkpoint, config
+from gradvac.lab.recipes.nmt.vocabulary import extend
+from gradvac.lab.training import Display, checkpoint, config
 
 SHORT = ["train.max_steps=1", "train.validate_every=0", "train.checkpoint_every=1"]
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradvac.nmt.loss import plain_cross_entropy
+from gradvac.lab.recipes.nmt.loss import plain_cross_entropy
 
 
 def both(

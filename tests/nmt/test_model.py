@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from gradvac import Aligner, GradVac
-from gradvac.nmt import SIZES, Batch, Ragged, Transformer, make_batch
-from gradvac.nmt.model import Norm
-from gradvac.nmt.settings import ModelConfig
+from gradvac.lab.recipes.nmt import SIZES, Batch, Ragged, Transformer, make_batch
+from gradvac.lab.recipes.nmt.model import Norm
+from gradvac.lab.recipes.nmt.settings import ModelConfig
 
 Build = Callable[..., Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.nmt import (
+from gradvac.lab.recipes.nmt import (
     DataConfig,
     NmtConfig,
     Prepared,
@@ -16,7 +16,7 @@ from gradvac.nmt import (
     prepare,
     train_translation,
 )
-from gradvac.training import Display
+from gradvac.lab.training import Display
 
 Build = Callable[..., NmtConfig]
 
@@ -98,7 +98,7 @@ def test_an_interrupted_step_is_done_again(
     def fail(*args: object, **kwargs: object) -> bytes:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gradvac.nmt.preparation.learn", fail)
+    monkeypatch.setattr("gradvac.lab.recipes.nmt.preparation.learn", fail)
     with pytest.raises(KeyboardInterrupt):
         run(config)
     assert Prepared.open(config) is None

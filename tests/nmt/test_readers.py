@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import zstandard
 
-from gradvac.nmt.readers import Problem, read_pairs
+from gradvac.lab.recipes.nmt.readers import Problem, read_pairs
 
 PAIRS = [("a dog", "un chien"), ("two dogs", "deux chiens")]
 

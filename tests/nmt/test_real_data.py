@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradvac.nmt import NmtConfig, prepare, read_pairs
-from gradvac.training import config
+from gradvac.lab.recipes.nmt import NmtConfig, prepare, read_pairs
+from gradvac.lab.training import config
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from gradvac.analysis.record import read_record
-from gradvac.nmt import NmtConfig, TranslationRecipe, open_or_prepare, train_translation
-from gradvac.runs import RunFolder
-from gradvac.training import Display, checkpoint
+from gradvac.lab.recipes.nmt import NmtConfig, TranslationRecipe, open_or_prepare, train_translation
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import Display, checkpoint
 
 Build = Callable[..., NmtConfig]
 

@@ -17,15 +17,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradvac.nmt import Batch, NmtConfig
-from gradvac.nmt.preparation import open_or_prepare
-from gradvac.nmt.recipe import TranslationRecipe
-from gradvac.training import seed_everything
-from gradvac.training.optimizer import set_lr, settle
-from gradvac.training.processes import random_state, restore_random_state
-from gradvac.training.ranks import Job
-from gradvac.training.state import RunState
-from gradvac.training.step import GraphStep, Step, StepResult
+from gradvac.lab.recipes.nmt import Batch, NmtConfig
+from gradvac.lab.recipes.nmt.preparation import open_or_prepare
+from gradvac.lab.recipes.nmt.recipe import TranslationRecipe
+from gradvac.lab.training import seed_everything
+from gradvac.lab.training.optimizer import set_lr, settle
+from gradvac.lab.training.processes import random_state, restore_random_state
+from gradvac.lab.training.ranks import Job
+from gradvac.lab.training.state import RunState
+from gradvac.lab.training.step import GraphStep, Step, StepResult
 
 from .. import needs
 

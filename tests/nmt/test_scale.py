@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.nmt import NmtConfig, TranslationRecipe, cutting, prepare, workers
-from gradvac.nmt.cleaning import CleaningConfig, Report, clean
-from gradvac.nmt.readers import Line, Problem
-from gradvac.nmt.seen import Seen
-from gradvac.nmt.workers import chunks, ordered_map
+from gradvac.lab.recipes.nmt import NmtConfig, TranslationRecipe, cutting, prepare, workers
+from gradvac.lab.recipes.nmt.cleaning import CleaningConfig, Report, clean
+from gradvac.lab.recipes.nmt.readers import Line, Problem
+from gradvac.lab.recipes.nmt.seen import Seen
+from gradvac.lab.recipes.nmt.workers import chunks, ordered_map
 
 
 def test_seen_is_a_set() -> None:

@@ -9,8 +9,8 @@ import pytest
 import sacrebleu
 from rich.console import Console
 
-from gradvac.nmt import Score, Scores, score_lines
-from gradvac.nmt.score import bleu_p_value
+from gradvac.lab.recipes.nmt import Score, Scores, score_lines
+from gradvac.lab.recipes.nmt.score import bleu_p_value
 
 REFERENCES = ["the old man sees a dog", "two women are singing in the garden", "it rains today"]
 LINES = ["the old man saw a dog", "two women sing in the garden", "it is raining today"]

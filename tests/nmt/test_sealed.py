@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.nmt import DataConfig, NmtConfig, Prepared, open_or_prepare, prepare, sealed
+from gradvac.lab.recipes.nmt import (
+    DataConfig,
+    NmtConfig,
+    Prepared,
+    open_or_prepare,
+    prepare,
+    sealed,
+)
 
 Build = Callable[..., NmtConfig]
 
@@ -131,7 +138,7 @@ def test_other_settings_killed_half_way_leave_no_prepared_data(
     def die(*args: object, **options: object) -> bytes:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"gradvac.nmt.{place}", die)
+    monkeypatch.setattr(f"gradvac.lab.recipes.nmt.{place}", die)
     with pytest.raises(KeyboardInterrupt):
         prepare(toy_config(data={"limit": {"yy": 200}}).data, say=lambda _: None)
     monkeypatch.undo()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gradvac.corpora import RESOURCE_LEVELS, languages
-from gradvac.nmt import NmtConfig, Transformer, train_translation
-from gradvac.runs import scores
-from gradvac.training import ConfigError, RunConfig, config
+from gradvac.lab.languages import RESOURCE_LEVELS, languages
+from gradvac.lab.recipes.nmt import NmtConfig, Transformer, train_translation
+from gradvac.lab.runs import scores
+from gradvac.lab.training import ConfigError, RunConfig, config
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"
 

@@ -15,13 +15,13 @@ import torch
 from rich.console import Console
 
 from gradvac.analysis import load_similarities
-from gradvac.nmt import NmtConfig, Prepared, prepare, train_translation
-from gradvac.nmt.batch import make_batch
-from gradvac.nmt.similarity import aligned_lines, measure_run
-from gradvac.nmt.stream import TaskData
-from gradvac.runs import RunFolder
-from gradvac.training import Display, checkpoint
-from gradvac.training.measuring import summary
+from gradvac.lab.recipes.nmt import NmtConfig, Prepared, prepare, train_translation
+from gradvac.lab.recipes.nmt.batch import make_batch
+from gradvac.lab.recipes.nmt.similarity import aligned_lines, measure_run
+from gradvac.lab.recipes.nmt.stream import TaskData
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import Display, checkpoint
+from gradvac.lab.training.measuring import summary
 
 from ..shown import Shown
 from .conftest import make_config
@@ -143,7 +143,7 @@ def test_lines_are_matched_by_their_english(toy_config: Build, toy_folder: Path)
 
 
 def _open(run: Path) -> tuple[NmtConfig, Prepared, torch.nn.Module]:
-    from gradvac.training import config
+    from gradvac.lab.training import config
 
     settings = config.load(NmtConfig, run / "config.toml")
     prepared = Prepared.open(settings.data)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from gradvac.nmt import Batch, Stream, TaskData, TokenFile, TokenWriter
-from gradvac.nmt.settings import BatchConfig
-from gradvac.training import Part, SamplingConfig, TemperaturePhase
+from gradvac.lab.recipes.nmt import Batch, Stream, TaskData, TokenFile, TokenWriter
+from gradvac.lab.recipes.nmt.settings import BatchConfig
+from gradvac.lab.training import Part, SamplingConfig, TemperaturePhase
 
 SIZES = {"en-aa": 600, "en-bb": 80, "en-cc": 3}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.nmt import TokenFile, TokenWriter
+from gradvac.lab.recipes.nmt import TokenFile, TokenWriter
 
 SENTENCES = [[5, 6, 7], [], [65_000], [1, 2]]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
-from gradvac.nmt import Translator, score_run
-from gradvac.nmt.similarity import measure_run
-from gradvac.runs import RunFolder, read_scores
+from gradvac.lab.recipes.nmt import Translator, score_run
+from gradvac.lab.recipes.nmt.similarity import measure_run
+from gradvac.lab.runs import RunFolder, read_scores
 
 
 def text(run: Path, name: str) -> list[str]:

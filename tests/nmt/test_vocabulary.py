@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.nmt.vocabulary import (
+from gradvac.lab.recipes.nmt.vocabulary import (
     BOS,
     EOS,
     PAD,

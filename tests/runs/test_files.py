@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.runs import RunFolder
-from gradvac.runs.files import (
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.runs.files import (
     FolderLock,
     hash_file,
     hash_of,
@@ -20,7 +20,7 @@ from gradvac.runs.files import (
     write_bytes,
     write_json,
 )
-from gradvac.runs.kept import keep_file, read_kept
+from gradvac.lab.runs.kept import keep_file, read_kept
 
 from .. import needs
 
@@ -57,7 +57,7 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     write_bytes(path, b"old")
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from gradvac.runs.files import replacing\n"
+        "from gradvac.lab.runs.files import replacing\n"
         "with replacing(Path(sys.argv[1])) as file:\n"
         "    file.write(b'new'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -125,7 +125,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     with folder.lock():
         code = (
-            "import sys; from pathlib import Path; from gradvac.runs import RunFolder\n"
+            "import sys; from pathlib import Path; from gradvac.lab.runs import RunFolder\n"
             "with RunFolder(Path(sys.argv[1])).lock(): pass\n"
         )
         command = [sys.executable, "-c", code, str(folder.path)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.runs import RunFolder, TaskScores, prepared_sizes, read_scores, write_scores
+from gradvac.lab.runs import RunFolder, TaskScores, prepared_sizes, read_scores, write_scores
 
 F1 = TaskScores("F1", {"de": 91.0, "fr": 88.0, "hi": 70.0}, {"de": "low", "fr": "high"}, "test set")
 

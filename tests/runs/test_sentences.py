@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
-from gradvac.nmt.score import count_ngrams
-from gradvac.runs.sentences import SentenceCounts, bleu, f1, percentage, read_counts, write_counts
-from gradvac.tagging.metrics import count_all, score_tags
+from gradvac.lab.recipes.nmt.score import count_ngrams
+from gradvac.lab.recipes.tagging.metrics import count_all, score_tags
+from gradvac.lab.runs.sentences import (
+    SentenceCounts,
+    bleu,
+    f1,
+    percentage,
+    read_counts,
+    write_counts,
+)
 
 WORDS = ["a", "b", "c", "d", "e"]
 

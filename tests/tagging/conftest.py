@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from gradvac.tagging import TaggingConfig
-from gradvac.tagging.encoder import quiet_transformers
-from gradvac.tagging.tokenizer import TokenizerConfig, train_tokenizer
+from gradvac.lab.recipes.tagging import TaggingConfig
+from gradvac.lab.recipes.tagging.encoder import quiet_transformers
+from gradvac.lab.recipes.tagging.tokenizer import TokenizerConfig, train_tokenizer
 
 from ..shown import Shown
 

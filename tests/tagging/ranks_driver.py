@@ -22,9 +22,9 @@ import torch._dynamo  # once, before the processes part
 import torch.distributed as dist
 import torch.distributed.fsdp
 
-from gradvac.tagging import TaggingConfig, train_tagging
-from gradvac.tagging.pretraining import PretrainConfig, pretrain
-from gradvac.training import Display, checkpoint
+from gradvac.lab.recipes.tagging import TaggingConfig, train_tagging
+from gradvac.lab.recipes.tagging.pretraining import PretrainConfig, pretrain
+from gradvac.lab.training import Display, checkpoint
 
 TRAIN = {"max_steps": 6, "validate_every": 3, "checkpoint_every": 3, "log_every": 3} | {
     "device": "cpu",

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from transformers import CanineConfig, CanineTokenizer
 
-from gradvac.tagging import Windows, WordEncoder
-from gradvac.tagging.encoder import load_model, load_tokenizer, quiet_transformers
+from gradvac.lab.recipes.tagging import Windows, WordEncoder
+from gradvac.lab.recipes.tagging.encoder import load_model, load_tokenizer, quiet_transformers
 
 
 @pytest.fixture(scope="module")

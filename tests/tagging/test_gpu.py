@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from gradvac.tagging import TaggingConfig, TaggingRecipe, prepare
-from gradvac.tagging.batch import TagBatch
-from gradvac.training import seed_everything
-from gradvac.training.ranks import Job
-from gradvac.training.state import RunState
-from gradvac.training.step import GraphStep, Step
+from gradvac.lab.recipes.tagging import TaggingConfig, TaggingRecipe, prepare
+from gradvac.lab.recipes.tagging.batch import TagBatch
+from gradvac.lab.training import seed_everything
+from gradvac.lab.training.ranks import Job
+from gradvac.lab.training.state import RunState
+from gradvac.lab.training.step import GraphStep, Step
 
 from .. import needs
 from ..nmt.test_recorded_steps import follow

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gradvac.tagging import TaggingConfig, open_or_prepare, prepare
+from gradvac.lab.recipes.tagging import TaggingConfig, open_or_prepare, prepare
 
 Settings = Callable[..., TaggingConfig]
 

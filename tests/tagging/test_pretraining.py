@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForTokenClassification, AutoTokenizer
 
-from gradvac.tagging import PretrainConfig, PretrainRecipe, pretrain
-from gradvac.tagging.masking import cut_blocks, hide
-from gradvac.tagging.pretraining import TextData
-from gradvac.tagging.text import read_text
-from gradvac.tagging.tokenizer import TokenizerConfig, train_tokenizer
-from gradvac.training import checkpoint, seed_everything, train
+from gradvac.lab.recipes.tagging import PretrainConfig, PretrainRecipe, pretrain
+from gradvac.lab.recipes.tagging.masking import cut_blocks, hide
+from gradvac.lab.recipes.tagging.pretraining import TextData
+from gradvac.lab.recipes.tagging.text import read_text
+from gradvac.lab.recipes.tagging.tokenizer import TokenizerConfig, train_tokenizer
+from gradvac.lab.training import checkpoint, seed_everything, train
 
 LINES = {
     "aa": [f"the {n} stones lie in the river" for n in range(80)],

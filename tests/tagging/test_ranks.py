@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from gradvac.tagging.batch import TagBatch
-from gradvac.tagging.encoding import NO_LABEL
-from gradvac.tagging.masking import hide
-from gradvac.training import Part
+from gradvac.lab.recipes.tagging.batch import TagBatch
+from gradvac.lab.recipes.tagging.encoding import NO_LABEL
+from gradvac.lab.recipes.tagging.masking import hide
+from gradvac.lab.training import Part
 
 from ..drivers import run_driver
 

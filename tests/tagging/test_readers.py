@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gradvac.tagging.readers import read_sentences
-from gradvac.tagging.sentences import Reading, Sentence
+from gradvac.lab.recipes.tagging.readers import read_sentences
+from gradvac.lab.recipes.tagging.sentences import Reading, Sentence
 
 CONLLU = """# text = vámonos al mar
 1-2\tvámonos\t_\t_\t_\t_\t_\t_\t_\t_

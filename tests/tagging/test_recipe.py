@@ -16,9 +16,7 @@ import torch
 
 from gradvac import Aligner, Sum
 from gradvac.analysis import load_run
-from gradvac.runs import read_scores
-from gradvac.runs.sentences import read_counts
-from gradvac.tagging import (
+from gradvac.lab.recipes.tagging import (
     Tagger,
     TaggingConfig,
     TaggingRecipe,
@@ -26,11 +24,13 @@ from gradvac.tagging import (
     score_run,
     train_tagging,
 )
-from gradvac.tagging.batch import make_batch
-from gradvac.tagging.encoding import NO_LABEL
-from gradvac.tagging.similarity import measure_run
-from gradvac.training import Part, checkpoint, read_metrics, seed_everything, train
-from gradvac.training.config import load as load_config
+from gradvac.lab.recipes.tagging.batch import make_batch
+from gradvac.lab.recipes.tagging.encoding import NO_LABEL
+from gradvac.lab.recipes.tagging.similarity import measure_run
+from gradvac.lab.runs import read_scores
+from gradvac.lab.runs.sentences import read_counts
+from gradvac.lab.training import Part, checkpoint, read_metrics, seed_everything, train
+from gradvac.lab.training.config import load as load_config
 
 Settings = Callable[..., TaggingConfig]
 
@@ -330,7 +330,7 @@ def test_a_run_of_another_kind_is_refused(tmp_path: Path, trained: Path) -> None
 
 
 def test_unknown_labels_and_broken_predictions_are_told(trained: Path) -> None:
-    from gradvac.tagging import Scores, score_tags
+    from gradvac.lab.recipes.tagging import Scores, score_tags
 
     gold, predicted = [["B-PER", "B-PLANET"]], [["I-PER", "O"]]
     score = score_tags(gold, predicted, "ner")

@@ -7,9 +7,9 @@ import warnings
 
 import pytest
 
-from gradvac.tagging.labels import UNIVERSAL_TAGS
-from gradvac.tagging.metrics import count_spans, score_tags
-from gradvac.tagging.spans import (
+from gradvac.lab.recipes.tagging.labels import UNIVERSAL_TAGS
+from gradvac.lab.recipes.tagging.metrics import count_spans, score_tags
+from gradvac.lab.recipes.tagging.spans import (
     Span,
     count_broken,
     find_spans,

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradvac.nmt import NmtConfig, Translator, train_translation
-from gradvac.runs import RunFolder
-from gradvac.training import Display, checkpoint, config, read_metrics
+from gradvac.lab.recipes.nmt import NmtConfig, Translator, train_translation
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import Display, checkpoint, config, read_metrics
 
 WORDS = ("ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu")
 CONFIG = """

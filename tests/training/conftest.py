@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradvac.training import Result, train
+from gradvac.lab.training import Result, train
 
 from ..shown import Shown
 from . import toy as toy_module

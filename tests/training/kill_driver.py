@@ -24,7 +24,7 @@ from killing import KILLED, SAVING, fork, import_everything
 from toy import ToyConfig, ToyRecipe, outcome
 
 from gradvac.analysis import read_record
-from gradvac.training import Display, train
+from gradvac.lab.training import Display, train
 
 SETTINGS = {
     "train": {

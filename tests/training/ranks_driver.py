@@ -25,8 +25,8 @@ import torch.distributed.fsdp
 from torch import nn
 from toy import ToyBatch, ToyConfig, ToyRecipe, outcome
 
-from gradvac.gradients.processes import _distributed
-from gradvac.training import Display, StepLosses, checkpoint, read_metrics, train
+from gradvac.engine.processes import _distributed
+from gradvac.lab.training import Display, StepLosses, checkpoint, read_metrics, train
 
 Found = dict[str, Any]
 Settings = dict[str, dict[str, Any]]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gradvac.training import Ahead
+from gradvac.lab.training import Ahead
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def test_the_thread_ends_with_its_stream() -> None:
 
 ENDS_EARLY = """
 import torch
-from gradvac.training import Ahead
+from gradvac.lab.training import Ahead
 
 class Slow:
     def __next__(self):

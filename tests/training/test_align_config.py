@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from gradvac.lab.training import AlignConfig, ConfigError, RunConfig, config
 from gradvac.rules import RULES, options_of
-from gradvac.training import AlignConfig, ConfigError, RunConfig, config
 
 TASKS = ("fr", "hi", "tr")
 LEVELS = {"fr": "high", "hi": "low", "tr": "low"}

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from gradvac.training import CheckpointError, checkpoint
+from gradvac.lab.training import CheckpointError, checkpoint
 
 
 class Tied(nn.Module):

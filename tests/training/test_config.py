@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field
 
-from gradvac.training import ConfigError, RunConfig, Section, config
+from gradvac.lab.training import ConfigError, RunConfig, Section, config
 
 
 class DataConfig(Section):

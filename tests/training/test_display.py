@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from gradvac.training import Display
+from gradvac.lab.training import Display
 
 VALUES = {"train/loss": 1.23456, "train/lr": 1e-3, "train/tokens_per_second": 12345.6}
 

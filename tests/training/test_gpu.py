@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradvac.training import Result, checkpoint
+from gradvac.lab.training import Result, checkpoint
 
 from .. import needs
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gradvac import Alignment
-from gradvac.training import (
+from gradvac.lab.training import (
     Display,
     DivergedError,
     Result,

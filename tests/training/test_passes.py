@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradvac.training import Passes
-from gradvac.training.passes import scatter, wander
+from gradvac.lab.training import Passes
+from gradvac.lab.training.passes import scatter, wander
 
 
 def test_a_pass_has_every_row_once_and_the_next_another_order() -> None:

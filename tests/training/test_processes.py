@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradvac.training import choose_device, seed_everything
-from gradvac.training.processes import (
+from gradvac.lab.training import choose_device, seed_everything
+from gradvac.lab.training.processes import (
     StopSignals,
     random_state,
     restore_random_state,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradvac.training import Part, join
-from gradvac.training.ranks import Job
+from gradvac.lab.training import Part, join
+from gradvac.lab.training.ranks import Job
 
 from ..drivers import run_driver
 

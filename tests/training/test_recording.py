@@ -11,7 +11,7 @@ import pytest
 
 from gradvac import Alignment
 from gradvac.analysis import Record, read_record
-from gradvac.training import Result
+from gradvac.lab.training import Result
 
 Settings = Callable[..., Any]
 RunToy = Callable[..., Result]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradvac.training import ConfigError, Result, checkpoint, read_metrics
+from gradvac.lab.training import ConfigError, Result, checkpoint, read_metrics
 
 Settings = Callable[..., Any]
 RunToy = Callable[..., Result]

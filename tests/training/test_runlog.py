@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gradvac.training import RunConfig, RunLog, TrainConfig, config, read_metrics
+from gradvac.lab.training import RunConfig, RunLog, TrainConfig, config, read_metrics
 
 
 def open_log(run: Path, **train: Any) -> RunLog:

@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 
-from gradvac.training import (
+from gradvac.lab.training import (
     SamplingConfig,
     TemperaturePhase,
     effective_epochs,
     task_probabilities,
 )
-from gradvac.training.sampling import costs_by_slot
+from gradvac.lab.training.sampling import costs_by_slot
 
 SIZES = {"fr": 20_000, "cs": 30_000, "hi": 3_000, "gd": 40}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradvac.training import RunConfig, Signature
+from gradvac.lab.training import RunConfig, Signature
 
 
 def sign(data: str = "data", **sections: Any) -> Signature:

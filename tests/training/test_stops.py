@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from gradvac.runs import RunFolder
-from gradvac.training import CheckpointError, ConfigError, DivergedError, checkpoint, train
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import CheckpointError, ConfigError, DivergedError, checkpoint, train
 
 Run = Callable[..., Any]
 
@@ -105,7 +105,7 @@ def test_an_error_while_closing_does_not_hide_the_first(
 
     def break_everything(step: int, _: object) -> None:
         if step == 7:
-            monkeypatch.setattr("gradvac.training.checkpoint.write_weights", fail)
+            monkeypatch.setattr("gradvac.lab.training.checkpoint.write_weights", fail)
             monkeypatch.setattr("gradvac.analysis.recorder.append_chunk", fail)
 
     with pytest.raises(CheckpointError, match="make room") as caught:

@@ -13,9 +13,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from gradvac.runs import RunFolder
-from gradvac.training import CheckpointError, checkpoint
-from gradvac.training.weights import load_weights, read_facts, read_weights, write_weights
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import CheckpointError, checkpoint
+from gradvac.lab.training.weights import load_weights, read_facts, read_weights, write_weights
 
 Run = Callable[..., Any]
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradvac.training import (
+from gradvac.lab.training import (
     WHOLE,
     Part,
     RunConfig,

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from gradvac import gram as geometry
 from gradvac.analysis.similarities import Similarities, check_once
-from gradvac.gradients import (
+from gradvac.engine import (
     Engines,
     Granularity,
     Losses,

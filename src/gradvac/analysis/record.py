@@ -49,7 +49,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradvac.analysis.similarities import Floats, Similarities
-from gradvac.runs import RunFolder
+from gradvac.lab.runs import RunFolder
 
 _MAGIC = b"gradvac1"
 _HEADER = struct.Struct("<8sQI")

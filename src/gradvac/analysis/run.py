@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gradvac.analysis.record import Record, read_record
 from gradvac.analysis.similarities import Similarities, load_similarities
-from gradvac.runs import RunFolder, TaskScores
+from gradvac.lab.runs import RunFolder, TaskScores
 
 
 @dataclass(frozen=True, eq=False)

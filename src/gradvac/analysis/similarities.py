@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradvac.hints import some
-from gradvac.runs.files import replacing
+from gradvac.lab.runs.files import replacing
 
 Floats = NDArray[np.float32]
 

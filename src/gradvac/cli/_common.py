@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, ParamSpec
 import typer
 
 import gradvac
-from gradvac.runs import RunFolder
+from gradvac.lab.runs import RunFolder
 
 if TYPE_CHECKING:
-    from gradvac.nmt import NmtConfig
-    from gradvac.training.config import Config
+    from gradvac.lab.recipes.nmt import NmtConfig
+    from gradvac.lab.training.config import Config
 
 Parameters = ParamSpec("Parameters")
 Command = Callable[Parameters, None]
@@ -37,7 +37,7 @@ _REMEDIES = {
     errno.EISDIR: "name a file in it",
 }
 _ERRORS = {
-    "gradvac.training": ("CheckpointError", "DivergedError", "RankError"),
+    "gradvac.lab.training": ("CheckpointError", "DivergedError", "RankError"),
     "safetensors": ("SafetensorError",),  # what Hugging Face's writers raise on a full disk
 }
 
@@ -163,7 +163,7 @@ def load_config(
         source: What the user gave.
         overrides: `section.key=value`.
     """
-    from gradvac.training import config
+    from gradvac.lab.training import config
 
     path = Path(source)
     folder = RunFolder(path)
@@ -179,7 +179,7 @@ def load_config(
 
 def load_nmt(source: str, overrides: list[str]) -> NmtConfig:
     """Read the config of a translation run."""
-    from gradvac.nmt import NmtConfig
+    from gradvac.lab.recipes.nmt import NmtConfig
 
     return load_config(NmtConfig, "nmt", source, overrides)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac import corpora
 from gradvac.analysis import KnownDistances
 from gradvac.cli._options import GENEALOGY
 from gradvac.hints import some
+from gradvac.lab import languages as corpora
 from gradvac.tasks import find_direction, other_languages, pivot_of
 
 _URIEL = "uriel:"

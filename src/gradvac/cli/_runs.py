@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gradvac import corpora
 from gradvac.analysis import Run, load_run
 from gradvac.cli._known import find_distances, find_families, find_names
 from gradvac.cli._options import GENEALOGY
-from gradvac.runs import RunFolder, prepared_sizes
+from gradvac.lab import languages as corpora
+from gradvac.lab.runs import RunFolder, prepared_sizes
 from gradvac.tasks import other_languages, turned
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from gradvac.cli._common import tells_mistakes
 
 if TYPE_CHECKING:
-    from gradvac import corpora
+    from gradvac.lab import languages as corpora
 
 app = typer.Typer(help="The constructed languages.", no_args_is_help=True)
 
@@ -42,7 +42,7 @@ def write(
     ] = None,
 ) -> None:
     """Write a multi-way parallel corpus as text files."""
-    from gradvac import corpora
+    from gradvac.lab import languages as corpora
 
     corpus = corpora.default(seed=seed) if families is None else corpora.load(families, seed=seed)
     if languages is not None:

@@ -23,7 +23,7 @@ def demo(
     """Train a joint and a GradVac model on constructed languages, compare them, and report."""
     from gradvac.analysis.report import headline
     from gradvac.cli._runs import load_runs
-    from gradvac.nmt.demo import GRADVAC, JOINT, run_demo
+    from gradvac.lab.recipes.nmt.demo import GRADVAC, JOINT, run_demo
 
     console = Console(highlight=False)
     run_demo(load_nmt("demo", overrides or []), out, console=console)

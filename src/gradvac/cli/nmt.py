@@ -39,8 +39,8 @@ def prepare(
     overrides: Overrides = None,
 ) -> None:
     """Clean text, learn the vocabulary, and write token files; existing results are kept."""
-    from gradvac.nmt import cleaning
-    from gradvac.nmt import prepare as prepare_data
+    from gradvac.lab.recipes.nmt import cleaning
+    from gradvac.lab.recipes.nmt import prepare as prepare_data
 
     settings = load_nmt(config, overrides or [])
     console = Console(highlight=False, markup=False)
@@ -61,8 +61,8 @@ def train(
     run: Into = None,
 ) -> None:
     """Train, or continue a run that was interrupted."""
-    from gradvac.nmt import train_translation
-    from gradvac.training import Display
+    from gradvac.lab.recipes.nmt import train_translation
+    from gradvac.lab.training import Display
 
     settings = load_nmt(config, overrides or [])
     result = train_translation(settings, run_folder(config, run), display=Display())
@@ -91,7 +91,7 @@ def translate(
     ] = 4096,
 ) -> None:
     """Translate files, or standard input, to standard output, line by line."""
-    from gradvac.nmt import Translator
+    from gradvac.lab.recipes.nmt import Translator
 
     overrides = [given for given in inputs or [] if _OVERRIDE.match(given)]
     files = [Path(given) for given in inputs or [] if not _OVERRIDE.match(given)] or [_STDIN]
@@ -136,7 +136,7 @@ def _require_files(files: list[Path]) -> None:
 
 
 def _input_lines(files: list[Path], decoder: Decoder) -> Iterator[str]:
-    from gradvac.nmt.lines import UNREADABLE, open_text, refuse_wide
+    from gradvac.lab.recipes.nmt.lines import UNREADABLE, open_text, refuse_wide
 
     for path in files:
         try:
@@ -173,7 +173,7 @@ def score(
 
     With --source, --reference, --from and --to it scores any two files, and keeps nothing.
     """
-    from gradvac.nmt import score_files, score_run
+    from gradvac.lab.recipes.nmt import score_files, score_run
 
     given = (source, reference, from_language, to_language)
     if any(value is not None for value in given):
@@ -226,7 +226,7 @@ def export(
     ] = None,
 ) -> None:
     """Write the model for Hugging Face or CTranslate2; every source starts with <2xx>."""
-    from gradvac.nmt import export_run
+    from gradvac.lab.recipes.nmt import export_run
 
     made = export_run(
         require_run(run, "nmt"),

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from gradvac.cli._common import needs, recipe_of, require_run
 from gradvac.cli._options import Device, Run, weights_of
-from gradvac.runs import RunFolder
+from gradvac.lab.runs import RunFolder
 
 if TYPE_CHECKING:
     from gradvac.analysis import Similarities
@@ -59,10 +59,10 @@ def similarity(
     if recipe_of(require_run(run, "nmt", "tagging")) == "tagging":
         measured = _measure_tagging(run, engine, options)
     else:
-        from gradvac.nmt.similarity import measure_run as measure_translation
+        from gradvac.lab.recipes.nmt.similarity import measure_run as measure_translation
 
         measured = measure_translation(run, engine=engine, **options)
-    from gradvac.training.measuring import summary
+    from gradvac.lab.training.measuring import summary
 
     asked = [step for step in chosen if isinstance(step, int)]
     console.print(summary(measured, max(asked, default=None)))
@@ -71,7 +71,7 @@ def similarity(
 
 
 def _measure_tagging(run: Path, engine: str, options: dict[str, Any]) -> tuple[Similarities, ...]:
-    from gradvac.tagging.similarity import measure_run as measure_tagging
+    from gradvac.lab.recipes.tagging.similarity import measure_run as measure_tagging
 
     if engine != "per_task":
         raise ValueError(f"--engine: a tagging run is measured with per_task, not {engine}.")

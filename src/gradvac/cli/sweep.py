@@ -12,8 +12,8 @@ import typer
 from gradvac.cli._common import config_folders, needs
 
 if TYPE_CHECKING:
-    from gradvac.experiments import Sweep, Trial
-    from gradvac.experiments.sweep import Ended
+    from gradvac.lab.experiments import Sweep, Trial
+    from gradvac.lab.experiments.sweep import Ended
 
 
 @needs("nmt", "tagging", "report")
@@ -58,8 +58,8 @@ def sweep(
         for trial in plan.trials:
             print(trial.run)
         return
-    from gradvac.experiments.launchers import Processes, Submitit
-    from gradvac.experiments.sweep import InterruptedSweep
+    from gradvac.lab.experiments.launchers import Processes, Submitit
+    from gradvac.lab.experiments.sweep import InterruptedSweep
 
     started = (
         Processes(jobs)
@@ -83,8 +83,8 @@ def sweep(
 
 def _write_tables(plan: Sweep, ended: Mapping[Trial, Ended]) -> None:
     """What every method was given, and how far short runs predicted long ones."""
-    from gradvac.experiments import budget_table, budgets, prediction_table, predictions
-    from gradvac.runs.files import write_text
+    from gradvac.lab.experiments import budget_table, budgets, prediction_table, predictions
+    from gradvac.lab.runs.files import write_text
 
     table = budget_table(budgets(ended))
     write_text(plan.out / "budget.md", table)
@@ -98,9 +98,9 @@ def _write_tables(plan: Sweep, ended: Mapping[Trial, Ended]) -> None:
 
 
 def _load(source: str, overrides: list[str], out: Path | None) -> Sweep:
-    from gradvac.experiments import Sweep, SweepConfig
-    from gradvac.training import config
-    from gradvac.training.config import find_config, parse_overrides
+    from gradvac.lab.experiments import Sweep, SweepConfig
+    from gradvac.lab.training import config
+    from gradvac.lab.training.config import find_config, parse_overrides
 
     settings = config.load(SweepConfig, source, folders=config_folders("sweeps"))
     base = find_config(settings.base, config_folders(settings.recipe))

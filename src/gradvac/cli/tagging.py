@@ -30,8 +30,8 @@ RunOverrides = Annotated[
 @needs("tagging")
 def prepare(config: Source, overrides: Overrides = None) -> None:
     """Read tagged files, check labels, and cut words into sub-words; report what was found."""
-    from gradvac.tagging import TaggingConfig
-    from gradvac.tagging import prepare as prepare_data
+    from gradvac.lab.recipes.tagging import TaggingConfig
+    from gradvac.lab.recipes.tagging import prepare as prepare_data
 
     settings = load_config(TaggingConfig, "tagging", config, overrides or [])
     console = Console(highlight=False, markup=False)
@@ -63,8 +63,8 @@ def _also(counts: dict[str, object]) -> str:
 @needs("tagging")
 def pretrain(config: Source, overrides: Overrides = None, run: Into = None) -> None:
     """Pretrain a small multilingual encoder on plain text, and save it for Hugging Face."""
-    from gradvac.tagging import PretrainConfig
-    from gradvac.tagging import pretrain as pretrain_encoder
+    from gradvac.lab.recipes.tagging import PretrainConfig
+    from gradvac.lab.recipes.tagging import pretrain as pretrain_encoder
 
     settings = load_config(PretrainConfig, "tagging", config, overrides or [])
     if pretrain_encoder(settings, run_folder(config, run)).reason == "interrupted":
@@ -75,7 +75,7 @@ def pretrain(config: Source, overrides: Overrides = None, run: Into = None) -> N
 @needs("tagging")
 def train(config: Source, overrides: Overrides = None, run: Into = None) -> None:
     """Fine-tune an encoder on all languages jointly, or continue a run that was interrupted."""
-    from gradvac.tagging import TaggingConfig, train_tagging
+    from gradvac.lab.recipes.tagging import TaggingConfig, train_tagging
 
     settings = load_config(TaggingConfig, "tagging", config, overrides or [])
     if train_tagging(settings, run_folder(config, run)).reason == "interrupted":
@@ -98,7 +98,7 @@ def predict(
     window: Annotated[int, typer.Option(help="Lines to read before tagging.", min=1)] = 1024,
 ) -> None:
     """Tag standard input, one sentence of words per line; write one line of tags for each."""
-    from gradvac.tagging import Tagger, repair
+    from gradvac.lab.recipes.tagging import Tagger, repair
 
     if sys.stdin is None:
         raise ValueError("standard input is closed; there is nothing to tag.")
@@ -153,7 +153,7 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Tag a set and score it: F1 as conlleval and XTREME count it, and accuracy."""
-    from gradvac.tagging import score_run
+    from gradvac.lab.recipes.tagging import score_run
 
     console = Console(highlight=False, markup=False)
     scores = score_run(

@@ -23,7 +23,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from gradvac import Aligner, Alignment
-from gradvac.gradients import TasksOfRows
+from gradvac.engine import TasksOfRows
 from gradvac.integrations._processes import refuse_engine, require_together
 
 

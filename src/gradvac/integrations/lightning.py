@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gradvac import Aligner, Alignment
-from gradvac.gradients import TasksOfRows
+from gradvac.engine import TasksOfRows
 from gradvac.integrations._processes import require_together
 
 _STATE = "gradvac_aligner"

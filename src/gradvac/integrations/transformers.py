@@ -31,7 +31,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from gradvac import Aligner, Alignment, Sum
 from gradvac.analysis import step_values
-from gradvac.gradients import positions
+from gradvac.engine import positions
 from gradvac.integrations._collator import TASKS_OF_ROWS, TaskCollator, refuse_other_numbers
 from gradvac.integrations._processes import refuse_engine, require_together
 from gradvac.integrations._recorded import Backward, RecordedSteps

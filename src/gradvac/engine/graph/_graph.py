@@ -1,0 +1,259 @@
+"""The autograd graph of some losses, read but never changed.
+
+Nodes come in post-order, children before parents. A node's *signature* is what decides whose
+gradient is whose: which operations there are, how they are connected, and over which dimensions
+they work; not the sizes of this batch.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from gradvac.engine.graph._nodes import kind_of, settings_of
+
+LEAF = "torch::autograd::AccumulateGrad"
+COMPILED = "CompiledFunctionBackward"
+RUN = "gradvac"  # the name under which the node of a compiled region of ours keeps its run
+
+# Taps stand for the parameters of such regions (`gradients/compiled`). Behind each is one leaf: a
+# backward that forms no parameter gradients runs to it.
+ANCHOR = torch.zeros((), requires_grad=True)
+TAPS = frozenset(("GradvacProductBackward", "GradvacLookupBackward"))
+_OURS = __name__.partition(".")[0]
+
+
+_Kind = tuple[str, tuple[Callable[[Any], object], ...]]
+_KINDS: dict[type, _Kind] = {}  # names of nodes, and what reads settings; asking a node is slow
+
+
+def _kind(node: Any) -> _Kind:
+    kind = type(node)
+    name = node.name()
+    if name in TAPS and kind._forward_cls.__module__.partition(".")[0] != _OURS:
+        name += " of the model"  # somebody else's function of the same name
+    names = (name, settings_of(node))
+    # Some C++ nodes share one type, and Python functions of others come and go.
+    is_torchs = kind.__module__ == "builtins" and kind.__name__ != "CppFunction"
+    if is_torchs or names[0] in TAPS:
+        _KINDS[kind] = names
+    return names
+
+
+class Signature:
+    """The structure that graphs have in common; the same object for all of them.
+
+    Attributes:
+        order: Where each node, in post-order, was met by the walk.
+        names: Of the nodes.
+        children: (position, output number) of each input of a node; position -1 is a tensor that
+            needs no gradient.
+        roots: Positions of the roots.
+    """
+
+    def __init__(self, met: Sequence[Any], index: Mapping[Any, int], roots: Sequence[int]) -> None:
+        inner = [[(index[child], number) for child, number in n.next_functions] for n in met]
+        self.order = _post_order([[child for child, _ in edges] for edges in inner], roots)
+        position = {where: number for number, where in enumerate([-1, *self.order], start=-1)}
+        self.names = [(_KINDS.get(type(met[o])) or _kind(met[o]))[0] for o in self.order]
+        self.children = [tuple((position[c], number) for c, number in inner[o]) for o in self.order]
+        self.roots = [position[root] for root in roots]
+
+
+_SIGNATURES: dict[tuple[object, ...], Signature] = {}
+_MOST_KEPT = 1024
+
+
+def _post_order(children: Sequence[Sequence[int]], roots: Sequence[int]) -> list[int]:
+    order: list[int] = []
+    done, opened = {-1}, set()
+    stack = list(roots)
+    while stack:
+        node = stack[-1]
+        if node not in done and node not in opened:
+            opened.add(node)
+            stack += [child for child in children[node] if child not in done]
+        else:
+            stack.pop()
+            if node not in done:
+                done.add(node)
+                order.append(node)
+    return order
+
+
+def _walk(
+    starts: Sequence[Any], parameter_ids: Collection[int], settings: object
+) -> tuple[list[Any], dict[Any, int], tuple[object, ...]]:
+    """Collect the nodes, their places, and what tells graphs apart.
+
+    Runs every step, so it is kept lean.
+    """
+    index: dict[Any, int] = {None: -1}
+    for start in starts:
+        index.setdefault(start, len(index) - 1)
+    met = list(index)[1:]
+    parts: list[object] = [settings, *(index[start] for start in starts)]
+    where, add, kinds = index.get, parts.append, _KINDS
+    for node in met:  # grows on the way
+        name, settings_of = kinds.get(type(node)) or _kind(node)
+        add(name)
+        if name == LEAF:
+            identity = id(node.variable)
+            add(identity if identity in parameter_ids else None)
+            continue
+        for child, number in node.next_functions:
+            at = where(child)
+            if at is None:
+                at = index[child] = len(met)
+                met.append(child)
+            add((at, number) if number else at)
+        if name == COMPILED and (run := node.metadata.get(RUN)) is not None:
+            add(run.region)
+        for read in settings_of:
+            add(read(node))
+    return met, index, tuple(parts)
+
+
+class Graph:
+    """The nodes behind some losses.
+
+    Attributes:
+        nodes: In post-order.
+        names: Of the nodes.
+        signature: The same for graphs of the same structure.
+        returned: What a node (position) that has just run returned.
+        operands: What a tap (position) was handed beside the gradient of its output.
+
+    Args:
+        roots: The losses.
+        known: Identities (`id`) of the model's parameters: which of them a leaf is belongs to the
+            structure.
+        settings: What else does.
+    """
+
+    def __init__(
+        self, roots: Sequence[Tensor], known: Collection[int] = (), settings: object = None
+    ) -> None:
+        self.roots = tuple(roots)
+        starts = [get_gradient_edge(root).node for root in roots]
+        met, index, parts = _walk(starts, known, settings)
+        signature = _SIGNATURES.get(parts)
+        if signature is None:
+            signature = Signature(met, index, [index[start] for start in starts])
+            _SIGNATURES[parts] = signature
+            if len(_SIGNATURES) > _MOST_KEPT:
+                del _SIGNATURES[next(iter(_SIGNATURES))]
+        self.signature = signature
+        self.nodes: list[Any] = [met[where] for where in signature.order]
+        self.names, self.root_positions = signature.names, signature.roots
+        self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.returned: dict[int, Sequence[Tensor | None]] = {}
+        self.operands: dict[int, Tensor | None] = {}
+
+    def children(self, position: int) -> tuple[tuple[int, int], ...]:
+        """(position, output number) of each input of a node.
+
+        Position -1 is a tensor that needs no gradient.
+        """
+        return self.signature.children[position]
+
+    def shape(self, position: int, number: int = 0) -> tuple[int, ...]:
+        """The shape of an output of a node."""
+        shape = self._shapes.get((position, number))
+        if shape is None:  # asking a node is slow
+            node = self.nodes[position]
+            if self.names[position] == LEAF:
+                shape = tuple(node.variable.shape)
+            else:
+                shape = tuple(node._input_metadata[number].shape)
+            self._shapes[position, number] = shape
+        return shape
+
+    def kind(self, position: int) -> str:
+        """The operation that a node belongs to."""
+        return kind_of(self.names[position])
+
+    def run(self, position: int) -> Any:
+        """The run of one of our compiled regions that a node is; None for any other node."""
+        is_compiled = self.names[position] == COMPILED
+        return self.nodes[position].metadata.get(RUN) if is_compiled else None
+
+    def is_tap(self, position: int) -> bool:
+        """Whether a node stands for a parameter that a compiled region uses."""
+        return self.names[position] in TAPS
+
+    def num_outputs(self, position: int) -> int:
+        """Of a node, as far as their gradients are gradients of the losses."""
+        if self.is_tap(position):
+            return 1
+        return len(self.nodes[position]._input_metadata)
+
+    def is_complex(self, position: int, number: int = 0) -> bool:
+        """Whether an output of a node is complex."""
+        node = self.nodes[position]
+        if self.names[position] == LEAF:
+            return bool(node.variable.is_complex())
+        return bool(node._input_metadata[number].dtype.is_complex)
+
+    def is_plain_cast(self, position: int) -> bool:
+        """Whether a node is a cast, but not one of real numbers to complex ones."""
+        if self.names[position] != "ToCopyBackward0":
+            return False
+        return self.is_complex(position) == self.is_complex(*self.children(position)[0])
+
+    def sizes(self) -> int:
+        """Equal for graphs of one signature and the same sizes."""
+        if self.is_nested:
+            return 0
+        return hash(tuple(self.shape(position) for position in range(len(self.nodes))))
+
+    def lowest(self) -> torch.dtype:
+        """The narrowest dtype of floating point on the way."""
+        every = (described.dtype for node in self.nodes for described in node._input_metadata)
+        dtypes = {dtype for dtype in every if dtype.is_floating_point}
+        return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
+
+    def leaves(self) -> list[Tensor]:
+        """The leaves that the roots depend on."""
+        pairs = zip(self.nodes, self.names, strict=True)
+        leaves = (node.variable for node, name in pairs if name == LEAF)
+        return [leaf for leaf in leaves if leaf is not ANCHOR]
+
+    @property
+    def is_reentrant(self) -> bool:
+        """Whether reentrant checkpoints hide parameters; `autograd.grad` cannot pass them."""
+        return any(name.startswith("CheckpointFunctionBackward") for name in self.names)
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether nested tensors are part of it, which have no shape to speak of."""
+        every = (described for node in self.nodes for described in node._input_metadata)
+        return any(one.is_nested_tensor or one.is_cpp_nested_tensor for one in every)
+
+    def refuse_compiled_too_early(self) -> None:
+        """Raise if a compiled region writes over what its forward saved: it can run only once."""
+        for node, name in zip(self.nodes, self.names, strict=True):
+            if name == COMPILED:
+                described: Any = getattr(getattr(node, "_forward_cls", None), "metadata", None)
+                if getattr(described, "bw_donated_idxs", ()) is None:
+                    described.bw_donated_idxs = []  # in the form that is asked for on other threads
+                elif getattr(described, "bw_donated_idxs", None):
+                    raise ValueError(
+                        "model: was compiled before the Aligner was made, so that its backward can "
+                        "run only once; make the Aligner before the first compiled batch, or call "
+                        "torch.compiler.reset() and run the batch again."
+                    )
+
+    def reached_by(self) -> list[int]:
+        """For every node, which roots depend on it: bit t for root t."""
+        reached = [0] * len(self.nodes)
+        for root, position in enumerate(self.root_positions):
+            reached[position] |= 1 << root
+        for position in range(len(self.nodes) - 1, -1, -1):
+            roots = reached[position]
+            for child, _ in self.children(position):
+                if child >= 0:
+                    reached[child] |= roots
+        return reached

@@ -1,0 +1,166 @@
+"""Junctions: the nodes where something made of parameters alone meets the rows of the batch.
+
+Where the line is drawn decides speed, never exactness. A junction drawn too late pushes T gradients
+through the rest, which is slower. One drawn too early holds entries that several rows share (a
+table of positions looked up once for all rows); ownership then shows, and it is moved up to its
+consumers.
+"""
+
+# B rows
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from gradvac.engine.graph._graph import ANCHOR, LEAF, Graph
+from gradvac.engine.graph._nodes import is_python_function
+
+_PRODUCTS = frozenset(
+    f"{name}Backward0"
+    for name in ("Mm", "Addmm", "Bmm", "Baddbmm", "Addbmm", "Mv", "Addmv", "Dot", "Convolution")
+)
+_LOOKUPS = frozenset(
+    f"{name}Backward0"
+    for name in ("Embedding", "EmbeddingBag", "Index", "IndexSelect", "Gather", "Take")
+)
+
+
+@dataclass
+class Junction:
+    """A node whose output gradient is separated by task.
+
+    Attributes:
+        position: Of the node in the graph.
+        edges: The inputs that are made of parameters alone; a product comes before its shift.
+        ways: Down from each of them.
+        parameters: What these inputs are made of.
+        ends: Nothing below the node needs it to run.
+        supposed: All its inputs are made of parameters; that it holds rows is a guess.
+    """
+
+    position: int
+    edges: tuple[int, ...]
+    ways: "tuple[Way, ...]"
+    parameters: frozenset[nn.Parameter]
+    ends: bool
+    supposed: bool
+
+
+@dataclass
+class Drawing:
+    """A graph with its junctions.
+
+    Attributes:
+        junctions: In the order of the graph.
+        outside: Positions of leaves that are not the model's.
+        row_nodes: Positions of the nodes that a backward to the junctions runs through.
+        holds_rows: For every node, whether it is not made of parameters alone.
+        holds_no_rows: The roots are made of parameters alone.
+        has_taps: Compiled regions left some parameters outside.
+        functions: Numbers of the junctions that are Python functions on the way.
+    """
+
+    junctions: list[Junction] = field(default_factory=list)
+    outside: list[int] = field(default_factory=list)
+    row_nodes: list[int] = field(default_factory=list)
+    holds_rows: Sequence[bool] = ()
+    holds_no_rows: bool = False
+    has_taps: bool = False
+    functions: set[int] = field(default_factory=set)
+
+    def leaves_outside(self, graph: Graph) -> list[Tensor]:
+        """The leaves that get their plain gradient."""
+        return [graph.nodes[position].variable for position in self.outside]
+
+
+def draw(
+    graph: Graph,
+    tracked: Collection[nn.Parameter],
+    num_rows: Callable[[int], int | None],
+    moved: Collection[int],
+) -> Drawing:
+    """Find the junctions.
+
+    Args:
+        graph: The graph.
+        tracked: The model's parameters.
+        num_rows: How many rows there are where a node (position) works; None if unknown.
+        moved: Positions that were supposed to hold rows and do not.
+    """
+    drawing = Drawing()
+    made_of: list[frozenset[nn.Parameter] | None] = []  # parameters alone, or None: rows
+    below = [False] * len(graph.nodes)  # whether the backward has something to do below
+    roots = set(graph.root_positions)
+    nothing: frozenset[nn.Parameter] = frozenset()
+    for position, name in enumerate(graph.names):
+        children = graph.children(position)
+        if name == LEAF and position not in roots:
+            variable = graph.nodes[position].variable
+            if variable is ANCHOR:
+                made_of.append(nothing)
+                drawing.has_taps = below[position] = True
+                continue
+            is_ours = variable in tracked
+            made_of.append(frozenset([variable]) if is_ours else None)
+            if not is_ours:
+                drawing.outside.append(position)
+                below[position] = True
+            continue
+        edges = tuple(e for e, (c, _) in enumerate(children) if c >= 0 and made_of[c])
+        alone = bool(edges) and all(c < 0 or made_of[c] is not None for c, _ in children)
+        parameters = nothing.union(*(made_of[children[e][0]] or () for e in edges))
+        drawing.holds_no_rows |= alone and position in roots
+        deeper = any(c >= 0 and below[c] for c, _ in children)
+        if alone and position not in roots:
+            rows = num_rows(position)
+            if position in moved or not _may_hold_rows(graph, position, rows):
+                made_of.append(parameters)
+                below[position] = deeper  # a tap's anchor: a pass to it runs whatever is above
+                continue
+        made_of.append(None)
+        drawing.row_nodes.append(position)
+        below[position] = deeper or bool(edges)
+        if edges:
+            edges = tuple(sorted(edges, key=lambda e: -math.prod(graph.shape(*children[e]))))
+            supposed = alone and position not in roots
+            if deeper and is_python_function(graph.nodes[position]) and not graph.is_tap(position):
+                drawing.functions.add(len(drawing.junctions))
+            ways = tuple(way_down(graph, *children[edge]) for edge in edges)
+            drawing.junctions.append(
+                Junction(position, edges, ways, parameters, not deeper, supposed)
+            )
+    drawing.holds_rows = [parameters is None for parameters in made_of]
+    return drawing
+
+
+Way = tuple[int, int, bool]
+"""A node (position) and the number of its output; whether there is a transposition on the way."""
+
+
+def way_down(graph: Graph, position: int, number: int) -> Way:
+    """From an input of a junction through casts and transpositions, mostly to a parameter."""
+    transposed = False
+    while graph.names[position] == "TBackward0" or graph.is_plain_cast(position):
+        transposed ^= graph.names[position] == "TBackward0" and len(graph.shape(position)) == 2
+        position, number = graph.children(position)[0]
+    return position, number, transposed
+
+
+def _may_hold_rows(graph: Graph, position: int, rows: int | None) -> bool:
+    """Whether a node of parameters may have taken rows in: as a hidden operand, or by shape."""
+    name, children = graph.names[position], graph.children(position)
+    if is_python_function(graph.nodes[position]):
+        return True
+    hidden = any(child < 0 for child, _ in children)
+    if name in _PRODUCTS:
+        return hidden
+    shape = graph.shape(position)
+    if name in _LOOKUPS:
+        return rows is None or math.prod(shape[:-1]) >= rows
+    inner = [graph.shape(child, number) for child, number in children if child >= 0]
+    if shape in inner:
+        return False
+    grown = all(math.prod(shape) > math.prod(input_shape) for input_shape in inner)
+    return (hidden or grown) and (rows is None or any(d and d % rows == 0 for d in shape))

@@ -1,0 +1,228 @@
+"""A backward that stops at the junctions: it computes no parameter gradients of its own."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from gradvac.engine.graph._graph import ANCHOR, Graph
+from gradvac.engine.graph._junctions import Drawing, Junction
+
+Arrive = Callable[[int, Sequence[Tensor | None]], None]
+"""(number of the junction, its output gradients) -> nothing."""
+
+
+def run_pass(
+    graph: Graph,
+    drawing: Drawing,
+    starts: Sequence[Tensor],
+    arrive: Arrive,
+    *,
+    others: Sequence[tuple[int, Arrive]] = (),
+    after_run: Collection[int] = (),
+    retain: bool = False,
+) -> list[Tensor | None]:
+    """Differentiate down to the junctions and show each its output gradients.
+
+    Returns the gradients of the leaves that are not the model's: a junction on the way to one is
+    shown what it gets only if the pass goes on to the leaf.
+
+    Args:
+        graph: The graph.
+        drawing: Its junctions.
+        starts: Gradients at the roots.
+        arrive: Called for every junction, as soon as its output gradients are complete.
+        others: Further nodes (positions) to be shown their output gradients.
+        after_run: Junctions that are shown theirs once they have run, beside what they returned.
+        retain: Keep the graph.
+    """
+    handles, ends = [], []
+    inputs: list[Any] = []  # tensors and edges
+    try:
+        for number, junction in enumerate(drawing.junctions):
+            node = graph.nodes[junction.position]
+            if junction.ends:
+                outputs = graph.num_outputs(junction.position)
+                ends.append((number, len(inputs), outputs))
+                inputs += [GradientEdge(node, output) for output in range(outputs)]
+            elif graph.is_tap(junction.position):
+                at_tap = partial(_arrive_at_tap, graph, junction, partial(arrive, number))
+                handles.append(node.register_prehook(at_tap))
+            elif number in after_run:
+                after = partial(_arrive_after, graph, junction.position, partial(arrive, number))
+                handles.append(node.register_hook(after))
+            else:
+                handles.append(node.register_prehook(partial(arrive, number)))
+        for position, show in others:
+            handles.append(graph.nodes[position].register_prehook(partial(show, position)))
+        leaves = drawing.leaves_outside(graph)
+        # Their edges: torch would not take a leaf that was frozen after the forward.
+        edges = [GradientEdge(graph.nodes[position], 0) for position in drawing.outside]
+        with _autocast_off(graph.roots[0].device), without_hooks(leaves):
+            gradients = torch.autograd.grad(
+                graph.roots,
+                [*inputs, *edges, *([ANCHOR] if drawing.has_taps else ())],
+                starts,
+                retain_graph=True if retain else None,
+                allow_unused=True,
+            )
+            with torch.no_grad():  # as in the hooks of a running backward
+                for number, first, outputs in ends:
+                    arrive(number, gradients[first : first + outputs])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(gradients[len(inputs) : len(inputs) + len(leaves)])
+
+
+def _arrive_at_tap(
+    graph: Graph,
+    junction: Junction,
+    arrive: Callable[[Sequence[Tensor | None]], None],
+    gradients: Sequence[Tensor | None],
+) -> tuple[None, None] | None:
+    """Show a junction the gradient of its output, and keep it from forming anything itself.
+
+    Unless it also stands for a leaf that is not the model's.
+    """
+    position = junction.position
+    output, graph.operands[position] = gradients
+    arrive((output,))
+    del graph.operands[position]
+    num_needed = sum(child >= 0 for child, _ in graph.children(position)) - 1  # but for the anchor
+    return (None, None) if num_needed == len(junction.edges) else None
+
+
+def _arrive_after(
+    graph: Graph,
+    position: int,
+    arrive: Callable[[Sequence[Tensor | None]], None],
+    returned: Sequence[Tensor | None],
+    gradients: Sequence[Tensor | None],
+) -> None:
+    """Show a junction what it got, and the graph what it returned."""
+    graph.returned[position] = returned
+    arrive(gradients)
+    del graph.returned[position]
+
+
+def has_changing_hook(graph: Graph, position: int) -> bool:
+    """Whether a hook of an output of a node changes its gradient.
+
+    A graph does not tell its hooks, but they act on the way from an output to itself. What they are
+    shown there and back is a single large number in every entry, so that nothing is computed.
+    """
+    described = graph.nodes[position]._input_metadata
+    for number, output in enumerate(described):
+        edge = GradientEdge(graph.nodes[position], number)
+        for value in (1e4, -1e4):  # and `retain_grad` adds up nothing
+            given = torch.full((), value, dtype=output.dtype, device=output.device)
+            given = given.expand(tuple(output.shape))
+            (returned,) = torch.autograd.grad((edge,), (edge,), (given,), retain_graph=True)
+            if returned is not given and not torch.equal(returned, given):
+                return True
+    return False
+
+
+@contextmanager
+def _autocast_off(device: torch.device) -> Iterator[None]:
+    with ExitStack() as stack:
+        for kind in {"cpu", device.type}:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextmanager
+def _emptied(hooks: Sequence[dict[Any, Any] | None]) -> Iterator[None]:
+    kept = [(one, dict(one)) for one in hooks if one]
+    for one, _ in kept:
+        one.clear()
+    try:
+        yield
+    finally:
+        for one, items in kept:
+            one.update(items)
+
+
+def without_hooks(leaves: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Tensor hooks are for final gradients: let passes over parts of them go unseen."""
+    return _emptied([leaf._backward_hooks for leaf in leaves])
+
+
+@contextmanager
+def set_aside(leaves: Collection[Tensor]) -> Iterator[None]:
+    """Put `.grad`, and the hooks that wait for it, back as they were."""
+    kept = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    try:
+        with _emptied([leaf._post_accumulate_grad_hooks for leaf in leaves]):
+            yield
+    finally:
+        for leaf, gradient in zip(leaves, kept, strict=True):
+            leaf.grad = gradient
+
+
+def show_gradients(
+    graph: Graph,
+    starts: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    show: Callable[[Any, Tensor], None],
+    *,
+    retain: bool = False,
+) -> None:
+    """An ordinary backward that shows the gradients of leaves as they come, and keeps none."""
+
+    def shown(leaf: Tensor) -> Callable[[Tensor | None], Tensor | None]:
+        def hook(gradient: Tensor | None) -> Tensor | None:
+            if gradient is None:  # a compiled region that uses its value alone
+                return None
+            if gradient.is_sparse:
+                show(leaf, gradient.to_dense())
+                return gradient
+            show(leaf, gradient)
+            zero = torch.zeros((), dtype=gradient.dtype, device=gradient.device)
+            return zero.expand(gradient.shape)  # nobody else needs it
+
+        return hook
+
+    with without_hooks(leaves):
+        handles = [leaf.register_hook(shown(leaf)) for leaf in leaves]
+        try:
+            if graph.is_reentrant:  # such a graph refuses to be given inputs
+                torch.autograd.backward(graph.roots, starts, retain_graph=retain)
+            else:
+                torch.autograd.grad(
+                    graph.roots, leaves, starts, retain_graph=retain, allow_unused=True
+                )
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+class Watcher:
+    """Sees which nodes a gradient other than zero comes through."""
+
+    def __init__(self) -> None:
+        self._any: dict[int, Tensor] = {}
+
+    def see(self, position: int, gradients: Sequence[Tensor | None]) -> None:
+        """Take note of a node's output gradients."""
+        for gradient in gradients:
+            if gradient is not None and gradient.numel():
+                earlier = self._any.get(position)
+                is_awake = gradient.any()
+                self._any[position] = is_awake if earlier is None else earlier | is_awake
+
+    def asleep(self) -> frozenset[int]:
+        """The nodes whose gradients were all zero; waits for the device."""
+        if not self._any:
+            return frozenset()
+        device = next(iter(self._any.values())).device
+        awake = torch.stack([flag.to(device) for flag in self._any.values()]).tolist()
+        return frozenset(p for p, is_awake in zip(self._any, awake, strict=True) if not is_awake)

@@ -1,0 +1,260 @@
+"""Entries by task: how to bring those of a task together, sum over them, and mask the others."""
+
+# B rows, N entries, T tasks present, D width
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradvac.engine.kernels._kernels import triton_kernels, wide
+from gradvac.indices import index_on
+
+
+class Segments:
+    """The task of every row.
+
+    A dimension may count several entries a row (a flattened [B * S, D]): each method takes its
+    length as it comes.
+
+    Args:
+        index: The task of every row, `[B]`, on the host or the device.
+        num_tasks: T.
+        device: Of the gradients.
+        only: All rows belong to this task, however many there are.
+        ascending: An index on the device is said to ascend, so that it need not be sorted.
+    """
+
+    def __init__(
+        self,
+        index: Tensor,
+        num_tasks: int,
+        device: torch.device,
+        *,
+        only: int | None = None,
+        ascending: bool = False,
+    ) -> None:
+        self.num_rows, self.num_tasks, self.only = len(index), num_tasks, only
+        on_host = index.device.type == "cpu"
+        # What the host knows without waiting for the device.
+        self._counts = index.bincount(minlength=num_tasks).tolist() if on_host else None
+        in_order = (index[1:] >= index[:-1]).all() if on_host or ascending else None
+        is_sorted = bool(in_order) if on_host else ascending
+        if in_order is not None and not on_host:
+            torch._assert_async(in_order, "rows: the tasks do not ascend, as ascending=True says")
+        self.order = None if is_sorted else index_on(index.argsort(stable=True), device)
+        self.tasks, self.device = index_on(index, device), device
+        self._forget()
+
+    def _forget(self) -> None:
+        """What is made of the rest when it is first asked for."""
+        self._sizes: Tensor | None = None
+        self._offsets: dict[int, Tensor] = {}
+        self._indicators: dict[torch.dtype, Tensor] = {}
+        self._spread: dict[object, Segments] = {}
+
+    @classmethod
+    def of_one_task(cls, task: int, num_tasks: int, device: torch.device) -> "Segments":
+        """One row, and with it all entries, of one task."""
+        return cls(torch.tensor([task]), num_tasks, device, only=task)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Rows of every task, `[T]`, on the device."""
+        if self._sizes is None:
+            tasks = torch.arange(self.num_tasks, device=self.tasks.device)
+            self._sizes = (self.tasks == tasks[:, None]).sum(1)
+        return self._sizes
+
+    @property
+    def is_known_to_host(self) -> bool:
+        """Whether counts are known without waiting for the device."""
+        return self._counts is not None
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether some task may have no row."""
+        return self._counts is None or 0 in self._counts
+
+    def counts(self, length: int) -> list[int]:
+        """Entries of every task; waits for the device if the tasks came from there."""
+        if self._counts is None:
+            if self.tasks.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise ValueError(
+                    "tasks_of_rows: are on the device, so that their counts are not known while a "
+                    "CUDA graph is recorded, and products in float32 need them; train in bf16 "
+                    "(torch.autocast), or give the tasks as a list."
+                )
+            self._counts = self.sizes.tolist()
+        return [count * (length // self.num_rows) for count in self._counts]
+
+    def offsets(self, length: int) -> Tensor:
+        """End of every task's entries once sorted, int32 `[T]`."""
+        if length not in self._offsets:
+            ends = self.sizes.cumsum(0) * (length // self.num_rows)
+            self._offsets[length] = ends.to(torch.int32)
+        return self._offsets[length]
+
+    def sort(self, values: Tensor) -> Tensor:
+        """Bring the entries of each task together along dimension 0."""
+        if self.order is None:
+            return values
+        whole = values.reshape(self.num_rows, -1)
+        return whole.index_select(0, self.order).view(values.shape)
+
+    def repeated(self, times: int) -> "Segments":
+        """Segments of several batches like this one, each with tasks of its own."""
+        if times == 1:
+            return self
+        if times not in self._spread:
+            every = torch.arange(times, device=self.device)[:, None]
+            segments = copy.copy(self)
+            segments._forget()
+            segments.num_rows, segments.num_tasks = times * self.num_rows, times * self.num_tasks
+            segments.tasks = (self.num_tasks * every + self.tasks).reshape(-1)
+            if self.order is not None:
+                segments.order = (self.num_rows * every + self.order).reshape(-1)
+            segments._sizes = self.sizes.repeat(times)
+            if self._counts is not None:
+                segments._counts = times * self._counts
+            self._spread[times] = segments
+        return self._spread[times]
+
+    def entries_by_task(self, length: int) -> tuple[Tensor, ...]:
+        """The positions of every task's entries in a dimension of `length`."""
+        every = torch.arange(length, device=self.tasks.device)
+        parts: tuple[Tensor, ...] = self.sort(every).split(self.counts(length))
+        return parts
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over the entries of each task: `[..., N, D]` -> `[..., T, D]`; float32 or better."""
+        # Launching a kernel of our own costs more than it saves on a few rows.
+        few = values.dim() > 2 or values.shape[0] <= 4096 or not values.is_cuda
+        kernels = None if few else triton_kernels("sums")
+        if kernels is not None and values.dtype in kernels.SUMMED and self.only is None:
+            summed: Tensor = kernels.segment_sums(values, self)
+            return summed
+        values = self.by_row(values)
+        if values.dtype not in self._indicators:
+            tasks = torch.arange(self.num_tasks, device=self.tasks.device)
+            self._indicators[values.dtype] = (self.tasks == tasks[:, None]).to(values.dtype)
+        return self._indicators[values.dtype] @ values
+
+    def by_row(self, values: Tensor) -> Tensor:
+        """Sum over the entries of each row: `[..., N, D]` -> `[..., B, D]`."""
+        dtype = wide(values.dtype)
+        if values.shape[-2] == self.num_rows:
+            return values.to(dtype)
+        shape = (*values.shape[:-2], self.num_rows, -1, values.shape[-1])
+        return values.reshape(shape).sum(-2, dtype=dtype)
+
+    def along(self, length: int, *, tiled: bool = False) -> Tensor:
+        """The task of every entry of a dimension: rows stay together, or come round again."""
+        if length == self.num_rows:
+            return self.tasks
+        times = length // self.num_rows
+        if tiled:
+            return self.tasks.repeat(times)
+        return self.tasks.repeat_interleave(times, output_size=length)
+
+    def over(self, shape: tuple[int, ...], dim: int, *, tiled: bool) -> "Segments":
+        """Segments of all entries of `shape`, whose rows lie along `dim`."""
+        key = (shape, dim, tiled)
+        if key not in self._spread:
+            along = self.along(shape[dim], tiled=tiled)
+            view = [1] * len(shape)
+            view[dim] = -1
+            index = along.view(view).expand(shape).reshape(-1)
+            self._spread[key] = Segments(index, self.num_tasks, self.tasks.device)
+        return self._spread[key]
+
+
+def joined(parts: Sequence[tuple[Segments, int]]) -> Segments:
+    """Segments of entries put one after the other, each with its own number of entries."""
+    first = parts[0][0]
+    index = torch.cat([segments.along(length) for segments, length in parts])
+    return Segments(index, first.num_tasks, first.tasks.device)
+
+
+class Owned(NamedTuple):
+    """Whose the entries of one output gradient are.
+
+    Either rows lie along one dimension, or every vector of the last dimension has a task of its
+    own, or all entries belong to one task.
+    """
+
+    shape: tuple[int, ...]  # of the output gradient
+    rows: Segments  # the tasks of the rows, or of the entries
+    dim: int | None = (
+        0  # where rows lie; None: `rows` counts all entries but for the last dimension
+    )
+    tiled: bool = False  # the rows come round again in `dim`, instead of staying together
+
+    def flat(self) -> Segments | None:
+        """Segments of the entries `[N, D]`; None if rows lie along the last dimension."""
+        if self.rows.only is not None or self.dim is None:
+            return self.rows
+        lead = self.shape[:-1] if len(self.shape) > 1 else self.shape
+        if self.dim >= len(lead):
+            return None
+        if self.dim == 0 and not self.tiled:
+            return self.rows
+        return self.rows.over(lead, self.dim, tiled=self.tiled)
+
+    def along(self, dim: int) -> Segments | None:
+        """Segments of one dimension; None unless rows lie along it."""
+        if self.rows.only is not None:
+            return self.rows
+        if self.dim != dim:
+            return None
+        return self.rows.over((self.shape[dim],), 0, tiled=True) if self.tiled else self.rows
+
+    def tasks(self) -> Tensor:
+        """The task of every entry, in a shape that broadcasts over the gradient's."""
+        if self.dim is None:
+            view = (*self.shape[:-1], 1) if len(self.shape) > 1 else self.shape
+            return self.rows.tasks.view(view)
+        along = self.rows.along(self.shape[self.dim], tiled=self.tiled)
+        return along.view([-1 if dim == self.dim else 1 for dim in range(len(self.shape))])
+
+    def by_row(self, values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+        """Sums over the entries of each row, `[B, D]`; None where that is not a step on the way."""
+        inner, size = values.shape[values.dim() - len(shape) :], math.prod(shape)
+        if self.dim != 0 or self.tiled or self.rows.only is not None or inner != shape:
+            return None
+        if values.numel() < 2 * size * self.rows.num_rows:
+            return None
+        return self.rows.by_row(values.reshape(-1, size))
+
+    def sum(self, values: Tensor, shape: Sequence[int]) -> Tensor:
+        """Sum over each task's entries, down to the shape of what was broadcast: `[T, *shape]`."""
+        dtype, by_task = wide(values.dtype), (self.rows.num_tasks, *shape)
+        if self.rows.only is not None:
+            out = values.new_zeros(by_task, dtype=dtype)
+            out[self.rows.only] = values.to(dtype).sum_to_size(tuple(shape))
+            return out
+        kept = (*[1] * (values.dim() - len(shape)), *shape)
+        by_task_along = range(max(1, values.dim() - 1)) if self.dim is None else (self.dim,)
+        sizes = enumerate(zip(values.shape, kept, strict=True))
+        gone = [d for d, (size, left) in sizes if left == 1 != size and d not in by_task_along]
+        if gone:
+            values = values.sum(gone, keepdim=True, dtype=dtype)
+        if self.dim is not None and kept[self.dim] == 1:
+            segments = self.along(self.dim)
+            assert segments is not None
+            flat = values.movedim(self.dim, 0).reshape(values.shape[self.dim], -1)
+            return segments.sum(flat).view(by_task)
+        tasks = self.tasks()
+        if values.dim() == 1 or self.dim == values.dim() - 1:
+            values, tasks, kept = values[..., None], tasks[..., None], (*kept, 1)
+        lead, size = values.shape[:-1], math.prod(kept[:-1])
+        if size == 1:
+            return self.rows.sum(values.reshape(math.prod(lead), -1)).view(by_task)
+        places = torch.arange(size, device=values.device).view(kept[:-1])
+        places = (tasks[..., 0] * size + places).expand(lead).reshape(-1)
+        out = values.new_zeros(self.rows.num_tasks * size, values.shape[-1], dtype=dtype)
+        flat = values.reshape(len(places), -1).to(dtype)
+        return out.index_add_(0, places, flat).view(by_task)

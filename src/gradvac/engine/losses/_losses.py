@@ -1,0 +1,201 @@
+"""What the caller of `backward` gave: losses and their tasks, checked and in one form."""
+
+# B entries (rows), T tasks present
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradvac.engine.losses._plain import PlainGradient
+from gradvac.indices import index_on
+
+TasksOfRows = Sequence[str] | Sequence[int] | Tensor
+
+
+@dataclass(eq=False)
+class Losses:
+    """Losses of one backward.
+
+    Attributes:
+        present: Positions of the present tasks in the aligner's list, in the order they come in
+            the batch (a mapping: by name). Rows that come task by task then need no sorting, and
+            results do not depend on how the tasks are listed.
+        roots: What a backward starts from: one entry per row `[B]`, or one scalar per present task.
+        index: Position in `present` of every entry `[B]`; None for scalars per task.
+        plain: Their plain gradient, where it was taken before anything else ran.
+    """
+
+    present: tuple[int, ...]
+    roots: tuple[Tensor, ...]
+    index: Tensor | None
+    plain: PlainGradient | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.roots[0].device
+
+    def starts(self, weights: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Gradients at `roots`: those of sum_t weights[t] * loss_t; weights of 1 by default."""
+        if weights is None:
+            return tuple(map(torch.ones_like, self.roots))
+        if self.index is None:
+            pairs = zip(weights, self.roots, strict=True)
+            return tuple(weight.to(loss).expand_as(loss) for weight, loss in pairs)
+        return (weights.to(self.roots[0])[index_on(self.index, self.device)],)
+
+    def task_losses(self) -> Tensor:
+        """The summed, detached loss of every present task, `[T]`."""
+        if self.index is None:
+            return torch.stack([loss.detach().reshape(()) for loss in self.roots])
+        total = self.roots[0].new_zeros(len(self.present))
+        return total.index_add(0, index_on(self.index, self.device), self.roots[0].detach())
+
+    def add_to(self, losses: dict[int, Tensor]) -> None:
+        """Add the losses of the present tasks to those of earlier micro-batches."""
+        for task, loss in zip(self.present, self.task_losses(), strict=True):
+            losses[task] = losses[task] + loss if task in losses else loss
+
+
+def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -> Tensor:
+    """Positions in `tasks`, int64; on the device if they came as a tensor there."""
+    if isinstance(tasks_of_rows, Tensor):
+        is_whole = not (tasks_of_rows.is_floating_point() or tasks_of_rows.is_complex())
+        if tasks_of_rows.dim() != 1 or not is_whole:
+            raise ValueError(
+                f"{argument}: a tensor must hold one integer per row, got "
+                f"{tasks_of_rows.dtype} of shape {tuple(tasks_of_rows.shape)}."
+            )
+        index = tasks_of_rows.to(torch.int64)
+    else:
+        if isinstance(tasks_of_rows, Set | Mapping) or not isinstance(tasks_of_rows, Iterable):
+            raise ValueError(
+                f"{argument}: must be a list or a tensor with the task of every row, in their "
+                f"order, got {type(tasks_of_rows).__name__}."
+            )
+        given: list[Any] = list(tasks_of_rows)  # a generator can be read only once
+        where = {task: position for position, task in enumerate(tasks)}
+        found = [where.get(t) if isinstance(t, str) else _index(t) for t in given]
+        if None in found:
+            raise ValueError(
+                f"{argument}: unknown task {given[found.index(None)]!r}; the tasks are "
+                f"{list(tasks)}."
+            )
+        index = torch.tensor(found, dtype=torch.int64)
+    # On a device the range is not checked: that would wait for it.
+    if (
+        index.device.type == "cpu"
+        and len(index)
+        and not 0 <= index.min() <= index.max() < len(tasks)
+    ):
+        wrong = int(index.max()) if index.max() >= len(tasks) else int(index.min())
+        raise ValueError(f"{argument}: task index {wrong} is outside 0..{len(tasks) - 1}.")
+    return index
+
+
+def _index(task: Any) -> int | None:
+    """A whole number as such, whatever type it has; None for anything else."""
+    try:
+        return operator.index(task)
+    except TypeError:
+        return None
+
+
+def read_losses(
+    losses: Tensor | Mapping[str, Tensor],
+    tasks_of_rows: TasksOfRows | None,
+    tasks: Sequence[str],
+) -> Losses:
+    """Check what `backward` was given."""
+    if isinstance(losses, Tensor):
+        return _read_rows(losses, tasks_of_rows, tasks)
+    if not isinstance(losses, Mapping):
+        raise ValueError(
+            "losses: must be a 1-D tensor (with tasks_of_rows) or a mapping task -> scalar loss, "
+            f"got {type(losses).__name__}."
+        )
+    return _read_mapping(losses, tasks_of_rows, tasks)
+
+
+def read_own_losses(
+    losses: Tensor | Mapping[str, Tensor],
+    tasks_of_rows: TasksOfRows | None,
+    tasks: Sequence[str],
+) -> Losses | None:
+    """The same for one of several processes, which may have nothing."""
+    if isinstance(losses, Tensor | Mapping) and not len(losses):
+        return None
+    return read_losses(losses, tasks_of_rows, tasks)
+
+
+def _read_rows(losses: Tensor, tasks_of_rows: TasksOfRows | None, tasks: Sequence[str]) -> Losses:
+    if tasks_of_rows is None:
+        raise ValueError("tasks_of_rows: losses per row need the task of every row.")
+    if losses.dim() != 1:
+        raise ValueError(
+            f"losses: must have one entry per row (1-D), got shape {tuple(losses.shape)}; "
+            'compute them with reduction="none" and sum or average within each row. A loss that '
+            "was already summed over tasks cannot be separated again."
+        )
+    index = positions(tasks_of_rows, tasks, "tasks_of_rows")
+    if len(index) != len(losses):
+        raise ValueError(
+            f"tasks_of_rows: has {len(index)} entries, but losses has {len(losses)}; "
+            "every entry of losses needs one task."
+        )
+    if not len(losses):
+        raise ValueError("losses: is empty; a batch needs at least one row.")
+    _check_loss(losses, "losses")
+    if index.device.type != "cpu":  # who is absent is known to the device alone: its norm is 0
+        present = tuple(range(len(tasks)))
+    else:
+        present = tuple(dict.fromkeys(index.tolist()))
+    if len(present) > 1 and losses.stride() == (0,):
+        raise ValueError(
+            "losses: every row has the same entry, a scalar that was expanded; a loss summed over "
+            'tasks cannot be separated again. Compute one loss per row (reduction="none").'
+        )
+    return Losses(present, (losses,), relabel(index, present, len(tasks)))
+
+
+def relabel(index: Tensor, present: Sequence[int], num_tasks: int) -> Tensor:
+    """Positions in the task list -> positions in `present`."""
+    table = torch.full((num_tasks,), -1)
+    table[list(present)] = torch.arange(len(present))
+    return index_on(table, index.device)[index]
+
+
+def _read_mapping(
+    losses: Mapping[str, Tensor], tasks_of_rows: TasksOfRows | None, tasks: Sequence[str]
+) -> Losses:
+    if tasks_of_rows is not None:
+        raise ValueError("tasks_of_rows: goes with losses per row; a mapping names its tasks.")
+    if not losses:
+        raise ValueError("losses: the mapping is empty; a batch needs at least one task.")
+    for task, loss in losses.items():
+        if task not in tasks:
+            raise ValueError(f"losses: unknown task {task!r}; the tasks are {list(tasks)}.")
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            came = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ValueError(f"losses: the loss of {task!r} must be a scalar tensor, got {came}.")
+        _check_loss(loss, f"losses[{task!r}]")
+    if len(losses) > 1 and len({id(loss) for loss in losses.values()}) == 1:
+        raise ValueError(
+            "losses: every task has the same tensor; a loss summed over tasks cannot be separated "
+            "again. Give each task its own loss, or losses per row with tasks_of_rows."
+        )
+    present = tuple(tasks.index(task) for task in sorted(losses))
+    return Losses(present, tuple(losses[tasks[position]] for position in present), None)
+
+
+def _check_loss(loss: Tensor, what: str) -> None:
+    if not loss.requires_grad:
+        raise ValueError(
+            f"{what}: has no graph to differentiate; was it computed under torch.no_grad(), "
+            "detached, or from frozen parameters only?"
+        )
+    if loss.is_complex():  # as torch refuses it, instead of taking the real part
+        raise ValueError(f"{what}: is complex; take the part, or the size, that is to be small.")

@@ -1,0 +1,277 @@
+"""Where rows lie, followed from the losses down, operation by operation.
+
+Row r of the batch owns entry r of the losses. Where its entries are in what an operation was made
+of follows from what the operation does, whatever the data, and whatever the parameters become:
+along a dimension that it leaves alone. Behind an operation that may move rows, or that is not known
+here, owners are measured every step.
+"""
+
+# B rows
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from gradvac.engine.graph import LEAF, Graph, indexed_dims
+from gradvac.engine.ownership._layouts import Layout, layouts
+
+Followed = list[dict[int, Layout | None]]
+"""Position -> output -> where rows lie; None: they may move."""
+
+
+def follow(
+    graph: Graph,
+    holds_rows: Sequence[bool],
+    starts: Iterable[tuple[tuple[int, int], Layout]],
+    num_rows: int,
+) -> Followed:
+    """From where rows lie in some outputs (position, number) to all whose gradients depend on them.
+
+    Only what holds rows is followed.
+    """
+    at: Followed = [{} for _ in graph.nodes]
+    for output, layout in starts:
+        _put(at, output, layout)
+    for position in range(len(at) - 1, -1, -1):
+        if at[position] and graph.names[position] != LEAF:
+            children = graph.children(position)
+            edges = [e for e, (child, _) in enumerate(children) if child >= 0 and holds_rows[child]]
+            if edges:
+                for edge, below in _through(graph, position, at[position], edges, num_rows):
+                    if edge in edges:
+                        _put(at, children[edge], below)
+    return at
+
+
+def follow_losses(graph: Graph, holds_rows: Sequence[bool], num_rows: int) -> Followed:
+    """Find where the rows of losses `[B]` lie."""
+    start = (graph.root_positions[0], graph.roots[0].output_nr)
+    return follow(graph, holds_rows, [(start, Layout(0))], num_rows)
+
+
+def _put(at: Followed, output: tuple[int, int], layout: Layout | None) -> None:
+    """Keep what is known of an output: None unless it is the same by every way."""
+    position, number = output
+    if at[position].setdefault(number, layout) != layout:
+        at[position][number] = None
+
+
+def _through(
+    graph: Graph,
+    position: int,
+    above: Mapping[int, Layout | None],
+    edges: Sequence[int],
+    num_rows: int,
+) -> Iterable[tuple[int, Layout | None]]:
+    """From where rows lie in a node's outputs to where they lie in its inputs (edges)."""
+    if graph.names[position] in _HOOKS:
+        return above.items()
+    unknown = [(edge, None) for edge in edges]
+    known = {number: layout for number, layout in above.items() if layout is not None}
+    if len(known) < len(above):
+        return unknown
+    if (run := graph.run(position)) is not None:
+        children = graph.children(position)
+        shapes = [graph.shape(*child) if child[0] >= 0 else None for child in children]
+        inside: Mapping[int, Layout | None] | None = run.follow(known, num_rows, shapes)
+        return unknown if inside is None else inside.items()
+    dims, below = _moves_along(graph, position, edges), []
+    for number, layout in known.items():
+        size = len(graph.shape(position, number))
+        if dims and layout.dim in {d % size for d in dims if d < size}:
+            return unknown
+        below += [(e, _below(graph, position, number, e, layout, num_rows)) for e in edges]
+    return below
+
+
+def _below(
+    graph: Graph, position: int, number: int, edge: int, above: Layout, num_rows: int
+) -> Layout | None:
+    """Where rows lie in an input of a node that leaves them alone; None if it is not known."""
+    node, kind = graph.nodes[position], graph.kind(position)
+    shape, inside = graph.shape(position, number), graph.shape(*graph.children(position)[edge])
+    dim, num_more = above.dim, len(inside) - len(shape)
+    if kind in _ENTRYWISE and inside == shape:
+        return above
+    if kind in VIEWS or kind == "Unsqueeze":  # as far apart in memory
+        stride = above.stride(shape, num_rows)
+        every = layouts(inside, num_rows)
+        return next((one for one in every if one.stride(inside, num_rows) == stride), None)
+    if kind == "Permute":
+        dim = _told_dims(node, "dims")[dim] % len(shape)
+    elif kind in ("T", "Transpose"):
+        pair = _told_dims(node, "dim0", "dim1") if kind == "Transpose" else [0, 1]
+        one, other = (d % len(shape) for d in pair)
+        dim = {one: other, other: one}.get(dim, dim)
+    elif kind in _ENTRYWISE or kind in _PRODUCTS:
+        dim += num_more  # what is broadcast is aligned at its end
+    elif kind in ("CtcLoss", "CudnnCtcLoss"):  # [time, rows, classes]
+        dim += 1
+    elif kind == "NllLoss2D":
+        dim += dim > 0
+    elif kind == "Stack":
+        dim -= dim > _told_dims(node, "dim")[0] % len(shape)
+    elif num_more > 0 and hasattr(node, "_saved_dim"):  # that are gone
+        for gone in sorted(d % len(inside) for d in _told_dims(node, "dim")):
+            dim += dim >= gone
+    elif num_more and kind not in _SAME_NUMBER:
+        return None
+    same = 0 <= dim < len(inside) and inside[dim] == shape[above.dim]
+    return Layout(dim, above.tiled) if same else None
+
+
+# -- operations, and the dimensions along which they may move or mix entries ---------------------
+
+_ANY = range(64)  # dimensions
+
+
+def _moves_along(graph: Graph, position: int, edges: Sequence[int]) -> Sequence[int]:
+    """The dimensions of a node's output along which it may move or mix entries of some inputs."""
+    kind, node = graph.kind(position), graph.nodes[position]
+    if not callable(node):  # a Python function
+        return _ANY
+    if kind in _KEEPERS:
+        return ()
+    if kind in _ENTRYWISE:
+        return _broadcast(graph, position, edges)
+    if kind in _PRODUCTS:
+        return _contracted(graph, position, edges)
+    if any(edges) and kind in _WITH_WEIGHTS:  # a weight made of rows serves all of them
+        return _ANY
+    if kind in _WITHIN_ROWS or kind.startswith(_OVER_SPACE):
+        return _ANY[1:]
+    return _BY_SETTING[kind](node) if kind in _BY_SETTING else _ANY
+
+
+def _broadcast(graph: Graph, position: int, edges: Sequence[int]) -> Sequence[int]:
+    """Dimensions along which an input serves several entries, whose gradients are added up."""
+    shape, dims = graph.shape(position), set[int]()
+    for edge in edges:
+        input_shape = graph.shape(*graph.children(position)[edge])
+        inner = (*(1 for _ in range(len(shape) - len(input_shape))), *input_shape)
+        dims |= {d for d, size in enumerate(inner) if size == 1 or size != shape[d]}
+    return tuple(dims)
+
+
+def _contracted(graph: Graph, position: int, edges: Sequence[int]) -> Sequence[int]:
+    """Dimensions that the gradient of a factor is a sum over: a permutation may be a matrix."""
+    last = len(graph.shape(position)) - 1
+    *added, first, second = range(len(graph.children(position)))
+    broadcast = _broadcast(graph, position, [edge for edge in edges if edge in added])
+    summed_over = {first: last, second: last - 1}
+    return (*broadcast, *(dim for factor, dim in summed_over.items() if factor in edges))
+
+
+def _told_dims(node: Any, *names: str) -> list[int]:
+    """The dimensions that an operation was told."""
+    dims: list[int] = []
+    for name in names:
+        value = getattr(node, f"_saved_{name}")
+        dims += (value,) if isinstance(value, int) else value or ()
+    return [d if d < 1 << 63 else d - (1 << 64) for d in dims]
+
+
+def _along(name: str) -> Callable[[Any], Sequence[int]]:
+    """Along the dimensions that an operation was told; none: any."""
+    return lambda node: _told_dims(node, name) or _ANY
+
+
+def _after_the_first_index(node: Any) -> Sequence[int]:
+    given = indexed_dims(node)
+    is_together = given and given[-1] - given[0] < len(given)
+    return _ANY[given[0] :] if is_together else _ANY  # apart: their dimension becomes the first
+
+
+def _padded(node: Any) -> Sequence[int]:
+    return range(-(len(node._saved_pad) // 2), 0)
+
+
+def _normalised(node: Any) -> Sequence[int]:
+    return range(-len(node._saved_normalized_shape), 0)
+
+
+def _by_channel(node: Any) -> Sequence[int]:
+    return [d for d in _ANY if d != 1] if node._saved_training else ()
+
+
+def _recurrent(node: Any) -> Sequence[int]:
+    if len(getattr(node, "_saved_batch_sizes", ())):  # packed
+        return _ANY
+    # On a CPU, time has become the first dimension by then.
+    return (1, 2) if hasattr(node, "_saved_batch_sizes") and node._saved_batch_first else (0, 2)
+
+
+def _kinds(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+# Operations whose effect depends on the sizes of the batch: they regroup entries.
+VIEWS = frozenset(("View", "UnsafeView", "ReshapeAlias", "Squeeze"))
+# Rows lie along a dimension of the same number, though other dimensions come or go.
+_SAME_NUMBER = frozenset(
+    (
+        *("NllLoss", "MultiMarginLoss", "MultilabelMarginLoss", "ViewAsComplex", "ViewAsReal"),
+        *("Unfold", "Index", "UnsafeIndex"),
+    )
+)
+# Python functions that hand on what they get; hooks of FSDP2, too
+_HOOKS = _kinds("BackwardHookFunctionBackward RegisterPostBackwardFunctionBackward")
+_ENTRYWISE = _kinds(
+    """
+    Abs Acos Acosh Add Addcdiv Addcmul Alias Angle Asin Asinh Atan Atan2 Atanh Celu Clamp
+    ClampMax ClampMin Clone Complex Conj ConjPhysical Copy Copysign Cos Cosh Deg2Rad Digamma Div
+    Elu Erf Erfc Erfinv Exp Exp2 Expand Expm1 FakeQuantizePerTensorAffineCachemask Fmax Fmin
+    Fmod Frac FusedDropout Gelu Hardshrink Hardsigmoid Hardswish Hardtanh Hypot LeakyRelu Lerp
+    Lgamma Log Log10 Log1P Log2 LogSigmoid Logaddexp Logaddexp2 Logit MaskedFill Maximum Minimum
+    Mish Mul NanToNum NativeDropout Neg Polar Pow PreluKernel Reciprocal Relu Remainder Repeat
+    Round RreluWithNoise Rsqrt Rsub Sgn Sigmoid Silu Sin Sinc Sinh Softplus Softshrink
+    SpecialEntr Sqrt Sub Tan Tanh Threshold ToCopy Tril Triu Where Xlogy
+    """
+)
+# What is one entry above belongs to one row, and so does all that it was made of.
+_KEEPERS = _kinds(
+    """
+    Amax Amin Aminmax BinaryCrossEntropy BinaryCrossEntropyWithLogits CtcLoss CudnnCtcLoss
+    HuberLoss Kthvalue LinalgVectorNorm Logsumexp Max Mean Median Min Mode MseLoss
+    MultiMarginLoss MultilabelMarginLoss Nanmedian Nansum NllLoss NllLoss2D Norm Permute Prod
+    ReshapeAlias Select SmoothL1Loss SoftMarginLoss Squeeze Std StdMean Sum T Transpose Unbind
+    UnsafeView Unsqueeze Var VarMean View ViewAsComplex ViewAsReal
+    """
+)
+_PRODUCTS = _kinds("Mm Addmm Bmm Baddbmm")
+_WITHIN_ROWS = _kinds(
+    """
+    ScaledDotProductFlashAttention ScaledDotProductFlashAttentionForCpu
+    ScaledDotProductEfficientAttention ScaledDotProductCudnnAttention
+    ScaledDotProductFusedAttentionOverrideable Convolution NativeGroupNorm
+    """
+)
+_OVER_SPACE = (
+    *("AvgPool", "MaxPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "FractionalMaxPool"),
+    *("Upsample", "ReflectionPad", "ReplicationPad", "GridSampler"),
+)
+_WITH_WEIGHTS = _kinds(
+    """
+    Convolution NativeGroupNorm NativeLayerNorm FusedRmsNorm NativeBatchNorm CudnnBatchNorm
+    MiopenBatchNorm MkldnnRnnLayer CudnnRnn
+    """
+)
+_ALONG_DIM = _kinds(
+    """
+    IndexSelect IndexAdd IndexCopy IndexReduce Gather Scatter ScatterAdd ScatterReduce
+    SliceScatter SelectScatter Sort Topk Slice Split SplitWithSizes UnsafeSplit
+    UnsafeSplitWithSizes Stack Cat Glu Softmax LogSoftmax SafeSoftmax Cumsum Cumprod Cummax
+    Cummin Logcumsumexp FftC2C FftC2R FftR2C
+    """
+)
+_BY_SETTING: dict[str, Callable[[Any], Sequence[int]]] = {
+    **dict.fromkeys(_ALONG_DIM, _along("dim")),
+    **dict.fromkeys(("Flip", "Roll"), _along("dims")),
+    "Unfold": _along("dimension"),
+    **dict.fromkeys(("Index", "UnsafeIndex"), _after_the_first_index),
+    "ConstantPadNd": _padded,
+    **dict.fromkeys(("NativeLayerNorm", "FusedRmsNorm"), _normalised),
+    **dict.fromkeys(("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm"), _by_channel),
+    **dict.fromkeys(("PixelShuffle", "PixelUnshuffle"), lambda _: (-3, -2, -1)),
+    **dict.fromkeys(("MkldnnRnnLayer", "CudnnRnn"), _recurrent),
+    **dict.fromkeys(("ThnnFusedLstmCell", "ThnnFusedGruCell"), lambda _: (-1,)),
+}

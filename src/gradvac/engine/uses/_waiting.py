@@ -1,0 +1,216 @@
+"""Uses that are cheap to keep for a while, and cheaper to form together with others of their kind.
+
+What a small model's step costs is the number of operations: one product, one sum for many layers.
+"""
+
+# N entries, B rows, T tasks, D width, O rows of the parameter, I its columns
+
+from collections.abc import Hashable, Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from gradvac.engine.kernels import Segments, grouped_outer, joined, norm_sums, wide
+from gradvac.engine.uses._uses import Table, Use
+
+# Of what a use keeps while it waits, without and with a GPU, whose launches cost more than copies.
+_SMALL_BYTES = (1 << 24, 3 << 24)
+
+
+class Sharing(Use):
+    """A use that keeps the gradient of its node's output: what a shift beside it is the sum of.
+
+    Attributes:
+        output: That gradient, `[..., D]`; None if it is not kept for long enough.
+        beside: That shift, if there is one.
+        shifts: Its task gradients `[T, D]`, as soon as they were formed with those of this use.
+    """
+
+    output: Tensor | None = None
+    beside: "Beside | None" = None
+    shifts: Tensor | None = None
+
+
+def _hand_over(uses: Sequence[Sharing], shifts: Tensor) -> None:
+    """Give the task gradients of shifts beside some uses, `[uses, T, D]`, to these shifts."""
+    for use, own in zip(uses, shifts.unbind(), strict=True):
+        if use.beside is None:
+            use.shifts = own
+        else:
+            use.beside.take(own)
+
+
+class Outer(Table, Sharing):
+    """A matrix product: g = left^T right, summed over entries.
+
+    Args:
+        left: `[N, O]`.
+        right: `[N, I]`.
+        segments: The tasks of its entries.
+        output: Which of them is the gradient of the node's output.
+    """
+
+    def __init__(
+        self, left: Tensor, right: Tensor, segments: Segments, output: Tensor | None = None
+    ) -> None:
+        self.left, self.right, self.segments = left, right, segments
+        self.held_bytes = left.nbytes + right.nbytes
+        self.formed_bytes = segments.num_tasks * left.shape[1] * right.shape[1] * left.itemsize
+        self.may_wait = segments.only is None and self.held_bytes <= _SMALL_BYTES[left.is_cuda]
+        self.output = output if self.may_wait else None
+
+    @property
+    def kind(self) -> Hashable:
+        shared = self.beside is not None and (1 if self.output is self.left else 2)
+        return (self.segments, self.left.dtype, self.left.shape, self.right.shape, shared)
+
+    @staticmethod
+    def join(uses: "Sequence[Outer]") -> "Sequence[Outer]":
+        """A loop over time uses a weight at every step: one product for all."""
+        left, right = torch.cat([u.left for u in uses]), torch.cat([u.right for u in uses])
+        return [Outer(left, right, joined([(u.segments, u.left.shape[0]) for u in uses]))]
+
+    @staticmethod
+    def form(uses: "Sequence[Outer]") -> Sequence[Tensor]:
+        first, many = uses[0], len(uses)
+        left, right = _together([u.left for u in uses]), _together([u.right for u in uses])
+        if first.beside is not None:
+            output = left if first.output is first.left else right
+            _hand_over(uses, first.segments.sum(output.view(many, -1, output.shape[1])))
+        product = grouped_outer(left, right, first.segments.repeated(many))
+        _, num_rows, num_columns = product.shape
+        return product.reshape(many, first.segments.num_tasks, num_rows * num_columns).unbind()
+
+    def plain(self) -> Tensor:
+        return self.left.t() @ self.right
+
+    def task_gradients(self) -> Tensor:
+        return grouped_outer(self.left, self.right, self.segments)
+
+    def slice(self, start: int, end: int) -> Tensor:
+        columns = self.left[:, start:end].contiguous()
+        return grouped_outer(columns, self.right, self.segments)
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        if self.segments.only is not None:
+            return self.plain() * weights[self.segments.only].to(self.left.dtype)
+        length = self.left.shape[0]
+        scale = weights.to(self.left.dtype)[self.segments.along(length)]
+        return (self.left * scale[:, None]).t() @ self.right
+
+    def transposed(self) -> "Outer":
+        self.left, self.right = self.right, self.left
+        return self
+
+
+class Summed(Use):
+    """A shift or a scale: g = sum of the rows' values."""
+
+    def __init__(self, values: Tensor, segments: Segments, shape: tuple[int, ...]) -> None:
+        self.values, self.segments, self.shape = values, segments, shape  # values [B, D]
+        self.held_bytes = values.nbytes
+        self.formed_bytes = segments.num_tasks * values.shape[1] * values.itemsize
+        self.may_wait = self.held_bytes <= _SMALL_BYTES[values.is_cuda]
+
+    @property
+    def kind(self) -> Hashable:
+        return (self.segments, self.values.dtype)
+
+    @staticmethod
+    def join(uses: "Sequence[Summed]") -> "Sequence[Summed]":
+        values = reduce(torch.add, [use.values for use in uses])
+        return [Summed(values, uses[0].segments, uses[0].shape)]
+
+    @staticmethod
+    def form(uses: "Sequence[Summed]") -> Sequence[Tensor]:
+        whole = uses[0].segments.sum(torch.cat([use.values for use in uses], dim=1))
+        parts: Sequence[Tensor] = whole.split([use.values.shape[1] for use in uses], dim=1)
+        return parts
+
+    def task_gradients(self) -> Tensor:
+        return self.segments.sum(self.values).view(-1, *self.shape)
+
+
+class Beside(Use):
+    """A shift beside a product or a scale: g = sum of the output gradient, formed with theirs."""
+
+    def __init__(self, of: Sharing) -> None:
+        assert of.output is not None
+        self.segments, self.may_wait, self._sums = of.segments, of.may_wait, of.shifts
+        self.output = of.output if of.shifts is None else None
+        width, dtype = of.output.shape[-1], wide(of.output.dtype)
+        self.formed_bytes = of.segments.num_tasks * width * dtype.itemsize
+        self._kind = (of.segments, of.output.dtype, width)
+        of.beside = self
+
+    def take(self, sums: Tensor) -> None:
+        """What it comes to, `[T, D]`; the gradient is of no more use."""
+        self._sums, self.output = sums, None
+
+    @property
+    def kind(self) -> Hashable:
+        return self._kind
+
+    @staticmethod
+    def join(uses: "Sequence[Beside]") -> "Sequence[Beside | Summed]":
+        segments, _, width = uses[0]._kind
+        outputs = [use.output.reshape(-1, width) for use in uses if use.output is not None]
+        if len(outputs) < len(uses):  # some are formed already
+            return uses
+        return [Summed(reduce(torch.add, map(segments.by_row, outputs)), segments, (width,))]
+
+    def task_gradients(self) -> Tensor:
+        if self._sums is not None:
+            return self._sums
+        assert self.output is not None
+        return self.segments.sum(self.output.reshape(-1, self.output.shape[-1]))
+
+
+class Normed(Sharing):
+    """The scale of a normalisation: g = sum of the output gradient times the normalised input.
+
+    Args:
+        output: Gradient of the output, `[..., D]`.
+        x: The input, likewise.
+        mean: Of the input, `[..., 1]`; None for an RMS normalisation.
+        scale: Its reciprocal deviation, `[..., 1]`.
+        segments: The tasks of its entries.
+    """
+
+    def __init__(
+        self, output: Tensor, x: Tensor, mean: Tensor | None, scale: Tensor, segments: Segments
+    ) -> None:
+        self.output: Tensor = output
+        self.x, self.mean, self.scale, self.segments = x, mean, scale, segments
+        self.held_bytes = output.nbytes + x.nbytes
+        self.formed_bytes = segments.num_tasks * x.shape[-1] * wide(x.dtype).itemsize
+        self.may_wait = self.held_bytes <= _SMALL_BYTES[x.is_cuda]
+
+    @property
+    def kind(self) -> Hashable:
+        about = (self.output.dtype, self.x.dtype, self.x.shape, self.mean is None)
+        return (self.segments, *about, self.beside is None)
+
+    @staticmethod
+    def form(uses: "Sequence[Normed]") -> Sequence[Tensor]:
+        first, width = uses[0], uses[0].x.shape[-1]
+        gradient = _together([use.output for use in uses]).reshape(-1, width)
+        x = _together([use.x for use in uses]).reshape(-1, width)
+        scale = _together([use.scale for use in uses]).reshape(-1, 1)
+        means = [use.mean for use in uses if use.mean is not None]
+        mean = _together(means).reshape(-1, 1) if means else None
+        scales, shifts = norm_sums(gradient, x, mean, scale, first.segments, len(uses))
+        if first.beside is not None and shifts is None:
+            shifts = first.segments.sum(gradient.view(len(uses), -1, width))
+        if shifts is not None:
+            _hand_over(uses, shifts)
+        return scales.unbind()
+
+    def task_gradients(self) -> Tensor:
+        return self.form([self])[0]
+
+
+def _together(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors one after the other."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

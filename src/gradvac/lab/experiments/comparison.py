@@ -1,0 +1,325 @@
+"""Compare methods: per task, by resource level and on average, against a baseline."""
+
+# R runs (seeds), B drawings of the sentences, N sentences, C counts
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradvac.hints import nearest, some
+from gradvac.lab.experiments import curves
+from gradvac.lab.experiments.curves import LOSS, Cost
+from gradvac.lab.experiments.groups import Group, ScoredRun, find_runs, group_runs, read_run
+from gradvac.lab.experiments.statistics import LEVEL, Scored
+from gradvac.lab.experiments.verdicts import Row, cells_of, judged
+from gradvac.lab.runs.scores import ALL, level_rank
+from gradvac.lab.runs.sentences import FORMULAS
+
+Floats = NDArray[np.float64]
+JOINT = "joint"  # the name of the method that others are compared with, if one has it
+_DRAWINGS = 1000
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found.
+
+    Attributes:
+        metric: Such as "BLEU".
+        note: How it was scored.
+        baseline: The method that the others are compared with.
+        seeds: Method -> its seeds.
+        rows: Scores: average, levels, tasks.
+        losses: Losses of training and development, at equal steps and equal time.
+        costs: Method -> what it cost.
+        test: The test behind the verdicts.
+        remarks: What a reader must know: what was left out, what is not comparable.
+        mixtures: Methods that are plain joint training with some temperature and task weights.
+    """
+
+    metric: str
+    note: str
+    baseline: str
+    seeds: Mapping[str, tuple[int, ...]]
+    rows: Sequence[Row]
+    losses: Sequence[Row]
+    costs: Mapping[str, Cost]
+    test: str
+    remarks: Sequence[str] = field(default_factory=list)
+    mixtures: Sequence[str] = ()
+
+
+def compare_runs(
+    paths: Sequence[Path],
+    *,
+    baseline: str | None = None,
+    split: str = "test",
+    weights: str | int = "best",
+    metric: str | None = None,
+    seed: int = 0,
+) -> Comparison:
+    """Compare the methods of some runs.
+
+    Args:
+        paths: Run folders, or folders of sweeps.
+        baseline: Name of a method, or a run of it; None: the method called "joint", else plain
+            joint training if one method is that, else the first.
+        split: The set whose scores are compared.
+        weights: The weights they are of.
+        metric: None: the first metric of the scores.
+        seed: Of the drawings of sentences.
+
+    Raises:
+        ValueError: There is nothing to compare, or scores are damaged or of other sentences.
+    """
+    run_paths = find_runs(paths)
+    read = {path: read_run(path, split=split, weights=weights, metric=metric) for path in run_paths}
+    missing = [path for path, run in read.items() if run is None]
+    scored = [run for run in read.values() if run is not None]
+    if not scored:
+        raise ValueError(
+            f"{run_paths[0]}: has no scores of the {split} set with {weights} weights; run "
+            "`gradvac nmt score` or `gradvac tagging score`."
+        )
+    groups = group_runs(scored)
+    remarks = [
+        f"{some([str(path) for path in missing])}: not scored on the {split} set, left out."
+    ] * bool(missing)
+    return compare_groups(groups, baseline=baseline, seed=seed, remarks=remarks)
+
+
+def compare_groups(
+    groups: Sequence[Group],
+    *,
+    baseline: str | None = None,
+    seed: int = 0,
+    remarks: Sequence[str] = (),
+) -> Comparison:
+    """Compare methods that were read already; arguments as in `compare_runs`."""
+    first = _find_baseline(groups, baseline)
+    groups = [first, *(group for group in groups if group is not first)]
+    scores = first.runs[0].scores
+    metrics = {run.scores.metric for group in groups for run in group.runs}
+    if len(metrics) > 1:
+        raise ValueError(f"--metric: runs have {', '.join(sorted(metrics))}; choose one.")
+    said = [*remarks, *_remarks(groups, first)]
+    drawn = _draw_scores(groups, first.tasks, seed)
+    if drawn is None:
+        said.append(
+            f"What {scores.metric} is made of by sentence is not known of all runs, so that the "
+            "intervals are about other seeds alone, on these sentences; score the runs again."
+        )
+    sets = _sets_of_tasks(first)
+    kinds = [kind for kind, _, _ in sets]
+    rows = []
+    for kind, name, tasks in sets:
+        num_tests = max(1, len(groups) - 1) * kinds.count(kind)
+        cells = cells_of(groups, _scored(tasks, drawn), num_tests=num_tests)
+        rows.append(Row(kind, name, cells, scores.digits + 1, scores.higher_is_better))
+    return Comparison(
+        metric=scores.metric,
+        note=_shared_note(groups),
+        baseline=first.name,
+        seeds={group.name: group.seeds for group in groups},
+        rows=judged(rows),
+        losses=judged(_losses(groups)),
+        costs={group.name: curves.cost_of(group) for group in groups},
+        test=_test_used(drawn is not None),
+        remarks=said,
+        mixtures=[group.name for group in groups if _is_mixture(group.runs[0])],
+    )
+
+
+def _find_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
+    if wanted is None:
+        plain = [group for group in groups if _is_plain(group.runs[0])]
+        named = [group for group in groups if group.name == JOINT]
+        return named[0] if named else plain[0] if len(plain) == 1 else groups[0]
+    for group in groups:
+        places = {run.path.resolve() for run in group.runs}
+        if wanted == group.name or Path(wanted).resolve() in places:
+            return group
+    raise ValueError(
+        f"--baseline: there is no {wanted!r}; {nearest(wanted, [group.name for group in groups])}"
+    )
+
+
+def _is_plain(run: ScoredRun) -> bool:
+    return _is_mixture(run) and not any(key.startswith("align.weights.") for key in run.settings)
+
+
+def _is_mixture(run: ScoredRun) -> bool:
+    return run.settings.get("align.rule") in ("sum", "none")
+
+
+def _remarks(groups: Sequence[Group], first: Group) -> Iterator[str]:
+    for group in groups[1:]:
+        absent = [task for task in first.tasks if task not in group.tasks]
+        beyond = [task for task in group.tasks if task not in first.tasks]
+        if absent:
+            yield f"{group.name}: not scored on {some(absent)}, so that it has no average."
+        if beyond:
+            yield f"{group.name}: {some(beyond)} not compared, as {first.name} lacks them."
+    single = [group.name for group in groups if len(group.runs) == 1]
+    if single:
+        yield f"{some(single)}: one seed, which shows nothing about other seeds; train more."
+    stopped = [stop for group in groups for run in group.runs if (stop := _stop(run))]
+    if stopped:
+        yield f"Not trained to their end: {some(stopped)}."
+    devices = {str(r.signature.get("device", "")) for group in groups for r in group.runs}
+    if len(devices) > 1:
+        yield f"Runs are of different machines ({some(sorted(devices))}): their times differ too."
+    if len(notes := _notes(groups)) > 1:
+        yield f"Scores were made in different ways: {'; '.join(notes)}."
+
+
+def _stop(run: ScoredRun) -> str:
+    """Where a run stands that has steps left; empty for others."""
+    settings, step = run.settings, curves.last_step(run)
+    planned = int(settings.get("train.max_steps", 0))
+    if settings.get("train.patience") or settings.get("batch.epochs"):
+        return ""  # they end otherwise
+    return f"{run.path} (step {step:,} of {planned:,})" if 0 < step < planned else ""
+
+
+def _notes(groups: Sequence[Group]) -> list[str]:
+    return sorted({run.scores.note for group in groups for run in group.runs})
+
+
+def _shared_note(groups: Sequence[Group]) -> str:
+    """How all runs were scored; remarks say it where they were not scored alike."""
+    notes = _notes(groups)
+    return notes[0] if len(notes) == 1 else "in different ways, see the remarks"
+
+
+def _sets_of_tasks(first: Group) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Kind, name and tasks of every row."""
+    levels = first.runs[0].scores.levels
+    named = sorted(
+        dict.fromkeys(levels[task] for task in first.tasks if task in levels), key=level_rank
+    )
+    by_level = [
+        ("level", level, tuple(task for task in first.tasks if levels.get(task) == level))
+        for level in named
+    ]
+    tasks = [("task", task, (task,)) for task in first.tasks]
+    average = [("average", ALL, first.tasks)]
+    return [*average, *(by_level if len(by_level) > 1 else []), *(tasks if len(tasks) > 1 else [])]
+
+
+Drawn = dict[str, dict[Path, Floats]]  # task -> run -> [B]
+
+
+def _draw_scores(groups: Sequence[Group], tasks: Sequence[str], seed: int) -> Drawn | None:
+    """Scores on drawings of the sentences, the same for all runs; None if counts are missing."""
+    runs = [run for group in groups for run in group.runs]
+    if any(run.counts is None for run in runs):
+        return None
+    drawn: Drawn = {}
+    for number, task in enumerate(tasks):
+        with_task = [run for run in runs if task in run.scores.by_task]
+        counts = [run.counts for run in with_task if run.counts is not None]
+        for run, one in zip(with_task, counts, strict=True):
+            if one.sentences[task] != counts[0].sentences[task]:
+                raise ValueError(
+                    f"{run.path}: {task} was scored on other sentences than in "
+                    f"{with_task[0].path}; score both on the same set."
+                )
+        num = len(counts[0].by_task[task])
+        random = np.random.default_rng([seed, number])
+        times = random.multinomial(num, np.full(num, 1.0 / num), size=_DRAWINGS).astype(float)
+        formula = FORMULAS[counts[0].formula]
+        drawn[task] = {
+            run.path: formula(times @ one.by_task[task])
+            for run, one in zip(with_task, counts, strict=True)
+        }
+    return drawn
+
+
+def _scored(tasks: Sequence[str], drawn: Drawn | None) -> Callable[[Group], Scored | None]:
+    """The mean score over some tasks, of a method that has them all."""
+
+    def score(group: Group) -> Scored | None:
+        if not set(tasks) <= set(group.tasks):
+            return None
+        values = [[run.scores.by_task[task] for task in tasks] for run in group.runs]
+        again = None
+        if drawn is not None:
+            again = np.stack(
+                [np.mean([drawn[task][run.path] for task in tasks], axis=0) for run in group.runs]
+            )
+        return Scored(group.seeds, np.mean(values, axis=1), again)
+
+    return score
+
+
+def _of_runs(value: Callable[[ScoredRun], float]) -> Callable[[Group], Scored | None]:
+    def score(group: Group) -> Scored | None:
+        values = np.array([value(run) for run in group.runs], dtype=np.float64)
+        return None if np.isnan(values).any() else Scored(group.seeds, values)
+
+    return score
+
+
+def _losses(groups: Sequence[Group]) -> list[Row]:
+    """Losses beside the scores: at the best weights, at equal steps, at equal time."""
+    runs = [run for group in groups for run in group.runs if run.metrics]
+    views = list(_views(runs)) if runs else []
+    num_tests = max(1, len(groups) - 1) * len(views)
+    return [
+        Row(
+            "loss",
+            view.name,
+            cells_of(groups, _of_runs(view.value), num_tests=num_tests),
+            view.digits,
+            view.higher_is_better,
+        )
+        for view in views
+    ]
+
+
+class _View(NamedTuple):
+    name: str
+    value: Callable[[ScoredRun], float]
+    digits: int
+    higher_is_better: bool
+
+
+def _views(runs: Sequence[ScoredRun]) -> Iterator[_View]:
+    seconds = curves.common_seconds(runs)
+    chosen, more_is_better = curves.metric_of(runs[0])
+    for key, higher in {LOSS: False, chosen: more_is_better}.items():
+        step = curves.common_step(runs, key)
+        if step is None:
+            continue
+        digits = 4 if key == LOSS else 2
+        if key == LOSS:
+            name = f"train/loss up to step {step:,}"
+            yield _View(name, partial(curves.train_loss, step=step), digits, higher)
+        best = partial(curves.at_best, key=key)
+        yield _View(f"{key}, best weights", best, digits, higher)
+        equal_steps = partial(curves.at_step, key=key, step=step)
+        yield _View(f"{key}, step {step:,}", equal_steps, digits, higher)
+        if seconds is not None:
+            equal_time = partial(curves.after_seconds, key=key, seconds=seconds)
+            yield _View(f"{key} after {seconds:,.3g} s", equal_time, digits, higher)
+
+
+def _test_used(has_sentences: bool) -> str:
+    levels = "seeds and sentences" if has_sentences else "seeds alone"
+    how = (
+        f"paired bootstrap over sentences ({_DRAWINGS:,} drawings), spread over seeds"
+        if has_sentences
+        else "spread over seeds"
+    )
+    return (
+        f"two-sided t-test over {levels} ({how}; runs paired by seed where seeds are the same), "
+        f"level {LEVEL:.0%}, Holm's correction among the tests of a table"
+    )

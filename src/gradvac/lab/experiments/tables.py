@@ -1,0 +1,162 @@
+"""A comparison as Markdown and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from gradvac.lab.experiments.comparison import Comparison
+from gradvac.lab.experiments.curves import Cost
+from gradvac.lab.experiments.verdicts import BETTER, NOISE, UNKNOWN, WORSE, Cell, Row, front
+
+_UNKNOWN = "-"
+_VERDICTS = {verdict: f"**{verdict}**" for verdict in (BETTER, WORSE, NOISE, UNKNOWN)}
+
+
+def to_json(comparison: Comparison) -> str:
+    """Everything; what is not known is null."""
+    return json.dumps(_plain(asdict(comparison)), ensure_ascii=False, indent=1) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Table(NamedTuple):
+    """A table of a comparison, in words."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def tables_of(comparison: Comparison) -> list[Table]:
+    """All tables, in the order in which they are read."""
+    methods, rows = list(comparison.seeds), comparison.rows
+    tables = [_average(rows[0], comparison)]
+    for kind, title in (("level", "By resource level"), ("task", "By task")):
+        tables.append(_by_method(title, [row for row in rows if row.kind == kind], methods))
+    losses = "Losses, at equal steps and at equal time"
+    tables += [_by_method(losses, comparison.losses, methods), _costs(comparison)]
+    return [table for table in tables if table.rows]
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """Tables and the test behind them."""
+    methods = list(comparison.seeds)
+    parts = [
+        f"# {comparison.metric}: {len(methods)} methods against {comparison.baseline}",
+        f"Scored: {comparison.note}." if comparison.note else "",
+    ]
+    levels = [row for row in comparison.rows if row.kind == "level"]
+    for table in tables_of(comparison):
+        rows = [[_VERDICTS.get(cell, cell) for cell in row] for row in table.rows]
+        lines = [_line(table.head), _line(["---"] * len(table.head)), *map(_line, rows)]
+        parts += [f"## {table.title}", "\n".join(lines)]
+        if table.title == "By task" and levels and len(methods) > 2:
+            parts += ["## Trade-off between resource levels", _trade_off(levels)]
+    parts += ["## How this was tested", f"Verdicts: {comparison.test}. {EXPLAINED}"]
+    if comparison.remarks:
+        parts.append("\n".join(f"- {line}" for line in comparison.remarks))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+EXPLAINED = (
+    "Numbers are means over seeds with the reach of their 95 % confidence interval. *Smallest "
+    "found*: a true difference of that size would have been found in four cases of five; a method "
+    "within noise may still differ by less; - where it cannot be told, because there is a single "
+    "seed or all seeds gave the same. Losses and scores of development sets know no sentences: "
+    "their intervals are about other seeds."
+)
+
+
+def _average(row: Row, comparison: Comparison) -> Table:
+    head = ("method", "seeds", comparison.metric, "difference", "95 % interval", "p")
+    lines: list[Sequence[str]] = []
+    for name, seeds in comparison.seeds.items():
+        cell = row.cells.get(name)
+        if cell is None:
+            lines.append((name, str(len(seeds)), *[_UNKNOWN] * 6))
+            continue
+        against = cell.against
+        if against is None:
+            rest: Sequence[str] = ("", "", "", "", "baseline")
+        else:
+            interval = f"{_signed(against.low, row)} to {_signed(against.high, row)}"
+            rest = (
+                _signed(against.difference, row),
+                _UNKNOWN if math.isnan(against.low) else interval,
+                "< 0.001" if against.adjusted < 0.001 else _number(against.adjusted, 3),
+                _number(against.smallest, row.digits),
+                against.verdict,
+            )
+        lines.append((name, str(len(seeds)), _mean(cell, row), *rest))
+    return Table(f"Average {comparison.metric}", (*head, "smallest found", "verdict"), lines)
+
+
+def _by_method(title: str, rows: Sequence[Row], methods: Sequence[str]) -> Table:
+    return Table(
+        title,
+        ("", *methods),
+        [(row.name, *(_cell(row.cells.get(name), row) for name in methods)) for row in rows],
+    )
+
+
+def _cell(cell: Cell | None, row: Row) -> str:
+    if cell is None:
+        return _UNKNOWN
+    if cell.against is None:
+        return _mean(cell, row)
+    return f"{_mean(cell, row)} ({_signed(cell.against.difference, row)}, {cell.against.verdict})"
+
+
+def _trade_off(levels: Sequence[Row]) -> str:
+    """Who is on the Pareto front of the resource levels."""
+    best = front(levels)
+    return (
+        f"No other method is at least as good at all levels and better at one: {', '.join(best)}. "
+        "By means over seeds, without a test: the verdicts above say what is more than noise."
+    )
+
+
+def _costs(comparison: Comparison) -> Table:
+    head = ("method", "steps", "best step", "seconds", "ms per step", "relative")
+    first = comparison.costs[comparison.baseline].seconds_per_step
+    rows = [(name, *_cost(cost, first)) for name, cost in comparison.costs.items()]
+    return Table("Cost", (*head, "peak memory, GiB"), rows)
+
+
+def _cost(cost: Cost, first: float | None) -> Sequence[str]:
+    per_step = cost.seconds_per_step
+    return (
+        _number(cost.steps, 0),
+        _number(cost.best_step, 0),
+        _number(cost.seconds, 1),
+        _number(None if per_step is None else 1000 * per_step, 1),
+        _number(None if per_step is None or not first else per_step / first, 2),
+        _number(cost.peak_memory, 2),
+    )
+
+
+def _mean(cell: Cell, row: Row) -> str:
+    text = f"{cell.mean:.{row.digits}f}"
+    return text if math.isnan(cell.low) else f"{text} ± {cell.high - cell.mean:.{row.digits}f}"
+
+
+def _signed(value: float, row: Row) -> str:
+    return f"{value:+.{row.digits}f}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return _UNKNOWN if value is None or math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def _line(cells: Iterable[object]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

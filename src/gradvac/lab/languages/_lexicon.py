@@ -1,0 +1,225 @@
+"""Lexicons: how words descend, change, are replaced and are borrowed.
+
+A family's ancestor has one root for each concept. A branch replaces some roots and changes sounds;
+a language does the same again, and borrows. A stem remembers its *etymon*: two words are cognate
+when they go back to the same one, however different they have become.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gradvac.lab.languages._concepts import CONTENT, FUNCTION, NAMES, NUMBERS, PRONOUNS, RELATIONS
+from gradvac.lab.languages._draw import Draw
+from gradvac.lab.languages._grammar import Grammar
+from gradvac.lab.languages._sounds import BACK, FRONT, SoundChange, adapt, evolve
+from gradvac.lab.languages._tree import Lineage, Phonology, Tree
+
+CASES = ("nominative", "accusative", "ergative", "genitive", "dative", "locative")
+PERSONS = ("1sg", "2", "3sg", "1pl", "3pl")
+TENSES = ("past", "present", "future")
+# A gender and number in one, "g0sg" to "g3pl": what adjectives and some verbs agree with.
+CLASSES = tuple(f"g{gender}{number}" for gender in range(4) for number in ("sg", "pl"))
+
+# Groups of affixes that must sound different from each other.
+_SEPARATE = (
+    ("plural", "owned", "definite", *CASES[1:], *RELATIONS),
+    (*TENSES, "not", "question", *PERSONS, *CLASSES),
+)
+_FUSED = (
+    *(tuple(f"g{g}{n}.{case}" for n in ("sg", "pl") for case in CASES) for g in range(4)),
+    tuple(f"{tense}.{who}" for tense in TENSES for who in PERSONS + CLASSES),
+)
+
+_MAX_ATTEMPTS = 1000
+_CONCEPTS = CONTENT + FUNCTION
+# Grammatical words and the commonest words are short.
+_SHORT = frozenset((*FUNCTION, *PRONOUNS, *RELATIONS))
+# Words for these are hardly ever borrowed.
+_NATIVE = frozenset((*FUNCTION, *PRONOUNS, *RELATIONS, *NUMBERS))
+
+
+@dataclass(frozen=True)
+class Stem:
+    """A stem as it sounded when it entered the language.
+
+    Attributes:
+        shape: Its sounds at that time.
+        stage: The first stage whose sound changes it goes through: 0 for what is as old as the
+            branch, 1 for what the language coined, 2 for names and borrowings, which change no
+            more.
+        etymon: What it goes back to; cognates share it.
+    """
+
+    shape: str
+    stage: int
+    etymon: str
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """The stems and affixes of one language.
+
+    Attributes:
+        stems: Concept to stem.
+        affixes: Name of an affix to the affix.
+        stages: Sound changes of the branch and of the language.
+        genders: Concept to a number from which the gender is taken.
+    """
+
+    stems: Mapping[str, Stem]
+    affixes: Mapping[str, Stem]
+    stages: tuple[tuple[SoundChange, ...], ...]
+    genders: Mapping[str, int]
+
+    def changes(self, start: int, stop: int = 2) -> Iterator[SoundChange]:
+        """The sound changes of the stages from `start` up to `stop`."""
+        for changes in self.stages[start:stop]:
+            yield from changes
+
+    def cite(self, concept: str) -> str:
+        """The bare stem of a concept in the language's present sounds."""
+        stem = self.stems[concept]
+        return evolve(stem.shape, self.changes(stem.stage))
+
+
+def lexicon_of(tree: Tree, code: str) -> Lexicon:
+    """Derive a language's lexicon from the tree."""
+    lineage = tree.lineages[code]
+    native = _native(tree.seed, lineage)
+    stems = dict(native.stems)
+    inventory = lineage.phonology.consonants + lineage.phonology.vowels
+    inventory += "".join(change.outcomes for change in native.changes(0))
+    used = {native.cite(concept) for concept in _CONCEPTS}
+    for donor, share in lineage.borrow.items():
+        # The donor's native words: with its own borrowings, borrowing could run in a circle.
+        source = _native(tree.seed, tree.lineages[donor])
+        draw = Draw(tree.seed, "borrow", code, donor)
+        for concept in CONTENT:
+            if draw.chance(share) and concept not in _NATIVE:
+                shape = adapt(source.cite(concept), inventory)
+                if shape not in used:
+                    used.add(shape)
+                    stems[concept] = Stem(shape, 2, source.stems[concept].etymon)
+    for name in NAMES:
+        stems[name] = Stem(adapt(name, inventory), 2, name)
+    return Lexicon(stems, native.affixes, native.stages, native.genders)
+
+
+def _native(seed: int, lineage: Lineage) -> Lexicon:
+    """Follow the ancestor's lexicon through the branch and the language, without borrowing."""
+    branch, own = lineage.stages
+    stages = (branch.sounds, own.sounds)
+    prefixing = lineage.proto.affixes == "prefix"
+    words = _Vocabulary(seed, stages, lambda name, draw: _coin_word(name, draw, lineage))
+    words.renew(_CONCEPTS, key=lineage.family, upto=0, replace=0)
+    words.renew(_CONCEPTS, key=branch.key, upto=1, replace=branch.replace)
+    words.renew(_CONCEPTS, key=own.key, upto=2, replace=own.replace)
+    affixes = _Vocabulary(
+        seed,
+        stages,
+        lambda name, draw: _coin_affix(name, draw, lineage),
+        edges="#+" if prefixing else "+#",
+        harmony=lineage.proto.harmony,
+    )
+    for group in _SEPARATE + _FUSED:
+        affixes.renew(group, key=f"{lineage.family}.{group[0]}", upto=0, replace=0)
+        # Affixes live longer than words.
+        affixes.renew(group, key=f"{branch.key}.{group[0]}", upto=1, replace=branch.replace / 2)
+    draw = Draw(seed, "gender", lineage.family)
+    genders = {concept: draw.below(12) for concept in (*_CONCEPTS, *NAMES)}
+    return Lexicon(words.stems, affixes.stems, stages, genders)
+
+
+class _Vocabulary:
+    """Stems that are renewed from stage to stage.
+
+    Args:
+        seed: Seed of the corpus.
+        stages: Sound changes of the stages.
+        coin: Makes up the sounds of a new stem.
+        edges: Edges of a stem, as `evolve` takes them.
+        harmony: Whether front and back vowels do not count as a difference.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        stages: tuple[tuple[SoundChange, ...], ...],
+        coin: Callable[[str, Draw], str],
+        edges: str = "##",
+        harmony: bool = False,
+    ) -> None:
+        self.seed = seed
+        self.stages = stages
+        self.coin = coin
+        self.edges = edges
+        self.harmony = harmony
+        self.stems: dict[str, Stem] = {}
+
+    def renew(self, names: Sequence[str], *, key: str, upto: int, replace: float) -> None:
+        """Replace a share of the stems, and those that sound change has made alike.
+
+        Args:
+            names: Stems that must sound different from each other.
+            key: Names the stage; seeds the draws and marks new etyma.
+            upto: Number of stages whose sound changes are over at the end of this one.
+            replace: Share of the existing stems to replace; missing ones are always made.
+        """
+        draw = Draw(self.seed, "replace", key)
+        lost = [name for name in names if name not in self.stems or draw.chance(replace)]
+        kept = set(names) - set(lost)
+        used: set[str] = {""}
+        for name in names:
+            if name in kept:
+                sounds = self._sound(self.stems[name], upto)
+                if sounds in used:
+                    lost.append(name)
+                used.add(sounds)
+        for name in lost:
+            for attempt in range(_MAX_ATTEMPTS):
+                shape = self.coin(name, Draw(self.seed, "coin", key, name, attempt))
+                stem = Stem(shape, max(upto - 1, 0), f"{key}:{name}")
+                sounds = self._sound(stem, upto)
+                if sounds not in used:
+                    break
+            else:
+                raise ValueError(
+                    f"{key}: the sounds allow too few different words; give the family more "
+                    "consonants, vowels or longer roots"
+                )
+            used.add(sounds)
+            self.stems[name] = stem
+
+    def _sound(self, stem: Stem, upto: int) -> str:
+        changes = (change for stage in self.stages[stem.stage : upto] for change in stage)
+        shape = stem.shape.translate(BACK) if self.harmony else stem.shape
+        return evolve(shape, changes, edges=self.edges)
+
+
+def _coin_word(concept: str, draw: Draw, lineage: Lineage) -> str:
+    templates = ("CV", "CVC", "VC") if concept in _SHORT else lineage.phonology.roots
+    return _fill(draw.one(templates), draw, lineage.phonology, lineage.proto)
+
+
+def _coin_affix(name: str, draw: Draw, lineage: Lineage) -> str:
+    if lineage.proto.affixes == "prefix":
+        templates: tuple[str, ...] = ("CV", "CV", "VC", "CVC")
+    elif "." in name:
+        templates = ("V", "VC", "VC", "VCV")
+    else:
+        templates = ("CV", "VC", "CVC")
+    return _fill(draw.one(templates), draw, lineage.phonology, lineage.proto)
+
+
+def _fill(template: str, draw: Draw, phonology: Phonology, proto: Grammar) -> str:
+    """Fill a template such as "CVC" with sounds; with harmony, vowels are all front or all back."""
+    sounds = "".join(
+        draw.one(phonology.consonants if slot == "C" else phonology.vowels) for slot in template
+    )
+    if proto.harmony:
+        harmonic = sounds.translate(FRONT if draw.chance(0.5) else BACK)
+        if set(harmonic) <= set(phonology.consonants + phonology.vowels):
+            return harmonic
+    return sounds

@@ -1,0 +1,311 @@
+"""A batch of sentence pairs: rows of many tasks, padded or packed."""
+
+# B sentences, S tokens of the longest, N tokens of all, D width
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import gradvac
+from gradvac.engine import RowTasks
+from gradvac.lab.recipes.nmt.ragged import Ragged, Tokens
+
+Change = Callable[[Tensor], Tensor]
+_PADDING = 0
+
+
+class Frame(NamedTuple):
+    """One size for all batches of a run: what is left over is filled with rows that do not count.
+
+    Attributes:
+        source: Source tokens.
+        target: Target tokens.
+        rows: Sentence pairs, those that do not count included; the last ones may be empty.
+        longest: Tokens of the longest sentence there can be.
+    """
+
+    source: int
+    target: int
+    rows: int
+    longest: int
+
+    @property
+    def most_rows(self) -> int:
+        """The most that count: the others can hold whatever is left over."""
+        return self.rows + max(self.source, self.target) // -self.longest
+
+    def holds(self, source: int, target: int, rows: int) -> bool:
+        """Whether so many tokens and rows fit, with a source token for each row of a target."""
+        left = self.target - target
+        fillers = -(-left // self.longest)
+        return left >= 0 and source + fillers <= self.source and rows <= self.most_rows
+
+    def fill(self, sources: Ragged, targets: Ragged) -> tuple[Ragged, Ragged]:
+        """Add rows of padding, as few as hold it, and then empty ones."""
+        assert self.holds(len(sources.tokens), len(targets.tokens), len(sources.lengths))
+        sides = ((sources, self.source), (targets, self.target))
+        left = [size - len(side.tokens) for side, size in sides]
+        num = max(1, *(-(-tokens // self.longest) for tokens in left))
+        filled = []
+        for (side, _), tokens in zip(sides, left, strict=True):
+            lengths = np.zeros(self.rows - len(side.lengths), dtype=side.lengths.dtype)
+            lengths[:num] = tokens // num + (np.arange(num) < tokens % num)
+            filled.append(Ragged.join([side, Ragged(np.full(tokens, _PADDING), lengths)]))
+        return filled[0], filled[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """The source or the target sentences of a batch.
+
+    Attributes:
+        tokens: Padded `[B, S]` or packed `[N]`, int64.
+        positions: Position of every token in its sentence: `[S]` or `[N]`.
+        ends: Ends of the packed sentences, int32 `[B + 1]`, starting with 0.
+        task_of_row: Task position of every row: of a sentence in padded form, of a token in packed.
+        num_sentences: B.
+        num_tokens: N.
+        longest: S.
+        equal: Whether all sentences are equally long, so that nothing is padding.
+        packed: Whether dimension 0 counts tokens.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    ends: Tensor
+    task_of_row: Tensor
+    num_sentences: int
+    num_tokens: int
+    longest: int
+    equal: bool
+    packed: bool
+
+    @classmethod
+    def make(
+        cls, sentences: Ragged, *, tasks: Tensor, packed: bool, longest: int | None = None
+    ) -> Side:
+        """Lay out sentences.
+
+        Args:
+            sentences: What to lay out.
+            tasks: Task position of every sentence, `[B]`.
+            packed: Keep them one after the other instead of padding with token 0.
+            longest: S, if it shall be more than the longest sentence has.
+        """
+        tokens, lengths = sentences.tokens, sentences.lengths
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        longest = longest or int(lengths.max())
+        if packed:
+            flat = tokens.astype(np.int64)
+            where = np.arange(len(tokens)) - np.repeat(ends[:-1], lengths)
+            owners = tasks.repeat_interleave(torch.from_numpy(lengths))
+        else:
+            flat = np.full((len(lengths), longest), _PADDING, dtype=np.int64)
+            flat[np.arange(longest) < lengths[:, None]] = tokens
+            where, owners = np.arange(longest), tasks
+        return cls(
+            torch.from_numpy(flat),
+            torch.from_numpy(where),
+            torch.from_numpy(ends.astype(np.int32)),
+            owners,
+            len(lengths),
+            len(tokens),
+            longest,
+            int(lengths.min()) == longest,
+            packed,
+        )
+
+    @cached_property
+    def slots(self) -> Tensor | None:
+        """Where the real tokens lie in the flattened padded form, `[N]`; None if everywhere."""
+        if self.equal:
+            return None
+        starts = self.ends[:-1].long()
+        # From a token's place among all to its place in its sentence, and to that sentence's row.
+        moves = torch.arange(self.num_sentences, device=starts.device) * self.longest - starts
+        lengths = self.ends.diff().long()
+        moves = moves.repeat_interleave(lengths, output_size=self.num_tokens)
+        return moves + torch.arange(self.num_tokens, device=starts.device)
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """Which tokens of the padded form are real, `[B, 1, 1, S]`; None if all are."""
+        if self.equal:
+            return None
+        places = torch.arange(self.longest, device=self.ends.device)
+        return (places < self.ends.diff()[:, None])[:, None, None]
+
+    def rows(self) -> AbstractContextManager[None]:
+        """Tell an aligner whose rows the operations inside have.
+
+        Padded, too: whoever looks back from the losses cannot know what `pack` has chosen, and
+        would have to measure it in every step.
+        """
+        return gradvac.rows(self._row_tasks)
+
+    @cached_property
+    def _row_tasks(self) -> RowTasks:
+        """Made once, because all layers ask for the same."""
+        return RowTasks(self.task_of_row, ascending=True)
+
+    def pad(self, values: Tensor) -> Tensor:
+        """`[N, ...]` -> `[B, S, ...]`."""
+        shape = (self.num_sentences, self.longest, *values.shape[1:])
+        if self.slots is None:
+            return values.view(shape)
+        blank = values.new_zeros(self.num_sentences * self.longest, *values.shape[1:])
+        return blank.index_copy(0, self.slots, values).view(shape)
+
+    def pack(self, values: Tensor) -> Tensor:
+        """`[B, S, ...]` -> `[N, ...]`, without the padding."""
+        flat = values.flatten(0, 1)
+        return flat if self.slots is None else flat.index_select(0, self.slots)
+
+    def map(self, change: Change, *, tasks: bool) -> Side:
+        """Change all tensors; the tasks of rows only if asked to."""
+        owners = self.task_of_row
+        return replace(
+            self,
+            tokens=change(self.tokens),
+            positions=change(self.positions),
+            ends=change(self.ends),
+            task_of_row=change(owners) if tasks else owners,
+        )
+
+    def to(self, device: torch.device) -> Side:
+        """Move to a device; the tasks of rows stay on the host."""
+        return self.map(partial(_move, device=device), tasks=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Sentence pairs of several tasks, those of a task next to each other.
+
+    Tasks stay on the host, where an aligner can look at them without waiting, unless the batch is
+    framed: then nothing that differs from batch to batch may stay there.
+
+    Attributes:
+        source: `<2xx> x_1 ... x_n </s>`.
+        target: What the decoder reads: `<s> y_1 ... y_m`.
+        labels: What it must say, `y_1 ... y_m </s>`, always packed `[N]`.
+        sentence_of_label: The sentence of every label, `[N]`.
+        task_of_label: Its task position, `[N]`.
+        tasks: Task position of every sentence, `[B]`, ascending.
+        num_tokens: Target tokens that count, `</s>` included: what losses are averaged over.
+        counts: Which sentences count, `[B]`; None: all do.
+        frame: The size that all batches of the run have; None: this one is of its own.
+    """
+
+    source: Side
+    target: Side
+    labels: Tensor
+    sentence_of_label: Tensor
+    task_of_label: Tensor
+    tasks: Tensor
+    num_tokens: int
+    counts: Tensor | None = None
+    frame: Frame | None = None
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def _map(self, change: Change) -> Batch:
+        framed = self.frame is not None
+        return replace(
+            self,
+            source=self.source.map(change, tasks=framed),
+            target=self.target.map(change, tasks=framed),
+            labels=change(self.labels),
+            sentence_of_label=change(self.sentence_of_label),
+            task_of_label=change(self.task_of_label) if framed else self.task_of_label,
+            tasks=change(self.tasks) if framed else self.tasks,
+            counts=None if self.counts is None else change(self.counts),
+        )
+
+    def to(self, device: torch.device) -> Batch:
+        """Move to a device."""
+        return self._map(partial(_move, device=device))
+
+    def pin(self) -> Batch:
+        """Move to memory from which a copy to a device does not make the host wait."""
+        return self._map(Tensor.pin_memory)
+
+    def copy(self) -> Batch:
+        """Copy all tensors."""
+        return self._map(Tensor.clone)
+
+    def copy_(self, other: Batch) -> None:
+        """Take over another batch of the same frame, in place; a copy need not be waited for."""
+        assert self.frame is not None
+        assert self.frame == other.frame
+        theirs: list[Tensor] = []
+        other._map(lambda tensor: _noted(theirs, tensor))
+        waiting = iter(theirs)
+        self._map(lambda tensor: tensor.copy_(next(waiting), non_blocking=True))
+
+
+def make_batch(
+    sources: Ragged,
+    targets: Ragged,
+    tasks: Sequence[int] | Tokens,
+    *,
+    packed: bool = False,
+    frame: Frame | None = None,
+) -> Batch:
+    """Make a batch of pairs whose tasks ascend.
+
+    Args:
+        sources: `<2xx> x_1 ... x_n </s>`.
+        targets: `<s> y_1 ... y_m </s>`.
+        tasks: Task position of every pair.
+        packed: One sentence after the other instead of padding.
+        frame: Fill a packed batch up to this size, with rows of the last task that do not count.
+    """
+    owners = torch.from_numpy(np.asarray(tasks, dtype=np.int64))
+    assert bool((owners[1:] >= owners[:-1]).all()), "pairs of a task must lie together"
+    lengths = targets.lengths - 1
+    ends = np.cumsum(targets.lengths)
+    inside, said = (np.ones(len(targets.tokens), dtype=bool) for _ in range(2))
+    inside[ends - 1] = False  # the decoder does not read </s>
+    said[ends - targets.lengths] = False  # and does not say <s>
+    labels, read = targets.tokens[said].astype(np.int64), Ragged(targets.tokens[inside], lengths)
+    num_tokens, counts, longest = len(labels), None, None
+    if frame is not None:
+        assert packed, "a frame is for packed batches"
+        counts = torch.arange(frame.rows) < len(owners)
+        sources, read = frame.fill(sources, read)
+        labels = np.concatenate([labels, np.full(frame.target - len(labels), _PADDING)])
+        owners = torch.cat([owners, owners[-1:].expand(frame.rows - len(owners))])
+        longest = frame.longest
+    sentence = torch.arange(len(owners)).repeat_interleave(torch.from_numpy(read.lengths))
+    return Batch(
+        Side.make(sources, tasks=owners, packed=packed, longest=longest),
+        Side.make(read, tasks=owners, packed=packed, longest=longest),
+        torch.from_numpy(labels),
+        sentence,
+        owners[sentence],
+        owners,
+        num_tokens,
+        counts,
+        frame,
+    )
+
+
+def _move(values: Tensor, device: torch.device) -> Tensor:
+    if values.device == device or device.type == "cpu":
+        return values
+    pinned = values if values.is_cuda or values.is_pinned() else values.pin_memory()
+    return pinned.to(device, non_blocking=True)
+
+
+def _noted(into: list[Tensor], tensor: Tensor) -> Tensor:
+    into.append(tensor)
+    return tensor

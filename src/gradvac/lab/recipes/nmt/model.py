@@ -1,0 +1,317 @@
+"""The Transformer: one model for all tasks, every parameter shared.
+
+Sentences come padded (dimension 0 counts sentences) or packed (dimension 0 counts tokens); the
+modules are the same. `Side.rows()` says whose rows a module sees: the encoder and the keys
+and values of cross-attention follow the source, all else in the decoder the target.
+
+Every parameter is used through the module that owns it, so that its gradient can be separated by
+task; the softmax is a linear layer whose weight is the embedding's.
+"""
+
+# B sentences, S tokens of the longest, N tokens of all, D width, H heads, V vocabulary
+# token by token: R slots for sentences, K beams, L steps
+# [*, D] stands for [B, S, D] of padded and [N, D] of packed batches
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import gradvac
+from gradvac.lab.recipes.nmt.attention import (
+    CacheSize,
+    CrossAttention,
+    Layer,
+    LayerCache,
+    Linear,
+    Moment,
+    SelfAttention,
+    linear,
+)
+from gradvac.lab.recipes.nmt.batch import Batch, Side
+from gradvac.lab.recipes.nmt.loss import cross_entropy, most_logits
+
+Cache = list[LayerCache]
+
+
+class Size(NamedTuple):
+    """The size of a Transformer."""
+
+    width: int  # D
+    inner: int  # between the two layers of the feed-forward network
+    heads: int
+    encoder_layers: int
+    decoder_layers: int
+
+
+SIZES = {
+    "tiny": Size(width=64, inner=256, heads=2, encoder_layers=2, decoder_layers=2),
+    "small": Size(width=256, inner=1024, heads=4, encoder_layers=4, decoder_layers=4),
+    "base": Size(width=512, inner=2048, heads=8, encoder_layers=6, decoder_layers=6),
+    "big": Size(width=1024, inner=8192, heads=16, encoder_layers=6, decoder_layers=6),
+}
+
+
+class Transformer(Layer):
+    """Encoder and decoder with tied embeddings and softmax, and the loss.
+
+    Args:
+        size: One of `SIZES`, or your own.
+        vocabulary_size: V.
+        dropout: Of embeddings, and of what a sub-layer adds.
+        norm_first: Normalise what a sub-layer reads (pre-norm) instead of what it returns.
+        label_smoothing: Share of the probability spread over the vocabulary, in training.
+        logits_per_chunk: The loss goes over the labels in chunks of this many logits, and, if
+            there are several, computes them again in the backward: `[N, V]` is never stored.
+            "auto": as many as a quarter of a GPU's memory holds, 2^27 elsewhere.
+
+    Example:
+        >>> from gradvac.lab.recipes.nmt import SIZES, Transformer
+        >>> model = Transformer(SIZES["tiny"], 1000)
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        297728
+    """
+
+    def __init__(
+        self,
+        size: Size,
+        vocabulary_size: int,
+        *,
+        dropout: float = 0.1,
+        norm_first: bool = True,
+        label_smoothing: float = 0.1,
+        logits_per_chunk: int | Literal["auto"] = "auto",
+    ) -> None:
+        super().__init__()
+        self.size, self.label_smoothing = size, label_smoothing
+        self._logits_per_chunk = logits_per_chunk
+        self.embedding = nn.Embedding(vocabulary_size, size.width)
+        self.positions = Positions(size.width)
+        self.dropout = dropout
+        options = (size, dropout, norm_first)
+        encoder = [EncoderLayer(*options) for _ in range(size.encoder_layers)]
+        decoder = [DecoderLayer(*options) for _ in range(size.decoder_layers)]
+        self.encoder = Stack(encoder, size.width, norm_first)
+        self.decoder = Stack(decoder, size.width, norm_first)
+        self.head = Linear(size.width, vocabulary_size, bias=False)
+        self.head.weight = self.embedding.weight
+        nn.init.normal_(self.embedding.weight, std=size.width**-0.5)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The cross-entropy of every sentence, summed over its labels, `[B]`."""
+        memory = self.encode(batch.source)
+        states = self.decode(batch.target, memory, batch.source)
+        losses = self.label_losses(states, batch.labels, batch.task_of_label)
+        sums = losses.new_zeros(len(batch)).index_add(0, batch.sentence_of_label, losses)
+        return sums if batch.counts is None else sums.where(batch.counts, 0.0)
+
+    def encode(self, source: Side) -> Tensor:
+        """The states of the source tokens, `[*, D]`."""
+        with source.rows():
+            x = self._embed(source.tokens, source.positions, source.longest)
+            return self.encoder(x, source)
+
+    def decode(self, target: Side, memory: Tensor, source: Side) -> Tensor:
+        """The state before every label, `[N, D]`, for whole targets at once."""
+        with target.rows():
+            x = self._embed(target.tokens, target.positions, target.longest)
+            states = self.decoder(x, target, memory, source)
+        return states if target.packed else target.pack(states)
+
+    def _embed(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        x = self.embedding(tokens) * math.sqrt(self.size.width)
+        x = x + self.positions(positions, longest).to(x.dtype)
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):  # all states between layers are of this type
+            x = x.to(torch.get_autocast_dtype(kind))
+        return F.dropout(x, self.dropout, self.training)
+
+    def label_losses(self, states: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
+        """The cross-entropy of every label.
+
+        Args:
+            states: The state before every label, `[N, D]`.
+            labels: `[N]`.
+            tasks: Task positions of the labels, `[N]`, ascending.
+        """
+        most = self._logits_per_chunk
+        if most == "auto":
+            most = most_logits(states.device)
+        size = max(1, most // len(self.head.weight))
+        if len(labels) <= size:
+            return self._chunk_losses(states, labels, tasks)
+        chunks = zip(*(torch.split(whole, size) for whole in (states, labels, tasks)), strict=True)
+        again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        return torch.cat([again(self._chunk_losses, *chunk) for chunk in chunks])
+
+    def _chunk_losses(self, states: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
+        with gradvac.rows(gradvac.RowTasks(tasks, ascending=True)):
+            logits = self.head(states)
+        smoothing = self.label_smoothing if self.training else 0.0
+        return cross_entropy(logits, labels, smoothing)
+
+    def _steps(self) -> list[DecoderLayer]:
+        return [layer for layer in self.decoder.layers if isinstance(layer, DecoderLayer)]
+
+    def make_cache(self, num_slots: int, num_beams: int, *, source: int, target: int) -> Cache:
+        """An empty cache for translating token by token.
+
+        Args:
+            num_slots: Sentences translated at a time.
+            num_beams: Of each sentence.
+            source: Tokens of the longest source.
+            target: Most steps.
+        """
+        self.positions.reach(max(source, target))
+        width = self.size.width // self.size.heads
+        size = CacheSize(num_slots, num_beams, source, target, self.size.heads, width)
+        return [LayerCache.zeros(size, self.embedding.weight) for _ in self._steps()]
+
+    def read_source(self, source: Side) -> list[tuple[Tensor, Tensor]]:
+        """Every layer's keys and values of padded sources, `[B, H, S, D / H]`."""
+        memory = self.encode(source)
+        read = [layer.cross_attention.read(memory).unbind(-3) for layer in self._steps()]
+        return [(keys.transpose(1, 2), values.transpose(1, 2)) for keys, values in read]
+
+    def step(self, tokens: Tensor, cache: Cache, now: Moment) -> Tensor:
+        """Read one token of every beam, `[R, K]`, and return the logits of the next, `[R, K, V]`.
+
+        Writes keys and values of the token into `cache`.
+        """
+        x = self.embedding(tokens)
+        positions = self.positions.table[now.steps][:, None].to(x.dtype)
+        x = positions.add(x, alpha=math.sqrt(self.size.width))
+        for layer, layer_cache in zip(self._steps(), cache, strict=True):
+            x = layer.step(x, layer_cache, now)
+        return self.head(self.decoder.norm(x))
+
+
+class Positions(Layer):
+    """Sinusoidal positions; the table grows when a longer sentence comes."""
+
+    def __init__(self, width: int, length: int = 256) -> None:
+        super().__init__()
+        self.width = width
+        self.table: Tensor
+        self.register_buffer("table", self.make(length), persistent=False)
+
+    def make(self, length: int) -> Tensor:
+        """The table of so many positions, `[length, D]`."""
+        half = self.width // 2
+        rates = torch.exp(torch.arange(half) * (-math.log(10_000) / max(half - 1, 1)))
+        angles = torch.arange(length)[:, None] * rates
+        return torch.cat([angles.sin(), angles.cos()], 1)
+
+    def forward(self, positions: Tensor, longest: int) -> Tensor:
+        """Look up positions below `longest`."""
+        self.reach(longest)
+        return self.table[positions]
+
+    def reach(self, longest: int) -> None:
+        """Grow the table to positions below `longest`."""
+        if longest > len(self.table):
+            with torch.inference_mode(False):  # it outlives a search, and training may read it
+                self.table = self.make(2 * longest).to(self.table)
+
+
+class Stack(Layer):
+    """Layers one after the other; with pre-norm, a normalisation after the last."""
+
+    def __init__(self, layers: Iterable[nn.Module], width: int, norm_first: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.norm = Norm(width) if norm_first else nn.Identity()
+
+    def forward(self, x: Tensor, *context: object) -> Tensor:
+        """`[*, D]` -> `[*, D]`; every layer gets the context."""
+        for layer in self.layers:
+            x = layer(x, *context)
+        normal: Tensor = self.norm(x)
+        return normal
+
+
+class EncoderLayer(Layer):
+    """Self-attention and feed-forward network."""
+
+    def __init__(self, size: Size, dropout: float, norm_first: bool) -> None:
+        super().__init__()
+        self.attention = SelfAttention(size.width, size.heads)
+        self.after_attention = Residual(size.width, dropout, norm_first)
+        self.network = FeedForward(size)
+        self.after_network = Residual(size.width, dropout, norm_first)
+
+    def forward(self, x: Tensor, side: Side) -> Tensor:
+        """`[*, D]` -> `[*, D]`."""
+        x = self.after_attention(x, lambda y: self.attention(y, side, causal=False))
+        return self.after_network(x, self.network)
+
+
+class DecoderLayer(EncoderLayer):
+    """Causal self-attention, attention to the source, and feed-forward network."""
+
+    def __init__(self, size: Size, dropout: float, norm_first: bool) -> None:
+        super().__init__(size, dropout, norm_first)
+        self.cross_attention = CrossAttention(size.width, size.heads)
+        self.after_cross_attention = Residual(size.width, dropout, norm_first)
+
+    def forward(self, x: Tensor, target: Side, memory: Tensor, source: Side) -> Tensor:  # type: ignore[override]
+        """`[*, D]` -> `[*, D]`."""
+        x = self.after_attention(x, lambda y: self.attention(y, target, causal=True))
+        x = self.after_cross_attention(x, lambda y: self.cross_attention(y, target, memory, source))
+        return self.after_network(x, self.network)
+
+    def step(self, x: Tensor, cache: LayerCache, now: Moment) -> Tensor:
+        """Process the newest token of every beam, `[R, K, D]`."""
+        x = self.after_attention(x, lambda y: self.attention.step(y, cache, now))
+        x = self.after_cross_attention(x, lambda y: self.cross_attention.step(y, cache, now))
+        return self.after_network(x, self.network)
+
+
+class Residual(Layer):
+    """What surrounds a sub-layer: normalisation, dropout, and the sum with its input."""
+
+    def __init__(self, width: int, dropout: float, norm_first: bool) -> None:
+        super().__init__()
+        self.norm, self.norm_first, self.dropout = Norm(width), norm_first, dropout
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """x + sublayer(norm(x)), or norm(x + sublayer(x))."""
+        change = sublayer(self.norm(x) if self.norm_first else x)
+        x = x + (F.dropout(change, self.dropout) if self.training else change)
+        return x if self.norm_first else self.norm(x)
+
+
+class Norm(nn.LayerNorm):
+    """`nn.LayerNorm` whose result has the type of its input, also under autocast.
+
+    That one's would be float32, and what follows would be twice the memory to read and write. It
+    computes in float32 in any case.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[*, D]` -> `[*, D]`."""
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
+        with torch.autocast(x.device.type, enabled=False):
+            scale, shift = self.weight.to(x.dtype), self.bias.to(x.dtype)
+            return F.layer_norm(x, self.normalized_shape, scale, shift, self.eps)
+
+
+class FeedForward(Layer):
+    """Two linear layers with a ReLU between."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.first = linear(size.width, size.inner)
+        self.second = linear(size.inner, size.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[*, D]` -> `[*, D]`."""
+        return self.second(F.relu(self.first(x)))

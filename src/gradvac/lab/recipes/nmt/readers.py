@@ -1,0 +1,348 @@
+"""Readers: sentence pairs from the files people have.
+
+A *source* is a file name with placeholders, or one of two schemes:
+
+    train.{lang}.gz             two files, line i of one translates line i of the other (Moses)
+    train.{pair}.tsv            two columns in the order of the pair's name, or of `data.columns`;
+                                .csv likewise, with commas and quotes
+    all.tsv.zst                 columns named in a header line, or in `data.columns`; empty cells
+                                are gaps
+    news.jsonl                  {"en": ..., "fr": ...}, also under "translation"
+    memory.tmx.gz               translation memory
+    news.parquet                columns "en" and "fr", or a column "translation" that holds both
+    hf:NAME:CONFIG:SPLIT        a Hugging Face dataset, or a folder of one, as hf:FOLDER::SPLIT; a
+                                single saved `Dataset` has no splits: hf:FOLDER::
+    constructed:SPLIT           the constructed languages; constructed:FILE.toml:SPLIT for your own
+
+`{pair}` stands for "en-fr", `{xx}` for its second language, `{lang}` for either. `.gz` and `.zst`
+are unpacked while reading. Text is UTF-8. A file that is cut off, names its languages otherwise or
+does not name them at all is refused, and so is one of which more than a hundredth is not UTF-8; a
+row that cannot be read is counted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from gradvac.lab import languages as corpora
+from gradvac.lab.recipes.nmt.columns import read_table
+from gradvac.lab.recipes.nmt.lines import UNREADABLE, Problem, open_text, raw_lines
+from gradvac.tasks import Direction
+
+Line = tuple[str, str] | Problem
+_STRAY_LINES, _STRAY_SHARE = 2, 0.01  # rows that may be in another encoding by accident
+_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+
+
+def read_pairs(
+    source: str,
+    first: str,
+    second: str,
+    *,
+    root: Path,
+    columns: Sequence[str] = (),
+    is_shared: bool = False,
+) -> Iterator[Line]:
+    """Read the sentence pairs of two languages.
+
+    Args:
+        source: See the head of this module.
+        first: Code of the language on the left.
+        second: Code of the language on the right.
+        root: What file names are relative to.
+        columns: `data.columns`.
+        is_shared: Whether other pairs are read from the same source. Two columns without a name
+            cannot be all of them.
+
+    Yields:
+        (first, second), with every stretch of white space made one blank, or what was wrong.
+
+    Raises:
+        ValueError: A file is missing or cannot be what its name says.
+    """
+    scheme, _, rest = source.partition(":")
+    if scheme == "hf":
+        return _read_hf(rest, first, second, root)
+    if scheme == "constructed":
+        return _read_constructed(rest, first, second, root)
+    paths = files_of(source, first, second, root=root)
+    if len(paths) == 2:
+        return _read_moses(*paths)
+    if _kind(paths[0]) in (".tsv", ".csv"):
+        is_named = not is_shared or _PLACEHOLDER.search(source) is not None
+        rows = read_table(paths[0], first, second, columns=columns, is_named=is_named)
+        return (row if isinstance(row, Problem) else _pair(*row) for row in rows)
+    return _READERS[_kind(paths[0])](paths[0], first, second)
+
+
+def mostly_readable(lines: Iterator[Line], where: str) -> Iterator[Line]:
+    """Refuse a source that is not what it was taken for, however much others give."""
+    problems: Counter[str] = Counter()
+    num_read = 0
+    for line in lines:
+        num_read += 1
+        if isinstance(line, Problem):
+            problems[line.value] += 1
+        yield line
+    if not num_read:
+        raise ValueError(f"data: {where} is empty; leave it out if there is nothing to read.")
+    # A stray line is dropped and counted; this many are text in another encoding, and the lines
+    # that happen to be readable would be a choice of those without accents.
+    not_utf8 = problems[Problem.NOT_UTF8]
+    if not_utf8 > max(_STRAY_LINES, _STRAY_SHARE * num_read):
+        raise ValueError(
+            f"data: {where}: {not_utf8:,} of {num_read:,} rows are not UTF-8, so it is in another "
+            "encoding, at least in part; convert it, as in `iconv -f LATIN1 -t UTF-8`, or take "
+            "those rows out."
+        )
+    if 2 * problems.total() > num_read:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in problems.most_common())
+        raise ValueError(
+            f"data: {where} is not what it should be: {reasons}, of {num_read:,} rows in all. "
+            "`gradvac.lab.recipes.nmt.readers` says what each kind of file looks like."
+        )
+
+
+def files_of(source: str, first: str, second: str, *, root: Path) -> list[Path]:
+    """The files a source stands for: two (Moses), one, or none of ours (`hf:`)."""
+    scheme, _, rest = source.partition(":")
+    if scheme == "hf":
+        return []
+    if scheme == "constructed":
+        file = rest.rpartition(":")[0]
+        return [root / file] if file else []
+    names = [fill(source, first, second, code) for code in (first, second)]
+    paths = [root / name for name in dict.fromkeys(names)]
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing:
+        raise ValueError(
+            f"data: no file {missing[0]} for {first}-{second}; it comes from {source!r} under "
+            f"data.root = {str(root)!r}."
+        )
+    if len(paths) == 1 and _kind(paths[0]) not in _KINDS:
+        raise ValueError(
+            f"data: {paths[0]} is one file, but none of {', '.join(_KINDS)}; plain text needs "
+            f"one file per language, with {{lang}} in the name: {source!r}."
+        )
+    return paths
+
+
+def fill(source: str, first: str, second: str, code: str) -> str:
+    """Replace `{pair}`, `{xx}` and `{lang}` by codes."""
+    values = {"pair": Direction(first, second).name, "xx": second, "lang": code}
+    unknown = [name for name in _PLACEHOLDER.findall(source) if name not in values]
+    if unknown:
+        raise ValueError(
+            f"{{{unknown[0]}}} in {source!r} is none of {{pair}}, {{xx}} and {{lang}}."
+        )
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], source)
+
+
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_KINDS = (".tsv", ".csv", ".jsonl", ".json", ".tmx", ".parquet")
+
+
+def _kind(path: Path) -> str:
+    suffixes = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zst")]
+    return suffixes[-1] if suffixes else ""
+
+
+def _read_moses(first: Path, second: Path) -> Iterator[Line]:
+    counts = [0, 0]
+    end = object()
+    for left, right in zip_longest(raw_lines(first), raw_lines(second), fillvalue=end):
+        counts[0] += left is not end
+        counts[1] += right is not end
+        if counts[0] == counts[1]:
+            problems = [side for side in (left, right) if isinstance(side, Problem)]
+            yield problems[0] if problems else _pair(str(left), str(right))
+    if counts[0] != counts[1]:
+        raise ValueError(
+            f"data: {first} has {counts[0]:,} lines, but {second} has {counts[1]:,}; line i of one "
+            "must be the translation of line i of the other."
+        )
+
+
+def _read_jsonl(path: Path, first: str, second: str) -> Iterator[Line]:
+    def rows() -> Iterator[Any]:
+        for number, line in enumerate(raw_lines(path)):
+            if isinstance(line, Problem):
+                yield line
+                continue
+            if number == 0 and line.lstrip().startswith("["):
+                raise ValueError(
+                    f"data: {path} is one JSON array; write one object per line, as "
+                    f"`jq -c '.[]' {path.name}` does."
+                )
+            try:
+                yield json.loads(line, object_pairs_hook=_unique)
+            except (ValueError, RecursionError):
+                yield Problem.MALFORMED
+
+    return _from_rows(str(path), rows(), first, second)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key appears twice")
+    return dict(pairs)
+
+
+def _read_tmx(path: Path, first: str, second: str) -> Iterator[Line]:
+    def units() -> Iterator[dict[str, str]]:
+        try:
+            with open_text(path) as file:
+                for _, unit in ElementTree.iterparse(file):
+                    if _name(unit) == "tu":
+                        # The first variant of a language counts.
+                        yield dict(reversed(list(_variants(unit))))
+                        unit.clear()
+        # Expat's words for an encoding that it does not know are errors of these kinds too.
+        except (ElementTree.ParseError, ValueError, LookupError) as error:
+            raise ValueError(f"data: {path} is not valid TMX: {error}.") from error
+        except UNREADABLE as error:
+            raise ValueError(f"data: {path} cannot be read to its end: {error}.") from error
+
+    return _from_rows(str(path), units(), first, second)
+
+
+def _variants(unit: ElementTree.Element) -> Iterator[tuple[str, str]]:
+    """Language and text of a unit's variants; "en-GB" counts as "en" too."""
+    for variant in unit:
+        if _name(variant) != "tuv":
+            continue
+        code = (variant.get(_LANG) or variant.get("lang") or "").lower().replace("_", "-")
+        segments = [child for child in variant if _name(child) == "seg"]
+        text = "".join(segments[0].itertext()) if segments else ""
+        yield code, text
+        yield code.partition("-")[0], text
+
+
+def _name(element: ElementTree.Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def _read_parquet(path: Path, first: str, second: str) -> Iterator[Line]:
+    parquet = _package("pyarrow.parquet", f"data: {path}")
+
+    def rows() -> Iterator[Any]:
+        try:
+            with parquet.ParquetFile(path) as file:
+                wanted = [n for n in (first, second, "translation") if n in file.schema_arrow.names]
+                for batch in file.iter_batches(columns=wanted or None):
+                    yield from batch.to_pylist()
+        except (OSError, importlib.import_module("pyarrow").ArrowInvalid) as error:
+            raise ValueError(f"data: {path} cannot be read to its end: {error}.") from error
+
+    return _from_rows(str(path), rows(), first, second)
+
+
+def _read_hf(rest: str, first: str, second: str, root: Path) -> Iterator[Line]:
+    datasets = _package("datasets", f"data: hf:{rest}")
+    parts = fill(rest, first, second, first).split(":")
+    if len(parts) != 3:
+        raise ValueError(f"data: hf:{rest} must be hf:NAME:CONFIG:SPLIT (CONFIG may be empty).")
+    name, config, split = parts
+    folder = root / name
+    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
+        rows = datasets.load_from_disk(str(folder))
+        splits = list(rows) if isinstance(rows, dict) else [""]
+        if split not in splits:
+            there = ", ".join(splits) if splits != [""] else "no splits: write hf:FOLDER::"
+            raise ValueError(f"data: hf:{rest}: there is no split {split!r}; there are {there}.")
+        rows = rows[split] if split else rows
+    else:
+        place = str(folder) if folder.is_dir() else name
+        rows = datasets.load_dataset(place, config or None, split=split)
+    return _from_rows(f"hf:{rest}", rows, first, second)
+
+
+def _package(name: str, what: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise ValueError(
+            f'{what} needs the package `{package}`; pip install "gradvac[datasets]".'
+        ) from None
+
+
+def _read_constructed(rest: str, first: str, second: str, root: Path) -> Iterator[Line]:
+    file, _, split = rest.rpartition(":")
+    corpus = _corpus(root / file if file else None)
+    if split not in ("train", "dev", "test"):
+        raise ValueError(f"data: constructed:{rest} must end in train, dev or test.")
+    if corpora.PIVOT not in (first, second):
+        raise ValueError(
+            f"data: the constructed languages are paired with {corpora.PIVOT!r}; "
+            f"{first}-{second} has no training pairs."
+        )
+    if first == corpora.PIVOT:
+        yield from corpus.pairs(second, split)  # type: ignore[arg-type]
+    else:
+        yield from ((right, left) for left, right in corpus.pairs(first, split))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=2)
+def _corpus(path: Path | None) -> corpora.Corpus:
+    return corpora.default() if path is None else corpora.load(path)
+
+
+def _from_rows(where: str, rows: Iterable[Any], first: str, second: str) -> Iterator[Line]:
+    """Take pairs from mappings, or from the mappings under "translation".
+
+    Raises:
+        ValueError: Not a single one knows one of the languages.
+    """
+    keys: dict[str, None] = {}
+    has_rows = False
+    for row in rows:
+        if isinstance(row, Problem):
+            yield row
+            continue
+        if isinstance(row, dict) and isinstance(row.get("translation"), dict):
+            row = row["translation"]
+        if not isinstance(row, dict):
+            yield Problem.MALFORMED
+            continue
+        has_rows = True
+        if len(keys) < _MOST_KEYS or first not in keys or second not in keys:
+            keys.update(dict.fromkeys(row))
+        texts = [row.get(code) or "" for code in (first, second)]  # what is missing is a gap
+        yield _pair(*texts) if all(isinstance(t, str) for t in texts) else Problem.MALFORMED
+    for code in (first, second):
+        if has_rows and code not in keys:
+            there = ", ".join(repr(str(key)) for key in list(keys)[:_MOST_KEYS])
+            raise ValueError(
+                f"data: nothing in {where} is called {code!r}; there is {there}. Rename it there, "
+                "or use these codes in data.languages."
+            )
+
+
+_MOST_KEYS = 20
+
+
+def _pair(left: str, right: str) -> Line:
+    texts = " ".join(left.split()), " ".join(right.split())
+    try:
+        "".join(texts).encode()  # an escape may be half a character
+    except UnicodeEncodeError:
+        return Problem.NOT_UTF8
+    return Problem.MALFORMED if "\0" in left + right else texts
+
+
+_READERS = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_jsonl,
+    ".tmx": _read_tmx,
+    ".parquet": _read_parquet,
+}

@@ -1,0 +1,207 @@
+"""The translation recipe: what the one training loop needs to know about translation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from gradvac.lab.recipes.nmt.batch import Batch
+from gradvac.lab.recipes.nmt.data_settings import DEV, TRAIN
+from gradvac.lab.recipes.nmt.model import Transformer
+from gradvac.lab.recipes.nmt.preparation import open_or_prepare
+from gradvac.lab.recipes.nmt.prepared import VOCABULARY, Prepared
+from gradvac.lab.recipes.nmt.score import score_lines
+from gradvac.lab.recipes.nmt.settings import NmtConfig
+from gradvac.lab.recipes.nmt.start import require_parent, start_from, warn_of_schedule
+from gradvac.lab.recipes.nmt.stream import Numbers, Stream, TaskData, gather_batch
+from gradvac.lab.recipes.nmt.translator import Translator
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import (
+    WHOLE,
+    Ahead,
+    Display,
+    Part,
+    Result,
+    StepLosses,
+    choose_device,
+    effective_epochs,
+    join,
+    seed_everything,
+    train,
+)
+from gradvac.lab.training.sampling import TaskEpochs
+from gradvac.tasks import parse
+
+
+class TranslationRecipe:
+    """Many directions of translation, one model.
+
+    Args:
+        config: The run's settings.
+        prepared: Its data.
+    """
+
+    def __init__(self, config: NmtConfig, prepared: Prepared) -> None:
+        self.config, self.prepared = config, prepared
+        self.tasks = config.data.all_tasks()
+        self.model: Transformer = config.model.build(len(prepared.vocabulary))
+        self._parent = start_from(config.model, self.model, prepared.vocabulary)
+        self._sizes = {task: prepared.train_size(task) for task in self.tasks}
+        levels = config.data.resource_levels
+        self.resource_levels = {task: levels.of(size) for task, size in self._sizes.items()}
+        self._dev = [TaskData.open(prepared, DEV, task) for task in self.tasks]
+
+    def _is_packed(self) -> bool:
+        if self.config.batch.packed != "auto":
+            return self.config.batch.packed
+        if self.config.batch.fixed is True:
+            return True
+        device = choose_device(self.config.train.device)
+        return device.type == "cuda" and self.config.train.precision == "bf16"
+
+    def _is_fixed(self) -> bool:
+        config = self.config
+        if config.batch.fixed == "auto":
+            on_gpu = choose_device(config.train.device).type == "cuda"
+            return self._is_packed() and on_gpu and config.train.graph is not False
+        return config.batch.fixed
+
+    def batches(self, part: Part = WHOLE) -> Ahead[Batch]:
+        """The training data, from their beginning; the next batches are prepared ahead."""
+        on_gpu = choose_device(self.config.train.device).type == "cuda"
+        if part.of > 1 and True in (self.config.batch.fixed, self.config.train.graph):
+            raise ValueError(
+                f"batch.fixed: true is for one process, but {part.of} train; set it and "
+                'train.graph to "auto" or false.'
+            )
+        return Ahead(self._stream(part), prepare=Batch.pin if on_gpu else None)
+
+    def _stream(self, part: Part = WHOLE) -> Stream:
+        return Stream(
+            [TaskData.open(self.prepared, TRAIN, task) for task in self.tasks],
+            self.config.sampling,
+            self.config.batch,
+            packed=self._is_packed(),
+            longest=self.config.data.max_tokens + 2 if self._is_fixed() else None,
+            accumulation=self.config.optimizer.accumulation,
+            num_steps=self.config.train.max_steps,
+            seed=self.config.train.seed,
+            part=part,
+            halves=self.config.align.halves,
+        )
+
+    def losses(self, batch: Batch) -> StepLosses:
+        """The loss of every sentence pair, summed over its tokens."""
+        device = next(self.model.parameters()).device
+        losses = self.model(batch.to(device))
+        return StepLosses(losses, batch.tasks, halves=self.config.align.halves)
+
+    def validate(self) -> Mapping[str, float]:
+        """The loss per token of every task without smoothing, their mean, and BLEU."""
+        scores = {f"dev/loss/{data.name}": self._dev_loss(data) for data in self._dev}
+        scores["dev/loss"] = float(np.mean(list(scores.values())))
+        if self.config.validation.bleu_sentences:
+            translator = self._translator()
+            bleu = {f"dev/bleu/{task}": self._dev_bleu(task, translator) for task in self.tasks}
+            scores |= bleu | {"dev/bleu": float(np.mean(list(bleu.values())))}
+        return scores
+
+    def _dev_loss(self, data: TaskData) -> float:
+        device = next(self.model.parameters()).device
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        num_tokens = 0
+        for numbers in self._dev_batches(data):
+            batch = gather_batch([data], [numbers], packed=self._is_packed()).to(device)
+            total += self.model(batch).double().sum()
+            num_tokens += batch.num_tokens
+        return float(total) / num_tokens
+
+    def _dev_batches(self, data: TaskData) -> list[Numbers]:
+        numbers = np.arange(min(len(data), self.config.validation.sentences))
+        lengths = data.lengths(numbers).max(0)
+        numbers = numbers[np.argsort(-lengths, kind="stable")]
+        batches = []
+        while len(numbers):
+            longest = int(data.lengths(numbers[:1]).max())
+            size = max(1, self.config.batch.tokens // longest)
+            batches.append(numbers[:size])
+            numbers = numbers[size:]
+        return batches
+
+    def _translator(self) -> Translator:
+        """Greedy search with the current weights."""
+        return Translator(
+            self.model,
+            self.prepared.vocabulary,
+            self.config.decoding.model_copy(update={"beams": 1}),
+            targets=[parse(task).target for task in self.tasks],
+            max_tokens=self.config.data.max_tokens,
+            precision=self.config.train.precision,
+        )
+
+    def _dev_bleu(self, task: str, translator: Translator) -> float:
+        target, most = parse(task).target, self.config.validation.bleu_sentences
+        sources, references = self.prepared.task_text(DEV, task)
+        lines = translator.translate(sources[:most], target)
+        return score_lines(lines, references[:most], target).bleu
+
+    def data_signature(self) -> str:
+        """A hash of the prepared data, the tasks, and the weights to start from."""
+        parent = f"|{self._parent}" if self._parent else ""
+        return f"{self.prepared.signature}|{' '.join(self.tasks)}{parent}"
+
+    def epochs(self) -> list[TaskEpochs]:
+        """How often training will see the data of every task."""
+        config = self.config
+        return effective_epochs(
+            self._sizes,
+            config.sampling,
+            num_steps=config.train.max_steps,
+            rows_per_step=self._stream().rows_per_batch * config.optimizer.accumulation,
+        )
+
+    def epochs_table(self, epochs: Sequence[TaskEpochs]) -> Table:
+        """The epochs as a table."""
+        shown = Table(title="What training will see", title_justify="left")
+        for column in ("task", "level"):
+            shown.add_column(column)
+        for column in ("sentence pairs", "share of batches", "drawn", "epochs"):
+            shown.add_column(column, justify="right")
+        for row in epochs:
+            level = self.resource_levels[row.task]
+            drawn, passes = f"{row.num_drawn:,.0f}", f"{row.epochs:.1f}"
+            shown.add_row(row.task, level, f"{row.size:,}", f"{row.probability:.1%}", drawn, passes)
+        return shown
+
+
+def train_translation(
+    config: NmtConfig, run: str | Path, *, display: Display | None = None
+) -> Result:
+    """Prepare the data if need be, and train into a run folder, or continue the run there.
+
+    Args:
+        config: The run's settings.
+        run: The run folder; it gets a copy of the vocabulary.
+        display: Where progress and messages go.
+    """
+    with join(config.train.device) as job:
+        display = job.display(display)
+        say = display.say
+        if Path(run).resolve() == config.data.prepared.resolve():
+            raise ValueError(f"run: {run} is data.prepared; choose another folder for the run.")
+        if Path(run).is_file():
+            raise ValueError(f"run: {run} is a file; choose the name of a folder for the run.")
+        job.together(lambda: require_parent(config.model))
+        prepared = job.first_then_others(lambda: open_or_prepare(config.data, say=say))
+        seed_everything(config.train.seed)
+        recipe = TranslationRecipe(config, prepared)
+        epochs = recipe.epochs()
+        display.console.print(recipe.epochs_table(epochs))
+        for warning in warn_of_schedule(config, epochs):
+            say(warning)
+        vocabulary = {RunFolder(Path(run)).vocabulary.name: prepared.files[VOCABULARY].read_bytes()}
+        return train(recipe, config, run, display=display, files=vocabulary)

@@ -1,0 +1,317 @@
+"""Batches without end: tasks drawn by temperature, sentences of like length together.
+
+Sentences are drawn for a *chunk* of some batches. Within a task they are sorted by length and cut
+into as many parts as there are batches, each of the same number of tokens; part j of every task
+makes batch j. So a batch holds sentences of like length, and all tasks in the proportion in which
+they were drawn. The batches of a chunk come in random order. Those of one size are cut by
+`filling.py`, in the same proportion.
+
+A task's sentences come in a new random order on every pass, which is a function of the seed, the
+task and the number of the pass: where a stream stands is a handful of numbers.
+
+Of several processes, each draws the same batches and reads its part of each. A batch is cut between
+neighbours, and those of a task are neighbours, so that a process has few tasks.
+"""
+
+# T tasks
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gradvac.lab.recipes.nmt.batch import Batch, Frame, make_batch
+from gradvac.lab.recipes.nmt.filling import cut_full, make_frame, rows_to_draw
+from gradvac.lab.recipes.nmt.prepared import Prepared
+from gradvac.lab.recipes.nmt.ragged import Ragged
+from gradvac.lab.recipes.nmt.settings import BatchConfig
+from gradvac.lab.recipes.nmt.tokens import TokenFile, TokenShards
+from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS
+from gradvac.lab.training import (
+    WHOLE,
+    Part,
+    Passes,
+    SamplingConfig,
+    TaskSampler,
+    task_probabilities,
+)
+from gradvac.lab.training.sampling import costs_by_slot
+from gradvac.tasks import parse
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """The sentence pairs of a task.
+
+    Attributes:
+        name: Such as "en-fr".
+        sources: Source sentences.
+        targets: Their translations.
+        tag: The token `<2xx>` of the target language.
+    """
+
+    name: str
+    sources: TokenFile | TokenShards
+    targets: TokenFile | TokenShards
+    tag: int
+
+    @classmethod
+    def open(cls, prepared: Prepared, split: str, task: str) -> TaskData:
+        """Map the sentence pairs of a task in a set."""
+        sources, targets = prepared.task_tokens(split, task)
+        return cls(task, sources, targets, prepared.vocabulary.tag(parse(task).target))
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def mean_lengths(self) -> npt.NDArray[np.float64]:
+        """The mean lengths of both sides, special tokens included, `[2]`."""
+        return np.array([self.sources.mean_length + 2, self.targets.mean_length + 1])
+
+    def lengths(self, numbers: Numbers) -> Numbers:
+        """Tokens of both sides with their special ones, `[2, len(numbers)]`."""
+        return np.stack([self.sources.lengths(numbers) + 2, self.targets.lengths(numbers) + 1])
+
+    def gather(self, numbers: Numbers) -> tuple[Ragged, Ragged]:
+        """Read pairs: `<2xx> x_1 ... x_n </s>` and `<s> y_1 ... y_m </s>`."""
+        sources, targets = self.sources.gather(numbers), self.targets.gather(numbers)
+        return sources.enclose(self.tag, EOS), targets.enclose(BOS, EOS)
+
+
+def gather_batch(
+    tasks: Sequence[TaskData],
+    chosen: Sequence[Numbers],
+    *,
+    packed: bool = False,
+    frame: Frame | None = None,
+) -> Batch:
+    """Make a batch of the chosen sentence pairs of every task."""
+    present = [
+        (t, task, numbers)
+        for t, (task, numbers) in enumerate(zip(tasks, chosen, strict=True))
+        if len(numbers)
+    ]
+    sources, targets = zip(*(task.gather(numbers) for _, task, numbers in present), strict=True)
+    owners = np.repeat([t for t, _, _ in present], [len(numbers) for _, _, numbers in present])
+    pairs = (Ragged.join(sources), Ragged.join(targets))
+    return make_batch(*pairs, owners, packed=packed, frame=frame)
+
+
+def _sampler(
+    tasks: Sequence[TaskData],
+    sampling: SamplingConfig,
+    config: BatchConfig,
+    num_batches: int | None,
+    seed: int,
+) -> tuple[TaskSampler, npt.NDArray[np.float64]]:
+    """The sampler, and the mean lengths of what it draws.
+
+    A cap on epochs needs the number of rows, which follows from the lengths of what is drawn, and
+    so from the cap: a few rounds settle both.
+    """
+    sizes = {task.name: len(task) for task in tasks}
+    lengths = {task.name: task.mean_lengths() for task in tasks}
+    shares = task_probabilities(sizes, sampling.temperature_at(0))
+    for _ in range(4):
+        means = np.sum(
+            [shares[name] * mean_lengths for name, mean_lengths in lengths.items()], axis=0
+        )
+        rows = None if num_batches is None else num_batches * config.tokens / float(np.max(means))
+        sampler = sampling.build(sizes, seed=seed, num_rows=rows)
+        shares = sampler.probabilities(0)
+    return sampler, means
+
+
+class Stream:
+    """An endless stream of batches that can be stopped and continued exactly.
+
+    Args:
+        tasks: The data.
+        sampling: Temperature and its schedule; a new temperature holds from the next chunk on.
+        config: Tokens of a batch, batches of a chunk.
+        packed: Whether batches are packed.
+        longest: All packed batches get one size (a `Frame`), for sentences up to so many tokens;
+            None: each is as large as it comes.
+        accumulation: Batches of an optimizer step, by which the schedule counts.
+        num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
+        seed: Of everything drawn.
+        part: Which part of every batch is read here.
+        halves: Number the tasks of rows as `gradvac.halves_of` names them: every second sentence
+            pair of a task in a batch, sorted by length as they are, is in its second half.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[TaskData],
+        sampling: SamplingConfig,
+        config: BatchConfig,
+        *,
+        packed: bool = False,
+        longest: int | None = None,
+        accumulation: int = 1,
+        num_steps: int | None = None,
+        seed: int = 0,
+        part: Part = WHOLE,
+        halves: bool = False,
+    ) -> None:
+        self._per_task = 2 if halves else 1
+        self._tasks, self._config, self._packed = list(tasks), config, packed
+        self._accumulation, self._seed, self._part = accumulation, seed, part
+        num_batches = None if num_steps is None else num_steps * accumulation
+        self._sampler, means = _sampler(tasks, sampling, config, num_batches, seed)
+        self.frame = None if longest is None else make_frame(config.tokens, means, longest)
+        if self.frame is None:
+            self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
+        else:
+            self._rows_per_chunk = rows_to_draw(self.frame, means, config.chunk)
+        self._passes = Passes([len(task) for task in tasks], seed=seed)
+        self._num_before = 0  # batches before this chunk
+        self._open_chunk()
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch."""
+        if self._next == len(self._open):
+            self._num_before += len(self._open)
+            self._open_chunk()
+        chosen = self._open[self._next]
+        self._next += 1
+        if self._part.of == 1:
+            return self._gather(self._in_halves(chosen), self.frame)
+        return self._own_part(chosen)
+
+    def _own_part(self, chosen: list[Numbers]) -> Batch:
+        num_rows, chosen = [len(numbers) for numbers in chosen], self._in_halves(chosen)
+        lengths = [task.lengths(numbers) for task, numbers in zip(self._read, chosen, strict=True)]
+        sizes = np.concatenate(lengths, axis=1)  # [2, B]
+        costs: Sequence[float] | Numbers = sizes.sum(0)
+        if self._slots is not None:
+            costs = costs_by_slot(num_rows, self._slots)
+        ours = self._part.cut(costs)
+        is_empty = ours.start == ours.stop
+        first, last = (0, 1) if is_empty else (ours.start, ours.stop)
+        starts = np.cumsum([0, *(len(numbers) for numbers in chosen)])
+        chosen_here = [
+            numbers[max(0, first - start) : max(0, last - start)]
+            for numbers, start in zip(chosen, starts.tolist(), strict=False)
+        ]
+        batch = self._gather(chosen_here)
+        counts = torch.zeros(len(batch), dtype=torch.bool) if is_empty else None
+        return replace(batch, num_tokens=int(sizes[1].sum()), counts=counts)
+
+    def _in_halves(self, chosen: list[Numbers]) -> list[Numbers]:
+        """What is chosen of every half of a task; without halves, of every task."""
+        num = self._per_task
+        return [numbers[start::num] for numbers in chosen for start in range(num)]
+
+    @property
+    def _read(self) -> list[TaskData]:
+        """The data of every half of a task; without halves, of every task."""
+        return [task for task in self._tasks for _ in range(self._per_task)]
+
+    def _gather(self, chosen: list[Numbers], frame: Frame | None = None) -> Batch:
+        return gather_batch(self._read, chosen, packed=self._packed, frame=frame)
+
+    @property
+    def rows_per_batch(self) -> float:
+        """The sentence pairs of a batch, on average over the present chunk."""
+        return float(self._rows_per_chunk) / len(self._open)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands."""
+        return {**self._start, "next": self._next, "form": self._form()}
+
+    def _form(self) -> list[Any]:
+        """How batches are cut: with another form, the same number is another batch."""
+        return [self._packed, None if self.frame is None else [*self.frame, self._rows_per_chunk]]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue there.
+
+        Raises:
+            ValueError: Batches were cut otherwise, so that sentences would come twice or never.
+        """
+        packed, size = state.get("form", (self._packed, None))  # 0.1.0 knew no size
+        if [packed, size] != self._form():
+            raise ValueError(
+                f"batch: this run's batches were packed = {packed} and of size {size}, but are now "
+                f"{self._packed} and {self._form()[1]}; continue on the same kind of device, with "
+                "batch.packed, batch.fixed and train.graph as they were (train.graph=false: of "
+                "any size)."
+            )
+        self._sampler.load_state_dict(state["sampler"])
+        self._passes.load_state_dict(state)
+        self._num_before = int(state["num_before"])
+        self._open_chunk()
+        self._next = int(state["next"])
+
+    def _open_chunk(self) -> None:
+        self._start = {
+            "sampler": self._sampler.state_dict(),
+            **self._passes.state_dict(),
+            "num_before": self._num_before,
+        }
+        step = self._num_before // self._accumulation
+        counts, self._slots = self._sampler.draw_rows(self._rows_per_chunk, step=step)
+        chosen = [self._passes.take(t, count) for t, count in enumerate(counts.tolist())]
+        batches = self._cut(chosen)
+        order = np.random.default_rng([self._seed, self._num_before]).permutation(len(batches))
+        self._open, self._next = [batches[number] for number in order], 0
+
+    def _cut(self, chosen: list[Numbers]) -> list[list[Numbers]]:
+        """Cut the drawn sentences into batches, as few as the token budget allows."""
+        lengths = [task.lengths(numbers) for task, numbers in zip(self._tasks, chosen, strict=True)]
+        orders = [np.lexsort((sides[0], sides.sum(0))) for sides in lengths]
+        chosen = [numbers[order] for numbers, order in zip(chosen, orders, strict=True)]
+        lengths = [sides[:, order] for sides, order in zip(lengths, orders, strict=True)]
+        if self.frame is not None:
+            cuts = cut_full(self.frame, lengths)
+            return [[own[cut] for own, cut in zip(chosen, batch, strict=True)] for batch in cuts]
+        costs = [sides.sum(0) for sides in lengths]
+        total = sum(sides.sum(1) for sides in lengths)
+        fewest = math.ceil(int(np.max(total)) / self._config.tokens)
+        for num_batches in range(fewest, 2 * fewest + 1):
+            batches = _parts(chosen, costs, num_batches)
+            if all(self._fits(batch) for batch in batches):
+                return batches
+        return [piece for batch in batches for piece in self._halve(batch)]
+
+    def _fits(self, batch: list[Numbers]) -> bool:
+        lengths = np.concatenate(
+            [task.lengths(numbers) for task, numbers in zip(self._tasks, batch, strict=True)],
+            axis=1,
+        )
+        size = lengths.sum(1) if self._packed else lengths.max(1) * lengths.shape[1]
+        return int(size.max()) <= self._config.tokens
+
+    def _halve(self, batch: list[Numbers]) -> list[list[Numbers]]:
+        """Divide a batch that is too large, every task alike."""
+        if self._fits(batch):
+            return [batch]
+        # Every second sentence of the whole batch: tasks with one sentence must part too.
+        before = np.cumsum([0, *(len(numbers) for numbers in batch[:-1])])
+        starts = [int(number % 2) for number in before]
+        halves = [[numbers[s::2] for s, numbers in zip(starts, batch, strict=True)]]
+        halves.append([numbers[1 - s :: 2] for s, numbers in zip(starts, batch, strict=True)])
+        return [piece for half in halves for piece in self._halve(half)]
+
+
+def _parts(chosen: list[Numbers], costs: list[Numbers], num: int) -> list[list[Numbers]]:
+    """Cut every task's sentences into parts of equal cost."""
+    by_task = []
+    for numbers, cost in zip(chosen, costs, strict=True):
+        middles = np.cumsum(cost) - cost / 2  # a sentence belongs where its middle lies
+        edges = np.linspace(0, cost.sum(), num + 1)[1:-1]
+        by_task.append(np.split(numbers, np.searchsorted(middles, edges)))
+    batches = [list(parts) for parts in zip(*by_task, strict=True)]
+    return [batch for batch in batches if any(len(numbers) for numbers in batch)]

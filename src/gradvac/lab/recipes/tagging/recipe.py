@@ -1,0 +1,190 @@
+"""The tagging recipe: what the one training loop needs to know about tagging."""
+
+# B rows, S sub-words, L labels
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.table import Table
+from torch import Tensor
+
+from gradvac.lab.recipes.tagging.batch import TagBatch, make_batch
+from gradvac.lab.recipes.tagging.encoder import load_model, load_tokenizer
+from gradvac.lab.recipes.tagging.encoding import NO_LABEL
+from gradvac.lab.recipes.tagging.metrics import score_tags
+from gradvac.lab.recipes.tagging.preparation import Prepared, open_or_prepare
+from gradvac.lab.recipes.tagging.settings import DEV, TRAIN, TaggingConfig
+from gradvac.lab.recipes.tagging.tagger import ENCODER, logits_of, pad_token, predict_windows
+from gradvac.lab.training import (
+    WHOLE,
+    Ahead,
+    Display,
+    Part,
+    Result,
+    RowStream,
+    StepLosses,
+    choose_device,
+    effective_epochs,
+    join,
+    seed_everything,
+    train,
+)
+
+
+def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of every row, summed over its words: logits `[B, S, L]` and labels -> `[B]`."""
+    losses = F.cross_entropy(
+        logits.float().transpose(1, 2), labels, ignore_index=NO_LABEL, reduction="none"
+    )
+    return losses.sum(1)
+
+
+class TaggingRecipe:
+    """Many languages, one tagger.
+
+    Args:
+        config: The run's settings.
+        prepared: Its data.
+    """
+
+    def __init__(self, config: TaggingConfig, prepared: Prepared) -> None:
+        self.config, self.prepared = config, prepared
+        self.tasks = config.data.languages
+        self.labels = config.data.all_labels()
+        self.tokenizer = load_tokenizer(config.model.encoder)
+        self.model = load_model(config.model.encoder, self.labels, dropout=config.model.dropout)
+        self.resource_levels = config.data.resource_levels
+        self._dev = {task: prepared.windows(DEV, task) for task in self.tasks}
+        self._gold = {
+            task: [one.tags for one in prepared.sentences(DEV, task)] for task in self.tasks
+        }
+        self._pad = pad_token(self.tokenizer)
+
+    def batches(self, part: Part = WHOLE) -> Ahead[TagBatch]:
+        """The training data, from their beginning."""
+        windows = [self.prepared.windows(TRAIN, task) for task in self.tasks]
+        longest = max(int(of_task.lengths.max()) for of_task in windows)
+        width = longest if self._is_fixed(part) else None
+        stream = RowStream(
+            {task: len(of_task) for task, of_task in zip(self.tasks, windows, strict=True)},
+            self.config.sampling,
+            lambda chosen, _: make_batch(windows, chosen, pad=self._pad, width=width),
+            rows=self.config.batch.rows,
+            accumulation=self.config.optimizer.accumulation,
+            num_steps=self.config.train.max_steps,
+            seed=self.config.train.seed,
+            part=part,
+        )
+        on_gpu = choose_device(self.config.train.device).type == "cuda"
+        return Ahead(stream, prepare=TagBatch.pin if on_gpu else None)
+
+    def _is_fixed(self, part: Part) -> bool:
+        train, fixed = self.config.train, self.config.batch.fixed
+        if fixed is True and part.of > 1:
+            raise ValueError(
+                f"batch.fixed: is for one process, but {part.of} train; set it to false, and "
+                "train.graph too."
+            )
+        if fixed != "auto":
+            return fixed
+        is_wanted = train.graph is not False and train.precision == "bf16" and part.of == 1
+        return is_wanted and choose_device(train.device).type == "cuda"
+
+    def losses(self, batch: TagBatch) -> StepLosses:
+        """The loss of every row, summed over its words."""
+        batch = batch.to(next(self.model.parameters()).device)
+        return StepLosses(row_losses(logits_of(self.model, batch), batch.labels), batch.tasks)
+
+    def validate(self) -> Mapping[str, float]:
+        """Loss per word, F1 and accuracy of every language's dev set, and their means."""
+        scores: dict[str, float] = {}
+        for task, windows in self._dev.items():
+            losses: list[Tensor] = []
+
+            def add(batch: TagBatch, logits: Tensor, to: list[Tensor] = losses) -> None:
+                to.append(row_losses(logits, batch.labels))
+
+            predicted = predict_windows(
+                self.model,
+                windows,
+                len(self._gold[task]),
+                labels=self.labels,
+                pad=self._pad,
+                rows=self.config.batch.score_rows,
+                see=add,
+            )
+            num_words = max(1, int((windows.labels != NO_LABEL).sum()))
+            score = score_tags(self._gold[task], predicted, self.config.data.kind)
+            scores[f"dev/loss/{task}"] = float(torch.cat(losses).double().sum()) / num_words
+            scores[f"dev/f1/{task}"] = score.f1
+            scores[f"dev/accuracy/{task}"] = score.accuracy
+        for name in ("loss", "f1", "accuracy"):
+            values = [scores[f"dev/{name}/{task}"] for task in self.tasks]
+            scores[f"dev/{name}"] = float(np.mean(values))
+        return scores
+
+    def data_signature(self) -> str:
+        """A hash of the prepared data."""
+        return self.prepared.signature
+
+    def epochs(self) -> Table:
+        """How often training will see the data of every language, as a table."""
+        config = self.config
+        sizes = self.prepared.sizes[TRAIN]
+        rows = effective_epochs(
+            sizes,
+            config.sampling,
+            num_steps=config.train.max_steps,
+            rows_per_step=config.batch.rows * config.optimizer.accumulation,
+        )
+        title = f"What training will see in {config.train.max_steps:,} steps"
+        shown = Table(title=title, title_justify="left")
+        shown.add_column("language")
+        for column in ("sentences", "words", "windows", "share", "drawn", "epochs"):
+            shown.add_column(column, justify="right")
+        for row in rows:
+            facts = self.prepared.report[f"{TRAIN} {row.task}"]
+            counts = (f"{facts['sentences']:,}", f"{facts['words']:,}", f"{row.size:,}")
+            rest = (f"{row.probability:.1%}", f"{row.num_drawn:,.0f}", f"{row.epochs:.1f}")
+            shown.add_row(row.task, *counts, *rest)
+        return shown
+
+
+def train_tagging(
+    config: TaggingConfig, run: str | Path, *, display: Display | None = None
+) -> Result:
+    """Prepare the data if need be, and train into a run folder, or continue the run there.
+
+    Args:
+        config: The run's settings; `batch.epochs` sets the number of steps.
+        run: The run folder; it gets the encoder's config and tokenizer.
+        display: Where progress and messages go.
+    """
+    with join(config.train.device) as job:
+        display = job.display(display)
+        say = display.say
+        prepared = job.first_then_others(lambda: open_or_prepare(config, say=say))
+        settings = config.with_steps(sum(prepared.sizes[TRAIN].values()), say=say)
+        seed_everything(settings.train.seed)
+        recipe = TaggingRecipe(settings, prepared)
+        display.console.print(recipe.epochs())
+        return train(recipe, settings, run, display=display, files=_encoder_files(recipe))
+
+
+def _encoder_files(recipe: TaggingRecipe) -> dict[str, bytes]:
+    """What a run keeps so that it can tag wherever its folder is moved."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        recipe.tokenizer.save_pretrained(folder)
+        contents = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    settings = recipe.model.config.to_dict()  # type: ignore[union-attr, operator]
+    settings.pop("transformers_version", None)  # a newer one makes it no other model
+    contents["config.json"] = json.dumps(settings, indent=1, sort_keys=True, default=str).encode()
+    return {f"{ENCODER}/{name}": content for name, content in contents.items()}

@@ -1,0 +1,147 @@
+"""The config of a tagging run: [data], [model], [batch].
+
+The other sections are the same in every run: [train], [optimizer], [sampling], [align].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+
+from gradvac.lab.recipes.tagging.labels import check_labels, default_labels
+from gradvac.lab.recipes.tagging.metrics import Kind
+from gradvac.lab.recipes.tagging.readers import Format
+from gradvac.lab.training import RunConfig, Section
+from gradvac.lab.training.config import Folder
+
+TRAIN, DEV, TEST = "train", "dev", "test"
+MULTILINGUAL_BERT = "google-bert/bert-base-multilingual-cased"
+
+
+class DataConfig(Section):
+    """[data]: tagged sentences, one task per language.
+
+    Attributes:
+        kind: "ner" (entities in IOB2, scored by span F1) or "pos" (parts of speech).
+        prepared: Folder for what `gradvac tagging prepare` makes.
+        root: What the sources below are relative to.
+        languages: Codes, which replace `{lang}`; they are the names of the tasks.
+        train: Source of training sentences; `gradvac.lab.recipes.tagging.readers` explains sources.
+        dev: Source of the sentences that choose the weights.
+        test: Source of the sentences to score on; optional.
+        format: The format of the files; "auto": by their names.
+        labels: All labels; empty: the 17 universal parts of speech, or O and B-/I- of PER, LOC and
+            ORG.
+        rename: Tag, or type of entity -> its name in `labels`; "O" removes a type.
+        limit: Language -> maximum number of training sentences, the first ones.
+        dev_limit: Maximum number of dev sentences per language, the first ones; 0: all.
+        resource_levels: Language -> level, such as "low", for `align.vaccinated`.
+    """
+
+    kind: Kind
+    prepared: Folder
+    root: Folder = Path(".")
+    languages: list[str]
+    train: str
+    dev: str
+    test: str | None = None
+    format: Format = "auto"
+    labels: list[str] = Field(default_factory=list)
+    rename: dict[str, str] = Field(default_factory=dict)
+    limit: dict[str, PositiveInt] = Field(default_factory=dict)
+    dev_limit: NonNegativeInt = 0
+    resource_levels: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        if not self.languages or len(set(self.languages)) != len(self.languages):
+            raise ValueError("languages: name at least one, and each only once")
+        check_labels(self.all_labels(), self.kind)
+        for what in ("limit", "resource_levels"):
+            unknown = [code for code in getattr(self, what) if code not in self.languages]
+            if unknown:
+                raise ValueError(
+                    f"{what}: {unknown[0]!r} is not one of {', '.join(self.languages)}"
+                )
+        for split, source in self.sources().items():
+            if "{lang}" not in source and not source.startswith("constructed"):
+                raise ValueError(f"{split}: {source!r} has no {{lang}}; all languages share it")
+        return self
+
+    def all_labels(self) -> tuple[str, ...]:
+        """The labels, in the order of the model's outputs."""
+        return tuple(self.labels) or default_labels(self.kind)
+
+    def sources(self) -> dict[str, str]:
+        """Split -> source."""
+        by_split = {TRAIN: self.train, DEV: self.dev, TEST: self.test}
+        return {split: source for split, source in by_split.items() if source is not None}
+
+
+class ModelConfig(Section):
+    """[model]: the encoder that is fine-tuned.
+
+    Attributes:
+        encoder: A folder in Hugging Face format, or a name on the hub.
+        max_tokens: Maximum number of sub-words in a window; longer sentences are cut into several.
+        dropout: Replaces the encoder's own; unset: the encoder's own.
+    """
+
+    encoder: str = MULTILINGUAL_BERT
+    max_tokens: int = Field(default=128, ge=3)
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+
+
+class BatchConfig(Section):
+    """[batch]: what one micro-batch holds, and how long to train.
+
+    Attributes:
+        rows: Windows (sentences, unless long) per micro-batch, drawn from all languages.
+        epochs: Passes over the data of all languages together; sets `train.max_steps`. 0:
+            `train.max_steps` decides.
+        fixed: Give all batches the width of the longest window, so that a step can be recorded;
+            "auto": if `train.graph` asks for it, on a GPU with bf16.
+        score_rows: Windows per batch in validation and scoring.
+    """
+
+    rows: PositiveInt = 32
+    epochs: NonNegativeFloat = 10.0
+    fixed: bool | Literal["auto"] = "auto"
+    score_rows: PositiveInt = 256
+
+
+class TaggingConfig(RunConfig):
+    """A tagging run."""
+
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    batch: BatchConfig = BatchConfig()
+
+    @model_validator(mode="after")
+    def _metric_is_measured(self) -> TaggingConfig:
+        kinds = {"loss": False, "f1": True, "accuracy": True}
+        self.train.check_metric(kinds, self.data.languages)
+        return self
+
+    def with_steps(self, num_windows: int, *, say: Callable[[str], None]) -> TaggingConfig:
+        """These settings with the number of steps that `batch.epochs` amounts to.
+
+        Args:
+            num_windows: Training windows of all languages together.
+            say: Called with a warning if `train.max_steps` was given but does not count.
+        """
+        epochs, given = self.batch.epochs, self.train.max_steps
+        if not epochs:
+            return self
+        rows = self.batch.rows * self.optimizer.accumulation
+        steps = max(1, math.ceil(epochs * num_windows / rows))
+        if "max_steps" in self.train.model_fields_set and given != steps:
+            say(
+                f"warning: train.max_steps = {given} does not count, because batch.epochs = "
+                f"{epochs:g} makes {steps} steps; with batch.epochs=0 it decides."
+            )
+        return self.model_copy(update={"train": self.train.model_copy(update={"max_steps": steps})})

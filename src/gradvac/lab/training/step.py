@@ -1,0 +1,136 @@
+"""One optimizer step: forward, aligned backward, clipping, update; eager, or as a CUDA graph.
+
+A graph replays a step that was recorded once, so that the host's only work is to copy the next
+batch to where the recorded one lay. It needs batches of one size whose tasks live on the device
+(`frame`), and an aligner that decides nothing on the host.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import torch
+from torch import Tensor
+
+from gradvac import Alignment
+from gradvac.lab.training.forward import around_forward
+from gradvac.lab.training.optimizer import clip, step_unless
+from gradvac.lab.training.recipe import BatchT
+from gradvac.lab.training.settings import RunConfig
+from gradvac.lab.training.state import RunState
+from gradvac.recording import Recording
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """What a step leaves, on the device.
+
+    Attributes:
+        sums: The loss and what else is shown, summed over the tokens of the step, in all
+            processes.
+        norm: Of the gradient, before clipping.
+        bad: Whether loss or gradient was not finite, so that the step was skipped.
+        alignment: What the rule did; None without one.
+    """
+
+    sums: Mapping[str, Tensor | float]
+    norm: Tensor
+    bad: Tensor
+    alignment: Alignment | None
+
+
+class Step(Generic[BatchT]):
+    """A step that runs as it is written.
+
+    Args:
+        settings: The run's config.
+        state: Model, losses, aligner and optimizer.
+    """
+
+    def __init__(self, settings: RunConfig, state: RunState[BatchT]) -> None:
+        self._settings, self._state = settings, state
+
+    def __call__(self, batches: Sequence[BatchT]) -> StepResult:
+        """Take a step, which skips itself, on the device, if it is not finite."""
+        num_tokens = max(1, sum(batch.num_tokens for batch in batches))
+        return self.take(batches, torch.tensor(float(num_tokens), dtype=torch.float64))
+
+    def take(self, batches: Sequence[BatchT], num_tokens: Tensor) -> StepResult:
+        """Take a step whose number of tokens is a tensor."""
+        state, sums = self._state, dict[str, Tensor | float]()
+        alignment = None
+        mean_tokens = num_tokens / state.job.size  # gradients are means over processes
+        for position, batch in enumerate(batches, start=1):
+            is_last = position == len(batches)
+            with around_forward(self._settings.train.precision, state.device):
+                step_losses = state.losses(batch, is_last)
+            if step_losses.halves != self._settings.align.halves:
+                raise ValueError(
+                    "align.halves: rows of this recipe are of whole tasks; leave it out, or let "
+                    "the recipe number them by halves (StepLosses.halves)."
+                )
+            losses = step_losses.losses / mean_tokens
+            if state.aligner is None:
+                with state.job.naming_who_is_gone():
+                    losses.sum().backward()
+            else:
+                done = state.aligner.backward(losses, step_losses.tasks, accumulate=not is_last)
+                alignment = None if done is None else self._settings.align.by_task(done)
+            for name, value in {
+                "loss": step_losses.losses.detach().sum(),
+                **step_losses.shown,
+            }.items():
+                sums[name] = sums.get(name, 0.0) + value
+        sums = state.job.add_up(sums, state.device)
+        norm = clip(state.model, self._settings.optimizer.clip_norm)
+        bad = ~(norm.isfinite() & torch.as_tensor(sums["loss"]).isfinite())
+        step_unless(state.optimizer, bad)
+        state.optimizer.zero_grad()
+        return StepResult(sums, norm, bad, alignment)
+
+
+class GraphStep(Generic[BatchT]):
+    """A step that is recorded after a few, and replayed from then on.
+
+    Args:
+        step: The step.
+        device: A GPU.
+        say: Told if recording fails; steps then go on as they are written.
+    """
+
+    def __init__(
+        self, step: Step[BatchT], device: torch.device, *, say: Callable[[str], None]
+    ) -> None:
+        self._step, self._device = step, device
+        self._inputs: list[Any] | None = None
+        self._num_tokens = torch.ones((), dtype=torch.float64, device=device)
+        self._recording = Recording(self._take, device, "train.graph", say)
+
+    @property
+    def works(self) -> bool:
+        """Whether steps can be recorded, as far as it was tried."""
+        return self._recording.works
+
+    def __call__(self, batches: Sequence[BatchT]) -> StepResult:
+        """Take a step."""
+        if not self.works:
+            return self._step(batches)
+        self._receive(batches)
+        return self._recording()
+
+    def _receive(self, batches: Sequence[Any]) -> None:
+        """Copy batches to where the recorded step looks for them."""
+        if self._inputs is None:
+            self._inputs = [batch.to(self._device).copy() for batch in batches]
+        else:
+            for recorded, batch in zip(self._inputs, batches, strict=True):
+                recorded.copy_(batch)
+        self._num_tokens.fill_(float(max(1, sum(batch.num_tokens for batch in batches))))
+
+    def _take(self) -> StepResult:
+        assert self._inputs is not None
+        result = self._step.take(self._inputs, self._num_tokens)
+        loose = [name for name, value in result.sums.items() if not torch.is_tensor(value)]
+        if loose and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(f"{loose[0]!r} is a number on the host, which would never change")
+        return result

@@ -1,0 +1,40 @@
+"""What the README and the examples promise exists and runs."""
+
+import json
+import re
+from pathlib import Path
+
+from ..drivers import run_driver
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = set(re.findall(r"\bmake ([a-z]+)", README))
+    assert {"demo", "test"} <= named
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"no target {target}"
+
+
+def test_readme_code_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_examples_are_short() -> None:
+    lengths = {path.name: len(path.read_text("utf-8").splitlines()) for path in EXAMPLES}
+    assert {name: length for name, length in lengths.items() if length > 60} == {}
+
+
+def test_examples_run(tmp_path: Path) -> None:
+    """In one test: they share one start of Python."""
+    done = run_driver(Path(__file__).with_name("examples_driver.py"), tmp_path, *EXAMPLES)
+    found: dict[str, tuple[int, str]] = json.loads(done.stdout)
+    assert found.keys() == {path.name for path in EXAMPLES}
+    assert {name: said for name, (status, said) in found.items() if status} == {}
+    assert [name for name, (_, said) in found.items() if not said.strip()] == [], "show something"

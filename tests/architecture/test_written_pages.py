@@ -1,0 +1,96 @@
+"""Pages hold what the code says; a rule that is added in two places is in all of them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from ..drivers import load_module
+
+ROOT = Path(__file__).parents[2]
+RULE = '''
+from gradvac import gram as geometry
+from gradvac.rules._rule import Rule
+
+
+class EqualNorms(Rule):
+    """Gives every task the same length.
+
+    Args:
+        length: How long.
+        spared: Tasks that stay as they are; None: none.
+    """
+
+    name = "equalnorms"
+    does = "gives the gradients of all tasks one length"
+    task_options = ("spared",)
+
+    def __init__(self, length: float = 1.0, spared: list[str] | None = None) -> None:
+        self.length, self.spared = length, spared
+
+    def weigh_finite(self, components, gram):
+        return self.answer(gram, self.length * geometry.reciprocal(geometry.norms(gram)))
+'''
+LOOK = """
+import runpy, sys
+from pathlib import Path
+import gradvac
+from gradvac.analysis.report._update import _what_it_does
+from gradvac.lab.training import AlignConfig
+
+assert gradvac.__file__.startswith(sys.argv[1])
+assert "EqualNorms" in gradvac.__all__
+assert gradvac.rule_named("equalnorms", length=2.0).length == 2.0
+config = AlignConfig(rule="equalnorms", length=3.0, spared=["low"])
+rule = config.build_rule(["a", "b"], {"a": "low", "b": "high"}, seed=0)
+assert (rule.length, rule.spared) == (3.0, ["a"])
+assert config.describe_rule().startswith("equalnorms(length=3.0,")
+said = _what_it_does("equalnorms")[0].text
+assert said == "EqualNorms gives the gradients of all tasks one length."
+runpy.run_path(sys.argv[1] + "/docs/write_pages.py", run_name="__main__")
+docs = Path(sys.argv[1], "docs")
+guide, api, settings = ((docs / f"{n}.md").read_text() for n in ("guide", "api", "settings"))
+assert '| `EqualNorms` | `"equalnorms"` | gives the gradients of all tasks one length |' in guide
+assert "\\n::: gradvac.EqualNorms\\n" in api
+assert "| `length` | float | `1.0` | equalnorms: How long. |" in settings
+"""
+
+
+def script() -> ModuleType:
+    return load_module(ROOT / "docs" / "write_pages.py")
+
+
+def test_pages_hold_what_the_code_says() -> None:
+    made = script().pages(ROOT / "docs")
+    for name, text in made.items():
+        written = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert written == text, "run `make docs` (or `python docs/write_pages.py`)"
+    for key in ("max_steps", "beta", "temperature", "beams", "init", "character_coverage"):
+        assert f"| `{key}` |" in made["settings.md"]
+
+
+def test_two_places_are_enough_for_a_rule(tmp_path: Path) -> None:
+    """Its file and the registry: all the rest is said by the class."""
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.pyc"))
+    (tmp_path / "docs").mkdir()
+    for name in ("write_pages.py", "guide.md", "api.md"):
+        shutil.copy(ROOT / "docs" / name, tmp_path / "docs")
+    rules = tmp_path / "src" / "gradvac" / "rules"
+    (rules / "_equal_norms.py").write_text(RULE)
+    registry = (rules / "__init__.py").read_text()
+    registry = registry.replace("Control, Frozen)", "Control, Frozen, EqualNorms)")
+    first = "from gradvac.rules._controls"
+    new = "from gradvac.rules._equal_norms import EqualNorms\n"
+    registry = registry.replace(first, new + first)
+    (rules / "__init__.py").write_text(registry)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

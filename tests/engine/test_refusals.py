@@ -1,0 +1,499 @@
+"""What couples rows: refused by name in one_backward, and taken over by per_task in "auto"."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from gradvac import Aligner, GradVac, Sum
+from gradvac.engine.engines import _one_backward
+from gradvac.engine.ownership import _look
+
+from .parity import TASKS, UNSORTED, assert_same_gradients, attach, plain_backward
+from .zoo._case import B, Block, Case, D, HandWrittenNorm, Model, S, distance, mlp, output
+from .zoo.sequences import checkpointed
+
+ROWS = torch.tensor(UNSORTED)
+
+
+def batch_norm() -> Case:
+    model = nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D), nn.Linear(D, 3))
+    return Case(model, output, (torch.randn(B, D),))
+
+
+def in_batch_negatives() -> Case:
+    def losses(model: nn.Module, tasks: Tensor, x: Tensor) -> Tensor:
+        y = model(x)
+        return F.cross_entropy(y @ y.roll(1, 1).T, torch.arange(len(x)), reduction="none")
+
+    return Case(mlp(nn.Tanh()), losses, (torch.randn(B, D),))
+
+
+def mean_over_the_batch() -> Case:
+    """A hand-written normalisation over dimension 0."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = m.first(x).tanh()
+        result: Tensor = m.last(y - y.mean(0))
+        return result
+
+    model = Model(run, first=nn.Linear(D, D), last=nn.Linear(D, 3))
+    return Case(model, output, (torch.randn(B, D),))
+
+
+def output_without_rows() -> Case:
+    """A module that runs task by task returns something summed over the batch."""
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(D))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x * self.weight
+            return y, y.square().sum()
+
+    def losses(model: Any, tasks: Tensor, x: Tensor) -> Tensor:
+        y, penalty = model.pooled(model.first(x))
+        result: Tensor = distance(y) + penalty / len(x)
+        return result
+
+    model = Model(lambda m, x: m.pooled(x), first=nn.Linear(D, D), pooled=Pooled())
+    return Case(model, losses, (torch.randn(B, S, D),))
+
+
+def router_loss() -> Case:
+    """A small term over the whole batch, as mixtures of experts have it."""
+
+    def losses(model: Any, tasks: Tensor, x: Tensor) -> Tensor:
+        y = model.first(x)
+        share = F.softmax(model.router(y), -1).mean(0)
+        result: Tensor = distance(model.last(y)) + 1e-3 * share.square().sum()
+        return result
+
+    model = Model(
+        lambda _, x: x, first=nn.Linear(D, D), router=nn.Linear(D, 4), last=nn.Linear(D, 3)
+    )
+    return Case(model, losses, (torch.randn(B, D),))
+
+
+def weak_coupling() -> Case:
+    """A thousandth of the mean over the batch, added to every row."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = m.first(x)
+        result: Tensor = m.last(y + 1e-3 * m.middle(y).mean(0))
+        return result
+
+    model = Model(run, first=nn.Linear(D, D), middle=nn.Linear(D, D), last=nn.Linear(D, 3))
+    return Case(model, output, (torch.randn(B, D),))
+
+
+def attention_over_rows() -> Case:
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = m.first(x).tanh()[None]
+        result: Tensor = m.attention(y, y, y)[0][0]
+        return result
+
+    attention = nn.MultiheadAttention(D, 2, batch_first=True)
+    model = Model(run, first=nn.Linear(D, D), attention=attention)
+    return Case(model, output, (torch.randn(B, D),))
+
+
+def cumulative() -> Case:
+    model = Model(lambda m, x: m.first(x).cumsum(0), first=nn.Linear(D, D))
+    return Case(model, output, (torch.randn(B, D),))
+
+
+def one_against_another() -> Case:
+    """What a row gains another loses: all gradients add up to zero."""
+
+    def losses(model: nn.Module, tasks: Tensor, x: Tensor) -> Tensor:
+        y = distance(model(x))
+        return y - y.flip(0)
+
+    return Case(mlp(nn.Tanh()), losses, (torch.randn(B, D),))
+
+
+# The case, and what a message must say: whose gradients, why, and what to do.
+COUPLED: dict[str, tuple[Callable[[], Case], str]] = {
+    "batch norm": (
+        batch_norm,
+        r"0\.(weight|bias).*training mode \(put it into eval mode.*per_task",
+    ),
+    "in-batch negatives": (in_batch_negatives, r"0\.(weight|bias).*in-batch negatives.*per_task"),
+    "mean over the batch": (mean_over_the_batch, r"first\.(weight|bias).*whole batch.*per_task"),
+    "output without rows": (output_without_rows, r"first\.(weight|bias).*per_task"),
+    "router loss": (router_loss, r"(first|router)\.(weight|bias).*a router.*per_task"),
+    "weak coupling": (weak_coupling, r"(first|middle)\.(weight|bias).*per_task"),
+    "attention over rows": (attention_over_rows, r"first\.(weight|bias).*per_task"),
+    "one against another": (one_against_another, r"0\.(weight|bias).*per_task"),
+    "cumulative": (cumulative, r"first\.(weight|bias).*per_task"),
+    "reentrant checkpoints": (
+        lambda: checkpointed(use_reentrant=True),
+        r"reentrant activation checkpointing.*use_reentrant=False.*per_task",
+    ),
+}
+
+
+def losses_of(case: Case, model: nn.Module) -> Tensor:
+    return case.losses(model, ROWS, *case.inputs)
+
+
+@pytest.mark.parametrize("kind", COUPLED)
+def test_refused(kind: str) -> None:
+    factory, message = COUPLED[kind]
+    case = factory()
+    aligner = attach(case.model)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            aligner.backward(losses_of(case, case.model), ROWS)
+    assert all(p.grad is None for p in case.model.parameters())
+
+
+@pytest.mark.parametrize("kind", COUPLED)
+def test_auto_continues_with_per_task(kind: str) -> None:
+    factory, _ = COUPLED[kind]
+    torch.manual_seed(0)
+    case = factory()
+    reference = copy.deepcopy(case.model)
+    expected = Aligner(reference, TASKS, GradVac(beta=0.3), engine="per_task")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        aligner = Aligner(case.model, TASKS, GradVac(beta=0.3), engine="auto")
+        for _ in range(2):
+            aligner.backward(losses_of(case, case.model), ROWS)
+            expected.backward(losses_of(case, reference), ROWS)
+            assert_same_gradients(case.model, reference, 1e-6)
+    said = [str(w.message) for w in caught if "continues with per_task" in str(w.message)]
+    assert len(said) == 1
+    assert aligner.engine == "per_task"
+    assert "engine=per_task (auto: " in repr(aligner)
+
+
+@pytest.mark.parametrize("with_third", [False, True])
+def test_losses_of_a_mapping_that_cancel_out(with_third: bool) -> None:
+    model = Model(lambda m, x: m.last(m.first(x)), first=nn.Linear(D, D), last=nn.Linear(D, 3))
+
+    def losses(of: Any, x: Tensor) -> dict[str, Tensor]:
+        y = distance(of(x)).sum()
+        third = {TASKS[2]: of.first(x).sum()} if with_third else {}
+        return {TASKS[0]: y, TASKS[1]: -y} | third
+
+    x, reference = torch.randn(B, D), copy.deepcopy(model)
+    with pytest.raises(ValueError, match=r"several tasks at once.*per_task"):
+        attach(model).backward(losses(model, x))
+    weights = {TASKS[0]: 2.0}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*continues with per_task")
+        Aligner(model, TASKS, Sum(weights)).backward(losses(model, x))
+    sum(weights.get(t, 1.0) * loss for t, loss in losses(reference, x).items()).backward()
+    assert_same_gradients(model, reference, 1e-5)
+
+
+def test_reentrant_checkpoints_in_per_task() -> None:
+    """Its gradients come by way of `.grad`, which is put back."""
+    torch.manual_seed(0)
+    case = checkpointed(use_reentrant=True)
+    reference = copy.deepcopy(case.model)
+    reference.__dict__["use_reentrant"] = False
+    found, expected = (
+        Aligner(m, TASKS, GradVac(beta=0.3), engine="per_task") for m in (case.model, reference)
+    )
+    for _ in range(2):  # into `.grad` that is there already
+        found.backward(losses_of(case, case.model), ROWS)
+        expected.backward(losses_of(case, reference), ROWS)
+        assert_same_gradients(case.model, reference, 1e-6)
+
+
+def test_selective_checkpoints_run_once() -> None:
+    """Their graph cannot be looked at: a mapping of forwards of their own needs no look."""
+
+    def policy(_: object, operation: object, *arguments: object, **options: object) -> Any:
+        is_product = operation == torch.ops.aten.addmm.default
+        return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def run(m: Any, x: Tensor) -> Any:
+        contexts = partial(create_selective_checkpoint_contexts, policy)
+        return m.last(checkpoint(m.inner, x, use_reentrant=False, context_fn=contexts))
+
+    model = Model(run, inner=mlp(nn.Tanh()), last=nn.Linear(3, 3))
+    x, expected = torch.randn(B, D), copy.deepcopy(model)
+    for engine in ("one_backward", "per_task"):
+        with pytest.raises(ValueError, match=r"selective activation checkpoint.*task -> loss"):
+            Aligner(model, TASKS, engine=engine).backward(distance(model(x)), ROWS)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*continues with per_task")
+        aligner = Aligner(model, TASKS, Sum())
+        for _ in range(2):
+            rows = {task: x[torch.eq(ROWS, number)] for number, task in enumerate(TASKS)}
+            aligner.backward({task: model(of).square().sum() for task, of in rows.items()})
+            expected(x).square().sum().backward()
+    assert aligner.engine == "per_task"
+    assert_same_gradients(model, expected, 1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_warnings_are_of_the_line_that_called(accumulate: bool) -> None:
+    class Scaled(torch.autograd.Function):
+        """A scale without a fast path."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+            ctx.save_for_backward(x, scale)
+            return x * scale
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+            x, scale = ctx.saved_tensors
+            return gradient * scale, (gradient * x).sum(0)
+
+    def slow(model: nn.Module, _: Tensor, x: Tensor) -> Tensor:
+        return distance(Scaled.apply(model(x), model.bias))
+
+    cases = {
+        "continues": batch_norm(),
+        "fast path": Case(nn.Linear(D, D), slow, (torch.randn(B, D),)),
+    }
+    for words, case in cases.items():
+        aligner = Aligner(case.model, TASKS, GradVac())
+        with pytest.warns(UserWarning, match=words) as caught:
+            aligner.backward(losses_of(case, case.model), ROWS, accumulate=accumulate)
+        assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_influence_deep_in_a_model() -> None:
+    """One backward per task is not slower than T gradients that are pushed through most of it."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        hidden = m.layers(x)
+        return m.last(hidden + hidden[torch.zeros(B, dtype=torch.int64)])
+
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(D, D), nn.Tanh()) for _ in range(24)))
+    model = Model(run, layers=layers, last=nn.Linear(D, 3))
+    aligner = Aligner(model, TASKS, engine="one_backward")
+    with pytest.raises(ValueError, match="influence each other"):
+        aligner.backward(distance(model(torch.randn(B, D))), ROWS)
+
+
+def test_auto_goes_back_to_one_backward() -> None:
+    """One step with batch norm in training mode is no reason to stay in per_task."""
+    case = batch_norm()
+    reference = copy.deepcopy(case.model)
+    aligner = attach(case.model, GradVac(beta=0.3), engine="auto")
+    expected = Aligner(reference, TASKS, GradVac(beta=0.3), engine="per_task")
+    ran = []
+    for training in (False, True, False, True, False):
+        for model in (case.model, reference):
+            model.train(training)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*continues with per_task.*eval mode")
+            aligner.backward(losses_of(case, case.model), ROWS)
+        expected.backward(losses_of(case, reference), ROWS)
+        assert_same_gradients(case.model, reference, 1e-6)
+        ran.append(aligner.engine)
+    assert ran == ["one_backward", "per_task", "one_backward", "per_task", "one_backward"]
+
+
+def test_batch_norm_set_to_training_later() -> None:
+    case = batch_norm()
+    aligner = attach(case.model.eval())
+    aligner.backward(losses_of(case, case.model), ROWS)
+    case.model.train()
+    plain = copy.deepcopy(case.model)
+    plain.zero_grad()
+    plain_backward(losses_of(case, plain))
+    case.model.zero_grad()
+    plain_backward(losses_of(case, case.model))  # plain training goes on
+    assert_same_gradients(case.model, plain, 1e-6)
+    with pytest.raises(ValueError, match="put it into eval mode"):
+        aligner.backward(losses_of(case, case.model), ROWS)
+    case.model.eval()
+    aligner.backward(losses_of(case, case.model), ROWS)  # the fix of the message fixes it
+
+
+def test_a_single_task_does_not_count_as_looked_at() -> None:
+    """With one task in the batch every division by rows is right."""
+    case = mean_over_the_batch()
+    aligner = attach(case.model)
+    for _ in range(2):
+        aligner.backward(losses_of(case, case.model), [1] * B)
+    with pytest.raises(ValueError, match="rows of the batch influence each other"):
+        aligner.backward(losses_of(case, case.model), ROWS)
+
+
+class Late(nn.Module):
+    """A term over the batch that starts after some steps, in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.step = how, 0
+        self.first, self.middle, self.last = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, 3)
+        if how == "zero head":
+            nn.init.zeros_(self.last.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        started = self.step >= 3
+        self.step += 1
+        if self.how == "branch" and started:
+            y = y + self.middle(y).mean(0)
+        elif self.how == "factor":
+            y = y + float(started) * self.middle(y).mean(0)
+        elif self.how == "mask":
+            same = torch.eye(len(x), dtype=torch.bool) | started
+            scores = (y @ self.middle(y).T).masked_fill(~same, -torch.inf)
+            y = y + scores.softmax(-1) @ y
+        elif self.how == "zero head":
+            y = self.middle(y - y.mean(0))
+        result: Tensor = self.last(y)
+        return result
+
+
+@pytest.mark.parametrize("how", ["branch", "factor", "mask", "zero head"])
+def test_a_term_that_starts_later(how: str) -> None:
+    torch.manual_seed(0)
+    model = Late(how).double()
+    reference = copy.deepcopy(model)
+    strict, x = copy.deepcopy(model), torch.randn(B, D).double()
+    expected = Aligner(reference, TASKS, GradVac(beta=0.3), engine="per_task")
+    aligner = attach(model, GradVac(beta=0.3), engine="auto")
+    alone = attach(strict, GradVac(beta=0.3))
+    coupled_from = 1 if how == "zero head" else 3
+    for step in range(5):
+        losses = distance(model(x))
+        is_coupled = step >= coupled_from
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*continues with per_task")
+            aligner.backward(losses, ROWS)
+        expected.backward(distance(reference(x)), ROWS)
+        assert_same_gradients(model, reference, 1e-9)
+        assert aligner.engine == ("per_task" if is_coupled else "one_backward")
+        if is_coupled:
+            with pytest.raises(ValueError, match=r"influence each other.*per_task"):
+                alone.backward(distance(strict(x)), ROWS)
+        else:
+            alone.backward(distance(strict(x)), ROWS)
+        for each in (model, reference, strict):
+            for parameter in each.parameters():
+                if parameter.grad is not None:
+                    parameter.data.sub_(0.05 * parameter.grad)
+            if each is not strict:
+                each.zero_grad()
+
+
+def test_the_look_now_and_then_can_be_left_out() -> None:
+    """A new graph is looked at all the same."""
+    case = mean_over_the_batch()
+    aligner = attach(case.model, check=False)
+    with pytest.raises(ValueError, match="influence each other"):
+        aligner.backward(losses_of(case, case.model), ROWS)
+
+
+@pytest.mark.parametrize("engine", ["one_backward", "per_task", "auto"])
+@pytest.mark.parametrize("change", ["unfrozen", "replaced", "resized", "added"])
+def test_a_model_that_changed(change: str, engine: str) -> None:
+    model = Block()
+    if change == "unfrozen":
+        model.up.weight.requires_grad_(False)
+    aligner = attach(model, engine=engine)
+    aligner.backward(distance(model(torch.randn(B, D))), ROWS)
+    if change == "unfrozen":
+        model.up.weight.requires_grad_(True)
+    elif change == "replaced":
+        model.up = nn.Linear(D, 12)
+    elif change == "resized":
+        model.up.weight = nn.Parameter(torch.randn(14, D))
+        model.up.bias = nn.Parameter(torch.randn(14))
+        model.down.weight = nn.Parameter(torch.randn(D, 14))
+    else:
+        model.norm = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, D))
+    with pytest.raises(
+        ValueError, match=r"model: (up|down|norm).*became trainable, or was replaced"
+    ):
+        aligner.backward(distance(model(torch.randn(B, D))), ROWS)
+
+
+@pytest.mark.parametrize("num_tasks", [1, 2])
+@pytest.mark.parametrize("engine", ["one_backward", "per_task"])
+@pytest.mark.parametrize("is_forward_over", [False, True])
+def test_frozen_later(is_forward_over: bool, engine: str, num_tasks: int) -> None:
+    """A parameter, or a tensor that is not the model's: neither gradient nor Gram matrix."""
+    model, scale = Block(HandWrittenNorm()).double(), torch.ones(D).double().requires_grad_()
+    aligner = Aligner(model, TASKS, Sum(), "whole_model", engine)
+    for _ in range(2):
+        model.requires_grad_(True)
+        model.zero_grad()
+        if not is_forward_over:
+            model.up.weight.requires_grad_(False)
+        losses = distance(model(torch.randn(B, D).double() * scale))
+        model.up.weight.requires_grad_(False)
+        scale.requires_grad_(False)
+        found = aligner.backward(losses, [row % num_tasks for row in range(B)])
+        assert model.up.weight.grad is None
+        assert scale.grad is None
+        others = [p.grad for p in model.parameters() if p is not model.up.weight]
+        torch.testing.assert_close(found.gram.sum(), sum(own.square().sum() for own in others))
+        scale.requires_grad_(True)
+
+
+def test_slower_places_are_announced_once() -> None:
+    bilinear = nn.Bilinear(D, D, 2)
+    model = Model(lambda m, x: m.bilinear(m.block(x), x), block=Block(), bilinear=bilinear)
+    aligner = Aligner(model, TASKS, engine="one_backward")
+    with pytest.warns(UserWarning, match=r"no fast path.*bilinear\.weight"):
+        aligner.backward(distance(model(torch.randn(B, D))), ROWS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        aligner.backward(distance(model(torch.randn(B, D))), ROWS)  # and not again
+
+
+def test_a_scheduled_look_without_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known goes on being used; a first look needs its memory."""
+    model = nn.Linear(D, 3).double()
+    aligner, x = attach(model), torch.randn(B, D).double()
+    look = _look.Look.take
+
+    def no_memory(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(_look.Look, "take", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        aligner.backward(distance(model(x)), ROWS)
+    monkeypatch.setattr(_look.Look, "take", look)
+    aligner.backward(distance(model(x)), ROWS)
+    model.zero_grad()
+    monkeypatch.setattr(_look.Look, "take", no_memory)
+    for _ in range(7):
+        aligner.backward(distance(model(x)), ROWS)
+        model.zero_grad()
+    with pytest.warns(UserWarning, match="ran out of memory; verification skipped"):
+        aligner.backward(distance(model(x)), ROWS)  # the tenth
+    assert model.weight.grad is not None
+
+
+def test_what_fails_while_a_graph_is_recorded_fails_the_recording(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And does not record per_task in its place, which would be slow for good."""
+
+    def look(self: object) -> None:
+        raise RuntimeError("no waiting for the device")
+
+    monkeypatch.setattr(_look.Look, "take", look)
+    monkeypatch.setattr(_one_backward, "_is_captured", lambda _: True)
+    model = nn.Linear(D, 3)
+    aligner = attach(model, GradVac(), engine="auto")
+    with pytest.raises(RuntimeError, match="no waiting"):
+        aligner.backward(model(torch.randn(B, D)).sum(1), ROWS)

@@ -1,0 +1,246 @@
+"""When task gradients are formed, how long they are held, and what is never formed."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gradvac import GradVac
+from gradvac.engine.fold import _buffers, _collector
+from gradvac.engine.fold._buffers import Buffer
+from gradvac.engine.fold._collector import Collector
+from gradvac.engine.kernels import Segments
+from gradvac.engine.uses import Lookup
+from gradvac.engine.uses._waiting import Outer
+
+from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, Twins, attach, made
+from .zoo import ZOO
+from .zoo._case import B, Block, Case, D, Model, S, distance, output
+
+
+def rule() -> GradVac:
+    return GradVac(beta=0.3)
+
+
+class Held:
+    """Spies on buffers: the largest number of bytes that those alive had at a time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.most, self.folds = 0, 0
+        alive: WeakSet[Buffer] = WeakSet()
+        fold = Collector._fold
+
+        def spied(take: Callable[[Buffer, Any], None]) -> Callable[[Buffer, Any], None]:
+            def spy(buffer: Buffer, given: Any) -> None:
+                take(buffer, given)
+                alive.add(buffer)
+                self.most = max(self.most, sum(one.nbytes for one in alive if not one.waiting))
+
+            return spy
+
+        def spy_fold(collector: Any) -> None:
+            fold(collector)
+            self.folds += 1
+
+        monkeypatch.setattr(Buffer, "add", spied(Buffer.add))
+        monkeypatch.setattr(Buffer, "begin", spied(Buffer.begin))
+        monkeypatch.setattr(Collector, "_fold", spy_fold)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    return Held(monkeypatch)
+
+
+@pytest.fixture
+def deep() -> nn.Sequential:
+    return nn.Sequential(*(Block() for _ in range(6))).double()
+
+
+def backward(model: nn.Module, **options: Any) -> None:
+    aligner = attach(model, rule(), check=False, **options)
+    losses = distance(model(torch.randn(B, S, D, dtype=torch.float64)))
+    aligner.backward(losses, UNSORTED)
+
+
+def bytes_of(model: nn.Module) -> int:
+    """Of the task gradients."""
+    return len(TASKS) * sum(p.nbytes for p in model.parameters())
+
+
+def test_holds_one_component_at_a_time(held: Held, deep: nn.Sequential) -> None:
+    backward(deep, stream_bytes=1)
+    assert held.most == bytes_of(deep[0])
+    assert held.folds >= len(deep)
+
+
+def test_components_that_fit_are_weighed_together(held: Held, deep: nn.Sequential) -> None:
+    backward(deep)
+    assert held.most == bytes_of(deep)
+    assert held.folds == 1
+
+
+def test_waits_for_as_many_components_as_asked(held: Held, deep: nn.Sequential) -> None:
+    backward(deep, stream_bytes=2 * bytes_of(deep[0]))
+    assert held.most == 2 * bytes_of(deep[0])
+    assert held.folds == 4  # three pairs, and the end
+
+
+def test_whole_model_holds_all_task_gradients(held: Held, deep: nn.Sequential) -> None:
+    backward(deep, granularity="whole_model", stream_bytes=1)
+    assert held.most == bytes_of(deep)
+
+
+def test_second_backward_holds_one_parameter_at_a_time(held: Held, deep: nn.Sequential) -> None:
+    backward(deep, granularity="whole_model", recompute=True)
+    largest = max(deep.parameters(), key=lambda p: p.numel())
+    assert held.most == len(TASKS) * largest.nbytes
+
+
+def test_nothing_is_left_after_a_step(deep: nn.Sequential) -> None:
+    aligner = attach(deep, rule())
+    aligner.backward(distance(deep(torch.randn(B, S, D, dtype=torch.float64))), UNSORTED)
+    assert aligner._engines._one_backward is not None
+    assert not aligner._engines._one_backward.collector.collected
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_strict_streaming_changes_nothing(name: str) -> None:
+    twins = Twins(made(name), rule, stream_bytes=1)
+    for tasks in (UNSORTED, ONE_ABSENT):
+        twins.step(tasks)
+
+
+TABLES = [
+    "tied_softmax",
+    "tied_across_encoder_and_decoder",
+    "fallback_shares_with_fast_path",
+    "broadcast_positions",
+    "checkpointed_not_reentrant",
+    "packed",
+    "m2m100",
+]
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 4, 1000])
+@pytest.mark.parametrize("granularity", ["all_layer", "whole_model"])
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_by_slices(
+    name: str, granularity: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row_bytes = len(TASKS) * D * 8
+    monkeypatch.setattr(_buffers, "_CHUNK_BYTES", rows_at_once * row_bytes)
+    twins = Twins(made(name), rule, granularity=granularity, table_bytes=1)
+    for tasks in (UNSORTED, ONE_ABSENT):
+        twins.step(tasks)
+    assert all(p.grad is None or p.grad.grad_fn is None for p in twins.model.parameters()), (
+        "the update holds on to the graph"
+    )
+
+
+def test_a_table_above_the_limit_is_never_formed(held: Held) -> None:
+    """A tied table of 40 rows, where 20 would be allowed."""
+    words, block, head = nn.Embedding(40, D), Block(), nn.Linear(D, 40, bias=False)
+    head.weight = words.weight
+    model = nn.Sequential(words, block, head).double()
+    aligner = attach(model, rule(), check=False, table_bytes=20 * len(TASKS) * D * 8)
+    aligner.backward(distance(model(torch.randint(0, 40, (B, S)))), UNSORTED)
+    assert held.most == bytes_of(block)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_a_lookup_by_slices_is_the_whole_one(dtype: torch.dtype) -> None:
+    """A frequent token's small values are not lost in 16 bits."""
+    tasks, tokens = torch.tensor(UNSORTED), torch.randint(0, 5, (len(UNSORTED) * 500,))
+    values = torch.rand(len(tokens), 3).to(dtype)
+    segments = Segments(tasks, len(TASKS), torch.device("cpu"))
+    use = Lookup(values, tokens, 7, segments)
+    expected = torch.zeros(len(TASKS), 7, 3).double()
+    places = (tasks.repeat_interleave(500), tokens)
+    expected = expected.index_put(places, values.double(), accumulate=True)
+    close = {"rtol": 1e-12, "atol": 1e-9} if dtype == torch.float64 else {"rtol": 5e-3, "atol": 0}
+    torch.testing.assert_close(use.task_gradients().double(), expected, **close)
+    for start, end in ((0, 3), (3, 4), (4, 7)):
+        found = use.slice(start, end).double()
+        torch.testing.assert_close(found, expected[:, start:end], **close)
+
+
+@pytest.mark.parametrize("at_once", [5, 2])
+def test_products_of_equal_shape_are_taken_at_once(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the sums of all shifts and scales: a few launches for a whole model."""
+    formed: list[int] = []
+    form = Outer.form
+
+    def spy(uses: Any) -> Any:
+        formed.append(len(uses))
+        return form(uses)
+
+    monkeypatch.setattr(Outer, "form", staticmethod(spy))
+    monkeypatch.setattr(_collector, "_FORMED_BYTES", at_once * 2 * B * S * D * 8)
+    model = nn.Sequential(*(nn.Linear(D, D) for _ in range(5))).double()
+    twins = Twins(Case(model, output, (torch.randn(B, S, D).double(),)), rule)
+    for tasks in (UNSORTED, [0, 1, 2, 0, 1, 2], SORTED):
+        twins.step(tasks)
+    assert formed == 3 * ([5] if at_once == 5 else [2, 2, 1])
+
+
+def test_a_table_of_which_few_rows_are_used(held: Held) -> None:
+    """Task gradients of the batch's tokens alone, whichever they are and however often used."""
+    words = nn.Embedding(400, D, padding_idx=3)
+
+    def run(m: Any, tokens: Tensor) -> Tensor:
+        result: Tensor = m.block(m.words(tokens) + m.words(tokens.flip(1) // 2))
+        return result
+
+    model = Model(run, words=words, block=Block()).double()
+    tokens = torch.randint(0, 400, (B, S))
+    tokens[:, 0] = 3
+    twins = Twins(Case(model, output, (tokens,)), rule, check=False)
+    for tasks in (UNSORTED, SORTED, ONE_ABSENT):
+        twins.step(tasks)
+    assert held.most < len(TASKS) * words.weight.nbytes
+
+
+@pytest.mark.parametrize("rows_at_once", [4, 1000])
+@pytest.mark.parametrize("granularity", ["all_layer", "whole_model"])
+def test_a_large_table_whose_task_gradients_come_formed_as_well(
+    granularity: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After those of a lookup, which must not be added to them twice."""
+
+    def run(m: Any, x: Tensor, tokens: Tensor) -> Tensor:
+        early = torch.tanh(F.linear(x, 2 * m.words.weight))
+        result: Tensor = m.block(m.back(early)) + m.words(tokens)
+        return result
+
+    model = Model(run, words=nn.Embedding(40, D), back=nn.Linear(40, D), block=Block()).double()
+    inputs = (torch.randn(B, S, D).double(), torch.randint(0, 40, (B, S)))
+    monkeypatch.setattr(_buffers, "_CHUNK_BYTES", rows_at_once * len(TASKS) * D * 8)
+    twins = Twins(Case(model, output, inputs), rule, granularity=granularity, table_bytes=1)
+    for tasks in (UNSORTED, SORTED, ONE_ABSENT):
+        twins.step(tasks)
+
+
+def test_reused_weights_are_weighed_once(held: Held) -> None:
+    """A block called twice is complete after its second use, not after its first."""
+    block = Block()
+    model = nn.Sequential(block, nn.Tanh(), block).double()
+    plain = copy.deepcopy(model)
+    aligner = attach(model, rule(), check=False, stream_bytes=1)
+    tasks, x = torch.tensor(UNSORTED), torch.randn(B, S, D, dtype=torch.float64)
+    alignment = aligner.backward(distance(model(x)), tasks)
+    losses = distance(plain(x))
+    gradients = [
+        torch.autograd.grad(losses[tasks == t].sum(), list(plain.parameters()), retain_graph=True)
+        for t in range(len(TASKS))
+    ]
+    stacked = torch.stack([torch.cat([g.flatten() for g in own]) for own in gradients])
+    torch.testing.assert_close(alignment.gram.sum(0), stacked @ stacked.T)
+    assert held.folds == len(alignment.components) + 1  # each once, and the end

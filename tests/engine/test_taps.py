@@ -1,0 +1,457 @@
+"""torch.compile(model, backend="gradvac"): parameters are left outside compiled regions."""
+
+# B rows, S tokens, D width, V vocabulary
+
+import copy
+import gc
+import importlib
+import tomllib
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
+from torch.utils.checkpoint import checkpoint
+
+from gradvac import Aligner, GradVac
+from gradvac.engine import compile_tapped
+from gradvac.engine.compiled._tapping import tap
+
+from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, assert_same_gradients
+from .zoo._case import B, Block, D, HandWrittenNorm, Model, S, V, distance
+
+uncompiled = partial(tap, compile_inside=aot_eager)  # the same split, and no compiler to wait for
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.usefixtures("_fresh_compiler"),
+]
+
+
+def model_of(run: Callable[..., Any], **parts: nn.Module | nn.Parameter) -> nn.Module:
+    torch.manual_seed(3)
+    model = Model(run, **parts).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+def every_rule() -> nn.Module:
+    """A tied table, positions, products of all kinds, norms, a scale and a shift."""
+
+    def run(m: Any, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = m.words(tokens) * 2.0 + m.positions(positions)
+        x = m.norm(m.block(x)) * m.scale + m.shift
+        x = torch.cat([m.first.expand(len(x), 1, D), x], 1) @ m.matrix
+        x = x + torch.addmm(m.shift, m.rms(x).flatten(0, 1), m.matrix).relu_().view_as(x)
+        logits: Tensor = m.head(x)
+        return logits
+
+    parts = {name: nn.Parameter(torch.empty(D)) for name in ("scale", "shift")}
+    model = model_of(
+        run,
+        words=nn.Embedding(V, D, padding_idx=2),
+        positions=nn.Embedding(S, D),
+        block=Block(HandWrittenNorm()),
+        norm=nn.LayerNorm(D),
+        rms=nn.RMSNorm(D),
+        first=nn.Parameter(torch.empty(1, 1, D)),
+        matrix=nn.Parameter(torch.empty(D, D)),
+        head=nn.Linear(D, V, bias=False),
+        **parts,
+    )
+    model.head.weight = model.words.weight
+    return model
+
+
+def assert_exact(
+    model: nn.Module, *batches: tuple[Tensor, ...], backend: Any = uncompiled, **options: Any
+) -> Aligner:
+    """Compare a plain backward and steps of an aligner with those of the model as written."""
+    reference = copy.deepcopy(model)
+    compiled: Any = torch.compile(model, backend=backend, **options)
+    for each in (reference, compiled):
+        distance(each(*batches[0])).sum().backward()
+    assert_same_gradients(model, reference, 1e-9)
+    per_task = Aligner(reference, TASKS, GradVac(beta=0.3), engine="per_task")
+    aligner = Aligner(compiled, TASKS, GradVac(beta=0.3), engine="one_backward")
+    every = (UNSORTED, ONE_ABSENT, SORTED)
+    for step, batch in enumerate([*batches, *batches] if len(batches) > 1 else 3 * batches):
+        tasks = every[(step + step // len(batches)) % 3]  # batches meet others than before
+        for each in (model, reference):
+            each.zero_grad()
+        per_task.backward(distance(reference(*batch)), tasks)
+        aligner.backward(distance(compiled(*batch)), tasks)
+        assert_same_gradients(model, reference, 1e-9)
+    return aligner
+
+
+def test_every_rule() -> None:
+    """No place is computed task by task, which would be a warning, and no owner is measured.
+
+    Compiled for one length, then for any.
+    """
+    batches = [(torch.randint(0, V, (B, length)),) for length in (5, 3, 4)]
+    assert "measured" not in repr(assert_exact(every_rule(), *batches))
+
+
+def test_sizes_that_change() -> None:
+    model = model_of(
+        lambda m, x: m.norm(m.up(torch.cat([m.first.expand(len(x), 1, D), x], 1))) * m.scale,
+        up=nn.Linear(D, D),
+        norm=nn.LayerNorm(D),
+        first=nn.Parameter(torch.empty(1, 1, D)),
+        scale=nn.Parameter(torch.empty(D)),
+    )
+    batches = [(torch.randn(B, length, D).double(),) for length in (5, 3)]
+    assert "measured" not in repr(assert_exact(model, *batches, dynamic=True))
+
+
+def test_inductor() -> None:
+    model = model_of(
+        lambda m, x: m.up(m.norm(x)).tanh() @ m.matrix,
+        norm=nn.LayerNorm(D),
+        up=nn.Linear(D, D),
+        matrix=nn.Parameter(torch.empty(D, 2)),
+    )
+    aligner = assert_exact(model, (torch.randn(B, S, D).double(),), backend=compile_tapped)
+    assert "measured" not in repr(aligner)
+
+
+def test_the_name_of_the_backend() -> None:
+    """What torch.compile finds under the name is the function; torch loads it when asked to."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    module, name = project["project"]["entry-points"]["torch_dynamo_backends"]["gradvac"].split(":")
+    assert getattr(importlib.import_module(module), name) is compile_tapped
+
+
+def linear(**parts: nn.Module | nn.Parameter) -> dict[str, Any]:
+    return {"up": nn.Linear(D, D), "down": nn.Linear(D, D), **parts}
+
+
+@pytest.mark.parametrize(
+    ("run", "parts", "shape"),
+    [
+        (lambda m, x: m.down(F.prelu(m.up(x), m.slope)), {"slope": nn.Parameter(torch.ones(D))}, 2),
+        (lambda m, x: m.down(m.conv(m.up(x).mT).mT), {"conv": nn.Conv1d(D, D, 3, padding=1)}, 3),
+        (lambda m, x: m.down(checkpoint(m.inner, m.up(x), use_reentrant=False)), "inner", 3),
+        (lambda m, x: m.down(m.up(x)) + m.up.weight.sum(), {}, 3),  # of a weight that is tapped too
+    ],
+    ids=["prelu", "convolution", "checkpoint", "weight"],
+)
+@pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
+def test_uses_without_a_rule(run: Any, parts: Any, shape: int) -> None:
+    parts = {"inner": nn.Linear(D, D)} if parts == "inner" else parts
+    x = torch.randn(*(B, S, D)[-shape:] if shape == 3 else (B, D)).double()
+    assert_exact(model_of(run, **linear(**parts)), (x,))
+
+
+def shifted_by_the_batch(m: Any, x: Tensor) -> Tensor:
+    result: Tensor = m.down(F.linear(x, m.matrix, m.up(x).mean(0)))
+    return result
+
+
+def shifted_by_erf(m: Any, x: Tensor) -> Tensor:
+    result: Tensor = m.down(torch.addmm(torch.erf(m.scale), m.up(x), m.matrix))
+    return result
+
+
+def written_over(m: Any, x: Tensor) -> Tensor:
+    matrix, scale, shift = m.matrix * 2, m.scale * 2, m.scale * 3
+    F.relu(matrix, inplace=True)
+    F.leaky_relu(scale, 0.1, True)
+    shift.data.mul_(2)
+    result: Tensor = m.down(m.up(x) @ matrix * scale + shift)
+    return result
+
+
+def without_history(m: Any, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        shift = m.scale * 2
+    result: Tensor = m.down(m.up(x) + shift)
+    return result
+
+
+def differentiated(m: Any, x: Tensor) -> Tensor:
+    slope = torch.func.grad(lambda z: (m.up(z).tanh() * m.scale).sum())
+    result: Tensor = m.down(slope(x))
+    return result
+
+
+@pytest.mark.parametrize(
+    "run", [shifted_by_the_batch, shifted_by_erf, written_over, without_history, differentiated]
+)
+@pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
+def test_values_a_tap_must_not_stand_for(run: Any) -> None:
+    """Not made of parameters alone, written over, without a gradient, or inside another one."""
+    matrix, scale = nn.Parameter(torch.empty(D, D)), nn.Parameter(torch.empty(D))
+    model = model_of(run, **linear(matrix=matrix, scale=scale))
+    assert_exact(model, (torch.randn(B, D).double(),))
+
+
+@torch.library.custom_op("gradvac_tests::count", mutates_args={"seen"})
+def count(seen: Tensor, rows: Tensor) -> None:
+    seen.add_(rows.sum(0))
+
+
+def test_buffers_are_read_after_their_update() -> None:
+    """Whoever writes: torch counts some writes, and others not."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        hidden = m.up(x)
+        rows = hidden.detach()
+        count(m.by_operator, rows)
+        torch.mean(rows, 0, out=m.as_result)
+        torch._foreach_add_([m.first, m.by_list], [rows[0], rows[1]])
+        m.view.add_(rows[2, :2])
+        m.norm(hidden)
+        buffers = (m.by_operator, m.as_result, m.by_list, m.base, m.norm.running_mean)
+        result: Tensor = m.down(hidden) * sum(m.scale * buffer for buffer in buffers)
+        return result
+
+    parts = linear(norm=nn.BatchNorm1d(D), scale=nn.Parameter(torch.empty(D)))
+    model = model_of(run, **parts)
+    for name in ("by_operator", "as_result", "first", "by_list", "base"):
+        model.register_buffer(name, torch.ones(D).double())
+    model.register_buffer("view", model.base[:2])
+    reference, x = copy.deepcopy(model), torch.randn(B, D).double()
+    torch.testing.assert_close(torch.compile(model, backend=uncompiled)(x), reference(x))
+
+
+def test_a_weight_used_by_its_value_alone() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            matrix = m.matrix.t()
+        result: Tensor = m.down(m.up(x) @ matrix)
+        return result
+
+    model = model_of(run, **linear(matrix=nn.Parameter(torch.empty(D, D))))
+    assert_exact(model, (torch.randn(B, D).double(),))
+
+
+def test_a_number_keeps_the_dtype() -> None:
+    model = model_of(lambda m, x: x * m.number, number=nn.Parameter(torch.empty(())))
+    y = torch.compile(model, backend=uncompiled)(torch.randn(B, D))
+    assert y.dtype == torch.float32
+
+
+def test_an_output_that_is_an_input() -> None:
+    """Its node is that of the region before, where rows move; they lie in order when looked at."""
+
+    def first(m: Any, x: Tensor, order: Tensor) -> Tensor:
+        result: Tensor = (m.up(x)[order].tanh() @ m.matrix)[order.argsort()]
+        return result
+
+    def second(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.contiguous(), m.down(x)
+
+    model = model_of(first, **linear(matrix=nn.Parameter(torch.empty(D, D))))
+    reference, regions = (
+        copy.deepcopy(model),
+        [torch.compile(f, backend=uncompiled) for f in (first, second)],
+    )
+    aligners = [
+        Aligner(reference, TASKS, GradVac(beta=0.3), engine="per_task"),
+        Aligner(model, TASKS, GradVac(beta=0.3), engine="one_backward"),
+    ]
+    x = torch.randn(B, D).double()
+    for order in (
+        torch.arange(B),
+        torch.arange(B),
+        torch.arange(B).flip(0),
+        torch.arange(B).roll(1),
+    ):
+        for each, aligner, run in zip(
+            (reference, model), aligners, ((first, second), regions), strict=True
+        ):
+            one, other = run[1](each, run[0](each, x, order))
+            aligner.backward(distance(one + other), UNSORTED)
+    assert_same_gradients(model, reference, 1e-9)
+
+
+def test_rows_that_move() -> None:
+    """Sorted by what the data say: owners are measured every step."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        order = m.up(x).detach().sum(1).argsort()
+        result: Tensor = m.down(m.up(x)[order].tanh())[order.argsort()]
+        return result
+
+    aligner = assert_exact(model_of(run, **linear()), (torch.randn(B, D).double(),))
+    assert "measured every step" in repr(aligner)
+
+
+@pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
+@pytest.mark.parametrize("options", [{"max_norm": 0.5}, {"sparse": True}], ids=str)
+def test_tables_of_other_kinds(options: dict[str, Any]) -> None:
+    """One that a lookup writes over, and is tied; one whose gradient is sparse."""
+    is_tied = "max_norm" in options
+    model = model_of(
+        lambda m, t: m.down(m.words(t)) @ (m.words.weight.t() if is_tied else m.up.weight),
+        **linear(words=nn.Embedding(V, D, **options)),
+    )
+    assert_exact(model, (torch.randint(0, V, (B, S)),))
+
+
+@pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda m, x, y: m.down(x + y),
+        lambda _, x, y: (x + y).tanh(),
+        lambda m, x, y: in_another_region((x + in_another_region(y)).sin()) * m.down(x),
+    ],
+    ids=["with others", "alone", "in another region"],
+)
+def test_a_lookup_for_all_rows(run: Any) -> None:
+    """Positions that come with the batch: what all rows share is pushed through the region."""
+    model = model_of(
+        lambda m, x, positions: run(m, x, m.table(positions)),
+        down=nn.Linear(D, D),
+        table=nn.Embedding(S, D),
+    )
+    assert_exact(model, (torch.randn(B, S, D).double(), torch.arange(S)[None]))
+
+
+def in_another_region(x: Tensor) -> Tensor:
+    torch._dynamo.graph_break()
+    return x
+
+
+@pytest.mark.filterwarnings("ignore:engine.*no fast path.*CompiledFunction")
+def test_rows_that_mix() -> None:
+    """Inside a region: its outputs still have rows, so that it is computed task by task."""
+    model = model_of(lambda m, x: m.down(m.up(x) - m.up(x).mean(0)), **linear())
+    assert_exact(model, (torch.randn(B, D).double(),))
+    compiled: Any = torch.compile(model, backend=uncompiled)
+    aligner = Aligner(compiled, TASKS, GradVac(), engine="one_backward")
+    y = compiled(torch.randn(B, D).double())
+    with pytest.raises(ValueError, match="influence each other"):
+        aligner.backward(distance(y - y.mean(0)), UNSORTED)
+
+
+def test_regions_one_after_the_other() -> None:
+    model = every_rule()
+
+    def run(m: Any, tokens: Tensor) -> Tensor:
+        x = m.words(tokens)
+        torch._dynamo.graph_break()
+        x = m.norm(m.block(x))
+        torch._dynamo.graph_break()
+        logits: Tensor = m.head(x)
+        return logits
+
+    model.run = run  # type: ignore[assignment]
+    for unused in (model.positions, model.rms):
+        unused.requires_grad_(False)
+    assert_exact(model, (torch.randint(0, V, (B, S)),))
+
+
+def test_another_graph_of_the_same_structure() -> None:
+    """What was learned of one region is not taken for known of another."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = m.up(x)
+        y = y if m.is_first else y.flip(0)
+        result: Tensor = m.down(y.tanh())
+        return result if m.is_first else result.flip(0)
+
+    model = model_of(run, **linear())
+    model.is_first = True  # type: ignore[assignment]
+    reference = copy.deepcopy(model)
+    compiled: Any = torch.compile(model, backend=uncompiled)
+    per_task = Aligner(reference, TASKS, GradVac(beta=0.3), engine="per_task")
+    aligner = Aligner(compiled, TASKS, GradVac(beta=0.3), engine="one_backward")
+    x = torch.randn(B, D).double()
+    for is_first in (True, True, True, False, False, True):
+        for each in (model, reference):
+            each.is_first = is_first  # type: ignore[assignment]
+        per_task.backward(distance(reference(x)), UNSORTED)
+        aligner.backward(distance(compiled(x)), UNSORTED)
+    assert_same_gradients(model, reference, 1e-9)
+
+
+def test_a_weight_that_is_not_the_models() -> None:
+    """It gets its plain gradient, while the bias beside it is the aligner's."""
+    outside = nn.Parameter(torch.randn(D, D).double())
+    model = model_of(lambda m, x: F.linear(m.up(x), outside, m.shift), **linear())
+    model.shift = nn.Parameter(torch.randn(D).double())
+    reference = copy.deepcopy(model)
+    assert_exact(model, (torch.randn(B, D).double(),))
+    x, outside.grad = torch.randn(B, D).double(), None
+    compiled: Any = torch.compile(model, backend=uncompiled)
+    Aligner(compiled, TASKS, GradVac(), engine="one_backward").backward(
+        distance(compiled(x)), UNSORTED
+    )
+    (expected,) = torch.autograd.grad(distance(reference(x)).sum(), outside)
+    torch.testing.assert_close(outside.grad, expected)
+
+
+def test_without_gradients_inside() -> None:
+    """What is made of a weight under `no_grad` has no gradient, wherever it is used."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            frozen = m.up.weight.t() * 2.0
+        result: Tensor = m.down(m.up(x) @ frozen)
+        return result
+
+    assert_exact(model_of(run, **linear()), (torch.randn(B, D).double(),))
+
+
+def test_an_output_that_wakes_up() -> None:
+    """Its rows lie along another dimension than those of the first."""
+    model = model_of(lambda m, x: (m.down(m.up(x)), m.up(x).sin().transpose(0, 1)), **linear())
+    reference = copy.deepcopy(model)
+    compiled: Any = torch.compile(model, backend=uncompiled)
+    per_task = Aligner(reference, TASKS, GradVac(beta=0.3), engine="per_task")
+    aligner = Aligner(compiled, TASKS, GradVac(beta=0.3), engine="one_backward")
+    x = torch.randn(B, B, D).double()
+    for factor in (0.0, 0.0, 0.0, 1.0, 1.0):
+        for each, own in ((reference, per_task), (compiled, aligner)):
+            first, second = each(x)
+            own.backward(distance(first) + factor * distance(second.transpose(0, 1)), UNSORTED)
+    assert_same_gradients(model, reference, 1e-9)
+
+
+def test_torchs_contracts() -> None:
+    """Hooks run once, a graph can be kept, and what the region held goes with it."""
+    model = model_of(lambda m, x: m.down(m.up(x).tanh()), **linear())
+    compiled: Any = torch.compile(model, backend=uncompiled)
+    Aligner(compiled, TASKS, GradVac())  # lets backwards run twice
+    seen: list[Tensor] = []
+    handle = model.up.weight.register_hook(seen.append)
+    x = torch.randn(B, D).double()
+    y = compiled(x)
+    y.sum().backward(retain_graph=True)
+    first = model.up.weight.grad.clone()
+    y.sum().backward()
+    handle.remove()
+    torch.testing.assert_close(model.up.weight.grad, 2 * first)
+    assert len(seen) == 2
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+    hidden = torch.randn(B, D, requires_grad=True).double()
+    held, y = weakref.ref(hidden), compiled(hidden)
+    y.sum().backward()
+    del hidden, y
+    gc.collect()
+    assert held() is None
+    total = compiled(x).sum()
+    with pytest.raises(RuntimeError, match=r"double backward|once_differentiable"):
+        torch.autograd.grad(total, model.up.weight, create_graph=True)[0].sum().backward()
+
+
+def test_graphs_of_regions_are_refused() -> None:
+    with pytest.raises(Exception, match="record the whole step"):
+        torch.compile(nn.Linear(D, D), backend=compile_tapped, mode="reduce-overhead")(
+            torch.randn(B, D)
+        )
