@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.lab import languages as corpora
+from gradvac.lab.languages import default_corpus
 from gradvac.lab.recipes.nmt import NmtConfig, open_or_prepare, prepare
 from gradvac.lab.recipes.nmt.doubts import of_languages
 
@@ -37,7 +37,7 @@ def test_doubts(first: str, second: str, texts: tuple[list[str], ...], expected:
 
 @pytest.mark.parametrize("code", ["qso", "qtu", "qnk", "qpp"])
 def test_constructed_languages_are_in_no_doubt(code: str) -> None:
-    pairs = corpora.default().pairs(code, "dev")[:200]
+    pairs = default_corpus().pairs(code, "dev")[:200]
     assert of_languages("en", code, pairs) is None
     turned = [(right, left) for left, right in pairs]
     assert "the wrong way round" in str(of_languages("en", code, turned))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gradvac.lab.languages.languages import LANGUAGES
+from gradvac.lab.languages.real import LANGUAGES
 from gradvac.lab.recipes.nmt.lines import Problem, raw_lines
 
 # Names that people give to columns, and that are no sentences.

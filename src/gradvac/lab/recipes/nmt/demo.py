@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gradvac.lab import languages as corpora
+from gradvac.lab.languages import PIVOT, Corpus, default_corpus, dictionary_translate
 from gradvac.lab.recipes.nmt.data_settings import TEST, TRAIN
 from gradvac.lab.recipes.nmt.preparation import open_or_prepare
 from gradvac.lab.recipes.nmt.prepared import Prepared
@@ -70,7 +70,7 @@ def run_demo(config: NmtConfig, out: Path, *, console: Console, num_lines: int =
             "validations; leave it out, or set it to some steps."
         )
     begin = time.perf_counter()
-    corpus = corpora.default().select(config.data.languages)
+    corpus = default_corpus().select(config.data.languages)
     data = config.data.model_copy(update={"prepared": out / "data"})
     config = config.model_copy(update={"data": data})
     console.rule("1. Data", align="left")
@@ -123,13 +123,11 @@ def _target(task: str) -> str:
     return parse(task).target
 
 
-def _look_up(corpus: corpora.Corpus, sources: Lines) -> dict[str, list[str]]:
-    return {
-        t: corpora.dictionary_translate(corpus, _target(t), lines) for t, lines in sources.items()
-    }
+def _look_up(corpus: Corpus, sources: Lines) -> dict[str, list[str]]:
+    return {t: dictionary_translate(corpus, _target(t), lines) for t, lines in sources.items()}
 
 
-def _show_languages(corpus: corpora.Corpus, prepared: Prepared, console: Console) -> None:
+def _show_languages(corpus: Corpus, prepared: Prepared, console: Console) -> None:
     console.print(
         "English into constructed languages with a known family tree. Two of a branch are siblings:"
         " the small one can learn from the big one."
@@ -139,7 +137,7 @@ def _show_languages(corpus: corpora.Corpus, prepared: Prepared, console: Console
         shown.add_column(column)
     shown.add_column("pairs", justify="right")
     for code, language in corpus.languages.items():
-        size = prepared.sizes[TRAIN][Direction(corpora.PIVOT, code).name]
+        size = prepared.sizes[TRAIN][Direction(PIVOT, code).name]
         facts = (language.name, language.family, language.branch, language.script)
         shown.add_row(code, *facts, language.resource_level.replace("_", " "), f"{size:,}")
     console.print(shown)
@@ -147,7 +145,7 @@ def _show_languages(corpus: corpora.Corpus, prepared: Prepared, console: Console
 
 
 def _show_samples(
-    corpus: corpora.Corpus,
+    corpus: Corpus,
     sources: Lines,
     references: Lines,
     said: Mapping[str, Lines],
@@ -164,9 +162,7 @@ def _show_samples(
     console.print(shown)
 
 
-def _show_scores(
-    corpus: corpora.Corpus, result: DemoResult, num_lines: int, console: Console
-) -> None:
+def _show_scores(corpus: Corpus, result: DemoResult, num_lines: int, console: Console) -> None:
     shown = Table()
     shown.add_column("BLEU")
     for column in (DICTIONARY, JOINT, GRADVAC, "change", "p"):

@@ -14,7 +14,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
-from gradvac.lab.languages.languages import find
+from gradvac.lab.languages.real import find
 from gradvac.lab.recipes.nmt.lines import Problem, raw_lines
 from gradvac.lab.recipes.nmt.prepared import require_prepared
 from gradvac.lab.recipes.nmt.sealed import read_lines
