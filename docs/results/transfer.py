@@ -1,9 +1,11 @@
 """Print how well predictors chose partners, by the protocol in gains_protocol.md.
 
-    python docs/results/transfer.py runs --prepared data/transfer
+    python docs/results/transfer.py runs --prepared data/transfer --save transfer.json
+    python docs/results/transfer.py docs/results/transfer.json
 
-RUNS holds transfer_from, transfer_into and transfer_joint. Without `--prepared`, what is read off
-the text is left out; without the package `urielplus`, its distances.
+The folder holds transfer_from, transfer_into and transfer_joint; `--save` writes what was read of
+them to a file from which the tables can be made again. Without `--prepared`, what is read off the
+text is left out; without the package `urielplus`, its distances.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +24,8 @@ from scipy import stats
 
 from gradvac.analysis import load_similarities
 from gradvac.analysis.record import read_record
-from gradvac.corpora import uriel_distances
-from gradvac.corpora.languages import family_of, find
+from gradvac.lab.languages import uriel_distances
+from gradvac.lab.languages.real import LANGUAGES
 from gradvac.sides import side_of
 from gradvac.tasks import parse
 
@@ -41,17 +44,38 @@ _METRICS = ("BLEU", "chrF++", "dev loss")
 def main() -> None:
     """Read the arguments; print tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("runs", type=Path)
+    parser.add_argument("source", type=Path, help="a folder of runs, or a file written by --save")
     parser.add_argument("--prepared", type=Path)
     parser.add_argument("--metric", choices=_METRICS, default="BLEU")
+    parser.add_argument("--save", type=Path)
     args = parser.parse_args()
-    for way, directions in WAYS.items():
-        scores, alone = read_scores(args.runs / f"transfer_{way}", args.metric)
-        if np.isnan(scores).all():
-            continue
-        predicted = dict(predictors(args.runs / "transfer_joint", directions, args.prepared))
+    if args.source.is_dir():
+        found = {way: read_runs(args.source, way, args.prepared) for way in WAYS}
+    else:
+        found = json.loads(args.source.read_text(encoding="utf-8"))
+    if args.save is not None:
+        args.save.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
+    for way, table in found.items():
+        scores, alone = (
+            np.array(table["scores"][args.metric][kind]) for kind in ("pairs", "alone")
+        )
+        predicted = {name: np.array(values, float) for name, values in table["predictors"].items()}
         print(f"\n## {'From' if way == 'from' else 'Into'} English, {args.metric}\n")
         print("\n".join(report(scores, alone, predicted)))
+
+
+def read_runs(runs: Path, way: str, prepared: Path | None) -> dict[str, Any]:
+    """Scores and predictors of a direction, as numbers of few digits."""
+    scores = {}
+    for metric in _METRICS:
+        pairs, alone = read_scores(runs / f"transfer_{way}", metric)
+        scores[metric] = {"pairs": pairs.round(3).tolist(), "alone": alone.round(3).tolist()}
+    expected = predictors(runs / "transfer_joint", WAYS[way], prepared)
+    rounded = np.vectorize(lambda value: float(f"{value:.8g}"), otypes=[float])
+    return {
+        "scores": scores,
+        "predictors": {name: rounded(values).tolist() for name, values in expected},
+    }
 
 
 def read_scores(sweep: Path, metric: str) -> tuple[Table, Table]:
@@ -95,10 +119,14 @@ def predictors(sweep: Path, directions: str, prepared: Path | None) -> Iterator[
         _over_seeds(_recorded(run, "adam", "adam_pushes") for run in adam),
     ):
         yield from found.items()
-    families = np.array([[family_of(t) == family_of(p) for p in PARTNERS] for t in TARGETS])
-    yield "family", families[None].astype(np.float64)
-    lines = [[_lineage(t) & _lineage(p) for p in PARTNERS] for t in TARGETS]
-    yield "lineage", np.array([[[len(groups) for groups in row] for row in lines]], float)
+    language = LANGUAGES
+    families = [[language[t].family == language[p].family for p in PARTNERS] for t in TARGETS]
+    yield "family", np.array([families], float)
+    lines = {code: set(language[code].lineage) for code in TARGETS + PARTNERS}
+    yield (
+        "lineage",
+        np.array([[[len(lines[t] & lines[p]) for p in PARTNERS] for t in TARGETS]], float),
+    )
     try:
         for kind in KINDS:
             distances = uriel_distances(TARGETS + PARTNERS, kind)
@@ -112,11 +140,6 @@ def predictors(sweep: Path, directions: str, prepared: Path | None) -> Iterator[
         yield "subwords", np.array([shared])
         yield "size", np.array([[[counts[p].sum() for p in PARTNERS] for _ in TARGETS]], float)
     yield "chance", np.zeros((1, len(TARGETS), len(PARTNERS)))
-
-
-def _lineage(code: str) -> frozenset[str]:
-    language = find(code)
-    return frozenset(() if language is None else language.lineage)
 
 
 def _pieces(prepared: Path, code: str) -> NDArray[np.int64]:
