@@ -166,7 +166,9 @@ def pairwise_sweep(gram: Tensor, target: Tensor, order: Tensor, vaccinated: Tens
     return swept
 
 
-def pairwise_sweep_reference(gram: Tensor, target: Tensor, order: Tensor, vaccinated: Tensor) -> Swept:
+def pairwise_sweep_reference(
+    gram: Tensor, target: Tensor, order: Tensor, vaccinated: Tensor
+) -> Swept:
     """`pairwise_sweep` in torch operations; the reference of the Triton kernel."""
     num_tasks = gram.shape[-1]
     coefficients = torch.eye(num_tasks, dtype=gram.dtype, device=gram.device).expand_as(gram)

@@ -50,7 +50,9 @@ class Sum(Rule):
         return self.answer(gram, self._all[self.index].expand(gram.shape[:-1]))
 
     def weigh_alone(self, components: Sequence[int], gram: Tensor) -> Weighing:
-        return self.weigh_finite(components, gram)  # a constant weight holds whoever else is present
+        return self.weigh_finite(
+            components, gram
+        )  # a constant weight holds whoever else is present
 
     def __repr__(self) -> str:
         return f"Sum(weights={self.weights})" if self.weights else "Sum()"
