@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gradvac.analysis.statistics import holm
 from gradvac.lab.experiments import Comparison, compare_runs
-from gradvac.lab.experiments.verdicts import Against
+from gradvac.lab.experiments.statistics import Against
 
 _FEWEST = 2  # seeds
 _LEVEL = 0.05
