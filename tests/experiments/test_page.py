@@ -13,7 +13,7 @@ from gradvac.lab.experiments.page import (
     answer,
     beyond_the_mixtures,
     comparison_figures,
-    say_trade_off,
+    describe_trade_off,
 )
 
 from .. import browser
@@ -52,13 +52,13 @@ def test_the_front_is_that_of_the_mixtures_and_every_method_has_its_point(tmp_pa
     assert corners == sorted(shown[name] for name in ("t1", "t2", "t5"))
     assert "high resource tasks" in axes.get_xlabel()
     assert beyond_the_mixtures(found) == ["gradvac"]
-    assert "no mixture equals or beats gradvac" in say_trade_off(found)
+    assert "no mixture equals or beats gradvac" in describe_trade_off(found)
 
 
 def test_a_method_below_the_front_is_said_to_be(tmp_path: Path) -> None:
     found = compare_runs([mixtures(tmp_path, gradvac=(0.6, 0.35))], baseline="t5")
     assert beyond_the_mixtures(found) == []
-    assert "equalled or beaten by one of them" in say_trade_off(found)
+    assert "equalled or beaten by one of them" in describe_trade_off(found)
 
 
 def test_differences_are_drawn_with_their_intervals(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Experiments: does a method help? For any recipe that writes scores by task.
 
 `Sweep` makes the runs: from one config, several at a time, resumable. `compare_runs` groups runs by
-everything but their seed and tells, per task, by resource level and on average, which method is
+everything but their seed and says, per task, by resource level and on average, which method is
 better, worse or within noise of a baseline, at what cost.
 
     plan.py         the config of a sweep, and the runs it stands for

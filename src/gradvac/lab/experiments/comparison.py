@@ -110,10 +110,10 @@ def compare_methods(
     metrics = {run.scores.metric for method in compared for run in method.runs}
     if len(metrics) > 1:
         raise ValueError(f"--metric: runs have {', '.join(sorted(metrics))}; choose one.")
-    said = [*remarks, *_remarks(compared, first)]
+    all_remarks = [*remarks, *_remarks(compared, first)]
     drawn = _draw_scores(compared, first.tasks, seed)
     if drawn is None:
-        said.append(
+        all_remarks.append(
             f"What {scores.metric} is made of by sentence is not known of all runs, so that the "
             "intervals are about other seeds alone, on these sentences; score the runs again."
         )
@@ -133,7 +133,7 @@ def compare_methods(
         losses=judged(_losses(compared)),
         costs={method.name: methods.cost_of(method) for method in compared},
         test=_test_used(drawn is not None),
-        remarks=said,
+        remarks=all_remarks,
         mixtures=[method.name for method in compared if _is_mixture(method.runs[0])],
     )
 
@@ -144,8 +144,8 @@ def _find_baseline(compared: Sequence[Method], wanted: str | None) -> Method:
         named = [method for method in compared if method.name == JOINT]
         return named[0] if named else plain[0] if len(plain) == 1 else compared[0]
     for method in compared:
-        places = {run.path.resolve() for run in method.runs}
-        if wanted == method.name or Path(wanted).resolve() in places:
+        folders = {run.path.resolve() for run in method.runs}
+        if wanted == method.name or Path(wanted).resolve() in folders:
             return method
     names = [method.name for method in compared]
     raise ValueError(f"--baseline: there is no {wanted!r}; {nearest(wanted, names)}")

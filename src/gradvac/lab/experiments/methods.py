@@ -43,7 +43,7 @@ class ScoredRun:
     Attributes:
         path: Its folder; of several runs that stand together, that of the first.
         seed: `train.seed`.
-        settings: All settings but seeds, places and technical ones, flat.
+        settings: All settings but seeds, folders and technical ones, flat.
         signature: Of the run.
         metrics: Its log.
         scores: The metric that is compared.
@@ -95,8 +95,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         if not runs_here:
             raise ValueError(f"{path}: holds no run; give run folders, or the folder of a sweep.")
         run_paths += runs_here
-    places = [path.resolve() for path in run_paths]
-    twice = [path for path, place in zip(run_paths, places, strict=True) if places.count(place) > 1]
+    resolved = [path.resolve() for path in run_paths]
+    twice = [path for path in run_paths if resolved.count(path.resolve()) > 1]
     if twice:
         raise ValueError(f"{twice[0]}: is given twice; give every run once.")
     return run_paths
@@ -164,9 +164,9 @@ def _parent(run: Path, init: Path) -> str:
     folder of a sweep was moved or renamed since, the end of the path, METHOD/seed-N, finds it.
     """
     above = run.resolve().parents
-    places = [*(folder / init for folder in above), init]
-    places += [folder / Path(*init.parts[-2:]) for folder in above]
-    folders = [RunFolder(place) for place in places if RunFolder(place).is_run()]
+    candidates = [*(folder / init for folder in above), init]
+    candidates += [folder / Path(*init.parts[-2:]) for folder in above]
+    folders = [RunFolder(path) for path in candidates if RunFolder(path).is_run()]
     settings = flatten(folders[0].read_table()) if folders else {}
     return hash_of({k: v for k, v in settings.items() if k not in _NOT_COMPARED} or str(init))[:8]
 

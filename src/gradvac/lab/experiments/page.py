@@ -85,13 +85,13 @@ def _differences(comparison: Comparison) -> Figure | None:
     axes = figure.add_subplot()
     axes.grid(visible=False, axis="y")
     axes.axvline(0, color=QUIET, linewidth=1)
-    for place, cell in enumerate(cells.values()):
+    for height, cell in enumerate(cells.values()):
         against = cell.against
         assert against is not None
         ink = _INK.get(against.verdict, QUIET)
         if not math.isnan(against.low):
-            axes.plot([against.low, against.high], [place, place], color=ink, linewidth=2)
-        axes.plot(against.difference, place, "o", color=ink, markersize=6)
+            axes.plot([against.low, against.high], [height, height], color=ink, linewidth=2)
+        axes.plot(against.difference, height, "o", color=ink, markersize=6)
     axes.set_yticks(range(len(cells)), [_short(name) for name in cells])
     axes.set_ylim(len(cells) - 0.5, -0.5)
     low, high = axes.get_xlim()
@@ -179,7 +179,7 @@ def to_html(comparison: Comparison) -> str:
         Path(__file__).with_name("page.html"),
         title=f"{comparison.metric} of {len(comparison.seeds)} methods",
         headline=answer(comparison),
-        trade_off=say_trade_off(comparison),
+        trade_off=describe_trade_off(comparison),
         pictures=pictures,
         captions=_CAPTIONS,
         tables=tables_of(comparison),
@@ -195,11 +195,11 @@ def answer(comparison: Comparison) -> str:
     row, baseline = comparison.rows[0], comparison.baseline
     judged = {name: cell.against for name, cell in row.cells.items() if cell.against is not None}
     digits, metric = row.digits, comparison.metric
-    told = {name: one for name, one in judged.items() if one.verdict in (BETTER, WORSE)}
-    if told:
-        order = {n: (one.verdict == BETTER, abs(one.difference)) for n, one in told.items()}
+    differing = {name: one for name, one in judged.items() if one.verdict in (BETTER, WORSE)}
+    if differing:
+        order = {n: (one.verdict == BETTER, abs(one.difference)) for n, one in differing.items()}
         name = max(order, key=order.__getitem__)
-        one = told[name]
+        one = differing[name]
         rest = Counter(judged[other].verdict for other in judged if other != name)
         others = ", ".join(f"{count} {verdict}" for verdict, count in rest.items())
         return (
@@ -218,7 +218,7 @@ def answer(comparison: Comparison) -> str:
     )
 
 
-def say_trade_off(comparison: Comparison) -> str:
+def describe_trade_off(comparison: Comparison) -> str:
     """Whether a method goes beyond what sampling and task weights reach by themselves."""
     free = beyond_the_mixtures(comparison)
     if free is None:

@@ -169,7 +169,7 @@ def plan_trials(
     Raises:
         ValueError: Two points have one name, or a reference leads nowhere.
     """
-    methods = config.methods or [_whole(config)]
+    methods = config.methods or [_grid_alone(config)]
     turns = sorted({method.turn for method in methods})
     trials = [
         trial
@@ -184,20 +184,20 @@ def plan_trials(
             key=lambda trial: trial.seed,
         )
     ]
-    places = [trial.run for trial in trials]
-    twice = [run for run in places if places.count(run) > 1]
+    folders = [trial.run for trial in trials]
+    twice = [run for run in folders if folders.count(run) > 1]
     if twice:
         raise ValueError(f"grid: two runs would share {twice[0]}; give methods different names.")
     names = sorted({trial.name for trial in trials})
     for trial in trials:
         for run in trial.needs:
-            if run not in places:
+            if run not in folders:
                 hint = nearest(run.parent.name, names)
                 raise ValueError(f"{trial.name}: needs {run}, which is not in the sweep; {hint}")
     return _ordered(trials)
 
 
-def _whole(config: SweepConfig) -> MethodConfig:
+def _grid_alone(config: SweepConfig) -> MethodConfig:
     """A sweep without methods is a grid; what varies names its points."""
     return MethodConfig(name=config.base if _NAME.fullmatch(config.base) else "all")
 
@@ -228,7 +228,7 @@ def _trials(
             words = {"{out}": str(out), "{point}": name, "{seed}": str(seed)}
             named = list(_referred(settings))
             needs = {other: out / other / f"{SEED_FOLDER}{seed}" for other in named}
-            words |= {f"{{run:{other}}}": str(place) for other, place in needs.items()}
+            words |= {f"{{run:{other}}}": str(run) for other, run in needs.items()}
             settings = {key: _filled(value, words) for key, value in settings.items()}
             counted = str(settings[_RULE]) if not config.methods and _RULE in point else method.name
             yield Trial(counted, name, seed, settings, run, method.scored, tuple(needs.values()))
@@ -275,13 +275,13 @@ def _referred(value: Any) -> Iterator[str]:
 def _ordered(trials: Sequence[Trial]) -> list[Trial]:
     """Every run after those it needs, otherwise in their order."""
     done: list[Trial] = []
-    places: set[Path] = set()
+    folders: set[Path] = set()
     waiting = list(trials)
     while waiting:
-        ready = next((trial for trial in waiting if places.issuperset(trial.needs)), None)
+        ready = next((trial for trial in waiting if folders.issuperset(trial.needs)), None)
         if ready is None:
             raise ValueError(f"{waiting[0].name}: needs runs that need it; break the circle.")
         done.append(ready)
-        places.add(ready.run)
+        folders.add(ready.run)
         waiting.remove(ready)
     return done

@@ -270,10 +270,10 @@ def judged(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
         for kind in dict.fromkeys(row.kind for row in rows)
     }
     cells = [dict(row.cells) for row in rows]
-    for places in tests.values():
-        all_against: list[Any] = [rows[number].cells[name].against for number, name in places]
+    for tested in tests.values():
+        all_against: list[Any] = [rows[number].cells[name].against for number, name in tested]
         for (number, name), against, adjusted in zip(
-            places, all_against, holm([one.p_value for one in all_against]), strict=True
+            tested, all_against, holm([one.p_value for one in all_against]), strict=True
         ):
             verdict = _verdict(against.difference, adjusted, rows[number].higher_is_better)
             changed = replace(against, adjusted=adjusted, verdict=verdict)
@@ -302,9 +302,9 @@ def pareto_front(rows: Sequence[ComparisonRow]) -> list[str]:
         for name in names
     }
 
-    def is_beaten(own: list[float]) -> bool:
+    def is_beaten(point: list[float]) -> bool:
         return any(
-            other != own and all(a >= b for a, b in zip(other, own, strict=True))
+            other != point and all(a >= b for a, b in zip(other, point, strict=True))
             for other in points.values()
         )
 

@@ -76,7 +76,7 @@ class Sweep:
         extra: Settings from the command line, for all runs.
 
     Raises:
-        ValueError: A run cannot be configured, which is told before any begins.
+        ValueError: A run cannot be configured, which is reported before any begins.
     """
 
     def __init__(
@@ -248,7 +248,9 @@ class Sweep:
         """Run the sweep by halving."""
         if any(trial.needs for trial in self.trials):
             raise ValueError("--halving: runs that start from others cannot be stopped early.")
-        points = by_point(self.trials)
+        points: dict[str, list[Trial]] = {}
+        for trial in self.trials:
+            points.setdefault(trial.name, []).append(trial)
         history: list[dict[str, Any]] = []
         left = list(points)
         for step in self._rungs(len(points))[:-1]:
@@ -327,14 +329,6 @@ def rungs(max_steps: int, validate_every: int, num_points: int) -> list[int]:
             f"before the end, step {max_steps}; set a smaller one."
         )
     return [*before_end, max_steps]
-
-
-def by_point(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
-    """Point -> its runs, which differ in their seed."""
-    points: dict[str, list[Trial]] = {}
-    for trial in trials:
-        points.setdefault(trial.name, []).append(trial)
-    return points
 
 
 def _loss(trials: list[Trial], step: int) -> float:

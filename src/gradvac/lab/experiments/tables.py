@@ -78,10 +78,10 @@ def to_markdown(comparison: Comparison) -> str:
 
 EXPLAINED = (
     "Numbers are means over seeds with the reach of their 95 % confidence interval. *Smallest "
-    "found*: a true difference of that size would have been found in four cases of five; a method "
-    "within noise may still differ by less; - where it cannot be told, because there is a single "
-    "seed or all seeds gave the same. Losses and scores of development sets know no sentences: "
-    "their intervals are about other seeds."
+    "detectable*: a true difference of that size would have been found in four cases of five; a "
+    "method within noise may still differ by less; - where it cannot be told, because there is a "
+    "single seed or all seeds gave the same. Losses and scores of development sets know no "
+    "sentences: their intervals are about other seeds."
 )
 
 
@@ -106,7 +106,7 @@ def _average(row: ComparisonRow, comparison: Comparison) -> _Table:
                 against.verdict,
             )
         lines.append((name, str(len(seeds)), _mean(cell, row), *rest))
-    return _Table(f"Average {comparison.metric}", (*head, "smallest found", "verdict"), lines)
+    return _Table(f"Average {comparison.metric}", (*head, "smallest detectable", "verdict"), lines)
 
 
 def _by_method(title: str, rows: Sequence[ComparisonRow], methods: Sequence[str]) -> _Table:

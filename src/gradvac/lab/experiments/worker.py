@@ -162,7 +162,7 @@ def _start_server() -> None:
 
     It outlives signals to the whole sweep, to report how runs end, and ends with the sweep.
     """
-    # Without NVML, a look for GPUs would take hold of them; runs could not.
+    # Without NVML, torch.cuda.is_available() would initialise CUDA here, and runs could not.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if threading.current_thread() is not threading.main_thread():
         forkserver.ensure_running()
