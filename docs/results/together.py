@@ -80,7 +80,8 @@ def together_table(bleu: Values, loss: Values) -> str:
     """
     lines = [
         "| methods | how many (seeds) | BLEU (95 % interval) | smallest detectable | "
-        "do they differ? | development loss (95 % interval) | smallest detectable | do they differ? |",
+        "do they differ? | development loss (95 % interval) | smallest detectable | "
+        "do they differ? |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for group in _GROUPS:
