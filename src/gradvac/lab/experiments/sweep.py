@@ -217,7 +217,7 @@ class Sweep:
             "recipe": self.config.recipe,
             "base": str(self.base),
             "settings": dict(trial.settings) | {"train.pause_at": pause_at},
-            "hash": self._hashes[trial],
+            "settings_hash": self._hashes[trial],
             "run": str(trial.run),
             "score": self.config.score if trial.scored else [],
             "measure": self.config.measure,

@@ -49,7 +49,7 @@ def work(
     recipe: str,
     base: str,
     settings: dict[str, Any],
-    hash: str,
+    settings_hash: str,
     run: str,
     score: Sequence[str],
     measure: Sequence[str],
@@ -61,7 +61,7 @@ def work(
         recipe: As `recipe_named` takes it.
         base: File of the config that is varied.
         settings: Setting -> value.
-        hash: Of all settings: the result counts for these alone.
+        settings_hash: Of all settings: the result counts for these alone.
         run: The run folder.
         score: Sets to score when it is finished.
         measure: Aligned sets to measure similarities on then.
@@ -81,8 +81,8 @@ def work(
         for split in measure:  # only what is not there yet
             found.measure(run, split=split, device=loaded.train.device)
             logger.info("Measured on the %s set.", split)
-    ended = {"reason": done.reason, "step": done.step, "seconds": done.seconds, "hash": hash}
-    write_json(Path(result), ended)
+    ended = {"reason": done.reason, "step": done.step, "seconds": done.seconds}
+    write_json(Path(result), ended | {"hash": settings_hash})
     return 0
 
 
@@ -120,7 +120,7 @@ class Processes:
     """
 
     def __init__(self, jobs: int, recipe: str | None = None) -> None:
-        self.jobs = jobs
+        self.jobs, self._has_server = jobs, False
         self._started: dict[Path, multiprocessing.context.ForkServerProcess] = {}
         self._context = multiprocessing.get_context("forkserver")
         modules = [__name__]
@@ -131,7 +131,9 @@ class Processes:
 
     def start(self, task: Path, log: Path) -> None:
         """Begin."""
-        _start_server()
+        if not self._has_server:
+            _start_server()
+            self._has_server = True
         process = self._context.Process(target=_work_in_child, args=(task, log, Path.cwd()))
         process.start()
         self._started[task] = process
@@ -145,11 +147,14 @@ class Processes:
         return {task: 1 if status is None else status for task, status in ended.items()}
 
     def stop(self) -> None:
-        """Ask all processes, and those that they have started, to save and leave; wait for them."""
+        """Ask all processes, and those that they have started, to save and leave; wait for them.
+
+        By another signal than a cluster would send to all of them: of two alike, the second kills.
+        """
         for process in self._started.values():
             assert process.pid is not None
             try:
-                os.killpg(process.pid, signal.SIGTERM)
+                os.killpg(process.pid, signal.SIGINT)
             except ProcessLookupError:  # it has no group yet, or has ended
                 process.terminate()
         for process in self._started.values():
@@ -193,7 +198,7 @@ def _leave_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGHUP)
 
 
 class Submitit:
