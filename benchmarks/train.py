@@ -47,7 +47,7 @@ from gradvac.lab.recipes.nmt import (
 from gradvac.lab.recipes.nmt.settings import BatchConfig
 from gradvac.lab.training import WHOLE, Ahead, Part, RunConfig, SamplingConfig, StepLosses
 from gradvac.lab.training.optimizer import OptimizerConfig, clip, set_lr, step_unless
-from gradvac.lab.training.ranks import Job
+from gradvac.lab.training.distributed import Job
 from gradvac.lab.training.state import RunState
 from gradvac.lab.training.step import GraphStep, Step
 

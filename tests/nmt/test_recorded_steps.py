@@ -22,8 +22,8 @@ from gradvac.lab.recipes.nmt.preparation import open_or_prepare
 from gradvac.lab.recipes.nmt.recipe import TranslationRecipe
 from gradvac.lab.training import seed_everything
 from gradvac.lab.training.optimizer import set_lr, settle
-from gradvac.lab.training.processes import random_state, restore_random_state
-from gradvac.lab.training.ranks import Job
+from gradvac.lab.training.environment import random_state, restore_random_state
+from gradvac.lab.training.distributed import Job
 from gradvac.lab.training.state import RunState
 from gradvac.lab.training.step import GraphStep, Step, StepResult
 

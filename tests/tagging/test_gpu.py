@@ -9,7 +9,7 @@ import pytest
 from gradvac.lab.recipes.tagging import TaggingConfig, TaggingRecipe, prepare
 from gradvac.lab.recipes.tagging.batch import TagBatch
 from gradvac.lab.training import seed_everything
-from gradvac.lab.training.ranks import Job
+from gradvac.lab.training.distributed import Job
 from gradvac.lab.training.state import RunState
 from gradvac.lab.training.step import GraphStep, Step
 

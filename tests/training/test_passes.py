@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradvac.lab.training import Passes
-from gradvac.lab.training.passes import scatter, wander
+from gradvac.sampling.epochs import scatter, wander
 
 
 def test_a_pass_has_every_row_once_and_the_next_another_order() -> None:

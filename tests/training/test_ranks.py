@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gradvac.lab.training import Part, join
-from gradvac.lab.training.ranks import Job
+from gradvac.lab.training.distributed import Job
 
 from ..drivers import run_driver
 

@@ -14,7 +14,7 @@ from gradvac.lab.training import (
     effective_epochs,
     task_probabilities,
 )
-from gradvac.lab.training.sampling import costs_by_slot
+from gradvac.sampling.tasks import costs_by_slot
 
 SIZES = {"fr": 20_000, "cs": 30_000, "hi": 3_000, "gd": 40}
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.files import write_json
 from gradvac.lab.training import Result, RunConfig, config
-from gradvac.lab.training.toml import write_value
+from gradvac.lab.training.config import write_value
 
 INTERRUPTED = 130  # exit status
 

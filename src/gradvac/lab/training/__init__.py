@@ -46,21 +46,21 @@ A recipe's config extends `RunConfig` with sections of its own:
 
 from gradvac.engine import RankError
 from gradvac.lab.training import checkpoint, config
-from gradvac.lab.training.ahead import Ahead
+from gradvac.lab.training.stream import Ahead
 from gradvac.lab.training.align import AlignConfig
 from gradvac.lab.training.config import ConfigError, Section
-from gradvac.lab.training.display import Display
-from gradvac.lab.training.from_run import FromRun
+from gradvac.lab.training.log import Display
+from gradvac.lab.training.settings import FromRun
 from gradvac.lab.training.loop import train
 from gradvac.lab.training.optimizer import OptimizerConfig
-from gradvac.lab.training.passes import Passes
-from gradvac.lab.training.processes import choose_device, seed_everything
-from gradvac.lab.training.ranks import WHOLE, Part, join
+from gradvac.sampling.epochs import Passes
+from gradvac.lab.training.environment import choose_device, seed_everything
+from gradvac.lab.training.distributed import WHOLE, Part, join
 from gradvac.lab.training.recipe import Batch, BatchStream, Recipe, StepLosses
-from gradvac.lab.training.result import DivergedError, Result
-from gradvac.lab.training.row_stream import RowStream, TensorBatch
-from gradvac.lab.training.runlog import RunLog, read_metrics
-from gradvac.lab.training.sampling import (
+from gradvac.lab.training.loop import DivergedError, Result
+from gradvac.lab.training.stream import RowStream, TensorBatch
+from gradvac.lab.training.log import RunLog, read_metrics
+from gradvac.sampling.tasks import (
     SamplingConfig,
     TaskSampler,
     TemperaturePhase,
@@ -68,7 +68,7 @@ from gradvac.lab.training.sampling import (
     task_probabilities,
 )
 from gradvac.lab.training.settings import RunConfig, TrainConfig
-from gradvac.lab.training.signature import Signature
+from gradvac.lab.training.settings import Signature
 from gradvac.lab.training.weights import CheckpointError
 
 __all__ = [

@@ -1,35 +1,33 @@
-"""The loop: one for all recipes, read from top to bottom.
-
-`train` prepares a run, or continues it; `_Loop.run` is the loop; the methods below it are its
-lines, in the order in which they happen.
-"""
+"""LOOP"""
 
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Generic
-
 import torch
-
 from gradvac import Alignment
 from gradvac.analysis import Recorder, heat_maps, step_values
 from gradvac.engine import RankError
 from gradvac.hints import nearest
 from gradvac.lab.training import checkpoint
-from gradvac.lab.training.display import Display
-from gradvac.lab.training.forward import around_forward
+from gradvac.lab.training.log import Display
+from gradvac.lab.training.environment import around_forward
 from gradvac.lab.training.optimizer import set_lr
-from gradvac.lab.training.processes import StopSignals, untouched_random_state
-from gradvac.lab.training.ranks import Job, join
+from gradvac.lab.training.environment import StopSignals, untouched_random_state
+from gradvac.lab.training.distributed import Job, join
 from gradvac.lab.training.recipe import BatchT, Recipe
-from gradvac.lab.training.result import DivergedError, Reason, Result
-from gradvac.lab.training.runlog import RunLog, after, open_log
+from gradvac.lab.training.log import RunLog, after, open_log
 from gradvac.lab.training.settings import RunConfig
-from gradvac.lab.training.shards import whole
-from gradvac.lab.training.signature import Signature
+from gradvac.lab.training.parallel import whole
+from gradvac.lab.training.settings import Signature
 from gradvac.lab.training.state import RunState
 from gradvac.lab.training.step import GraphStep, Step, StepResult
+from dataclasses import dataclass
+from typing import Literal
+
+
+
 
 Watch = Callable[[int, Alignment], None]
 _DRAW_EVERY = 10  # log entries
@@ -338,3 +336,34 @@ class _Loop(Generic[BatchT]):
 
     def engine(self) -> str | None:
         return None if self.state.aligner is None else self.state.aligner.engine
+
+
+Reason = Literal["finished", "early_stop", "interrupted", "paused"]
+
+
+class DivergedError(RuntimeError):
+    """Too many steps in a row had a loss or gradient that was not finite."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a call of `train` ended.
+
+    Attributes:
+        run: The run folder.
+        step: Optimizer steps taken, in all.
+        reason: "finished" (all steps), "early_stop" (patience), "interrupted" (a signal) or
+            "paused" (`train.pause_at`); after these two the same call continues.
+        best_step: Step of `best.safetensors`; None before the first validation.
+        best_score: Its `train.metric`.
+        skipped_steps: Steps whose loss or gradient was not finite.
+        seconds: Time spent training, without validation and saving.
+    """
+
+    run: Path
+    step: int
+    reason: Reason
+    best_step: int | None
+    best_score: float | None
+    skipped_steps: int
+    seconds: float

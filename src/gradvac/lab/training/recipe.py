@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor, nn
 
 from gradvac.engine import TasksOfRows
-from gradvac.lab.training.ranks import Part
+from gradvac.lab.training.distributed import Part
 
 
 class Batch(Protocol):

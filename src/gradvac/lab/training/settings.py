@@ -1,15 +1,30 @@
-"""[train], and the sections every recipe has."""
+"""SETTINGS"""
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
-
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
-
 from gradvac.lab.training.align import AlignConfig
 from gradvac.lab.training.config import Section
 from gradvac.lab.training.optimizer import OptimizerConfig
-from gradvac.lab.training.sampling import SamplingConfig
+from gradvac.sampling.tasks import SamplingConfig
+import hashlib
+import importlib.metadata
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+import torch
+from gradvac import Aligner
+from gradvac.lab.training import config
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training.environment import choose_device
+
+
+
 
 # [train] keys that do not change the weights of a given step, and those that only say where
 # training ends or how steps run; a run may be continued with other values. The first are not in the
@@ -146,3 +161,143 @@ class RunConfig(Section):
                 f"optimizer.accumulation is {self.optimizer.accumulation}"
             )
         return self
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Everything that determines the weights of a run.
+
+    `str()` gives the line that goes with every score; two runs with the same line on the same kind
+    of device are repetitions of each other.
+    """
+
+    fields: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        settings: RunConfig,
+        aligner: Aligner | None,
+        *,
+        tasks: Sequence[str],
+        data: str,
+        device: torch.device,
+        num_processes: int = 1,
+    ) -> "Signature":
+        """The signature of a run.
+
+        Args:
+            settings: All settings.
+            aligner: Knows the engine that is in use; None for rule "none".
+            tasks: Task names.
+            data: The recipe's `data_signature()`.
+            device: Where it runs.
+            num_processes: How many train together, on a device of this kind each.
+        """
+        several = f"{num_processes}x" if num_processes > 1 else ""
+        return cls(
+            {
+                "rule": settings.align.describe_rule(),
+                "granularity": settings.align.granularity,
+                "engine": "none" if aligner is None else aligner.engine,
+                "tasks": str(len(tasks)),
+                "seed": str(settings.train.seed),
+                "precision": settings.train.precision,
+                "config": config_hash(settings),
+                "data": short_hash(data),
+                "device": f"{several}{_device_name(device)}",
+                "torch": torch.__version__,
+                "version": importlib.metadata.version("gradvac"),
+            }
+        )
+
+    def to_dict(self) -> dict[str, str]:
+        """The fields by name."""
+        return dict(self.fields)
+
+    def __str__(self) -> str:
+        return "|".join(f"{name}:{value}" for name, value in self.fields.items())
+
+
+def config_hash(settings: RunConfig) -> str:
+    """Hash of all settings except technical ones, such as the device."""
+    return _hash_without(settings, TECHNICAL)
+
+
+def weights_hash(settings: RunConfig) -> str:
+    """Hash of the settings that determine the weights of a given step."""
+    return _hash_without(settings, (*TECHNICAL, *EXTENSIBLE))
+
+
+def _hash_without(settings: RunConfig, keys: Sequence[str]) -> str:
+    default = type(settings.train)()
+    train = settings.train.model_copy(update={key: getattr(default, key) for key in keys})
+    return short_hash(config.dump(settings.model_copy(update={"train": train})))
+
+
+def short_hash(text: str) -> str:
+    """Eight hex digits that stand for a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device).replace(" ", "-")
+    return f"{device.type}-{platform.machine()}"
+
+
+_OF_TRAINING = ("align", "optimizer", "sampling")  # sections that a trained model never asks
+
+
+def trained_settings(
+    settings_class: type[config.Config], run: Path, overrides: Sequence[str]
+) -> config.Config:
+    """The settings of a run whose training is over, with overrides.
+
+    Raises:
+        ConfigError: An override would change nothing, because it is about training.
+    """
+    for override in overrides:
+        section = override.partition(".")[0].strip()
+        if section in _OF_TRAINING:
+            raise config.ConfigError(
+                f"override {override}: [{section}] is about training, and {run} is trained; "
+                "leave it out, or train another run with it."
+            )
+    return config.load(settings_class, RunFolder(run).config, overrides)
+
+
+class FromRun(ABC):
+    """Something that does a trained model's work, such as translating.
+
+    Class attributes:
+        settings_class: The settings of such runs.
+    """
+
+    settings_class: ClassVar[type[RunConfig]]
+
+    @classmethod
+    def from_run(
+        cls,
+        run: str | Path,
+        *,
+        weights: str | int = "best",
+        device: str = "auto",
+        overrides: Sequence[str] = (),
+    ) -> Self:
+        """Load the model of a run from its folder alone.
+
+        Args:
+            run: The run folder.
+            weights: "best", "last", "averaged", or a step.
+            device: "auto", "cpu", "cuda", ...
+            overrides: Overrides of its config, such as "decoding.beams=8".
+        """
+        run = Path(run)
+        settings = trained_settings(cls.settings_class, run, overrides)
+        return cls.open(run, settings, weights, choose_device(device))
+
+    @classmethod
+    @abstractmethod
+    def open(cls, run: Path, settings: Any, weights: str | int, device: torch.device) -> Self:
+        """Make it from a run whose settings have been read."""

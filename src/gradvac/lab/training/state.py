@@ -7,18 +7,18 @@ from typing import Any, Generic
 
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import checkpoint, config, shards
-from gradvac.lab.training.meters import Meters
+from gradvac.lab.training.log import Meters
 from gradvac.lab.training.optimizer import settle
-from gradvac.lab.training.plain import losses_of
-from gradvac.lab.training.processes import (
+from gradvac.lab.training.parallel import losses_of
+from gradvac.lab.training.environment import (
     random_state,
     restore_random_state,
     seed_everything,
     set_threads,
 )
-from gradvac.lab.training.ranks import Job, refuse_batch_norm
+from gradvac.lab.training.distributed import Job, refuse_batch_norm
 from gradvac.lab.training.recipe import BatchT, Recipe
-from gradvac.lab.training.runlog import RunLog
+from gradvac.lab.training.log import RunLog
 from gradvac.lab.training.settings import RunConfig
 from gradvac.lab.training.weights import CheckpointError, is_finite, load_weights
 

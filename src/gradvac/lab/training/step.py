@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradvac import Alignment
-from gradvac.lab.training.forward import around_forward
+from gradvac.lab.training.environment import around_forward
 from gradvac.lab.training.optimizer import clip, step_unless
 from gradvac.lab.training.recipe import BatchT
 from gradvac.lab.training.settings import RunConfig

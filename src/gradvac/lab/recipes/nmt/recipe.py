@@ -33,7 +33,7 @@ from gradvac.lab.training import (
     seed_everything,
     train,
 )
-from gradvac.lab.training.sampling import TaskEpochs
+from gradvac.sampling.tasks import TaskEpochs
 from gradvac.tasks import parse
 
 

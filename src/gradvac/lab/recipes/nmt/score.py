@@ -23,7 +23,7 @@ from gradvac.lab.recipes.nmt.translator import Translator
 from gradvac.lab.runs import RunFolder, TaskScores
 from gradvac.lab.runs.sentences import SentenceCounts, identify
 from gradvac.lab.training import config
-from gradvac.lab.training.from_run import trained_settings
+from gradvac.lab.training.settings import trained_settings
 from gradvac.lab.training.settings import TECHNICAL_ELSEWHERE
 from gradvac.tasks import parse
 

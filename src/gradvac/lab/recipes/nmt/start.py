@@ -13,7 +13,7 @@ from gradvac.lab.recipes.nmt.settings import ModelConfig, NmtConfig
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import RunConfig, checkpoint, config
-from gradvac.lab.training.sampling import TaskEpochs
+from gradvac.sampling.tasks import TaskEpochs
 
 _BY_PIECE = ("embedding.weight", "head.weight")  # one and the same: a row for every piece
 _MOST_EPOCHS = 100

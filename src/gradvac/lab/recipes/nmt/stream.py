@@ -41,7 +41,7 @@ from gradvac.lab.training import (
     TaskSampler,
     task_probabilities,
 )
-from gradvac.lab.training.sampling import costs_by_slot
+from gradvac.sampling.tasks import costs_by_slot
 from gradvac.tasks import parse
 
 Numbers = npt.NDArray[np.int64]

@@ -44,7 +44,7 @@ from gradvac.lab.training import (
     train,
 )
 from gradvac.lab.training.config import Folder
-from gradvac.lab.training.passes import Numbers
+from gradvac.sampling.epochs import Numbers
 
 _TOKENIZER, _MANIFEST = "tokenizer", "manifest.json"
 

@@ -18,7 +18,7 @@ from gradvac.lab.recipes.tagging.settings import TaggingConfig
 from gradvac.lab.recipes.tagging.tagger import Tagger
 from gradvac.lab.runs import RunFolder, TaskScores
 from gradvac.lab.runs.sentences import Counts, SentenceCounts, identify
-from gradvac.lab.training.from_run import trained_settings
+from gradvac.lab.training.settings import trained_settings
 
 F1_OF = {
     "ner": "F1 of entities as conlleval counts them",

@@ -19,7 +19,7 @@ from gradvac.lab.recipes.tagging.encoding import Windows, WordEncoder
 from gradvac.lab.recipes.tagging.settings import TaggingConfig
 from gradvac.lab.runs.kept import read_kept
 from gradvac.lab.training import FromRun, checkpoint
-from gradvac.lab.training.forward import around_forward
+from gradvac.lab.training.environment import around_forward
 
 ENCODER = "encoder"  # folder of a run: the encoder's config and tokenizer, without weights
 

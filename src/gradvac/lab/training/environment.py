@@ -1,4 +1,4 @@
-"""The process a run lives in: device, seeds, random state, threads, and signals."""
+"""ENV"""
 
 import os
 import random
@@ -8,10 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
-
 import numpy as np
 import torch
 from torch import distributed
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -132,3 +136,23 @@ class StopSignals:
         message = f"\n{self.received}: finishing this step, then saving; again to leave at once.\n"
         with suppress(OSError):  # the terminal may be gone
             os.write(2, message.encode())
+
+
+# Not cuDNN's, which some GPUs prefer: it plans anew for every shape of a batch, which takes ten
+# times as long as the step itself. Not the one without masks either: Hugging Face's models leave
+# out a mask that hides nothing, but not while a CUDA graph is recorded, and the recorded step would
+# not be the one that was verified.
+_FOR_ANY_SHAPE = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+@contextmanager
+def around_forward(precision: str, device: torch.device) -> Iterator[None]:
+    """Autocast if the precision is "bf16", and attention for batches of any shape."""
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    with autocast, any_shape_attention(device):
+        yield
+
+
+def any_shape_attention(device: torch.device) -> AbstractContextManager[None]:
+    """On a GPU, attention by kernels that take every shape as it comes."""
+    return nullcontext() if device.type == "cpu" else sdpa_kernel(_FOR_ANY_SHAPE)

@@ -1,9 +1,4 @@
-"""The processes that train one run together, seen from one of them.
-
-`torchrun` starts them; each gets its part of every batch. The first process does what a run does
-once (files, validation, messages), and all of them agree on how the run continues: they take the
-same steps and stop at the same one. A job of one process is the same, with no one to ask.
-"""
+"""DIST"""
 
 import os
 import re
@@ -14,21 +9,24 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from rich.console import Console
 from torch import Tensor, distributed, nn
-
 from gradvac.engine import RankError, Ranks
 from gradvac.hints import some
-from gradvac.lab.training.display import Display
-from gradvac.lab.training.meeting import meet
-from gradvac.lab.training.processes import choose_device
+from gradvac.lab.training.log import Display
+from gradvac.lab.training.environment import choose_device
+import secrets
+import time
+from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
 
 Found = TypeVar("Found")
 _NEEDED = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -282,3 +280,51 @@ def refuse_batch_norm(model: nn.Module) -> None:
                 "process, so that the result depends on how many there are; use nn.LayerNorm, or "
                 "train in one process."
             )
+
+
+_PREFIX = "gradvac/meeting"
+_PATIENCE = timedelta(minutes=30)  # for all processes to come
+_PAUSE = 0.02  # seconds between two looks
+
+
+def meet(backend: str) -> None:
+    """Make the process group of all processes that the environment announces.
+
+    Args:
+        backend: As in `init_process_group`.
+    """
+    store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        attempt = _number(store, size) if rank == 0 else _ask(store, rank)
+        store = PrefixStore(f"{_PREFIX}/{attempt}", store)
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+
+
+def _number(store: Store, size: int) -> int:
+    """What the first process does: number the attempt, and tell everybody who asks."""
+    attempt = store.add(f"{_PREFIX}/attempts", 1)
+    missing, told = set(range(1, size)), set[bytes]()
+    end = time.monotonic() + _PATIENCE.total_seconds()
+    while missing and time.monotonic() < end:
+        for rank in list(missing):
+            if store.check([f"{_PREFIX}/{attempt}/heard/{rank}"]):
+                missing.remove(rank)
+            elif store.check([f"{_PREFIX}/asks/{rank}"]):
+                sign = store.get(f"{_PREFIX}/asks/{rank}")
+                if sign not in told:  # of this attempt, or of a process that is dead
+                    store.set(f"{_PREFIX}/tells/{sign.decode()}", str(attempt))
+                    told.add(sign)
+        time.sleep(_PAUSE)
+    if missing:
+        raise RuntimeError(f"processes: rank {min(missing)} of {size} did not arrive.")
+    return attempt
+
+
+def _ask(store: Store, rank: int) -> int:
+    """What every other process does; the answer is addressed to a token that only it knows."""
+    sign = secrets.token_hex(8)
+    store.set(f"{_PREFIX}/asks/{rank}", sign)
+    store.wait([f"{_PREFIX}/tells/{sign}"], _PATIENCE)
+    attempt = int(store.get(f"{_PREFIX}/tells/{sign}"))
+    store.set(f"{_PREFIX}/{attempt}/heard/{rank}", "1")
+    return attempt
