@@ -27,9 +27,9 @@ from gradvac.lab.recipes.tagging import (
 from gradvac.lab.recipes.tagging.batch import make_batch
 from gradvac.lab.recipes.tagging.encoding import NO_LABEL
 from gradvac.lab.recipes.tagging.similarity import measure_run
-from gradvac.lab.runs import read_scores
+from gradvac.lab.runs import RunFolder, read_scores
 from gradvac.lab.runs.sentences import read_counts
-from gradvac.lab.training import Part, checkpoint, read_metrics, seed_everything, train
+from gradvac.lab.training import Part, checkpoint, seed_everything, train
 from gradvac.lab.training.config import load as load_config
 
 Settings = Callable[..., TaggingConfig]
@@ -185,7 +185,7 @@ def test_resume_is_exact(
     logs = [
         [
             {key: value for key, value in entry.items() if not re.search("second|memory", key)}
-            for entry in read_metrics(tmp_path / name)
+            for entry in RunFolder(tmp_path / name).read_metrics()
         ]
         for name in ("whole", "parts")
     ]
@@ -232,7 +232,7 @@ def test_it_learns_and_scores(trained: Path) -> None:
 
 
 def test_epochs_set_the_steps(trained: Path) -> None:
-    assert read_metrics(trained)[-1]["step"] == 4 * 180 // 12
+    assert RunFolder(trained).read_metrics()[-1]["step"] == 4 * 180 // 12
 
 
 def test_steps_that_do_not_count_are_told(settings: Settings) -> None:

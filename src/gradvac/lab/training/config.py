@@ -1,30 +1,40 @@
-"""CONFIG"""
+"""Typed settings from TOML files and `section.key=value` overrides.
 
-import hashlib
+A config is a pydantic model of sections; every component owns the section it reads. Nothing is
+guessed: an unknown key, a wrong type or a contradiction is one line that names the file or override
+it came from, the key, and the nearest valid key.
+
+The file has three parts: reading and comparing configs, pydantic's errors in our words, and writing
+TOML, which the standard library only reads.
+"""
+
+import datetime
 import json
+import math
+import re
 import tomllib
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict
+
 from gradvac.hints import nearest
-import re
-import types
-from collections.abc import Mapping
-from typing import Any, Union, get_args, get_origin
-from pydantic import BaseModel
-import datetime
-import math
-from typing import Any
-
-
-
 
 Config = TypeVar("Config", bound=BaseModel)
+Keys = tuple[str | int, ...]
 
-
-_SEALED, _SEAL = "# Written by gradvac; the last line seals it.", "# sha256 "
+_WORDS = {
+    "a valid array": "a list",
+    "a valid dictionary": "a section",
+    "an object": "a section",
+    "a valid string": "a string",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+}
 
 
 class ConfigError(ValueError):
@@ -55,7 +65,7 @@ def _require_name(path: object) -> object:
 Folder = Annotated[Path, BeforeValidator(_require_name)]
 
 
-def load(
+def read_config(
     model_class: type[Config],
     source: str | Path,
     overrides: Sequence[str] = (),
@@ -76,13 +86,7 @@ def load(
     """
     path = find_config(source, folders)
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        if not _holds(text):
-            raise ConfigError(
-                f"{path}: was changed or damaged after it was written. Give other settings as "
-                "overrides; to keep a change, remove the first and the last line."
-            )
-        table = tomllib.loads(text)
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     origins = {_apply(override, table): f"override {override}" for override in overrides}
@@ -95,8 +99,11 @@ def load(
     try:
         return model_class.model_validate_json(json.dumps(table, default=str))
     except pydantic.ValidationError as error:
-        lines = explain(error, model_class, file=str(path), origins=origins)
+        lines = _explain(error, model_class, file=str(path), origins=origins)
         raise ConfigError("\n".join(lines)) from None
+
+
+load = read_config  # config.load(...) reads well
 
 
 def dump(config: BaseModel) -> str:
@@ -104,20 +111,7 @@ def dump(config: BaseModel) -> str:
     return write_toml(config.model_dump(mode="json", exclude_none=True))
 
 
-def seal(text: str) -> str:
-    """A config that `load` accepts only unchanged: nobody edits it, so a change is damage."""
-    text = f"{_SEALED}\n{text}"
-    return f"{text}{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n"
-
-
-def _holds(text: str) -> bool:
-    content, mark, digest = text.rpartition(_SEAL)
-    if not mark:
-        return not text.startswith(_SEALED)
-    return hashlib.sha256(content.encode()).hexdigest() == digest.strip()
-
-
-def differences(old: BaseModel, new: BaseModel) -> dict[str, tuple[Any, Any]]:
+def changed_settings(old: BaseModel, new: BaseModel) -> dict[str, tuple[Any, Any]]:
     """Key path -> (old value, new value) of everything that differs; None for an unset key."""
     before, after = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
     keys = dict.fromkeys([*before, *after])
@@ -182,20 +176,10 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-Keys = tuple[str | int, ...]
-
-_WORDS = {
-    "a valid array": "a list",
-    "a valid dictionary": "a section",
-    "an object": "a section",
-    "a valid string": "a string",
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid boolean": "true or false",
-}
+# -- mistakes --------------------------------------------------------------------------------------
 
 
-def explain(
+def _explain(
     error: pydantic.ValidationError,
     model_class: type[BaseModel],
     *,
@@ -213,7 +197,7 @@ def explain(
     mistakes: dict[tuple[Keys, Any], list[str]] = {}
     for mistake in error.errors():
         keys, owner = _locate(mistake["loc"], model_class)
-        message = _say(mistake, keys, owner)
+        message = _describe(mistake, keys, owner)
         keys, message = _move_key(keys, message, mistake["type"], model_class)
         # A value that fits no member of a union is one mistake, which pydantic reports per member.
         mistakes.setdefault((keys, repr(mistake["input"])), []).append(message)
@@ -225,7 +209,7 @@ def explain(
     return lines
 
 
-def _say(mistake: Any, keys: Keys, owner: type[BaseModel]) -> str:
+def _describe(mistake: Any, keys: Keys, owner: type[BaseModel]) -> str:
     kind, given, context = mistake["type"], mistake["input"], mistake.get("ctx", {})
     if kind == "extra_forbidden":
         return f"unknown key; {nearest(str(keys[-1]), owner.model_fields)}"
@@ -306,6 +290,9 @@ def _members(annotation: Any) -> list[Any]:
 
 def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+# -- TOML ------------------------------------------------------------------------------------------
 
 
 def parse_value(text: str) -> Any:

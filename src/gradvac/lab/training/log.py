@@ -1,45 +1,37 @@
-"""LOG"""
+"""The log of a run: metrics and what else training writes, sums between entries, progress shown.
 
-import json
-import math
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any
-import numpy as np
-from numpy.typing import NDArray
-from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.files import write_json, write_text
-from gradvac.lab.runs.kept import keep_file
-from gradvac.lab.training import config
-from gradvac.lab.training.config import ConfigError
-from gradvac.lab.training.distributed import Job
-from gradvac.lab.training.settings import EXTENSIBLE, TECHNICAL, TECHNICAL_ELSEWHERE, RunConfig
-from gradvac.lab.training.settings import Signature
-from gradvac.lab.training.weights import CheckpointError
+`gradvac.lab.runs.folder` lists the files.
+"""
+
 import hashlib
 import importlib
+import json
+import logging
+import math
+import os
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, Protocol
-from gradvac.lab.training.settings import RunConfig
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
 import torch
-from torch import Tensor
-from gradvac.lab.training.environment import peak_memory
+from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor
 
+from gradvac.lab.messages import log_to
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.runs.files import write_json, write_text
+from gradvac.lab.training import config
+from gradvac.lab.training.config import ConfigError
+from gradvac.lab.training.environment import peak_memory
+from gradvac.lab.training.settings import EXTENSIBLE, TECHNICAL, TECHNICAL_ELSEWHERE, RunConfig
 
+logger = logging.getLogger(__name__)
 
 
 class RunLog:
@@ -48,62 +40,50 @@ class RunLog:
     Args:
         run: The folder; made if it does not exist.
         settings: What the run is trained with.
-        say: Called with messages for the user.
+        is_first: Whether this is the first of the processes that train the run, which alone
+            writes; in the others everything below does nothing.
 
     Raises:
         ValueError: Another process trains in this folder.
     """
 
-    def __init__(
-        self, run: Path, settings: RunConfig, *, say: Callable[[str], None] = print
-    ) -> None:
-        self.run, self._settings, self._say = run, settings, say
+    def __init__(self, run: Path, settings: RunConfig, *, is_first: bool = True) -> None:
+        self.run, self._settings, self._is_first = run, settings, is_first
         self.folder = RunFolder(run)
         self._writers: list[Writer] = []
-        self._lock = self.folder.lock(
-            f"run: another process is training in {run}; wait for it, or choose another folder."
-        )
-        self._lock.acquire()
-        self._place = _place(run)
-        self._metrics = self.folder.metrics.open("ab", buffering=0)
-
-    def keep(self, files: Mapping[str, bytes]) -> None:
-        """Keep copies of files that the run needs wherever its folder is moved: see `runs.kept`."""
-        for name, content in files.items():
-            is_new = not self.folder.kept_checkpoints()
-            keep_file(self.run / name, content, is_new=is_new)
-
-    def require_place(self) -> None:
-        """Refuse to continue if another folder has taken the place of ours.
-
-        Raises:
-            CheckpointError: The run folder was moved away.
-        """
-        if _place(self.run) != self._place:
-            raise CheckpointError(
-                f"run: {self.run} was moved, removed or replaced during training. What was saved "
-                "is where the folder is now; move it back, and start the same command again."
+        self._open = ExitStack()
+        if is_first:
+            busy = "another process is training in"
+            self._open.enter_context(
+                self.folder.lock(f"run: {busy} {run}; wait for it, or choose another folder.")
             )
+            self._metrics = self.folder.metrics.open("ab", buffering=0)
+            self._open.enter_context(self._metrics)
+
+    def save_files(self, files: Mapping[str, bytes]) -> None:
+        """Save copies of files that the run needs wherever its folder is moved."""
+        if self._is_first:
+            self.folder.save_files(files)
 
     def check_settings(self) -> None:
-        """Refuse to continue a run as another experiment.
+        """Check that the run is not continued as another experiment.
 
         Raises:
             ConfigError: A setting differs that may not change within a run; one line each.
         """
-        former = config.load(type(self._settings), self.folder.config)
-        changed = config.differences(former, self._settings)
+        before = config.load(type(self._settings), self.folder.config)
+        changed = config.changed_settings(before, self._settings)
         allowed = {*TECHNICAL_ELSEWHERE, *(f"train.{key}" for key in (*TECHNICAL, *EXTENSIBLE))}
-        refused = [key for key in changed if key not in allowed]
-        if refused:
-            lines = [
-                f"{key}: the run in {self.run} has {changed[key][0]!r}, now {changed[key][1]!r} "
-                "was asked for; a run keeps it. Choose another folder."
-                for key in refused
-            ]
+        lines = [
+            f"{key}: the run in {self.run} has {old!r}, now {new!r} was asked for; a run keeps it. "
+            "Choose another folder."
+            for key, (old, new) in changed.items()
+            if key not in allowed
+        ]
+        if lines:
             raise ConfigError("\n".join(lines))
         for key, (old, new) in changed.items():
-            self._say(f"{key}: {old!r} until now, {new!r} from here on.")
+            logger.info("%s: %r until now, %r from here on.", key, old, new)
 
     def begin(self, *, step: int, metrics_bytes: int) -> None:
         """Start writing after `step`; what a killed process logged beyond it is removed.
@@ -112,22 +92,30 @@ class RunLog:
             step: Step of the checkpoint that the run continues from; 0 for a new run.
             metrics_bytes: `position()` as it was then.
         """
+        if not self._is_first:
+            return
         if self.position() < metrics_bytes:
-            name = self.folder.metrics.name
-            self._say(f"{name} is shorter than it was; entries before step {step} are missing.")
+            logger.warning(
+                "%s is shorter than it was; entries before step %d are missing.",
+                self.folder.metrics.name,
+                step,
+            )
         else:
             os.truncate(self.folder.metrics, metrics_bytes)
-        write_text(self.folder.config, config.seal(config.dump(self._settings)))
-        self._writers = open_writers(self.run, self._settings, step=step, say=self._say)
+        write_text(self.folder.config, config.dump(self._settings))
+        self._writers = open_writers(self.run, self._settings, step=step)
+        for writer in self._writers:
+            self._open.callback(writer.close)
 
-    def sign(self, signature: Signature) -> None:
-        """Write the signature."""
-        self.require_place()
-        fields = signature.to_dict() | {"signature": str(signature)}
-        write_json(self.folder.signature, fields)
+    def sign(self, signature: Mapping[str, str]) -> None:
+        """Write the signature: see `run_signature`."""
+        if self._is_first:
+            write_json(self.folder.signature, dict(signature))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append one entry, which readers see at once."""
+        if not self._is_first:
+            return
         # JSON has no NaN: what is not finite is null.
         plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
         line = json.dumps({"step": step, **plain}).encode() + b"\n"
@@ -147,16 +135,14 @@ class RunLog:
 
     def position(self) -> int:
         """Bytes of `metrics.jsonl`, which are on disk once this returns."""
+        if not self._is_first:
+            return 0
         os.fsync(self._metrics.fileno())
         return os.fstat(self._metrics.fileno()).st_size
 
     def close(self) -> None:
-        """Close all writers and release the folder."""
-        with ExitStack() as stack:  # whatever one of them raises, all are closed
-            stack.callback(self._lock.release)
-            stack.callback(self._metrics.close)
-            for writer in self._writers:
-                stack.callback(writer.close)
+        """Close all writers and release the folder, whatever one of them raises."""
+        self._open.close()
 
     def __enter__(self) -> "RunLog":
         return self
@@ -164,51 +150,6 @@ class RunLog:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with after(error):
             self.close()
-
-
-class SilentLog(RunLog):
-    """The log of a process that writes nothing, because the first of its job does."""
-
-    def __init__(self, run: Path, settings: RunConfig) -> None:
-        self.run, self._settings, self.folder = run, settings, RunFolder(run)
-
-    def keep(self, files: Mapping[str, bytes]) -> None:
-        """Leave it to the first process, like everything below."""
-
-    def require_place(self) -> None:
-        """See `keep`."""
-
-    def check_settings(self) -> None:
-        """See `keep`."""
-
-    def begin(self, *, step: int, metrics_bytes: int) -> None:
-        """See `keep`."""
-
-    def sign(self, signature: Signature) -> None:
-        """See `keep`."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """See `keep`."""
-
-    def draw(self, step: int, name: str, pixels: NDArray[np.uint8]) -> None:
-        """See `keep`."""
-
-    def position(self) -> int:
-        """Nothing is written here."""
-        return 0
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def open_log(run: Path, settings: RunConfig, job: Job, *, say: Callable[[str], None]) -> RunLog:
-    """The log of a run, for one of the processes that train it."""
-    return RunLog(run, settings, say=say) if job.is_first else SilentLog(run, settings)
-
-
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """All records of a run; a line that is still being written is left out."""
-    return RunFolder(run).read_metrics()
 
 
 @contextmanager
@@ -220,14 +161,6 @@ def after(first: BaseException | None) -> Iterator[None]:
         if first is None:
             raise
         first.add_note(f"Closing failed too: {error}")
-
-
-def _place(folder: Path) -> tuple[int, int] | None:
-    try:
-        status = folder.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 class Writer(Protocol):
@@ -276,11 +209,11 @@ class Tracker:
         self._module: Any = importlib.import_module(name)
         options: dict[str, Any] = {"name": run.name, "resume": "allow"}
         if name == "wandb":  # trackio finds a run by its name, wandb by an id
-            place = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:8]
-            identity = re.sub("[^A-Za-z0-9._-]", "-", f"{run.name}-{place}")
+            digest = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:8]
+            identity = re.sub("[^A-Za-z0-9._-]", "-", f"{run.name}-{digest}")
             options |= {"id": identity, "dir": str(run)}
-        config = settings.model_dump(mode="json")
-        self._module.init(project=settings.train.project, config=config, **options)
+        dumped = settings.model_dump(mode="json")
+        self._module.init(project=settings.train.project, config=dumped, **options)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record scalars."""
@@ -294,9 +227,7 @@ class Tracker:
         self._module.finish()
 
 
-def open_writers(
-    run: Path, settings: RunConfig, *, step: int, say: Callable[[str], None]
-) -> list[Writer]:
+def open_writers(run: Path, settings: RunConfig, *, step: int) -> list[Writer]:
     """The writers the config names.
 
     TensorBoard, which is on by default, may be missing; a writer that was asked for may not.
@@ -314,7 +245,7 @@ def open_writers(
                     f"train.writers: {name!r} is not installed ({error}); install it, or leave it "
                     "out."
                 ) from error
-            say("TensorBoard is not installed; metrics go to metrics.jsonl only.")
+            logger.info("TensorBoard is not installed; metrics go to metrics.jsonl only.")
     return writers
 
 
@@ -360,7 +291,7 @@ class Meters:
             torch.cuda.synchronize(self._device)
         self.seconds += time.perf_counter() - self._mark
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Start the clock again."""
         self._mark = time.perf_counter()
 
@@ -371,7 +302,7 @@ class Meters:
         """
         sums = {name: float(value) for name, value in self._sums.items()}
         self.pause()
-        self.go_on()
+        self.resume()
         seconds = max(self.seconds - self._seconds_before, 1e-9)
         tokens = sums.pop("tokens")
         means = {name: value / tokens if tokens else float("nan") for name, value in sums.items()}
@@ -402,11 +333,13 @@ class Meters:
         self._in_a_row = torch.tensor(state["in_a_row"], device=self._device)
         self._num_steps = state["num_steps"]
         self.seconds, self._seconds_before = state["seconds"], state["seconds_before"]
-        self.go_on()
+        self.resume()
 
 
 class Display:
     """A progress bar with loss, tokens/s and time left; without a terminal, a line per log entry.
+
+    While it is entered (`with`), messages of the package's log are shown too, above the bar.
 
     Args:
         console: Where to write; None: standard output.
@@ -417,6 +350,7 @@ class Display:
         self.console = console or Console(highlight=False, markup=False, soft_wrap=True)
         self._quiet = quiet
         self._progress: Progress | None = None
+        self._messages: list[AbstractContextManager[None]] = []  # a display may be entered twice
 
     def say(self, message: str) -> None:
         """Print a message; above the bar, if there is one."""
@@ -461,10 +395,13 @@ class Display:
             self._progress = None
 
     def __enter__(self) -> "Display":
+        self._messages.append(log_to(self.say))
+        self._messages[-1].__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+        self._messages.pop().__exit__(None, None, None)
 
 
 def _duration(seconds: float) -> str:

@@ -1,27 +1,30 @@
-"""STREAM"""
+"""Streams of batches: rows drawn from tasks, and any stream prefetched in a thread."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, Self, TypeVar
-import torch
-from torch import Tensor
-from gradvac.sampling.epochs import Numbers, Passes
-from gradvac.lab.training.distributed import WHOLE, Part
-from gradvac.sampling.tasks import SamplingConfig, costs_by_slot
+# T tasks
+
 import atexit
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, Generic
-from gradvac.lab.training.recipe import BatchCo, BatchStream
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from gradvac.lab.training.recipe import FULL_BATCH, BatchCo, BatchSlice, BatchStream
+from gradvac.lab.training.settings import SamplingConfig
 from gradvac.recording import DEVICE_WORK
-
-
-
+from gradvac.sampling import Epochs, costs_by_slot
+from gradvac.sampling.epochs import Numbers
 
 B = TypeVar("B", bound="TensorBatch")
+Prepare = Callable[[Any], Any]
+_POLL_EVERY = 0.2  # seconds after which a waiting thread checks whether it was stopped
+_END_WITHIN = 30.0  # seconds that a process waits for its threads when it ends
+_WORKERS: "weakref.WeakSet[_Worker]" = weakref.WeakSet()
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +36,8 @@ class TensorBatch(ABC):
     """
 
     @abstractmethod
-    def take(self, part: Part, costs: Sequence[float] | None = None) -> Self:
-        """The part of one process; `costs` replaces what the rows cost."""
+    def take(self, part: BatchSlice, costs: Sequence[float] | None = None) -> Self:
+        """The slice of one process; `costs` replaces what the rows cost."""
 
     def pin(self) -> Self:
         """The same in pinned memory, from which a GPU copies asynchronously."""
@@ -45,15 +48,15 @@ class TensorBatch(ABC):
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def copy(self) -> Self:
-        """The same in memory of its own."""
+        """The same in new memory."""
         return self._map(Tensor.clone)
 
     def copy_(self, other: Self) -> None:
         """Copy another batch of the same frame into this one, asynchronously."""
-        theirs = other._tensors()
+        new = other._tensors()
         for name, tensor in self._tensors().items():
-            assert tensor.shape == theirs[name].shape, "batches of a run have one size"
-            tensor.copy_(theirs[name], non_blocking=True)
+            assert tensor.shape == new[name].shape, "batches of a run have one size"
+            tensor.copy_(new[name], non_blocking=True)
 
     def _tensors(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -75,7 +78,7 @@ class RowStream(Generic[B]):
         accumulation: Batches per optimizer step, which is what a schedule counts.
         num_steps: Optimizer steps of the whole training; a cap on epochs needs it.
         seed: Seed of everything that is drawn.
-        part: Which part of every batch is handed out here.
+        part: Which rows of every batch are handed out here.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class RowStream(Generic[B]):
         accumulation: int,
         num_steps: int | None = None,
         seed: int,
-        part: Part = WHOLE,
+        part: BatchSlice = FULL_BATCH,
     ) -> None:
         if sampling.slots is not None and sampling.slots > rows:
             raise ValueError(
@@ -98,7 +101,7 @@ class RowStream(Generic[B]):
         self._make = make
         num_rows = None if num_steps is None else num_steps * accumulation * rows
         self._sampler = sampling.build(sizes, seed=seed, num_rows=num_rows)
-        self._passes = Passes(list(sizes.values()), seed=seed)
+        self._epochs = Epochs(list(sizes.values()), seed=seed)
         self._rows, self._part = rows, part
         self._accumulation, self._num_batches = accumulation, 0
 
@@ -110,7 +113,7 @@ class RowStream(Generic[B]):
         number = self._num_batches
         counts, slots = self._sampler.draw_rows(self._rows, step=number // self._accumulation)
         self._num_batches += 1
-        chosen = [self._passes.take(task, count) for task, count in enumerate(counts.tolist())]
+        chosen = [self._epochs.take(task, count) for task, count in enumerate(counts.tolist())]
         costs = None if slots is None else costs_by_slot(counts, slots)
         return self._make(chosen, number).take(self._part, costs)
 
@@ -118,24 +121,18 @@ class RowStream(Generic[B]):
         """The position of the stream."""
         return {
             "sampler": self._sampler.state_dict(),
-            **self._passes.state_dict(),
+            **self._epochs.state_dict(),
             "num_batches": self._num_batches,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue there."""
         self._sampler.load_state_dict(state["sampler"])
-        self._passes.load_state_dict(state)
+        self._epochs.load_state_dict(state)
         self._num_batches = int(state["num_batches"])
 
 
-Prepare = Callable[[Any], Any]
-_LOOK_EVERY = 0.2  # seconds after which a waiting thread checks whether it was stopped
-_PATIENCE = 30.0  # seconds that a process waits for its threads when it ends
-_AT_WORK: "weakref.WeakSet[_Worker]" = weakref.WeakSet()
-
-
-class Ahead(Generic[BatchCo]):
+class Prefetch(Generic[BatchCo]):
     """A stream whose next batches are ready when they are asked for.
 
     It hands out the batches of `stream` in order, and its state is that of `stream` after the last
@@ -155,7 +152,7 @@ class Ahead(Generic[BatchCo]):
         self._state = stream.state_dict()
         self._worker: _Worker | None = None
 
-    def __iter__(self) -> "Ahead[BatchCo]":
+    def __iter__(self) -> "Prefetch[BatchCo]":
         return self
 
     def __next__(self) -> BatchCo:
@@ -187,10 +184,10 @@ class _Worker:
         self._ready: queue.Queue[tuple[Any, dict[str, Any] | None]] = queue.Queue(depth)
         self._stopped = threading.Event()
         self._thread = threading.Thread(
-            target=self._work, args=(stream, prepare), name="batches ahead", daemon=True
+            target=self._work, args=(stream, prepare), name="prefetch", daemon=True
         )
         self._thread.start()
-        _AT_WORK.add(self)
+        _WORKERS.add(self)
 
     def take(self) -> tuple[Any, dict[str, Any]]:
         batch, state = self._ready.get()
@@ -201,8 +198,8 @@ class _Worker:
     def stop(self) -> None:
         self._stopped.set()
 
-    def join(self, patience: float | None = None) -> None:
-        self._thread.join(patience)
+    def join(self, seconds: float | None = None) -> None:
+        self._thread.join(seconds)
 
     def _work(self, stream: BatchStream[Any], prepare: Prepare | None) -> None:
         try:
@@ -218,7 +215,7 @@ class _Worker:
     def _put(self, batch: Any, state: dict[str, Any] | None) -> None:
         while not self._stopped.is_set():
             try:
-                self._ready.put((batch, state), timeout=_LOOK_EVERY)
+                self._ready.put((batch, state), timeout=_POLL_EVERY)
             except queue.Full:
                 continue
             return
@@ -227,8 +224,8 @@ class _Worker:
 @atexit.register
 def _end_all() -> None:
     """Let threads end before Python does: one in the middle of a batch would abort the process."""
-    at_work = list(_AT_WORK)
-    for worker in at_work:
+    workers = list(_WORKERS)
+    for worker in workers:
         worker.stop()
-    for worker in at_work:
-        worker.join(_PATIENCE)
+    for worker in workers:
+        worker.join(_END_WITHIN)

@@ -13,7 +13,6 @@ from gradvac.lab.recipes.nmt.sealed import SealedFolder, read_facts
 from gradvac.lab.recipes.nmt.tokens import SUFFIXES, TokenShards, shard_name
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary, extend
 from gradvac.lab.runs import PREPARED_MANIFEST, RunFolder, other_data
-from gradvac.lab.runs.kept import read_kept
 from gradvac.tasks import parse, turned
 
 MANIFEST, REPORT, VOCABULARY = PREPARED_MANIFEST, "report.json", "vocabulary.model"
@@ -125,7 +124,7 @@ class Prepared:
         Raises:
             ValueError: The run was trained with another vocabulary.
         """
-        if self.files[VOCABULARY].read_bytes() != read_kept(RunFolder(run).vocabulary):
+        if self.files[VOCABULARY].read_bytes() != RunFolder(run).read_saved(VOCABULARY):
             raise ValueError(
                 f"data.prepared: {self.folder} has another vocabulary than {run} was trained with; "
                 "give the folder it was trained from with data.prepared=..."

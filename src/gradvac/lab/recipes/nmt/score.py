@@ -23,8 +23,7 @@ from gradvac.lab.recipes.nmt.translator import Translator
 from gradvac.lab.runs import RunFolder, TaskScores
 from gradvac.lab.runs.sentences import SentenceCounts, identify
 from gradvac.lab.training import config
-from gradvac.lab.training.settings import trained_settings
-from gradvac.lab.training.settings import TECHNICAL_ELSEWHERE
+from gradvac.lab.training.settings import TECHNICAL_ELSEWHERE, trained_settings
 from gradvac.tasks import parse
 
 # Scripts without blanks between words, whose n-grams are counted otherwise.
@@ -258,7 +257,7 @@ def score_run(
 
 def _searched(trained: NmtConfig, asked: NmtConfig) -> str:
     """Settings of the search that differ from the run's own."""
-    changed = config.differences(trained, asked)
+    changed = config.changed_settings(trained, asked)
     return ", ".join(
         f"{key} = {new}"
         for key, (_, new) in changed.items()

@@ -25,9 +25,8 @@ from gradvac.lab.recipes.nmt.settings import NmtConfig
 from gradvac.lab.recipes.nmt.stream import Numbers, TaskData, gather_batch
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import choose_device, config
-from gradvac.lab.training.settings import trained_settings
 from gradvac.lab.training.measuring import measure_checkpoints
-from gradvac.lab.training.settings import weights_hash
+from gradvac.lab.training.settings import trained_settings, weights_hash
 from gradvac.tasks import parse
 
 ENGINES = ("per_task", "one_backward")

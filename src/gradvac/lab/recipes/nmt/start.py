@@ -37,7 +37,7 @@ def require_parent(settings: ModelConfig) -> None:
                 f"model.init: {settings.init} has model.{name} = {other}, but this run {own}; take "
                 "over its [model] settings."
             )
-    checkpoint.require_weights(settings.init, settings.init_weights)
+    checkpoint.resolve_weights(settings.init, settings.init_weights)
 
 
 def start_from(settings: ModelConfig, model: Transformer, vocabulary: Vocabulary) -> str:

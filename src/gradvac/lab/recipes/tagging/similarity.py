@@ -31,9 +31,8 @@ from gradvac.lab.recipes.tagging.tagger import (
 )
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import choose_device, config
-from gradvac.lab.training.settings import trained_settings
 from gradvac.lab.training.measuring import measure_checkpoints
-from gradvac.lab.training.settings import weights_hash
+from gradvac.lab.training.settings import trained_settings, weights_hash
 
 GRANULARITIES = ("all_layer", "whole_model")
 _FEWEST = 10  # windows of a language

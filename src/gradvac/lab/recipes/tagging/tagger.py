@@ -17,7 +17,7 @@ from gradvac.lab.recipes.tagging.batch import TagBatch, by_length, make_batch
 from gradvac.lab.recipes.tagging.encoder import build_model, load_tokenizer
 from gradvac.lab.recipes.tagging.encoding import Windows, WordEncoder
 from gradvac.lab.recipes.tagging.settings import TaggingConfig
-from gradvac.lab.runs.kept import read_kept
+from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import FromRun, checkpoint
 from gradvac.lab.training.environment import around_forward
 
@@ -158,8 +158,7 @@ def _require_encoder(run: Path) -> None:
     """Refuse what is not a tagging run, and files that are not what it was trained with."""
     if not (run / ENCODER / "config.json").is_file():
         raise ValueError(f"{run}: has no {ENCODER}/config.json; it is not a tagging run.")
-    for seal in (run / ENCODER).glob("*.sha256"):
-        read_kept(seal.with_suffix(""))
+    RunFolder(run).verify_saved()
 
 
 def pad_token(tokenizer: object) -> int:
