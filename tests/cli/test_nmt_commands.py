@@ -90,7 +90,7 @@ def test_similarity_report_figures(gradvac: Gradvac, run: Path, tmp_path: Path) 
     fails(gradvac("similarity", run, "--device", "foo"), "device: 'foo' is unknown")
     fails(gradvac("similarity", run, "--lines", "1"), "at least 2 lines, got 1")
     fails(
-        gradvac("similarity", run, "--weights", "3"), "no checkpoint of step 3; there are [0, 2, 4]"
+        gradvac("similarity", run, "--weights", "3"), "no weights 3; there are: best, last, 0, 2, 4"
     )
     wrong = gradvac("similarity", run, "--granularity", "layers", "--lines", "12")
     fails(wrong, "granularit")
