@@ -8,38 +8,17 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from gradvac.lab.recipes import recipe_named
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.files import write_json
-from gradvac.lab.training import Result, RunConfig, config
+from gradvac.lab.training import RunConfig, config
 from gradvac.lab.training.toml import write_value
 
 INTERRUPTED = 130  # exit status
-
-
-class Recipe(NamedTuple):
-    """What a sweep needs of a recipe."""
-
-    settings: type[RunConfig]
-    train: Callable[[Any, Path], Result]
-    score: Callable[..., object]
-    measure: Callable[..., object]
-
-
-def recipe_named(name: str) -> Recipe:
-    """The recipe of that name; imports it."""
-    if name == "nmt":
-        from gradvac.lab.recipes import nmt
-        from gradvac.lab.recipes.nmt.similarity import measure_run as measure_translation
-
-        return Recipe(nmt.NmtConfig, nmt.train_translation, nmt.score_run, measure_translation)
-    from gradvac.lab.recipes import tagging
-    from gradvac.lab.recipes.tagging.similarity import measure_run as measure_tagging
-
-    return Recipe(tagging.TaggingConfig, tagging.train_tagging, tagging.score_run, measure_tagging)
 
 
 def load_settings(recipe: str, base: str | Path, settings: dict[str, Any]) -> RunConfig:
@@ -65,7 +44,7 @@ def work(
     """Train, score and measure one run, and write how it ended; an exit status.
 
     Args:
-        recipe: "nmt" or "tagging".
+        recipe: The name of the recipe: "nmt", "tagging", or `MODULE:NAME`.
         base: File of the config that is varied.
         settings: Setting -> value.
         run: The run folder.
