@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradvac.lab.recipes.nmt import Batch, NmtConfig
-from gradvac.lab.recipes.nmt.preparation import open_or_prepare
+from gradvac.lab.recipes.nmt.preparation import open_corpus
 from gradvac.lab.recipes.nmt.recipe import TranslationRecipe
 from gradvac.lab.training import seed_everything
 from gradvac.lab.training.optimizer import set_lr, settle
@@ -68,7 +68,7 @@ class Snapshot:
 
 
 def make_state(config: NmtConfig) -> RunState[Batch]:
-    prepared = open_or_prepare(config.data, say=lambda _: None)
+    prepared = open_corpus(config.data)
     seed_everything(0)
     return RunState(TranslationRecipe(config, prepared), config, Job())
 

@@ -35,7 +35,7 @@ from gradvac.lab.runs.scores import TaskScores, read_scores, scored_weights, wri
 if TYPE_CHECKING:
     from gradvac.lab.runs.sentences import SentenceCounts
 
-PREPARED_MANIFEST = "manifest.json"  # of a folder of prepared data
+PREPARED_MANIFEST = "prepared.json"  # what describes a folder of prepared data
 _STEP = "step-"
 _WEIGHTS = ".safetensors"
 _LONGEST_HEADER = 100_000_000  # of weights; safetensors' own limit

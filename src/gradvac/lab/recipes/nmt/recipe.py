@@ -9,16 +9,22 @@ import numpy as np
 import torch
 from rich.table import Table
 
+from gradvac.lab.recipes.common.prepared import show_log
 from gradvac.lab.recipes.nmt.batch import Batch
-from gradvac.lab.recipes.nmt.data_settings import DEV, TRAIN
 from gradvac.lab.recipes.nmt.model import Transformer
-from gradvac.lab.recipes.nmt.preparation import open_or_prepare
-from gradvac.lab.recipes.nmt.prepared import VOCABULARY, Prepared
-from gradvac.lab.recipes.nmt.score import score_lines
-from gradvac.lab.recipes.nmt.settings import NmtConfig
+from gradvac.lab.recipes.nmt.preparation import (
+    VOCABULARY,
+    PreparedCorpus,
+    open_corpus,
+    prepare_corpus,
+)
+from gradvac.lab.recipes.nmt.score import score_lines, score_translation
+from gradvac.lab.recipes.nmt.settings import DEV, TRAIN, NmtConfig
+from gradvac.lab.recipes.nmt.similarity import measure_translation
 from gradvac.lab.recipes.nmt.start import require_parent, start_from, warn_of_schedule
 from gradvac.lab.recipes.nmt.stream import Numbers, Stream, TaskData, gather_batch
 from gradvac.lab.recipes.nmt.translator import Translator
+from gradvac.lab.recipes.registry import Recipe
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import (
     WHOLE,
@@ -45,7 +51,7 @@ class TranslationRecipe:
         prepared: Its data.
     """
 
-    def __init__(self, config: NmtConfig, prepared: Prepared) -> None:
+    def __init__(self, config: NmtConfig, prepared: PreparedCorpus) -> None:
         self.config, self.prepared = config, prepared
         self.tasks = config.data.all_tasks()
         self.model: Transformer = config.model.build(len(prepared.vocabulary))
@@ -196,12 +202,23 @@ def train_translation(
         if Path(run).is_file():
             raise ValueError(f"run: {run} is a file; choose the name of a folder for the run.")
         job.together(lambda: require_parent(config.model))
-        prepared = job.first_then_others(lambda: open_or_prepare(config.data, say=say))
+        with show_log(say):
+            prepared = job.first_then_others(lambda: open_corpus(config.data))
         seed_everything(config.train.seed)
         recipe = TranslationRecipe(config, prepared)
         epochs = recipe.epochs()
         display.console.print(recipe.epochs_table(epochs))
         for warning in warn_of_schedule(config, epochs):
             say(warning)
-        vocabulary = {RunFolder(Path(run)).vocabulary.name: prepared.files[VOCABULARY].read_bytes()}
+        vocabulary = {RunFolder(Path(run)).vocabulary.name: prepared.path(VOCABULARY).read_bytes()}
         return train(recipe, config, run, display=display, files=vocabulary)
+
+
+TRANSLATION = Recipe(
+    "nmt",
+    NmtConfig,
+    prepare=lambda config: prepare_corpus(config.data),
+    train=train_translation,
+    score=score_translation,
+    measure=measure_translation,
+)

@@ -28,7 +28,7 @@ import torch
 
 from gradvac.lab.recipes.nmt.batch import Batch, Frame, make_batch
 from gradvac.lab.recipes.nmt.filling import cut_full, make_frame, rows_to_draw
-from gradvac.lab.recipes.nmt.prepared import Prepared
+from gradvac.lab.recipes.nmt.preparation import PreparedCorpus
 from gradvac.lab.recipes.nmt.ragged import Ragged
 from gradvac.lab.recipes.nmt.settings import BatchConfig
 from gradvac.lab.recipes.nmt.tokens import TokenFile, TokenShards
@@ -64,7 +64,7 @@ class TaskData:
     tag: int
 
     @classmethod
-    def open(cls, prepared: Prepared, split: str, task: str) -> TaskData:
+    def open(cls, prepared: PreparedCorpus, split: str, task: str) -> TaskData:
         """Map the sentence pairs of a task in a set."""
         sources, targets = prepared.task_tokens(split, task)
         return cls(task, sources, targets, prepared.vocabulary.tag(parse(task).target))

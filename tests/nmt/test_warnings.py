@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gradvac.lab import languages as corpora
-from gradvac.lab.recipes.nmt import NmtConfig, open_or_prepare, prepare
-from gradvac.lab.recipes.nmt.doubts import of_languages
+from gradvac.lab.recipes.common.prepared import show_log
+from gradvac.lab.recipes.nmt import NmtConfig, open_corpus, prepare_corpus
+from gradvac.lab.recipes.nmt.cleaning import warn_of_languages
 
 ENGLISH = [f"she said that they would come back {n} days after the war" for n in range(30)]
 FRENCH = [f"elle a dit qu'ils reviendraient {n} jours après la guerre" for n in range(30)]
@@ -30,17 +31,19 @@ RUSSIAN = [f"она сказала что они вернутся через {n}
         ("en", "fr", (FRENCH[:5], ENGLISH[:5]), None),  # too little to say
     ],
 )
-def test_doubts(first: str, second: str, texts: tuple[list[str], ...], expected: str) -> None:
-    found = of_languages(first, second, list(zip(*texts, strict=True)))
+def test_languages_that_are_not_what_they_are_called(
+    first: str, second: str, texts: tuple[list[str], ...], expected: str
+) -> None:
+    found = warn_of_languages(first, second, list(zip(*texts, strict=True)))
     assert found is None if expected is None else expected in str(found)
 
 
 @pytest.mark.parametrize("code", ["qso", "qtu", "qnk", "qpp"])
-def test_constructed_languages_are_in_no_doubt(code: str) -> None:
+def test_constructed_languages_give_no_warning(code: str) -> None:
     pairs = corpora.default().pairs(code, "dev")[:200]
-    assert of_languages("en", code, pairs) is None
+    assert warn_of_languages("en", code, pairs) is None
     turned = [(right, left) for left, right in pairs]
-    assert "the wrong way round" in str(of_languages("en", code, turned))
+    assert "the wrong way round" in str(warn_of_languages("en", code, turned))
 
 
 def test_prepare_says_so_and_training_repeats_it(
@@ -62,9 +65,10 @@ def test_prepare_says_so_and_training_repeats_it(
         "max_tokens": 200,
     }
     config = toy_config(data={**sections, "cleaning": {"drop_held_out": False}}).data
-    for step in (prepare, prepare, open_or_prepare):
+    for step in (prepare_corpus, prepare_corpus, open_corpus):
         said: list[str] = []
-        step(config, say=said.append)
+        with show_log(said.append):
+            step(config)
         warnings = [line for line in said if line.startswith("warning")]
         assert len(warnings) == 1
         assert "train en-fr" in warnings[0]

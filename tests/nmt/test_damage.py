@@ -1,4 +1,4 @@
-"""Prepared data that are not what was written are told of, and mended by `prepare`."""
+"""PreparedCorpus data that are not what was written are told of, and mended by `prepare`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from gradvac.lab.recipes.common.prepared import show_log
 from gradvac.lab.recipes.nmt import (
     DataConfig,
     NmtConfig,
-    Prepared,
-    open_or_prepare,
-    prepare,
-    sealed,
+    PreparedCorpus,
+    open_corpus,
+    prepare_corpus,
 )
+from gradvac.lab.runs import manifest
 
 Build = Callable[..., NmtConfig]
 
@@ -28,13 +29,13 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in paths
-        if path.suffix != ".json" and path.name not in (".lock", ".verified.jsonl")
+        if path.suffix != ".json" and not path.name.endswith(".lock")
     }
 
 
 def use(config: DataConfig) -> None:
     """Read all that training and scoring read."""
-    prepared = Prepared.open(config)
+    prepared = PreparedCorpus.open(config)
     assert prepared is not None
     prepared.reports()
     for split, sizes in prepared.sizes.items():
@@ -88,51 +89,54 @@ NAMES = {
 @pytest.mark.parametrize("name", NAMES)
 def test_damage_is_refused_and_mended(toy_config: Build, name: str) -> None:
     config = toy_config().data
-    prepare(config, say=lambda _: None)
+    prepare_corpus(config)
     expected = contents(config.prepared)
     use(config)
     for harm in (remove, cut, empty, zero, flip, swap):
         harm(config.prepared / name, config.prepared / NAMES[name])
         with pytest.raises(ValueError, match=r"run `gradvac nmt prepare` again, which mends it"):
             use(config)
-        prepare(config, say=lambda _: None)
+        prepare_corpus(config)
         use(config)
         assert contents(config.prepared) == expected, harm
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"[" * 100_000, b"\xff\xfe"])
-def test_a_damaged_manifest_is_told_and_mended(toy_config: Build, content: bytes) -> None:
+@pytest.mark.parametrize("name", ["prepared.json", "manifest.json"])
+def test_a_damaged_manifest_is_refused_and_mended(
+    toy_config: Build, name: str, content: bytes
+) -> None:
     config = toy_config().data
-    whole = prepare(config, say=lambda _: None)
-    path = config.prepared / "manifest.json"
-    manifest = json.loads(path.read_bytes())
-    manifest["sizes"]["train"]["en-xx"] += 1
-    for damaged in (content, json.dumps(manifest).encode()):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"manifest\.json is damaged.*prepare"):
-            open_or_prepare(config)
-        assert prepare(config, say=lambda _: None).sizes == whole.sizes
+    whole = prepare_corpus(config)
+    path = config.prepared / "prepared.json"
+    metadata = json.loads(path.read_bytes())
+    metadata["sizes"]["train"]["en-xx"] += 1
+    for damaged, where in ((content, name), (json.dumps(metadata).encode(), "prepared.json")):
+        (config.prepared / where).write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{where}: .*prepare"):
+            open_corpus(config)
+        assert prepare_corpus(config).sizes == whole.sizes
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"key": 1, "files": 3}'])
-def test_a_damaged_note_of_a_step_makes_the_step_again(toy_config: Build, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"steps": {"vocabulary": {"key": 1}}}'])
+def test_damaged_notes_make_the_steps_again(toy_config: Build, content: bytes) -> None:
     config = toy_config().data
-    prepare(config, say=lambda _: None)
+    prepare_corpus(config)
     expected = contents(config.prepared)
-    for name in ("text/train.en-xx.json", "tokens/dev.en-yy.json", "vocabulary.json"):
-        (config.prepared / name).write_bytes(content)
+    (config.prepared / "steps.json").write_bytes(content)
     said: list[str] = []
-    prepare(config, say=said.append)
-    assert [line.split()[0] for line in said] == ["Cleaning", "Learning", "Cutting"]
+    with show_log(said.append):
+        prepare_corpus(config)
+    assert {line.split()[0] for line in said} == {"Cleaning", "Learning", "Tokenising"}
     assert contents(config.prepared) == expected
 
 
-@pytest.mark.parametrize("place", ["preparation.learn", "cutting.TokenWriter"])
+@pytest.mark.parametrize("place", ["preparation.learn", "tokens.TokenWriter"])
 def test_other_settings_killed_half_way_leave_no_prepared_data(
     toy_config: Build, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     config = toy_config().data
-    prepare(config, say=lambda _: None)
+    prepare_corpus(config)
     expected = contents(config.prepared)
 
     def die(*args: object, **options: object) -> bytes:
@@ -140,36 +144,38 @@ def test_other_settings_killed_half_way_leave_no_prepared_data(
 
     monkeypatch.setattr(f"gradvac.lab.recipes.nmt.{place}", die)
     with pytest.raises(KeyboardInterrupt):
-        prepare(toy_config(data={"limit": {"yy": 200}}).data, say=lambda _: None)
+        prepare_corpus(toy_config(data={"limit": {"yy": 200}}).data)
     monkeypatch.undo()
-    assert Prepared.open(config) is None
-    open_or_prepare(config, say=lambda _: None)
+    assert PreparedCorpus.open(config) is None
+    open_corpus(config)
     use(config)
     assert contents(config.prepared) == expected
 
 
-def test_a_copied_folder_is_read_through_once(
+def test_a_copied_folder_is_read_through(
     toy_config: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = toy_config().data
-    prepare(config, say=lambda _: None)
+    prepare_corpus(config)
     hashed: list[Path] = []
-    real = sealed.files.hash_file
 
-    def hash_file(path: Path) -> str:
+    def record(path: Path) -> manifest.Checksum:
         hashed.append(path)
-        return real(path)
+        return checksum_file(path)
 
-    monkeypatch.setattr(sealed.files, "hash_file", hash_file)
+    checksum_file = manifest.checksum_file
+    monkeypatch.setattr(manifest, "checksum_file", record)
     use(config)
-    assert hashed == []  # a start costs a look at each file
+    assert {path.name for path in hashed} == {"prepared.json"}  # a start looks at each file
     shutil.copytree(config.prepared, tmp_path / "copy")
     copied = config.model_copy(update={"prepared": tmp_path / "copy"})
-    use(copied)
-    assert len(hashed) == len(set(hashed)) == len(contents(copied.prepared)) + 1
     hashed.clear()
     use(copied)
-    assert hashed == []
+    assert len(set(hashed)) == len(contents(copied.prepared)) + 2
+    prepare_corpus(copied)
+    hashed.clear()
+    use(copied)
+    assert {path.name for path in hashed} == {"prepared.json"}
 
 
 def test_nothing_is_written_through_a_link(toy_config: Build, tmp_path: Path) -> None:
@@ -179,13 +185,13 @@ def test_nothing_is_written_through_a_link(toy_config: Build, tmp_path: Path) ->
     config.prepared.mkdir()
     (config.prepared / "text").symlink_to(elsewhere)
     with pytest.raises(ValueError, match="text is a link"):
-        prepare(config, say=lambda _: None)
+        prepare_corpus(config)
     assert not any(elsewhere.iterdir())
     (config.prepared / "text").unlink()
     (elsewhere / "mine").write_text("mine")
     (config.prepared / "vocabulary.model").symlink_to(elsewhere / "mine")
     with pytest.raises(ValueError, match=r"vocabulary\.model is a link"):
-        prepare(config, say=lambda _: None)
+        prepare_corpus(config)
     assert (elsewhere / "mine").read_text() == "mine"
 
 
