@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from gradvac.lab.runs import RunFolder, TaskScores
@@ -50,6 +52,7 @@ class RunScores(ABC):
         signature: The run's signature.
     """
 
+    task_word: ClassVar[str] = "task"
     run: str
     split: str
     weights: str
@@ -65,20 +68,27 @@ class RunScores(ABC):
         """Everything, ready for JSON."""
         return asdict(self) | {"means": {one.metric: one.by_level() for one in self.by_metric()}}
 
+    def further_columns(self) -> dict[str, list[str]]:
+        """What else a table shows of every task: heading -> cells."""
+        return {}
+
     def table(self) -> Table:
         """The scores as a table."""
-        metrics = self.by_metric()
-        shown = Table(title=f"{self.split}, {self.weights} weights", title_justify="left")
-        shown.add_column("task")
-        for one in metrics:
-            shown.add_column(one.metric, justify="right")
-        for task in self.by_task:
-            shown.add_row(task, *(one.show(one.by_task[task]) for one in metrics))
+        metrics, further = self.by_metric(), self.further_columns()
+        title = f"{self.run}: {self.split}, {self.weights} weights"
+        shown = Table(title=title, title_justify="left")
+        shown.add_column(self.task_word)
+        for heading in (*(one.metric for one in metrics), *further):
+            shown.add_column(heading, justify="right")
+        for number, task in enumerate(self.by_task):
+            values = (one.show(one.by_task[task]) for one in metrics)
+            shown.add_row(task, *values, *(cells[number] for cells in further.values()))
         shown.add_section()
         means = [one.by_level() for one in metrics]
         for level in means[0]:
             name = "average" if level == "all" else f"average, {level}"
-            shown.add_row(name, *(f"{by_level[level]:.1f}" for by_level in means))
+            values = (f"{by_level[level]:.1f}" for by_level in means)
+            shown.add_row(name, *values, *([""] * len(further)))
         return shown
 
 
@@ -95,6 +105,7 @@ def score_set(
     weights: str | int,
     of_weights: str,
     formulas: Mapping[str, str],
+    console: Console | None = None,
 ) -> S:
     """Score all tasks of a set, and keep outputs, counts and scores in the run folder.
 
@@ -108,10 +119,14 @@ def score_set(
         of_weights: What `RunFolder.identify_weights` said before they were read: training may
             replace them meanwhile.
         formulas: Metric -> how a score follows from its counts: see `runs.sentences.FORMULAS`.
+        console: Where progress is shown; None: nowhere.
     """
     folder = RunFolder(run)
     with folder.lock_beside("scores"):
-        results = {task: score_task(task) for task in tasks}
+        shown = track(
+            list(tasks), "Scoring", console=console or Console(quiet=True), transient=True
+        )
+        results = {task: score_task(task) for task in shown}
         scores = summarise(results, str(folder.read_signature().get("signature", "")))
         examples = {task: identify(result.examples) for task, result in results.items()}
         counts = [

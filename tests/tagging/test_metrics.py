@@ -7,16 +7,17 @@ import warnings
 
 import pytest
 
-from gradvac.lab.recipes.tagging.labels import UNIVERSAL_TAGS
-from gradvac.lab.recipes.tagging.metrics import count_spans, score_tags
-from gradvac.lab.recipes.tagging.spans import (
+from gradvac.lab.recipes.tagging.metrics import (
     Span,
     count_broken,
+    count_spans,
     find_spans,
     find_strict_spans,
     repair,
+    score_tags,
     xtreme_units,
 )
+from gradvac.lab.recipes.tagging.settings import UNIVERSAL_TAGS
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG"]
 UPOS = sorted(UNIVERSAL_TAGS)
