@@ -1,6 +1,6 @@
 """The config of a sweep, and the runs it stands for.
 
-    recipe = "nmt"                      # or "tagging"
+    recipe = "nmt"                      # or "tagging", or "module:NAME" of your own
     base = "tatoeba"                    # the config that is varied: a name, or a file
     score = ["test"]                    # sets to score when a run is finished
 
@@ -39,7 +39,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -84,7 +84,7 @@ class SweepConfig(Section):
     """A sweep.
 
     Attributes:
-        recipe: Which commands run it.
+        recipe: What is trained: a registered recipe, "module:NAME" or "file.py:NAME".
         base: The config that is varied: a name as on the command line, or a file.
         score: Sets to score when a run is finished.
         measure: Aligned sets on which the similarity of its tasks is measured then.
@@ -94,7 +94,7 @@ class SweepConfig(Section):
         submitit: For `--launcher submitit`: `cluster`, and what its executor takes.
     """
 
-    recipe: Literal["nmt", "tagging"]
+    recipe: str
     base: str
     score: list[str] = Field(default_factory=lambda: ["test"])
     measure: list[str] = Field(default_factory=list)

@@ -40,20 +40,21 @@ class MeasuredSet:
         tasks: Task names, at least two.
         model: The run's model, with any weights.
         rows: Rows of every task, equally many, `[T][N]`.
-        lengths: Tokens of the longest of the n-th rows, by which rows are sorted, `[N]`.
-        rows_per_batch: How many rows a batch may have, given the tokens of the longest.
         losses: Given the model and the chosen rows of every task, of which some have none: the
             summed loss of every row, and the task of every row.
-        about: What the measurement depends on: the set, and what identifies the data.
+        data: What identifies the data.
+        lengths: Tokens of the longest of the n-th rows, by which rows are sorted, `[N]`; None: all
+            are alike.
+        rows_per_batch: How many rows a batch may have, given the tokens of the longest.
     """
 
     tasks: Sequence[str]
     model: nn.Module
     rows: Sequence[Numbers]
-    lengths: Numbers
-    rows_per_batch: Callable[[int], int]
     losses: Callable[[nn.Module, Sequence[Numbers]], tuple[Tensor, Any]]
-    about: dict[str, object]
+    data: str
+    lengths: Numbers | None = None
+    rows_per_batch: Callable[[int], int] = lambda _: 64
 
 
 def measure_run(
@@ -115,7 +116,7 @@ def measure_run(
         about={
             "set": split,
             "lines": len(measured.rows[0]),
-            **measured.about,
+            "data": measured.data,
             "weights": weights_hash(config.load(settings_class, RunFolder(run).config)),
         },
         engine=engine,
@@ -129,12 +130,15 @@ class _Plan:
 
     def __init__(self, measured: MeasuredSet, *, is_mixed: bool) -> None:
         self._measured, self._is_mixed = measured, is_mixed
-        order = np.argsort(-measured.lengths, kind="stable")
+        lengths = measured.lengths
+        if lengths is None:
+            lengths = np.ones(len(measured.rows[0]), dtype=np.int64)
+        order = np.argsort(-lengths, kind="stable")
         order = order[: len(order) // 2 * 2]  # two halves of one size
         tasks_per_batch = len(measured.tasks) if is_mixed else 1
         self._chosen: list[list[Numbers]] = []  # batch -> task -> rows
         while len(order):
-            most = measured.rows_per_batch(int(measured.lengths[order[0]]))
+            most = measured.rows_per_batch(int(lengths[order[0]]))
             size = 2 * max(1, most // tasks_per_batch)
             for half in (0, 1):
                 self._chosen.append([numbers[order[half:size:2]] for numbers in measured.rows])

@@ -1,24 +1,26 @@
 """Scores of a run on one set: what all recipes do around their own metrics.
 
-A recipe scores one task at a time (`TaskResult`) and makes a table of all (`RunScores`);
-`score_set` holds the lock, writes outputs, counts by sentence and scores to the run folder, and
-notes which weights they belong to: `gradvac compare` and reports read any recipe's scores.
+A recipe opens a `Scorer`, which scores one task at a time; `score_run` holds the lock, writes
+outputs, counts by sentence and scores to the run folder, and notes which weights they belong to, so
+that `gradvac compare` and reports read any recipe's scores.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from gradvac.lab.runs import RunFolder, TaskScores
 from gradvac.lab.runs.sentences import Counts, SentenceCounts, identify
+from gradvac.lab.training import RunConfig, choose_device
+from gradvac.lab.training.from_run import trained_settings
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class TaskResult:
     """What scoring one task gave.
 
     Attributes:
-        score: The score, in the recipe's own form.
+        score: The score: metric -> value, or whatever the recipe's own `RunScores` expects.
         output: What was scored, for RUN/scores/SET.WEIGHTS.TASK.txt.
         counts: Metric -> the counts that it is computed from, example by example.
         examples: What identifies the examples and what was to be found in them: only scores of
@@ -40,7 +42,7 @@ class TaskResult:
 
 
 @dataclass(frozen=True)
-class RunScores(ABC):
+class RunScores:
     """The scores of a run on one set; a recipe adds what else belongs to them.
 
     Attributes:
@@ -60,9 +62,14 @@ class RunScores(ABC):
     levels: Mapping[str, str]
     signature: str
 
-    @abstractmethod
     def by_metric(self) -> tuple[TaskScores, ...]:
         """Every metric's scores by task; reports show the first."""
+        metrics = next(iter(self.by_task.values()))
+        note = f"{self.split} set, {self.weights} weights"
+        return tuple(
+            TaskScores(name, {t: one[name] for t, one in self.by_task.items()}, self.levels, note)
+            for name in metrics
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
@@ -95,45 +102,74 @@ class RunScores(ABC):
 S = TypeVar("S", bound=RunScores)
 
 
-def score_set(
-    run: Path,
-    tasks: Iterable[str],
-    score_task: Callable[[str], TaskResult],
-    summarise: Callable[[Mapping[str, TaskResult], str], S],
+@dataclass(frozen=True)
+class Scorer(Generic[S]):
+    """A run's model, loaded to score a set.
+
+    Attributes:
+        tasks: Task names.
+        score: Scores a task.
+        formulas: Metric -> how a score follows from its counts: see `runs.sentences.FORMULAS`.
+        summarise: Makes the scores of the run, given what `RunScores` takes.
+        levels: Task -> resource level, where known.
+    """
+
+    tasks: Sequence[str]
+    score: Callable[[str], TaskResult]
+    formulas: Mapping[str, str]
+    summarise: Callable[..., S]
+    levels: Mapping[str, str] = field(default_factory=dict)
+
+
+def score_run(
+    run: str | Path,
+    settings_class: type[RunConfig],
+    open_scorer: Callable[[Any, Path, str, str | int, torch.device], Scorer[S]],
     *,
-    split: str,
-    weights: str | int,
-    of_weights: str,
-    formulas: Mapping[str, str],
+    split: str = "test",
+    weights: str | int = "best",
+    device: str = "auto",
+    overrides: Sequence[str] = (),
     console: Console | None = None,
 ) -> S:
-    """Score all tasks of a set, and keep outputs, counts and scores in the run folder.
+    """Score a set with a run's model, and keep outputs and scores in the run folder.
+
+    Writes RUN/scores/SET.WEIGHTS.json, the counts of every sentence beside it, for comparisons,
+    and what was scored: RUN/scores/SET.WEIGHTS.TASK.txt.
 
     Args:
         run: The run folder.
-        tasks: Task names.
-        score_task: Scores a task.
-        summarise: Makes the scores of the run from the tasks' results and the run's signature.
-        split: Name of the set.
+        settings_class: The class of its config.
+        open_scorer: `open_scorer(settings, run, split, weights, device)` loads the model.
+        split: "test", "dev", or another set that was prepared.
         weights: "best", "last", "averaged", or a step.
-        of_weights: What `RunFolder.identify_weights` said before they were read: training may
-            replace them meanwhile.
-        formulas: Metric -> how a score follows from its counts: see `runs.sentences.FORMULAS`.
+        device: "auto", "cpu", "cuda", ...
+        overrides: Of the run's config, such as "data.prepared=...".
         console: Where progress is shown; None: nowhere.
     """
+    run = Path(run)
     folder = RunFolder(run)
+    settings = trained_settings(settings_class, run, overrides)
+    of_weights = folder.identify_weights(weights)  # before they are read: training may replace them
+    scorer = open_scorer(settings, run, split, weights, choose_device(device))
+    console = console or Console(quiet=True)
     with folder.lock_beside("scores"):
-        shown = track(
-            list(tasks), "Scoring", console=console or Console(quiet=True), transient=True
+        tasks = track(list(scorer.tasks), "Scoring", console=console, transient=True)
+        results = {task: scorer.score(task) for task in tasks}
+        scores = scorer.summarise(
+            str(run),
+            split,
+            str(weights),
+            {task: result.score for task, result in results.items()},
+            dict(scorer.levels),
+            str(folder.read_signature().get("signature", "")),
         )
-        results = {task: score_task(task) for task in shown}
-        scores = summarise(results, str(folder.read_signature().get("signature", "")))
         examples = {task: identify(result.examples) for task, result in results.items()}
         counts = [
             SentenceCounts(
                 metric, formula, {t: one.counts[metric] for t, one in results.items()}, examples
             )
-            for metric, formula in formulas.items()
+            for metric, formula in scorer.formulas.items()
         ]
         folder.write_scored(
             split,

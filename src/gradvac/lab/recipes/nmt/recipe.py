@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from rich.table import Table
 
+from gradvac.lab.recipes.common.batches import has_static_shape, is_on_gpu
 from gradvac.lab.recipes.common.prepared import show_log
 from gradvac.lab.recipes.nmt.batch import Batch
 from gradvac.lab.recipes.nmt.model import Transformer
@@ -33,7 +34,6 @@ from gradvac.lab.training import (
     Part,
     Result,
     StepLosses,
-    choose_device,
     effective_epochs,
     join,
     seed_everything,
@@ -62,42 +62,32 @@ class TranslationRecipe:
         self._dev = [TaskData.open(prepared, DEV, task) for task in self.tasks]
 
     def _is_packed(self) -> bool:
-        if self.config.batch.packed != "auto":
-            return self.config.batch.packed
-        if self.config.batch.fixed is True:
-            return True
-        device = choose_device(self.config.train.device)
-        return device.type == "cuda" and self.config.train.precision == "bf16"
-
-    def _is_fixed(self) -> bool:
         config = self.config
-        if config.batch.fixed == "auto":
-            on_gpu = choose_device(config.train.device).type == "cuda"
-            return self._is_packed() and on_gpu and config.train.graph is not False
-        return config.batch.fixed
+        if config.batch.packed != "auto":
+            return config.batch.packed
+        if config.batch.fixed is True:
+            return True
+        return is_on_gpu(config.train) and config.train.precision == "bf16"
 
     def batches(self, part: Part = WHOLE) -> Ahead[Batch]:
-        """The training data, from their beginning; the next batches are prepared ahead."""
-        on_gpu = choose_device(self.config.train.device).type == "cuda"
-        if part.of > 1 and True in (self.config.batch.fixed, self.config.train.graph):
-            raise ValueError(
-                f"batch.fixed: true is for one process, but {part.of} train; set it and "
-                'train.graph to "auto" or false.'
-            )
-        return Ahead(self._stream(part), prepare=Batch.pin if on_gpu else None)
+        """The training data, from their beginning; the next batches are prefetched."""
+        pin = Batch.pin if is_on_gpu(self.config.train) else None
+        return Ahead(self._stream(part), prepare=pin)
 
     def _stream(self, part: Part = WHOLE) -> Stream:
+        config, is_packed = self.config, self._is_packed()
+        is_static = has_static_shape(config.batch.fixed, config.train, part, is_possible=is_packed)
         return Stream(
             [TaskData.open(self.prepared, TRAIN, task) for task in self.tasks],
-            self.config.sampling,
-            self.config.batch,
-            packed=self._is_packed(),
-            longest=self.config.data.max_tokens + 2 if self._is_fixed() else None,
-            accumulation=self.config.optimizer.accumulation,
-            num_steps=self.config.train.max_steps,
-            seed=self.config.train.seed,
+            config.sampling,
+            config.batch,
+            packed=is_packed,
+            longest=config.data.max_tokens + 2 if is_static else None,
+            accumulation=config.optimizer.accumulation,
+            num_steps=config.train.max_steps,
+            seed=config.train.seed,
             part=part,
-            halves=self.config.align.halves,
+            halves=config.align.halves,
         )
 
     def losses(self, batch: Batch) -> StepLosses:

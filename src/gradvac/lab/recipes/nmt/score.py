@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.table import Table
 from sacrebleu.metrics.bleu import BLEU
@@ -17,7 +19,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from gradvac.lab.languages.languages import find
 from gradvac.lab.recipes.common.readers import read_all_lines
-from gradvac.lab.recipes.common.scoring import RunScores, TaskResult, score_set
+from gradvac.lab.recipes.common.scoring import RunScores, Scorer, TaskResult, score_run
 from gradvac.lab.recipes.nmt.cleaning import read_written
 from gradvac.lab.recipes.nmt.preparation import PreparedCorpus
 from gradvac.lab.recipes.nmt.settings import NmtConfig
@@ -186,32 +188,30 @@ class TranslationScores(RunScores):
 
 
 def score_translation(
-    run: str | Path,
-    *,
-    split: str = "test",
-    weights: str | int = "best",
-    device: str = "auto",
-    overrides: Sequence[str] = (),
-    max_lines: int | None = None,
+    run: str | Path, *, max_lines: int | None = None, **options: Any
 ) -> TranslationScores:
     """Translate a set with a run's model, score it, and keep both in the run folder.
 
-    Writes RUN/scores/SET.WEIGHTS.json, the n-grams of every sentence beside it, for comparisons,
-    and RUN/scores/SET.WEIGHTS.TASK.txt.
-
     Args:
         run: The run folder.
-        split: "test", "dev", or an extra set of the config.
-        weights: "best", "last", "averaged", or a step.
-        device: "auto", "cpu", "cuda", ...
-        overrides: Of the run's config, such as "decoding.beams=8" or "data.prepared=...".
         max_lines: Only so many lines of each task.
+        options: As `gradvac.lab.recipes.common.scoring.score_run` takes them.
     """
-    run = Path(run)
-    settings = trained_settings(NmtConfig, run, overrides)
+    return score_run(run, NmtConfig, partial(_open_scorer, max_lines=max_lines), **options)
+
+
+def _open_scorer(
+    settings: NmtConfig,
+    run: Path,
+    split: str,
+    weights: str | int,
+    device: torch.device,
+    *,
+    max_lines: int | None,
+) -> Scorer[TranslationScores]:
     prepared = PreparedCorpus.require(settings.data, run)
-    of_weights = RunFolder(run).identify_weights(weights)
-    translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
+    translator = Translator.open(run, settings, weights, device)
+    tasks, levels = settings.data.all_tasks(), settings.data.resource_levels
 
     def score_task(task: str) -> TaskResult:
         sources, references = prepared.task_text(split, task)
@@ -224,29 +224,12 @@ def score_translation(
             references,
         )
 
-    def summarise(results: Mapping[str, TaskResult], signature: str) -> TranslationScores:
-        levels = settings.data.resource_levels
-        return TranslationScores(
-            str(run),
-            split,
-            str(weights),
-            {task: result.score for task, result in results.items()},
-            {task: levels.of(prepared.train_size(task)) for task in results},
-            signature,
-            translator.counts.cut,
-            _searched(config.load(NmtConfig, RunFolder(run).config), settings),
-        )
+    def summarise(*fields: Any) -> TranslationScores:
+        searched = _searched(config.load(NmtConfig, RunFolder(run).config), settings)
+        return TranslationScores(*fields, num_cut=translator.counts.cut, searched=searched)
 
-    return score_set(
-        run,
-        settings.data.all_tasks(),
-        score_task,
-        summarise,
-        split=split,
-        weights=weights,
-        of_weights=of_weights,
-        formulas={"BLEU": "bleu"},
-    )
+    by_task = {task: levels.of(prepared.train_size(task)) for task in tasks}
+    return Scorer(tasks, score_task, {"BLEU": "bleu"}, summarise, by_task)
 
 
 def _searched(trained: NmtConfig, asked: NmtConfig) -> str:

@@ -43,14 +43,15 @@ def _open_set(settings: NmtConfig, run: Path, split: str, num_lines: int | None)
         batch = gather_batch(data, chosen)
         return model(batch.to(next(model.parameters()).device)), batch.tasks
 
+    lengths = [of_task.lengths(numbers) for of_task, numbers in zip(data, rows, strict=True)]
     return MeasuredSet(
         tasks,
         settings.model.build(len(prepared.vocabulary)),
         rows,
-        np.max([d.lengths(numbers) for d, numbers in zip(data, rows, strict=True)], axis=(0, 1)),
-        lambda longest: settings.batch.tokens // longest,
         losses,
-        {"data": prepared.signature},
+        prepared.signature,
+        np.max(lengths, axis=(0, 1)),
+        lambda longest: settings.batch.tokens // longest,
     )
 
 

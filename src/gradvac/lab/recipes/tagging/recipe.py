@@ -17,6 +17,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from gradvac.analysis import Similarities
+from gradvac.lab.recipes.common.batches import has_static_shape, is_on_gpu, stream_rows
 from gradvac.lab.recipes.common.measuring import MeasuredSet, Numbers, measure_run
 from gradvac.lab.recipes.common.prepared import show_log
 from gradvac.lab.recipes.registry import Recipe
@@ -45,9 +46,7 @@ from gradvac.lab.training import (
     Display,
     Part,
     Result,
-    RowStream,
     StepLosses,
-    choose_device,
     effective_epochs,
     join,
     seed_everything,
@@ -90,31 +89,18 @@ class TaggingRecipe:
         """The training data, from their beginning."""
         windows = [self.prepared.windows(TRAIN, task) for task in self.tasks]
         longest = max(int(of_task.lengths.max()) for of_task in windows)
-        width = longest if self._is_fixed(part) else None
-        stream = RowStream(
+        train, fixed = self.config.train, self.config.batch.fixed
+        is_possible = train.precision == "bf16" and part.of == 1
+        is_static = has_static_shape(fixed, train, part, is_possible=is_possible)
+        width = longest if is_static else None
+        stream = stream_rows(
+            self.config,
             {task: len(of_task) for task, of_task in zip(self.tasks, windows, strict=True)},
-            self.config.sampling,
-            lambda chosen, _: make_tag_batch(windows, chosen, pad=self._pad, width=width),
+            lambda chosen: make_tag_batch(windows, chosen, pad=self._pad, width=width),
             rows=self.config.batch.rows,
-            accumulation=self.config.optimizer.accumulation,
-            num_steps=self.config.train.max_steps,
-            seed=self.config.train.seed,
             part=part,
         )
-        on_gpu = choose_device(self.config.train.device).type == "cuda"
-        return Ahead(stream, prepare=TagBatch.pin if on_gpu else None)
-
-    def _is_fixed(self, part: Part) -> bool:
-        train, fixed = self.config.train, self.config.batch.fixed
-        if fixed is True and part.of > 1:
-            raise ValueError(
-                f"batch.fixed: is for one process, but {part.of} train; set it to false, and "
-                "train.graph too."
-            )
-        if fixed != "auto":
-            return fixed
-        is_wanted = train.graph is not False and train.precision == "bf16" and part.of == 1
-        return is_wanted and choose_device(train.device).type == "cuda"
+        return Ahead(stream, prepare=TagBatch.pin if is_on_gpu(train) else None)
 
     def losses(self, batch: TagBatch) -> StepLosses:
         """The loss of every row, summed over its words."""
@@ -241,10 +227,9 @@ def _open_set(settings: TaggingConfig, run: Path, split: str, num_lines: int | N
         tasks,
         load_run_model(run),
         [np.arange(num)] * len(tasks),
-        np.max([one.lengths[:num] for one in windows], axis=0),
-        lambda _: 64,
         losses,
-        {"data": prepared.signature},
+        prepared.signature,
+        np.max([one.lengths[:num] for one in windows], axis=0),
     )
 
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from rich.console import Console
+import torch
 from rich.table import Table
 
-from gradvac.lab.recipes.common.scoring import RunScores, TaskResult, score_set
+from gradvac.lab.recipes.common.scoring import RunScores, Scorer, TaskResult, score_run
 from gradvac.lab.recipes.tagging.metrics import Kind, TagScore, count_all, score_tags
 from gradvac.lab.recipes.tagging.preparation import PreparedSentences
 from gradvac.lab.recipes.tagging.readers import TaggedSentence
 from gradvac.lab.recipes.tagging.settings import TaggingConfig
 from gradvac.lab.recipes.tagging.tagger import Tagger
-from gradvac.lab.runs import RunFolder, TaskScores
-from gradvac.lab.training.from_run import trained_settings
+from gradvac.lab.runs import TaskScores
 
 F1_OF = {
     "ner": "F1 of entities as conlleval counts them",
@@ -92,73 +91,52 @@ class TaggingScores(RunScores):
         return remarks
 
 
-def score_tagging(
-    run: str | Path,
-    *,
-    split: str = "test",
-    weights: str | int = "best",
-    device: str = "auto",
-    overrides: Sequence[str] = (),
-    console: Console | None = None,
-) -> TaggingScores:
+def score_tagging(run: str | Path, **options: Any) -> TaggingScores:
     """Tag a set with a run's model, score it, and keep both in the run folder.
 
-    Writes RUN/scores/SET.WEIGHTS.json and, with word, tag and predicted tag in three columns,
-    RUN/scores/SET.WEIGHTS.LANG.txt, which conlleval can read.
+    RUN/scores/SET.WEIGHTS.LANG.txt has word, tag and predicted tag in three columns, which
+    conlleval can read.
 
     Args:
         run: The run folder.
-        split: "test" or "dev".
-        weights: "best", "last", "averaged", or a step.
-        device: "auto", "cpu", "cuda", ...
-        overrides: Overrides of the run's config, such as "data.prepared=...".
-        console: Where progress is shown; None: nowhere.
+        options: As `gradvac.lab.recipes.common.scoring.score_run` takes them.
     """
-    run = Path(run)
-    settings = trained_settings(TaggingConfig, run, overrides)
+    return score_run(run, TaggingConfig, _open_scorer, **options)
+
+
+def _open_scorer(
+    settings: TaggingConfig, run: Path, split: str, weights: str | int, device: torch.device
+) -> Scorer[TaggingScores]:
     prepared = PreparedSentences.require(settings, run)
-    of_weights = RunFolder(run).identify_weights(weights)
-    tagger = Tagger.from_run(run, weights=weights, device=device, overrides=overrides)
+    tagger = Tagger.open(run, settings, weights, device)
     kind, labels = settings.data.kind, set(settings.data.all_labels())
     unknown: dict[str, int] = {}
+    without_entities: list[str] = []
 
     def score_task(task: str) -> TaskResult:
         sentences = prepared.sentences(split, task)
         gold = [one.tags for one in sentences]
         predicted = tagger.tag_windows(prepared.windows(split, task), len(sentences))
+        counts = count_all(gold, predicted, kind)
         unknown[task] = sum(tag not in labels for tags in gold for tag in tags)
+        if kind == "ner" and not counts["F1"][:, 2].any():
+            without_entities.append(task)
         return TaskResult(
             score_tags(gold, predicted, kind),
             _columns(sentences, predicted),
-            count_all(gold, predicted, kind),
+            counts,
             [[*one.words, *one.tags] for one in sentences],
         )
 
-    def summarise(results: Mapping[str, TaskResult], signature: str) -> TaggingScores:
-        without = [t for t, one in results.items() if not one.counts["F1"][:, 2].any()]
-        return TaggingScores(
-            str(run),
-            split,
-            str(weights),
-            {task: result.score for task, result in results.items()},
-            dict(settings.data.resource_levels),
-            signature,
-            kind,
-            unknown,
-            [] if kind == "pos" else without,
-        )
-
     formulas = {"F1": "f1", "accuracy": "percentage"}
-    return score_set(
-        run,
+    return Scorer(
         settings.data.languages,
         score_task,
-        summarise,
-        split=split,
-        weights=weights,
-        of_weights=of_weights,
-        formulas=formulas | ({"strict F1": "f1"} if kind == "ner" else {}),
-        console=console,
+        formulas | ({"strict F1": "f1"} if kind == "ner" else {}),
+        lambda *fields: TaggingScores(
+            *fields, kind=kind, unknown=unknown, without_entities=without_entities
+        ),
+        settings.data.resource_levels,
     )
 
 
