@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gradvac.lab.recipes.common.prepared import show_log
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.nmt import PreparedCorpus, Stream, TaskData, prepare_corpus
 from gradvac.lab.recipes.nmt.settings import BatchConfig, DataConfig
 from gradvac.lab.recipes.nmt.tokens import TokenShards
@@ -89,7 +89,7 @@ def measure(folder: Path, prepared: Path, processes: int) -> dict[str, float]:
         stages[message] = time.perf_counter() - start
 
     config = settings(folder, prepared, processes)
-    with show_log(say):
+    with log_to(say):
         prepare_corpus(config)
     seconds = time.perf_counter() - start
     done.set()

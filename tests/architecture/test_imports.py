@@ -16,7 +16,7 @@ alignment restored
 aligner
 sampling analysis
 integrations
-lab.languages lab.runs
+lab.languages lab.messages lab.runs
 lab.training
 lab.recipes
 lab.experiments

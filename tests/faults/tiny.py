@@ -88,7 +88,9 @@ def outcome(stage: str) -> str:
         last = checkpoint.latest(RUN)
         assert last is not None
         state = {k: v for k, v in last.state().items() if k not in ("meters", "metrics_bytes")}
-        found |= _flat({"state": state, "last": last.weights(), "kept": checkpoint.kept(RUN)})
+        found |= _flat(
+            {"state": state, "last": last.weights(), "kept": checkpoint.list_checkpoints(RUN)}
+        )
         for name in ("best", "averaged"):
             found |= _flat({name: checkpoint.weights(RUN, name)})
         record = read_record(RUN)

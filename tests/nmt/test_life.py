@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from gradvac.lab.recipes.common.prepared import show_log
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.nmt import (
     NmtConfig,
     Translator,
@@ -143,12 +143,12 @@ def test_any_file_is_scored_as_a_set_is(toy_run: Path, tmp_path: Path) -> None:
     text = toy_run.parent / "prepared" / "text"
     paths = [text / "test.en-yy.en", text / "test.en-yy.yy"]
     said: list[str] = []
-    with show_log(said.append):
+    with log_to(said.append):
         found, lines = score_files(toy_run, *paths, direction="en-yy")
     assert found == whole
     assert len(lines) == found.num_lines
     assert said == []
-    with show_log(said.append):
+    with log_to(said.append):
         score_files(toy_run, *paths, direction="xx-yy")
     assert said == ["xx-yy was not trained; this run knows en-xx, en-yy."]
     (tmp_path / "short").write_text("ba\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.lab.recipes.common.prepared import show_log
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.nmt import (
     DataConfig,
     NmtConfig,
@@ -29,7 +29,7 @@ class Log(list[str]):
 
 def run(config: DataConfig) -> tuple[PreparedCorpus, Log]:
     log = Log()
-    with show_log(log.append):
+    with log_to(log.append):
         return prepare_corpus(config), log
 
 
@@ -114,7 +114,7 @@ def test_prepared_data_open_without_the_text_they_came_from(toy_config: Build) -
     prepared, _ = run(toy_config().data)
     elsewhere = toy_config(data={"root": "/nowhere", "directions": "any-to-en"}).data
     log = Log()
-    with show_log(log.append):
+    with log_to(log.append):
         assert open_corpus(elsewhere).signature == prepared.signature
     assert log == []
 
@@ -132,7 +132,7 @@ def test_long_pairs_are_dropped_from_training_alone_and_counted(toy_config: Buil
 
 def test_training_that_prepares_its_data_says_what_was_dropped(toy_config: Build) -> None:
     log = Log()
-    with show_log(log.append):
+    with log_to(log.append):
         prepared = open_corpus(toy_config(data={"max_tokens": 12}).data)
     reports = prepared.reports()
     assert reports["train en-xx"].dropped["too many tokens"] > 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gradvac.analysis.record import read_record
-from gradvac.lab.recipes.common.prepared import show_log
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.nmt import NmtConfig, TranslationRecipe, open_corpus, train_translation
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import Display, checkpoint
@@ -38,7 +38,7 @@ def test_directions_share_one_preparation(
     open_corpus(toy_config().data)
     config = toy_config(data=changes)
     log: list[str] = []
-    with show_log(log.append):
+    with log_to(log.append):
         recipe = TranslationRecipe(config, open_corpus(config.data))
     assert log == []
     assert recipe.tasks == tasks

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.lab.recipes.common.prepared import show_log
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.common.readers import Problem
 from gradvac.lab.recipes.nmt import NmtConfig, TranslationRecipe, prepare_corpus, tokens, workers
 from gradvac.lab.recipes.nmt.cleaning import (
@@ -104,7 +104,7 @@ def test_shards_are_one_corpus_and_are_made_again_one_by_one(
     expected = [side.gather(numbers) for side in whole.task_tokens("train", "xx-en")]
     monkeypatch.setattr(tokens, "PAIRS_PER_SHARD", 700)
     said: list[str] = []
-    with show_log(said.append):
+    with log_to(said.append):
         parts = prepare_corpus(config)
     assert "Tokenising train en-xx.00002" in said
     assert len(parts.shards["train.en-xx"]) == 4
@@ -119,7 +119,7 @@ def test_shards_are_one_corpus_and_are_made_again_one_by_one(
         )
     (config.prepared / "tokens" / "train.en-xx.00001.xx.bin").unlink()
     said.clear()
-    with show_log(said.append):
+    with log_to(said.append):
         prepare_corpus(config)
     assert said == ["Tokenising train en-xx.00001"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradvac.lab import languages as corpora
-from gradvac.lab.recipes.common.prepared import show_log
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.nmt import NmtConfig, open_corpus, prepare_corpus
 from gradvac.lab.recipes.nmt.cleaning import warn_of_languages
 
@@ -67,7 +67,7 @@ def test_prepare_says_so_and_training_repeats_it(
     config = toy_config(data={**sections, "cleaning": {"drop_held_out": False}}).data
     for step in (prepare_corpus, prepare_corpus, open_corpus):
         said: list[str] = []
-        with show_log(said.append):
+        with log_to(said.append):
             step(config)
         warnings = [line for line in said if line.startswith("warning")]
         assert len(warnings) == 1

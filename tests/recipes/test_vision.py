@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gradvac.cli import app
 from gradvac.lab.recipes import recipe_named, recipe_of
 from gradvac.lab.recipes.common.batches import RowBatch
-from gradvac.lab.training import Part, config
+from gradvac.lab.training import BatchSlice, config
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vision_recipe.py"
 BASE = """
@@ -94,7 +94,7 @@ def test_the_settings_of_a_recipe_load_like_all_others(tmp_path: Path) -> None:
 
 def test_parts_of_a_batch_of_rows() -> None:
     batch = RowBatch(tasks=[0, 0, 1, 1, 1], num_tokens=5)
-    parts = [batch.take(Part(number, 2)) for number in range(2)]
+    parts = [batch.take(BatchSlice(number, 2)) for number in range(2)]
     assert [task for part in parts for task in part.tasks] == batch.tasks
     assert {part.num_tokens for part in parts} == {5}
     assert batch.to(torch.device("cpu")).tasks == batch.tasks

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gradvac.lab.recipes.common.prepared import show_log
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.tagging import TaggingConfig, open_sentences, prepare_sentences
 
 Settings = Callable[..., TaggingConfig]
@@ -99,7 +99,7 @@ def test_a_file_without_a_sentence(ner: Callable[..., TaggingConfig]) -> None:
 
 def test_only_what_changed_is_made_again(settings: Settings, tmp_path: Path) -> None:
     said: list[str] = []
-    with show_log(said.append):
+    with log_to(said.append):
         first = prepare_sentences(settings())
         assert len(said) == 9
         assert prepare_sentences(settings()).signature == first.signature

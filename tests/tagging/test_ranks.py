@@ -11,7 +11,7 @@ import torch
 
 from gradvac.lab.recipes.tagging.encoder import NO_LABEL
 from gradvac.lab.recipes.tagging.tagger import TagBatch
-from gradvac.lab.training import Part
+from gradvac.lab.training import BatchSlice
 
 from ..drivers import run_driver
 
@@ -32,7 +32,7 @@ def test_parts_are_the_batch(size: int) -> None:
     tokens = torch.randint(1, 9, (4, 5)) * mask
     labels = torch.where(mask, tokens % 3, NO_LABEL)
     tagged = TagBatch(tokens, mask, labels, [0, 0, 1, 2], int(lengths.sum()))
-    parts = [Part(number, size) for number in range(size)]
+    parts = [BatchSlice(number, size) for number in range(size)]
     own = [tagged.take(part) for part in parts]
     counting = [one for one in own if bool((one.labels != NO_LABEL).any())]
     assert len(counting) == min(size, 4)

@@ -16,7 +16,7 @@ import torch
 
 from gradvac import Aligner, Sum
 from gradvac.analysis import load_run
-from gradvac.lab.recipes.common.prepared import show_log
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.tagging import (
     Tagger,
     TaggingConfig,
@@ -28,9 +28,9 @@ from gradvac.lab.recipes.tagging import (
 from gradvac.lab.recipes.tagging.encoder import NO_LABEL
 from gradvac.lab.recipes.tagging.recipe import measure_tagging
 from gradvac.lab.recipes.tagging.tagger import make_tag_batch
-from gradvac.lab.runs import read_scores
+from gradvac.lab.runs import RunFolder, read_scores
 from gradvac.lab.runs.sentences import read_counts
-from gradvac.lab.training import Part, checkpoint, read_metrics, seed_everything, train
+from gradvac.lab.training import BatchSlice, checkpoint, seed_everything, train
 from gradvac.lab.training.config import load as load_config
 
 Settings = Callable[..., TaggingConfig]
@@ -93,7 +93,7 @@ def test_slots_give_every_process_few_tasks(settings: Settings, size: int) -> No
     """Four slots: one for each of four processes, two for two; parts and state of whole batches."""
     config = settings(sampling={"slots": 4}, batch={"rows": 12, "epochs": 0.0})
     recipe = TaggingRecipe(config, prepare_sentences(config))
-    whole, parts = recipe.batches(), [recipe.batches(Part(n, size)) for n in range(size)]
+    whole, parts = recipe.batches(), [recipe.batches(BatchSlice(n, size)) for n in range(size)]
     for _ in range(6):
         batch, own = next(whole), [next(part) for part in parts]
         assert all(len(set(one.tasks)) <= max(1, 4 // size) for one in own)
@@ -138,7 +138,7 @@ def test_batches_of_one_size_are_for_one_process(settings: Settings) -> None:
     config = settings(batch={"rows": 12, "epochs": 0.0, "fixed": True})
     recipe = TaggingRecipe(config, prepare_sentences(config))
     with pytest.raises(ValueError, match=r"batch\.fixed.*2 train"):
-        recipe.batches(Part(0, 2))
+        recipe.batches(BatchSlice(0, 2))
 
 
 @pytest.mark.parametrize("granularity", ["whole_model", "all_layer", "all_matrix"])
@@ -186,7 +186,7 @@ def test_resume_is_exact(
     logs = [
         [
             {key: value for key, value in entry.items() if not re.search("second|memory", key)}
-            for entry in read_metrics(tmp_path / name)
+            for entry in RunFolder(tmp_path / name).read_metrics()
         ]
         for name in ("whole", "parts")
     ]
@@ -233,17 +233,17 @@ def test_it_learns_and_scores(trained: Path) -> None:
 
 
 def test_epochs_set_the_steps(trained: Path) -> None:
-    assert read_metrics(trained)[-1]["step"] == 4 * 180 // 12
+    assert RunFolder(trained).read_metrics()[-1]["step"] == 4 * 180 // 12
 
 
 def test_steps_that_do_not_count_are_told(settings: Settings) -> None:
     said: list[str] = []
     config = settings(batch={"rows": 12, "epochs": 4.0}, train={"max_steps": 7})
-    with show_log(said.append):
+    with log_to(said.append):
         assert config.with_steps(24).train.max_steps == 8
     assert "train.max_steps = 7 does not count, because batch.epochs = 4 makes 8 steps" in said[0]
     assert "batch.epochs=0" in said.pop()
-    with show_log(said.append):
+    with log_to(said.append):
         settings(batch={"rows": 12, "epochs": 4.0}, train={"max_steps": 8}).with_steps(24)
     assert not said
 

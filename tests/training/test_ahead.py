@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gradvac.lab.training import Ahead
+from gradvac.lab.training import Prefetch
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Numbers:
 
 def test_state_is_that_of_the_last_batch_handed_out() -> None:
     inner = Numbers()
-    stream = Ahead(inner, depth=3)
+    stream = Prefetch(inner, depth=3)
     assert stream.state_dict() == {"next": 0}
     assert [next(stream).value for _ in range(5)] == [0, 1, 2, 3, 4]
     while inner.next < 8:  # the thread runs ahead, as far as it may
         time.sleep(0.01)
     assert stream.state_dict() == {"next": 5}
-    other = Ahead(Numbers())
+    other = Prefetch(Numbers())
     next(other)
     other.load_state_dict(stream.state_dict())
     assert [next(other).value for _ in range(3)] == [5, 6, 7]
@@ -59,7 +59,7 @@ def test_state_is_that_of_the_last_batch_handed_out() -> None:
 
 
 def test_what_breaks_the_stream_reaches_the_loop_in_its_turn() -> None:
-    stream = Ahead(Numbers(breaks_at=2), prepare=lambda batch: Number(10 * batch.value))
+    stream = Prefetch(Numbers(breaks_at=2), prepare=lambda batch: Number(10 * batch.value))
     assert [next(stream).value for _ in range(2)] == [0, 10]
     with pytest.raises(ValueError, match="data: damaged"):
         next(stream)
@@ -67,7 +67,7 @@ def test_what_breaks_the_stream_reaches_the_loop_in_its_turn() -> None:
 
 def test_the_thread_ends_with_its_stream() -> None:
     before = set(threading.enumerate())
-    stream = Ahead(Numbers())
+    stream = Prefetch(Numbers())
     next(stream)
     (thread,) = set(threading.enumerate()) - before
     del stream
@@ -78,7 +78,7 @@ def test_the_thread_ends_with_its_stream() -> None:
 
 ENDS_EARLY = """
 import torch
-from gradvac.lab.training import Ahead
+from gradvac.lab.training import Prefetch
 
 class Slow:
     def __next__(self):
@@ -91,7 +91,7 @@ class Slow:
         return {}
 
 torch.set_num_threads(1)
-stream = Ahead(Slow(), depth=50)
+stream = Prefetch(Slow(), depth=50)
 next(stream)
 """
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradvac.lab.training.forward import any_shape_attention, around_forward
+from gradvac.lab.training.environment import any_shape_attention, around_forward
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gradvac.lab.training import choose_device, seed_everything
-from gradvac.lab.training.processes import (
+from gradvac.lab.training.environment import (
     StopSignals,
     random_state,
     restore_random_state,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradvac.lab.training import Part, join
-from gradvac.lab.training.ranks import Job
+from gradvac.lab.training import BatchSlice, join
+from gradvac.lab.training.distributed import Job
 
 from ..drivers import run_driver
 
@@ -99,7 +99,7 @@ def test_what_one_process_refuses_all_refuse(found: Found) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_parts_are_all_rows_once(num_rows: int, size: int) -> None:
     costs = np.random.default_rng(num_rows).integers(1, 30, num_rows)
-    parts = [Part(number, size).cut(costs) for number in range(size)]
+    parts = [BatchSlice(number, size).cut(costs) for number in range(size)]
     rows = [row for part in parts for row in range(part.start, part.stop)]
     assert rows == list(range(num_rows))
     assert sum(part.stop > part.start for part in parts) == min(size, num_rows)
@@ -109,7 +109,7 @@ def test_parts_are_all_rows_once(num_rows: int, size: int) -> None:
 
 
 def test_one_row_that_costs_more_than_all_others_leaves_some_for_every_part() -> None:
-    parts = [Part(number, 3).cut([1000, 1, 1, 1]) for number in range(3)]
+    parts = [BatchSlice(number, 3).cut([1000, 1, 1, 1]) for number in range(3)]
     assert [(part.start, part.stop) for part in parts] == [(0, 1), (1, 2), (2, 4)]
 
 

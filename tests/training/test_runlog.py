@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import resource
 import subprocess
@@ -13,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from gradvac.lab.training import RunConfig, RunLog, TrainConfig, config, read_metrics
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import RunConfig, RunLog, TrainConfig, config
 
 
 def open_log(run: Path, **train: Any) -> RunLog:
     settings = RunConfig(train=TrainConfig(**({"writers": []} | train)))
-    return RunLog(run, settings, say=lambda _: None)
+    return RunLog(run, settings)
 
 
 def test_two_trainings_never_share_a_folder(tmp_path: Path) -> None:
@@ -63,7 +65,7 @@ def test_records_are_visible_at_once_and_valid_json(tmp_path: Path) -> None:
         text = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
         assert "NaN" not in text
         assert "Infinity" not in text
-        assert read_metrics(tmp_path) == [{"step": 1, "a": 1.5, "b": None, "c": None}]
+        assert RunFolder(tmp_path).read_metrics() == [{"step": 1, "a": 1.5, "b": None, "c": None}]
 
 
 def test_records_beyond_the_checkpoint_are_removed(tmp_path: Path) -> None:
@@ -75,19 +77,18 @@ def test_records_beyond_the_checkpoint_are_removed(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         log.begin(step=1, metrics_bytes=position)
         log.write(2, {"a": 3.0})
-    assert [record["a"] for record in read_metrics(tmp_path)] == [1.0, 3.0]
+    assert [record["a"] for record in RunFolder(tmp_path).read_metrics()] == [1.0, 3.0]
 
 
-def test_lost_records_are_said(tmp_path: Path) -> None:
-    said: list[str] = []
-    with RunLog(tmp_path, RunConfig(train=TrainConfig(writers=[])), say=said.append) as log:
+def test_lost_records_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with open_log(tmp_path) as log:
         log.begin(step=9, metrics_bytes=1000)
         log.write(10, {"a": 1.0})
-    assert "shorter than it was" in said[0]
-    assert read_metrics(tmp_path) == [{"step": 10, "a": 1.0}]
+    assert "shorter than it was" in caplog.messages[0]
+    assert RunFolder(tmp_path).read_metrics() == [{"step": 10, "a": 1.0}]
 
 
-def test_full_disk_is_said(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         log.begin(step=0, metrics_bytes=0)
         log.write(1, {"a": 1.0})
@@ -98,7 +99,7 @@ def test_full_disk_is_said(tmp_path: Path) -> None:
                 log.write(2, {"a": 2.0})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert read_metrics(tmp_path) == [{"step": 1, "a": 1.0}]
+    assert RunFolder(tmp_path).read_metrics() == [{"step": 1, "a": 1.0}]
 
 
 def test_tensorboard_gets_scalars(tmp_path: Path) -> None:
@@ -117,16 +118,16 @@ def test_tensorboard_gets_scalars(tmp_path: Path) -> None:
     assert found == [(1, 1.0), (2, 20.0)]
 
 
-def test_missing_tensorboard_is_said_and_missing_wandb_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_missing_tensorboard_is_logged_and_missing_wandb_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said: list[str] = []
+    caplog.set_level(logging.INFO, "gradvac")
     for name in ("torch.utils.tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
-    with RunLog(tmp_path, RunConfig(), say=said.append) as log:
+    with RunLog(tmp_path, RunConfig()) as log:
         log.begin(step=0, metrics_bytes=0)
         log.write(1, {"a": 1.0})
-    assert "TensorBoard is not installed" in said[0]
+    assert "TensorBoard is not installed" in caplog.messages[0]
     with (
         open_log(tmp_path, writers=["wandb"]) as log,
         pytest.raises(ValueError, match=r"train\.writers: 'wandb' is not installed"),

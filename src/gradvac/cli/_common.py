@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ParamSpec
 import typer
 
 import gradvac
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes import recipe_of
 from gradvac.lab.runs import RunFolder
 
@@ -104,12 +105,15 @@ def _is_installed(package: str) -> bool:
 
 
 def tells_mistakes(command: Command[Parameters]) -> Command[Parameters]:
-    """Report what a user can fix in one line on standard error, instead of a traceback."""
+    """Report what a user can fix in one line on standard error, instead of a traceback.
+
+    What the package logs is shown on standard output, as plain lines.
+    """
 
     @wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         try:
-            with warnings.catch_warnings():
+            with log_to(print), warnings.catch_warnings():
                 if not sys.warnoptions:  # with -W, Python's own format is wanted
                     warnings.showwarning = _tell_warning
                 command(*args, **kwargs)

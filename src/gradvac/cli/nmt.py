@@ -36,13 +36,13 @@ def _prepare(
     overrides: Overrides = None,
 ) -> None:
     """Clean text, learn the vocabulary, and write token files; existing results are kept."""
-    from gradvac.lab.recipes.common.prepared import show_log
+    from gradvac.lab.messages import log_to
     from gradvac.lab.recipes.nmt.cleaning import report_table
     from gradvac.lab.recipes.nmt.preparation import prepare_corpus
 
     settings = load_nmt(config, overrides or [])
     console = Console(highlight=False, markup=False)
-    with show_log(console.print):
+    with log_to(console.print):
         prepared = prepare_corpus(settings.data)
     console.print(report_table(prepared.reports()))
     console.print(
@@ -157,7 +157,7 @@ def _score(
 
     With --source, --reference, --from and --to it scores any two files, and keeps nothing.
     """
-    from gradvac.lab.recipes.common.prepared import show_log
+    from gradvac.lab.messages import log_to
     from gradvac.lab.recipes.nmt import score_files, score_translation
 
     given = (source, reference, from_language, to_language)
@@ -166,7 +166,7 @@ def _score(
             raise ValueError("--source, --reference, --from and --to go together.")
         if split is not None:
             raise ValueError("--set: is for the run's own sets; leave it out with --source.")
-        with show_log(lambda message: print(message, file=sys.stderr)):
+        with log_to(lambda message: print(message, file=sys.stderr)):
             scored, _ = score_files(
                 require_run(run, "nmt"),
                 source,

@@ -31,12 +31,12 @@ RunOverrides = Annotated[
 @needs("tagging")
 def _prepare(config: Source, overrides: Overrides = None) -> None:
     """Read tagged files, check labels, and cut words into sub-words; report what was found."""
-    from gradvac.lab.recipes.common.prepared import show_log
+    from gradvac.lab.messages import log_to
     from gradvac.lab.recipes.tagging import TaggingConfig, prepare_sentences
 
     settings = load_config(TaggingConfig, "tagging", config, overrides or [])
     console = Console(highlight=False, markup=False)
-    with show_log(console.print):
+    with log_to(console.print):
         prepared = prepare_sentences(settings)
     shown = Table(title="What was read", title_justify="left")
     for column in ("set", "language"):

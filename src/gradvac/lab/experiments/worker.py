@@ -16,7 +16,7 @@ from gradvac.lab.recipes import recipe_named
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.files import write_json
 from gradvac.lab.training import RunConfig, config
-from gradvac.lab.training.toml import write_value
+from gradvac.lab.training.config import write_value
 
 INTERRUPTED = 130  # exit status
 

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -91,16 +91,6 @@ def remove_leftovers(folder: Path, *, of: Path | None = None, but: Path | None =
             path.unlink(missing_ok=True)
 
 
-def refuse_links(folder: Path) -> None:
-    """Refuse a folder that contains links: what is written there would end up elsewhere."""
-    for path in sorted(folder.iterdir()):
-        if path.is_symlink():
-            raise ValueError(
-                f"{path} is a link, and what is written there would be somewhere else; remove it, "
-                "or choose another folder."
-            )
-
-
 def sync(path: Path) -> None:
     """Force a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -116,7 +106,7 @@ class FolderLock:
     The system releases it however the process ends.
 
     Args:
-        folder: The folder; made if it does not exist. It may hold no links.
+        folder: The folder; made if it does not exist.
         busy: Error message if another process holds it; None: wait for that process.
         name: The file that is locked. Locks of different names are held side by side.
 
@@ -134,7 +124,6 @@ class FolderLock:
         import filelock  # comes with torch; reading a run does without
 
         folder.mkdir(parents=True, exist_ok=True)
-        refuse_links(folder)
         self._lock = filelock.FileLock(folder / name)
         self._busy = busy
         self._timeout = filelock.Timeout
@@ -165,10 +154,10 @@ def hash_of(value: Any) -> str:
     return digest
 
 
-def hash_file(path: Path, algorithm: str | Callable[[], Any] | None = None) -> str:
-    """Hash the contents of a file; None: as `hash_of` does."""
+def hash_file(path: Path) -> str:
+    """Hash the contents of a file as `hash_of` hashes a value."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm or _short_digest).hexdigest()
+        return hashlib.file_digest(file, _short_digest).hexdigest()
 
 
 def _short_digest(content: bytes = b"") -> Any:

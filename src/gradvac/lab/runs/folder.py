@@ -8,7 +8,8 @@
     RUN/similarity.npz                  similarities on an aligned set
     RUN/checkpoints/step-00001000/      gradvac.lab.training.checkpoint
     RUN/best.safetensors                weights to use; also averaged.safetensors
-    RUN/vocabulary.model                of a translation run; its hash: vocabulary.model.sha256
+    RUN/vocabulary.model, RUN/encoder/  what the run needs wherever it is moved
+    RUN/manifest.json                   checksums of these: gradvac.lab.runs.manifest
     RUN/scores/SET.WEIGHTS.json         scores of a set with those weights
     RUN/scores/SET.WEIGHTS.npz          their counts by sentence: gradvac.lab.runs.sentences
     RUN/scores/SET.WEIGHTS.TASK.txt     the outputs that were scored
@@ -20,6 +21,7 @@ A damaged file gives an error that says which one, what is wrong, and what to do
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import tomllib
@@ -29,7 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gradvac.lab.runs.files import FolderLock, remove_leftovers, write_text
+from gradvac.lab.runs.files import FolderLock, remove_leftovers, write_bytes, write_text
+from gradvac.lab.runs.manifest import read_manifest, verify_manifest, write_manifest
 from gradvac.lab.runs.scores import TaskScores, read_scores, scored_weights, write_scores
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ _STEP = "step-"
 _WEIGHTS = ".safetensors"
 _LONGEST_HEADER = 100_000_000  # of weights; safetensors' own limit
 _PREFERRED = "test.best.json"
+_PUT_BACK = "the command that trained the run, given again, puts it back"
 
 T = TypeVar("T")
 
@@ -118,22 +122,23 @@ class RunFolder:
         """All weights to use, by name."""
         return sorted(self.path.glob(f"[!.]*{_WEIGHTS}"))
 
-    def identify_weights(self, name: str | int) -> str:
-        """A word for weights that is another one once they are replaced; empty without any.
+    def weights_by_name(self) -> dict[str, Path]:
+        """All weights: files ("best", "averaged") and checkpoints ("last", the newest; steps)."""
+        checkpoints = {str(step): path for step, path in self.kept_checkpoints()}
+        last = [("last", path) for path in checkpoints.values()][-1:]
+        return {path.stem: path for path in self.kept_weights()} | dict(last) | checkpoints
 
-        Args:
-            name: "best", "averaged", "last", or a step.
-        """
-        if isinstance(name, int):
-            return f"{_STEP}{name}"
-        if name == "last":
-            return f"{_STEP}{self.kept_checkpoints()[-1][0]}" if self.kept_checkpoints() else ""
-        if not self.weights(name).is_file():
+    def identify_weights(self, which: str | int) -> str:
+        """A word for weights that is another one once they are replaced; empty without any."""
+        path = self.weights_by_name().get(str(which))
+        if path is None:
             return ""
-        with self.weights(name).open("rb") as file:  # safetensors: a length, a header, the numbers
+        if path.is_dir():
+            return f"{_STEP}{int(path.name.removeprefix(_STEP))}"
+        with path.open("rb") as file:  # safetensors: a length, a header, the numbers
             header = file.read(min(int.from_bytes(file.read(8), "little"), _LONGEST_HEADER))
-        place, remedy = str(self.weights(name)), "use other weights, or train again"
-        metadata = _parse_at(place, header, _parse_object, remedy).get("__metadata__", {})
+        remedy = "use other weights, or train again"
+        metadata = _parse_at(str(path), header, _parse_object, remedy).get("__metadata__", {})
         return str(metadata.get("sha256", ""))
 
     def scores_of(self, split: str, weights: str | int) -> Path:
@@ -152,6 +157,44 @@ class RunFolder:
         """Whether scores are of the weights that are there now, as far as can be known."""
         now = self.identify_weights(weights)
         return scored_weights(self.scores_of(split, weights)) in ("", now) or not now
+
+    def save_files(self, files: Mapping[str, bytes]) -> None:
+        """Save copies of files that the run needs wherever it is moved; damaged ones are repaired.
+
+        Only the holder of the lock may.
+
+        Args:
+            files: Name -> contents.
+
+        Raises:
+            ValueError: The run was begun with others.
+        """
+        is_new, saved = not self.kept_checkpoints(), read_manifest(self.path)
+        for name, content in files.items():
+            path, digest = self.path / name, hashlib.sha256(content).hexdigest()
+            there = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else digest
+            if not is_new and saved.get(name, {"sha256": there})["sha256"] != digest:
+                raise ValueError(
+                    f"run: {self.path} was trained with another {name}; choose a new run folder."
+                )
+            if there != digest or not path.is_file():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(path, content)
+        if files:
+            write_manifest(self.path, files)
+
+    def read_saved(self, name: str) -> bytes:
+        """Read one of the files that were saved with the run, verified.
+
+        Raises:
+            ValueError: It is missing, or not the one the run was begun with.
+        """
+        verify_manifest(self.path, [name], remedy=_PUT_BACK)
+        return (self.path / name).read_bytes()
+
+    def verify_saved(self) -> None:
+        """Compare all files that were saved with the run with their checksums."""
+        verify_manifest(self.path, remedy=_PUT_BACK)
 
     def is_run(self) -> bool:
         """Whether there is a run."""
@@ -238,7 +281,7 @@ class RunFolder:
         first = min(names, key=lambda n: (n != _PREFERRED, not n.startswith("test."), n))
         scores = read_scores(names[first])
         split, _, weights = names[first].stem.partition(".")
-        if not self.are_scores_current(split, int(weights) if weights.isdecimal() else weights):
+        if not self.are_scores_current(split, weights):
             warnings.warn(f"{self.outdated(split, weights)} Its scores are left out.", stacklevel=2)
             return ()
         return scores

@@ -46,7 +46,11 @@ def write_manifest(folder: Path, files: Iterable[str] | None = None) -> None:
 
 def read_manifest(folder: Path) -> dict[str, Checksum]:
     """The manifest of a folder; empty if it is missing or damaged."""
-    return read_json(folder / MANIFEST)
+    manifest = read_json(folder / MANIFEST)
+    are_entries = (
+        isinstance(one, dict) and set(one) == {"sha256", "bytes"} for one in manifest.values()
+    )
+    return manifest if all(are_entries) else {}
 
 
 def verify_manifest(
@@ -68,25 +72,35 @@ def verify_manifest(
         ValueError: The manifest is missing or does not list a file, or a file is missing or does
             not hold what was written. Names the first such file and the remedy.
     """
+    damage = find_damage(folder, files, contents=contents)
+    if damage is not None:
+        name, what = damage
+        raise ValueError(f"{folder / name} {what}; {remedy}.")
+
+
+def find_damage(
+    folder: Path, files: Iterable[str] | None = None, *, contents: bool = True
+) -> tuple[str, str] | None:
+    """The first file that is not as its manifest says, and what is wrong; None: all are intact.
+
+    The arguments are those of `verify_manifest`.
+    """
     manifest = read_manifest(folder)
     if not manifest:
-        raise ValueError(f"{folder / MANIFEST}: is missing or damaged; {remedy}.")
+        return MANIFEST, "is missing or damaged"
     for name in manifest if files is None else files:
         path = folder / name
         try:
             if name not in manifest:
-                what = f"is not in {MANIFEST}"
-            elif path.stat().st_size != manifest[name]["bytes"]:
-                what = f"has {path.stat().st_size:,} bytes instead of {manifest[name]['bytes']:,}"
-            elif contents and checksum_file(path) != manifest[name]:
-                what = "is not what was written: its SHA-256 differs"
-            else:
-                continue
+                return name, f"is not in {MANIFEST}"
+            if path.stat().st_size != manifest[name]["bytes"]:
+                size, expected = path.stat().st_size, manifest[name]["bytes"]
+                return name, f"has {size} bytes instead of {expected}"
+            if contents and checksum_file(path) != manifest[name]:
+                return name, "is not what was written: its SHA-256 differs"
         except OSError as error:
-            what = f"cannot be read ({error.strerror})"
-        except (KeyError, TypeError, ValueError):
-            what = f"has a damaged entry in {MANIFEST}"
-        raise ValueError(f"{path}: {what}; {remedy}.")
+            return name, f"cannot be read ({error.strerror})"
+    return None
 
 
 def _find_files(folder: Path) -> list[str]:

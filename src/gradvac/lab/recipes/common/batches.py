@@ -9,15 +9,15 @@ from typing import Any, Literal, Self, TypeVar
 from torch import Tensor
 
 from gradvac.lab.training import (
-    WHOLE,
-    Part,
+    FULL_BATCH,
+    BatchSlice,
     RowStream,
     RunConfig,
     TensorBatch,
     TrainConfig,
     choose_device,
 )
-from gradvac.lab.training.passes import Numbers
+from gradvac.sampling.epochs import Numbers
 
 B = TypeVar("B", bound=TensorBatch)
 
@@ -34,7 +34,7 @@ class RowBatch(TensorBatch):
     tasks: list[int]
     num_tokens: int
 
-    def take(self, part: Part, costs: Sequence[float] | None = None) -> Self:
+    def take(self, part: BatchSlice, costs: Sequence[float] | None = None) -> Self:
         """The part of one process, which needs at least a row."""
         if part.of == 1:
             return self
@@ -50,7 +50,7 @@ def stream_rows(
     make: Callable[[Sequence[Numbers]], B],
     *,
     rows: int,
-    part: Part = WHOLE,
+    part: BatchSlice = FULL_BATCH,
 ) -> RowStream[B]:
     """The batches of a run, from their beginning.
 
@@ -79,7 +79,7 @@ def is_on_gpu(train: TrainConfig) -> bool:
 
 
 def has_static_shape(
-    fixed: bool | Literal["auto"], train: TrainConfig, part: Part, *, is_possible: Any
+    fixed: bool | Literal["auto"], train: TrainConfig, part: BatchSlice, *, is_possible: Any
 ) -> bool:
     """Whether all batches get one size, so that a step can be recorded as a CUDA graph.
 

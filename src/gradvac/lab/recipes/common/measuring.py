@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from gradvac.analysis import Similarities
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import RunConfig, choose_device, config
-from gradvac.lab.training.from_run import trained_settings
 from gradvac.lab.training.measuring import measure_checkpoints
-from gradvac.lab.training.signature import weights_hash
+from gradvac.lab.training.settings import trained_settings, weights_hash
 
 ENGINES = ("per_task", "one_backward")
 Numbers = npt.NDArray[np.int64]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -270,26 +269,3 @@ def _stamp(path: Path) -> list[int]:
     """What changes with any change of a file, or when it is another file."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-
-
-@contextmanager
-def show_log(show: Callable[[str], object]) -> Iterator[None]:
-    """Pass messages of gradvac's loggers to a function, such as `print`."""
-    handler, logger = _Handler(show), logging.getLogger("gradvac")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        logger.removeHandler(handler)
-
-
-class _Handler(logging.Handler):
-    def __init__(self, show: Callable[[str], object]) -> None:
-        super().__init__(logging.INFO)
-        self._show = show
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._show(record.getMessage())

@@ -20,7 +20,7 @@ from rich.table import Table
 from gradvac.lab.runs import RunFolder, TaskScores
 from gradvac.lab.runs.sentences import Counts, SentenceCounts, identify
 from gradvac.lab.training import RunConfig, choose_device
-from gradvac.lab.training.from_run import trained_settings
+from gradvac.lab.training.settings import trained_settings
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,12 @@ def score_run(
         tasks = track(list(scorer.tasks), "Scoring", console=console, transient=True)
         results = {task: scorer.score(task) for task in tasks}
         scores = scorer.summarise(
-            str(run),
-            split,
-            str(weights),
-            {task: result.score for task, result in results.items()},
-            dict(scorer.levels),
-            str(folder.read_signature().get("signature", "")),
+            run=str(run),
+            split=split,
+            weights=str(weights),
+            by_task={task: result.score for task, result in results.items()},
+            levels=dict(scorer.levels),
+            signature=str(folder.read_signature().get("signature", "")),
         )
         examples = {task: identify(result.examples) for task, result in results.items()}
         counts = [

@@ -47,7 +47,6 @@ from gradvac.lab.recipes.nmt.tokens import SUFFIXES, TokenShards, shard_name, to
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary, draw_lines, extend, learn
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.files import hash_file, hash_of, replacing
-from gradvac.lab.runs.kept import read_kept
 from gradvac.tasks import parse, turned
 
 VOCABULARY = "vocabulary.model"
@@ -143,7 +142,7 @@ class PreparedCorpus(PreparedFolder):
         Raises:
             ValueError: The run was trained with another vocabulary.
         """
-        if self.path(VOCABULARY).read_bytes() != read_kept(RunFolder(run).vocabulary):
+        if self.path(VOCABULARY).read_bytes() != RunFolder(run).read_saved(VOCABULARY):
             raise ValueError(
                 f"data.prepared: {self.folder} has another vocabulary than {run} was trained with; "
                 "give the folder it was trained from with data.prepared=..."

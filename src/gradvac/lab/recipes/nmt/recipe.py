@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from rich.table import Table
 
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.common.batches import has_static_shape, is_on_gpu
-from gradvac.lab.recipes.common.prepared import show_log
 from gradvac.lab.recipes.nmt.batch import Batch
 from gradvac.lab.recipes.nmt.model import Transformer
 from gradvac.lab.recipes.nmt.preparation import (
@@ -28,18 +28,17 @@ from gradvac.lab.recipes.nmt.translator import Translator
 from gradvac.lab.recipes.registry import Recipe
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import (
-    WHOLE,
-    Ahead,
+    FULL_BATCH,
+    BatchSlice,
     Display,
-    Part,
+    Prefetch,
     Result,
     StepLosses,
-    effective_epochs,
     join,
     seed_everything,
     train,
 )
-from gradvac.lab.training.sampling import TaskEpochs
+from gradvac.sampling import TaskEpochs
 from gradvac.tasks import parse
 
 
@@ -69,12 +68,12 @@ class TranslationRecipe:
             return True
         return is_on_gpu(config.train) and config.train.precision == "bf16"
 
-    def batches(self, part: Part = WHOLE) -> Ahead[Batch]:
+    def batches(self, part: BatchSlice = FULL_BATCH) -> Prefetch[Batch]:
         """The training data, from their beginning; the next batches are prefetched."""
         pin = Batch.pin if is_on_gpu(self.config.train) else None
-        return Ahead(self._stream(part), prepare=pin)
+        return Prefetch(self._stream(part), prepare=pin)
 
-    def _stream(self, part: Part = WHOLE) -> Stream:
+    def _stream(self, part: BatchSlice = FULL_BATCH) -> Stream:
         config, is_packed = self.config, self._is_packed()
         is_static = has_static_shape(config.batch.fixed, config.train, part, is_possible=is_packed)
         return Stream(
@@ -153,9 +152,8 @@ class TranslationRecipe:
     def epochs(self) -> list[TaskEpochs]:
         """How often training will see the data of every task."""
         config = self.config
-        return effective_epochs(
+        return config.sampling.effective_epochs(
             self._sizes,
-            config.sampling,
             num_steps=config.train.max_steps,
             rows_per_step=self._stream().rows_per_batch * config.optimizer.accumulation,
         )
@@ -192,7 +190,7 @@ def train_translation(
         if Path(run).is_file():
             raise ValueError(f"run: {run} is a file; choose the name of a folder for the run.")
         job.together(lambda: require_parent(config.model))
-        with show_log(say):
+        with log_to(say):
             prepared = job.first_then_others(lambda: open_corpus(config.data))
         seed_everything(config.train.seed)
         recipe = TranslationRecipe(config, prepared)

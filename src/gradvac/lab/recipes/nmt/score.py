@@ -26,8 +26,7 @@ from gradvac.lab.recipes.nmt.settings import NmtConfig
 from gradvac.lab.recipes.nmt.translator import Translator
 from gradvac.lab.runs import RunFolder, TaskScores
 from gradvac.lab.training import config
-from gradvac.lab.training.from_run import trained_settings
-from gradvac.lab.training.settings import TECHNICAL_ELSEWHERE
+from gradvac.lab.training.settings import TECHNICAL_ELSEWHERE, trained_settings
 from gradvac.tasks import parse
 
 logger = logging.getLogger(__name__)
@@ -224,9 +223,9 @@ def _open_scorer(
             references,
         )
 
-    def summarise(*fields: Any) -> TranslationScores:
+    def summarise(**fields: Any) -> TranslationScores:
         searched = _searched(config.load(NmtConfig, RunFolder(run).config), settings)
-        return TranslationScores(*fields, num_cut=translator.counts.cut, searched=searched)
+        return TranslationScores(**fields, num_cut=translator.counts.cut, searched=searched)
 
     by_task = {task: levels.of(prepared.train_size(task)) for task in tasks}
     return Scorer(tasks, score_task, {"BLEU": "bleu"}, summarise, by_task)
@@ -234,7 +233,7 @@ def _open_scorer(
 
 def _searched(trained: NmtConfig, asked: NmtConfig) -> str:
     """Settings of the search that differ from the run's own."""
-    changed = config.differences(trained, asked)
+    changed = config.changed_settings(trained, asked)
     return ", ".join(
         f"{key} = {new}"
         for key, (_, new) in changed.items()

@@ -33,15 +33,9 @@ from gradvac.lab.recipes.nmt.ragged import Ragged
 from gradvac.lab.recipes.nmt.settings import BatchConfig
 from gradvac.lab.recipes.nmt.tokens import TokenFile, TokenShards
 from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS
-from gradvac.lab.training import (
-    WHOLE,
-    Part,
-    Passes,
-    SamplingConfig,
-    TaskSampler,
-    task_probabilities,
-)
-from gradvac.lab.training.sampling import costs_by_slot
+from gradvac.lab.training import FULL_BATCH, BatchSlice, SamplingConfig
+from gradvac.sampling import Epochs, TaskSampler, task_probabilities
+from gradvac.sampling.tasks import costs_by_slot
 from gradvac.tasks import parse
 
 Numbers = npt.NDArray[np.int64]
@@ -159,7 +153,7 @@ class Stream:
         accumulation: int = 1,
         num_steps: int | None = None,
         seed: int = 0,
-        part: Part = WHOLE,
+        part: BatchSlice = FULL_BATCH,
         halves: bool = False,
     ) -> None:
         self._per_task = 2 if halves else 1
@@ -172,7 +166,7 @@ class Stream:
             self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
         else:
             self._rows_per_chunk = rows_to_draw(self.frame, means, config.chunk)
-        self._passes = Passes([len(task) for task in tasks], seed=seed)
+        self._passes = Epochs([len(task) for task in tasks], seed=seed)
         self._num_before = 0  # batches before this chunk
         self._open_chunk()
 

@@ -17,7 +17,6 @@ from pydantic import Field
 from gradvac.lab.recipes.nmt.cleaning import SeenFingerprints, fingerprint, read_written
 from gradvac.lab.recipes.nmt.workers import chunks
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.kept import read_kept
 from gradvac.lab.training import Section, task_probabilities
 
 PAD, BOS, EOS, UNKNOWN = range(4)
@@ -95,8 +94,8 @@ class Vocabulary:
     @classmethod
     def of_run(cls, run: str | Path) -> Vocabulary:
         """Read the model that a run was trained with, which is verified."""
-        path = RunFolder(Path(run)).vocabulary
-        return cls.parse(read_kept(path), path)
+        folder = RunFolder(Path(run))
+        return cls.parse(folder.read_saved(folder.vocabulary.name), folder.vocabulary)
 
     @classmethod
     def parse(cls, model: bytes, path: Path) -> Vocabulary:

@@ -17,9 +17,9 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from gradvac.analysis import Similarities
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.common.batches import has_static_shape, is_on_gpu, stream_rows
 from gradvac.lab.recipes.common.measuring import MeasuredSet, Numbers, measure_run
-from gradvac.lab.recipes.common.prepared import show_log
 from gradvac.lab.recipes.registry import Recipe
 from gradvac.lab.recipes.tagging.encoder import NO_LABEL, load_model, load_tokenizer
 from gradvac.lab.recipes.tagging.metrics import score_tags
@@ -41,13 +41,12 @@ from gradvac.lab.recipes.tagging.tagger import (
     predict_windows,
 )
 from gradvac.lab.training import (
-    WHOLE,
-    Ahead,
+    FULL_BATCH,
+    BatchSlice,
     Display,
-    Part,
+    Prefetch,
     Result,
     StepLosses,
-    effective_epochs,
     join,
     seed_everything,
     train,
@@ -85,7 +84,7 @@ class TaggingRecipe:
         }
         self._pad = pad_token(self.tokenizer)
 
-    def batches(self, part: Part = WHOLE) -> Ahead[TagBatch]:
+    def batches(self, part: BatchSlice = FULL_BATCH) -> Prefetch[TagBatch]:
         """The training data, from their beginning."""
         windows = [self.prepared.windows(TRAIN, task) for task in self.tasks]
         longest = max(int(of_task.lengths.max()) for of_task in windows)
@@ -100,7 +99,7 @@ class TaggingRecipe:
             rows=self.config.batch.rows,
             part=part,
         )
-        return Ahead(stream, prepare=TagBatch.pin if is_on_gpu(train) else None)
+        return Prefetch(stream, prepare=TagBatch.pin if is_on_gpu(train) else None)
 
     def losses(self, batch: TagBatch) -> StepLosses:
         """The loss of every row, summed over its words."""
@@ -144,9 +143,8 @@ class TaggingRecipe:
         config = self.config
         sizes = self.prepared.sizes[TRAIN]
         report = self.prepared.read_report()
-        rows = effective_epochs(
+        rows = config.sampling.effective_epochs(
             sizes,
-            config.sampling,
             num_steps=config.train.max_steps,
             rows_per_step=config.batch.rows * config.optimizer.accumulation,
         )
@@ -175,7 +173,7 @@ def train_tagging(
     """
     with join(config.train.device) as job:
         display = job.display(display)
-        with show_log(display.say):
+        with log_to(display.say):
             prepared = job.first_then_others(lambda: open_sentences(config))
             settings = config.with_steps(sum(prepared.sizes[TRAIN].values()))
         seed_everything(settings.train.seed)

@@ -133,8 +133,8 @@ def _open_scorer(
         settings.data.languages,
         score_task,
         formulas | ({"strict F1": "f1"} if kind == "ner" else {}),
-        lambda *fields: TaggingScores(
-            *fields, kind=kind, unknown=unknown, without_entities=without_entities
+        lambda **fields: TaggingScores(
+            **fields, kind=kind, unknown=unknown, without_entities=without_entities
         ),
         settings.data.resource_levels,
     )

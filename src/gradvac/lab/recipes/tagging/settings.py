@@ -109,7 +109,7 @@ class TaggingBatchConfig(Section):
 
     Attributes:
         rows: Windows (sentences, unless long) per micro-batch, drawn from all languages.
-        epochs: Passes over the data of all languages together; sets `train.max_steps`. 0:
+        epochs: Epochs over the data of all languages together; sets `train.max_steps`. 0:
             `train.max_steps` decides.
         fixed: Give all batches the width of the longest window, so that a step can be recorded;
             "auto": if `train.graph` asks for it, on a GPU with bf16.

@@ -23,9 +23,9 @@ from gradvac.lab.recipes.tagging.encoder import (
     load_tokenizer,
 )
 from gradvac.lab.recipes.tagging.settings import TaggingConfig
-from gradvac.lab.runs.kept import read_kept
-from gradvac.lab.training import FromRun, Part, TensorBatch, checkpoint
-from gradvac.lab.training.forward import around_forward
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import BatchSlice, FromRun, TensorBatch, checkpoint
+from gradvac.lab.training.environment import around_forward
 
 ENCODER = "encoder"  # folder of a run: the encoder's config and tokenizer, without weights
 
@@ -51,7 +51,7 @@ class TagBatch(TensorBatch):
     num_tokens: int
     frame: tuple[int, int] | None = None
 
-    def take(self, part: Part, costs: Sequence[float] | None = None) -> TagBatch:
+    def take(self, part: BatchSlice, costs: Sequence[float] | None = None) -> TagBatch:
         """The part of one process; if it has no rows, one row whose words have no label."""
         if part.of == 1:
             return self
@@ -245,8 +245,7 @@ def _check_encoder(run: Path) -> None:
     """Refuse what is not a tagging run, and files that are not what it was trained with."""
     if not (run / ENCODER / "config.json").is_file():
         raise ValueError(f"{run}: has no {ENCODER}/config.json; it is not a tagging run.")
-    for checksum in (run / ENCODER).glob("*.sha256"):
-        read_kept(checksum.with_suffix(""))
+    RunFolder(run).verify_saved()
 
 
 def pad_token(tokenizer: object) -> int:

@@ -1,17 +1,25 @@
-"""The process a run lives in: device, seeds, random state, threads, and signals."""
+"""What a run lives in: device, precision, seeds and random state, threads, and signals."""
 
 import os
 import random
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+_STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
+# Not cuDNN's, which some GPUs prefer: it plans anew for every shape of a batch, which takes ten
+# times as long as the step itself. Not the one without masks either: Hugging Face's models leave
+# out a mask that hides nothing, but not while a CUDA graph is recorded, and the recorded step would
+# not be the one that was verified.
+_FOR_ANY_SHAPE = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -43,6 +51,19 @@ def peak_memory(device: torch.device) -> float:
     return most / (2**30 if sys.platform == "darwin" else 2**20)
 
 
+@contextmanager
+def around_forward(precision: str, device: torch.device) -> Iterator[None]:
+    """Autocast if the precision is "bf16", and attention for batches of any shape."""
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    with autocast, any_shape_attention(device):
+        yield
+
+
+def any_shape_attention(device: torch.device) -> AbstractContextManager[None]:
+    """On a GPU, attention by kernels that take every shape as it comes."""
+    return nullcontext() if device.type == "cpu" else sdpa_kernel(_FOR_ANY_SHAPE)
+
+
 def set_threads(num: int) -> None:
     """Let torch use this many CPU threads; 0: its own choice."""
     if num:
@@ -63,7 +84,7 @@ def random_state() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": [kind, [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
-        "cuda": [torch.cuda.get_rng_state(index) for index in _own_gpus()],
+        "cuda": [torch.cuda.get_rng_state(index) for index in _local_gpus()],
     }
 
 
@@ -73,12 +94,12 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(state["torch"])
-    for index, gpu_state in zip(_own_gpus(), state["cuda"], strict=False):
+    for index, gpu_state in zip(_local_gpus(), state["cuda"], strict=False):
         torch.cuda.set_rng_state(gpu_state, index)
 
 
-def _own_gpus() -> list[int]:
-    """All GPUs; with several processes, only our own."""
+def _local_gpus() -> list[int]:
+    """All GPUs; with several processes, only the one of this process."""
     if not torch.cuda.is_available():
         return []
     is_one_of_several = distributed.is_available() and distributed.is_initialized()
@@ -95,9 +116,6 @@ def untouched_random_state() -> Iterator[None]:
         yield
     finally:
         restore_random_state(state)
-
-
-_STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class StopSignals:

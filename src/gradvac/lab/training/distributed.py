@@ -1,31 +1,33 @@
 """The processes that train one run together, seen from one of them.
 
-`torchrun` starts them; each gets its part of every batch. The first process does what a run does
+`torchrun` starts them; each gets its slice of every batch. The first process does what a run does
 once (files, validation, messages), and all of them agree on how the run continues: they take the
 same steps and stop at the same one. A job of one process is the same, with no one to ask.
 """
 
 import os
 import re
+import secrets
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from rich.console import Console
 from torch import Tensor, distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from gradvac.engine import RankError, Ranks
 from gradvac.hints import some
-from gradvac.lab.training.display import Display
-from gradvac.lab.training.meeting import meet
-from gradvac.lab.training.processes import choose_device
+from gradvac.lab.training.environment import choose_device
+from gradvac.lab.training.log import Display
+from gradvac.lab.training.recipe import BatchSlice
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -36,41 +38,10 @@ _NEEDED = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # notice at once, whatever this is.
 _LONG_WORK = timedelta(days=7)
 _COMMUNICATION = re.compile(r"gloo|nccl|process ?group|connection", re.IGNORECASE)
+_PREFIX = "gradvac/rendezvous"
+_ARRIVAL = timedelta(minutes=30)  # for all processes to come
+_POLL_EVERY = 0.02  # seconds
 _current: "ContextVar[Job | None]" = ContextVar("job", default=None)
-
-
-@dataclass(frozen=True)
-class Part:
-    """The part of every batch that a process gets: `number` of `of`, about equally expensive.
-
-    The batches of a run are the same whatever the number of processes, and so is what a step
-    computes: a run can be continued by more or fewer of them, and no row is lost or seen twice.
-    """
-
-    number: int = 0
-    of: int = 1
-
-    def cut(self, costs: Sequence[float] | npt.NDArray[Any]) -> slice:
-        """Our rows of a batch: neighbours, so that a process gets the rows of few tasks.
-
-        Every part has a row if there are enough of them. A part without any takes a row of the
-        batch that does not count, because all processes have to take part in a step.
-
-        Args:
-            costs: Cost of every row of the batch, such as its number of tokens.
-        """
-        num = len(costs)
-        ends = np.cumsum(np.asarray(costs, dtype=np.float64))
-        middles = ends - np.diff(ends, prepend=0.0) / 2  # a row belongs where its middle lies
-        edges = np.linspace(0.0, ends[-1] if num else 0.0, self.of + 1)[:-1]
-        places = np.arange(self.of)
-        starts = np.maximum.accumulate(np.searchsorted(middles, edges) - places)
-        starts = np.minimum(np.clip(starts, 0, max(0, num - self.of)) + places, num)
-        bounds = [*starts.tolist(), num]
-        return slice(bounds[self.number], bounds[self.number + 1])
-
-
-WHOLE = Part()
 
 
 class Job:
@@ -91,13 +62,13 @@ class Job:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes, validates and speaks."""
+        """Whether this process writes, validates and logs."""
         return self.rank == 0
 
     @property
-    def part(self) -> Part:
-        """Our part of every batch."""
-        return Part(self.rank, self.size)
+    def batch_slice(self) -> BatchSlice:
+        """The local rows of every batch."""
+        return BatchSlice(self.rank, self.size)
 
     def display(self, display: Display | None) -> Display:
         """Where the messages of this process go; only the first one shows any."""
@@ -133,9 +104,9 @@ class Job:
 
     # -- agreement -----------------------------------------------------------------------------
 
-    def gather(self, own: Any) -> list[Any]:
+    def gather(self, local: Any) -> list[Any]:
         """Objects of all processes, by rank."""
-        return [own] if self.size == 1 else self._waiting.gather_objects(own)
+        return [local] if self.size == 1 else self._waiting.gather_objects(local)
 
     def together(self, work: Callable[[], Found]) -> Found:
         """Do something in every process; if it fails in one, it fails in all.
@@ -150,10 +121,10 @@ class Job:
             result = work()
         except Exception as caught:
             error = caught
-        said = self.gather(None if error is None else f"{type(error).__name__}: {error}")
+        errors = self.gather(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
-        for rank, message in enumerate(said):
+        for rank, message in enumerate(errors):
             if message is not None:
                 raise RankError(
                     f"processes: rank {rank} could not go on, so rank {self.rank} stops too: "
@@ -176,13 +147,13 @@ class Job:
         result = self.together(lambda: work() if self.is_first else None)
         return self.together(lambda: work() if result is None else result)
 
-    def require_same(self, facts: Mapping[str, str]) -> None:
+    def check_same(self, given: Mapping[str, str]) -> None:
         """Refuse to train if processes were given different things.
 
         Raises:
             ValueError: Names the first process that differs, and in what.
         """
-        first, *others = self.gather(dict(facts))
+        first, *others = self.gather(dict(given))
         for rank, other in enumerate(others, start=1):
             differing = [name for name in first if first[name] != other.get(name)]
             if differing:
@@ -196,9 +167,9 @@ class Job:
         if self.size == 1:
             return received
         number = 0 if received is None else int(signal.Signals[received])
-        said = self._stepping.gather_words(torch.tensor([number]))
-        heard = said[said > 0].tolist()
-        return signal.Signals(heard[0]).name if heard else None
+        numbers = self._stepping.gather_words(torch.tensor([number]))
+        signals = numbers[numbers > 0].tolist()
+        return signal.Signals(signals[0]).name if signals else None
 
     @contextmanager
     def naming_who_is_gone(self) -> Iterator[None]:
@@ -215,10 +186,10 @@ class Job:
         if self.size == 1:
             return dict(sums)
         names = sorted(sums)
-        own_sums = [
+        local_sums = [
             torch.as_tensor(sums[name], dtype=torch.float64, device=device) for name in names
         ]
-        total = self._stepping.all_reduce(torch.stack(own_sums))
+        total = self._stepping.all_reduce(torch.stack(local_sums))
         return dict(zip(names, total.unbind(), strict=True))
 
 
@@ -241,7 +212,7 @@ def join(device: str = "auto") -> Iterator[Job]:
     is_ours = not _is_initialized() and _announced() > 1
     if is_ours:
         on_gpu = choose_device(device).type == "cuda"
-        meet("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+        _rendezvous("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     group = distributed.group.WORLD if _is_initialized() else None
     if group is not None and distributed.get_world_size() == 1:
         group = None
@@ -273,7 +244,7 @@ def _announced() -> int:
     return int(size)
 
 
-def refuse_batch_norm(model: nn.Module) -> None:
+def check_batch_norm(model: nn.Module) -> None:
     """Refuse layers that make rows depend on which process they are in."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -282,3 +253,47 @@ def refuse_batch_norm(model: nn.Module) -> None:
                 "process, so that the result depends on how many there are; use nn.LayerNorm, or "
                 "train in one process."
             )
+
+
+def _rendezvous(backend: str) -> None:
+    """Make the process group of all processes that the environment announces.
+
+    All attempts of a torchrun share one key-value store, which still holds the keys of processes
+    that have died: reading their addresses means waiting for the dead. So the processes of every
+    attempt first agree on a number of their own, and use keys that begin with it.
+    """
+    store, rank, size = next(rendezvous("env://", timeout=_ARRIVAL))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        attempt = _hand_out_number(store, size) if rank == 0 else _request_number(store, rank)
+        store = PrefixStore(f"{_PREFIX}/{attempt}", store)
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+
+
+def _hand_out_number(store: Store, size: int) -> int:
+    """Number the attempt, and answer everybody who asks; in the first process."""
+    attempt = store.add(f"{_PREFIX}/attempts", 1)
+    missing, answered = set(range(1, size)), set[bytes]()
+    end = time.monotonic() + _ARRIVAL.total_seconds()
+    while missing and time.monotonic() < end:
+        for rank in list(missing):
+            if store.check([f"{_PREFIX}/{attempt}/received/{rank}"]):
+                missing.remove(rank)
+            elif store.check([f"{_PREFIX}/asks/{rank}"]):
+                token = store.get(f"{_PREFIX}/asks/{rank}")
+                if token not in answered:  # of this attempt, or of a process that is dead
+                    store.set(f"{_PREFIX}/answers/{token.decode()}", str(attempt))
+                    answered.add(token)
+        time.sleep(_POLL_EVERY)
+    if missing:
+        raise RuntimeError(f"processes: rank {min(missing)} of {size} did not arrive.")
+    return attempt
+
+
+def _request_number(store: Store, rank: int) -> int:
+    """Ask for the number, with a token to which the answer is addressed; in all others."""
+    token = secrets.token_hex(8)
+    store.set(f"{_PREFIX}/asks/{rank}", token)
+    store.wait([f"{_PREFIX}/answers/{token}"], _ARRIVAL)
+    attempt = int(store.get(f"{_PREFIX}/answers/{token}"))
+    store.set(f"{_PREFIX}/{attempt}/received/{rank}", "1")
+    return attempt

@@ -8,13 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from gradvac.lab.training import (
-    SamplingConfig,
-    TemperaturePhase,
-    effective_epochs,
-    task_probabilities,
-)
-from gradvac.lab.training.sampling import costs_by_slot
+from gradvac.lab.training import SamplingConfig, TemperaturePhase
+from gradvac.sampling import costs_by_slot, task_probabilities
 
 SIZES = {"fr": 20_000, "cs": 30_000, "hi": 3_000, "gd": 40}
 
@@ -90,19 +85,19 @@ def test_empty_tasks_are_named(sizes: dict[str, int], what: str) -> None:
 
 def test_effective_epochs_by_hand() -> None:
     sizes = {"large": 300, "small": 100}
-    flat = effective_epochs(sizes, SamplingConfig(temperature=1.0), num_steps=8, rows_per_step=50)
+    flat = SamplingConfig(temperature=1.0).effective_epochs(sizes, num_steps=8, rows_per_step=50)
     assert [row.epochs for row in flat] == pytest.approx([1.0, 1.0])
     # four steps by size (3 : 1), then four in equal shares
     phases = [TemperaturePhase(from_step=4, temperature=math.inf)]
     config = SamplingConfig(temperature=1.0, schedule=phases)
-    large, small = effective_epochs(sizes, config, num_steps=8, rows_per_step=50)
+    large, small = config.effective_epochs(sizes, num_steps=8, rows_per_step=50)
     assert (large.num_drawn, small.num_drawn) == pytest.approx((150 + 100, 50 + 100))
     assert small.epochs == pytest.approx(1.5)
     assert large.probability + small.probability == pytest.approx(1.0)
     # a phase that begins after the end does not count
     late = [TemperaturePhase(from_step=100, temperature=math.inf)]
     config = SamplingConfig(temperature=1.0, schedule=late)
-    assert effective_epochs(sizes, config, num_steps=8, rows_per_step=50) == flat
+    assert config.effective_epochs(sizes, num_steps=8, rows_per_step=50) == flat
 
 
 def test_effective_epochs_agree_with_draws() -> None:
@@ -112,7 +107,7 @@ def test_effective_epochs_agree_with_draws() -> None:
     sampler = config.build(SIZES, seed=0)
     drawn = np.concatenate([sampler.draw(500, step=step) for step in range(60)])
     counts = np.bincount(drawn, minlength=len(SIZES))
-    rows = effective_epochs(SIZES, config, num_steps=60, rows_per_step=500)
+    rows = config.effective_epochs(SIZES, num_steps=60, rows_per_step=500)
     assert [row.num_drawn for row in rows] == pytest.approx(counts.tolist(), rel=0.05)
 
 
@@ -122,20 +117,22 @@ UNEVEN = {"en-fr": 100_000, "en-hi": 2_000, "en-yo": 100}
 def test_unimax_is_uniform_up_to_the_cap() -> None:
     """By hand: yo may have 400 rows, hi 8,000; of 30,000 uniform thirds, fr takes the rest."""
     config = SamplingConfig(temperature=math.inf, most_epochs=4.0)
-    shares = config.shares(UNEVEN, 0, num_rows=30_000)
+    shares = config.build(UNEVEN, num_rows=30_000).probabilities(0)
     assert shares == pytest.approx(
         {"en-yo": 400 / 3e4, "en-hi": 8_000 / 3e4, "en-fr": 21_600 / 3e4}
     )
-    assert config.shares(UNEVEN, 0, num_rows=90) == pytest.approx(dict.fromkeys(UNEVEN, 1 / 3))
+    assert config.build(UNEVEN, num_rows=90).probabilities(0) == pytest.approx(
+        dict.fromkeys(UNEVEN, 1 / 3)
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 5.0, math.inf])
 @pytest.mark.parametrize("num_rows", [1_000, 50_000, 400_000])
 def test_no_task_is_seen_more_often_than_the_cap(temperature: float, num_rows: int) -> None:
     config = SamplingConfig(temperature=temperature, most_epochs=4.0)
-    shares = config.shares(UNEVEN, 0, num_rows=num_rows)
+    shares = config.build(UNEVEN, num_rows=num_rows).probabilities(0)
     assert sum(shares.values()) == pytest.approx(1.0)
-    rows = effective_epochs(UNEVEN, config, num_steps=num_rows // 10, rows_per_step=10)
+    rows = config.effective_epochs(UNEVEN, num_steps=num_rows // 10, rows_per_step=10)
     assert max(row.epochs for row in rows) <= 4.0 + 1e-9
     free = task_probabilities(UNEVEN, temperature)
     for task, share in shares.items():  # nobody but the capped ones loses
@@ -151,25 +148,9 @@ def test_a_sampler_with_a_cap_draws_that_often() -> None:
 def test_a_cap_that_cannot_hold_is_refused() -> None:
     config = SamplingConfig(most_epochs=2.0)
     with pytest.raises(ValueError, match=r"4.9 epochs of all data together; allow more"):
-        config.shares(UNEVEN, 0, num_rows=500_000)
+        config.build(UNEVEN, num_rows=500_000).probabilities(0)
     with pytest.raises(ValueError, match="does not know in advance how many rows"):
         config.build(UNEVEN)
-
-
-def test_processes_share_one_draw() -> None:
-    """All slots of all processes are one draw, which another number of processes goes on with."""
-    config = SamplingConfig(temperature=5.0)
-    whole, parts = config.build(SIZES, seed=3), [config.build(SIZES, seed=3) for _ in range(3)]
-    for step in range(4):
-        found = [own.draw_slots(2, step=step, rank=r, size=3) for r, own in enumerate(parts)]
-        np.testing.assert_array_equal(np.concatenate(found), whole.draw(6, step=step))
-    fewer = [config.build(SIZES, seed=0) for _ in range(2)]
-    for own in fewer:
-        own.load_state_dict(parts[0].state_dict())
-    found = [own.draw_slots(3, step=4, rank=r, size=2) for r, own in enumerate(fewer)]
-    np.testing.assert_array_equal(np.concatenate(found), whole.draw(6, step=4))
-    with pytest.raises(ValueError, match=r"rank: must be in 0\.\.1"):
-        whole.draw_slots(1, step=5, rank=2, size=2)
 
 
 @pytest.mark.parametrize("num", [24, 27])

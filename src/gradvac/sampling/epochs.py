@@ -1,4 +1,4 @@
-"""Endless passes over each task's data, in a new random order on every pass."""
+"""Endless epochs over each task's data, in a new random order in every epoch."""
 
 # T tasks
 
@@ -11,16 +11,16 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.int64]
 _LARGE = 1 << 20  # rows from which an order is not stored
 _ROUNDS = 6
-_BLOCK = 1 << 16  # neighbouring rows that are visited in the same part of a pass
+_BLOCK = 1 << 16  # neighbouring rows that are visited in the same part of an epoch
 _BLOCKS_AT_ONCE = 16
 
 
-class Passes:
-    """Hands out the rows of every task, each once per pass, in a random order.
+class Epochs:
+    """Hands out the rows of every task, each once per epoch, in a random order.
 
-    The order of a pass is a function of the seed, the task and the number of the pass, so the
+    The order of an epoch is a function of the seed, the task and the number of the epoch, so the
     position is one number per task. The order of a large task is computed on the fly and never
-    stored; it takes a million rows at a time, from sixteen places, so that a pass over many files
+    stored; it takes a million rows at a time, from sixteen places, so that an epoch over many files
     starts at once and opens only a few of them.
 
     Args:
@@ -39,23 +39,25 @@ class Passes:
         self._drawn[task] += num
         pieces = []
         while num:
-            turn, start = divmod(first, size)
+            epoch, start = divmod(first, size)
             end = min(start + num, size)
             if size > _LARGE:
-                piece = wander(np.arange(start, end), size, seed=(self._seed, task, turn))
+                piece = permute_by_blocks(
+                    np.arange(start, end), size, seed=(self._seed, task, epoch)
+                )
             else:
-                piece = self._order(task, turn)[start:end].astype(np.int64)
+                piece = self._order(task, epoch)[start:end].astype(np.int64)
             pieces.append(piece)
             first, num = first + len(piece), num - len(piece)
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
 
-    def _order(self, task: int, turn: int) -> npt.NDArray[np.uint32]:
-        if (task, turn) not in self._orders:
+    def _order(self, task: int, epoch: int) -> npt.NDArray[np.uint32]:
+        if (task, epoch) not in self._orders:
             self._orders = {key: o for key, o in self._orders.items() if key[0] != task}
-            generator = np.random.default_rng([self._seed, task, turn])
+            generator = np.random.default_rng([self._seed, task, epoch])
             every = np.arange(self._sizes[task], dtype=np.uint32)
-            self._orders[task, turn] = generator.permutation(every)
-        return self._orders[task, turn]
+            self._orders[task, epoch] = generator.permutation(every)
+        return self._orders[task, epoch]
 
     def state_dict(self) -> dict[str, Any]:
         """Rows of every task handed out so far."""
@@ -66,47 +68,47 @@ class Passes:
         self._drawn = list(state["drawn"])
 
 
-def wander(places: Numbers, size: int, *, seed: Sequence[int]) -> Numbers:
+def permute_by_blocks(positions: Numbers, size: int, *, seed: Sequence[int]) -> Numbers:
     """Entries of a random order of 0 ... size - 1 that moves slowly through the numbers.
 
     Blocks of neighbouring rows come in random order; those of sixteen blocks are mixed.
 
     Args:
-        places: Positions in the order, ascending, each below `size`.
+        positions: Positions in the order, ascending, each below `size`.
         size: Length of the order.
         seed: Another seed, another order.
     """
     num_blocks = -(-size // _BLOCK)
-    blocks = scatter(np.arange(num_blocks), num_blocks, seed=seed)
+    blocks = permute(np.arange(num_blocks), num_blocks, seed=seed)
     sizes = np.where(blocks == num_blocks - 1, size - (num_blocks - 1) * _BLOCK, _BLOCK)
     parts = np.arange(0, num_blocks, _BLOCKS_AT_ONCE)
     starts = np.concatenate([[0], np.cumsum(np.add.reduceat(sizes, parts))])
-    part_of = np.searchsorted(starts, places, side="right") - 1
-    numbers = np.empty(len(places), dtype=np.int64)
+    part_of = np.searchsorted(starts, positions, side="right") - 1
+    numbers = np.empty(len(positions), dtype=np.int64)
     for part in np.unique(part_of).tolist():
         block_slice = slice(part * _BLOCKS_AT_ONCE, (part + 1) * _BLOCKS_AT_ONCE)
-        mine, ends = part_of == part, np.concatenate([[0], np.cumsum(sizes[block_slice])])
-        inside = scatter(places[mine] - starts[part], int(ends[-1]), seed=(*seed, part))
+        is_here, ends = part_of == part, np.concatenate([[0], np.cumsum(sizes[block_slice])])
+        inside = permute(positions[is_here] - starts[part], int(ends[-1]), seed=(*seed, part))
         block = np.searchsorted(ends, inside, side="right") - 1
-        numbers[mine] = blocks[block_slice][block] * _BLOCK + inside - ends[block]
+        numbers[is_here] = blocks[block_slice][block] * _BLOCK + inside - ends[block]
     return numbers
 
 
-def scatter(places: Numbers, size: int, *, seed: Sequence[int]) -> Numbers:
+def permute(positions: Numbers, size: int, *, seed: Sequence[int]) -> Numbers:
     """Entries of a random order of 0 ... size - 1, without computing the others.
 
     A Feistel network is a permutation of all numbers of an even number of bits; a number that lands
     outside goes through it again until it lands inside, so that it permutes 0 ... size - 1 too.
 
     Args:
-        places: Positions in the order, each below `size`.
+        positions: Positions in the order, each below `size`.
         size: Length of the order.
         seed: Another seed, another order.
     """
     half = -(-max(2, int(size - 1).bit_length()) // 2)
     shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
     keys = np.random.default_rng(list(seed)).integers(0, 1 << 63, _ROUNDS, dtype=np.uint64)
-    numbers = places.astype(np.uint64)
+    numbers = positions.astype(np.uint64)
     outside = np.ones(len(numbers), dtype=bool)
     while outside.any():
         left, right = numbers[outside] >> shift, numbers[outside] & mask
