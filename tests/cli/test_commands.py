@@ -43,7 +43,7 @@ SURFACE = {
     ("figures",): {"--out", "--format", "--pair", "--distances", "--families"},
     ("sweep",): {
         *("--out", "--jobs", "--retry", "--halving"),
-        *("--seconds", "--launcher", "--dry-run"),
+        *("--launcher", "--dry-run"),
     },
     ("compare",): {
         *("--baseline", "--set", "--weights", "--metric"),

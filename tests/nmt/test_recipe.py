@@ -53,11 +53,11 @@ def test_resource_levels_come_from_sizes(toy_config: Build) -> None:
     assert recipe.resource_levels == {"en-xx": "high", "en-yy": "low"}
 
 
-def test_training_with_halves_is_recorded_by_task_and_continues(
+def test_a_rule_that_acts_here_and_there_is_recorded_and_continues(
     toy_config: Build, tmp_path: Path, quiet: Display
 ) -> None:
-    """Similarities without noise are larger, and nothing else of the run knows of halves."""
-    align = {"halves": True, "only": ["encoder*"], "from_step": 2, "space": "preconditioned"}
+    """Limited to the encoder and later steps, on preconditioned gradients."""
+    align = {"only": ["encoder*"], "from_step": 2, "space": "preconditioned"}
     train: dict[str, Any] = {"max_steps": 6, "record_every": 1, "log_every": 1}
     config = toy_config(align=align, train=train)
     train_translation(config, tmp_path / "whole", display=quiet)
@@ -68,7 +68,7 @@ def test_training_with_halves_is_recorded_by_task_and_continues(
     assert all(torch.equal(value, parts[name]) for name, value in whole.items())
     record = read_record(RunFolder(tmp_path / "whole").record)
     assert list(record.tasks) == ["en-xx", "en-yy"]
-    assert record.rule == "gradvac(only=['encoder*'],from_step=2,halves=True,space=preconditioned)"
+    assert record.rule == "gradvac(only=['encoder*'],from_step=2,space=preconditioned)"
     is_one = np.isclose(record.weights, 1.0).all(-1)  # [S, K]
     outside = [not name.startswith("encoder") for name in record.components]
     assert is_one[:, outside].all()

@@ -29,7 +29,7 @@ from gradvac.lab.training.step import EagerStep, GraphStep, StepResult
 
 from .. import needs
 
-RULES = ["none", "sum", "gradvac", "pcgrad", "gradnorm", "mgda", "control"]
+RULES = ["none", "sum", "gradvac", "pcgrad", "gradnorm", "mgda", "studies/controls.py:Control"]
 Take = Callable[[Sequence[Batch]], StepResult]
 Build = Callable[..., NmtConfig]
 

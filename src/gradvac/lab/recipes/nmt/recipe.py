@@ -86,14 +86,13 @@ class TranslationRecipe:
             num_steps=config.train.max_steps,
             seed=config.train.seed,
             part=part,
-            halves=config.align.halves,
         )
 
     def losses(self, batch: Batch) -> StepLosses:
         """The loss of every sentence pair, summed over its tokens."""
         device = next(self.model.parameters()).device
         losses = self.model(batch.to(device))
-        return StepLosses(losses, batch.tasks, halves=self.config.align.halves)
+        return StepLosses(losses, batch.tasks)
 
     def validate(self) -> Mapping[str, float]:
         """The loss per token of every task without smoothing, their mean, and BLEU."""

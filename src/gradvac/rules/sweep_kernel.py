@@ -1,7 +1,7 @@
 """The pairwise sweep as one Triton program per component and task.
 
 In torch operations every visit is a dozen launches; here a row keeps its state in registers and
-walks through its visits alone. Reference: `sweep_reference` in `_pairwise.py`.
+walks through its visits alone. Reference: `pairwise_sweep_reference` in `pairwise.py`.
 """
 
 # K components, T tasks
@@ -62,7 +62,7 @@ def _sweep_kernel(
     tl.store(ACTIVE + own_row + others, active, mask=inside)
 
 
-def sweep_triton(
+def pairwise_sweep_triton(
     gram: Tensor,
     target: Tensor,
     goal: Tensor,
@@ -70,7 +70,7 @@ def sweep_triton(
     vaccinated: Tensor,
     cancelled: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`sweep` on CUDA in one launch; `goal` is the target kept away from 1."""
+    """`pairwise_sweep` on CUDA in one launch; `goal` is the target kept away from 1."""
     num_components, num_tasks, _ = gram.shape
     coefficients, observed = torch.empty_like(gram), torch.empty_like(gram)
     active = torch.empty_like(gram, dtype=torch.int8)

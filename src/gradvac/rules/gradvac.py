@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from gradvac.rules._pairwise import Pairwise
-from gradvac.rules._targets import EmaTarget, FixedTarget, Target
+from gradvac.rules.pairwise import EmaTarget, FixedTarget, Pairwise, Target
 
 
 class GradVac(Pairwise):

@@ -43,10 +43,10 @@ class Rule(ABC):
     it stores its state by name in `state_dict` and `load_state_dict`.
 
     Class attributes:
-        name: What configs and `Aligner(rule=...)` call it.
+        name: What configs and `Aligner(rule=...)` call it; others are called "module:Class" or
+            "file.py:Class".
         does: What it does, to complete a sentence that begins with its name.
         task_options: Arguments that name tasks; in a config they may name resource levels too.
-        config_keys: Argument -> key of a config, where they differ.
 
     Example:
         >>> from gradvac import Rule, gram
@@ -58,7 +58,6 @@ class Rule(ABC):
     name: ClassVar[str] = ""
     does: ClassVar[str] = ""
     task_options: ClassVar[tuple[str, ...]] = ()
-    config_keys: ClassVar[Mapping[str, str]] = {}
 
     tasks: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
@@ -89,7 +88,7 @@ class Rule(ABC):
         finite = geometry.is_finite(gram)  # [K]
         self.finite = self.finite & finite.all()
         if len(self.present) == 1:
-            return self.weigh_alone(gram)
+            return self.weigh_alone(components, gram)
         clean = torch.where(finite[:, None, None], gram, 0.0)
         weighing = self.weigh_finite(components, clean)
         # Weights of 1 let non-finite values reach .grad, where a GradScaler looks for them.
@@ -110,9 +109,13 @@ class Rule(ABC):
     def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:
         """Weights from finite Gram matrices of at least two tasks."""
 
-    def weigh_alone(self, gram: Tensor) -> Weighing:
-        """Weights of a task that is the only one present: its plain gradient."""
+    def weigh_alone(self, components: Sequence[int], gram: Tensor) -> Weighing:  # noqa: ARG002
+        """Weights of a task that is the only one present: its gradient as it is."""
         return self.answer(gram)
+
+    def take(self, values: Tensor, components: Sequence[int]) -> Tensor:
+        """The rows of `values` `[K, ...]` for some components, without waiting for the device."""
+        return values[index_on(components, values.device)]
 
     def answer(self, gram: Tensor, weights: Tensor | None = None) -> Weighing:
         """An answer without targets; weights of 1 unless given."""

@@ -1,4 +1,8 @@
-"""Runs as a comparison sees them: read from their folders, and grouped by all but the seed."""
+"""Methods: runs read from their folders, and grouped by everything but their seed.
+
+What the logs of runs say stands at the end: losses at equal steps and at equal time, and what
+training cost.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from gradvac.lab.runs import RunFolder, TaskScores, read_scores
 from gradvac.lab.runs.files import hash_of
@@ -18,13 +24,16 @@ SEED = "train.seed"
 SEED_FOLDER = "seed-"  # begins the name of a run's folder within that of its method
 PART = "+"  # METHOD+PART: models that stand together for one method, such as bilingual ones
 _INIT = "model.init"
-_FROZEN = "align.component_weights."  # from a run of the same seed, and so other ones for each
+_RUNS = (_INIT, "align.options.run")  # settings that name a run, of the same seed as a rule
 _NOT_COMPARED = {
     *(SEED, "align.seed", "sampling.seed", "data.prepared", "data.root"),
     "model.logits_per_chunk",  # how much memory the loss takes
     *(f"train.{key}" for key in TECHNICAL),
     *TECHNICAL_ELSEWHERE,
 }
+LOSS = "dev/loss"
+_SECONDS, _TRAIN_LOSS, _MEMORY = "train/seconds", "train/loss", "train/peak_memory"
+_LAST = 0.9  # a training loss is the mean of the log entries after this share of the steps
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class ScoredRun:
     Attributes:
         path: Its folder; of several runs that stand together, that of the first.
         seed: `train.seed`.
-        settings: All settings but seeds, places and technical ones, flat.
+        settings: All settings but seeds, folders and technical ones, flat.
         signature: Of the run.
         metrics: Its log.
         scores: The metric that is compared.
@@ -51,7 +60,7 @@ class ScoredRun:
 
 
 @dataclass(frozen=True)
-class Group:
+class Method:
     """Runs that differ in nothing but their seed: a method.
 
     Attributes:
@@ -86,8 +95,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         if not runs_here:
             raise ValueError(f"{path}: holds no run; give run folders, or the folder of a sweep.")
         run_paths += runs_here
-    places = [path.resolve() for path in run_paths]
-    twice = [path for path, place in zip(run_paths, places, strict=True) if places.count(place) > 1]
+    resolved = [path.resolve() for path in run_paths]
+    twice = [path for path in run_paths if resolved.count(path.resolve()) > 1]
     if twice:
         raise ValueError(f"{twice[0]}: is given twice; give every run once.")
     return run_paths
@@ -117,15 +126,17 @@ def read_run(path: Path, *, split: str, weights: str | int, metric: str | None) 
     counts = read_counts(folder.counts_of(split, weights)).get(chosen.metric)
     if counts is not None:
         _check_counts(path, chosen, counts)
-    settings = _settings(folder)
+    settings = flatten(folder.read_table())
     compared = {
         key: value
         for key, value in (_younger_settings() | settings).items()
-        if key not in _NOT_COMPARED and not key.startswith(_FROZEN)
+        if key not in _NOT_COMPARED
     }
     signature = folder.read_signature()
+    for key in _RUNS:
+        if key in settings:
+            compared[key] = _parent(path, Path(str(settings[key])))
     if _INIT in settings:
-        compared[_INIT] = _parent(path, Path(str(settings[_INIT])))
         compared.pop("data.vocabulary.model", None)  # that run's
     else:  # weights to start from are part of the data, and differ from seed to seed
         compared["data"] = signature.get("data", "")
@@ -140,10 +151,6 @@ def read_run(path: Path, *, split: str, weights: str | int, metric: str | None) 
     )
 
 
-def _settings(folder: RunFolder) -> dict[str, Any]:
-    return flatten(folder.read_table())
-
-
 @cache
 def _younger_settings() -> dict[str, Any]:
     """Defaults: what stands for a setting that is younger than a run, and not in its config."""
@@ -151,16 +158,16 @@ def _younger_settings() -> dict[str, Any]:
 
 
 def _parent(run: Path, init: Path) -> str:
-    """A run to start from stands for its settings, as it has a seed too.
+    """A run that another one needs stands for its settings, as it has a seed too.
 
     A path that is not absolute was so from where the run was trained: a folder above it. If the
     folder of a sweep was moved or renamed since, the end of the path, METHOD/seed-N, finds it.
     """
     above = run.resolve().parents
-    places = [*(folder / init for folder in above), init]
-    places += [folder / Path(*init.parts[-2:]) for folder in above]
-    folders = [RunFolder(place) for place in places if RunFolder(place).is_run()]
-    settings = _settings(folders[0]) if folders else {}
+    candidates = [*(folder / init for folder in above), init]
+    candidates += [folder / Path(*init.parts[-2:]) for folder in above]
+    folders = [RunFolder(path) for path in candidates if RunFolder(path).is_run()]
+    settings = flatten(folders[0].read_table()) if folders else {}
     return hash_of({k: v for k, v in settings.items() if k not in _NOT_COMPARED} or str(init))[:8]
 
 
@@ -183,7 +190,7 @@ def _check_counts(path: Path, scores: TaskScores, counts: SentenceCounts) -> Non
             )
 
 
-def group_runs(runs: Sequence[ScoredRun]) -> list[Group]:
+def group_by_method(runs: Sequence[ScoredRun]) -> list[Method]:
     """Methods, in the order in which they come.
 
     A run whose folder is METHOD/seed-N belongs to METHOD; others are named by the settings in
@@ -196,19 +203,18 @@ def group_runs(runs: Sequence[ScoredRun]) -> list[Group]:
     by_settings: dict[str, list[ScoredRun]] = {}
     for run in runs:
         by_settings.setdefault(hash_of(run.settings), []).append(run)
-    groups = list(by_settings.values())
-    varying = _varying([members[0].settings for members in groups])
+    varying = _varying([members[0].settings for members in by_settings.values()])
     methods = [
-        Group(_name(members, varying), tuple(sorted(members, key=lambda run: run.seed)))
-        for members in groups
+        Method(_name(members, varying), tuple(sorted(members, key=lambda run: run.seed)))
+        for members in by_settings.values()
     ]
-    for group in methods:
-        _check_seeds(group)
+    for method in methods:
+        _check_seeds(method)
     methods = _assembled(methods)
-    names = [group.name for group in methods]
+    names = [method.name for method in methods]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        namesakes = [group.runs[0] for group in methods if group.name == twice[0]]
+        namesakes = [method.runs[0] for method in methods if method.name == twice[0]]
         keys = _varying([run.settings for run in namesakes])
         raise ValueError(
             f"{namesakes[0].path} and {namesakes[1].path}: are both called {twice[0]}, but "
@@ -234,8 +240,8 @@ def _name(runs: Sequence[ScoredRun], varying: Sequence[str]) -> str:
     return " ".join(f"{key.split('.')[-1]}={settings[key]}" for key in varying if key in settings)
 
 
-def _check_seeds(group: Group) -> None:
-    for first, second in zip(group.runs, group.runs[1:], strict=False):
+def _check_seeds(method: Method) -> None:
+    for first, second in zip(method.runs, method.runs[1:], strict=False):
         if first.seed == second.seed:
             raise ValueError(
                 f"{first.path} and {second.path}: have the same settings and the same seed "
@@ -243,27 +249,24 @@ def _check_seeds(group: Group) -> None:
             )
 
 
-def _assembled(groups: Sequence[Group]) -> list[Group]:
-    """Groups METHOD+PART as one METHOD, which has the tasks of all its parts."""
-    by_name: dict[str, list[Group]] = {}
-    for group in groups:
-        method = group.name.partition(PART)[0] if PART in group.name else group.name
-        by_name.setdefault(method, []).append(group)
-    methods = []
-    for method, parts in by_name.items():
+def _assembled(methods: Sequence[Method]) -> list[Method]:
+    """Methods NAME+PART as one NAME, which has the tasks of all its parts."""
+    by_name: dict[str, list[Method]] = {}
+    for method in methods:
+        by_name.setdefault(method.name.partition(PART)[0], []).append(method)
+    assembled = []
+    for name, parts in by_name.items():
         if not any(PART in part.name for part in parts):
-            methods += parts
+            assembled += parts
             continue
-        seeds = {part.seeds for part in parts}
-        if len(seeds) > 1:
+        if len({part.seeds for part in parts}) > 1:
             raise ValueError(
-                f"{method}: its parts {', '.join(p.name for p in parts)} have different seeds; "
+                f"{name}: its parts {', '.join(p.name for p in parts)} have different seeds; "
                 "train the missing ones."
             )
-        methods.append(
-            Group(method, tuple(map(_together, zip(*(p.runs for p in parts), strict=True))))
-        )
-    return methods
+        runs = zip(*(part.runs for part in parts), strict=True)
+        assembled.append(Method(name, tuple(map(_together, runs))))
+    return assembled
 
 
 def _together(runs: tuple[ScoredRun, ...]) -> ScoredRun:
@@ -293,3 +296,121 @@ def _together(runs: tuple[ScoredRun, ...]) -> ScoredRun:
             },
         )
     return replace(runs[0], scores=scores, counts=counts, metrics=[])
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the runs of a method cost, means over seeds; None: not known.
+
+    Attributes:
+        steps: Optimiser steps.
+        seconds: Training time, without validation and saving.
+        seconds_per_step: Their ratio.
+        peak_memory: GiB, the most of any run: of the GPU, or of the process on a CPU.
+        best_step: Step of the best weights.
+    """
+
+    steps: float | None
+    seconds: float | None
+    seconds_per_step: float | None
+    peak_memory: float | None
+    best_step: float | None
+
+
+def validations(run: ScoredRun, key: str) -> list[tuple[int, float]]:
+    """Steps and values of something that was validated."""
+    return [(entry["step"], entry[key]) for entry in run.metrics if entry.get(key) is not None]
+
+
+def last_step(run: ScoredRun) -> int:
+    """The last step in the log; 0 without one."""
+    return max((int(entry["step"]) for entry in run.metrics), default=0)
+
+
+def _seconds_at(run: ScoredRun, step: float) -> float:
+    logged = [(0, 0.0), *validations(run, _SECONDS)]
+    steps, seconds = zip(*logged, strict=True)
+    return float(np.interp(step, steps, seconds))
+
+
+def metric_of(run: ScoredRun) -> tuple[str, bool]:
+    """What chose the best weights, and whether more of it is better."""
+    settings = run.settings
+    return str(settings.get("train.metric", LOSS)), bool(
+        settings.get("train.higher_is_better", False)
+    )
+
+
+def best_step(run: ScoredRun) -> int | None:
+    """The step of the best weights, by what chose them."""
+    key, more_is_better = metric_of(run)
+    validated = validations(run, key)
+    if not validated:
+        return None
+    sign = -1.0 if more_is_better else 1.0
+    return min(validated, key=lambda entry: (sign * entry[1], entry[0]))[0]
+
+
+def at_best(run: ScoredRun, key: str) -> float:
+    """A value at the step of the best weights; NaN if it is not known."""
+    return dict(validations(run, key)).get(best_step(run) or -1, np.nan)
+
+
+def common_step(runs: Sequence[ScoredRun], key: str) -> int | None:
+    """The last step that all runs validated."""
+    steps = [{step for step, _ in validations(run, key)} for run in runs]
+    return max(set.intersection(*steps), default=None) if steps else None
+
+
+def at_step(run: ScoredRun, key: str, step: int) -> float:
+    """A value at a step that was validated."""
+    return dict(validations(run, key)).get(step, np.nan)
+
+
+def common_seconds(runs: Sequence[ScoredRun]) -> float | None:
+    """The training time of the run that had least; None if some log has no times."""
+    spent = [_seconds_at(run, last_step(run)) for run in runs]
+    return min(spent) if spent and min(spent) > 0 else None
+
+
+def after_seconds(run: ScoredRun, key: str, seconds: float) -> float:
+    """A value after so much training time, between two validations on the line between them.
+
+    NaN before the first validation.
+    """
+    validated = validations(run, key)
+    if not validated:
+        return np.nan
+    steps, values = zip(*validated, strict=True)
+    times = [_seconds_at(run, step) for step in steps]
+    return float(np.interp(seconds, times, values, left=np.nan))
+
+
+def train_loss(run: ScoredRun, step: int) -> float:
+    """The mean training loss of the tenth of the steps that ends at `step`."""
+    entries = validations(run, _TRAIN_LOSS)
+    near = [value for at, value in entries if _LAST * step <= at <= step]
+    return float(np.mean(near)) if near else np.nan
+
+
+def cost_of(method: Method) -> Cost:
+    """What its runs cost."""
+    runs = [run for run in method.runs if run.metrics]
+    if not runs:
+        return Cost(None, None, None, None, None)
+    steps = [last_step(run) for run in runs]
+    seconds = [_seconds_at(run, step) for run, step in zip(runs, steps, strict=True)]
+    memory = [_highest(run.metrics) for run in runs]
+    best = [step for run in runs if (step := best_step(run)) is not None]
+    return Cost(
+        float(np.mean(steps)),
+        float(np.mean(seconds)),
+        sum(seconds) / sum(steps) if sum(steps) else None,
+        max((value for value in memory if value is not None), default=None),
+        float(np.mean(best)) if best else None,
+    )
+
+
+def _highest(metrics: Sequence[Mapping[str, object]]) -> float | None:
+    values = [value for entry in metrics if isinstance(value := entry.get(_MEMORY), float)]
+    return max(values, default=None)

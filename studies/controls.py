@@ -1,16 +1,21 @@
-"""Controls: what remains of GradVac's effect when one thing about it is taken away."""
+"""Controls: what remains of GradVac's effect when one thing about it is taken away.
+
+Used by the sweeps `controls`, `twin`, `one_gpu_rest` and `one_gpu_last`, as in
+
+    "align.rule" = "studies/controls.py:Control"
+    "align.options" = { control = "norm", vaccinated = "low" }
+"""
 
 # K components, T tasks
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradvac.rules._gradvac import GradVac
-from gradvac.rules._order import name_keys
-from gradvac.rules._rule import Weighing
+from gradvac import GradVac, Weighing
 
 CONTROLS = ("norm", "direction", "shuffled", "random")
 
@@ -25,7 +30,7 @@ class Control(GradVac):
     - "direction": GradVac's update, in every component as long as the plain sum.
     - "shuffled": every pair is held to the moving average of another pair of the component, drawn
       once.
-    - "random": every pair is held to a place between the lowest and the highest moving average of
+    - "random": every pair is held to a number between the lowest and the highest moving average of
       the component, drawn once.
 
     Args:
@@ -34,15 +39,10 @@ class Control(GradVac):
         vaccinated: Names of the tasks whose gradients are altered; None: all.
         order: "random", or "fixed" to visit the other tasks in task order.
         seed: Seed of the random order, and of what is drawn once.
-
-    Example:
-        >>> from gradvac import Control
-        >>> rule = Control("shuffled", vaccinated=["en-hi", "en-tr"])
     """
 
     name = "control"
     does = "is GradVac with only its lengths or directions, or with other targets"
-    task_options = ("vaccinated",)
 
     def __init__(
         self,
@@ -68,38 +68,34 @@ class Control(GradVac):
     def _draw(self) -> None:
         """Draw once, by names: neither the order of tasks nor that of components matters."""
         num = len(self.tasks)
-        altered = self._vaccinated.cpu()[:, None] & ~torch.eye(num, dtype=torch.bool)
+        chosen = self.tasks if self.vaccinated is None else self.vaccinated
+        is_vaccinated = torch.tensor([task in chosen for task in self.tasks])
+        altered = is_vaccinated[:, None] & ~torch.eye(num, dtype=torch.bool)
         pairs = altered.flatten().nonzero()[:, 0]
         names = [f"{first} {second}" for first in self.tasks for second in self.tasks]
         drawn = torch.stack(
             [
-                name_keys([f"{self.seed} {component} {pair}" for pair in names])
+                _hashes([f"{self.seed} {component} {pair}" for pair in names])
                 for component in self.components
             ]
         )  # [K, T * T]
-        ordered = pairs[name_keys(names)[pairs].argsort()]
-        source = torch.arange(num * num).repeat(len(self.components), 1)
-        source[:, ordered] = pairs[drawn[:, pairs].argsort(-1)]
-        device = self._target.device
-        self._source, self._altered = source.to(device), altered.to(device)
+        ordered = pairs[_hashes(names)[pairs].argsort()]
+        self._source = torch.arange(num * num).repeat(len(self.components), 1)
+        self._source[:, ordered] = pairs[drawn[:, pairs].argsort(-1)]
         share = (drawn % 2**31).double() / 2**31  # in [0, 1)
-        self._share = share.view(len(self.components), num, num).to(device)
+        self._altered, self._share = altered, share.view(len(self.components), num, num)
 
-    def begin(self, present: Sequence[int], losses: Tensor) -> None:
-        super().begin(present, losses)
-        device = losses.device
-        self._source, self._altered = self._source.to(device), self._altered.to(device)
-        self._share = self._share.to(self._target)
-
-    def targets(self) -> Tensor:
+    def held_targets(self, targets: Tensor) -> Tensor:
         if self.control in ("norm", "direction"):
-            return self._target
+            return targets
+        device = targets.device
+        self._source, self._altered = self._source.to(device), self._altered.to(device)
         if self.control == "shuffled":
-            return self._target.flatten(1).gather(1, self._source).view_as(self._target)
-        lowest = torch.where(self._altered, self._target, torch.inf).amin((1, 2), keepdim=True)
-        highest = torch.where(self._altered, self._target, -torch.inf).amax((1, 2), keepdim=True)
-        between = lowest + self._share * (highest - lowest)
-        return torch.where(self._altered, between, self._target)
+            return targets.flatten(1).gather(1, self._source).view_as(targets)
+        self._share = self._share.to(targets)
+        lowest = torch.where(self._altered, targets, torch.inf).amin((1, 2), keepdim=True)
+        highest = torch.where(self._altered, targets, -torch.inf).amax((1, 2), keepdim=True)
+        return torch.where(self._altered, lowest + self._share * (highest - lowest), targets)
 
     def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:
         weighing = super().weigh_finite(components, gram)
@@ -115,10 +111,16 @@ class Control(GradVac):
         return Weighing(other, weighing.target, weighing.active)
 
     def __repr__(self) -> str:
-        return f"Control({self.control!r}, {self.target_rule}, vaccinated={self._chosen()})"
+        return f"Control({self.control!r}, {self.target_rule}, vaccinated={self.vaccinated})"
 
 
 def _ratio(first: Tensor, second: Tensor) -> Tensor:
     """Of two lengths that are given squared, `[K]`; 1 where the second is 0."""
     alive = second > 0
     return torch.where(alive, (first / torch.where(alive, second, 1.0)).sqrt(), 1.0)
+
+
+def _hashes(names: Sequence[str]) -> Tensor:
+    """One fixed 64-bit number per name."""
+    digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return torch.tensor([int.from_bytes(d, "little", signed=True) for d in digests])

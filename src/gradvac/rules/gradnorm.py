@@ -5,7 +5,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from gradvac import gram as geometry
 from gradvac.indices import index_on
-from gradvac.rules._rule import Rule, Weighing, matching
+from gradvac.rules.rule import Rule, Weighing, matching
 
 _DECAY, _DECAY_SQUARE, _EPSILON = 0.9, 0.999, 1e-8  # Adam's usual constants
 
@@ -44,7 +43,6 @@ class GradNorm(Rule):
 
     name = "gradnorm"
     does = "learns one weight per task, so that tasks train at similar rates"
-    config_keys = MappingProxyType({"lr": "weight_lr"})  # beside the optimizer's
 
     def __init__(self, alpha: float = 1.5, lr: float = 0.025, component: str | None = None) -> None:
         self.alpha, self.lr, self.component = alpha, lr, component

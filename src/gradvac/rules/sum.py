@@ -7,7 +7,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from gradvac.rules._rule import Rule, Weighing, check_names
+from gradvac.rules.rule import Rule, Weighing, check_names
 
 
 class Sum(Rule):
@@ -49,8 +49,10 @@ class Sum(Rule):
         self._all = self._all.to(gram)
         return self.answer(gram, self._all[self.index].expand(gram.shape[:-1]))
 
-    def weigh_alone(self, gram: Tensor) -> Weighing:
-        return self.weigh_finite((), gram)  # a constant weight holds whoever else is present
+    def weigh_alone(self, components: Sequence[int], gram: Tensor) -> Weighing:
+        return self.weigh_finite(
+            components, gram
+        )  # a constant weight holds whoever else is present
 
     def __repr__(self) -> str:
         return f"Sum(weights={self.weights})" if self.weights else "Sum()"

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from gradvac.rules._pairwise import Pairwise
-from gradvac.rules._targets import FixedTarget
+from gradvac.rules.pairwise import FixedTarget, Pairwise
 
 
 class PCGrad(Pairwise):

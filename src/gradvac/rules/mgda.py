@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradvac import gram as geometry
-from gradvac.rules._rule import Rule, Weighing
+from gradvac.rules.rule import Rule, Weighing
 
 NORMALISATIONS = ("none", "l2", "loss", "loss+")
 _MOST_FACES = 127  # of the simplex, tried all at once: up to seven tasks

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from gradvac.hints import nearest
 from gradvac.indices import index_on
-from gradvac.rules._rule import Rule, Weighing, matching
+from gradvac.rules.rule import Rule, Weighing, matching
 
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 _SAVED_TYPES = (Tensor, bool, int, float, str, torch.dtype, type(None))
@@ -38,7 +37,6 @@ class TorchJD(Rule):
 
     name = "torchjd"
     does = "asks a weighting of TorchJD"
-    config_keys = MappingProxyType({"options": "weighting_options"})
 
     def __init__(
         self,

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from gradvac.lab.experiments.curves import LOSS
-from gradvac.lab.experiments.plan import Trial
+from gradvac.lab.experiments.methods import LOSS
 from gradvac.lab.runs import RunFolder
 
 _FEWEST = 4  # points; fewer have no order to speak of
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """How the points stood at one step, against how they ended.
 
     Attributes:
@@ -31,12 +30,12 @@ class Prediction:
     lost: float
 
 
-def predictions(points: Mapping[str, Sequence[Trial]]) -> list[Prediction]:
+def predictions(points: Mapping[str, Sequence[Path]]) -> list[Prediction]:
     """What every validation would have said, of points whose runs all went to the last step.
 
     Losses are `dev/loss`, means over the runs of a point; empty with fewer than four points.
     """
-    curves = {name: _curve(trials) for name, trials in points.items()}
+    curves = {name: _curve(runs) for name, runs in points.items()}
     last = max((max(curve) for curve in curves.values() if curve), default=0)
     whole = {name: curve for name, curve in curves.items() if last in curve}
     if len(whole) < _FEWEST:
@@ -53,14 +52,14 @@ def predictions(points: Mapping[str, Sequence[Trial]]) -> list[Prediction]:
     return made
 
 
-def _curve(trials: Sequence[Trial]) -> dict[int, float]:
+def _curve(runs: Sequence[Path]) -> dict[int, float]:
     """Step -> mean loss, of the steps that all runs of a point have validated."""
-    runs = [
-        {e["step"]: e[LOSS] for e in RunFolder(t.run).read_metrics() if e.get(LOSS) is not None}
-        for t in trials
+    losses = [
+        {e["step"]: e[LOSS] for e in RunFolder(run).read_metrics() if e.get(LOSS) is not None}
+        for run in runs
     ]
-    shared = set.intersection(*map(set, runs)) if runs else set()
-    return {step: float(np.mean([run[step] for run in runs])) for step in shared}
+    shared = set.intersection(*map(set, losses)) if losses else set()
+    return {step: float(np.mean([of_run[step] for of_run in losses])) for step in shared}
 
 
 def prediction_table(found: Sequence[Prediction]) -> str:
