@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradvac.lab.recipes.nmt import Batch, NmtConfig
-from gradvac.lab.recipes.nmt.preparation import open_or_prepare
+from gradvac.lab.recipes.nmt.preparation import open_corpus
 from gradvac.lab.recipes.nmt.recipe import TranslationRecipe
 from gradvac.lab.training import seed_everything
 from gradvac.lab.training.distributed import Job
@@ -29,7 +29,7 @@ from gradvac.lab.training.step import EagerStep, GraphStep, StepResult
 
 from .. import needs
 
-RULES = ["none", "sum", "gradvac", "pcgrad", "gradnorm", "mgda", "control"]
+RULES = ["none", "sum", "gradvac", "pcgrad", "gradnorm", "mgda", "studies/controls.py:Control"]
 Take = Callable[[Sequence[Batch]], StepResult]
 Build = Callable[..., NmtConfig]
 
@@ -68,7 +68,7 @@ class Snapshot:
 
 
 def make_state(config: NmtConfig) -> RunState[Batch]:
-    prepared = open_or_prepare(config.data, say=lambda _: None)
+    prepared = open_corpus(config.data)
     seed_everything(0)
     return RunState(TranslationRecipe(config, prepared), config, Job())
 

@@ -303,10 +303,3 @@ def test_signature_follows_the_engine(
         train(Coupled(config), config, tmp_path, display=shown)
     signed = json.loads((tmp_path / "signature.json").read_text(encoding="utf-8"))
     assert signed["engine"] == "per_task"
-
-
-def test_halves_of_tasks_are_refused_where_rows_are_of_whole_tasks(
-    tmp_path: Path, settings: Settings, run_toy: RunToy
-) -> None:
-    with pytest.raises(ValueError, match=r"align\.halves: rows of this recipe are of whole tasks"):
-        run_toy(settings(align={"halves": True}), tmp_path)

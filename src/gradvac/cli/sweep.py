@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +15,7 @@ import typer
 from gradvac.cli._common import config_folders, needs
 
 if TYPE_CHECKING:
-    from gradvac.lab.experiments import Sweep, Trial
-    from gradvac.lab.experiments.sweep import Ended
+    from gradvac.lab.experiments import Sweep
 
 
 @needs("nmt", "tagging", "report")
@@ -34,13 +36,6 @@ def sweep(
         bool,
         typer.Option("--halving", help="Repeatedly stop the weaker half early, by dev loss."),
     ] = False,
-    seconds: Annotated[
-        float | None,
-        typer.Option(
-            help="Save and stop after this many; no run begins that would not end in time.",
-            min=1,
-        ),
-    ] = None,
     launcher: Annotated[
         str, typer.Option(help="local: processes of this machine; submitit: Slurm and others.")
     ] = "local",
@@ -58,19 +53,22 @@ def sweep(
         for trial in plan.trials:
             print(trial.run)
         return
-    from gradvac.lab.experiments.launchers import Processes, Submitit
-    from gradvac.lab.experiments.sweep import InterruptedSweep
+    from gradvac.lab.experiments import InterruptedSweep, Processes, Submitit, budget_table
+    from gradvac.lab.runs.files import write_text
 
     started = (
-        Processes(jobs)
+        Processes(jobs, plan.config.recipe)
         if launcher == "local"
         else Submitit(plan.out / "submitit", plan.config.submitit, jobs)
     )
     try:
-        ended = plan.run(started, retry=retry, halving=halving, seconds=seconds)
+        with _messages_shown():
+            ended = plan.run(started, retry=retry, halving=halving)
     except InterruptedSweep:
         raise typer.Exit(130) from None
-    _write_tables(plan, ended)
+    table = budget_table(ended)
+    write_text(plan.out / "budget.md", table)
+    print(table, end="")
     failed = [trial for trial, how in ended.items() if how.status == "failed"]
     for trial in failed:
         print(f"{trial.label}: failed: {ended[trial].error}")
@@ -81,20 +79,18 @@ def sweep(
     print(shlex.join(["gradvac", "compare", str(plan.out)]))
 
 
-def _write_tables(plan: Sweep, ended: Mapping[Trial, Ended]) -> None:
-    """What every method was given, and how far short runs predicted long ones."""
-    from gradvac.lab.experiments import budget_table, budgets, prediction_table, predictions
-    from gradvac.lab.runs.files import write_text
-
-    table = budget_table(budgets(ended))
-    write_text(plan.out / "budget.md", table)
-    print(table, end="")
-    points: dict[str, list[Trial]] = {}
-    for trial in plan.trials:
-        points.setdefault(trial.name, []).append(trial)
-    if told := predictions(points):
-        write_text(plan.out / "prediction.md", prediction_table(told))
-        print(f"How far short runs predicted long ones is in {plan.out / 'prediction.md'}.")
+@contextmanager
+def _messages_shown() -> Iterator[None]:
+    """Show on standard output what a sweep logs."""
+    log, handler = logging.getLogger("gradvac.lab.experiments"), logging.StreamHandler(sys.stdout)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def _load(source: str, overrides: list[str], out: Path | None) -> Sweep:

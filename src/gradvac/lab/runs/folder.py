@@ -36,7 +36,7 @@ from gradvac.run_files import RunFiles, TaskScores, write_scores
 if TYPE_CHECKING:
     from gradvac.lab.runs.sentences import SentenceCounts
 
-PREPARED_MANIFEST = "manifest.json"  # of a folder of prepared data
+PREPARED_MANIFEST = "prepared.json"  # what describes a folder of prepared data
 _PUT_BACK = "the command that trained the run, given again, puts it back"
 
 
