@@ -24,7 +24,7 @@ from pydantic_core import PydanticUndefined
 from gradvac.lab.recipes.nmt import NmtConfig
 from gradvac.lab.recipes.tagging import PretrainConfig, TaggingConfig
 from gradvac.lab.training import RunConfig
-from gradvac.lab.training.toml import write_value
+from gradvac.lab.training.config import write_value
 from gradvac.rules import RULES
 
 DOCS = Path(__file__).parent

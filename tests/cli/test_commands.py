@@ -32,7 +32,6 @@ SURFACE = {
     },
     ("nmt", "export"): {"--to", "--weights", "--quantization"},
     ("tagging", "prepare"): set(),
-    ("tagging", "pretrain"): {"--run"},
     ("tagging", "train"): {"--run"},
     ("tagging", "predict"): {"--weights", "--device", "--columns", "--repair", "--window"},
     ("tagging", "score"): {"--set", "--weights", "--device", "--json"},

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from gradvac.analysis.record import read_record
-from gradvac.lab.recipes.nmt import NmtConfig, TranslationRecipe, open_or_prepare, train_translation
+from gradvac.lab.messages import log_to
+from gradvac.lab.recipes.nmt import NmtConfig, TranslationRecipe, open_corpus, train_translation
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import Display, checkpoint
 
@@ -19,7 +20,7 @@ Build = Callable[..., NmtConfig]
 
 
 def build_recipe(config: NmtConfig) -> TranslationRecipe:
-    return TranslationRecipe(config, open_or_prepare(config.data, say=lambda _: None))
+    return TranslationRecipe(config, open_corpus(config.data))
 
 
 @pytest.mark.parametrize(
@@ -34,10 +35,11 @@ def build_recipe(config: NmtConfig) -> TranslationRecipe:
 def test_directions_share_one_preparation(
     toy_config: Build, changes: dict[str, Any], tasks: list[str]
 ) -> None:
-    open_or_prepare(toy_config().data, say=lambda _: None)
+    open_corpus(toy_config().data)
     config = toy_config(data=changes)
     log: list[str] = []
-    recipe = TranslationRecipe(config, open_or_prepare(config.data, say=log.append))
+    with log_to(log.append):
+        recipe = TranslationRecipe(config, open_corpus(config.data))
     assert log == []
     assert recipe.tasks == tasks
     batch = next(recipe.batches())

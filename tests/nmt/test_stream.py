@@ -13,7 +13,7 @@ import torch
 
 from gradvac.lab.recipes.nmt import Batch, Stream, TaskData, TokenFile, TokenWriter
 from gradvac.lab.recipes.nmt.settings import BatchConfig
-from gradvac.lab.training import Part, SamplingConfig, TemperaturePhase
+from gradvac.lab.training import BatchSlice, SamplingConfig, TemperaturePhase
 
 SIZES = {"en-aa": 600, "en-bb": 80, "en-cc": 3}
 
@@ -161,7 +161,7 @@ def test_parts_of_processes_are_the_batch(
 ) -> None:
     """Every row once, tokens in equal shares, few tasks each; and the state of all is one."""
     whole = stream(**form, tokens=120)
-    parts = [stream(**form, tokens=120, part=Part(n, size)) for n in range(size)]
+    parts = [stream(**form, tokens=120, part=BatchSlice(n, size)) for n in range(size)]
     shares, num_tasks = [], []
     for _ in range(60):
         batch, own = next(whole), [next(part) for part in parts]
@@ -186,11 +186,11 @@ def test_parts_of_processes_are_the_batch(
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_slots_give_every_process_few_tasks(stream: Callable[..., Stream], size: int) -> None:
-    def make(part: Part) -> Stream:
+    def make(part: BatchSlice) -> Stream:
         sampling = SamplingConfig(temperature=100.0, slots=4)
         return stream(tokens=400, chunk=2, packed=True, sampling=sampling, part=part)
 
-    whole, parts = make(Part()), [make(Part(n, size)) for n in range(size)]
+    whole, parts = make(BatchSlice()), [make(BatchSlice(n, size)) for n in range(size)]
     num_tasks = []
     for _ in range(30):
         batch, own = next(whole), [next(part) for part in parts]

@@ -27,7 +27,7 @@ from gradvac.lab.recipes import recipe_named
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.files import write_json
 from gradvac.lab.training import RunConfig, config
-from gradvac.lab.training.toml import write_value
+from gradvac.lab.training.config import write_value
 
 INTERRUPTED = 130  # exit status
 STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]

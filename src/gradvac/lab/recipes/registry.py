@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from gradvac.lab.training import Result, RunConfig
 
 _BUILT_IN = {
-    "nmt": "gradvac.lab.recipes.nmt.registered:TRANSLATION",
-    "tagging": "gradvac.lab.recipes.tagging.registered:TAGGING",
+    "nmt": "gradvac.lab.recipes.nmt.recipe:TRANSLATION",
+    "tagging": "gradvac.lab.recipes.tagging.recipe:TAGGING",
 }
 _registered: dict[str, Recipe] = {}
 

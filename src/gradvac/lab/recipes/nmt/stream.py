@@ -28,20 +28,14 @@ import torch
 
 from gradvac.lab.recipes.nmt.batch import Batch, Frame, make_batch
 from gradvac.lab.recipes.nmt.filling import cut_full, make_frame, rows_to_draw
-from gradvac.lab.recipes.nmt.prepared import Prepared
+from gradvac.lab.recipes.nmt.preparation import PreparedCorpus
 from gradvac.lab.recipes.nmt.ragged import Ragged
 from gradvac.lab.recipes.nmt.settings import BatchConfig
 from gradvac.lab.recipes.nmt.tokens import TokenFile, TokenShards
 from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS
-from gradvac.lab.training import (
-    WHOLE,
-    Part,
-    Passes,
-    SamplingConfig,
-    TaskSampler,
-    task_probabilities,
-)
-from gradvac.lab.training.sampling import costs_by_slot
+from gradvac.lab.training import FULL_BATCH, BatchSlice, SamplingConfig
+from gradvac.sampling import Epochs, TaskSampler, task_probabilities
+from gradvac.sampling.tasks import costs_by_slot
 from gradvac.tasks import parse
 
 Numbers = npt.NDArray[np.int64]
@@ -64,7 +58,7 @@ class TaskData:
     tag: int
 
     @classmethod
-    def open(cls, prepared: Prepared, split: str, task: str) -> TaskData:
+    def open(cls, prepared: PreparedCorpus, split: str, task: str) -> TaskData:
         """Map the sentence pairs of a task in a set."""
         sources, targets = prepared.task_tokens(split, task)
         return cls(task, sources, targets, prepared.vocabulary.tag(parse(task).target))
@@ -157,7 +151,7 @@ class Stream:
         accumulation: int = 1,
         num_steps: int | None = None,
         seed: int = 0,
-        part: Part = WHOLE,
+        part: BatchSlice = FULL_BATCH,
     ) -> None:
         self._tasks, self._config, self._packed = list(tasks), config, packed
         self._accumulation, self._seed, self._part = accumulation, seed, part
@@ -168,7 +162,7 @@ class Stream:
             self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
         else:
             self._rows_per_chunk = rows_to_draw(self.frame, means, config.chunk)
-        self._passes = Passes([len(task) for task in tasks], seed=seed)
+        self._passes = Epochs([len(task) for task in tasks], seed=seed)
         self._num_before = 0  # batches before this chunk
         self._open_chunk()
 
@@ -183,7 +177,7 @@ class Stream:
         chosen = self._open[self._next]
         self._next += 1
         if self._part.of == 1:
-            return self._gather(chosen, self.frame)
+            return gather_batch(self._tasks, chosen, packed=self._packed, frame=self.frame)
         return self._own_part(chosen)
 
     def _own_part(self, chosen: list[Numbers]) -> Batch:
@@ -196,17 +190,14 @@ class Stream:
         ours = self._part.cut(costs)
         is_empty = ours.start == ours.stop
         first, last = (0, 1) if is_empty else (ours.start, ours.stop)
-        starts = np.cumsum([0, *(len(numbers) for numbers in chosen)])
+        starts = np.cumsum([0, *num_rows])
         chosen_here = [
             numbers[max(0, first - start) : max(0, last - start)]
             for numbers, start in zip(chosen, starts.tolist(), strict=False)
         ]
-        batch = self._gather(chosen_here)
+        batch = gather_batch(self._tasks, chosen_here, packed=self._packed)
         counts = torch.zeros(len(batch), dtype=torch.bool) if is_empty else None
         return replace(batch, num_tokens=int(sizes[1].sum()), counts=counts)
-
-    def _gather(self, chosen: list[Numbers], frame: Frame | None = None) -> Batch:
-        return gather_batch(self._tasks, chosen, packed=self._packed, frame=frame)
 
     @property
     def rows_per_batch(self) -> float:

@@ -13,15 +13,21 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gradvac.lab.recipes.nmt.cleaning import Pair, Report
 from gradvac.lab.recipes.nmt.ragged import Ragged, Tokens
-from gradvac.lab.recipes.nmt.sealed import Seal, sealing
+from gradvac.lab.recipes.nmt.vocabulary import Vocabulary
+from gradvac.lab.recipes.nmt.workers import chunks, num_cores, ordered_map
+from gradvac.lab.runs.files import replacing
 
+PAIRS_PER_SHARD = 1_000_000  # pairs of text that one pair of token files is made of
+Pieces = list[list[int]]
 OFFSETS = ".offsets.npy"
 SUFFIXES = (".bin", OFFSETS)
 
@@ -167,22 +173,21 @@ class TokenWriter:
 
     def __init__(self, path: Path, vocabulary_size: int) -> None:
         self._path, self._kind = path, _kind(vocabulary_size)
-        self._places = [Path(f"{path}{suffix}") for suffix in SUFFIXES]
+        self.paths = [Path(f"{path}{suffix}") for suffix in SUFFIXES]
         self._lengths = array("i")
-        self.seals: dict[Path, Seal] = {}  # of the two files, once they are there
 
     def write(self, sentences: Iterable[Sequence[int]]) -> None:
         """Append sentences."""
         block = list(sentences)
         if block:
             self._lengths.extend(map(len, block))
-            # One array of all: an array of each sentence takes longer than cutting it did.
+            # One array of all: an array of each sentence takes longer than tokenising it did.
             tokens = np.fromiter(itertools.chain.from_iterable(block), self._kind)
             self._files[0].write(tokens.tobytes())
 
     def __enter__(self) -> TokenWriter:
         with ExitStack() as stack:
-            self._files = [stack.enter_context(sealing(path)) for path in self._places]
+            self._files = [stack.enter_context(replacing(path)) for path in self.paths]
             self._stack = stack.pop_all()
         return self
 
@@ -191,11 +196,6 @@ class TokenWriter:
             offsets = np.concatenate([[0], np.cumsum(np.asarray(self._lengths), dtype=np.int64)])
             np.lib.format.write_array(self._files[1], offsets.astype(np.int64))
         self._stack.__exit__(kind, *rest)
-        self.seals = {
-            path: file.seal(path)
-            for path, file in zip(self._places, self._files, strict=True)
-            if kind is None
-        }
 
 
 def _read_offsets(path: Path) -> npt.NDArray[np.int64]:
@@ -213,3 +213,81 @@ def _read_offsets(path: Path) -> npt.NDArray[np.int64]:
 
 def _kind(vocabulary_size: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype(np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
+
+
+@dataclass
+class TokenisedShard:
+    """What became of a shard.
+
+    Attributes:
+        report: What was dropped.
+        files: The token files.
+        sizes: Sentence pairs, and the tokens of both sides.
+    """
+
+    report: Report = field(default_factory=Report)
+    files: list[Path] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=lambda: [0, 0, 0])
+
+
+def num_shards(num_pairs: int) -> int:
+    """How many shards so many pairs of text make."""
+    return max(1, -(-num_pairs // PAIRS_PER_SHARD))
+
+
+def tokenise_shard(
+    lines: Iterable[Pair],
+    paths: Sequence[Path],
+    vocabulary: Vocabulary,
+    *,
+    most: int | None,
+    processes: int = 0,
+    engine: str = "processes",
+) -> TokenisedShard:
+    """Write the token files of a shard.
+
+    Args:
+        lines: Its text.
+        paths: Its token files, without `.bin`, in the order of the two sides.
+        vocabulary: What text is tokenised with.
+        most: Pairs with more tokens on a side are dropped; None: none is.
+        processes: How many work at a time; 0: one for every core.
+        engine: Where: "processes" stands for threads of this one, or "ray".
+    """
+    outcome = TokenisedShard()
+    encoded = _encoded(chunks(lines), vocabulary, processes=processes, engine=engine)
+    with ExitStack() as stack:
+        writers = [stack.enter_context(TokenWriter(path, len(vocabulary))) for path in paths]
+        for texts, sides in encoded:
+            kept = []
+            for text, row in zip(texts, zip(*sides, strict=True), strict=True):
+                if most is None or max(map(len, row)) <= most:
+                    kept.append(row)
+                else:
+                    outcome.report.drop("too many tokens", text)
+            outcome.sizes[0] += len(kept)
+            for side, writer in enumerate(writers):
+                outcome.sizes[1 + side] += sum(len(row[side]) for row in kept)
+                writer.write(row[side] for row in kept)
+    outcome.files = [path for writer in writers for path in writer.paths]
+    return outcome
+
+
+def _encoded(
+    blocks: Iterable[list[Pair]],
+    vocabulary: Vocabulary,
+    *,
+    processes: int,
+    engine: str,
+) -> Iterator[tuple[list[Pair], list[Pieces]]]:
+    if engine == "processes":  # SentencePiece's own threads need no copies of the text
+        threads = processes or num_cores()
+        return ((texts, encode_pairs(texts, vocabulary, threads)) for texts in blocks)
+    return ordered_map(
+        encode_pairs, blocks, shared=(vocabulary,), processes=processes, engine=engine
+    )
+
+
+def encode_pairs(texts: Sequence[Pair], vocabulary: Vocabulary, threads: int = 1) -> list[Pieces]:
+    """Tokenise both sides of some pairs."""
+    return [vocabulary.encode(side, threads=threads) for side in zip(*texts, strict=True)]
