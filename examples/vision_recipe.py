@@ -1,7 +1,6 @@
 """A recipe of one's own: two vision tasks, trained, scored, swept, compared and measured.
 
-Noisy digits of a few pixels: one task has them upright, the other turned and in negative.
-docs/recipes.md explains the parts, and the commands.
+Noisy digits: upright, or turned and in negative. docs/recipes.md explains parts and commands.
 """
 
 from collections.abc import Sequence
