@@ -30,8 +30,6 @@ A recipe's config extends `RunConfig` with sections of its own:
     settings = config.load(TaggingConfig, "ner.toml", ["optimizer.lr=3e-5", "train.seed=2"])
 """
 
-from collections.abc import Mapping
-
 from gradvac.engine import RankError
 from gradvac.lab.training import checkpoint, config
 from gradvac.lab.training.align import AlignConfig
@@ -58,26 +56,9 @@ from gradvac.lab.training.settings import (
 )
 from gradvac.lab.training.stream import Prefetch, RowStream, TensorBatch
 from gradvac.lab.training.weights import CheckpointError
-from gradvac.sampling import Epochs, TaskEpochs, TaskSampler, task_probabilities
-
-# Earlier names, until the recipes say the new ones.
-Part = BatchSlice
-WHOLE = FULL_BATCH
-Ahead = Prefetch
-Passes = Epochs
-
-
-def effective_epochs(
-    sizes: Mapping[str, int], sampling: SamplingConfig, *, num_steps: int, rows_per_step: float
-) -> list[TaskEpochs]:
-    """Earlier name of `SamplingConfig.effective_epochs`."""
-    return sampling.effective_epochs(sizes, num_steps=num_steps, rows_per_step=rows_per_step)
-
 
 __all__ = [
     "FULL_BATCH",
-    "WHOLE",
-    "Ahead",
     "AlignConfig",
     "BatchSlice",
     "BatchStream",
@@ -88,8 +69,6 @@ __all__ = [
     "FromRun",
     "MicroBatch",
     "OptimizerConfig",
-    "Part",
-    "Passes",
     "Prefetch",
     "RankError",
     "Recipe",
@@ -100,16 +79,13 @@ __all__ = [
     "SamplingConfig",
     "Section",
     "StepLosses",
-    "TaskSampler",
     "TemperaturePhase",
     "TensorBatch",
     "TrainConfig",
     "checkpoint",
     "choose_device",
     "config",
-    "effective_epochs",
     "join",
     "seed_everything",
-    "task_probabilities",
     "train",
 ]

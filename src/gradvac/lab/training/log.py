@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
+from gradvac.files import write_json, write_text
 from gradvac.lab.messages import log_to
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.files import write_json, write_text
 from gradvac.lab.training import config
 from gradvac.lab.training.config import ConfigError
 from gradvac.lab.training.environment import peak_memory

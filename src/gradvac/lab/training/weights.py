@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from gradvac.lab.runs.files import replacing_path
+from gradvac.files import replacing_path
 from gradvac.lab.training.parallel import is_shard, local_shard, shard_like
 
 SHARDS = "shards"  # folder in a checkpoint

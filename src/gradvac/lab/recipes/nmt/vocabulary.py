@@ -17,7 +17,8 @@ from pydantic import Field
 from gradvac.lab.recipes.nmt.cleaning import SeenFingerprints, fingerprint, read_written
 from gradvac.lab.recipes.nmt.workers import chunks
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.training import Section, task_probabilities
+from gradvac.lab.training import Section
+from gradvac.sampling import task_probabilities
 
 PAD, BOS, EOS, UNKNOWN = range(4)
 

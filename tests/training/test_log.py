@@ -1,7 +1,8 @@
-"""The run folder: one owner, readable records, other writers behind a small protocol."""
+"""The run folder has one owner and readable records; a bar on a terminal, lines in a file."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -13,9 +14,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from gradvac.lab.messages import log_to
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.training import RunConfig, RunLog, TrainConfig, config
+from gradvac.lab.training import Display, RunConfig, RunLog, TrainConfig, config
 
 
 def open_log(run: Path, **train: Any) -> RunLog:
@@ -156,3 +159,47 @@ def test_trackers_keep_one_page_per_run(
     assert first["config"]["train"]["project"] == "mine"
     assert calls[1][1] == (1, {"a": 1.0})
     json.dumps(first)
+
+
+VALUES = {"train/loss": 1.23456, "train/lr": 1e-3, "train/tokens_per_second": 12345.6}
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_speed_and_time_left_are_shown(terminal: bool) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=120, color_system=None)
+    with Display(console) as display:
+        display.open(0, 100)
+        display.advance(10)
+        display.show(10, VALUES, seconds_left=3 * 3600 + 61)
+        display.say("a [message] with brackets")
+    text = file.getvalue()
+    for part in ("10/100", "loss 1.2346", "12,346 tokens/s", "3:01:01 left"):
+        assert part in text
+    assert "a [message] with brackets" in text
+    assert ("\x1b[" in text) == terminal
+
+
+def test_quiet_shows_messages_only() -> None:
+    file = io.StringIO()
+    with Display(Console(file=file, force_terminal=True), quiet=True) as display:
+        display.open(0, 100)
+        display.advance(1)
+        display.show(1, VALUES, seconds_left=1.0)
+        assert file.getvalue() == ""
+        display.say("something")
+    assert "something" in file.getvalue()
+
+
+def test_messages_go_to_the_innermost_display(caplog: pytest.LogCaptureFixture) -> None:
+    logger, lines, file = logging.getLogger("gradvac.lab.anything"), list[str](), io.StringIO()
+    logger.info("nobody listens")
+    with log_to(lines.append):
+        logger.info("%d [lines]", 2)
+        with Display(Console(file=file)) as display, display:  # as a recipe and the loop do
+            logger.warning("shown")
+        logger.info("again")
+    logger.info("nobody listens")
+    assert lines == ["2 [lines]", "again"]
+    assert file.getvalue() == "shown\n"
+    assert "nobody listens" not in caplog.messages
