@@ -23,7 +23,7 @@ from gradvac.engine.kernels._segments import Segments
 from gradvac.engine.uses._waiting import Beside, Normed, Outer
 from gradvac.lab.recipes.nmt import _triton_loss
 from gradvac.lab.recipes.nmt.loss import plain_cross_entropy
-from gradvac.rules import _pairwise
+from gradvac.rules import pairwise
 
 DEVICE = torch.device("cuda")
 failures = 0
@@ -83,10 +83,10 @@ def check_sweep() -> None:
         target = torch.rand_like(gram) * 1.2 - 0.2
         keys = torch.arange(num_tasks, device=DEVICE)
         step = torch.zeros((), dtype=torch.int64, device=DEVICE)
-        order = _pairwise.random_order(0, step, torch.arange(num_components, device=DEVICE), keys)
+        order = pairwise.random_order(0, step, torch.arange(num_components, device=DEVICE), keys)
         vaccinated = torch.arange(num_tasks, device=DEVICE) != 1
-        found = _pairwise.sweep(gram, target, order, vaccinated)
-        expected = _pairwise.sweep_reference(gram, target, order, vaccinated)
+        found = pairwise.pairwise_sweep(gram, target, order, vaccinated)
+        expected = pairwise.pairwise_sweep_reference(gram, target, order, vaccinated)
         name = f"sweep T={num_tasks} K={num_components}"
         report(f"{name} coefficients", error(found[0], expected[0]), 1e-10)
         report(f"{name} observed", error(found[1].nan_to_num(9), expected[1].nan_to_num(9)), 1e-10)

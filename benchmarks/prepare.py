@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gradvac.lab.recipes.nmt import Prepared, Stream, TaskData, prepare
-from gradvac.lab.recipes.nmt.data_settings import DataConfig
-from gradvac.lab.recipes.nmt.settings import BatchConfig
+from gradvac.lab.messages import log_to
+from gradvac.lab.recipes.nmt import PreparedCorpus, Stream, TaskData, prepare_corpus
+from gradvac.lab.recipes.nmt.settings import BatchConfig, DataConfig
 from gradvac.lab.recipes.nmt.tokens import TokenShards
 from gradvac.lab.training import SamplingConfig
 
@@ -89,19 +89,20 @@ def measure(folder: Path, prepared: Path, processes: int) -> dict[str, float]:
         stages[message] = time.perf_counter() - start
 
     config = settings(folder, prepared, processes)
-    prepare(config, say=say)
+    with log_to(say):
+        prepare_corpus(config)
     seconds = time.perf_counter() - start
     done.set()
     watcher.join()
     start = time.perf_counter()
-    opened = Prepared.open(config)
+    opened = PreparedCorpus.open(config)
     assert opened is not None
     sources, targets = opened.task_tokens("train", "en-xx")
     task = TaskData("en-xx", sources, targets, opened.vocabulary.tag("xx"))
     stream = Stream([task], SamplingConfig(), BatchConfig(tokens=16_384))
     next(stream)
     learn = [value for name, value in stages.items() if name.startswith("Learning")]
-    cut = [value for name, value in stages.items() if name.startswith("Cutting")]
+    cut = [value for name, value in stages.items() if name.startswith("Tokenising")]
     return {
         "seconds": seconds,
         "seconds learning": cut[0] - learn[0],

@@ -45,11 +45,18 @@ from gradvac.lab.recipes.nmt import (
     Transformer,
 )
 from gradvac.lab.recipes.nmt.settings import BatchConfig
-from gradvac.lab.training import WHOLE, Ahead, Part, RunConfig, SamplingConfig, StepLosses
+from gradvac.lab.training import (
+    FULL_BATCH,
+    BatchSlice,
+    Prefetch,
+    RunConfig,
+    SamplingConfig,
+    StepLosses,
+)
+from gradvac.lab.training.distributed import Job
 from gradvac.lab.training.optimizer import OptimizerConfig, clip, set_lr, step_unless
-from gradvac.lab.training.ranks import Job
 from gradvac.lab.training.state import RunState
-from gradvac.lab.training.step import GraphStep, Step
+from gradvac.lab.training.step import EagerStep, GraphStep
 
 LONGEST = 130
 Tokens = npt.NDArray[np.float64] | npt.NDArray[np.int64]
@@ -101,12 +108,12 @@ class Recipe:
                 logits_per_chunk=arguments.logits_per_chunk or "auto",
             )
 
-    def batches(self, part: Part = WHOLE) -> Ahead[Batch]:
-        assert part == WHOLE
+    def batches(self, part: BatchSlice = FULL_BATCH) -> Prefetch[Batch]:
+        assert part == FULL_BATCH
         packed = not self._arguments.padded
         stream = self._corpus.stream(self._arguments.tokens, packed=packed, fixed=self._fixed)
         on_gpu = self._arguments.device == "cuda"
-        return Ahead(stream, prepare=Batch.pin if on_gpu else None)
+        return Prefetch(stream, prepare=Batch.pin if on_gpu else None)
 
     def losses(self, batch: Batch) -> StepLosses:
         batch = batch.to(next(self.model.parameters()).device)
@@ -181,9 +188,9 @@ def ours(corpus: Corpus, arguments: argparse.Namespace, size: str, mode: str, gr
     )
     recipe = Recipe(corpus, arguments, size, fixed=graph or arguments.fixed)
     state: Any = RunState(recipe, settings, Job())  # type: ignore[arg-type]
-    step: Any = Step(settings, state)
+    step: Any = EagerStep(settings, state)
     if graph:
-        step = GraphStep(step, state.device, say=print)
+        step = GraphStep(step, state.device)
 
     def take() -> Tokens:
         set_lr(state.optimizer, 1e-4)
@@ -223,7 +230,7 @@ def huggingface(corpus: Corpus, arguments: argparse.Namespace, size: str, compil
         model = PegasusForConditionalGeneration(config).to(arguments.device).train()
     optimizer = OptimizerConfig().build(model)
     call = torch.compile(model, dynamic=True) if compiled else model
-    stream: Iterator[Batch] = Ahead(corpus.stream(arguments.tokens, packed=False, fixed=False))
+    stream: Iterator[Batch] = Prefetch(corpus.stream(arguments.tokens, packed=False, fixed=False))
 
     def take() -> Tokens:
         on_host = next(stream)

@@ -22,7 +22,7 @@ from gradvac.lab.languages import default_corpus, dictionary_translate
 from gradvac.lab.recipes.nmt import (
     NmtConfig,
     Translator,
-    open_or_prepare,
+    open_corpus,
     score_lines,
     train_translation,
 )
@@ -61,7 +61,7 @@ def run(name: str, seed: int, steps: int) -> dict[str, object]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         settings = config(SETTINGS[name], Path(folder), seed=seed, steps=steps)
-        prepared = open_or_prepare(settings.data, say=lambda _: None)
+        prepared = open_corpus(settings.data)
         train_translation(settings, Path(folder) / "run", display=Display(quiet=True))
         translator = Translator.from_run(Path(folder) / "run")
         bleu = {}

@@ -1,14 +1,12 @@
 """Programs outside the package: run in a Python of their own, or loaded."""
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 
 def run_driver(
@@ -39,15 +37,3 @@ def load_module(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def kill_report(driver: Path, folder: Path) -> dict[str, Any]:
-    """What a driver reports about work that it kills in a folder; nothing may have failed."""
-    inherited = os.environ.get("PYTHONPATH")
-    path = [str(Path(__file__).parent), str(driver.parent), *([inherited] if inherited else [])]
-    done = run_driver(
-        driver, folder, environment={"PYTHONPATH": os.pathsep.join(path)}, seconds=600
-    )
-    report: dict[str, Any] = json.loads(done.stdout)
-    assert report["failed"] == [], done.stderr
-    return report

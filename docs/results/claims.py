@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gradvac.analysis.statistics import holm
 from gradvac.lab.experiments import Comparison, compare_runs
-from gradvac.lab.experiments.verdicts import Against
+from gradvac.lab.experiments.statistics import Against
 
 _FEWEST = 2  # seeds
 _LEVEL = 0.05
@@ -226,7 +226,7 @@ def _table(answers: Sequence[Answer], *, with_paper: bool) -> str:
     losses = [answer.loss for answer in answers if answer.loss is not None]
     adjusted_losses = iter(holm([found.p_value for found in losses]))
     first = ["claim", "verdict", "paper"] if with_paper else ["question", "verdict"]
-    head = [*first, "here (95 % interval)", "smallest found (seeds)", "development loss"]
+    head = [*first, "here (95 % interval)", "smallest detectable (seeds)", "development loss"]
     lines = [head, ["---"] * len(head)]
     for claim, num_seeds, found, loss, until in answers:
         paper = [] if claim.paper is None else [f"{claim.paper:+.2f}"]

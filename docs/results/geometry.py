@@ -103,7 +103,7 @@ def claim_table(kinds: Mapping[str, Mapping[int, Run]]) -> str:
     ]
     tests = [one.p_value if p is None else p for one, (_, p) in zip(found, told, strict=True)]
     head = ["claim (figure)", "verdict", "here (95 % interval over seeds)"]
-    lines = [[*head, "smallest found (seeds)", "over languages"], ["---"] * 5]
+    lines = [[*head, "smallest detectable (seeds)", "over languages"], ["---"] * 5]
     verdicts: Counter[str] = Counter()
     for (claim, runs), one, (beside, _), p_value in zip(
         known, found, told, statistics.holm(tests), strict=True

@@ -79,8 +79,9 @@ def together_table(bleu: Values, loss: Values) -> str:
         loss: The best development loss.
     """
     lines = [
-        "| methods | how many (seeds) | BLEU (95 % interval) | smallest found | do they differ? | "
-        "development loss (95 % interval) | smallest found | do they differ? |",
+        "| methods | how many (seeds) | BLEU (95 % interval) | smallest detectable | "
+        "do they differ? | development loss (95 % interval) | smallest detectable | "
+        "do they differ? |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for group in _GROUPS:

@@ -21,22 +21,17 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 import claims
+from prediction import prediction_table, predictions
 from questions import CONSTRUCTED, QUESTIONS, Question
 from together import together_table
 from updates import length_table, noise_table, update_table
 
 from gradvac.analysis.figures.style import save
 from gradvac.analysis.record import Record, read_record
-from gradvac.lab.experiments import (
-    Trial,
-    compare_runs,
-    halving,
-    prediction_table,
-    predictions,
-    to_markdown,
-)
-from gradvac.lab.experiments.curves import LOSS
-from gradvac.lab.experiments.pictures import draw
+from gradvac.lab.experiments import compare_runs, to_markdown
+from gradvac.lab.experiments.methods import LOSS
+from gradvac.lab.experiments.page import comparison_figures
+from gradvac.lab.experiments.sweep import HALVING
 from gradvac.lab.runs import RunFolder, read_scores
 from gradvac.lab.runs.files import read_json, write_text
 
@@ -142,11 +137,7 @@ def write_predictions(name: str, questions: Sequence[str], runs: Runs, out: Path
     there = [method for method in methods if len(runs.seeds_of(method)) > _FEWEST]
     shared = sorted(runs.shared(there))
     points = {
-        method: [
-            Trial(method, method, seed, {}, path, True, ())
-            for seed in shared
-            for path in runs.seeds_of(method)[seed]
-        ]
+        method: [path for seed in shared for path in runs.seeds_of(method)[seed]]
         for method in there
     }
     if shared and (found := predictions(points)):
@@ -160,7 +151,7 @@ def write_picture(runs: Runs, out: Path) -> None:
     methods = next(question.methods for question in QUESTIONS if question.name == _DRAWN)
     paths = [path for own in runs.shared(methods).values() for path in own]
     if paths:
-        figures = draw(compare_runs(paths, baseline=methods[0]))
+        figures = comparison_figures(compare_runs(paths, baseline=methods[0]))
         save(figures["trade_off"], out / _DRAWN, ("svg",))
 
 
@@ -218,7 +209,7 @@ def _losses(run: Path) -> dict[int, float]:
 
 def halving_table(folder: Path) -> str:
     """The rounds of a sweep with `--halving`: how many points there were, and which went on."""
-    told = read_json(folder / halving.FILE)["rungs"]
+    told = read_json(folder / HALVING)["rungs"]
     lines = [
         "| step | points | best | development loss | kept |",
         "| --- | --- | --- | --- | --- |",

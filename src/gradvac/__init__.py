@@ -57,8 +57,8 @@ _ROOMS = {
     "gradvac.engine": ("AdamMetric", "Components", "RowTasks", "rows"),
     "gradvac.restored": ("Restored",),
     "gradvac.rules": (
-        *("EmaTarget", "FixedTarget", "Halves", "Only"),
-        *("Rule", "Weighing", "halves_of", "rule_named"),
+        *("EmaTarget", "FixedTarget", "Only"),
+        *("Rule", "Weighing", "rule_named"),
     ),
 }
 _NAMES = {name: room for room, names in _ROOMS.items() for name in names}

@@ -10,13 +10,13 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # From the bottom up: a package imports only from lines above its own.
 LAYERS = """
-gram tasks hints sides indices triton_modules recording models options
-rules engine
+gram tasks hints files sides indices triton_modules recording models options
+run_files rules engine
 alignment restored
 aligner
 sampling analysis
 integrations
-lab.languages lab.runs
+lab.languages lab.messages lab.runs
 lab.training
 lab.recipes
 lab.experiments

@@ -8,7 +8,9 @@ from ..drivers import run_driver
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# Longer ones, which tests/tagging and tests/recipes run.
+PROGRAMS = {"pretrain_encoder.py": 125, "vision_recipe.py": 150}
+EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.name not in PROGRAMS)
 
 
 def test_make_targets_exist() -> None:
@@ -27,8 +29,9 @@ def test_readme_code_runs() -> None:
 
 
 def test_examples_are_short() -> None:
-    lengths = {path.name: len(path.read_text("utf-8").splitlines()) for path in EXAMPLES}
-    assert {name: length for name, length in lengths.items() if length > 60} == {}
+    paths = (ROOT / "examples").glob("*.py")
+    lengths = {path.name: len(path.read_text("utf-8").splitlines()) for path in paths}
+    assert {name: n for name, n in lengths.items() if n > PROGRAMS.get(name, 60)} == {}
 
 
 def test_examples_run(tmp_path: Path) -> None:

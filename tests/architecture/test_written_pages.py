@@ -1,4 +1,4 @@
-"""Pages hold what the code says; a rule that is added in two places is in all of them."""
+"""Pages hold what the code says; a rule that is added in three places is in all of them."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from ..drivers import load_module
 ROOT = Path(__file__).parents[2]
 RULE = '''
 from gradvac import gram as geometry
-from gradvac.rules._rule import Rule
+from gradvac.rules.rule import Rule
 
 
 class EqualNorms(Rule):
@@ -33,6 +33,22 @@ class EqualNorms(Rule):
     def weigh_finite(self, components, gram):
         return self.answer(gram, self.length * geometry.reciprocal(geometry.norms(gram)))
 '''
+CONFIG = '''
+class EqualNormsConfig(RuleConfig):
+    """The rule `equalnorms`.
+
+    Attributes:
+        length: equalnorms: How long.
+        spared: equalnorms: Tasks that stay as they are.
+    """
+
+    rule_name = "equalnorms"
+
+    length: float = 1.0
+    spared: str | list[str] | None = None
+
+
+class AlignerConfig(Section):'''
 LOOK = """
 import runpy, sys
 from pathlib import Path
@@ -58,6 +74,12 @@ assert "| `length` | float | `1.0` | equalnorms: How long. |" in settings
 """
 
 
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
 def script() -> ModuleType:
     return load_module(ROOT / "docs" / "write_pages.py")
 
@@ -71,20 +93,20 @@ def test_pages_hold_what_the_code_says() -> None:
         assert f"| `{key}` |" in made["settings.md"]
 
 
-def test_two_places_are_enough_for_a_rule(tmp_path: Path) -> None:
-    """Its file and the registry: all the rest is said by the class."""
+def test_three_places_are_enough_for_a_rule(tmp_path: Path) -> None:
+    """Its file, the registry, and a class of its settings: all the rest follows."""
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.pyc"))
     (tmp_path / "docs").mkdir()
     for name in ("write_pages.py", "guide.md", "api.md"):
         shutil.copy(ROOT / "docs" / name, tmp_path / "docs")
-    rules = tmp_path / "src" / "gradvac" / "rules"
-    (rules / "_equal_norms.py").write_text(RULE)
-    registry = (rules / "__init__.py").read_text()
-    registry = registry.replace("Control, Frozen)", "Control, Frozen, EqualNorms)")
-    first = "from gradvac.rules._controls"
-    new = "from gradvac.rules._equal_norms import EqualNorms\n"
-    registry = registry.replace(first, new + first)
-    (rules / "__init__.py").write_text(registry)
+    source = tmp_path / "src" / "gradvac"
+    (source / "rules" / "equal_norms.py").write_text(RULE)
+    replace(source / "rules" / "__init__.py", "Sum, TorchJD)", "Sum, TorchJD, EqualNorms)")
+    first, new = "from gradvac.rules.gradnorm", "from gradvac.rules.equal_norms import EqualNorms\n"
+    replace(source / "rules" / "__init__.py", first, new + first)
+    align = source / "lab" / "training" / "align.py"
+    replace(align, "class AlignerConfig(Section):", CONFIG.strip())
+    replace(align, "    TorchJDConfig,\n", "    EqualNormsConfig,\n    TorchJDConfig,\n")
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
     done = subprocess.run(
         [sys.executable, "-c", LOOK, str(tmp_path)],

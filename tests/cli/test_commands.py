@@ -32,7 +32,6 @@ SURFACE = {
     },
     ("nmt", "export"): {"--to", "--weights", "--quantization"},
     ("tagging", "prepare"): set(),
-    ("tagging", "pretrain"): {"--run"},
     ("tagging", "train"): {"--run"},
     ("tagging", "predict"): {"--weights", "--device", "--columns", "--repair", "--window"},
     ("tagging", "score"): {"--set", "--weights", "--device", "--json"},
@@ -44,7 +43,7 @@ SURFACE = {
     ("figures",): {"--out", "--format", "--pair", "--distances", "--families"},
     ("sweep",): {
         *("--out", "--jobs", "--retry", "--halving"),
-        *("--seconds", "--launcher", "--dry-run"),
+        *("--launcher", "--dry-run"),
     },
     ("compare",): {
         *("--baseline", "--set", "--weights", "--metric"),

@@ -90,7 +90,7 @@ def test_similarity_report_figures(gradvac: Gradvac, run: Path, tmp_path: Path) 
     fails(gradvac("similarity", run, "--device", "foo"), "device: 'foo' is unknown")
     fails(gradvac("similarity", run, "--lines", "1"), "at least 2 lines, got 1")
     fails(
-        gradvac("similarity", run, "--weights", "3"), "no checkpoint of step 3; there are [0, 2, 4]"
+        gradvac("similarity", run, "--weights", "3"), "no weights 3; there are: best, last, 0, 2, 4"
     )
     wrong = gradvac("similarity", run, "--granularity", "layers", "--lines", "12")
     fails(wrong, "granularit")
@@ -115,8 +115,7 @@ def test_similarity_of_other_weights_is_not_continued(gradvac: Gradvac, run: Pat
     more = gradvac("similarity", run, "--lines", "12")
     assert "Steps 2, 4, 6 are in" in more.output
     text = (run / "config.toml").read_text().replace("seed = 0", "seed = 7", 1)
-    unsealed = "\n".join(text.splitlines()[1:-1])  # as if trained anew in the same folder
-    (run / "config.toml").write_text(unsealed)
+    (run / "config.toml").write_text(text)  # as if trained anew in the same folder
     fails(
         gradvac("similarity", run, "--lines", "12"), "was measured with weights = ", "move it away"
     )

@@ -26,10 +26,10 @@ class InProcess:
     jobs = 1
 
     def __init__(self) -> None:
-        self.ended: dict[Any, int] = {}
+        self.ended: dict[Path, int] = {}
         self.started: list[str] = []
 
-    def start(self, task: Path, log: Path) -> Path:
+    def start(self, task: Path, log: Path) -> None:
         self.started.append(task.stem)
         with log.open("a") as file, contextlib.redirect_stdout(file):
             try:
@@ -37,9 +37,8 @@ class InProcess:
             except Exception as error:
                 print(error, file=file)
                 self.ended[task] = 1
-        return task
 
-    def wait_for_one(self, timeout: float | None = None) -> dict[Any, int]:
+    def wait_for_one(self) -> dict[Path, int]:
         ended, self.ended = self.ended, {}
         return ended
 
@@ -68,16 +67,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sweep(tmp_path: Path, prepared: Path, sources: dict[str, str]) -> Callable[..., Sweep]:
     """Makes a sweep over the twin of table 1, from the text of its config."""
 
-    def make(text: str, *, out: str = "out", base: Path = TWIN, **extra: Any) -> Sweep:
+    def make(
+        text: str, *, out: str = "out", base: Path = TWIN, recipe: str = "nmt", **extra: Any
+    ) -> Sweep:
         path = tmp_path / "sweep.toml"
-        path.write_text(f'recipe = "nmt"\nbase = "twin"\n{text}')
-        said: list[str] = []
+        path.write_text(f'recipe = "{recipe}"\nbase = "twin"\n{text}')
         few = {"data.prepared": str(prepared), "train.max_steps": 8} | SMALL | sources
-        made = Sweep(
-            load(SweepConfig, path), base, tmp_path / out, extra=few | extra, say=said.append
-        )
-        made.said = said  # type: ignore[attr-defined]
-        return made
+        return Sweep(load(SweepConfig, path), base, tmp_path / out, extra=few | extra)
 
     return make
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gradvac.cli import app
 from gradvac.lab.experiments import compare_runs, find_runs, to_json, to_markdown
-from gradvac.lab.experiments.verdicts import front
+from gradvac.lab.experiments.statistics import pareto_front
 from gradvac.lab.runs import RunFolder
 
 from .made_runs import make_run
@@ -175,16 +175,20 @@ def test_the_front_of_resource_levels(tmp_path: Path) -> None:
         make_run(tmp_path / name / "seed-0", quality=quality, settings=settings)
     found = compare_runs([tmp_path])
     levels = [row for row in found.rows if row.kind == "level"]
-    assert set(front(levels)) == {"flat", "even", "steep"}
+    assert set(pareto_front(levels)) == {"flat", "even", "steep"}
     assert "Trade-off between resource levels" in to_markdown(found)
 
 
 def test_frozen_weights_of_every_seed_are_one_method(tmp_path: Path) -> None:
+    """Each has another run in its settings, of its own seed."""
     for seed in range(2):
-        weights = {"encoder": {"en-fr": 1.0 + seed, "en-hi": 1.0}}
-        settings = {"align.component_weights": weights}
-        make_run(tmp_path / "frozen" / f"seed-{seed}", rule="frozen", seed=seed, settings=settings)
-    assert compare_runs([tmp_path]).seeds == {"frozen": (0, 1)}
+        source = make_run(tmp_path / "gradvac" / f"seed-{seed}", rule="gradvac", seed=seed)
+        run, settings = (
+            tmp_path / "frozen" / f"seed-{seed}",
+            {"align.options": {"run": str(source)}},
+        )
+        make_run(run, rule="studies/frozen.py:Frozen", seed=seed, settings=settings)
+    assert compare_runs([tmp_path]).seeds == {"frozen": (0, 1), "gradvac": (0, 1)}
 
 
 def test_runs_that_start_from_others_are_one_method_wherever_they_are_looked_at(

@@ -9,8 +9,12 @@ from typer.testing import CliRunner
 
 from gradvac.cli import app
 from gradvac.lab.experiments import compare_runs
-from gradvac.lab.experiments.page import headline, say_trade_off
-from gradvac.lab.experiments.pictures import beyond_the_mixtures, draw
+from gradvac.lab.experiments.page import (
+    answer,
+    beyond_the_mixtures,
+    comparison_figures,
+    describe_trade_off,
+)
 
 from .. import browser
 from .made_runs import make_run
@@ -36,7 +40,7 @@ def mixtures(folder: Path, *, gradvac: tuple[float, float]) -> Path:
 def test_the_front_is_that_of_the_mixtures_and_every_method_has_its_point(tmp_path: Path) -> None:
     found = compare_runs([mixtures(tmp_path, gradvac=(0.68, 0.52))], baseline="t5")
     assert found.mixtures == ["t5", "bad", "t1", "t2"]
-    axes = draw(found)["trade_off"].axes[0]
+    axes = comparison_figures(found)["trade_off"].axes[0]
     shown = {text.get_text(): text.xy for text in axes.texts}  # type: ignore[attr-defined]
     high, low = (next(r for r in found.rows if r.name == level) for level in ("high", "low"))
     assert shown == {
@@ -48,18 +52,18 @@ def test_the_front_is_that_of_the_mixtures_and_every_method_has_its_point(tmp_pa
     assert corners == sorted(shown[name] for name in ("t1", "t2", "t5"))
     assert "high resource tasks" in axes.get_xlabel()
     assert beyond_the_mixtures(found) == ["gradvac"]
-    assert "no mixture equals or beats gradvac" in say_trade_off(found)
+    assert "no mixture equals or beats gradvac" in describe_trade_off(found)
 
 
 def test_a_method_below_the_front_is_said_to_be(tmp_path: Path) -> None:
     found = compare_runs([mixtures(tmp_path, gradvac=(0.6, 0.35))], baseline="t5")
     assert beyond_the_mixtures(found) == []
-    assert "equalled or beaten by one of them" in say_trade_off(found)
+    assert "equalled or beaten by one of them" in describe_trade_off(found)
 
 
 def test_differences_are_drawn_with_their_intervals(tmp_path: Path) -> None:
     found = compare_runs([mixtures(tmp_path, gradvac=(0.68, 0.52))], baseline="t5")
-    axes = draw(found)["differences"].axes[0]
+    axes = comparison_figures(found)["differences"].axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert names == ["bad", "gradvac", "t1", "t2"]
     intervals = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 2][1:]  # type: ignore[arg-type]
@@ -67,8 +71,8 @@ def test_differences_are_drawn_with_their_intervals(tmp_path: Path) -> None:
         against = found.rows[0].cells[name].against
         assert against is not None
         assert list(interval) == [against.low, against.high]  # type: ignore[arg-type]
-    assert headline(found).startswith("gradvac is better than t5 by")
-    assert headline(found).endswith("Of the others: 2 worse, 1 better.")
+    assert answer(found).startswith("gradvac is better than t5 by")
+    assert answer(found).endswith("Of the others: 2 worse, 1 better.")
 
 
 def test_scores_that_are_all_equal_say_nothing_about_other_seeds(tmp_path: Path) -> None:
@@ -76,7 +80,7 @@ def test_scores_that_are_all_equal_say_nothing_about_other_seeds(tmp_path: Path)
         for rule in ("sum", "gradvac"):
             make_run(tmp_path / rule / f"seed-{seed}", rule=rule, seed=seed, quality=0.0)
     found = compare_runs([tmp_path])
-    assert headline(found) == "Whether anything differs from sum cannot be told from these runs."
+    assert answer(found) == "Whether anything differs from sum cannot be told from these runs."
     assert "| - | **within noise** |" in CliRunner().invoke(app, ["compare", str(tmp_path)]).output
 
 

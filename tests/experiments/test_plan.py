@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gradvac.lab.experiments import SweepConfig, expand
-from gradvac.lab.experiments.plan import resolve
+from gradvac.lab.experiments import SweepConfig, plan_trials
 
 OUT = Path("out")
 
@@ -19,7 +18,7 @@ def config(**parts: Any) -> SweepConfig:
 
 def test_a_grid_is_every_combination() -> None:
     grid = {"align.rule": ["sum", "gradvac"], "batch.rows": [16, 32], "train.seed": [0, 1]}
-    trials = expand(config(grid=grid), OUT)
+    trials = plan_trials(config(grid=grid), OUT)
     assert len(trials) == 8
     assert [str(trial.run) for trial in trials[:3]] == [
         "out/sum-rows=16/seed-0",
@@ -40,7 +39,7 @@ def test_methods_have_grids_of_their_own() -> None:
         {"name": "weighted", "set": {"align.weights": {"low": 0.5}, "train.seed": 7}},
         {"name": "bilingual", "parts": {"data.tasks": [["en-fr"], ["en-hi"]]}},
     ]
-    found = expand(
+    found = plan_trials(
         config(methods=methods, grid={"train.seed": [0, 1]}), OUT, {"train.max_steps": 9}
     )
     assert [str(trial.run) for trial in found] == [
@@ -59,19 +58,18 @@ def test_methods_have_grids_of_their_own() -> None:
 
 def test_runs_come_after_those_they_need() -> None:
     methods = [
-        {"name": "frozen", "set": {"align.component_weights": "{weights:vac}"}},
+        {"name": "frozen", "set": {"align.options": {"run": "{run:vac}"}}},
         {"name": "after", "set": {"model.init": "{run:first}", "data.prepared": "{out}/d-{seed}"}},
         {"name": "first", "scored": False},
         {"name": "vac"},
     ]
-    found = expand(config(methods=methods, grid={"train.seed": [3]}), OUT)
+    found = plan_trials(config(methods=methods, grid={"train.seed": [3]}), OUT)
     assert [trial.name for trial in found] == ["first", "after", "vac", "frozen"]
     after, frozen = found[1], found[3]
     assert after.needs == (OUT / "first" / "seed-3",)
-    assert resolve(after, OUT, None)["model.init"] == "out/first/seed-3"
+    assert after.settings["model.init"] == "out/first/seed-3"
     assert after.settings["data.prepared"] == "out/d-3"
-    made = resolve(frozen, OUT, lambda run: {"table": {"en-fr": len(str(run))}})
-    assert made["align.component_weights"] == {"table": {"en-fr": len("out/vac/seed-3")}}
+    assert frozen.settings["align.options"] == {"run": "out/vac/seed-3"}
 
 
 def test_methods_take_turns_and_seeds_come_one_after_the_other() -> None:
@@ -80,7 +78,7 @@ def test_methods_take_turns_and_seeds_come_one_after_the_other() -> None:
         {"name": "many", "grid": {"train.seed": [0, 1, 2]}},
         {"name": "few"},
     ]
-    found = expand(config(methods=methods, grid={"train.seed": [0, 1]}), OUT)
+    found = plan_trials(config(methods=methods, grid={"train.seed": [0, 1]}), OUT)
     labels = [f"{trial.name}{trial.seed}" for trial in found]
     assert labels == ["many0", "few0", "many1", "few1", "many2", "late0", "late1"]
 
@@ -112,4 +110,4 @@ def test_methods_take_turns_and_seeds_come_one_after_the_other() -> None:
 )
 def test_mistakes_are_told(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        expand(config(**parts), OUT)
+        plan_trials(config(**parts), OUT)

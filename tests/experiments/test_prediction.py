@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.lab.experiments.plan import Trial
-from gradvac.lab.experiments.prediction import prediction_table, predictions
-
+from ..drivers import load_module
+from .conftest import ROOT
 from .made_runs import make_run
+
+script = load_module(ROOT / "docs" / "results" / "prediction.py")
 
 # At steps 10, 20, 30, 40: the order of step 10 is turned round, that of step 30 is the end's.
 LOSSES = {
@@ -20,21 +21,17 @@ LOSSES = {
 }
 
 
-def points(folder: Path, names: str) -> dict[str, list[Trial]]:
-    made = {}
-    for name in names:
-        run = make_run(folder / name / "seed-0", losses=LOSSES[name])
-        made[name] = [Trial("m", name, 0, {}, run, True, ())]
-    return made
+def points(folder: Path, names: str) -> dict[str, list[Path]]:
+    return {name: [make_run(folder / name / "seed-0", losses=LOSSES[name])] for name in names}
 
 
 def test_ranks_and_what_choosing_early_costs(tmp_path: Path) -> None:
-    found = predictions(points(tmp_path, "abcd"))
+    found = script.predictions(points(tmp_path, "abcd"))
     assert [one.step for one in found] == [10, 20, 30]
     assert [one.rank_correlation for one in found] == pytest.approx([-1.0, 0.2, 1.0])
     assert [one.lost for one in found] == pytest.approx([0.6, 0.3, 0.0])
-    assert "| 10 | -1.00 | 0.6000 |" in prediction_table(found)
+    assert "| 10 | -1.00 | 0.6000 |" in script.prediction_table(found)
 
 
 def test_few_points_have_no_order(tmp_path: Path) -> None:
-    assert predictions(points(tmp_path, "abc")) == []
+    assert script.predictions(points(tmp_path, "abc")) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -10,14 +12,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gradvac.lab.experiments import Sweep, budget_table, budgets, compare_runs, read_run
-from gradvac.lab.experiments.halving import FILE, rungs
-from gradvac.lab.experiments.launchers import Processes, Submitit
+from gradvac.lab.experiments import (
+    Processes,
+    Submitit,
+    Sweep,
+    budget_table,
+    compare_runs,
+    read_run,
+)
+from gradvac.lab.experiments.sweep import HALVING, rungs
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import checkpoint
 
@@ -50,7 +57,7 @@ def test_runs_are_trained_scored_measured_compared_and_not_run_twice(sweep: Make
     assert found.baseline == "joint"
     assert found.seeds == {"joint": (0, 1), "vaccinated": (0, 1)}
     assert "seeds and sentences" in found.test
-    table = budget_table(budgets(ended))
+    table = budget_table(ended)
     assert "| joint | 1 | 2 | 2 | 0 | 16 |" in table
     again = InProcess()
     made.run(again)
@@ -124,7 +131,7 @@ def test_halving_stops_the_weaker_half_and_goes_on_exactly(sweep: Make) -> None:
     made.run(launcher, halving=True)
     assert statuses(made) == {"lr=0.005.seed-0": "done", "lr=1e-09.seed-0": "paused"}
     assert launcher.started == ["lr=0.005.seed-0", "lr=1e-09.seed-0", "lr=0.005.seed-0"]
-    told = json.loads((made.out / FILE).read_text())["rungs"]
+    told = json.loads((made.out / HALVING).read_text())["rungs"]
     assert [(rung["step"], rung["kept"]) for rung in told] == [(2, ["lr=0.005"])]
     whole = sweep('[grid]\n"optimizer.lr" = [5e-3]\n', out="whole", **HALF)
     whole.run(InProcess())
@@ -139,25 +146,43 @@ def test_rungs_are_validated_steps() -> None:
         rungs(100, 100, 8)
 
 
-def test_processes_save_when_the_user_stops_them(
-    tmp_path: Path, prepared: Path, sources: dict[str, str]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_processes_save_when_the_sweep_is_stopped(
+    tmp_path: Path, prepared: Path, sources: dict[str, str], number: signal.Signals
 ) -> None:
-    """Two real processes at a time, stopped by a signal."""
+    """Two real processes at a time; what signals the whole process group would reach, and more."""
     command = [sys.executable, "-m", "gradvac.cli", "sweep", "twin", "-o", str(tmp_path / "out")]
     command += ["--jobs", "2", f"data.prepared={prepared}", "train.max_steps=4000"]
     command += ['data.tasks=["en-qsm", "en-qsk"]', "train.validate_every=0"]
     command += [f"{key}={source}" for key, source in sources.items()]
-    process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, start_new_session=True
+    )
     runs = [tmp_path / "out" / name / "seed-0" for name in ("joint", "bilingual+en-qsm")]
     deadline = time.monotonic() + 120
     while not all(RunFolder(run).read_metrics() for run in runs) and time.monotonic() < deadline:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, number)
     said, _ = process.communicate(timeout=240)
-    assert process.returncode == 130, said
-    assert "the same command continues" in said
+    if number != signal.SIGKILL:
+        assert process.returncode == 130, said
+        assert "the same command continues" in said
+    while workers_of(tmp_path) and time.monotonic() < deadline + 120:
+        assert number == signal.SIGKILL, "the sweep has not waited for its runs"
+        time.sleep(0.1)
+    assert workers_of(tmp_path) == []
     for run in runs:
         assert RunFolder(run).kept_checkpoints()[-1][0] > 0
+
+
+def workers_of(folder: Path) -> list[Path]:
+    """Processes that write a log in a folder."""
+    found = []
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        with contextlib.suppress(OSError):
+            if folder in output.readlink().parents:
+                found.append(output)
+    return found
 
 
 def test_submitit_runs_jobs(sweep: Make) -> None:
@@ -167,104 +192,45 @@ def test_submitit_runs_jobs(sweep: Make) -> None:
     assert statuses(made) == {"twin.seed-0": "done"}
 
 
-def test_a_lane_does_several_runs_and_outlives_one_that_is_killed(
-    sweep: Make, monkeypatch: pytest.MonkeyPatch
+KILLED = """
+import os, signal
+from gradvac.lab.recipes import Recipe, recipe_named
+
+translation = recipe_named("nmt")
+
+def train(config, run):
+    print("here", os.getppid(), flush=True)
+    if config.train.seed == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return translation.train(config, run)
+
+KILLED = Recipe("killed", translation.settings, translation.prepare, train, translation.score, None)
+"""
+
+
+def test_a_run_that_is_killed_takes_nothing_with_it(
+    sweep: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first run is killed; the second one, of the same lane, is as any other."""
-    killed = (
-        "from gradvac.lab.experiments import worker\n"
-        "import os, signal\n"
-        "real = worker.work\n"
-        "def work(**task):\n"
-        "    print('here', os.getppid(), flush=True)\n"
-        "    if task['settings']['train.seed'] == 0:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return real(**task)\n"
-        "worker.work = work\n"
-        "worker.serve()\n"
-    )
-    monkeypatch.setattr("gradvac.lab.experiments.launchers._LANE", killed)
-    made = sweep('[grid]\n"train.seed" = [0, 1]\n')
+    """Of two runs, by a recipe of one's own, the first is killed; one process forks both."""
+    (tmp_path / "killed.py").write_text(KILLED)
+    monkeypatch.chdir(tmp_path)
+    made = sweep('[grid]\n"train.seed" = [0, 1]\n', recipe="killed.py:KILLED")
     made.run(Processes(1))
     assert statuses(made) == {"twin.seed-0": "failed", "twin.seed-1": "done"}
     assert made.ended(made.trials[0]).error.startswith("exit status -9: here")
     logs = [(made.out / "trials" / f"twin.seed-{seed}.log").read_text() for seed in (0, 1)]
-    assert logs[0].split()[1] == logs[1].split()[1]  # the lane's process number
+    assert logs[0].split()[1] == logs[1].split()[1]  # the fork server's process number
+    assert "Scored on the test set." in logs[1]
 
 
-def test_a_lane_that_ends_is_told(sweep: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradvac.lab.experiments.launchers._LANE", "raise SystemExit(7)")
-    made = sweep("")
-    made.run(Processes(1))
-    assert "ended with exit status 7" in made.ended(made.trials[0]).error
-
-
-def test_when_its_time_is_over_a_sweep_leaves_and_goes_on_later(
-    sweep: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run that is under way saves, the next one does not begin."""
-    long = {"train.max_steps": 3000, "train.validate_every": 0, "train.checkpoint_every": 3000}
-    made = sweep('[grid]\n"train.seed" = [0, 1]\n', **long)
-    first, second = (trial.run for trial in made.trials)
-
-    def now() -> float:  # time is over as soon as the first run has logged something
-        return 60.0 if RunFolder(first).read_metrics() else 0.0
-
-    monkeypatch.setattr("gradvac.lab.experiments.pace.time", SimpleNamespace(monotonic=now))
-    made.run(Processes(1), seconds=2)
-    assert set(statuses(made).values()) == {"waiting"}
-    assert RunFolder(first).kept_checkpoints()[-1][0] > 0
-    assert not second.exists()
-    assert "2 seconds are over; the same command continues." in made.said  # type: ignore[attr-defined]
-
-
-class Pretended:
-    """A launcher whose runs take a second for each step, on a clock of its own."""
-
-    jobs = 1
-
-    def __init__(self, clock: SimpleNamespace) -> None:
-        self.clock, self.started, self.ended = clock, list[str](), dict[Path, int]()
-
-    def start(self, task: Path, log: Path) -> Path:
-        asked = json.loads(task.read_text())
-        steps = asked["settings"]["train.max_steps"]
-        folder = RunFolder(Path(asked["run"]))
-        kept = folder.kept_checkpoints()
-        folder.path.mkdir(parents=True, exist_ok=True)
-        folder.config.touch()
-        self.clock.now += steps - (kept[-1][0] if kept else 0)
-        Path(asked["result"]).write_text(json.dumps({"reason": "finished", "step": steps}))
-        self.started.append(task.stem)
-        self.ended[task] = 0
-        return task
-
-    def wait_for_one(self, timeout: float | None = None) -> dict[Path, int]:
-        ended, self.ended = self.ended, {}
-        return ended
-
-    def stop(self) -> None:
-        pass
-
-
-def test_a_run_that_would_not_end_in_time_does_not_begin(
-    sweep: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was begun goes on first; what would come too late is left for the next call."""
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(
-        "gradvac.lab.experiments.pace.time", SimpleNamespace(monotonic=lambda: clock.now)
-    )
-    made = sweep('[grid]\n"train.seed" = [0, 1, 2, 3]\n')
-    RunFolder(made.trials[2].run).checkpoint(6).mkdir(parents=True)
-    made.run(Pretended(clock), seconds=20)
-    assert statuses(made) == {
-        f"twin.seed-{seed}": "waiting" if seed == 3 else "done" for seed in range(4)
-    }
-    assert clock.now == 2 + 8 + 8
-    said = made.said[-1]  # type: ignore[attr-defined]
-    assert said.startswith("Left for later: 1 of 4 runs")
-    assert said.endswith("within 20 seconds; the same command continues.")
-    later = Pretended(clock)
-    made.run(later, seconds=8)
-    assert later.started == ["twin.seed-3"]
+def test_a_result_counts_only_for_its_settings(sweep: Make) -> None:
+    made = sweep("score = []")
+    made.run(InProcess())
+    result = made.out / "trials" / "twin.seed-0.result.json"
+    written = json.loads(result.read_text())
+    assert statuses(made) == {"twin.seed-0": "done"}
+    result.write_text(json.dumps({**written, "hash": "of others"}))
+    assert statuses(made) == {"twin.seed-0": "waiting"}
+    del written["hash"]
+    result.write_text(json.dumps(written))
+    assert statuses(made) == {"twin.seed-0": "waiting"}

@@ -16,9 +16,10 @@ import pytest
 import zstandard
 
 from gradvac.analysis import load_similarities, read_record
-from gradvac.lab.recipes.nmt import NmtConfig, Prepared, prepare, read_pairs
+from gradvac.lab.recipes.nmt import NmtConfig, PreparedCorpus, prepare_corpus, read_pairs
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary
 from gradvac.lab.runs import RunFolder, read_scores
+from gradvac.lab.runs.manifest import MANIFEST
 from gradvac.lab.training import CheckpointError, checkpoint, config
 
 from . import tiny
@@ -118,7 +119,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def use_prepared() -> Any:
     """All that training and scoring read of prepared data."""
-    prepared = Prepared.open(tiny.settings().data)
+    prepared = PreparedCorpus.open(tiny.settings().data)
     if prepared is None:
         raise ValueError("there are none")
     found: list[Any] = [prepared.sizes, prepared.signature, prepared.vocabulary.encode(["ba de"])]
@@ -141,9 +142,8 @@ def test_prepared_data(folder: Path) -> None:
             with told(counts):
                 assert use_prepared() == expected, what
     assert counts[0] > 500
-    # Notes of single steps are read by `prepare` alone; all else is refused.
-    notes = [path for path in names if path.suffix == ".json" and path.name.count(".") > 1]
-    assert counts[1] >= 0.9 * 17 * (len(names) - len(notes) - 2)
+    # The notes of finished steps are read by `prepare` alone; all else is refused.
+    assert counts[1] >= 0.9 * 17 * (len(names) - 3)
 
 
 def test_prepare_mends_whatever_was_harmed(folder: Path) -> None:
@@ -155,7 +155,7 @@ def test_prepare_mends_whatever_was_harmed(folder: Path) -> None:
     for number in range(12):
         for path in draw.sample(names, 3):
             path.write_bytes(HARMS[number % len(HARMS)](path.read_bytes(), draw))
-        prepare(tiny.settings().data, say=lambda _: None)
+        prepare_corpus(tiny.settings().data)
         assert use_prepared() == expected
 
 
@@ -164,7 +164,7 @@ def numbers(weights: dict[str, Any]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("which", ["best", "averaged", 2, 4, "last"])
-def test_weights(folder: Path, which: str | int) -> None:
+def test_weights(folder: Path, caplog: pytest.LogCaptureFixture, which: str | int) -> None:
     expected = numbers(checkpoint.weights(tiny.RUN, which))
     before = numbers(checkpoint.weights(tiny.RUN, 2))
     counts, run = [0, 0], RunFolder(tiny.RUN)
@@ -173,11 +173,11 @@ def test_weights(folder: Path, which: str | int) -> None:
         paths = sorted(run.checkpoint(4 if which == "last" else int(which)).iterdir())
     for path in paths:
         for what in harmed(path, 150 // len(paths), 1):
-            said: list[str] = []
+            caplog.clear()
             with told(counts):
-                found = numbers(checkpoint.weights(tiny.RUN, which, say=said.append))
-                # Of the last one, the checkpoint before may take the place, in so many words.
-                assert found == (before if said else expected), what
+                found = numbers(checkpoint.weights(tiny.RUN, which))
+                # The checkpoint before may take the place of the last one, with a warning.
+                assert found == (before if caplog.messages else expected), what
     assert counts[0] > 120
 
 
@@ -185,7 +185,7 @@ def test_the_vocabulary_of_a_run(folder: Path) -> None:
     text, counts = ["ba de fi go"], [0, 0]
     expected = Vocabulary.of_run(tiny.RUN).encode(text)
     path = RunFolder(tiny.RUN).vocabulary
-    for one in (path, path.with_name("vocabulary.model.sha256")):
+    for one in (path, path.with_name(MANIFEST)):
         for what in harmed(one, 90, 2):
             with told(counts):
                 assert Vocabulary.of_run(tiny.RUN).encode(text) == expected, what
@@ -232,17 +232,11 @@ def test_scores_and_signatures(folder: Path) -> None:
     assert counts[0] > 200
 
 
-def test_configs_of_runs_and_of_people(folder: Path) -> None:
+def test_configs(folder: Path) -> None:
     path, counts = RunFolder(tiny.RUN).config, [0, 0]
-    expected = config.load(NmtConfig, path)
-    for what in harmed(path, 270, 6):
+    for _ in harmed(path, 450, 6):
         with told(counts):
-            assert config.load(NmtConfig, path) == expected, what
-    mine = Path("mine.toml")
-    mine.write_text(config.dump(expected))
-    for _ in harmed(mine, 180, 7):
-        with told(counts):
-            config.load(NmtConfig, mine)  # what it says is not ours to know
+            config.load(NmtConfig, path)  # what it says is not ours to know: people edit configs
     assert counts[0] > 400
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from rich.console import Console
 
 from gradvac.analysis import load_similarities, read_record
-from gradvac.lab.recipes.nmt import NmtConfig, prepare, score_run, train_translation
-from gradvac.lab.recipes.nmt.similarity import measure_run
+from gradvac.lab.recipes.nmt import NmtConfig, prepare_corpus, score_translation, train_translation
+from gradvac.lab.recipes.nmt.similarity import measure_translation
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import Display, checkpoint, config
 
@@ -68,10 +68,10 @@ def _train() -> None:
 
 
 STAGES: dict[str, Callable[[], Any]] = {
-    "prepare": lambda: prepare(settings().data, say=lambda _: None),
+    "prepare": lambda: prepare_corpus(settings().data),
     "train": _train,
-    "similarity": lambda: measure_run(RUN, granularities=["enc_dec"], num_lines=10),
-    "score": lambda: score_run(RUN, weights="averaged"),
+    "similarity": lambda: measure_translation(RUN, granularities=["enc_dec"], num_lines=10),
+    "score": lambda: score_translation(RUN, weights="averaged"),
 }
 
 
@@ -88,7 +88,9 @@ def outcome(stage: str) -> str:
         last = checkpoint.latest(RUN)
         assert last is not None
         state = {k: v for k, v in last.state().items() if k not in ("meters", "metrics_bytes")}
-        found |= _flat({"state": state, "last": last.weights(), "kept": checkpoint.kept(RUN)})
+        found |= _flat(
+            {"state": state, "last": last.weights(), "kept": checkpoint.list_checkpoints(RUN)}
+        )
         for name in ("best", "averaged"):
             found |= _flat({name: checkpoint.weights(RUN, name)})
         record = read_record(RUN)

@@ -6,16 +6,17 @@ import io
 
 from rich.console import Console
 
+from gradvac.lab.recipes.common.readers import Problem
 from gradvac.lab.recipes.nmt.cleaning import (
     CleaningConfig,
     Report,
-    clean,
+    clean_pairs,
     fingerprint,
     keep_readable,
     letters,
-    table,
+    report_table,
 )
-from gradvac.lab.recipes.nmt.readers import Line, Problem
+from gradvac.lab.recipes.nmt.readers import Line
 
 LONG = "word " * 30
 LINES: list[Line] = [
@@ -35,7 +36,7 @@ HELD_OUT = ({fingerprint(letters("the SECRET test sentence"))}, set[int]())
 
 def test_every_pair_is_kept_or_counted_once_with_its_reason() -> None:
     report = Report()
-    kept = list(clean(LINES, CleaningConfig(), report, held_out=HELD_OUT))
+    kept = list(clean_pairs(LINES, CleaningConfig(), report, held_out=HELD_OUT))
     assert kept == [LINES[0], LINES[9]]
     assert report.num_read == len(LINES) == report.num_kept + report.dropped.total()
     assert report.num_kept == 2
@@ -62,19 +63,19 @@ def test_what_is_switched_off_is_kept() -> None:
         deduplicate=False,
         drop_held_out=False,
     )
-    kept = list(clean(LINES, off, Report(), held_out=HELD_OUT))
+    kept = list(clean_pairs(LINES, off, Report(), held_out=HELD_OUT))
     assert kept == [line for line in LINES if not isinstance(line, Problem) and all(line)]
 
 
 def test_the_held_out_side_counts_for_its_own_language_only() -> None:
     lines: list[Line] = [("inconnu", "the secret test sentence")]
-    assert list(clean(lines, CleaningConfig(), Report(), held_out=HELD_OUT)) == lines
+    assert list(clean_pairs(lines, CleaningConfig(), Report(), held_out=HELD_OUT)) == lines
 
 
 def test_limit_keeps_the_first_and_counts_the_rest() -> None:
     lines: list[Line] = [(f"line {n}", f"ligne {n}") for n in range(10)]
     report = Report()
-    assert list(clean(lines, CleaningConfig(), report, limit=3)) == lines[:3]
+    assert list(clean_pairs(lines, CleaningConfig(), report, limit=3)) == lines[:3]
     assert report.dropped == {"beyond the limit": 7}
 
 
@@ -93,10 +94,10 @@ def test_comparison_ignores_case_and_punctuation_but_not_vowel_signs() -> None:
 
 def test_report_survives_json_and_shows_all_reasons() -> None:
     report = Report()
-    list(clean(LINES, CleaningConfig(), report, held_out=HELD_OUT))
+    list(clean_pairs(LINES, CleaningConfig(), report, held_out=HELD_OUT))
     back = Report.from_dict(report.to_dict())
     assert back == Report(report.num_read, report.num_kept, report.dropped, back.examples)
     console = Console(file=io.StringIO(), width=200)
-    console.print(table({"train en-fr": report}))
+    console.print(report_table({"train en-fr": report}))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(reason in shown for reason in report.dropped)

@@ -20,7 +20,7 @@ from gradvac.lab.recipes.nmt import NmtConfig
 from gradvac.lab.recipes.nmt.demo import DemoResult, _program, run_demo, verdict
 from gradvac.lab.recipes.nmt.side_by_side import _Sender, run_side_by_side
 from gradvac.lab.training import Display, config
-from gradvac.lab.training.processes import StopSignals
+from gradvac.lab.training.environment import StopSignals
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 from rich.console import Console
 
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.nmt import (
     NmtConfig,
     Translator,
     Vocabulary,
     score_files,
-    score_run,
+    score_translation,
     train_translation,
 )
 from gradvac.lab.recipes.nmt.vocabulary import extend
@@ -135,18 +136,20 @@ def test_schedules_that_cannot_work_are_told_before(
 
 
 def test_any_file_is_scored_as_a_set_is(toy_run: Path, tmp_path: Path) -> None:
-    scores = score_run(toy_run, overrides=["decoding.beams=3", "decoding.graph=false"])
+    scores = score_translation(toy_run, overrides=["decoding.beams=3", "decoding.graph=false"])
     notes = [one.note for one in scores.by_metric()]
     assert all(note.startswith("test set, best weights, decoding.beams = 3; ") for note in notes)
-    whole = score_run(toy_run).by_task["en-yy"]
+    whole = score_translation(toy_run).by_task["en-yy"]
     text = toy_run.parent / "prepared" / "text"
     paths = [text / "test.en-yy.en", text / "test.en-yy.yy"]
     said: list[str] = []
-    found, lines = score_files(toy_run, *paths, direction="en-yy", say=said.append)
+    with log_to(said.append):
+        found, lines = score_files(toy_run, *paths, direction="en-yy")
     assert found == whole
     assert len(lines) == found.num_lines
     assert said == []
-    score_files(toy_run, *paths, direction="xx-yy", say=said.append)
+    with log_to(said.append):
+        score_files(toy_run, *paths, direction="xx-yy")
     assert said == ["xx-yy was not trained; this run knows en-xx, en-yy."]
     (tmp_path / "short").write_text("ba\n")
     with pytest.raises(ValueError, match=r"has 1 lines, but .* has 60"):

@@ -54,7 +54,7 @@ def test_bf16_logits_give_losses_in_float32(smoothing: float) -> None:
     assert (gradient.double() - exact[1]).norm() < 0.02 * exact[1].norm()
 
 
-class Passes(TorchDispatchMode):
+class Epochs(TorchDispatchMode):
     """Counts operations that leave as many values as there are logits."""
 
     def __init__(self, size: int) -> None:
@@ -75,7 +75,7 @@ def test_few_passes_over_the_logits() -> None:
     counts = []
     for work in (plain_cross_entropy, torch_cross_entropy):
         logits = torch.randn(9, 40, requires_grad=True)
-        with Passes(9 * 40) as passes:
+        with Epochs(9 * 40) as passes:
             work(logits, torch.arange(9), 0.1).sum().backward()
         counts.append(sum(passes.found.values()))
     assert counts == [3, 4]

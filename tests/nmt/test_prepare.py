@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.nmt import (
     DataConfig,
     NmtConfig,
-    Prepared,
-    open_or_prepare,
-    prepare,
+    PreparedCorpus,
+    open_corpus,
+    prepare_corpus,
     train_translation,
 )
 from gradvac.lab.training import Display
@@ -23,12 +24,13 @@ Build = Callable[..., NmtConfig]
 
 class Log(list[str]):
     def steps(self, *starts: str) -> list[str]:
-        return [line for line in self if line.startswith(starts or ("Clean", "Learn", "Cut"))]
+        return [line for line in self if line.startswith(starts or ("Clean", "Learn", "Token"))]
 
 
-def run(config: DataConfig) -> tuple[Prepared, Log]:
+def run(config: DataConfig) -> tuple[PreparedCorpus, Log]:
     log = Log()
-    return prepare(config, say=log.append), log
+    with log_to(log.append):
+        return prepare_corpus(config), log
 
 
 def test_tokens_are_the_clean_text(toy_config: Build) -> None:
@@ -63,7 +65,7 @@ def test_only_what_depends_on_a_change_is_done_again(toy_config: Build) -> None:
     run(toy_config().data)
     changed = toy_config(data={"max_tokens": 12}).data
     _, log = run(changed)
-    assert log.steps() == ["Cutting train en-xx into tokens", "Cutting train en-yy into tokens"]
+    assert log.steps() == ["Tokenising train en-xx", "Tokenising train en-yy"]
     _, log = run(toy_config(data={"limit": {"yy": 200}}).data)
     assert log.steps("Clean") == ["Cleaning train en-yy"]
     assert log.steps("Learn")
@@ -101,7 +103,7 @@ def test_an_interrupted_step_is_done_again(
     monkeypatch.setattr("gradvac.lab.recipes.nmt.preparation.learn", fail)
     with pytest.raises(KeyboardInterrupt):
         run(config)
-    assert Prepared.open(config) is None
+    assert PreparedCorpus.open(config) is None
     monkeypatch.undo()
     resumed, log = run(config)
     assert log.steps("Clean") == []
@@ -112,7 +114,8 @@ def test_prepared_data_open_without_the_text_they_came_from(toy_config: Build) -
     prepared, _ = run(toy_config().data)
     elsewhere = toy_config(data={"root": "/nowhere", "directions": "any-to-en"}).data
     log = Log()
-    assert open_or_prepare(elsewhere, say=log.append).signature == prepared.signature
+    with log_to(log.append):
+        assert open_corpus(elsewhere).signature == prepared.signature
     assert log == []
 
 
@@ -129,7 +132,8 @@ def test_long_pairs_are_dropped_from_training_alone_and_counted(toy_config: Buil
 
 def test_training_that_prepares_its_data_says_what_was_dropped(toy_config: Build) -> None:
     log = Log()
-    prepared = open_or_prepare(toy_config(data={"max_tokens": 12}).data, say=log.append)
+    with log_to(log.append):
+        prepared = open_corpus(toy_config(data={"max_tokens": 12}).data)
     reports = prepared.reports()
     assert reports["train en-xx"].dropped["too many tokens"] > 0
     told = [line for line in log if line.startswith("train en-xx: ")]
@@ -183,9 +187,9 @@ def test_test_sentences_in_dev_are_told(toy_config: Build) -> None:
     assert [line.split(" are ")[0] for line in told] == [
         f"warning: 60 of the 60 sentence pairs of test en-{code}" for code in ("xx", "yy")
     ]
-    assert prepared.doubts == told  # training says so again
+    assert prepared.warnings == told  # training says so again
     assert run(config)[1] == told
-    assert run(toy_config().data)[0].doubts == []
+    assert run(toy_config().data)[0].warnings == []
 
 
 def test_a_small_corpus_gives_a_smaller_vocabulary_and_says_so(toy_config: Build) -> None:
@@ -212,11 +216,11 @@ def test_training_does_not_replace_what_another_run_may_need(toy_config: Build) 
     prepared, _ = run(toy_config().data)
     other = toy_config(data={"limit": {"yy": 200}}).data
     with pytest.raises(ValueError, match=r"prepared with other settings \(data\.limit\)"):
-        open_or_prepare(other)
-    again = Prepared.open(toy_config().data)
+        open_corpus(other)
+    again = PreparedCorpus.open(toy_config().data)
     assert again is not None
     assert again.signature == prepared.signature
-    assert prepare(other, say=lambda _: None).sizes["train"]["en-yy"] == 200
+    assert prepare_corpus(other).sizes["train"]["en-yy"] == 200
 
 
 def test_runs_and_prepared_data_do_not_share_a_folder(
@@ -229,5 +233,5 @@ def test_runs_and_prepared_data_do_not_share_a_folder(
     config.data.prepared.mkdir()
     (config.data.prepared / "config.toml").write_text("")
     with pytest.raises(ValueError, match=r"data\.prepared: .* is a run folder"):
-        prepare(config.data)
+        prepare_corpus(config.data)
     assert [path.name for path in config.data.prepared.iterdir()] == ["config.toml"]

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 import zstandard
 
-from gradvac.lab.recipes.nmt.readers import Problem, read_pairs
+from gradvac.lab.recipes.common.readers import Problem
+from gradvac.lab.recipes.nmt.readers import read_pairs
 
 PAIRS = [("a dog", "un chien"), ("two dogs", "deux chiens")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradvac.lab.recipes.nmt import NmtConfig, prepare, read_pairs
+from gradvac.lab.recipes.nmt import NmtConfig, prepare_corpus, read_pairs
 from gradvac.lab.training import config
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"
@@ -23,7 +23,7 @@ def test_tatoeba_is_prepared_by_its_config(real_data: Path, tmp_path: Path) -> N
             "data.max_tokens=500",
         ],
     )
-    prepared = prepare(settings.data, say=lambda _: None)
+    prepared = prepare_corpus(settings.data)
     assert prepared.sizes["train"] == {"en-hi": 3000, "en-tr": 3000}
     assert prepared.sizes["test"] == {"en-hi": 862, "en-tr": 995}
     reports = prepared.reports()

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from gradvac.analysis.record import read_record
-from gradvac.lab.recipes.nmt import NmtConfig, TranslationRecipe, open_or_prepare, train_translation
+from gradvac.lab.messages import log_to
+from gradvac.lab.recipes.nmt import NmtConfig, TranslationRecipe, open_corpus, train_translation
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import Display, checkpoint
 
@@ -19,7 +20,7 @@ Build = Callable[..., NmtConfig]
 
 
 def build_recipe(config: NmtConfig) -> TranslationRecipe:
-    return TranslationRecipe(config, open_or_prepare(config.data, say=lambda _: None))
+    return TranslationRecipe(config, open_corpus(config.data))
 
 
 @pytest.mark.parametrize(
@@ -34,10 +35,11 @@ def build_recipe(config: NmtConfig) -> TranslationRecipe:
 def test_directions_share_one_preparation(
     toy_config: Build, changes: dict[str, Any], tasks: list[str]
 ) -> None:
-    open_or_prepare(toy_config().data, say=lambda _: None)
+    open_corpus(toy_config().data)
     config = toy_config(data=changes)
     log: list[str] = []
-    recipe = TranslationRecipe(config, open_or_prepare(config.data, say=log.append))
+    with log_to(log.append):
+        recipe = TranslationRecipe(config, open_corpus(config.data))
     assert log == []
     assert recipe.tasks == tasks
     batch = next(recipe.batches())
@@ -51,11 +53,11 @@ def test_resource_levels_come_from_sizes(toy_config: Build) -> None:
     assert recipe.resource_levels == {"en-xx": "high", "en-yy": "low"}
 
 
-def test_training_with_halves_is_recorded_by_task_and_continues(
+def test_a_rule_that_acts_here_and_there_is_recorded_and_continues(
     toy_config: Build, tmp_path: Path, quiet: Display
 ) -> None:
-    """Similarities without noise are larger, and nothing else of the run knows of halves."""
-    align = {"halves": True, "only": ["encoder*"], "from_step": 2, "space": "preconditioned"}
+    """Limited to the encoder and later steps, on preconditioned gradients."""
+    align = {"only": ["encoder*"], "from_step": 2, "space": "preconditioned"}
     train: dict[str, Any] = {"max_steps": 6, "record_every": 1, "log_every": 1}
     config = toy_config(align=align, train=train)
     train_translation(config, tmp_path / "whole", display=quiet)
@@ -66,7 +68,7 @@ def test_training_with_halves_is_recorded_by_task_and_continues(
     assert all(torch.equal(value, parts[name]) for name, value in whole.items())
     record = read_record(RunFolder(tmp_path / "whole").record)
     assert list(record.tasks) == ["en-xx", "en-yy"]
-    assert record.rule == "gradvac(only=['encoder*'],from_step=2,halves=True,space=preconditioned)"
+    assert record.rule == "gradvac(only=['encoder*'],from_step=2,space=preconditioned)"
     is_one = np.isclose(record.weights, 1.0).all(-1)  # [S, K]
     outside = [not name.startswith("encoder") for name in record.components]
     assert is_one[:, outside].all()

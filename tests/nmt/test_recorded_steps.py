@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 from gradvac.lab.recipes.nmt import Batch, NmtConfig
-from gradvac.lab.recipes.nmt.preparation import open_or_prepare
+from gradvac.lab.recipes.nmt.preparation import open_corpus
 from gradvac.lab.recipes.nmt.recipe import TranslationRecipe
 from gradvac.lab.training import seed_everything
-from gradvac.lab.training.optimizer import set_lr, settle
-from gradvac.lab.training.processes import random_state, restore_random_state
-from gradvac.lab.training.ranks import Job
+from gradvac.lab.training.distributed import Job
+from gradvac.lab.training.environment import random_state, restore_random_state
+from gradvac.lab.training.optimizer import move_to_device, set_lr
 from gradvac.lab.training.state import RunState
-from gradvac.lab.training.step import GraphStep, Step, StepResult
+from gradvac.lab.training.step import EagerStep, GraphStep, StepResult
 
 from .. import needs
 
-RULES = ["none", "sum", "gradvac", "pcgrad", "gradnorm", "mgda", "control"]
+RULES = ["none", "sum", "gradvac", "pcgrad", "gradnorm", "mgda", "studies/controls.py:Control"]
 Take = Callable[[Sequence[Batch]], StepResult]
 Build = Callable[..., NmtConfig]
 
@@ -61,14 +61,14 @@ class Snapshot:
     def restore_into(self, state: RunState[Batch]) -> None:
         state.model.load_state_dict(self._model)
         state.optimizer.load_state_dict(copy.deepcopy(self._optimizer))
-        settle(state.optimizer)
+        move_to_device(state.optimizer)
         if state.aligner is not None:
             state.aligner.load_state_dict(copy.deepcopy(self._aligner) or {})
         restore_random_state(self._random)
 
 
 def make_state(config: NmtConfig) -> RunState[Batch]:
-    prepared = open_or_prepare(config.data, say=lambda _: None)
+    prepared = open_corpus(config.data)
     seed_everything(0)
     return RunState(TranslationRecipe(config, prepared), config, Job())
 
@@ -177,7 +177,7 @@ def follow(
         How far apart the gradients of neighbouring steps are: what a batch of yesterday would be.
     """
     leader, follower = make(config), make(config)
-    lead, written_step = recorded(leader), Step(config, follower)
+    lead, written_step = recorded(leader), EagerStep(config, follower)
     apart: list[float] = []
     before: Done | None = None
     for call in range(1, calls + 1):
@@ -200,7 +200,7 @@ def follow(
 def test_the_comparison_sees_what_a_graph_can_get_wrong(settings: Build) -> None:
     config = settings("gradvac")
     state = make_state(config)
-    step, batches = Step(config, state), [next(state.batches) for _ in range(3)]
+    step, batches = EagerStep(config, state), [next(state.batches) for _ in range(3)]
     for batch in batches[:2]:
         take(state, step, batch, 4e-4)
     start = Snapshot(state)
@@ -228,7 +228,7 @@ def test_recorded_steps_equal_those_as_written(settings: Build, rule: str) -> No
     steps = []
 
     def record(state: RunState[Batch]) -> Take:
-        steps.append(GraphStep(Step(config, state), state.device, say=pytest.fail))
+        steps.append(GraphStep(EagerStep(config, state), state.device))
         return steps[0]
 
     # MGDA's weights turn a small difference of the gradients into a larger one.
@@ -238,7 +238,7 @@ def test_recorded_steps_equal_those_as_written(settings: Build, rule: str) -> No
     assert steps[0].works
 
 
-class Waits(Step[Batch]):
+class Waits(EagerStep[Batch]):
     """A step that waits for the device at its end, which no recording allows."""
 
     def take(self, batches: Sequence[Batch], num_tokens: Tensor) -> StepResult:
@@ -248,13 +248,14 @@ class Waits(Step[Batch]):
 
 
 @needs.GPU
-def test_what_cannot_be_recorded_goes_on_as_it_is_written(settings: Build) -> None:
+def test_what_cannot_be_recorded_goes_on_as_it_is_written(
+    settings: Build, caplog: pytest.LogCaptureFixture
+) -> None:
     config = settings("gradvac", device="cuda", precision="bf16")
-    said: list[str] = []
 
     def record(state: RunState[Batch]) -> Take:
-        return GraphStep(Waits(config, state), state.device, say=said.append)
+        return GraphStep(Waits(config, state), state.device)
 
     with pytest.warns(UserWarning, match=r"train\.graph: not recorded as a CUDA graph"):
         follow(config, record, 7, 0.02)
-    assert len(said) == 1
+    assert len(caplog.messages) == 1

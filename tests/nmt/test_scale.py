@@ -8,16 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.lab.recipes.nmt import NmtConfig, TranslationRecipe, cutting, prepare, workers
-from gradvac.lab.recipes.nmt.cleaning import CleaningConfig, Report, clean
-from gradvac.lab.recipes.nmt.readers import Line, Problem
-from gradvac.lab.recipes.nmt.seen import Seen
+from gradvac.lab.messages import log_to
+from gradvac.lab.recipes.common.readers import Problem
+from gradvac.lab.recipes.nmt import NmtConfig, TranslationRecipe, prepare_corpus, tokens, workers
+from gradvac.lab.recipes.nmt.cleaning import (
+    CleaningConfig,
+    Report,
+    SeenFingerprints,
+    clean_pairs,
+)
+from gradvac.lab.recipes.nmt.readers import Line
 from gradvac.lab.recipes.nmt.workers import chunks, ordered_map
 
 
 def test_seen_is_a_set() -> None:
     draw = np.random.default_rng(0)
-    seen, known = Seen(), set[int]()
+    seen, known = SeenFingerprints(), set[int]()
     for size in [5, 0, 1, 300, 40, 2000, 7, 900]:
         marks = draw.integers(0, 3000, size).astype(np.uint64)
         expected = []
@@ -49,7 +55,9 @@ def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for processes in (1, 2):
         report = Report()
         held_out = ({1}, {2})
-        kept = clean(lines(), CleaningConfig(), report, held_out=held_out, processes=processes)
+        kept = clean_pairs(
+            lines(), CleaningConfig(), report, held_out=held_out, processes=processes
+        )
         results.append((sum(hash(pair) for pair in kept), report.to_dict()))
     assert results[0] == results[1]
     assert results[0][1]["kept"] == 1200
@@ -78,7 +86,7 @@ def test_a_cluster_prepares_the_same_files(
     signatures, found = [], []
     for engine in ("processes", "ray"):
         data = {"limit": {}, "engine": engine, "processes": 1, "prepared": str(tmp_path / engine)}
-        prepared = prepare(toy_config(data=data).data, say=lambda _: None)
+        prepared = prepare_corpus(toy_config(data=data).data)
         signatures.append(prepared.signature)
         files = sorted((tmp_path / engine / "tokens").glob("*.bin"))
         found.append({path.name: path.read_bytes() for path in files})
@@ -91,13 +99,14 @@ def test_shards_are_one_corpus_and_are_made_again_one_by_one(
     toy_config: Callable[..., NmtConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = toy_config(data={"limit": {}}).data
-    whole = prepare(config, say=lambda _: None)
+    whole = prepare_corpus(config)
     numbers = np.random.default_rng(0).integers(0, whole.sizes["train"]["en-xx"], 300)
     expected = [side.gather(numbers) for side in whole.task_tokens("train", "xx-en")]
-    monkeypatch.setattr(cutting, "SHARD", 700)
+    monkeypatch.setattr(tokens, "PAIRS_PER_SHARD", 700)
     said: list[str] = []
-    parts = prepare(config, say=said.append)
-    assert "Cutting train en-xx.00002 into tokens" in said
+    with log_to(said.append):
+        parts = prepare_corpus(config)
+    assert "Tokenising train en-xx.00002" in said
     assert len(parts.shards["train.en-xx"]) == 4
     assert parts.sizes == whole.sizes
     for side, own in zip(parts.task_tokens("train", "xx-en"), expected, strict=True):
@@ -110,16 +119,17 @@ def test_shards_are_one_corpus_and_are_made_again_one_by_one(
         )
     (config.prepared / "tokens" / "train.en-xx.00001.xx.bin").unlink()
     said.clear()
-    prepare(config, say=said.append)
-    assert said == ["Cutting train en-xx.00001 into tokens"]
+    with log_to(said.append):
+        prepare_corpus(config)
+    assert said == ["Tokenising train en-xx.00001"]
 
 
 def test_nothing_is_opened_before_it_is_needed(
     toy_config: Callable[..., NmtConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cutting, "SHARD", 40)
+    monkeypatch.setattr(tokens, "PAIRS_PER_SHARD", 40)
     settings = toy_config(data={"limit": {}})
-    recipe = TranslationRecipe(settings, prepare(settings.data, say=lambda _: None))
+    recipe = TranslationRecipe(settings, prepare_corpus(settings.data))
     sources, _ = recipe.prepared.task_tokens("train", "en-xx")
     assert len(sources._paths) > 50
     assert not sources._files

@@ -1,4 +1,4 @@
-"""Scores: sacreBLEU's numbers, our grouping."""
+"""TranslationScores: sacreBLEU's numbers, our grouping."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import sacrebleu
 from rich.console import Console
 
-from gradvac.lab.recipes.nmt import Score, Scores, score_lines
+from gradvac.lab.recipes.nmt import Score, TranslationScores, score_lines
 from gradvac.lab.recipes.nmt.score import bleu_p_value
 
 REFERENCES = ["the old man sees a dog", "two women are singing in the garden", "it rains today"]
@@ -85,7 +85,7 @@ def test_means_by_level_and_table() -> None:
 
     by_task = {"en-fr": score(30.0), "en-cs": score(20.0), "en-hi": score(10.0)}
     levels = {"en-fr": "high", "en-cs": "high", "en-hi": "low"}
-    scores = Scores("runs/x", "test", "best", by_task, levels, 7, "rule:sum")
+    scores = TranslationScores("runs/x", "test", "best", by_task, levels, "rule:sum", 7)
     assert scores.means() == {"high": (25.0, 35.0), "low": (10.0, 20.0), "all": (20.0, 30.0)}
     assert scores.to_dict()["means"]["high"] == {"bleu": 25.0, "chrf": 35.0}
     console = Console(file=io.StringIO(), width=120)
@@ -98,5 +98,7 @@ def test_means_by_level_and_table() -> None:
 
 def test_every_signature_is_told_with_its_tasks() -> None:
     by_task = {"en-zh": Score(1, 2, 5, "z", "c"), "en-fr": Score(3, 4, 5, "f", "c")}
-    scores = Scores("runs/x", "test", "best", by_task, dict.fromkeys(by_task, "low"), 0, "")
+    scores = TranslationScores(
+        "runs/x", "test", "best", by_task, dict.fromkeys(by_task, "low"), "", 0
+    )
     assert scores.notes() == ["BLEU f  (en-fr)", "BLEU z  (en-zh)", "chrF++ c"]

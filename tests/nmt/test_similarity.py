@@ -1,8 +1,7 @@
-"""`measure_run`: every checkpoint of a translation run, on lines that all tasks share."""
+"""`measure_translation`: every checkpoint of a translation run, on lines that all tasks share."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import shutil
 from collections.abc import Callable
@@ -15,12 +14,13 @@ import torch
 from rich.console import Console
 
 from gradvac.analysis import load_similarities
-from gradvac.lab.recipes.nmt import NmtConfig, Prepared, prepare, train_translation
+from gradvac.lab.recipes.nmt import NmtConfig, PreparedCorpus, prepare_corpus, train_translation
 from gradvac.lab.recipes.nmt.batch import make_batch
-from gradvac.lab.recipes.nmt.similarity import aligned_lines, measure_run
+from gradvac.lab.recipes.nmt.similarity import aligned_lines, measure_translation
 from gradvac.lab.recipes.nmt.stream import TaskData
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.training import Display, checkpoint
+from gradvac.lab.runs.manifest import write_manifest
+from gradvac.lab.training import CheckpointError, Display, checkpoint
 from gradvac.lab.training.measuring import summary
 
 from ..shown import Shown
@@ -49,7 +49,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_every_checkpoint_at_several_granularities(run: Path) -> None:
-    measured = measure_run(run, num_lines=20)
+    measured = measure_translation(run, num_lines=20)
     assert [(one.granularity, one.lines) for one in measured[:3]] == [
         ("all_layer", "same"),
         ("all_layer", "different"),
@@ -80,23 +80,25 @@ def test_against_one_batch_by_plain_autograd(run: Path) -> None:
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         flat.append(torch.cat([g.flatten() for g in gradients]))
     expected = float(torch.cosine_similarity(flat[0], flat[1], dim=0))
-    measured = measure_run(run, num_lines=20, weights=["last"], granularities=["whole_model"])
+    measured = measure_translation(
+        run, num_lines=20, weights=["last"], granularities=["whole_model"]
+    )
     assert measured[0].values[0, 0, 0, 1] == pytest.approx(expected, abs=1e-4)
     assert settings.model.dropout > 0
 
 
 def test_both_engines(run: Path) -> None:
-    slow = measure_run(run, num_lines=20, weights=[8])
+    slow = measure_translation(run, num_lines=20, weights=[8])
     (run / "similarity.npz").unlink()
-    fast = measure_run(run, num_lines=20, weights=[8], engine="one_backward")
+    fast = measure_translation(run, num_lines=20, weights=[8], engine="one_backward")
     assert slow[0].values == pytest.approx(fast[0].values, abs=1e-4)
 
 
 def test_measured_steps_are_skipped(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after the first checkpoint, it goes on with the second."""
-    whole = measure_run(run, num_lines=20)
+    whole = measure_translation(run, num_lines=20)
     (run / "similarity.npz").unlink()
-    first = measure_run(run, num_lines=20, weights=[4])
+    first = measure_translation(run, num_lines=20, weights=[4])
     assert first[0].steps.tolist() == [4]
     loaded = []
     load = checkpoint.Checkpoint.weights
@@ -106,7 +108,7 @@ def test_measured_steps_are_skipped(run: Path, monkeypatch: pytest.MonkeyPatch) 
         return load(self)
 
     monkeypatch.setattr(checkpoint.Checkpoint, "weights", counted)
-    rest = measure_run(run, num_lines=20)
+    rest = measure_translation(run, num_lines=20)
     assert loaded == [8]
     for one, other in zip(whole, rest, strict=True):
         np.testing.assert_array_equal(one.values, other.values)
@@ -114,15 +116,15 @@ def test_measured_steps_are_skipped(run: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_best_weights_have_the_step_they_come_from(run: Path) -> None:
-    assert measure_run(run, num_lines=20, weights=["best"])[0].steps.tolist() == [8]
+    assert measure_translation(run, num_lines=20, weights=["best"])[0].steps.tolist() == [8]
 
 
 def test_measurements_that_differ_are_not_mixed(run: Path) -> None:
-    measure_run(run, num_lines=20, weights=[4])
+    measure_translation(run, num_lines=20, weights=[4])
     with pytest.raises(ValueError, match="was measured with lines = 20, now it is 30"):
-        measure_run(run, num_lines=30)
+        measure_translation(run, num_lines=30)
     with pytest.raises(ValueError, match="was measured with set = dev, now it is test"):
-        measure_run(run, split="test", num_lines=20)
+        measure_translation(run, split="test", num_lines=20)
 
 
 def test_lines_are_matched_by_their_english(toy_config: Build, toy_folder: Path) -> None:
@@ -132,7 +134,7 @@ def test_lines_are_matched_by_their_english(toy_config: Build, toy_folder: Path)
     (toy_folder / "uneven.en-yy.tsv").write_text("".join(f"{row}\n" for row in changed))
     (toy_folder / "uneven.en-xx.tsv").write_bytes((toy_folder / "dev.en-xx.tsv").read_bytes())
     config = toy_config(data={"extra": {"uneven": "uneven.{pair}.tsv"}})
-    prepared = prepare(config.data, say=lambda _: None)
+    prepared = prepare_corpus(config.data)
     lines = aligned_lines(prepared, "uneven", ["en-xx", "yy-en"])
     first, second = (
         [prepared.text("uneven", pair)[0][n] for n in own]
@@ -142,32 +144,32 @@ def test_lines_are_matched_by_their_english(toy_config: Build, toy_folder: Path)
     assert len(first) == 59
 
 
-def _open(run: Path) -> tuple[NmtConfig, Prepared, torch.nn.Module]:
+def _open(run: Path) -> tuple[NmtConfig, PreparedCorpus, torch.nn.Module]:
     from gradvac.lab.training import config
 
     settings = config.load(NmtConfig, run / "config.toml")
-    prepared = Prepared.open(settings.data)
+    prepared = PreparedCorpus.open(settings.data)
     assert prepared is not None
     return settings, prepared, settings.model.build(len(prepared.vocabulary)).eval()
 
 
 def test_bad_input(run: Path, toy_config: Build, tmp_path: Path, quiet: Display) -> None:
     with pytest.raises(ValueError, match="set: there is no 'newstest'"):
-        measure_run(run, split="newstest")
+        measure_translation(run, split="newstest")
     with pytest.raises(ValueError, match="weights: must be best, last or a step, got 'averaged'"):
-        measure_run(run, weights=["averaged"])
-    with pytest.raises(ValueError, match=r"has no checkpoint of step 5; there are \[4, 8\]"):
-        measure_run(run, weights=[5])
+        measure_translation(run, weights=["averaged"])
+    with pytest.raises(CheckpointError, match="no weights 5; there are: best, last, 4, 8"):
+        measure_translation(run, weights=[5])
     with pytest.raises(ValueError, match=r"data\.prepared: .* does not hold the data"):
-        measure_run(run, overrides=[f"data.prepared={tmp_path / 'nowhere'}"])
+        measure_translation(run, overrides=[f"data.prepared={tmp_path / 'nowhere'}"])
     for path in (run / "checkpoints").glob("step-*"):
         (path / checkpoint.MODEL).write_bytes(b"")
     with pytest.raises(ValueError, match="has no checkpoint to measure; train first"):
-        measure_run(run)
+        measure_translation(run)
     alone = toy_config(data={"tasks": ["en-xx"]}, align={"rule": "sum"})
     train_translation(alone, tmp_path / "alone", display=quiet)
     with pytest.raises(ValueError, match="has the single task en-xx; similarity is between tasks"):
-        measure_run(tmp_path / "alone")
+        measure_translation(tmp_path / "alone")
 
 
 def test_sets_that_are_not_aligned(toy_config: Build, toy_folder: Path, tmp_path: Path) -> None:
@@ -175,7 +177,7 @@ def test_sets_that_are_not_aligned(toy_config: Build, toy_folder: Path, tmp_path
     (toy_folder / "mixed.en-yy.tsv").write_bytes(rows)
     (toy_folder / "mixed.en-xx.tsv").write_bytes((toy_folder / "dev.en-xx.tsv").read_bytes())
     config = toy_config(data={"extra": {"mixed": "mixed.{pair}.tsv"}})
-    prepared = prepare(config.data, say=lambda _: None)
+    prepared = prepare_corpus(config.data)
     with pytest.raises(ValueError, match="'mixed' is not aligned over all tasks; only 0 lines"):
         aligned_lines(prepared, "mixed", ["en-xx", "en-yy"])
 
@@ -185,22 +187,21 @@ def test_two_at_once_do_not_lose_each_others_results(run: Path) -> None:
         RunFolder(run).lock_beside("similarity"),
         pytest.raises(ValueError, match="another process writes similarity"),
     ):
-        measure_run(run, granularities=["enc_dec"])
+        measure_translation(run, granularities=["enc_dec"])
     with RunFolder(run).lock():  # while the run is trained, it may be measured
-        measure_run(run, granularities=["enc_dec"])
+        measure_translation(run, granularities=["enc_dec"])
 
 
 def test_tokens_of_another_vocabulary_are_refused(run: Path, tmp_path: Path) -> None:
     path = RunFolder(run).vocabulary
-    seal = path.with_name("vocabulary.model.sha256")
-    before = path.read_bytes(), seal.read_text()
+    before = path.read_bytes()
     try:
         path.write_bytes(b"another")
-        with pytest.raises(ValueError, match=r"vocabulary\.model is not what"):
-            measure_run(run)
-        seal.write_text(hashlib.sha256(b"another").hexdigest() + "  vocabulary.model\n")
+        with pytest.raises(ValueError, match=r"vocabulary\.model has 7 bytes"):
+            measure_translation(run)
+        write_manifest(run, [path.name])
         with pytest.raises(ValueError, match="has another vocabulary than"):
-            measure_run(run)
+            measure_translation(run)
     finally:
-        path.write_bytes(before[0])
-        seal.write_text(before[1])
+        path.write_bytes(before)
+        write_manifest(run, [path.name])

@@ -13,7 +13,7 @@ import torch
 
 from gradvac.lab.recipes.nmt import Batch, Stream, TaskData, TokenFile, TokenWriter
 from gradvac.lab.recipes.nmt.settings import BatchConfig
-from gradvac.lab.training import Part, SamplingConfig, TemperaturePhase
+from gradvac.lab.training import BatchSlice, SamplingConfig, TemperaturePhase
 
 SIZES = {"en-aa": 600, "en-bb": 80, "en-cc": 3}
 
@@ -151,7 +151,7 @@ def test_batches_that_were_cut_otherwise_are_not_continued(stream: Callable[...,
     stream(packed=True).load_state_dict(packed.state_dict())
 
 
-FORMS = [{}, {"packed": True}, {"packed": True, "longest": 22}, {"halves": True}]
+FORMS = [{}, {"packed": True}, {"packed": True, "longest": 22}]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -161,7 +161,7 @@ def test_parts_of_processes_are_the_batch(
 ) -> None:
     """Every row once, tokens in equal shares, few tasks each; and the state of all is one."""
     whole = stream(**form, tokens=120)
-    parts = [stream(**form, tokens=120, part=Part(n, size)) for n in range(size)]
+    parts = [stream(**form, tokens=120, part=BatchSlice(n, size)) for n in range(size)]
     shares, num_tasks = [], []
     for _ in range(60):
         batch, own = next(whole), [next(part) for part in parts]
@@ -175,34 +175,22 @@ def test_parts_of_processes_are_the_batch(
         assert len(counted) == min(size, num_rows)
         assert all(len(one) == 1 and not bool(one.counts.any()) for one in empty)  # type: ignore[union-attr]
         shares += [len(one.labels) / batch.num_tokens for one in counted]
-        num_tasks += [len(one.tasks.unique()) for one in counted if "halves" not in form]
+        num_tasks += [len(one.tasks.unique()) for one in counted]
         assert all(part.state_dict() == whole.state_dict() for part in parts)
-    assert not num_tasks or np.mean(num_tasks) < 1 + 3 / size
+    assert np.mean(num_tasks) < 1 + 3 / size
     if size < 8:
         assert max(shares) < 1.6 / size
     whole.load_state_dict(parts[-1].state_dict())  # by any number of processes
     assert torch.equal(next(whole).labels[:1], next(parts[0]).labels[:1])
 
 
-def test_halves_are_the_same_batch_and_alike(stream: Callable[..., Stream]) -> None:
-    """Every second sentence of a task, sorted by length, is in its second half."""
-    for plain, halved in zip(islice(stream(), 30), islice(stream(halves=True), 30), strict=True):
-        owners = halved.tasks
-        assert sorted((t // 2, n) for t, n in pairs_of(halved)) == sorted(pairs_of(plain))
-        assert bool((owners[1:] >= owners[:-1]).all())
-        counts = torch.bincount(owners, minlength=6).view(3, 2)
-        assert set((counts[:, 0] - counts[:, 1]).tolist()) <= {0, 1}
-        lengths = (halved.source.tokens == 7).sum(1).float()
-        assert abs(lengths[owners == 0].mean() - lengths[owners < 2].mean()) < 1
-
-
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_slots_give_every_process_few_tasks(stream: Callable[..., Stream], size: int) -> None:
-    def make(part: Part) -> Stream:
+    def make(part: BatchSlice) -> Stream:
         sampling = SamplingConfig(temperature=100.0, slots=4)
         return stream(tokens=400, chunk=2, packed=True, sampling=sampling, part=part)
 
-    whole, parts = make(Part()), [make(Part(n, size)) for n in range(size)]
+    whole, parts = make(BatchSlice()), [make(BatchSlice(n, size)) for n in range(size)]
     num_tasks = []
     for _ in range(30):
         batch, own = next(whole), [next(part) for part in parts]

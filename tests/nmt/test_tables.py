@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gradvac.lab.recipes.nmt.readers import Problem, read_pairs
+from gradvac.lab.recipes.common.readers import Problem
+from gradvac.lab.recipes.nmt.readers import read_pairs
 
 PAIRS = [("a dog, or two", "un chien"), ('say "yes"', "deux chiens")]
 ROWS = {"fr": [right for _, right in PAIRS], "en": [left for left, _ in PAIRS]}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
-from gradvac.lab.recipes.nmt import Translator, score_run
-from gradvac.lab.recipes.nmt.similarity import measure_run
+from gradvac.lab.recipes.nmt import Translator, score_translation
+from gradvac.lab.recipes.nmt.similarity import measure_translation
 from gradvac.lab.runs import RunFolder, read_scores
 
 
@@ -20,7 +20,7 @@ def text(run: Path, name: str) -> list[str]:
 
 @pytest.mark.parametrize("weights", ["best", "last", "averaged"])
 def test_the_toy_languages_are_learned(toy_run: Path, weights: str) -> None:
-    scores = score_run(toy_run, weights=weights)
+    scores = score_translation(toy_run, weights=weights)
     least = {"best": 98.0, "last": 98.0, "averaged": 60.0}[weights]
     assert {task: score.bleu > least for task, score in scores.by_task.items()} == {
         "en-xx": True,
@@ -29,7 +29,7 @@ def test_the_toy_languages_are_learned(toy_run: Path, weights: str) -> None:
 
 
 def test_scores_are_sacrebleus_own_and_kept(toy_run: Path) -> None:
-    scores = score_run(toy_run, split="dev", max_lines=40)
+    scores = score_translation(toy_run, split="dev", max_lines=40)
     for task, target in (("en-xx", "xx"), ("en-yy", "yy")):
         lines = (toy_run / "scores" / f"dev.best.{task}.txt").read_text().splitlines()
         references = text(toy_run, f"dev.{task}.{target}")[:40]
@@ -68,7 +68,7 @@ def test_beams_and_batches_do_not_change_a_sure_translation(toy_run: Path) -> No
 
 @pytest.mark.parametrize("override", ["optimizer.lr=3", "align.rule=sum", "sampling.temperature=2"])
 def test_settings_of_training_are_refused_when_it_is_over(toy_run: Path, override: str) -> None:
-    for use in (Translator.from_run, score_run, measure_run):
+    for use in (Translator.from_run, score_translation, measure_translation):
         with pytest.raises(ValueError, match=f"override {override}: .* leave it out"):
             use(toy_run, overrides=[override])
 
@@ -92,4 +92,4 @@ def test_a_run_translates_without_the_prepared_data(toy_run: Path) -> None:
     translator = Translator.from_run(toy_run, overrides=["data.prepared=/nowhere"])
     assert translator.translate(["ba de fi"], "xx") == ["fi de ba"]
     with pytest.raises(ValueError, match=r"data\.prepared: /nowhere does not hold the data"):
-        score_run(toy_run, overrides=["data.prepared=/nowhere"])
+        score_translation(toy_run, overrides=["data.prepared=/nowhere"])

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from gradvac.rules._order import fixed_order, name_keys, random_order
+from gradvac.rules.pairwise import fixed_order, name_keys, random_order
 
 Gradients = Mapping[str, Mapping[str, np.ndarray]]  # component -> task -> vector
 

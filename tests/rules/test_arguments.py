@@ -1,11 +1,14 @@
 """Arguments that make no sense are refused by name."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
 from gradvac import (
     MGDA,
+    Aligner,
     EmaTarget,
     FixedTarget,
     GradNorm,
@@ -19,7 +22,7 @@ from gradvac import (
 )
 from gradvac.rules import RULES
 
-from .steps import bound
+from .steps import bound, weights_of
 
 
 @pytest.mark.parametrize(
@@ -84,8 +87,49 @@ def test_when_the_tasks_are_known(rule: Rule, message: str) -> None:
 def test_rules_by_name() -> None:
     assert repr(rule_named("GradVac", beta=0.5)) == repr(GradVac(beta=0.5))
     for name, rule in RULES.items():
-        if name not in ("torchjd", "frozen"):  # which need weights of others
+        if name != "torchjd":  # which needs a weighting
             assert type(rule_named(name)) is rule
+
+
+OWN = """
+from dataclasses import dataclass
+from gradvac import Rule, gram
+
+@dataclass
+class EqualNorms(Rule):
+    length: float = 1.0
+
+    def weigh_finite(self, components, gram_matrices):
+        inverse = gram.reciprocal(gram.norms(gram_matrices))
+        return self.answer(gram_matrices, self.length * inverse)
+
+class NoRule:
+    pass
+"""
+
+
+def test_rules_of_ones_own_by_file_and_by_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_rules.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    rule = rule_named("own_rules.py:EqualNorms", length=2.0)
+    assert weights_of(rule, torch.tensor([[3.0, 4.0], [0.0, 2.0]])).tolist() == [0.4, 1.0]
+    assert type(rule_named(f"{tmp_path}/own_rules.py:EqualNorms")) is type(rule)
+    aligner = Aligner(torch.nn.Linear(2, 1), ["a", "b"], "own_rules.py:EqualNorms")
+    assert type(aligner.rule) is type(rule)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert type(rule_named("own_rules:EqualNorms")).__name__ == "EqualNorms"
+    for name, message in (
+        ("own_rules.py:NoRule", "'NoRule' of own_rules.py is no subclass of gradvac.Rule"),
+        ("missing.py:Rule", "there is no file missing.py"),
+        ("no_such_module:Rule", "cannot import 'no_such_module'"),
+        ("", "there is no ''"),
+    ):
+        with pytest.raises(ValueError, match=f"rule: {message}"):
+            rule_named(name)
+    with pytest.raises(ValueError, match=r"lenght: EqualNorms has no .* did you mean 'length'"):
+        rule_named("own_rules.py:EqualNorms", lenght=1.0)
 
 
 def test_a_rule_serves_one_aligner() -> None:

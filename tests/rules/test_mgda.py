@@ -12,7 +12,7 @@ from torch import Tensor
 from torchjd import aggregation as torchjd
 
 from gradvac import MGDA
-from gradvac.rules import _mgda
+from gradvac.rules import mgda
 
 from .steps import gram_of, weights_of
 
@@ -67,7 +67,7 @@ def shortest_exactly(gradients: list[list[Fraction]]) -> Fraction:
 @pytest.fixture(params=["faces", "newton"])
 def solver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Either way to the minimum, whatever the number of tasks."""
-    monkeypatch.setattr(_mgda, "_MOST_FACES", {"faces": 127, "newton": 0}[request.param])
+    monkeypatch.setattr(mgda, "_MOST_FACES", {"faces": 127, "newton": 0}[request.param])
 
 
 def draw(num_tasks: int, size: int, seed: int) -> Tensor:

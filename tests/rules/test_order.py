@@ -7,7 +7,7 @@ from itertools import permutations
 
 import torch
 
-from gradvac.rules._order import fixed_order, name_keys, random_order
+from gradvac.rules.pairwise import fixed_order, name_keys, random_order
 
 TASKS = ["en-fr", "en-cs", "en-hi", "en-tr"]
 

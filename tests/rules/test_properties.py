@@ -9,12 +9,22 @@ import torch
 from torch import Tensor
 from torchjd import aggregation as torchjd
 
-from gradvac import MGDA, Control, FixedTarget, GradNorm, GradVac, PCGrad, Sum, TorchJD
+from gradvac import (
+    MGDA,
+    FixedTarget,
+    GradNorm,
+    GradVac,
+    PCGrad,
+    Sum,
+    TorchJD,
+    rule_named,
+)
 from gradvac.rules import Rule
 
 from .steps import assert_same_state, bound, gram_of, step, weights_of
 
 MakeRule = Callable[[], Rule]
+CONTROL = "studies/controls.py:Control"
 SCALES = [0.0, 1e-15, 1e-6, 1.0, 1e6, 1e15]
 
 PAIRWISE: dict[str, MakeRule] = {
@@ -27,10 +37,10 @@ PAIRWISE: dict[str, MakeRule] = {
     "gradvac, preserve_norm": lambda: GradVac(target=0.9, preserve_norm=True),
     "gradvac, some": lambda: GradVac(target=0.5, vaccinated=["a", "b"]),
     "pcgrad": lambda: PCGrad(),
-    "control, norm": lambda: Control("norm", beta=0.1),
-    "control, direction": lambda: Control("direction", beta=0.1),
-    "control, shuffled": lambda: Control("shuffled", beta=0.1),
-    "control, random": lambda: Control("random", beta=0.1),
+    "control, norm": lambda: rule_named(CONTROL, control="norm", beta=0.1),
+    "control, direction": lambda: rule_named(CONTROL, control="direction", beta=0.1),
+    "control, shuffled": lambda: rule_named(CONTROL, control="shuffled", beta=0.1),
+    "control, random": lambda: rule_named(CONTROL, control="random", beta=0.1),
 }
 OURS: dict[str, MakeRule] = PAIRWISE | {
     "sum": lambda: Sum(),

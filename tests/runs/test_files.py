@@ -20,7 +20,7 @@ from gradvac.lab.runs.files import (
     write_bytes,
     write_json,
 )
-from gradvac.lab.runs.kept import keep_file, read_kept
+from gradvac.lab.runs.manifest import MANIFEST
 
 from .. import needs
 
@@ -117,7 +117,6 @@ def test_hashes(tmp_path: Path) -> None:
     write_bytes(tmp_path / "a", b"text")
     write_bytes(tmp_path / "b", b"text")
     assert hash_file(tmp_path / "a") == hash_file(tmp_path / "b")
-    assert hash_file(tmp_path / "a") != hash_file(tmp_path / "a", "sha256")
     assert hash_of({"a": 1, "b": 2}) == hash_of({"b": 2, "a": 1}) != hash_of({"a": 1, "b": 3})
 
 
@@ -137,26 +136,33 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     assert subprocess.run(command, check=False).returncode == 0
 
 
-def test_a_hash_that_is_none_locks_no_run(tmp_path: Path) -> None:
-    """The copy itself is intact: the run goes on, and the hash is written again."""
-    path = tmp_path / "vocabulary.model"
-    keep_file(path, b"pieces", is_new=True)
-    seal = tmp_path / "vocabulary.model.sha256"
-    good = seal.read_bytes()
-    for damaged in (b"", good[:20], bytes(len(good)), b"\xff" * 70):
-        seal.write_bytes(damaged)
-        with pytest.raises(ValueError, match="given again, puts it back"):
-            read_kept(path)
-        keep_file(path, b"pieces", is_new=False)  # what that command does
-        assert seal.read_bytes() == good
-    with pytest.raises(ValueError, match=r"another vocabulary\.model; choose a new run folder\.$"):
-        keep_file(path, b"other pieces", is_new=False)
-    seal.write_bytes(b"0" * 64)  # a hash, but of something else
-    with pytest.raises(ValueError, match=r"if only vocabulary\.model\.sha256 was damaged, remove"):
-        keep_file(path, b"pieces", is_new=False)
-    seal.unlink()
-    keep_file(path, b"pieces", is_new=False)
-    assert seal.read_bytes() == good
+def test_saved_files_are_those_the_run_was_begun_with(tmp_path: Path) -> None:
+    run, name = RunFolder(tmp_path), "inside/vocabulary.model"
+    run.save_files({name: b"half of it"})
+    run.save_files({name: b"pieces"})  # nothing was trained yet
+    run.checkpoint(4).mkdir(parents=True)
+    assert run.read_saved(name) == b"pieces"
+    with pytest.raises(ValueError, match=r"another inside/vocabulary\.model; choose a new run"):
+        run.save_files({name: b"other pieces"})
+    (tmp_path / name).write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="given again, puts it back"):
+        run.read_saved(name)
+    run.save_files({name: b"pieces"})  # what that command does
+    run.verify_saved()
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{}", b'{"vocabulary.model": 3}', b"\xff" * 70])
+def test_a_damaged_manifest_locks_no_run(tmp_path: Path, damaged: bytes) -> None:
+    """The copy itself is intact: the run goes on, and the manifest is written again."""
+    run, name = RunFolder(tmp_path), "vocabulary.model"
+    run.save_files({name: b"pieces"})
+    run.checkpoint(4).mkdir(parents=True)
+    good = (tmp_path / MANIFEST).read_bytes()
+    (tmp_path / MANIFEST).write_bytes(damaged)
+    with pytest.raises(ValueError, match="given again, puts it back"):
+        run.read_saved(name)
+    run.save_files({name: b"pieces"})
+    assert (tmp_path / MANIFEST).read_bytes() == good
 
 
 def test_a_damaged_config_is_named(tmp_path: Path) -> None:

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM
 
 from gradvac.lab.recipes.tagging import TaggingConfig
-from gradvac.lab.recipes.tagging.encoder import quiet_transformers
-from gradvac.lab.recipes.tagging.tokenizer import TokenizerConfig, train_tokenizer
 
 from ..shown import Shown
+from ..tiny_encoder import save_tiny_encoder
 
 WORDS = {
     "NOUN": ["tree", "river", "stone", "house", "boat"],
@@ -57,26 +55,12 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random BERT of one layer with a real WordPiece tokenizer, in a folder."""
     folder = tmp_path_factory.mktemp("encoder")
     chance = random.Random(0)
-    lines = {
-        lang: [" ".join(w for w, _ in sentence(chance, lang)) for _ in range(200)]
+    lines = [
+        " ".join(word for word, _ in sentence(chance, lang))
         for lang in LANGUAGES
-    }
-    config = TokenizerConfig(size=120)
-    tokenizer = train_tokenizer(lines, config, max_tokens=32, seed=0)
-    torch.manual_seed(0)
-    model = BertForMaskedLM(
-        BertConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=32,
-        )
-    )
-    with quiet_transformers():
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        for _ in range(200)
+    ]
+    save_tiny_encoder(folder, lines, size=120)
     return folder
 
 

@@ -1,8 +1,8 @@
-"""Trains a tagger and pretrains an encoder in one, two and three processes.
+"""Trains a tagger in one, two and three processes.
 
     python ranks_driver.py FOLDER
 
-FOLDER holds `encoder`, `corpus` and `text.txt`. Processes are forks of this one, so that
+FOLDER holds `encoder` and `corpus`. Processes are forks of this one, so that
 everything is imported once. Writes the largest difference of weights to FOLDER/gaps.json.
 """
 
@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch._dynamo  # once, before the processes part
@@ -23,7 +22,6 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 
 from gradvac.lab.recipes.tagging import TaggingConfig, train_tagging
-from gradvac.lab.recipes.tagging.pretraining import PretrainConfig, pretrain
 from gradvac.lab.training import Display, checkpoint
 
 TRAIN = {"max_steps": 6, "validate_every": 3, "checkpoint_every": 3, "log_every": 3} | {
@@ -49,21 +47,6 @@ def tagging(folder: Path, run: Path) -> None:
     train_tagging(TaggingConfig.model_validate(config), run, display=Display(quiet=True))
 
 
-def pretraining(folder: Path, run: Path) -> None:
-    config = {
-        "text": {"prepared": folder / "blocks", "root": folder, "languages": LANGUAGES[:2]}
-        | {"sources": ["{lang}.txt"], "dev_share": 0.2},
-        "tokenizer": {"size": 120},
-        "encoder": {"layers": 1, "width": 16, "heads": 2, "inner": 16, "max_tokens": 16}
-        | {"dropout": 0.0},
-        "batch": {"rows": 2, "tokens": 12},
-        "optimizer": OPTIMIZER,
-        "train": TRAIN,
-        "align": {"rule": "none"},
-    }
-    pretrain(PretrainConfig.model_validate(config), run, display=Display(quiet=True))
-
-
 def run(size: int, work: Callable[[Path, Path], None], folder: Path, into: Path) -> None:
     """Work in so many processes."""
 
@@ -84,13 +67,15 @@ def run(size: int, work: Callable[[Path, Path], None], folder: Path, into: Path)
 
 
 def main(folder: Path) -> None:
-    gaps: dict[str, Any] = {}
-    for work, sizes in ((tagging, (1, 2)), (pretraining, (1, 3))):
-        runs = [folder / f"{work.__name__}-{size}" for size in sizes]
-        for size, into in zip(sizes, runs, strict=True):
-            run(size, work, folder, into)
-        one, two = (checkpoint.weights(into, "last") for into in runs)
-        gaps[work.__name__] = max(float((one[k] - two[k]).abs().max()) for k in one)
+    weights = {}
+    for size in (1, 2, 3):
+        run(size, tagging, folder, folder / f"run-{size}")
+        weights[size] = checkpoint.weights(folder / f"run-{size}", "last")
+    one = weights.pop(1)
+    gaps = {
+        size: max(float((one[name] - several[name]).abs().max()) for name in one)
+        for size, several in weights.items()
+    }
     (folder / "gaps.json").write_text(json.dumps(gaps))
 
 

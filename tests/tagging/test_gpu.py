@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from gradvac.lab.recipes.tagging import TaggingConfig, TaggingRecipe, prepare
-from gradvac.lab.recipes.tagging.batch import TagBatch
+from gradvac.lab.recipes.tagging import TaggingConfig, TaggingRecipe, prepare_sentences
+from gradvac.lab.recipes.tagging.tagger import TagBatch
 from gradvac.lab.training import seed_everything
-from gradvac.lab.training.ranks import Job
+from gradvac.lab.training.distributed import Job
 from gradvac.lab.training.state import RunState
-from gradvac.lab.training.step import GraphStep, Step
+from gradvac.lab.training.step import EagerStep, GraphStep
 
 from .. import needs
 from ..nmt.test_recorded_steps import follow
@@ -19,14 +19,14 @@ from ..nmt.test_recorded_steps import follow
 
 def make_state(config: TaggingConfig) -> RunState[TagBatch]:
     seed_everything(0)
-    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    recipe = TaggingRecipe(config, prepare_sentences(config))
     return RunState(recipe, config, Job())
 
 
 def test_the_comparison_holds_on_this_machine(settings: Callable[..., TaggingConfig]) -> None:
     """Steps as they are written against themselves, in batches of one size."""
     config = settings(batch={"rows": 24, "epochs": 0.0, "fixed": True})
-    apart = follow(config, lambda state: Step(config, state), 3, 1e-4, make_state)
+    apart = follow(config, lambda state: EagerStep(config, state), 3, 1e-4, make_state)
     assert min(apart) > 1e-3
 
 
@@ -43,7 +43,7 @@ def test_recorded_steps_equal_those_as_written(
     steps = []
 
     def record(state: RunState[TagBatch]) -> GraphStep[TagBatch]:
-        steps.append(GraphStep(Step(config, state), state.device, say=pytest.fail))
+        steps.append(GraphStep(EagerStep(config, state), state.device))
         return steps[0]
 
     limit = 0.05 if rule == "mgda" else 0.02

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gradvac.lab.recipes.tagging import TaggingConfig, open_or_prepare, prepare
+from gradvac.lab.messages import log_to
+from gradvac.lab.recipes.tagging import TaggingConfig, open_sentences, prepare_sentences
 
 Settings = Callable[..., TaggingConfig]
 
@@ -40,12 +41,11 @@ GOOD = "Ada\tB-PER\nsees\tO\nRom\tB-LOC\nCity\tI-LOC\n\nsees\tO\n"
 
 
 def test_what_was_read_is_counted(settings: Settings) -> None:
-    prepared = prepare(
-        settings(data=settings().data.model_dump() | {"limit": {"aa": 40}, "dev_limit": 7}),
-        say=lambda _: None,
+    prepared = prepare_sentences(
+        settings(data=settings().data.model_dump() | {"limit": {"aa": 40}, "dev_limit": 7})
     )
     assert prepared.sizes["train"] == {"aa": 40, "bb": 60, "cc": 60}
-    report = prepared.report["train aa"]
+    report = prepared.read_report()["train aa"]
     assert (report["sentences"], report["words"]) == (40, 200)
     assert report["sentences over the limit"] == 20
     assert prepared.sizes["dev"] == {"aa": 7, "bb": 7, "cc": 7}
@@ -60,9 +60,9 @@ def test_what_was_read_is_counted(settings: Settings) -> None:
 def test_broken_tags_are_repaired_and_counted(ner: Callable[..., TaggingConfig]) -> None:
     broken = "Ada\tI-PER\nLove\tI-PER\nsees\tO\nRom\tI-LOC\n"
     texts = {"aa.train": broken, "aa.dev": GOOD, "bb.train": GOOD, "bb.dev": GOOD}
-    prepared = prepare(ner(texts), say=lambda _: None)
-    assert prepared.report["train aa"]["broken tags repaired"] == 2
-    assert "broken tags repaired" not in prepared.report["train bb"]
+    prepared = prepare_sentences(ner(texts))
+    assert prepared.read_report()["train aa"]["broken tags repaired"] == 2
+    assert "broken tags repaired" not in prepared.read_report()["train bb"]
     assert prepared.sentences("train", "aa")[0].tags == ("B-PER", "I-PER", "O", "B-LOC")
 
 
@@ -70,23 +70,23 @@ def test_two_languages_with_other_label_sets(ner: Callable[..., TaggingConfig]) 
     other = GOOD.replace("PER", "PERSON").replace("LOC", "GPE")
     texts = {"aa.train": GOOD, "aa.dev": GOOD, "bb.train": other, "bb.dev": other}
     with pytest.raises(ValueError, match="bb train has tags that are not in the label set") as told:
-        prepare(ner(texts), say=lambda _: None)
+        prepare_sentences(ner(texts))
     assert "B-PERSON (1 words)" in str(told.value)
     assert "data.rename" in str(told.value)
     renamed = ner(texts, rename={"PERSON": "PER", "GPE": "O"})
-    prepared = prepare(renamed, say=lambda _: None)
+    prepared = prepare_sentences(renamed)
     assert prepared.sentences("train", "bb")[0].tags == ("B-PER", "O", "O", "O")
-    assert prepared.report["train bb"]["words renamed"] == 3
+    assert prepared.read_report()["train bb"]["words renamed"] == 3
     listed = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-PERSON", "I-PERSON", "B-GPE", "I-GPE"]
-    prepared = prepare(ner(texts, labels=listed), say=lambda _: None)
-    assert "B-GPE" in prepared.report["train aa"]["labels never seen"]
+    prepared = prepare_sentences(ner(texts, labels=listed))
+    assert "B-GPE" in prepared.read_report()["train aa"]["labels never seen"]
 
 
 def test_a_label_unknown_in_training_counts_as_wrong(ner: Callable[..., TaggingConfig]) -> None:
     odd = GOOD.replace("LOC", "PLANET")
     texts = {"aa.train": GOOD, "aa.dev": odd, "bb.train": GOOD, "bb.dev": GOOD}
-    prepared = prepare(ner(texts), say=lambda _: None)
-    assert prepared.report["dev aa"]["words with a label unknown in training"] == 2
+    prepared = prepare_sentences(ner(texts))
+    assert prepared.read_report()["dev aa"]["words with a label unknown in training"] == 2
     assert prepared.sentences("dev", "aa")[0].tags[2] == "B-PLANET"
     assert (prepared.windows("dev", "aa").labels == -100).sum() == 2
 
@@ -94,35 +94,58 @@ def test_a_label_unknown_in_training_counts_as_wrong(ner: Callable[..., TaggingC
 def test_a_file_without_a_sentence(ner: Callable[..., TaggingConfig]) -> None:
     texts = {"aa.train": "\n\n", "aa.dev": GOOD, "bb.train": GOOD, "bb.dev": GOOD}
     with pytest.raises(ValueError, match="train aa has no sentence"):
-        prepare(ner(texts), say=lambda _: None)
+        prepare_sentences(ner(texts))
 
 
 def test_only_what_changed_is_made_again(settings: Settings, tmp_path: Path) -> None:
     said: list[str] = []
-    first = prepare(settings(), say=said.append)
-    assert len(said) == 9
-    assert prepare(settings(), say=said.append) == first
-    assert open_or_prepare(settings(), say=said.append) == first
-    assert len(said) == 9
-    longer = settings(model={"encoder": settings().model.encoder, "max_tokens": 5})
-    with pytest.raises(ValueError, match=r"prepared with other settings \(max_tokens\)"):
-        open_or_prepare(longer)
-    assert prepare(longer, say=said.append).signature != first.signature
-    assert len(said) == 18
-    (tmp_path / "data" / "dev.aa.tsv").unlink()
-    prepare(longer, say=said.append)
+    with log_to(said.append):
+        first = prepare_sentences(settings())
+        assert len(said) == 9
+        assert prepare_sentences(settings()).signature == first.signature
+        assert open_sentences(settings()).signature == first.signature
+        assert len(said) == 9
+        longer = settings(model={"encoder": settings().model.encoder, "max_tokens": 5})
+        with pytest.raises(ValueError, match=r"prepared with other settings \(model\.max_tokens\)"):
+            open_sentences(longer)
+        second = prepare_sentences(longer)
+        assert second.signature != first.signature
+        assert len(said) == 18
+        (tmp_path / "data" / "dev.aa.tsv").unlink()
+        prepare_sentences(longer)
+    assert said[18:] == ["Preparing dev aa"]
     assert (tmp_path / "data" / "dev.aa.tsv").is_file()
+
+
+@pytest.mark.parametrize("name", ["train.aa.npz", "dev.bb.tsv", "prepared.json", "report.json"])
+def test_damage_is_refused_and_mended(settings: Settings, tmp_path: Path, name: str) -> None:
+    whole = prepare_sentences(settings())
+    path = tmp_path / "data" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+    def use() -> None:
+        prepared = open_sentences(settings())
+        prepared.windows("train", "aa")
+        prepared.sentences("dev", "bb")
+        prepared.read_report()
+
+    with pytest.raises(ValueError, match="run `gradvac tagging prepare` again"):
+        use()
+    assert prepare_sentences(settings()).signature == whole.signature
+    use()
 
 
 def test_a_missing_file_costs_nothing_of_what_was_prepared(
     ner: Callable[..., TaggingConfig], tmp_path: Path
 ) -> None:
     texts = {"aa.train": GOOD, "aa.dev": GOOD, "bb.train": GOOD, "bb.dev": GOOD}
-    first = prepare(ner(texts), say=lambda _: None)
+    first = prepare_sentences(ner(texts))
     (tmp_path / "ner" / "bb.dev.tsv").unlink()
     with pytest.raises(ValueError, match="no file"):
-        prepare(ner({}), say=lambda _: None)
-    assert open_or_prepare(ner({})) == first
+        prepare_sentences(ner({}))
+    assert open_sentences(ner({})).signature == first.signature
 
 
 @pytest.mark.parametrize(

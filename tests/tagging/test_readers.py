@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 
-from gradvac.lab.recipes.tagging.readers import read_sentences
-from gradvac.lab.recipes.tagging.sentences import Reading, Sentence
+from gradvac.lab.recipes.tagging.readers import Reading, TaggedSentence, read_sentences
 
 CONLLU = """# text = vámonos al mar
 1-2\tvámonos\t_\t_\t_\t_\t_\t_\t_\t_
@@ -50,8 +53,8 @@ def read(tmp_path: Path) -> Read:
 def test_conllu_has_syntactic_words_and_counts_the_other_lines(read: Read) -> None:
     reading = read("a.conllu", CONLLU)
     assert reading.sentences == [
-        Sentence(("vamos", "nos", "a", "el", "mar"), ("VERB", "PRON", "ADP", "DET", "NOUN")),
-        Sentence(("New York",), ("PROPN",)),
+        TaggedSentence(("vamos", "nos", "a", "el", "mar"), ("VERB", "PRON", "ADP", "DET", "NOUN")),
+        TaggedSentence(("New York",), ("PROPN",)),
     ]
     assert reading.skipped == {
         "lines of multi-word tokens": 2,
@@ -61,11 +64,26 @@ def test_conllu_has_syntactic_words_and_counts_the_other_lines(read: Read) -> No
 
 
 def test_wikiann_with_and_without_the_language(read: Read) -> None:
-    expected = [Sentence(("Ada", ":", "a:b"), ("B-PER", "O", "O")), Sentence(("Rom",), ("B-LOC",))]
+    expected = [
+        TaggedSentence(("Ada", ":", "a:b"), ("B-PER", "O", "O")),
+        TaggedSentence(("Rom",), ("B-LOC",)),
+    ]
     marked = "es:Ada\tB-PER\nes::\tO\nes:a:b\tO\n\n\n\nes:Rom\tB-LOC\n"
     assert read("a.tsv", marked).sentences == expected
     assert read("b.tsv", marked.replace("es:", "")).sentences == expected
     assert read("c.tsv.gz", gzip.compress(marked.encode())).sentences == expected
+    packed = zstandard.ZstdCompressor().compress(marked.encode())
+    assert read("d.tsv.zst", packed).sentences == expected
+
+
+def test_rows_that_name_their_columns(read: Read, tmp_path: Path) -> None:
+    rows = [{"tokens": ["Ada", "sings"], "upos": ["PROPN", "VERB"]}, {"tokens": [], "upos": []}]
+    expected = [TaggedSentence(("Ada", "sings"), ("PROPN", "VERB"))]
+    found = read("a.jsonl.gz", gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    assert found.sentences == expected
+    assert found.skipped == {"sentences without words": 1}
+    pq.write_table(pa.Table.from_pylist(rows[:1]), tmp_path / "b.parquet")
+    assert read("b.parquet", (tmp_path / "b.parquet").read_bytes()).sentences == expected
 
 
 def test_a_word_with_a_colon_of_its_own_stays(read: Read) -> None:
@@ -88,17 +106,17 @@ def test_comments_marks_and_odd_spaces_of_conll(read: Read) -> None:
     text = "# id 7 domain=en x\n-DOCSTART- O\n\n10\u00a0000 NUM O\n# NN O\nAda\tNNP  B-PER"
     found = read("a.conll", text)
     assert found.sentences == [
-        Sentence(("10\u00a0000", "#", "Ada"), ("O", "O", "B-PER")),
+        TaggedSentence(("10\u00a0000", "#", "Ada"), ("O", "O", "B-PER")),
     ]
     assert found.skipped == {"lines of comments": 1, "document marks": 1}
     found = read("a.tsv", "-DOCSTART-\tO\n\nAda\tB-PER\n")
-    assert found.sentences == [Sentence(("Ada",), ("B-PER",))]
+    assert found.sentences == [TaggedSentence(("Ada",), ("B-PER",))]
     assert found.skipped["document marks"] == 1
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_words(read: Read) -> None:
     reading = read("a.tsv", b"\xef\xbb\xbfAda\tB-PER\r\nsings\tO\r\n\r\n")
-    assert reading.sentences == [Sentence(("Ada", "sings"), ("B-PER", "O"))]
+    assert reading.sentences == [TaggedSentence(("Ada", "sings"), ("B-PER", "O"))]
 
 
 @pytest.mark.parametrize(
@@ -111,8 +129,13 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_words(read: Read
         ("a.conll", "EU NNP B-ORG\nrejects VBZ O\nit O\n", "line 3: must have 3 columns"),
         ("a.tsv", "nb:Ada\tO\nnb:c\tO\n", "all words begin with 'nb:'.* language is 'es'"),
         ("a.conllu", "1\tAda\tPROPN\n", "line 1: CoNLL-U has 10 columns"),
-        ("a.tsv", b"\xff\xfe\tO\n", "line 1: is not UTF-8"),
+        ("a.tsv", b"\xe9t\xe9\tO\n", "line 1: is not UTF-8"),
+        ("a.tsv", "Ada\tO\n".encode("utf-16"), "not UTF-8 but UTF-16"),
         ("a.tsv.gz", b"no gzip", "cannot be read to its end"),
+        ("a.tsv.zst", zstandard.ZstdCompressor().compress(b"Ada\tO\n" * 99)[:-3], "it is cut off"),
+        ("a.conllu.zst", b"", "it is empty"),
+        ("a.jsonl", '{"tokens": ["a"]}', "needs tokens and one of ner_tags"),
+        ("a.jsonl", "{broken", "row 1: is malformed"),
         ("a.tsv", "es:Ada\tO\nes:\tO\nes:b\tO\n", "or nothing follows it"),
         ("a.tsv", "es:Ada\tO\nes:c\tO\nb\tO\n", "2 of 3 words begin with 'es:'"),
     ],
@@ -172,7 +195,7 @@ def test_hugging_face_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "datasets", module)
     reading = read_sentences("hf:wikiann:{lang}:{split}", "de", "dev", root=tmp_path, form="auto")
     assert module.asked == [("wikiann", "de", "dev")]
-    assert reading.sentences == [Sentence(("Ada", "sings"), ("B-PER", "O"))]
+    assert reading.sentences == [TaggedSentence(("Ada", "sings"), ("B-PER", "O"))]
     assert reading.skipped == {"sentences without words": 1}
     hidden = fake([{"tokens": ["Ada"], "ner_tags": [-1]}], tokens=None, ner_tags=names)
     monkeypatch.setitem(sys.modules, "datasets", hidden)
@@ -195,7 +218,7 @@ def test_real_datasets_on_disk(tmp_path: Path) -> None:
     def read(source: str) -> Reading:
         return read_sentences(source, "de", "dev", root=tmp_path, form="auto")
 
-    assert read("hf:all::{split}").sentences == [Sentence(("Ada", "sings"), ("B-PER", "O"))]
+    assert read("hf:all::{split}").sentences == [TaggedSentence(("Ada", "sings"), ("B-PER", "O"))]
     assert read("hf:one::").skipped == {"sentences without words": 1}
     with pytest.raises(ValueError, match="there is no split 'train'; there are dev"):
         read("hf:all::train")
@@ -208,7 +231,7 @@ def test_real_datasets_on_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        (None, "pip install datasets"),
+        (None, r"gradvac\[datasets\]"),
         (fake([], tokens=None), "needs tokens and one of ner_tags"),
         (fake([{"tokens": ["a"], "upos": []}], tokens=None, upos=None), "1 tokens and 0 tags"),
         (fake([{"tokens": ["a\tb"], "upos": ["X"]}], tokens=None, upos=None), "holds a tab"),

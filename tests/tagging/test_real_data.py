@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.lab.recipes.tagging.labels import default_labels
+from gradvac.lab.recipes.tagging.metrics import count_broken, find_spans
 from gradvac.lab.recipes.tagging.readers import read_sentences
-from gradvac.lab.recipes.tagging.spans import count_broken, find_spans
+from gradvac.lab.recipes.tagging.settings import default_labels
 
 from .. import needs
 

@@ -16,20 +16,21 @@ import torch
 
 from gradvac import Aligner, Sum
 from gradvac.analysis import load_run
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.tagging import (
     Tagger,
     TaggingConfig,
     TaggingRecipe,
-    prepare,
-    score_run,
+    prepare_sentences,
+    score_tagging,
     train_tagging,
 )
-from gradvac.lab.recipes.tagging.batch import make_batch
-from gradvac.lab.recipes.tagging.encoding import NO_LABEL
-from gradvac.lab.recipes.tagging.similarity import measure_run
-from gradvac.lab.runs import read_scores
+from gradvac.lab.recipes.tagging.encoder import NO_LABEL
+from gradvac.lab.recipes.tagging.recipe import measure_tagging
+from gradvac.lab.recipes.tagging.tagger import make_tag_batch
+from gradvac.lab.runs import RunFolder, read_scores
 from gradvac.lab.runs.sentences import read_counts
-from gradvac.lab.training import Part, checkpoint, read_metrics, seed_everything, train
+from gradvac.lab.training import BatchSlice, checkpoint, seed_everything, train
 from gradvac.lab.training.config import load as load_config
 
 Settings = Callable[..., TaggingConfig]
@@ -57,7 +58,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, settings_in: Settings) -> 
 def test_the_loss_is_the_models_own(settings: Settings) -> None:
     """Rows that are summed and divided by words are the loss that Hugging Face computes."""
     config = settings()
-    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    recipe = TaggingRecipe(config, prepare_sentences(config))
     recipe.model.eval()
     batch = next(recipe.batches())
     theirs = recipe.model(
@@ -70,14 +71,14 @@ def test_the_loss_is_the_models_own(settings: Settings) -> None:
 
 def test_batches_mix_languages_and_see_every_sentence(settings: Settings) -> None:
     config = settings(sampling={"temperature": 1.0})
-    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    recipe = TaggingRecipe(config, prepare_sentences(config))
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for batch in islice(recipe.batches(), 45):  # three passes, so that every one is through
         assert batch.tasks == sorted(batch.tasks)
         assert len(batch.tasks) == 12
         rows = zip(batch.tasks, batch.tokens.tolist(), batch.mask.tolist(), strict=True)
         seen |= {(t, tuple(x for x, m in zip(xs, ms, strict=True) if m)) for t, xs, ms in rows}
-    prepared = prepare(config, say=lambda _: None)
+    prepared = prepare_sentences(config)
     for number, task in enumerate(config.data.languages):
         windows = prepared.windows("train", task)
         own = {
@@ -91,8 +92,8 @@ def test_batches_mix_languages_and_see_every_sentence(settings: Settings) -> Non
 def test_slots_give_every_process_few_tasks(settings: Settings, size: int) -> None:
     """Four slots: one for each of four processes, two for two; parts and state of whole batches."""
     config = settings(sampling={"slots": 4}, batch={"rows": 12, "epochs": 0.0})
-    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
-    whole, parts = recipe.batches(), [recipe.batches(Part(n, size)) for n in range(size)]
+    recipe = TaggingRecipe(config, prepare_sentences(config))
+    whole, parts = recipe.batches(), [recipe.batches(BatchSlice(n, size)) for n in range(size)]
     for _ in range(6):
         batch, own = next(whole), [next(part) for part in parts]
         assert all(len(set(one.tasks)) <= max(1, 4 // size) for one in own)
@@ -106,7 +107,7 @@ def test_slots_give_every_process_few_tasks(settings: Settings, size: int) -> No
 
 def test_more_slots_than_rows_are_refused(settings: Settings) -> None:
     config = settings(sampling={"slots": 13}, batch={"rows": 12, "epochs": 0.0})
-    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    recipe = TaggingRecipe(config, prepare_sentences(config))
     with pytest.raises(ValueError, match=r"sampling\.slots = 13 is more than batch\.rows = 12"):
         recipe.batches()
 
@@ -117,7 +118,7 @@ def test_batches_of_one_size_train_alike(settings: Settings, tmp_path: Path, sho
     runs = {}
     for fixed in (True, False):
         config = settings(model=model, batch={"rows": 12, "epochs": 0.0, "fixed": fixed})
-        recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+        recipe = TaggingRecipe(config, prepare_sentences(config))
         batches = list(islice(recipe.batches(), 5))
         if fixed:
             shapes = {(tuple(batch.tokens.shape), batch.frame) for batch in batches}
@@ -135,9 +136,9 @@ def test_batches_of_one_size_train_alike(settings: Settings, tmp_path: Path, sho
 
 def test_batches_of_one_size_are_for_one_process(settings: Settings) -> None:
     config = settings(batch={"rows": 12, "epochs": 0.0, "fixed": True})
-    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    recipe = TaggingRecipe(config, prepare_sentences(config))
     with pytest.raises(ValueError, match=r"batch\.fixed.*2 train"):
-        recipe.batches(Part(0, 2))
+        recipe.batches(BatchSlice(0, 2))
 
 
 @pytest.mark.parametrize("granularity", ["whole_model", "all_layer", "all_matrix"])
@@ -170,7 +171,7 @@ def test_resume_is_exact(
             raise CrashError
 
     seed_everything(config.train.seed)
-    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    recipe = TaggingRecipe(config, prepare_sentences(config))
     with pytest.raises(CrashError):
         train(recipe, config, tmp_path / "parts", watch=crash)
     train_tagging(config, tmp_path / "parts")
@@ -185,7 +186,7 @@ def test_resume_is_exact(
     logs = [
         [
             {key: value for key, value in entry.items() if not re.search("second|memory", key)}
-            for entry in read_metrics(tmp_path / name)
+            for entry in RunFolder(tmp_path / name).read_metrics()
         ]
         for name in ("whole", "parts")
     ]
@@ -194,7 +195,7 @@ def test_resume_is_exact(
 
 def test_both_engines_give_the_same_gradients(settings: Settings) -> None:
     config = settings(model=settings().model.model_dump() | {"dropout": 0.0})
-    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    recipe = TaggingRecipe(config, prepare_sentences(config))
     model = recipe.model.double()
     batch = next(recipe.batches())
     gradients = []
@@ -214,7 +215,7 @@ def test_both_engines_give_the_same_gradients(settings: Settings) -> None:
 
 
 def test_it_learns_and_scores(trained: Path) -> None:
-    scores = score_run(trained)
+    scores = score_tagging(trained)
     assert all(score.f1 > 95 for score in scores.by_task.values())
     assert scores.by_metric()[0].by_level().keys() == {"high", "low", "all"}
     kept = read_scores(trained / "scores" / "test.best.json")
@@ -232,18 +233,18 @@ def test_it_learns_and_scores(trained: Path) -> None:
 
 
 def test_epochs_set_the_steps(trained: Path) -> None:
-    assert read_metrics(trained)[-1]["step"] == 4 * 180 // 12
+    assert RunFolder(trained).read_metrics()[-1]["step"] == 4 * 180 // 12
 
 
 def test_steps_that_do_not_count_are_told(settings: Settings) -> None:
     said: list[str] = []
     config = settings(batch={"rows": 12, "epochs": 4.0}, train={"max_steps": 7})
-    assert config.with_steps(24, say=said.append).train.max_steps == 8
+    with log_to(said.append):
+        assert config.with_steps(24).train.max_steps == 8
     assert "train.max_steps = 7 does not count, because batch.epochs = 4 makes 8 steps" in said[0]
     assert "batch.epochs=0" in said.pop()
-    settings(batch={"rows": 12, "epochs": 4.0}, train={"max_steps": 8}).with_steps(
-        24, say=said.append
-    )
+    with log_to(said.append):
+        settings(batch={"rows": 12, "epochs": 4.0}, train={"max_steps": 8}).with_steps(24)
     assert not said
 
 
@@ -256,32 +257,41 @@ def test_the_record_shows_similarity_between_languages(trained: Path) -> None:
 
 def test_similarity_at_every_checkpoint(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "run")
-    measured = measure_run(tmp_path / "run", split="train", num_lines=40)
+    measured = measure_tagging(tmp_path / "run", split="train", num_lines=40)
     assert [one.granularity for one in measured[::2]] == ["all_layer", "whole_model"]
     assert measured[0].steps.tolist() == [30, 60]
     assert measured[0].tasks == ("aa", "bb", "cc")
     loaded = load_run(tmp_path / "run")
     assert len(loaded.measured) == 4
-    again = measure_run(tmp_path / "run", split="train", num_lines=40)
+    again = measure_tagging(tmp_path / "run", split="train", num_lines=40)
     assert again[0].values.tobytes() == measured[0].values.tobytes()
     with pytest.raises(ValueError, match="was measured with set = train, now it is dev"):
-        measure_run(tmp_path / "run")
+        measure_tagging(tmp_path / "run")
+
+
+def test_both_engines_measure_the_same(trained: Path, tmp_path: Path) -> None:
+    found = []
+    for engine in ("per_task", "one_backward"):
+        shutil.copytree(trained, tmp_path / engine)
+        options = {"split": "train", "num_lines": 20, "weights": ["last"], "engine": engine}
+        found.append(measure_tagging(tmp_path / engine, **options)[0].values)
+    np.testing.assert_allclose(*found, atol=1e-4)
 
 
 def test_similarity_is_that_of_plain_gradients(trained: Path, tmp_path: Path) -> None:
     """One checkpoint, by hand: losses of all chosen windows, two gradients, their cosine."""
     shutil.copytree(trained, tmp_path / "run")
-    same, *_ = measure_run(
+    same, *_ = measure_tagging(
         tmp_path / "run", split="test", weights=["last"], granularities=["whole_model"]
     )
     config = load_config(TaggingConfig, trained / "config.toml")
-    recipe = TaggingRecipe(config, prepare(config, say=lambda _: None))
+    recipe = TaggingRecipe(config, prepare_sentences(config))
     recipe.model.load_state_dict(checkpoint.weights(trained, "last"))
     recipe.model.eval()
     gradients = []
     for task in ("aa", "bb"):
         windows = recipe.prepared.windows("test", task)
-        batch = make_batch([windows], [np.arange(12)], pad=0)
+        batch = make_tag_batch([windows], [np.arange(12)], pad=0)
         recipe.model.zero_grad()
         recipe.losses(batch).losses.sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in recipe.model.parameters()]))
@@ -319,7 +329,7 @@ def test_predictions_do_not_depend_on_the_batch(trained: Path) -> None:
 
 def test_scoring_without_the_data_says_what_to_do(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"does not hold the data of .*gradvac tagging prepare"):
-        score_run(trained, overrides=[f"data.prepared={tmp_path}"])
+        score_tagging(trained, overrides=[f"data.prepared={tmp_path}"])
 
 
 def test_a_run_of_another_kind_is_refused(tmp_path: Path, trained: Path) -> None:
@@ -330,11 +340,14 @@ def test_a_run_of_another_kind_is_refused(tmp_path: Path, trained: Path) -> None
 
 
 def test_unknown_labels_and_broken_predictions_are_told(trained: Path) -> None:
-    from gradvac.lab.recipes.tagging import Scores, score_tags
+    from gradvac.lab.recipes.tagging import TaggingScores, score_tags
 
     gold, predicted = [["B-PER", "B-PLANET"]], [["I-PER", "O"]]
     score = score_tags(gold, predicted, "ner")
-    scores = Scores("run", "ner", "test", "best", {"aa": score}, {}, {"aa": 1}, ["bb"], "")
+    scores = TaggingScores(
+        "run", "test", "best", {"aa": score}, {}, "", kind="ner", unknown={"aa": 1},
+        without_entities=["bb"],
+    )  # fmt: skip
     assert [one.metric for one in scores.by_metric()] == ["F1", "accuracy", "strict F1"]
     caption = str(scores.table().caption)
     assert "1 predicted tags break IOB2" in caption

@@ -17,7 +17,7 @@ import torch
 
 from gradvac.lab.recipes.nmt import NmtConfig, Translator, train_translation
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.training import Display, checkpoint, config, read_metrics
+from gradvac.lab.training import Display, checkpoint, config
 
 WORDS = ("ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu")
 CONFIG = """
@@ -123,7 +123,7 @@ def assert_close(one: Path, other: Path, which: str) -> None:
 def test_the_run_is_that_of_one_process(folder: Path) -> None:
     for which in ("last", "best"):
         assert_close(folder / "one", folder / "two", which)
-    logs = [read_metrics(folder / name) for name in ("one", "two")]
+    logs = [RunFolder(folder / name).read_metrics() for name in ("one", "two")]
     assert [entry["step"] for entry in logs[0]] == [entry["step"] for entry in logs[1]]
     for one, two in zip(*logs, strict=True):
         for key in {"train/loss", "dev/loss"} & one.keys():
@@ -159,7 +159,7 @@ def test_the_slurm_script_continues_a_run_with_shards(folder: Path) -> None:
     assert "Continuing from step 16." in done.stdout
     assert "2 processes (exact" in done.stdout
     assert "Finished after 20 steps." in done.stdout
-    (last,) = (one for one in checkpoint.kept(folder / "three") if one.step == 20)
+    (last,) = (one for one in checkpoint.list_checkpoints(folder / "three") if one.step == 20)
     assert last.is_sharded
     for which in ("last", "best"):
         assert_close(folder / "one", folder / "three", which)

@@ -26,7 +26,8 @@ from torch import nn
 from toy import ToyBatch, ToyConfig, ToyRecipe, outcome
 
 from gradvac.engine.processes import _distributed
-from gradvac.lab.training import Display, StepLosses, checkpoint, read_metrics, train
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import Display, StepLosses, checkpoint, train
 
 Found = dict[str, Any]
 Settings = dict[str, dict[str, Any]]
@@ -129,7 +130,7 @@ def gap(folder: Path, other: Path) -> float:
     for which in ("last", "best"):
         one, two = (checkpoint.weights(f / "run", which) for f in (folder, other))
         largest = max([largest, *(float((one[k] - two[k]).abs().max()) for k in one)])
-    logs = [read_metrics(f / "run") for f in (folder, other)]
+    logs = [RunFolder(f / "run").read_metrics() for f in (folder, other)]
     assert [sorted(entry) for entry in logs[0]] == [sorted(entry) for entry in logs[1]]
     for one, two in zip(*logs, strict=True):
         for key in one:
@@ -214,7 +215,7 @@ def signals(folder: Path) -> Found:
 
         own = folder / number.name
         said = run(2, own, settings(), fail=fail)
-        found[number.name] = [said, checkpoint.kept(own / "run")[-1].step]
+        found[number.name] = [said, checkpoint.list_checkpoints(own / "run")[-1].step]
     return found
 
 
@@ -224,12 +225,12 @@ def bad_numbers(folder: Path) -> Found:
     for parallel in ("ddp", "fsdp"):
         config, own = settings(train={"parallel": parallel}), folder / f"once-{parallel}"
         once += run(2, own, config, fail=lambda r, s: "nan" if (r, s) == (1, 5) else "")
-        log = [entry for entry in read_metrics(own / "run") if "train/loss" in entry]
+        log = [entry for entry in RunFolder(own / "run").read_metrics() if "train/loss" in entry]
         skipped.append([entry["train/skipped_steps"] for entry in log])
     alike = gap(folder / "once-ddp", folder / "once-fsdp")
     config = settings(train={"max_bad_steps": 3})
     often = run(2, folder / "often", config, fail=lambda r, s: "nan" if r and s >= 5 else "")
-    steps = [one.step for one in checkpoint.kept(folder / "often" / "run")]
+    steps = [one.step for one in checkpoint.list_checkpoints(folder / "often" / "run")]
     return {"once": once, "skipped": skipped, "alike": alike, "often": often, "kept": steps}
 
 
@@ -238,7 +239,7 @@ def damages(folder: Path) -> Found:
     config = settings(train={"parallel": "fsdp"})
     run(1, folder / "whole", settings())
     run(2, folder / "parts", settings(train={"parallel": "fsdp", "pause_at": 10}))
-    last = checkpoint.kept(folder / "parts" / "run")[-1]
+    last = checkpoint.list_checkpoints(folder / "parts" / "run")[-1]
     shard = sorted((last.path / "shards").glob("*.distcp"))[1]
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
@@ -263,7 +264,9 @@ def deaths(folder: Path) -> Found:
             own = folder / f"{name}-{dead}"
             config = settings(align=RULES[name])
             said = run(2, own, config, fail=fail)
-            intact = [c.step for c in checkpoint.kept(own / "run") if c.damage() is None]
+            intact = [
+                c.step for c in checkpoint.list_checkpoints(own / "run") if c.damage() is None
+            ]
             again = run(2, own, config)
             found[own.name] = {"said": said, "intact": intact, "again": again}
     found["gap"] = gap(folder / "whole", folder / "gradvac-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import nn
 
 from gradvac.lab.training import AlignConfig, ConfigError, RunConfig, config
-from gradvac.rules import RULES, options_of
+from gradvac.rules import RULES
 
+CONTROL = "studies/controls.py:Control"
 TASKS = ("fr", "hi", "tr")
 LEVELS = {"fr": "high", "hi": "low", "tr": "low"}
 
@@ -32,7 +34,6 @@ def build(**options: Any) -> Any:
         ({"rule": "gradnorm", "alpha": 0.5, "weight_lr": 0.1}, "GradNorm(alpha=0.5, lr=0.1"),
         ({"rule": "sum"}, "Sum()"),
         ({"only": ["0"], "until_step": 9}, "Only(GradVac(EmaTarget(beta=0.01)"),
-        ({"halves": True, "from_step": 9}, "Halves(Only(GradVac("),
     ],
 )
 def test_rule_gets_its_settings(options: dict[str, Any], rule: str) -> None:
@@ -95,7 +96,11 @@ def test_granularity_and_engine_reach_the_aligner() -> None:
         ({"rule": "none", "only": ["0"]}, "only: there is no rule to limit"),
         ({"rule": "none", "space": "preconditioned"}, "space: there is no rule to limit"),
         ({"recompute": True, "space": "preconditioned"}, "but recompute is true"),
-        ({"rule": "mgda", "halves": True}, "MGDA is not about similarities"),
+        ({"rule": CONTROL, "beta": 0.1}, "beta: rule .* takes options; leave this one out"),
+        ({"options": {"beta": 0.1}}, "options: rule 'gradvac' takes beta, target"),
+        ({"rule": CONTROL, "options": {"contol": "norm"}}, "contol: Control has no .*'control'"),
+        ({"rule": CONTROL, "options": {"control": "sign"}}, "control: must be one of norm"),
+        ({"rule": "studies/missing.py:Rule"}, "there is no file studies/missing.py"),
         ({"from_step": 5, "until_step": 3}, "until_step: the rule would never act"),
     ],
 )
@@ -109,18 +114,25 @@ def test_settings_without_effect_or_sense_are_refused(
 def test_every_rule_can_be_configured() -> None:
     """A rule in the registry has its arguments in [align], with its own defaults."""
     for name, rule in RULES.items():
-        needed = {"torchjd": {"weighting": "Mean"}, "frozen": {"component_weights": {}}}
-        given = needed.get(name, {})
+        given = {"torchjd": {"weighting": "Mean"}}.get(name, {})
         settings = AlignConfig(rule=name, **given)
         made = settings.build_rule(TASKS, LEVELS, seed=0)
         assert type(made) is rule
         assert settings.describe_rule().partition("(")[0] == name
         if not given:
             assert repr(made) == repr(rule())
-        for option in options_of(rule).values():
-            key = rule.config_keys.get(option.name, option.name)
-            assert key in AlignConfig.model_fields
-            assert option.about, f"{rule.__name__}: {option.name} is not documented"
+        arguments = set(inspect.signature(rule).parameters) - {"seed"}
+        renamed = {"lr": "weight_lr", "options": "weighting_options"}
+        assert {renamed.get(one, one) for one in arguments} <= set(AlignConfig.model_fields)
+
+
+def test_rules_of_ones_own_take_options() -> None:
+    """Tasks by resource level, a seed if the rule has one, and limits as for any rule."""
+    align = {"rule": CONTROL, "options": {"control": "random", "vaccinated": "low"}}
+    rule = build(**align).rule
+    assert (rule.control, rule.vaccinated, rule.seed) == ("random", ("hi", "tr"), 3)
+    assert AlignConfig(**align).describe_rule() == f"{CONTROL}(control=random,vaccinated=low)"
+    assert repr(build(**align, only=["0"]).rule).startswith("Only(Control('random'")
 
 
 def test_torchjd_weightings_by_name() -> None:

@@ -14,7 +14,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from gradvac.lab.runs.manifest import MANIFEST
 from gradvac.lab.training import CheckpointError, checkpoint
+from gradvac.lab.training.weights import read_metadata
 
 
 class Tied(nn.Module):
@@ -34,7 +36,7 @@ def weights(value: float) -> dict[str, Tensor]:
 
 
 def save(run: Path, step: int, *, keep: int = 3, **state: Any) -> None:
-    checkpoint.save(run, step, weights(float(step)), {"step": step, **state}, keep=keep)
+    checkpoint.write_checkpoint(run, step, weights(float(step)), {"step": step, **state}, keep=keep)
 
 
 def kept(run: Path) -> list[str]:
@@ -57,7 +59,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 def test_tied_weights_are_stored_once_and_come_back_tied(tmp_path: Path) -> None:
     model, other = Tied(), Tied()
-    checkpoint.save(tmp_path, 1, model.state_dict(), {}, keep=1)
+    checkpoint.write_checkpoint(tmp_path, 1, model.state_dict(), {}, keep=1)
     found = checkpoint.latest(tmp_path)
     assert found is not None
     stored = safetensors.torch.load_file(found.path / checkpoint.MODEL)
@@ -79,9 +81,11 @@ def test_only_the_last_ones_are_kept(tmp_path: Path) -> None:
     assert kept(tmp_path) == ["step-00020000", "step-01000000"]
 
 
-@pytest.mark.parametrize("file", [checkpoint.MODEL, checkpoint.STATE, checkpoint.MANIFEST])
+@pytest.mark.parametrize("file", [checkpoint.MODEL, checkpoint.STATE, MANIFEST])
 @pytest.mark.parametrize("how", ["flip", "cut", "remove"])
-def test_damaged_last_checkpoint_is_passed_over(tmp_path: Path, file: str, how: str) -> None:
+def test_damaged_last_checkpoint_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, how: str
+) -> None:
     save(tmp_path, 10)
     save(tmp_path, 20)
     path = tmp_path / "checkpoints" / "step-00000020" / file
@@ -92,17 +96,16 @@ def test_damaged_last_checkpoint_is_passed_over(tmp_path: Path, file: str, how: 
         path.unlink()
     else:
         path.write_bytes(content[:-3] if how == "cut" else content)
-    said: list[str] = []
-    found = checkpoint.latest(tmp_path, say=said.append)
+    found = checkpoint.latest(tmp_path)
     assert found is not None
     assert found.step == 10
-    assert len(said) == 1
-    assert "step-00000020 is damaged" in said[0]
+    assert len(caplog.messages) == 1
+    assert "step-00000020 is damaged" in caplog.messages[0]
     save(tmp_path, 20)  # and it can be written again
-    again = checkpoint.latest(tmp_path, say=said.append)
+    again = checkpoint.latest(tmp_path)
     assert again is not None
     assert again.step == 20
-    assert len(said) == 1
+    assert len(caplog.messages) == 1
 
 
 def test_nothing_but_damage_is_an_error(tmp_path: Path) -> None:
@@ -110,7 +113,7 @@ def test_nothing_but_damage_is_an_error(tmp_path: Path) -> None:
     save(tmp_path, 10)
     (tmp_path / "checkpoints" / "step-00000010" / checkpoint.STATE).unlink()
     with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged"):
-        checkpoint.latest(tmp_path, say=lambda _: None)
+        checkpoint.latest(tmp_path)
 
 
 def fill_disk(*arguments: object, **options: object) -> None:
@@ -147,7 +150,7 @@ def test_writers_that_fail_for_real(tmp_path: Path, large: str) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
     try:
         with pytest.raises(CheckpointError, match="step 10 is intact"):
-            checkpoint.save(tmp_path, 20, own, state, keep=3)
+            checkpoint.write_checkpoint(tmp_path, 20, own, state, keep=3)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert kept(tmp_path) == ["step-00000010"]
@@ -162,7 +165,7 @@ def test_failed_best_weights_leave_the_former_ones(
         checkpoint.save_weights(tmp_path, "best", weights(2.0), {"step": 20})
     monkeypatch.undo()
     assert torch.equal(checkpoint.weights(tmp_path, "best")["w"], weights(1.0)["w"])
-    assert checkpoint.read_facts(tmp_path / "best.safetensors") == {"step": "10"}
+    assert read_metadata(tmp_path / "best.safetensors") == {"step": "10"}
     assert [path.name for path in tmp_path.iterdir()] == ["best.safetensors"]
 
 
@@ -176,24 +179,23 @@ def test_half_written_things_are_cleaned_up(tmp_path: Path) -> None:
     assert found is not None
     assert found.step == 10
     assert stale.exists()
-    checkpoint.clean(tmp_path)
+    checkpoint.remove_incomplete(tmp_path)
     assert kept(tmp_path) == ["step-00000010"]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
-def test_average_of_the_last_ones(tmp_path: Path) -> None:
+def test_average_of_the_last_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for step in (0, 2, 5):
         save(tmp_path, step)
     checkpoint.average(tmp_path, 3)  # the weights of step 0 are no result
     found = checkpoint.weights(tmp_path, "averaged")
     assert torch.equal(found["w"], torch.full((4,), 3.5))
     assert int(found["n"]) == 5  # whole numbers: those of the last
-    assert checkpoint.read_facts(tmp_path / "averaged.safetensors") == {"steps": "2,5"}
+    assert read_metadata(tmp_path / "averaged.safetensors") == {"steps": "2,5"}
     (tmp_path / "checkpoints" / "step-00000005" / checkpoint.MODEL).write_bytes(b"")
-    said: list[str] = []
-    checkpoint.average(tmp_path, 2, say=said.append)
+    checkpoint.average(tmp_path, 2)
     assert torch.equal(checkpoint.weights(tmp_path, "averaged")["w"], torch.full((4,), 2.0))
-    assert "step-00000005 is damaged" in said[0]
+    assert "step-00000005 is damaged" in caplog.messages[0]
 
 
 def test_weights_by_name_and_step(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from gradvac import Alignment
+from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import (
     Display,
     DivergedError,
     Result,
     checkpoint,
-    read_metrics,
     train,
 )
 
@@ -36,7 +36,7 @@ def test_bad_steps_are_skipped_and_counted(
     assert (result.step, result.skipped_steps) == (12, 3)
     for value in checkpoint.weights(tmp_path, "last").values():
         assert value.isfinite().all()
-    records = {r["step"]: r for r in read_metrics(tmp_path) if "train/loss" in r}
+    records = {r["step"]: r for r in RunFolder(tmp_path).read_metrics() if "train/loss" in r}
     assert records[7]["train/loss"] is None
     assert records[7]["train/skipped_steps"] == 3
     assert records[8]["train/loss"] > 0
@@ -129,7 +129,7 @@ def test_early_stop_keeps_the_best_weights(
     assert (result.reason, result.step, result.best_step) == ("early_stop", 8, 4)
     best, then = checkpoint.weights(tmp_path, "best"), checkpoint.weights(tmp_path, 4)
     assert all(torch.equal(best[name], then[name]) for name in then)
-    assert checkpoint.read_facts(tmp_path / "best.safetensors")["step"] == "4"
+    assert checkpoint.resolve_weights(tmp_path, "best").step == 4
     again = run([])  # stopped is stopped
     assert (again.reason, again.step) == ("early_stop", 8)
 
@@ -221,7 +221,7 @@ def test_no_rule_is_joint_training_without_task_gradients(
     for name, value in joint.items():
         torch.testing.assert_close(plain[name], value, rtol=1e-4, atol=1e-6)
     assert not (tmp_path / "none" / "record.bin").exists()
-    records = [r for r in read_metrics(tmp_path / "none") if "train/loss" in r]
+    records = [r for r in RunFolder(tmp_path / "none").read_metrics() if "train/loss" in r]
     assert records
     assert "train/similarity" not in records[0]
     assert json.loads((tmp_path / "none" / "signature.json").read_text())["engine"] == "none"
@@ -242,7 +242,7 @@ def test_training_lowers_the_loss(tmp_path: Path, settings: Settings, run_toy: R
         optimizer={"lr": 3e-2, "schedule": "constant"},
     )
     run_toy(config, tmp_path)
-    scores = [r["dev/loss"] for r in read_metrics(tmp_path) if "dev/loss" in r]
+    scores = [r["dev/loss"] for r in RunFolder(tmp_path).read_metrics() if "dev/loss" in r]
     assert scores[-1] < 0.5 * scores[0]
 
 
@@ -252,7 +252,8 @@ def test_log_holds_means_per_token_and_geometry(
     run_toy(settings(train={"log_every": 12}), tmp_path / "once")
     run_toy(settings(train={"log_every": 4}), tmp_path / "thrice")
     once, thrice = (
-        [r for r in read_metrics(tmp_path / run) if "train/loss" in r] for run in ("once", "thrice")
+        [r for r in RunFolder(tmp_path / run).read_metrics() if "train/loss" in r]
+        for run in ("once", "thrice")
     )
     assert once[0]["train/loss"] == pytest.approx(sum(r["train/loss"] for r in thrice) / 3)
     assert once[0]["train/error"] == pytest.approx(sum(r["train/error"] for r in thrice) / 3)
@@ -302,10 +303,3 @@ def test_signature_follows_the_engine(
         train(Coupled(config), config, tmp_path, display=shown)
     signed = json.loads((tmp_path / "signature.json").read_text(encoding="utf-8"))
     assert signed["engine"] == "per_task"
-
-
-def test_halves_of_tasks_are_refused_where_rows_are_of_whole_tasks(
-    tmp_path: Path, settings: Settings, run_toy: RunToy
-) -> None:
-    with pytest.raises(ValueError, match=r"align\.halves: rows of this recipe are of whole tasks"):
-        run_toy(settings(align={"halves": True}), tmp_path)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from gradvac.lab.training import ConfigError, Result, checkpoint, read_metrics
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import ConfigError, Result, checkpoint
 
 Settings = Callable[..., Any]
 RunToy = Callable[..., Result]
@@ -146,13 +147,13 @@ def test_metrics_are_cut_back_to_the_checkpoint(
     config = settings(train={"log_every": 1})
     with pytest.raises(CrashError):
         run_toy(config, tmp_path, watch=crash_at(7))
-    assert read_metrics(tmp_path)[-1]["step"] == 6
+    assert RunFolder(tmp_path).read_metrics()[-1]["step"] == 6
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "train/lo')  # killed within a line
-    assert read_metrics(tmp_path)[-1]["step"] == 6
+    assert RunFolder(tmp_path).read_metrics()[-1]["step"] == 6
     run_toy(config, tmp_path)
-    logged = [r["step"] for r in read_metrics(tmp_path) if "train/loss" in r]
-    validated = [r["step"] for r in read_metrics(tmp_path) if "dev/loss" in r]
+    logged = [r["step"] for r in RunFolder(tmp_path).read_metrics() if "train/loss" in r]
+    validated = [r["step"] for r in RunFolder(tmp_path).read_metrics() if "dev/loss" in r]
     assert logged == list(range(1, 13))
     assert validated == [4, 8, 12]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ def stop_at(*steps: int, by: signal.Signals = signal.SIGTERM) -> Callable[[int, 
 
 
 def steps_of(run: Path) -> list[int]:
-    return [one.step for one in checkpoint.kept(run)]
+    return [one.step for one in checkpoint.list_checkpoints(run)]
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -74,7 +73,7 @@ def test_a_checkpoint_of_another_version_that_is_not_finite_is_told(
     last = checkpoint.latest(run)
     assert last is not None
     weights = {name: value * torch.nan for name, value in last.weights().items()}
-    checkpoint.save(run, 7, weights, last.state(), keep=5)
+    checkpoint.write_checkpoint(run, 7, weights, last.state(), keep=5)
     with pytest.raises(CheckpointError, match=r"step-00000007: its weights are not finite"):
         run_toy(settings(), run)
 
@@ -133,24 +132,23 @@ def test_a_run_that_is_moved_away_does_not_end_as_finished(
         if step == 6:
             run.rename(tmp_path / "elsewhere")
 
-    with pytest.raises(CheckpointError, match=r"was moved, removed or replaced"):
+    with pytest.raises(CheckpointError, match="could not be written"):
         run_toy(settings(), run, watch=move)
     assert not run.exists()
     assert steps_of(tmp_path / "elsewhere")[-1] == 4
     assert run_toy(settings(), tmp_path / "elsewhere").reason == "finished"
 
 
-def test_a_changed_config_of_a_run_is_refused(settings: Run, run_toy: Run, tmp_path: Path) -> None:
+def test_a_run_continues_only_with_its_settings(
+    settings: Run, run_toy: Run, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     run_toy(settings(), run, watch=stop_at(6))
     path = RunFolder(run).config
     whole = path.read_text()
-    cut = whole[: whole.rindex("[")]  # a whole section, and the seal
-    for text in (whole.replace("lr = 0.01", "lr = 0.02"), cut):
-        assert text != whole
-        path.write_text(text)
-        with pytest.raises(ConfigError, match="was changed or damaged"):
-            run_toy(settings(), run)
+    path.write_text(whole.replace("lr = 0.01", "lr = 0.02"))
+    with pytest.raises(ConfigError, match=r"optimizer\.lr: .*has 0\.02, now 0\.01"):
+        run_toy(settings(), run)
     path.write_text(whole)
     assert run_toy(settings(), run).reason == "finished"
 
@@ -177,16 +175,17 @@ def test_files_of_a_run_are_written_once_and_mended(
     assert (run / "words.txt").stat().st_mtime_ns != before
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "record.bin", ".lock", "checkpoints", "scores"])
-def test_nothing_is_written_through_a_link(
-    settings: Run, run_toy: Run, tmp_path: Path, name: str
+def test_checkpoints_may_be_a_link_to_another_disk(
+    settings: Run, run_toy: Run, tmp_path: Path
 ) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "mine").write_text("mine")
-    os.symlink(tmp_path / "mine", tmp_path / "run" / name)
-    with pytest.raises(ValueError, match="is a link"):
-        run_toy(settings(), tmp_path / "run")
-    assert (tmp_path / "mine").read_text() == "mine"
+    for name in ("run", "scratch"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "scratch")
+    run_toy(settings(), tmp_path / "run", watch=stop_at(6))
+    assert run_toy(settings(), tmp_path / "run").reason == "finished"
+    assert (tmp_path / "run" / "checkpoints").is_symlink()
+    assert (tmp_path / "scratch" / "step-00000012" / "manifest.json").is_file()
+    assert steps_of(tmp_path / "run")[-1] == 12
 
 
 def test_the_signature_says_what_ran_in_the_end(

@@ -1,4 +1,4 @@
-"""Weights are those that were written, or it is said which file is not."""
+"""Weights are those that were written, or an error names the file that is not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import CheckpointError, checkpoint
-from gradvac.lab.training.weights import load_weights, read_facts, read_weights, write_weights
+from gradvac.lab.training.weights import load_weights, read_metadata, read_weights, write_weights
 
 Run = Callable[..., Any]
 
@@ -37,7 +37,7 @@ def test_round_trip_stores_tied_weights_once(tmp_path: Path) -> None:
     found = read_weights(path)
     assert found["softmax"].data_ptr() == found["embedding"].data_ptr()
     assert all(torch.equal(found[name], value) for name, value in make().items())
-    assert read_facts(path)["step"] == "3"
+    assert read_metadata(path)["step"] == "3"
     assert len(safetensors.torch.load_file(path)) == 4
 
 
@@ -61,7 +61,7 @@ def test_what_is_no_weights_file_is_told_by_name(tmp_path: Path, size: int) -> N
         with pytest.raises(CheckpointError, match=r"w\.safetensors: is not a weights file"):
             read_weights(path)
     safetensors.torch.save_file({"a": torch.ones(2)}, path)
-    with pytest.raises(CheckpointError, match="has no hash"):
+    with pytest.raises(CheckpointError, match="has no checksum"):
         read_weights(path)
 
 
@@ -78,7 +78,9 @@ def finished(settings: Run, run_toy: Run, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("which", ["best", "averaged", 8, "last"])
-def test_damaged_weights_of_a_run_are_told_by_name(finished: Path, which: str | int) -> None:
+def test_damaged_weights_of_a_run_are_named(
+    finished: Path, caplog: pytest.LogCaptureFixture, which: str | int
+) -> None:
     checkpoint.weights(finished, which)
     folder = RunFolder(finished)
     path = folder.weights(str(which))
@@ -87,12 +89,11 @@ def test_damaged_weights_of_a_run_are_told_by_name(finished: Path, which: str | 
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
-    said: list[str] = []
     if which == "last":
-        # The one before is taken, and it is said.
-        found = checkpoint.weights(finished, which, say=said.append)
+        # The one before is taken, with a warning.
+        found = checkpoint.weights(finished, which)
         assert all(torch.equal(found[n], w) for n, w in checkpoint.weights(finished, 8).items())
-        assert "step-00000012 is damaged" in said[0]
+        assert "step-00000012 is damaged" in caplog.messages[-1]
     else:
         with pytest.raises(CheckpointError, match=r"damaged"):
             checkpoint.weights(finished, which)
@@ -132,7 +133,7 @@ def test_the_average_holds_tied_weights_once(tmp_path: Path) -> None:
     for step in (4, 8):
         scaled = {name: value * step for name, value in make().items()}
         scaled["softmax"] = scaled["embedding"]
-        checkpoint.save(_folder(tmp_path), step, scaled, {}, keep=3)
+        checkpoint.write_checkpoint(_folder(tmp_path), step, scaled, {}, keep=3)
     checkpoint.average(tmp_path, 2)
     found = checkpoint.weights(tmp_path, "averaged")
     assert torch.equal(found["embedding"], 6 * make()["embedding"])

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import (
-    WHOLE,
-    Part,
+    FULL_BATCH,
+    BatchSlice,
     RunConfig,
     Section,
     StepLosses,
-    TaskSampler,
     checkpoint,
-    read_metrics,
     seed_everything,
 )
+from gradvac.sampling import TaskSampler
 
 SIZES = {"north": 40, "south": 20, "west": 5}
 
@@ -48,7 +48,9 @@ class ToyBatch:
 class ToyStream:
     """Rows drawn by temperature, taken from every task's data in turn."""
 
-    def __init__(self, recipe: ToyRecipe, sampler: TaskSampler, rows: int, part: Part) -> None:
+    def __init__(
+        self, recipe: ToyRecipe, sampler: TaskSampler, rows: int, part: BatchSlice
+    ) -> None:
         self._recipe, self._sampler, self._rows, self._part = recipe, sampler, rows, part
         self._taken = [0] * len(sampler.tasks)
         self._handed_out = 0
@@ -116,7 +118,7 @@ class ToyRecipe:
             nn.Linear(width, 2),
         )
 
-    def batches(self, part: Part = WHOLE) -> ToyStream:
+    def batches(self, part: BatchSlice = FULL_BATCH) -> ToyStream:
         sampler = self.settings.sampling.build(SIZES, seed=self.settings.train.seed)
         return ToyStream(self, sampler, self._rows, part)
 
@@ -150,7 +152,7 @@ def outcome(run: Path) -> dict[str, Any]:
     assert last is not None
     records = [
         {key: value for key, value in record.items() if not re.search("second|memory", key)}
-        for record in read_metrics(run)
+        for record in RunFolder(run).read_metrics()
     ]
     best = checkpoint.weights(run, "best")
     found = {"model": last.weights(), "best": best, "metrics": records, **last.state()}

@@ -49,7 +49,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradvac.analysis.similarities import Floats, Similarities
-from gradvac.lab.runs import RunFolder
+from gradvac.run_files import RunFiles
 
 _MAGIC = b"gradvac1"
 _HEADER = struct.Struct("<8sQI")
@@ -127,7 +127,7 @@ def read_record(path: str | Path, *, most: int | None = None) -> Record:
             along the way, or all records (`most` is None) would take more than a gigabyte.
     """
     path = Path(path)
-    path = RunFolder(path).record if path.is_dir() else path
+    path = RunFiles(path).record if path.is_dir() else path
     with path.open("rb") as file:
         chunks = list(_chunks(file))
         if not chunks:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gradvac.analysis.record import Record, read_record
 from gradvac.analysis.similarities import Similarities, load_similarities
-from gradvac.lab.runs import RunFolder, TaskScores
+from gradvac.run_files import RunFiles, TaskScores
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ def load_run(
         raise ValueError(f"{path}: is not a folder; give the folder of a run.")
     measured: tuple[Similarities, ...] = ()
     about = ""
-    folder = RunFolder(path)
+    folder = RunFiles(path)
     if folder.similarity.is_file():
         measured, about = load_similarities(folder.similarity)
     record = None

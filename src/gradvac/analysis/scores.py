@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gradvac.analysis.run import Run
-from gradvac.lab.runs import TaskScores
+from gradvac.run_files import TaskScores
 
 
 def by_one_metric(runs: Sequence[Run]) -> list[TaskScores | None]:

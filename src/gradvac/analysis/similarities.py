@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradvac.files import replacing
 from gradvac.hints import some
-from gradvac.lab.runs.files import replacing
 
 Floats = NDArray[np.float32]
 

@@ -13,7 +13,7 @@ from gradvac import tasks as task_names
 from gradvac.analysis import statistics
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import Similarities, mean_where_known
-from gradvac.lab.runs import TaskScores
+from gradvac.run_files import TaskScores
 from gradvac.sides import DECODER, ENCODER, side_of
 
 Matrix = NDArray[np.floating]

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, ParamSpec
 import typer
 
 import gradvac
+from gradvac.lab.messages import log_to
+from gradvac.lab.recipes import recipe_of
 from gradvac.lab.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ Command = Callable[Parameters, None]
 
 
 REPORT = "report"
-_RECIPES = _TRANSLATION, _TAGGING, _PRETRAINING = "nmt", "tagging", "tagging pretrain"
 _FULL = "make room, and start the same command again"
 _CLOSED = "change its permissions, or choose another place"
 _NO_FOLDER = "choose another name: there is a file where a folder should be"
@@ -104,12 +105,15 @@ def _is_installed(package: str) -> bool:
 
 
 def tells_mistakes(command: Command[Parameters]) -> Command[Parameters]:
-    """Report what a user can fix in one line on standard error, instead of a traceback."""
+    """Report what a user can fix in one line on standard error, instead of a traceback.
+
+    What the package logs is shown on standard output, as plain lines.
+    """
 
     @wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         try:
-            with warnings.catch_warnings():
+            with log_to(print), warnings.catch_warnings():
                 if not sys.warnoptions:  # with -W, Python's own format is wanted
                     warnings.showwarning = _tell_warning
                 command(*args, **kwargs)
@@ -168,7 +172,7 @@ def load_config(
     path = Path(source)
     folder = RunFolder(path)
     if folder.is_run():
-        require_run(path, *(name for name in _RECIPES if name.partition(" ")[0] == recipe))
+        require_run(path, recipe)
         return config.load(model_class, folder.config, overrides)
     if path.is_dir():
         raise ValueError(
@@ -192,21 +196,13 @@ def run_folder(source: str, run: Path | None) -> Path:
 
 
 def require_run(run: Path, *recipes: str) -> Path:
-    """Refuse what is not a run folder, or a run of another recipe than these."""
+    """Refuse what is not a run folder, or a run of another recipe than these, if any is given."""
     folder = RunFolder(run)
     if not folder.is_run():
         raise ValueError(f"{run} is not a run folder: it has no {folder.config.name}.")
-    if (trained := recipe_of(run)) not in recipes:
+    if recipes and (trained := recipe_of(run)) not in recipes:
         raise ValueError(
             f"{run} is a run of `gradvac {trained}`, but this is for runs of "
             f"{' and '.join(f'`gradvac {recipe}`' for recipe in recipes)}."
         )
     return run
-
-
-def recipe_of(run: Path) -> str:
-    """What trained a run, by the sections that only its config has."""
-    table = RunFolder(run).read_table()
-    if "text" in table:
-        return _PRETRAINING
-    return _TAGGING if "kind" in table.get("data", {}) else _TRANSLATION

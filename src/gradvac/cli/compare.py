@@ -42,8 +42,7 @@ def compare(
     if other seeds and other sentences would show it too: docs/experiments.md.
     """
     from gradvac.lab.experiments import compare_runs, to_json, to_markdown
-    from gradvac.lab.experiments.page import to_html
-    from gradvac.lab.experiments.pictures import write_pictures
+    from gradvac.lab.experiments.page import to_html, write_pictures
     from gradvac.lab.runs.files import write_text
 
     writers = {".md": to_markdown, ".json": to_json, ".html": to_html}

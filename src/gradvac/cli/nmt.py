@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +13,7 @@ import typer
 from rich.console import Console
 
 from gradvac.cli._common import load_nmt, needs, require_run, run_folder
-from gradvac.cli._lines import Decoder, utf8_output
+from gradvac.cli._lines import utf8_output
 from gradvac.cli._options import AsJson, Device, Into, Run, Source, Weights, weights_of
 from gradvac.tasks import Direction
 
@@ -32,20 +29,22 @@ SearchOverrides = Annotated[
 ]
 
 
-@app.command()
+@app.command("prepare")
 @needs("nmt")
-def prepare(
+def _prepare(
     config: Source,
     overrides: Overrides = None,
 ) -> None:
     """Clean text, learn the vocabulary, and write token files; existing results are kept."""
-    from gradvac.lab.recipes.nmt import cleaning
-    from gradvac.lab.recipes.nmt import prepare as prepare_data
+    from gradvac.lab.messages import log_to
+    from gradvac.lab.recipes.nmt.cleaning import report_table
+    from gradvac.lab.recipes.nmt.preparation import prepare_corpus
 
     settings = load_nmt(config, overrides or [])
     console = Console(highlight=False, markup=False)
-    prepared = prepare_data(settings.data, say=lambda message: console.print(message))
-    console.print(cleaning.table(prepared.reports()))
+    with log_to(console.print):
+        prepared = prepare_corpus(settings.data)
+    console.print(report_table(prepared.reports()))
     console.print(
         f"{len(prepared.vocabulary):,} pieces; everything is in {prepared.folder}, what was "
         "dropped in report.json.",
@@ -53,9 +52,9 @@ def prepare(
     )
 
 
-@app.command()
+@app.command("train")
 @needs("nmt")
-def train(
+def _train(
     config: Source,
     overrides: Overrides = None,
     run: Into = None,
@@ -91,11 +90,12 @@ def translate(
     ] = 4096,
 ) -> None:
     """Translate files, or standard input, to standard output, line by line."""
+    from gradvac.lab.recipes.common.readers import LenientReader
     from gradvac.lab.recipes.nmt import Translator
 
     overrides = [given for given in inputs or [] if _OVERRIDE.match(given)]
     files = [Path(given) for given in inputs or [] if not _OVERRIDE.match(given)] or [_STDIN]
-    _require_files(files)
+    _check_files(files)
     output = utf8_output()
     translator = Translator.from_run(
         require_run(run, "nmt"), weights=weights_of(weights), device=device, overrides=overrides
@@ -103,11 +103,9 @@ def translate(
     if to is None and len(translator.targets) > 1:
         raise ValueError(f"--to: choose one of {', '.join(translator.targets)}.")
     target = translator.targets[0] if to is None else to
-    decoder = Decoder()
+    reader = LenientReader()
     is_typed = files == [_STDIN] and sys.stdin.isatty()
-    lines = translator.stream(
-        _input_lines(files, decoder), target, window=1 if is_typed else window
-    )
+    lines = translator.stream(reader.read(files), target, window=1 if is_typed else window)
     for line in lines:
         output.write(f"{line}\n")
         output.flush()
@@ -115,13 +113,13 @@ def translate(
     for number, what in (
         (counts.cut, "were longer than data.max_tokens; only their beginning was translated"),
         (counts.empty, "were empty"),
-        (decoder.num_replaced, "were not UTF-8; what could not be read was replaced"),
+        (reader.num_replaced, "were not UTF-8; what could not be read was replaced"),
     ):
         if number:
             print(f"{number:,} of {counts.lines:,} lines {what}.", file=sys.stderr)
 
 
-def _require_files(files: list[Path]) -> None:
+def _check_files(files: list[Path]) -> None:
     """Refuse what cannot be read; pipes can."""
     for path in files:
         if path == _STDIN:
@@ -135,23 +133,9 @@ def _require_files(files: list[Path]) -> None:
             )
 
 
-def _input_lines(files: list[Path], decoder: Decoder) -> Iterator[str]:
-    from gradvac.lab.recipes.nmt.lines import UNREADABLE, open_text, refuse_wide
-
-    for path in files:
-        try:
-            with nullcontext(sys.stdin.buffer) if path == _STDIN else open_text(path) as file:
-                first = file.readline()
-                refuse_wide(first)
-                for line in decoder.decode(chain([first] if first else [], file)):
-                    yield line.rstrip("\r\n")
-        except UNREADABLE as error:
-            raise ValueError(f"{path}: cannot be read to its end: {error}.") from error
-
-
-@app.command()
+@app.command("score")
 @needs("nmt")
-def score(
+def _score(
     run: Run,
     overrides: SearchOverrides = None,
     split: Annotated[
@@ -173,7 +157,8 @@ def score(
 
     With --source, --reference, --from and --to it scores any two files, and keeps nothing.
     """
-    from gradvac.lab.recipes.nmt import score_files, score_run
+    from gradvac.lab.messages import log_to
+    from gradvac.lab.recipes.nmt import score_files, score_translation
 
     given = (source, reference, from_language, to_language)
     if any(value is not None for value in given):
@@ -181,16 +166,16 @@ def score(
             raise ValueError("--source, --reference, --from and --to go together.")
         if split is not None:
             raise ValueError("--set: is for the run's own sets; leave it out with --source.")
-        scored, _ = score_files(
-            require_run(run, "nmt"),
-            source,
-            reference,
-            direction=Direction(from_language, to_language).name,
-            weights=weights_of(weights),
-            device=device,
-            overrides=overrides or [],
-            say=lambda message: print(message, file=sys.stderr),
-        )
+        with log_to(lambda message: print(message, file=sys.stderr)):
+            scored, _ = score_files(
+                require_run(run, "nmt"),
+                source,
+                reference,
+                direction=Direction(from_language, to_language).name,
+                weights=weights_of(weights),
+                device=device,
+                overrides=overrides or [],
+            )
         if as_json:
             print(json.dumps(asdict(scored), ensure_ascii=False, indent=1), file=utf8_output())
         else:
@@ -198,7 +183,7 @@ def score(
             print(f"chrF++ {scored.chrf:.1f}  {scored.chrf_signature}")
             print(f"{scored.num_lines:,} sentences")
         return
-    scores = score_run(
+    scores = score_translation(
         require_run(run, "nmt"),
         split=split or "test",
         weights=weights_of(weights),

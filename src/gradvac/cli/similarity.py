@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from gradvac.cli._common import needs, recipe_of, require_run
+from gradvac.cli._common import needs, require_run
 from gradvac.cli._options import Device, Run, weights_of
+from gradvac.lab.recipes import recipe_named, recipe_of
 from gradvac.lab.runs import RunFolder
-
-if TYPE_CHECKING:
-    from gradvac.analysis import Similarities
 
 
 @needs("nmt", "tagging")
@@ -49,6 +46,7 @@ def similarity(
         "split": split,
         "num_lines": lines or None,
         "weights": chosen,
+        "engine": engine,
         "offload": offload,
         "device": device,
         "overrides": overrides or [],
@@ -56,23 +54,11 @@ def similarity(
     }
     if granularity:
         options["granularities"] = granularity
-    if recipe_of(require_run(run, "nmt", "tagging")) == "tagging":
-        measured = _measure_tagging(run, engine, options)
-    else:
-        from gradvac.lab.recipes.nmt.similarity import measure_run as measure_translation
-
-        measured = measure_translation(run, engine=engine, **options)
+    measure = recipe_named(recipe_of(require_run(run))).measure
+    measured = measure(run, **options)
     from gradvac.lab.training.measuring import summary
 
     asked = [step for step in chosen if isinstance(step, int)]
     console.print(summary(measured, max(asked, default=None)))
     steps = ", ".join(map(str, measured[0].steps.tolist()))
     print(f"Steps {steps} are in {RunFolder(run).similarity}.")
-
-
-def _measure_tagging(run: Path, engine: str, options: dict[str, Any]) -> tuple[Similarities, ...]:
-    from gradvac.lab.recipes.tagging.similarity import measure_run as measure_tagging
-
-    if engine != "per_task":
-        raise ValueError(f"--engine: a tagging run is measured with per_task, not {engine}.")
-    return measure_tagging(run, **options)

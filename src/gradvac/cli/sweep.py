@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +11,7 @@ import typer
 from gradvac.cli._common import config_folders, needs
 
 if TYPE_CHECKING:
-    from gradvac.lab.experiments import Sweep, Trial
-    from gradvac.lab.experiments.sweep import Ended
+    from gradvac.lab.experiments import Sweep
 
 
 @needs("nmt", "tagging", "report")
@@ -34,13 +32,6 @@ def sweep(
         bool,
         typer.Option("--halving", help="Repeatedly stop the weaker half early, by dev loss."),
     ] = False,
-    seconds: Annotated[
-        float | None,
-        typer.Option(
-            help="Save and stop after this many; no run begins that would not end in time.",
-            min=1,
-        ),
-    ] = None,
     launcher: Annotated[
         str, typer.Option(help="local: processes of this machine; submitit: Slurm and others.")
     ] = "local",
@@ -58,19 +49,21 @@ def sweep(
         for trial in plan.trials:
             print(trial.run)
         return
-    from gradvac.lab.experiments.launchers import Processes, Submitit
-    from gradvac.lab.experiments.sweep import InterruptedSweep
+    from gradvac.lab.experiments import InterruptedSweep, Processes, Submitit, budget_table
+    from gradvac.lab.runs.files import write_text
 
     started = (
-        Processes(jobs)
+        Processes(jobs, plan.config.recipe)
         if launcher == "local"
         else Submitit(plan.out / "submitit", plan.config.submitit, jobs)
     )
     try:
-        ended = plan.run(started, retry=retry, halving=halving, seconds=seconds)
+        ended = plan.run(started, retry=retry, halving=halving)
     except InterruptedSweep:
         raise typer.Exit(130) from None
-    _write_tables(plan, ended)
+    table = budget_table(ended)
+    write_text(plan.out / "budget.md", table)
+    print(table, end="")
     failed = [trial for trial, how in ended.items() if how.status == "failed"]
     for trial in failed:
         print(f"{trial.label}: failed: {ended[trial].error}")
@@ -79,22 +72,6 @@ def sweep(
             f"{len(failed)} of {len(ended)} runs failed; fix the cause, then use --retry."
         )
     print(shlex.join(["gradvac", "compare", str(plan.out)]))
-
-
-def _write_tables(plan: Sweep, ended: Mapping[Trial, Ended]) -> None:
-    """What every method was given, and how far short runs predicted long ones."""
-    from gradvac.lab.experiments import budget_table, budgets, prediction_table, predictions
-    from gradvac.lab.runs.files import write_text
-
-    table = budget_table(budgets(ended))
-    write_text(plan.out / "budget.md", table)
-    print(table, end="")
-    points: dict[str, list[Trial]] = {}
-    for trial in plan.trials:
-        points.setdefault(trial.name, []).append(trial)
-    if told := predictions(points):
-        write_text(plan.out / "prediction.md", prediction_table(told))
-        print(f"How far short runs predicted long ones is in {plan.out / 'prediction.md'}.")
 
 
 def _load(source: str, overrides: list[str], out: Path | None) -> Sweep:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradvac.cli._common import load_config, needs, require_run, run_folder
-from gradvac.cli._lines import Decoder, utf8_output
+from gradvac.cli._lines import utf8_output
 from gradvac.cli._options import AsJson, Device, Into, Run, Source, Weights, weights_of
 
 app = typer.Typer(help="Tagging: parts of speech, named entities.", no_args_is_help=True)
@@ -26,25 +27,26 @@ RunOverrides = Annotated[
 ]
 
 
-@app.command()
+@app.command("prepare")
 @needs("tagging")
-def prepare(config: Source, overrides: Overrides = None) -> None:
+def _prepare(config: Source, overrides: Overrides = None) -> None:
     """Read tagged files, check labels, and cut words into sub-words; report what was found."""
-    from gradvac.lab.recipes.tagging import TaggingConfig
-    from gradvac.lab.recipes.tagging import prepare as prepare_data
+    from gradvac.lab.messages import log_to
+    from gradvac.lab.recipes.tagging import TaggingConfig, prepare_sentences
 
     settings = load_config(TaggingConfig, "tagging", config, overrides or [])
     console = Console(highlight=False, markup=False)
-    prepared = prepare_data(settings, say=lambda message: console.print(message))
+    with log_to(console.print):
+        prepared = prepare_sentences(settings)
     shown = Table(title="What was read", title_justify="left")
     for column in ("set", "language"):
         shown.add_column(column)
     for column in ("sentences", "words", "windows"):
         shown.add_column(column, justify="right")
     shown.add_column("also", overflow="fold")
-    for name, counts in prepared.report.items():
+    for name, counts in prepared.read_report().items():
         numbers = [f"{counts[key]:,}" for key in ("sentences", "words", "windows")]
-        shown.add_row(*name.split(" ", 1), *numbers, _also(dict(counts)))
+        shown.add_row(*name.split(" ", 1), *numbers, _also(counts))
     console.print(shown)
     console.print(f"Everything is in {prepared.folder}.", soft_wrap=True)
 
@@ -53,27 +55,15 @@ def _also(counts: dict[str, object]) -> str:
     """What else was counted, in one cell."""
     unseen = counts.pop("labels never seen", None)
     rest = {k: v for k, v in counts.items() if k not in ("sentences", "words", "windows")}
-    said = [f"{count:,} {what}" for what, count in rest.items()]
+    counted = [f"{count:,} {what}" for what, count in rest.items()]
     if isinstance(unseen, list) and unseen:
-        said.append(f"labels never seen: {', '.join(unseen)}")
-    return "; ".join(said)
+        counted.append(f"labels never seen: {', '.join(unseen)}")
+    return "; ".join(counted)
 
 
-@app.command()
+@app.command("train")
 @needs("tagging")
-def pretrain(config: Source, overrides: Overrides = None, run: Into = None) -> None:
-    """Pretrain a small multilingual encoder on plain text, and save it for Hugging Face."""
-    from gradvac.lab.recipes.tagging import PretrainConfig
-    from gradvac.lab.recipes.tagging import pretrain as pretrain_encoder
-
-    settings = load_config(PretrainConfig, "tagging", config, overrides or [])
-    if pretrain_encoder(settings, run_folder(config, run)).reason == "interrupted":
-        raise typer.Exit(130)
-
-
-@app.command()
-@needs("tagging")
-def train(config: Source, overrides: Overrides = None, run: Into = None) -> None:
+def _train(config: Source, overrides: Overrides = None, run: Into = None) -> None:
     """Fine-tune an encoder on all languages jointly, or continue a run that was interrupted."""
     from gradvac.lab.recipes.tagging import TaggingConfig, train_tagging
 
@@ -98,6 +88,7 @@ def predict(
     window: Annotated[int, typer.Option(help="Lines to read before tagging.", min=1)] = 1024,
 ) -> None:
     """Tag standard input, one sentence of words per line; write one line of tags for each."""
+    from gradvac.lab.recipes.common.readers import LenientReader
     from gradvac.lab.recipes.tagging import Tagger, repair
 
     if sys.stdin is None:
@@ -110,8 +101,8 @@ def predict(
         overrides=overrides or [],
     )
     num_empty = num_lines = 0
-    decoder = Decoder()
-    for block in _blocks(decoder.decode(sys.stdin.buffer), window):
+    reader = LenientReader()
+    for block in _blocks(reader.read([Path("-")]), window):
         for words, tags in zip(block, tagger.tag(block), strict=True):
             shown = repair(tags) if repaired else tags
             num_lines += 1
@@ -122,11 +113,11 @@ def predict(
             else:
                 output.write(" ".join(shown) + "\n")
         output.flush()
-    told = {f"{name}": count for name, count in tagger.counts.items() if count}
-    told |= {"lines without words": num_empty} if num_empty else {}
-    replaced = decoder.num_replaced
-    told |= {"lines that were not UTF-8, with marks": replaced} if replaced else {}
-    for name, count in told.items():
+    remarks = {f"{name}": count for name, count in tagger.counts.items() if count}
+    remarks |= {"lines without words": num_empty} if num_empty else {}
+    replaced = reader.num_replaced
+    remarks |= {"lines that were not UTF-8, with marks": replaced} if replaced else {}
+    for name, count in remarks.items():
         print(f"{count:,} {name} ({num_lines:,} lines).", file=sys.stderr)
 
 
@@ -142,9 +133,9 @@ def _blocks(lines: Iterable[str], window: int) -> Iterator[list[list[str]]]:
         yield block
 
 
-@app.command()
+@app.command("score")
 @needs("tagging")
-def score(
+def _score(
     run: Run,
     overrides: RunOverrides = None,
     split: Annotated[str, typer.Option("--set", help="test or dev.")] = "test",
@@ -153,10 +144,10 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Tag a set and score it: F1 as conlleval and XTREME count it, and accuracy."""
-    from gradvac.lab.recipes.tagging import score_run
+    from gradvac.lab.recipes.tagging import score_tagging
 
     console = Console(highlight=False, markup=False)
-    scores = score_run(
+    scores = score_tagging(
         require_run(run, "tagging"),
         split=split,
         weights=weights_of(weights),

@@ -6,48 +6,37 @@ the weighted sum of the task gradients. Whatever alters gradients pairwise (Grad
 the shortest combination (MGDA) or balances norms (GradNorm) can be said that way, which is why one
 engine serves all of them.
 
-    _rule.py           what every rule is: Rule, Weighing
-    _options.py        what a rule says of itself: arguments, their types and descriptions
-    _gradvac.py        GradVac, Algorithm 1 of the paper
-    _pcgrad.py         PCGrad: the same with target 0
-    _pairwise.py       the sweep over pairs that both are made of
-    _sweep_kernel.py   the sweep as one Triton kernel
-    _targets.py        EmaTarget, FixedTarget: what the similarity of a pair is held to
-    _order.py          the random order in which a task visits the others
-    _mgda.py           MGDA: the shortest combination
-    _gradnorm.py       GradNorm: one learned weight per task
-    _sum.py            Sum: joint training
-    _controls.py       Control: GradVac without what is said to make it work
-    _frozen.py         Frozen: constant weights by component, such as another rule's means
-    _torchjd.py        TorchJD: any Gramian weighting of that library
-    _around.py         what rules that stand around another one have in common
-    _only.py           Only: another rule in some components or steps
-    _halves.py         Halves: another rule on similarities without the noise of the batch
+One method per file; `rule.py` says what every rule is, `pairwise.py` what GradVac and PCGrad share,
+`sweep_kernel.py` is that as one Triton kernel, `only.py` limits another rule to some components
+or steps.
 
-A new rule is a file of its own and a line in `RULES` below. Its class says what configs call it,
-what it does and which of its arguments name tasks; the section [align], `Aligner(rule="...")`, the
-table in the guide and the sentence in the report follow.
+A new rule of the package is a file, a line in `RULES` and a config class in
+`gradvac/lab/training/align.py`. A rule of your own needs none of it: configs and
+`Aligner(rule=...)` take "module:Class" and "file.py:Class"; see `studies/` for some.
 """
 
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from gradvac.hints import nearest
-from gradvac.rules._controls import Control
-from gradvac.rules._frozen import Frozen
-from gradvac.rules._gradnorm import GradNorm
-from gradvac.rules._gradvac import GradVac
-from gradvac.rules._halves import Halves, halves_of
-from gradvac.rules._mgda import MGDA
-from gradvac.rules._only import Only
-from gradvac.rules._options import REQUIRED, Option, options_of
-from gradvac.rules._pcgrad import PCGrad
-from gradvac.rules._rule import Rule, Weighing
-from gradvac.rules._sum import Sum
-from gradvac.rules._targets import EmaTarget, FixedTarget
-from gradvac.rules._torchjd import TorchJD
+from gradvac.rules.gradnorm import GradNorm
+from gradvac.rules.gradvac import GradVac
+from gradvac.rules.mgda import MGDA
+from gradvac.rules.only import Only
+from gradvac.rules.pairwise import EmaTarget, FixedTarget
+from gradvac.rules.pcgrad import PCGrad
+from gradvac.rules.rule import Rule, Weighing
+from gradvac.rules.sum import Sum
+from gradvac.rules.torchjd import TorchJD
 
 RULES: dict[str, type[Rule]] = {
-    rule.name: rule for rule in (GradVac, PCGrad, MGDA, GradNorm, Sum, TorchJD, Control, Frozen)
+    rule.name: rule for rule in (GradVac, PCGrad, MGDA, GradNorm, Sum, TorchJD)
 }
 
 
@@ -66,45 +55,80 @@ def rule_named(name: str, **options: Any) -> Rule:
     """Make a rule by the name that configs use: `rule_named("gradvac", beta=0.1)`.
 
     Args:
-        name: One of `RULES`, in capitals or not.
+        name: One of `RULES`, in capitals or not; or a rule of your own, as "module:Class" or
+            "file.py:Class".
         **options: Its arguments.
 
     Raises:
         ValueError: There is no such rule, or it has no such argument.
     """
-    rule = RULES.get(str(name).lower())
-    if rule is None:
-        raise ValueError(f"rule: there is no {name!r}; {nearest(str(name).lower(), RULES)}")
-    its_options = options_of(rule)
+    rule = rule_class(name)
+    parameters = inspect.signature(rule).parameters
     for option in options:
-        if option not in its_options:
+        if option not in parameters:
             has = f"{rule.__name__} has no such option"
-            raise ValueError(f"{option}: {has}; {nearest(option, its_options)}")
-    missing = [name for name, one in its_options.items() if one.default is REQUIRED]
-    for option in missing:
-        if options.get(option) is None:
-            raise ValueError(f"{option}: {rule.__name__} needs one: {its_options[option].about}")
+            raise ValueError(f"{option}: {has}; {nearest(option, parameters)}")
+    for option, parameter in parameters.items():
+        if parameter.default is parameter.empty and options.get(option) is None:
+            raise ValueError(f"{option}: {rule.__name__} needs one; see its documentation.")
     return rule(**options)
+
+
+def rule_class(name: str) -> type[Rule]:
+    """The class of a rule by its name, as in `rule_named`.
+
+    Raises:
+        ValueError: There is none.
+    """
+    where, colon, class_name = str(name).rpartition(":")
+    if not colon:
+        if (rule := RULES.get(str(name).lower())) is None:
+            raise ValueError(f"rule: there is no {name!r}; {nearest(str(name).lower(), RULES)}")
+        return rule
+    found = getattr(_module(where), class_name, None)
+    if not (isinstance(found, type) and issubclass(found, Rule)):
+        raise ValueError(f"rule: {class_name!r} of {where} is no subclass of gradvac.Rule.")
+    return found
+
+
+def _module(where: str) -> ModuleType:
+    """A module by its name, or by its file: from here, or beside the package (`studies/`)."""
+    if not where.endswith(".py"):
+        try:
+            return importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"rule: cannot import {where!r} ({error}).") from None
+    package = Path(__file__).parents[1]
+    places = [folder / where for folder in (Path(), package, package.parents[1])]
+    file = next((place.resolve() for place in places if place.is_file()), None)
+    if file is None:
+        raise ValueError(f"rule: there is no file {where} in {Path().resolve()}.")
+    name = f"gradvac_rules_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
+    if name not in sys.modules:  # once: a class has one identity
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
 
 
 __all__ = [
     "MGDA",
     "RULES",
-    "Control",
     "EmaTarget",
     "FixedTarget",
-    "Frozen",
     "GradNorm",
     "GradVac",
-    "Halves",
     "Only",
-    "Option",
     "PCGrad",
     "Rule",
     "Sum",
     "TorchJD",
     "Weighing",
-    "halves_of",
-    "options_of",
     "rule_named",
 ]

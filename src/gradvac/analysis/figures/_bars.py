@@ -13,7 +13,7 @@ from gradvac.analysis import views
 from gradvac.analysis.figures.style import INKS, MissingError, legend, new_figure, zero_line
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import by_one_metric
-from gradvac.lab.runs.scores import level_rank
+from gradvac.run_files import level_rank
 from gradvac.tasks import labels, languages_of
 
 

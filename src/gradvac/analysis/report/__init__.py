@@ -43,7 +43,7 @@ from gradvac.analysis.report._sentences import SCORES, describe_source, headline
 from gradvac.analysis.report._settings import changed_settings
 from gradvac.analysis.report._wording import Sentence, ordinal
 from gradvac.analysis.run import Run
-from gradvac.lab.runs.files import write_text
+from gradvac.files import write_text
 
 _PAGE = Path(__file__).parent / "page"
 _SCRIPTS = (

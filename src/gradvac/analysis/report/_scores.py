@@ -9,8 +9,7 @@ from scipy.stats import t as student
 from gradvac.analysis.report._settings import repeats
 from gradvac.analysis.run import Run
 from gradvac.analysis.scores import by_one_metric
-from gradvac.lab.runs import TaskScores
-from gradvac.lab.runs.scores import ALL
+from gradvac.run_files import ALL, TaskScores
 
 
 @dataclass(frozen=True)

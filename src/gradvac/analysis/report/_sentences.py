@@ -10,8 +10,7 @@ from gradvac.analysis.report import _kin, _places, _update
 from gradvac.analysis.report._wording import Sentence, count, is_clear, p_text
 from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import Similarities
-from gradvac.lab.runs import TaskScores
-from gradvac.lab.runs.scores import ALL
+from gradvac.run_files import ALL, TaskScores
 
 SCORES = "Scores"
 

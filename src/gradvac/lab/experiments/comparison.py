@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradvac.hints import nearest, some
-from gradvac.lab.experiments import curves
-from gradvac.lab.experiments.curves import LOSS, Cost
-from gradvac.lab.experiments.groups import Group, ScoredRun, find_runs, group_runs, read_run
-from gradvac.lab.experiments.statistics import LEVEL, Scored
-from gradvac.lab.experiments.verdicts import Row, cells_of, judged
+from gradvac.lab.experiments import methods
+from gradvac.lab.experiments.methods import LOSS, Cost, Method, ScoredRun
+from gradvac.lab.experiments.statistics import LEVEL, ComparisonRow, Scored, cells_of, judged
 from gradvac.lab.runs.scores import ALL, level_rank
 from gradvac.lab.runs.sentences import FORMULAS
 
@@ -48,8 +46,8 @@ class Comparison:
     note: str
     baseline: str
     seeds: Mapping[str, tuple[int, ...]]
-    rows: Sequence[Row]
-    losses: Sequence[Row]
+    rows: Sequence[ComparisonRow]
+    losses: Sequence[ComparisonRow]
     costs: Mapping[str, Cost]
     test: str
     remarks: Sequence[str] = field(default_factory=list)
@@ -79,8 +77,11 @@ def compare_runs(
     Raises:
         ValueError: There is nothing to compare, or scores are damaged or of other sentences.
     """
-    run_paths = find_runs(paths)
-    read = {path: read_run(path, split=split, weights=weights, metric=metric) for path in run_paths}
+    run_paths = methods.find_runs(paths)
+    read = {
+        path: methods.read_run(path, split=split, weights=weights, metric=metric)
+        for path in run_paths
+    }
     missing = [path for path, run in read.items() if run is None]
     scored = [run for run in read.values() if run is not None]
     if not scored:
@@ -88,31 +89,31 @@ def compare_runs(
             f"{run_paths[0]}: has no scores of the {split} set with {weights} weights; run "
             "`gradvac nmt score` or `gradvac tagging score`."
         )
-    groups = group_runs(scored)
+    compared = methods.group_by_method(scored)
     remarks = [
         f"{some([str(path) for path in missing])}: not scored on the {split} set, left out."
     ] * bool(missing)
-    return compare_groups(groups, baseline=baseline, seed=seed, remarks=remarks)
+    return compare_methods(compared, baseline=baseline, seed=seed, remarks=remarks)
 
 
-def compare_groups(
-    groups: Sequence[Group],
+def compare_methods(
+    compared: Sequence[Method],
     *,
     baseline: str | None = None,
     seed: int = 0,
     remarks: Sequence[str] = (),
 ) -> Comparison:
     """Compare methods that were read already; arguments as in `compare_runs`."""
-    first = _find_baseline(groups, baseline)
-    groups = [first, *(group for group in groups if group is not first)]
+    first = _find_baseline(compared, baseline)
+    compared = [first, *(method for method in compared if method is not first)]
     scores = first.runs[0].scores
-    metrics = {run.scores.metric for group in groups for run in group.runs}
+    metrics = {run.scores.metric for method in compared for run in method.runs}
     if len(metrics) > 1:
         raise ValueError(f"--metric: runs have {', '.join(sorted(metrics))}; choose one.")
-    said = [*remarks, *_remarks(groups, first)]
-    drawn = _draw_scores(groups, first.tasks, seed)
+    all_remarks = [*remarks, *_remarks(compared, first)]
+    drawn = _draw_scores(compared, first.tasks, seed)
     if drawn is None:
-        said.append(
+        all_remarks.append(
             f"What {scores.metric} is made of by sentence is not known of all runs, so that the "
             "intervals are about other seeds alone, on these sentences; score the runs again."
         )
@@ -120,35 +121,34 @@ def compare_groups(
     kinds = [kind for kind, _, _ in sets]
     rows = []
     for kind, name, tasks in sets:
-        num_tests = max(1, len(groups) - 1) * kinds.count(kind)
-        cells = cells_of(groups, _scored(tasks, drawn), num_tests=num_tests)
-        rows.append(Row(kind, name, cells, scores.digits + 1, scores.higher_is_better))
+        num_tests = max(1, len(compared) - 1) * kinds.count(kind)
+        cells = cells_of(compared, _scored(tasks, drawn), num_tests=num_tests)
+        rows.append(ComparisonRow(kind, name, cells, scores.digits + 1, scores.higher_is_better))
     return Comparison(
         metric=scores.metric,
-        note=_shared_note(groups),
+        note=_shared_note(compared),
         baseline=first.name,
-        seeds={group.name: group.seeds for group in groups},
+        seeds={method.name: method.seeds for method in compared},
         rows=judged(rows),
-        losses=judged(_losses(groups)),
-        costs={group.name: curves.cost_of(group) for group in groups},
+        losses=judged(_losses(compared)),
+        costs={method.name: methods.cost_of(method) for method in compared},
         test=_test_used(drawn is not None),
-        remarks=said,
-        mixtures=[group.name for group in groups if _is_mixture(group.runs[0])],
+        remarks=all_remarks,
+        mixtures=[method.name for method in compared if _is_mixture(method.runs[0])],
     )
 
 
-def _find_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
+def _find_baseline(compared: Sequence[Method], wanted: str | None) -> Method:
     if wanted is None:
-        plain = [group for group in groups if _is_plain(group.runs[0])]
-        named = [group for group in groups if group.name == JOINT]
-        return named[0] if named else plain[0] if len(plain) == 1 else groups[0]
-    for group in groups:
-        places = {run.path.resolve() for run in group.runs}
-        if wanted == group.name or Path(wanted).resolve() in places:
-            return group
-    raise ValueError(
-        f"--baseline: there is no {wanted!r}; {nearest(wanted, [group.name for group in groups])}"
-    )
+        plain = [method for method in compared if _is_plain(method.runs[0])]
+        named = [method for method in compared if method.name == JOINT]
+        return named[0] if named else plain[0] if len(plain) == 1 else compared[0]
+    for method in compared:
+        folders = {run.path.resolve() for run in method.runs}
+        if wanted == method.name or Path(wanted).resolve() in folders:
+            return method
+    names = [method.name for method in compared]
+    raise ValueError(f"--baseline: there is no {wanted!r}; {nearest(wanted, names)}")
 
 
 def _is_plain(run: ScoredRun) -> bool:
@@ -159,47 +159,47 @@ def _is_mixture(run: ScoredRun) -> bool:
     return run.settings.get("align.rule") in ("sum", "none")
 
 
-def _remarks(groups: Sequence[Group], first: Group) -> Iterator[str]:
-    for group in groups[1:]:
-        absent = [task for task in first.tasks if task not in group.tasks]
-        beyond = [task for task in group.tasks if task not in first.tasks]
+def _remarks(compared: Sequence[Method], first: Method) -> Iterator[str]:
+    for method in compared[1:]:
+        absent = [task for task in first.tasks if task not in method.tasks]
+        beyond = [task for task in method.tasks if task not in first.tasks]
         if absent:
-            yield f"{group.name}: not scored on {some(absent)}, so that it has no average."
+            yield f"{method.name}: not scored on {some(absent)}, so that it has no average."
         if beyond:
-            yield f"{group.name}: {some(beyond)} not compared, as {first.name} lacks them."
-    single = [group.name for group in groups if len(group.runs) == 1]
+            yield f"{method.name}: {some(beyond)} not compared, as {first.name} lacks them."
+    single = [method.name for method in compared if len(method.runs) == 1]
     if single:
         yield f"{some(single)}: one seed, which shows nothing about other seeds; train more."
-    stopped = [stop for group in groups for run in group.runs if (stop := _stop(run))]
+    stopped = [stop for method in compared for run in method.runs if (stop := _stop(run))]
     if stopped:
         yield f"Not trained to their end: {some(stopped)}."
-    devices = {str(r.signature.get("device", "")) for group in groups for r in group.runs}
+    devices = {str(r.signature.get("device", "")) for method in compared for r in method.runs}
     if len(devices) > 1:
         yield f"Runs are of different machines ({some(sorted(devices))}): their times differ too."
-    if len(notes := _notes(groups)) > 1:
+    if len(notes := _notes(compared)) > 1:
         yield f"Scores were made in different ways: {'; '.join(notes)}."
 
 
 def _stop(run: ScoredRun) -> str:
     """Where a run stands that has steps left; empty for others."""
-    settings, step = run.settings, curves.last_step(run)
+    settings, step = run.settings, methods.last_step(run)
     planned = int(settings.get("train.max_steps", 0))
     if settings.get("train.patience") or settings.get("batch.epochs"):
         return ""  # they end otherwise
     return f"{run.path} (step {step:,} of {planned:,})" if 0 < step < planned else ""
 
 
-def _notes(groups: Sequence[Group]) -> list[str]:
-    return sorted({run.scores.note for group in groups for run in group.runs})
+def _notes(compared: Sequence[Method]) -> list[str]:
+    return sorted({run.scores.note for method in compared for run in method.runs})
 
 
-def _shared_note(groups: Sequence[Group]) -> str:
+def _shared_note(compared: Sequence[Method]) -> str:
     """How all runs were scored; remarks say it where they were not scored alike."""
-    notes = _notes(groups)
+    notes = _notes(compared)
     return notes[0] if len(notes) == 1 else "in different ways, see the remarks"
 
 
-def _sets_of_tasks(first: Group) -> list[tuple[str, str, tuple[str, ...]]]:
+def _sets_of_tasks(first: Method) -> list[tuple[str, str, tuple[str, ...]]]:
     """Kind, name and tasks of every row."""
     levels = first.runs[0].scores.levels
     named = sorted(
@@ -217,9 +217,9 @@ def _sets_of_tasks(first: Group) -> list[tuple[str, str, tuple[str, ...]]]:
 Drawn = dict[str, dict[Path, Floats]]  # task -> run -> [B]
 
 
-def _draw_scores(groups: Sequence[Group], tasks: Sequence[str], seed: int) -> Drawn | None:
+def _draw_scores(compared: Sequence[Method], tasks: Sequence[str], seed: int) -> Drawn | None:
     """Scores on drawings of the sentences, the same for all runs; None if counts are missing."""
-    runs = [run for group in groups for run in group.runs]
+    runs = [run for method in compared for run in method.runs]
     if any(run.counts is None for run in runs):
         return None
     drawn: Drawn = {}
@@ -243,41 +243,41 @@ def _draw_scores(groups: Sequence[Group], tasks: Sequence[str], seed: int) -> Dr
     return drawn
 
 
-def _scored(tasks: Sequence[str], drawn: Drawn | None) -> Callable[[Group], Scored | None]:
+def _scored(tasks: Sequence[str], drawn: Drawn | None) -> Callable[[Method], Scored | None]:
     """The mean score over some tasks, of a method that has them all."""
 
-    def score(group: Group) -> Scored | None:
-        if not set(tasks) <= set(group.tasks):
+    def score(method: Method) -> Scored | None:
+        if not set(tasks) <= set(method.tasks):
             return None
-        values = [[run.scores.by_task[task] for task in tasks] for run in group.runs]
+        values = [[run.scores.by_task[task] for task in tasks] for run in method.runs]
         again = None
         if drawn is not None:
             again = np.stack(
-                [np.mean([drawn[task][run.path] for task in tasks], axis=0) for run in group.runs]
+                [np.mean([drawn[task][run.path] for task in tasks], axis=0) for run in method.runs]
             )
-        return Scored(group.seeds, np.mean(values, axis=1), again)
+        return Scored(method.seeds, np.mean(values, axis=1), again)
 
     return score
 
 
-def _of_runs(value: Callable[[ScoredRun], float]) -> Callable[[Group], Scored | None]:
-    def score(group: Group) -> Scored | None:
-        values = np.array([value(run) for run in group.runs], dtype=np.float64)
-        return None if np.isnan(values).any() else Scored(group.seeds, values)
+def _of_runs(value: Callable[[ScoredRun], float]) -> Callable[[Method], Scored | None]:
+    def score(method: Method) -> Scored | None:
+        values = np.array([value(run) for run in method.runs], dtype=np.float64)
+        return None if np.isnan(values).any() else Scored(method.seeds, values)
 
     return score
 
 
-def _losses(groups: Sequence[Group]) -> list[Row]:
+def _losses(compared: Sequence[Method]) -> list[ComparisonRow]:
     """Losses beside the scores: at the best weights, at equal steps, at equal time."""
-    runs = [run for group in groups for run in group.runs if run.metrics]
+    runs = [run for method in compared for run in method.runs if run.metrics]
     views = list(_views(runs)) if runs else []
-    num_tests = max(1, len(groups) - 1) * len(views)
+    num_tests = max(1, len(compared) - 1) * len(views)
     return [
-        Row(
+        ComparisonRow(
             "loss",
             view.name,
-            cells_of(groups, _of_runs(view.value), num_tests=num_tests),
+            cells_of(compared, _of_runs(view.value), num_tests=num_tests),
             view.digits,
             view.higher_is_better,
         )
@@ -293,22 +293,22 @@ class _View(NamedTuple):
 
 
 def _views(runs: Sequence[ScoredRun]) -> Iterator[_View]:
-    seconds = curves.common_seconds(runs)
-    chosen, more_is_better = curves.metric_of(runs[0])
+    seconds = methods.common_seconds(runs)
+    chosen, more_is_better = methods.metric_of(runs[0])
     for key, higher in {LOSS: False, chosen: more_is_better}.items():
-        step = curves.common_step(runs, key)
+        step = methods.common_step(runs, key)
         if step is None:
             continue
         digits = 4 if key == LOSS else 2
         if key == LOSS:
             name = f"train/loss up to step {step:,}"
-            yield _View(name, partial(curves.train_loss, step=step), digits, higher)
-        best = partial(curves.at_best, key=key)
+            yield _View(name, partial(methods.train_loss, step=step), digits, higher)
+        best = partial(methods.at_best, key=key)
         yield _View(f"{key}, best weights", best, digits, higher)
-        equal_steps = partial(curves.at_step, key=key, step=step)
+        equal_steps = partial(methods.at_step, key=key, step=step)
         yield _View(f"{key}, step {step:,}", equal_steps, digits, higher)
         if seconds is not None:
-            equal_time = partial(curves.after_seconds, key=key, seconds=seconds)
+            equal_time = partial(methods.after_seconds, key=key, seconds=seconds)
             yield _View(f"{key} after {seconds:,.3g} s", equal_time, digits, higher)
 
 

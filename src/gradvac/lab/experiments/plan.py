@@ -1,6 +1,6 @@
 """The config of a sweep, and the runs it stands for.
 
-    recipe = "nmt"                      # or "tagging"
+    recipe = "nmt"                      # or "tagging", or "module:NAME" of your own
     base = "tatoeba"                    # the config that is varied: a name, or a file
     score = ["test"]                    # sets to score when a run is finished
 
@@ -25,8 +25,8 @@
     set = { "model.init" = "{run:high}", "data.prepared" = "{out}/data-{seed}" }
 
     [[methods]]
-    name = "frozen"                     # `{weights:NAME}`: that run's mean weights, from its record
-    set = { "align.rule" = "frozen", "align.component_weights" = "{weights:gradvac}" }
+    name = "own"                        # a rule of your own, with its arguments
+    set = { "align.rule" = "file.py:Class", "align.options" = { strength = 0.5 } }
 
 Strings may hold `{out}`, `{point}` and `{seed}`: folder, point and seed of the run.
 The run of method `joint` with temperature 2 and seed 0 is in OUT/joint-temperature=2.0/seed-0.
@@ -39,17 +39,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from gradvac.hints import nearest
-from gradvac.lab.experiments.groups import PART, SEED, SEED_FOLDER
+from gradvac.lab.experiments.methods import PART, SEED, SEED_FOLDER
 from gradvac.lab.training.config import Section
 
 _RULE = "align.rule"
 _NAME = re.compile(r"[\w-]+", re.ASCII)
-_REFERENCE = re.compile(r"\{(run|weights):([^{}]+)\}")
+_REFERENCE = re.compile(r"\{run:([^{}]+)\}")
 
 
 class MethodConfig(Section):
@@ -84,7 +84,7 @@ class SweepConfig(Section):
     """A sweep.
 
     Attributes:
-        recipe: Which commands run it.
+        recipe: What is trained: a registered recipe, "module:NAME" or "file.py:NAME".
         base: The config that is varied: a name as on the command line, or a file.
         score: Sets to score when a run is finished.
         measure: Aligned sets on which the similarity of its tasks is measured then.
@@ -94,7 +94,7 @@ class SweepConfig(Section):
         submitit: For `--launcher submitit`: `cluster`, and what its executor takes.
     """
 
-    recipe: Literal["nmt", "tagging"]
+    recipe: str
     base: str
     score: list[str] = Field(default_factory=lambda: ["test"])
     measure: list[str] = Field(default_factory=list)
@@ -134,7 +134,7 @@ class Trial:
         method: The method whose budget it counts for.
         name: Of its point: the method and what the grid varies.
         seed: `train.seed`.
-        settings: Setting -> value; strings may refer to other runs.
+        settings: Setting -> value.
         run: Its folder.
         scored: Whether it is scored.
         needs: Folders of the runs that must be finished first.
@@ -154,7 +154,9 @@ class Trial:
         return f"{self.name}.{SEED_FOLDER}{self.seed}"
 
 
-def expand(config: SweepConfig, out: Path, extra: Mapping[str, Any] | None = None) -> list[Trial]:
+def plan_trials(
+    config: SweepConfig, out: Path, extra: Mapping[str, Any] | None = None
+) -> list[Trial]:
     """All runs of a sweep in their order: turn by turn, then seed by seed; needed ones first.
 
     So a sweep that is stopped has treated all methods of a turn alike.
@@ -167,7 +169,7 @@ def expand(config: SweepConfig, out: Path, extra: Mapping[str, Any] | None = Non
     Raises:
         ValueError: Two points have one name, or a reference leads nowhere.
     """
-    methods = config.methods or [_whole(config)]
+    methods = config.methods or [_grid_alone(config)]
     turns = sorted({method.turn for method in methods})
     trials = [
         trial
@@ -182,20 +184,20 @@ def expand(config: SweepConfig, out: Path, extra: Mapping[str, Any] | None = Non
             key=lambda trial: trial.seed,
         )
     ]
-    places = [trial.run for trial in trials]
-    twice = [run for run in places if places.count(run) > 1]
+    folders = [trial.run for trial in trials]
+    twice = [run for run in folders if folders.count(run) > 1]
     if twice:
         raise ValueError(f"grid: two runs would share {twice[0]}; give methods different names.")
     names = sorted({trial.name for trial in trials})
     for trial in trials:
         for run in trial.needs:
-            if run not in places:
+            if run not in folders:
                 hint = nearest(run.parent.name, names)
                 raise ValueError(f"{trial.name}: needs {run}, which is not in the sweep; {hint}")
     return _ordered(trials)
 
 
-def _whole(config: SweepConfig) -> MethodConfig:
+def _grid_alone(config: SweepConfig) -> MethodConfig:
     """A sweep without methods is a grid; what varies names its points."""
     return MethodConfig(name=config.base if _NAME.fullmatch(config.base) else "all")
 
@@ -224,11 +226,12 @@ def _trials(
             name = _name(method, config, shown) + (PART + _word(part[1]) if part else "")
             run = out / name / f"{SEED_FOLDER}{seed}"
             words = {"{out}": str(out), "{point}": name, "{seed}": str(seed)}
+            named = list(_referred(settings))
+            needs = {other: out / other / f"{SEED_FOLDER}{seed}" for other in named}
+            words |= {f"{{run:{other}}}": str(run) for other, run in needs.items()}
             settings = {key: _filled(value, words) for key, value in settings.items()}
-            named = [reference for value in settings.values() for reference in _references(value)]
-            needs = tuple(out / other / f"{SEED_FOLDER}{seed}" for _, other in named)
             counted = str(settings[_RULE]) if not config.methods and _RULE in point else method.name
-            yield Trial(counted, name, seed, settings, run, method.scored, needs)
+            yield Trial(counted, name, seed, settings, run, method.scored, tuple(needs.values()))
 
 
 def _name(method: MethodConfig, config: SweepConfig, point: Mapping[str, Any]) -> str:
@@ -249,51 +252,36 @@ def _word(value: Any) -> str:
 
 
 def _filled(value: Any, words: Mapping[str, str]) -> Any:
+    """A value in whose strings words are replaced."""
+    if isinstance(value, Mapping):
+        return {key: _filled(item, words) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, words) for item in value]
     if isinstance(value, str):
         for word, meaning in words.items():
             value = value.replace(word, meaning)
     return value
 
 
-def _references(value: Any) -> list[tuple[str, str]]:
-    return _REFERENCE.findall(value) if isinstance(value, str) else []
-
-
-def resolve(trial: Trial, out: Path, mean_weights: Any) -> dict[str, Any]:
-    """The settings of a run once the runs it refers to are there.
-
-    Args:
-        trial: The run.
-        out: The folder of the sweep.
-        mean_weights: Makes a value of the record of a run, for `{weights:NAME}`.
-    """
-
-    def place(name: str) -> Path:
-        return out / name / f"{SEED_FOLDER}{trial.seed}"
-
-    settings = dict(trial.settings)
-    for key, value in trial.settings.items():
-        for kind, name in _references(value):
-            whole = value == f"{{{kind}:{name}}}"
-            if kind == "weights" and not whole:
-                raise ValueError(f"{key}: {{weights:{name}}} must be the whole value.")
-            if kind == "weights":
-                settings[key] = mean_weights(place(name))
-            else:
-                settings[key] = str(settings[key]).replace(f"{{run:{name}}}", str(place(name)))
-    return settings
+def _referred(value: Any) -> Iterator[str]:
+    """Names of the methods whose runs a value refers to."""
+    if isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _referred(item)
+    elif isinstance(value, str):
+        yield from _REFERENCE.findall(value)
 
 
 def _ordered(trials: Sequence[Trial]) -> list[Trial]:
     """Every run after those it needs, otherwise in their order."""
     done: list[Trial] = []
-    places: set[Path] = set()
+    folders: set[Path] = set()
     waiting = list(trials)
     while waiting:
-        ready = next((trial for trial in waiting if places.issuperset(trial.needs)), None)
+        ready = next((trial for trial in waiting if folders.issuperset(trial.needs)), None)
         if ready is None:
             raise ValueError(f"{waiting[0].name}: needs runs that need it; break the circle.")
         done.append(ready)
-        places.add(ready.run)
+        folders.add(ready.run)
         waiting.remove(ready)
     return done

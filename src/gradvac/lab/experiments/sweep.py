@@ -3,40 +3,50 @@
 OUT/sweep.json                      all runs of the sweep, and their settings
 OUT/POINT/seed-N/                   a run folder
 OUT/trials/POINT.seed-N.json        what its process was asked to do
-OUT/trials/POINT.seed-N.result.json how it ended
+OUT/trials/POINT.seed-N.result.json how it ended, and the hash of the settings it is about
 OUT/trials/POINT.seed-N.log         what it printed
+OUT/halving.json                    with halving: every round
 OUT/budget.md                       runs, steps and seconds by method
+
+Successive halving trains all points for a short while, the better half for twice as long, and so
+on. Points are ranked by their loss on development data (`dev/loss`, the mean over tasks and seeds),
+which has far more signal than a score of the same runs. A run that goes on continues where it was
+paused, so that nothing is trained twice.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gradvac.hints import nearest
-from gradvac.lab.experiments.frozen import mean_weights
-from gradvac.lab.experiments.launchers import Launcher, Processes
-from gradvac.lab.experiments.pace import Pace, steps_taken
-from gradvac.lab.experiments.plan import SweepConfig, Trial, expand, resolve
-from gradvac.lab.experiments.worker import INTERRUPTED, load_settings
+from gradvac.lab.experiments.methods import LOSS
+from gradvac.lab.experiments.plan import SweepConfig, Trial, plan_trials
+from gradvac.lab.experiments.worker import INTERRUPTED, STOPS, Launcher, Processes, load_settings
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.files import FolderLock, hash_of, read_json, write_json
-from gradvac.lab.training import ConfigError
+from gradvac.lab.training import ConfigError, RunConfig
 
 DONE, FAILED, PAUSED, WAITING = "done", "failed", "paused", "waiting"
+HALVING = "halving.json"
 _ENDS = ("finished", "early_stop")
 _TAIL = 2000  # characters of a log that may hold the reason of a failure
+_MOST_RUNGS = 2  # earlier than at a quarter of the steps, losses did not tell who would win
+
+logger = logging.getLogger(__name__)
 
 
 class InterruptedSweep(KeyboardInterrupt):
     """The user stopped the sweep; the same command continues."""
-
-
-class _TimeIsOverError(Exception):
-    """A sweep has used the seconds it was given."""
 
 
 @dataclass(frozen=True)
@@ -64,106 +74,69 @@ class Sweep:
         base: File of the config that is varied.
         out: The folder.
         extra: Settings from the command line, for all runs.
-        say: Told what happens.
 
     Raises:
-        ValueError: A run cannot be configured, which is told before any begins.
+        ValueError: A run cannot be configured, which is reported before any begins.
     """
 
     def __init__(
-        self,
-        config: SweepConfig,
-        base: Path,
-        out: Path,
-        *,
-        extra: Mapping[str, Any] | None = None,
-        say: Callable[[str], None] = print,
+        self, config: SweepConfig, base: Path, out: Path, *, extra: Mapping[str, Any] | None = None
     ) -> None:
-        self.config, self.base, self.out, self.say = config, base, out, say
-        self.trials = expand(config, out, extra)
-        self._rules: dict[Trial, str] = {}
-        self._hashes: dict[Trial, str] = {}  # of all settings, those of the base too
-        self._steps: dict[Trial, int] = {}  # of runs whose length is known
-        self._check()
-        self._pace = Pace(self._rules)
+        self.config, self.base, self.out = config, base, out
+        self.trials = plan_trials(config, out, extra)
+        self.settings = {trial: self._load(trial) for trial in self.trials}
+        self._hashes = {
+            trial: hash_of(loaded.model_dump(mode="json"))
+            for trial, loaded in self.settings.items()
+        }
 
-    def _check(self) -> None:
-        """Load the settings of all runs, as far as they are known."""
-        for trial in self.trials:
-            known_settings = {
-                key: value
-                for key, value in trial.settings.items()
-                if not (isinstance(value, str) and value.startswith("{weights:"))
-            }
-            if len(known_settings) < len(trial.settings):
-                known_settings.pop("align.rule", None)  # a rule that needs what is not there yet
-            try:
-                loaded = load_settings(self.config.recipe, self.base, known_settings)
-            except ConfigError as error:
-                raise ValueError(f"{trial.name}: {error}") from None
-            self._hashes[trial] = hash_of([loaded.model_dump(mode="json"), dict(trial.settings)])
-            self._check_sets(loaded)
-            self._rules[trial] = str(trial.settings.get("align.rule", loaded.align.rule))
-            if not getattr(getattr(loaded, "batch", None), "epochs", 0):
-                self._steps[trial] = loaded.train.max_steps
-
-    def _check_sets(self, loaded: Any) -> None:
-        sets = [name for name in loaded.data.sources() if name != "train"]
-        unknown = [name for name in self.config.score if name not in sets]
-        if unknown:
-            raise ValueError(f"score: there is no set {unknown[0]!r}; {nearest(unknown[0], sets)}")
+    def _load(self, trial: Trial) -> RunConfig:
+        try:
+            loaded = load_settings(self.config.recipe, self.base, trial.settings)
+        except ConfigError as error:
+            raise ValueError(f"{trial.name}: {error}") from None
+        sources = getattr(getattr(loaded, "data", None), "sources", None)
+        if sources is not None:
+            sets = [name for name in sources() if name != "train"]
+            for name in self.config.score:
+                if name not in sets:
+                    raise ValueError(f"score: there is no set {name!r}; {nearest(name, sets)}")
+        return loaded
 
     def run(
-        self,
-        launcher: Launcher | None = None,
-        *,
-        retry: bool = False,
-        halving: bool = False,
-        seconds: float | None = None,
+        self, launcher: Launcher | None = None, *, retry: bool = False, halving: bool = False
     ) -> dict[Trial, Ended]:
         """Run what is not done; call it again to go on.
 
         Args:
             launcher: How runs are started; None: one after the other.
             retry: Also run what has failed before.
-            halving: Stop the weaker half of the points early, by their loss on development data;
-                see `halving.py`.
-            seconds: After so many, runs save and leave; a run does not begin if those before
-                were too slow for it to end in time. None: no limit.
+            halving: Stop the weaker half of the points early, by their loss on development data.
 
         Raises:
-            InterruptedSweep: The user stopped it.
+            InterruptedSweep: Ctrl-C, SIGTERM or SIGHUP stopped it; running runs were saved.
         """
         self.out.mkdir(parents=True, exist_ok=True)
         busy = f"--out: another sweep is at work in {self.out}; wait for it to end."
-        with FolderLock(self.out, busy=busy):
+        with FolderLock(self.out, busy=busy), _signals_interrupt():
             self._folder.mkdir(exist_ok=True)
             write_json(self.out / "sweep.json", self._described())
-            launcher = launcher or Processes(1)
+            launcher = launcher or Processes(1, self.config.recipe)
             if retry:
                 for trial in self.trials:
                     if self.ended(trial).status == FAILED:
                         self._result(trial).unlink()
-            self._pace = Pace(self._rules, seconds)
             try:
-                self._run(launcher, halving=halving)
-            except _TimeIsOverError as error:
-                self.say(f"{error}; the same command continues.")
+                if halving:
+                    self._halve(launcher)
+                else:
+                    self._run_trials(self.trials, launcher)
             except KeyboardInterrupt:
-                self.say("Stopping: runs save and leave; the same command continues.")
-                launcher.stop()
+                logger.info("Stopping: runs save and leave; the same command continues.")
                 raise InterruptedSweep from None
             finally:
                 launcher.stop()
         return {trial: self.ended(trial) for trial in self.trials}
-
-    def _run(self, launcher: Launcher, *, halving: bool) -> None:
-        if halving:
-            from gradvac.lab.experiments.halving import halve
-
-            halve(self, launcher)
-        else:
-            self.run_trials(self.trials, launcher)
 
     def _described(self) -> dict[str, Any]:
         return {
@@ -182,11 +155,14 @@ class Sweep:
     def _result(self, trial: Trial) -> Path:
         return self._folder / f"{trial.label}.result.json"
 
+    def _log(self, trial: Trial) -> Path:
+        return self._folder / f"{trial.label}.log"
+
     def ended(self, trial: Trial) -> Ended:
         """How a run stands, by what it left."""
         result = read_json(self._result(trial))
-        if result.get("hash") not in (None, self._hashes[trial]):
-            return Ended(WAITING)  # it was of other settings, which the run folder may refuse
+        if result.get("hash") != self._hashes[trial]:
+            return Ended(WAITING)  # none, or of other settings, which the run folder may refuse
         reason, step = result.get("reason"), int(result.get("step", 0))
         seconds = float(result.get("seconds", 0.0))
         if reason == "failed":
@@ -197,51 +173,36 @@ class Sweep:
             return Ended(DONE, step, seconds)
         return Ended(PAUSED if reason == "paused" else WAITING, step, seconds)
 
-    def run_trials(self, trials: Sequence[Trial], launcher: Launcher, *, pause_at: int = 0) -> None:
+    def _run_trials(
+        self, trials: Sequence[Trial], launcher: Launcher, *, pause_at: int = 0
+    ) -> None:
         """Run some of the runs as far as step `pause_at` (0: to the end)."""
         waiting = [trial for trial in trials if not self._is_there(trial, pause_at)]
-        waiting.sort(key=lambda trial: not steps_taken(trial))  # what was begun comes first
-        jobs: dict[Any, Trial] = {}
+        running: dict[Path, Trial] = {}
         while True:
-            while len(jobs) < launcher.jobs and (trial := self._next(waiting, pause_at)):
+            while len(running) < launcher.jobs and (trial := self._next(waiting)):
                 waiting.remove(trial)
-                self._start(trial, launcher, jobs, pause_at)
-            if not jobs:
+                task = self._write_task(trial, pause_at)
+                launcher.start(task, self._log(trial))
+                running[task] = trial
+            if not running:
                 break
-            left = self._pace.seconds_left
-            for job, status in launcher.wait_for_one(None if left == math.inf else left).items():
-                self._note(jobs.pop(job), status)
-            if not self._pace.seconds_left and (jobs or waiting):
-                raise _TimeIsOverError(f"{self._pace.seconds:,.0f} seconds are over")
-        if late := [trial for trial in waiting if self._is_late(trial, pause_at)]:
-            raise _TimeIsOverError(
-                f"Left for later: {len(late)} of {len(trials)} runs, which at the pace of earlier "
-                f"ones would not end within {self._pace.seconds:,.0f} seconds"
-            )
+            for task, status in launcher.wait_for_one().items():
+                self._note(running.pop(task), status)
 
-    def _next(self, waiting: list[Trial], pause_at: int) -> Trial | None:
-        """The first run that can end in time and whose needs are there.
-
-        Those whose needs have failed, fail.
-        """
+    def _next(self, waiting: list[Trial]) -> Trial | None:
+        """The first run whose needs are there; those whose needs have failed, fail."""
+        by_folder = {trial.run: trial for trial in self.trials}
         for trial in list(waiting):
-            needed = [self._of(run) for run in trial.needs]
+            needed = [by_folder[run] for run in trial.needs]
             states = [self.ended(other).status for other in needed]
             if FAILED in states:
                 waiting.remove(trial)
                 other = needed[states.index(FAILED)].label
                 self._fail(trial, f"it needs {other}, which failed")
-            elif all(state == DONE for state in states) and not self._is_late(trial, pause_at):
+            elif all(state == DONE for state in states):
                 return trial
         return None
-
-    def _is_late(self, trial: Trial, pause_at: int) -> bool:
-        """Whether a run that begins now will not end in time, as far as one can tell."""
-        until = pause_at or self._steps.get(trial, 0)
-        return self._pace.foreseen(trial, until) > self._pace.seconds_left
-
-    def _of(self, run: Path) -> Trial:
-        return next(trial for trial in self.trials if trial.run == run)
 
     def _is_there(self, trial: Trial, pause_at: int) -> bool:
         ended = self.ended(trial)
@@ -249,52 +210,152 @@ class Sweep:
             ended.status == PAUSED and 0 < pause_at <= ended.step
         )
 
-    def _start(
-        self, trial: Trial, launcher: Launcher, jobs: dict[Any, Trial], pause_at: int
-    ) -> None:
-        try:
-            settings = resolve(trial, self.out, mean_weights)
-        except ValueError as error:
-            self._fail(trial, str(error))
-            return
+    def _write_task(self, trial: Trial, pause_at: int) -> Path:
+        """What the worker of a run is to do."""
         task = self._folder / f"{trial.label}.json"
         content = {
             "recipe": self.config.recipe,
             "base": str(self.base),
-            "settings": settings | {"train.pause_at": pause_at},
+            "settings": dict(trial.settings) | {"train.pause_at": pause_at},
+            "settings_hash": self._hashes[trial],
             "run": str(trial.run),
             "score": self.config.score if trial.scored else [],
             "measure": self.config.measure,
             "result": str(self._result(trial)),
         }
         write_json(task, content)
-        self._pace.begin(trial)
-        jobs[launcher.start(task, self._log(trial))] = trial
-
-    def _log(self, trial: Trial) -> Path:
-        return self._folder / f"{trial.label}.log"
+        return task
 
     def _note(self, trial: Trial, status: int) -> None:
-        """Keep how a process ended, and say it."""
+        """Log how a process ended, and keep why it failed."""
         if status == INTERRUPTED:
             raise KeyboardInterrupt
         if status:
             self._fail(trial, _reason(self._log(trial), status))
             return
-        path = self._result(trial)
-        write_json(path, read_json(path) | {"hash": self._hashes[trial]})
         ended = self.ended(trial)
-        self._pace.end(trial, ended.step)
-        self.say(f"{trial.label}: {ended.status}, step {ended.step:,}, {ended.seconds:,.1f} s")
+        logger.info(
+            "%s: %s, step %s, %s s",
+            *(trial.label, ended.status, f"{ended.step:,}", f"{ended.seconds:,.1f}"),
+        )
 
     def _fail(self, trial: Trial, why: str) -> None:
-        facts = {"reason": "failed", "error": why, "hash": self._hashes[trial]}
-        write_json(self._result(trial), facts)
-        self.say(f"{trial.label}: failed: {why} (log: {self._log(trial)})")
+        failed = {"reason": "failed", "error": why, "hash": self._hashes[trial]}
+        write_json(self._result(trial), failed)
+        logger.info("%s: failed: %s (log: %s)", trial.label, why, self._log(trial))
+
+    def _halve(self, launcher: Launcher) -> None:
+        """Run the sweep by halving."""
+        if any(trial.needs for trial in self.trials):
+            raise ValueError("--halving: runs that start from others cannot be stopped early.")
+        points: dict[str, list[Trial]] = {}
+        for trial in self.trials:
+            points.setdefault(trial.name, []).append(trial)
+        history: list[dict[str, Any]] = []
+        left = list(points)
+        for step in self._rungs(len(points))[:-1]:
+            self._run_trials([t for name in left for t in points[name]], launcher, pause_at=step)
+            losses = {name: _loss(points[name], step) for name in left}
+            ranked = sorted(left, key=lambda name: (math.isnan(losses[name]), losses[name]))
+            kept = ranked[: max(1, math.ceil(len(left) / 2))]
+            losses_or_none = {name: None if math.isnan(x) else x for name, x in losses.items()}
+            history.append({"step": step, "losses": losses_or_none, "kept": kept})
+            write_json(self.out / HALVING, {"rungs": history})
+            logger.info(
+                "step %s: %d of %d points go on; best %s (%s %.4f)",
+                *(f"{step:,}", len(kept), len(left), ranked[0], LOSS, losses[ranked[0]]),
+            )
+            left = kept
+        self._run_trials([t for name in left for t in points[name]], launcher)
+
+    def _rungs(self, num_points: int) -> list[int]:
+        loaded = list(self.settings.values())
+        lengths = {one.train.max_steps for one in loaded}
+        every = {one.train.validate_every for one in loaded}
+        if len(lengths) > 1 or len(every) > 1 or 0 in every:
+            raise ValueError(
+                "--halving: all runs must have one train.max_steps and one train.validate_every "
+                f"above 0; there are {sorted(lengths)} and {sorted(every)}."
+            )
+        if {getattr(getattr(one, "batch", None), "epochs", 0) for one in loaded} != {0}:
+            raise ValueError(
+                "--halving: batch.epochs decides how long runs are; set it to 0, and "
+                "train.max_steps."
+            )
+        return rungs(lengths.pop(), every.pop(), num_points)
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP stop a sweep as Ctrl-C does, unless they are ignored (nohup)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    former = {
+        number: signal.signal(number, interrupt)
+        for number in STOPS
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _reason(log: Path, status: int) -> str:
     text = log.read_text(encoding="utf-8", errors="replace")[-_TAIL:] if log.is_file() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = lines[-1] if lines else "it printed nothing"
-    return f"exit status {status}: {said}"
+    return f"exit status {status}: {lines[-1] if lines else 'it printed nothing'}"
+
+
+def rungs(max_steps: int, validate_every: int, num_points: int) -> list[int]:
+    """Steps at which the weaker half stops; all are validated, and the last is the end.
+
+    Raises:
+        ValueError: There are too few validations to choose by.
+    """
+    wanted = min(_MOST_RUNGS, math.ceil(math.log2(max(2, num_points))))
+    steps = [max_steps / 2**number for number in range(wanted, 0, -1)]
+    rounded = [validate_every * max(1, math.ceil(step / validate_every)) for step in steps]
+    before_end = [step for step in dict.fromkeys(rounded) if step < max_steps]
+    if not before_end:
+        raise ValueError(
+            f"--halving: with train.validate_every = {validate_every} there is no validation "
+            f"before the end, step {max_steps}; set a smaller one."
+        )
+    return [*before_end, max_steps]
+
+
+def _loss(trials: list[Trial], step: int) -> float:
+    """The mean loss of a point at a step; NaN if a run of it has none, as it failed."""
+    losses = []
+    for trial in trials:
+        entries = RunFolder(trial.run).read_metrics()
+        at = [e[LOSS] for e in entries if e["step"] == step and e.get(LOSS) is not None]
+        losses.append(at[-1] if at else math.nan)
+    return float(np.mean(losses))
+
+
+def budget_table(ended: Mapping[Trial, Ended]) -> str:
+    """What every method was given, in Markdown: settings tried, runs, steps, training time."""
+    lines: list[Sequence[object]] = [
+        ("method", "points", "runs", "done", "failed", "steps", "seconds"),
+        ["---"] * 7,
+    ]
+    for method in dict.fromkeys(trial.method for trial in ended):
+        states = [how.status for trial, how in ended.items() if trial.method == method]
+        begun = [t for t in ended if t.method == method and RunFolder(t.run).is_run()]
+        logs = [RunFolder(trial.run).read_metrics() for trial in begun]
+        steps = sum(max((int(entry["step"]) for entry in log), default=0) for log in logs)
+        seconds = sum(
+            max((e.get("train/seconds") or 0.0 for e in log), default=0.0) for log in logs
+        )
+        points = len({trial.name for trial in begun})
+        counts = (points, len(begun), states.count(DONE), states.count(FAILED))
+        lines.append((method, *counts, f"{steps:,}", f"{seconds:,.0f}"))
+    return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)

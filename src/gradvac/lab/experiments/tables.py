@@ -9,8 +9,16 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from gradvac.lab.experiments.comparison import Comparison
-from gradvac.lab.experiments.curves import Cost
-from gradvac.lab.experiments.verdicts import BETTER, NOISE, UNKNOWN, WORSE, Cell, Row, front
+from gradvac.lab.experiments.methods import Cost
+from gradvac.lab.experiments.statistics import (
+    BETTER,
+    NOISE,
+    UNKNOWN,
+    WORSE,
+    Cell,
+    ComparisonRow,
+    pareto_front,
+)
 
 _UNKNOWN = "-"
 _VERDICTS = {verdict: f"**{verdict}**" for verdict in (BETTER, WORSE, NOISE, UNKNOWN)}
@@ -29,7 +37,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Table(NamedTuple):
+class _Table(NamedTuple):
     """A table of a comparison, in words."""
 
     title: str
@@ -37,7 +45,7 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def tables_of(comparison: Comparison) -> list[Table]:
+def tables_of(comparison: Comparison) -> list[_Table]:
     """All tables, in the order in which they are read."""
     methods, rows = list(comparison.seeds), comparison.rows
     tables = [_average(rows[0], comparison)]
@@ -70,14 +78,14 @@ def to_markdown(comparison: Comparison) -> str:
 
 EXPLAINED = (
     "Numbers are means over seeds with the reach of their 95 % confidence interval. *Smallest "
-    "found*: a true difference of that size would have been found in four cases of five; a method "
-    "within noise may still differ by less; - where it cannot be told, because there is a single "
-    "seed or all seeds gave the same. Losses and scores of development sets know no sentences: "
-    "their intervals are about other seeds."
+    "detectable*: a true difference of that size would have been found in four cases of five; a "
+    "method within noise may still differ by less; - where it cannot be told, because there is a "
+    "single seed or all seeds gave the same. Losses and scores of development sets know no "
+    "sentences: their intervals are about other seeds."
 )
 
 
-def _average(row: Row, comparison: Comparison) -> Table:
+def _average(row: ComparisonRow, comparison: Comparison) -> _Table:
     head = ("method", "seeds", comparison.metric, "difference", "95 % interval", "p")
     lines: list[Sequence[str]] = []
     for name, seeds in comparison.seeds.items():
@@ -98,18 +106,18 @@ def _average(row: Row, comparison: Comparison) -> Table:
                 against.verdict,
             )
         lines.append((name, str(len(seeds)), _mean(cell, row), *rest))
-    return Table(f"Average {comparison.metric}", (*head, "smallest found", "verdict"), lines)
+    return _Table(f"Average {comparison.metric}", (*head, "smallest detectable", "verdict"), lines)
 
 
-def _by_method(title: str, rows: Sequence[Row], methods: Sequence[str]) -> Table:
-    return Table(
+def _by_method(title: str, rows: Sequence[ComparisonRow], methods: Sequence[str]) -> _Table:
+    return _Table(
         title,
         ("", *methods),
         [(row.name, *(_cell(row.cells.get(name), row) for name in methods)) for row in rows],
     )
 
 
-def _cell(cell: Cell | None, row: Row) -> str:
+def _cell(cell: Cell | None, row: ComparisonRow) -> str:
     if cell is None:
         return _UNKNOWN
     if cell.against is None:
@@ -117,20 +125,20 @@ def _cell(cell: Cell | None, row: Row) -> str:
     return f"{_mean(cell, row)} ({_signed(cell.against.difference, row)}, {cell.against.verdict})"
 
 
-def _trade_off(levels: Sequence[Row]) -> str:
+def _trade_off(levels: Sequence[ComparisonRow]) -> str:
     """Who is on the Pareto front of the resource levels."""
-    best = front(levels)
+    best = pareto_front(levels)
     return (
         f"No other method is at least as good at all levels and better at one: {', '.join(best)}. "
         "By means over seeds, without a test: the verdicts above say what is more than noise."
     )
 
 
-def _costs(comparison: Comparison) -> Table:
+def _costs(comparison: Comparison) -> _Table:
     head = ("method", "steps", "best step", "seconds", "ms per step", "relative")
     first = comparison.costs[comparison.baseline].seconds_per_step
     rows = [(name, *_cost(cost, first)) for name, cost in comparison.costs.items()]
-    return Table("Cost", (*head, "peak memory, GiB"), rows)
+    return _Table("Cost", (*head, "peak memory, GiB"), rows)
 
 
 def _cost(cost: Cost, first: float | None) -> Sequence[str]:
@@ -145,12 +153,12 @@ def _cost(cost: Cost, first: float | None) -> Sequence[str]:
     )
 
 
-def _mean(cell: Cell, row: Row) -> str:
+def _mean(cell: Cell, row: ComparisonRow) -> str:
     text = f"{cell.mean:.{row.digits}f}"
     return text if math.isnan(cell.low) else f"{text} ± {cell.high - cell.mean:.{row.digits}f}"
 
 
-def _signed(value: float, row: Row) -> str:
+def _signed(value: float, row: ComparisonRow) -> str:
     return f"{value:+.{row.digits}f}"
 
 

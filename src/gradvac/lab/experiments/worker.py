@@ -1,48 +1,42 @@
-"""One run of a sweep, in a process of its own: train, score, measure, and say how it went."""
+"""One run of a sweep, in a process of its own: train, score, measure, and write how it went.
+
+`Processes` forks the runs from a server that has imported torch and the recipe already, which takes
+longer than many a small run; only the runs themselves touch a GPU. A run that crashes takes nothing
+else with it, and one whose sweep is gone saves and leaves.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import multiprocessing
 import os
 import signal
+import subprocess
 import sys
-import traceback
-import warnings
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from multiprocessing import connection, forkserver
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
+from gradvac.lab.messages import log_to
+from gradvac.lab.recipes import recipe_named
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.files import write_json
-from gradvac.lab.training import Result, RunConfig, config
-from gradvac.lab.training.toml import write_value
+from gradvac.lab.training import RunConfig, config
+from gradvac.lab.training.config import write_value
 
 INTERRUPTED = 130  # exit status
+STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_POLL = 0.2  # seconds between two looks at the jobs of a cluster
+
+logger = logging.getLogger(__name__)
 
 
-class Recipe(NamedTuple):
-    """What a sweep needs of a recipe."""
-
-    settings: type[RunConfig]
-    train: Callable[[Any, Path], Result]
-    score: Callable[..., object]
-    measure: Callable[..., object]
-
-
-def recipe_named(name: str) -> Recipe:
-    """The recipe of that name; imports it."""
-    if name == "nmt":
-        from gradvac.lab.recipes import nmt
-        from gradvac.lab.recipes.nmt.similarity import measure_run as measure_translation
-
-        return Recipe(nmt.NmtConfig, nmt.train_translation, nmt.score_run, measure_translation)
-    from gradvac.lab.recipes import tagging
-    from gradvac.lab.recipes.tagging.similarity import measure_run as measure_tagging
-
-    return Recipe(tagging.TaggingConfig, tagging.train_tagging, tagging.score_run, measure_tagging)
-
-
-def load_settings(recipe: str, base: str | Path, settings: dict[str, Any]) -> RunConfig:
+def load_settings(recipe: str, base: str | Path, settings: Mapping[str, Any]) -> RunConfig:
     """The config of a run.
 
     Raises:
@@ -57,6 +51,7 @@ def work(
     recipe: str,
     base: str,
     settings: dict[str, Any],
+    settings_hash: str,
     run: str,
     score: Sequence[str],
     measure: Sequence[str],
@@ -65,16 +60,17 @@ def work(
     """Train, score and measure one run, and write how it ended; an exit status.
 
     Args:
-        recipe: "nmt" or "tagging".
+        recipe: As `recipe_named` takes it.
         base: File of the config that is varied.
         settings: Setting -> value.
+        settings_hash: Of all settings: the result counts for these alone.
         run: The run folder.
         score: Sets to score when it is finished.
         measure: Aligned sets to measure similarities on then.
         result: File to write.
     """
-    loaded = load_settings(recipe, base, settings)
-    done = recipe_named(recipe).train(loaded, Path(run))
+    found, loaded = recipe_named(recipe), load_settings(recipe, base, settings)
+    done = found.train(loaded, Path(run))
     if done.reason == "interrupted":
         return INTERRUPTED
     if done.reason != "paused":
@@ -82,55 +78,179 @@ def work(
         for split in score:
             is_scored = folder.scores_of(split, "best").is_file()
             if not is_scored or not folder.are_scores_current(split, "best"):
-                recipe_named(recipe).score(run, split=split, device=loaded.train.device)
-                print(f"Scored on the {split} set.", flush=True)
+                found.score(run, split=split, device=loaded.train.device)
+                logger.info("Scored on the %s set.", split)
         for split in measure:  # only what is not there yet
-            recipe_named(recipe).measure(run, split=split, device=loaded.train.device)
-            print(f"Measured on the {split} set.", flush=True)
-    facts = {"reason": done.reason, "step": done.step, "seconds": done.seconds}
-    write_json(Path(result), facts)
+            found.measure(run, split=split, device=loaded.train.device)
+            logger.info("Measured on the %s set.", split)
+    ended = {"reason": done.reason, "step": done.step, "seconds": done.seconds}
+    write_json(Path(result), ended | {"hash": settings_hash})
     return 0
 
 
 def main() -> None:
     """Do what the file says that is named on the command line."""
-    sys.exit(work(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+    with log_to(partial(print, flush=True)):
+        sys.exit(work(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
 
 
-def serve() -> None:
-    """Do what files say, one after the other, each in a child of this process.
+class Launcher(Protocol):
+    """Runs workers.
 
-    To import torch and a recipe takes longer than many a small run, so it is done once, here. This
-    process must leave the GPU alone, which children could not use otherwise.
-
-    A line of standard input is a list of two paths: what `main` takes, and a log. The process
-    number of the child is printed, and then its exit status.
+    Attributes:
+        jobs: How many at a time; no more may be started.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the children's, which save and leave
-    for line in sys.stdin:
-        task, log = map(Path, json.loads(line))
-        recipe_named(json.loads(task.read_text(encoding="utf-8"))["recipe"])
-        with warnings.catch_warnings():
-            # Python warns of threads: those of NumPy's matrix products, which know what to do.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
-        if child == 0:
-            os._exit(_work_in_child(task, log))
-        print(child, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+    jobs: int
+
+    def start(self, task: Path, log: Path) -> None:
+        """Begin the worker of a file; what it prints goes to `log`."""
+
+    def wait_for_one(self) -> dict[Path, int]:
+        """Wait until a worker ends; the files of all that have ended, with exit status."""
+
+    def stop(self) -> None:
+        """Let running workers save and leave; nothing can be started any more."""
 
 
-def _work_in_child(task: Path, log: Path) -> int:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for ours, standard in ((nothing, 0), (output, 1), (output, 2)):
-        os.dup2(ours, standard)
+class Processes:
+    """A process of this machine for each run.
+
+    Args:
+        jobs: How many at a time.
+        recipe: What they will train, to be imported once for all of them.
+    """
+
+    def __init__(self, jobs: int, recipe: str | None = None) -> None:
+        self.jobs, self._has_server = jobs, False
+        self._started: dict[Path, multiprocessing.context.ForkServerProcess] = {}
+        self._context = multiprocessing.get_context("forkserver")
+        modules = [__name__]
+        if recipe is not None:
+            found = recipe_named(recipe)
+            modules += [one.__module__ for one in (found.train, found.score, found.measure)]
+        self._context.set_forkserver_preload(modules)
+
+    def start(self, task: Path, log: Path) -> None:
+        """Begin."""
+        if not self._has_server:
+            _start_server()
+            self._has_server = True
+        process = self._context.Process(target=_work_in_child, args=(task, log, Path.cwd()))
+        process.start()
+        self._started[task] = process
+
+    def wait_for_one(self) -> dict[Path, int]:
+        """Wait until a process ends."""
+        connection.wait([process.sentinel for process in self._started.values()])
+        ended = {task: one.exitcode for task, one in self._started.items() if not one.is_alive()}
+        for task in ended:
+            self._started.pop(task).close()
+        return {task: 1 if status is None else status for task, status in ended.items()}
+
+    def stop(self) -> None:
+        """Ask all processes, and those that they have started, to save and leave; wait for them.
+
+        By another signal than a cluster would send to all of them: of two alike, the second kills.
+        """
+        for process in self._started.values():
+            assert process.pid is not None
+            try:
+                os.killpg(process.pid, signal.SIGINT)
+            except ProcessLookupError:  # it has no group yet, or has ended
+                process.terminate()
+        for process in self._started.values():
+            process.join()
+        self._started.clear()
+
+
+def _start_server() -> None:
+    """Start what forks the runs, unless it is there.
+
+    It outlives signals to the whole sweep, to report how runs end, and ends with the sweep.
+    """
+    # Without NVML, torch.cuda.is_available() would initialise CUDA here, and runs could not.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if threading.current_thread() is not threading.main_thread():
+        forkserver.ensure_running()
+        return
+    former = {number: signal.signal(number, signal.SIG_IGN) for number in STOPS}
     try:
-        return work(**json.loads(task.read_text(encoding="utf-8")))
-    except BaseException:  # nothing may go on where the parent's work is
-        traceback.print_exc()
-        return 1
+        forkserver.ensure_running()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _work_in_child(task: Path, log: Path, directory: Path) -> None:
+    os.setpgid(0, 0)  # signals of the terminal are for the sweep, which passes them on
+    os.chdir(directory)
+    for number in STOPS:
+        signal.signal(number, signal.SIG_DFL)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    sys.argv = [sys.argv[0], str(task)]
+    main()
+
+
+def _leave_with_parent() -> None:
+    """Save and leave once the sweep is gone, were it killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+class Submitit:
+    """One job of submitit for each run: Slurm, or processes of this machine.
+
+    Args:
+        folder: For its files.
+        options: `cluster` ("slurm", "local"; unset: what is there), and what
+            `AutoExecutor.update_parameters` takes, such as `timeout_min` or `slurm_partition`.
+        jobs: How many at a time.
+    """
+
+    def __init__(self, folder: Path, options: Mapping[str, Any], jobs: int) -> None:
+        try:
+            import submitit
+        except ImportError:
+            raise ValueError(
+                '--launcher: submitit is not installed here; pip install "gradvac[cluster]".'
+            ) from None
+        given = dict(options)
+        self._executor = submitit.AutoExecutor(folder=folder, cluster=given.pop("cluster", None))
+        self._executor.update_parameters(**given)
+        self.jobs, self._started = jobs, dict[Path, Any]()
+
+    def start(self, task: Path, log: Path) -> None:
+        """Submit it."""
+        self._started[task] = self._executor.submit(_work_in_job, task, log)
+
+    def wait_for_one(self) -> dict[Path, int]:
+        """Wait until a job ends; one that the cluster killed has status 1."""
+        while not (ended := [task for task, job in self._started.items() if job.done()]):
+            time.sleep(_POLL)
+        return {task: _status(self._started.pop(task)) for task in ended}
+
+    def stop(self) -> None:
+        """Cancel what was submitted; training saves when its job is told to end."""
+        for job in self._started.values():
+            job.cancel()
+
+
+def _work_in_job(task: Path, log: Path) -> int:
+    """Run a worker to its end in a process that knows nothing yet; its exit status."""
+    command = [sys.executable, "-c", f"from {__name__} import main; main()", str(task)]
+    with log.open("ab") as output:
+        return subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
+
+
+def _status(job: Any) -> int:
+    try:
+        return int(job.result())
+    except Exception as error:  # whatever a cluster does to a job
+        logger.warning("%s: %s", job.job_id, error)
+        return 1

@@ -1,12 +1,11 @@
 """The run folder: what a run leaves on disk, for its writers and its readers.
 
-Training, scoring, measuring and reporting meet in one folder and nowhere else. Its file names
-are in `folder.py`; everything small in it is written by `files.replacing`, whole or not at all.
-Nothing here needs torch.
+Training, scoring, measuring and reporting share one folder and nothing else. Everything small in
+it is written by `gradvac.files`, completely or not at all. Nothing here needs torch.
 
-    folder.py     RunFolder: the name of every file, and readers that say what is wrong with one
-    files.py      one atomic write, one lock, hashes, JSON
-    kept.py       copies of files that a run needs wherever it is moved
+    folder.py     RunFolder: every file by name; `gradvac.run_files` has what reports read
+    manifest.py   one manifest of checksums for any folder: written last, verified first
+    files.py      one lock, what killed processes left, hashes
     scores.py     TaskScores: a metric by task, which any recipe writes and any report reads
     sentences.py  the counts behind scores, sentence by sentence, for resampling
 

@@ -8,7 +8,8 @@
     RUN/similarity.npz                  similarities on an aligned set
     RUN/checkpoints/step-00001000/      gradvac.lab.training.checkpoint
     RUN/best.safetensors                weights to use; also averaged.safetensors
-    RUN/vocabulary.model                of a translation run; its hash: vocabulary.model.sha256
+    RUN/vocabulary.model, RUN/encoder/  what the run needs wherever it is moved
+    RUN/manifest.json                   checksums of these: gradvac.lab.runs.manifest
     RUN/scores/SET.WEIGHTS.json         scores of a set with those weights
     RUN/scores/SET.WEIGHTS.npz          their counts by sentence: gradvac.lab.runs.sentences
     RUN/scores/SET.WEIGHTS.TASK.txt     the outputs that were scored
@@ -20,54 +21,28 @@ A damaged file gives an error that says which one, what is wrong, and what to do
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
-import tomllib
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from gradvac.lab.runs.files import FolderLock, remove_leftovers, write_text
-from gradvac.lab.runs.scores import TaskScores, read_scores, scored_weights, write_scores
+from gradvac.files import write_bytes, write_text
+from gradvac.lab.runs.files import FolderLock, remove_leftovers
+from gradvac.lab.runs.manifest import read_manifest, verify_manifest, write_manifest
+from gradvac.run_files import RunFiles, TaskScores, write_scores
 
 if TYPE_CHECKING:
     from gradvac.lab.runs.sentences import SentenceCounts
 
-PREPARED_MANIFEST = "manifest.json"  # of a folder of prepared data
-_STEP = "step-"
-_WEIGHTS = ".safetensors"
-_LONGEST_HEADER = 100_000_000  # of weights; safetensors' own limit
-_PREFERRED = "test.best.json"
-
-T = TypeVar("T")
+PREPARED_MANIFEST = "prepared.json"  # what describes a folder of prepared data
+_PUT_BACK = "the command that trained the run, given again, puts it back"
 
 
 @dataclass(frozen=True)
-class RunFolder:
-    """The folder of one run.
-
-    Attributes:
-        path: Where it is.
-    """
-
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        """All settings; a folder without them is not a run."""
-        return self.path / "config.toml"
-
-    @property
-    def signature(self) -> Path:
-        """What the numbers depend on."""
-        return self.path / "signature.json"
-
-    @property
-    def metrics(self) -> Path:
-        """The log."""
-        return self.path / "metrics.jsonl"
+class RunFolder(RunFiles):
+    """The folder of one run, for those who write in it; `RunFiles` has what reports read."""
 
     @property
     def tensorboard(self) -> Path:
@@ -75,70 +50,9 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
-    def record(self) -> Path:
-        """What training recorded of its alignments."""
-        return self.path / "record.bin"
-
-    @property
-    def similarity(self) -> Path:
-        """What was measured on an aligned set."""
-        return self.path / "similarity.npz"
-
-    @property
     def vocabulary(self) -> Path:
         """The SentencePiece model of a translation run."""
         return self.path / "vocabulary.model"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def scores(self) -> Path:
-        """The folder of scores."""
-        return self.path / "scores"
-
-    def checkpoint(self, step: int) -> Path:
-        """The folder of the checkpoint of a step."""
-        return self.checkpoints / f"{_STEP}{step:08d}"
-
-    def kept_checkpoints(self) -> list[tuple[int, Path]]:
-        """Steps and folders of all checkpoints, damaged ones too, by step."""
-        named = ((path.name.removeprefix(_STEP), path) for path in self.checkpoints.glob("step-*"))
-        return sorted(
-            (int(step), path) for step, path in named if step.isdecimal() and path.is_dir()
-        )
-
-    def weights(self, name: str) -> Path:
-        """Weights to use: "best" or "averaged"."""
-        return self.path / f"{name}{_WEIGHTS}"
-
-    def kept_weights(self) -> list[Path]:
-        """All weights to use, by name."""
-        return sorted(self.path.glob(f"[!.]*{_WEIGHTS}"))
-
-    def identify_weights(self, name: str | int) -> str:
-        """A word for weights that is another one once they are replaced; empty without any.
-
-        Args:
-            name: "best", "averaged", "last", or a step.
-        """
-        if isinstance(name, int):
-            return f"{_STEP}{name}"
-        if name == "last":
-            return f"{_STEP}{self.kept_checkpoints()[-1][0]}" if self.kept_checkpoints() else ""
-        if not self.weights(name).is_file():
-            return ""
-        with self.weights(name).open("rb") as file:  # safetensors: a length, a header, the numbers
-            header = file.read(min(int.from_bytes(file.read(8), "little"), _LONGEST_HEADER))
-        place, remedy = str(self.weights(name)), "use other weights, or train again"
-        metadata = _parse_at(place, header, _parse_object, remedy).get("__metadata__", {})
-        return str(metadata.get("sha256", ""))
-
-    def scores_of(self, split: str, weights: str | int) -> Path:
-        """Scores of a set."""
-        return self.scores / f"{split}.{weights}.json"
 
     def counts_of(self, split: str, weights: str | int) -> Path:
         """The counts behind the scores of a set, by sentence."""
@@ -148,10 +62,43 @@ class RunFolder:
         """The outputs of a set that were scored, one line each."""
         return self.scores / f"{split}.{weights}.{task}.txt"
 
-    def are_scores_current(self, split: str, weights: str | int) -> bool:
-        """Whether scores are of the weights that are there now, as far as can be known."""
-        now = self.identify_weights(weights)
-        return scored_weights(self.scores_of(split, weights)) in ("", now) or not now
+    def save_files(self, files: Mapping[str, bytes]) -> None:
+        """Save copies of files that the run needs wherever it is moved; damaged ones are repaired.
+
+        Only the holder of the lock may.
+
+        Args:
+            files: Name -> contents.
+
+        Raises:
+            ValueError: The run was begun with others.
+        """
+        is_new, saved = not self.kept_checkpoints(), read_manifest(self.path)
+        for name, content in files.items():
+            path, digest = self.path / name, hashlib.sha256(content).hexdigest()
+            there = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else digest
+            if not is_new and saved.get(name, {"sha256": there})["sha256"] != digest:
+                raise ValueError(
+                    f"run: {self.path} was trained with another {name}; choose a new run folder."
+                )
+            if there != digest or not path.is_file():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(path, content)
+        if files:
+            write_manifest(self.path, files)
+
+    def read_saved(self, name: str) -> bytes:
+        """Read one of the files that were saved with the run, verified.
+
+        Raises:
+            ValueError: It is missing, or not the one the run was begun with.
+        """
+        verify_manifest(self.path, [name], remedy=_PUT_BACK)
+        return (self.path / name).read_bytes()
+
+    def verify_saved(self) -> None:
+        """Compare all files that were saved with the run with their checksums."""
+        verify_manifest(self.path, remedy=_PUT_BACK)
 
     def is_run(self) -> bool:
         """Whether there is a run."""
@@ -166,32 +113,6 @@ class RunFolder:
         """The right to write what can be written during training: "similarity", ..."""
         busy = f"run: another process writes {what} in {self.path}; wait for it to end."
         return FolderLock(self.path, busy=busy, name=f".{what}.lock")
-
-    def read_settings(self) -> str:
-        """`config.toml` as it stands; empty if there is none."""
-        return _read(self.config, bytes.decode, "save it as UTF-8") or ""
-
-    def read_table(self) -> dict[str, Any]:
-        """`config.toml` as nested tables; empty if there is none."""
-        return _read(self.config, _parse_toml, "put back what training wrote") or {}
-
-    def read_signature(self) -> dict[str, Any]:
-        """`signature.json`; empty if there is none."""
-        return _read(self.signature, _parse_signature, "remove it") or {}
-
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """All entries of `metrics.jsonl`; a line that is still being written is left out.
-
-        Numbers that are not finite are None.
-        """
-        if not self.metrics.is_file():
-            return []
-        lines = self.metrics.read_bytes().split(b"\n")[:-1]
-        return [
-            _parse_at(f"{self.metrics}, line {number}", line, _parse_entry, _MEND_LINE)
-            for number, line in enumerate(lines, start=1)
-            if line.strip()
-        ]
 
     def write_scored(
         self,
@@ -226,28 +147,6 @@ class RunFolder:
         write_counts(self.counts_of(split, weights), counts)
         write_scores(self.scores_of(split, weights), scores, details, of_weights=of_weights)
 
-    def read_scores(self) -> tuple[TaskScores, ...]:
-        """Scores of the test set and best weights if they are there, else of another set.
-
-        One entry for every metric, the one to show first; empty without scores. Warns of scores
-        whose weights were replaced since.
-        """
-        names = {path.name: path for path in sorted(self.scores.glob("*.json"))}
-        if not names:
-            return ()
-        first = min(names, key=lambda n: (n != _PREFERRED, not n.startswith("test."), n))
-        scores = read_scores(names[first])
-        split, _, weights = names[first].stem.partition(".")
-        if not self.are_scores_current(split, int(weights) if weights.isdecimal() else weights):
-            warnings.warn(f"{self.outdated(split, weights)} Its scores are left out.", stacklevel=2)
-            return ()
-        return scores
-
-    def outdated(self, split: str, weights: str | int) -> str:
-        """What to say of scores whose weights were replaced since."""
-        what = f"has other {weights} weights than those its {split} set was scored with"
-        return f"{self.path}: {what}, because training went on; score it again."
-
 
 def other_data(run: Path, prepared: Path, recipe: str) -> ValueError:
     """The error for a folder that does not hold the prepared data of a run."""
@@ -276,48 +175,3 @@ def prepared_sizes(run: RunFolder) -> dict[str, int]:
         return {pair: int(size) for pair, size in manifest["sizes"]["train"].items()}
     except (AttributeError, KeyError, TypeError, OSError, ValueError):
         return {}
-
-
-_MEND_LINE = "fix or remove this line"
-
-
-def _read(path: Path, parse: Callable[[bytes], T], remedy: str) -> T | None:
-    return _parse_at(str(path), path.read_bytes(), parse, remedy) if path.is_file() else None
-
-
-def _parse_at(place: str, content: bytes, parse: Callable[[bytes], T], remedy: str) -> T:
-    """What `parse` makes of some content; its error says where it was and what to do."""
-    try:
-        return parse(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{place}: is damaged ({error}); {remedy}.") from error
-
-
-def _parse_toml(content: bytes) -> dict[str, Any]:
-    return tomllib.loads(content.decode())
-
-
-def _parse_object(content: bytes, number: Callable[[str], float | None] = float) -> dict[str, Any]:
-    value = json.loads(content, parse_float=number, parse_constant=number)
-    if not isinstance(value, dict):
-        raise ValueError(f"must be an object, got {str(value)[:40]}")
-    return value
-
-
-def _parse_signature(content: bytes) -> dict[str, Any]:
-    """The fields, and all of them again in one line."""
-    fields = _parse_object(content)
-    line = "|".join(f"{name}:{value}" for name, value in fields.items() if name != "signature")
-    if fields.get("signature", line) != line:  # foreign loops need not write the line
-        raise ValueError("its line and its fields differ")
-    return fields
-
-
-def _parse_entry(content: bytes) -> dict[str, Any]:
-    """An entry of metrics; foreign loops may write NaN, which is not valid JSON."""
-    entry = _parse_object(
-        content, lambda text: value if math.isfinite(value := float(text)) else None
-    )
-    if not isinstance(entry.get("step"), int | float):
-        raise ValueError(f"has no step: {str(entry)[:40]}")
-    return entry

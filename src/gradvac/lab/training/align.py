@@ -1,52 +1,149 @@
 """[align]: which rule combines the task gradients, in which components, by which engine.
 
-The settings of the rules are the arguments of their classes (see `gradvac.rules`), read off there:
-a rule that is added to `RULES` can be configured without any change here.
+Every rule of `gradvac.rules.RULES` has a class of its settings here; `AlignConfig` has them all as
+keys of one section, and checks that those which are set go together. A rule that is not in `RULES`,
+such as "studies/controls.py:Control", takes its arguments from `options`.
 """
 
 from __future__ import annotations
 
-import types
-import typing
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, NonNegativeInt, create_model, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, field_validator, model_validator
 from torch import nn
 
-from gradvac import AdamMetric, Aligner, Alignment
-from gradvac.alignment import whole_tasks
+from gradvac import AdamMetric, Aligner
 from gradvac.hints import nearest
 from gradvac.lab.runs.files import hash_of
 from gradvac.lab.training.config import Section
-from gradvac.rules import (
-    RULES,
-    Halves,
-    Only,
-    Option,
-    Rule,
-    halves_of,
-    options_of,
-    rule_named,
-)
+from gradvac.rules import RULES, Only, Rule, rule_class, rule_named
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+
 ALL = "all"  # tasks
 _MOST_SHOWN = 80  # characters of a setting in a signature
 NONE = "none"  # no rule: plain autograd
-_AROUND = ("only", "from_step", "until_step", "halves", "space")
+_OPTIONS = "options"  # of rules that have no settings of their own here
+_LIMITS = ("only", "from_step", "until_step")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class _Align(Section):
-    """How task gradients are combined.
+class RuleConfig(Section):
+    """The settings of one rule, which are arguments of its class.
+
+    Class attributes:
+        rule_name: The rule, as in `RULES`.
+        arguments: Key -> argument, where they differ.
+    """
+
+    rule_name: ClassVar[str]
+    arguments: ClassVar[Mapping[str, str]] = {}
+
+
+class GradVacConfig(RuleConfig):
+    """The rule `gradvac`.
+
+    Attributes:
+        beta: gradvac: Weight of the new similarity in the moving average, in [0, 1].
+        target: gradvac: unset for the moving average; a number in [-1, 1] for a fixed target (the
+            paper's fixed objective is 0.5).
+        vaccinated: gradvac, pcgrad: Names of the tasks whose gradients are altered (the paper's set
+            G), or resource levels, such as low.
+        order: gradvac, pcgrad: "random", or "fixed" to visit the other tasks in task order.
+        preserve_norm: gradvac: Rescale every altered gradient to its original length.
+    """
+
+    rule_name = "gradvac"
+
+    beta: float = 1e-2
+    target: float | None = None
+    vaccinated: str | list[str] = ALL
+    order: str = "random"
+    preserve_norm: bool = False
+
+
+class PCGradConfig(RuleConfig):
+    """The rule `pcgrad`; both settings are those of `gradvac`."""
+
+    rule_name = "pcgrad"
+
+    vaccinated: str | list[str] = ALL
+    order: str = "random"
+
+
+class MGDAConfig(RuleConfig):
+    """The rule `mgda`.
+
+    Attributes:
+        normalize: mgda: What each gradient is divided by before the weights are sought: "none",
+            "l2" (its norm), "loss" (its loss), "loss+" (loss times norm).
+    """
+
+    rule_name = "mgda"
+
+    normalize: str = "none"
+
+
+class GradNormConfig(RuleConfig):
+    """The rule `gradnorm`.
+
+    Attributes:
+        alpha: gradnorm: Strength of the pull towards equal training rates.
+        weight_lr: gradnorm: Adam's step size for the weights.
+        component: gradnorm: Name of the component whose norms are used; unset: the last one, in
+            model order, that every present task reaches.
+    """
+
+    rule_name = "gradnorm"
+    arguments = MappingProxyType({"weight_lr": "lr"})  # beside the optimizer's
+
+    alpha: float = 1.5
+    weight_lr: float = 0.025
+    component: str | None = None
+
+
+class SumConfig(RuleConfig):
+    """The rule `sum`.
+
+    Attributes:
+        weights: sum: Task name or resource level -> weight; other tasks have weight 1.
+    """
+
+    rule_name = "sum"
+
+    weights: dict[str, float] = Field(default_factory=dict)
+
+
+class TorchJDConfig(RuleConfig):
+    """The rule `torchjd`.
+
+    Attributes:
+        weighting: torchjd: The name of a weighting in `torchjd.aggregation`, such as "UPGrad" for
+            `UPGradWeighting`.
+        weighting_options: torchjd: Arguments of that weighting.
+    """
+
+    rule_name = "torchjd"
+    arguments = MappingProxyType({"weighting_options": "options"})
+
+    weighting: str | None = None
+    weighting_options: dict[str, Any] | None = None
+
+
+class AlignerConfig(Section):
+    """How task gradients are obtained and combined, whatever the rule.
 
     Attributes:
         rule: The name of a [rule](guide.md#rules); "sum" is joint training whose task gradients
-            are recorded, "none" joint training without them: plain autograd.
+            are recorded, "none" joint training without them: plain autograd. Or a rule of your own:
+            "module:Class" or "file.py:Class".
+        options: Arguments of a rule of your own.
         granularity: Which parameters share a component.
         engine: How task gradients are obtained.
         recompute: one_backward: a second backward pass instead of stored task gradients.
@@ -58,14 +155,13 @@ class _Align(Section):
             get the plain sum. Unset: it acts in all of them.
         from_step: The first step at which the rule acts; before it, the plain sum.
         until_step: The first step at which it no longer acts; unset: it acts to the end.
-        halves: gradvac, pcgrad, control: measure lengths and similarities without the noise of the
-            batch, from two halves of every task's rows.
         space: Where lengths and similarities are measured: among the task gradients, or after
             Adam's preconditioning has divided their entries by the roots of its second moments;
             the latter in a single process, and without `recompute`.
     """
 
     rule: str = "gradvac"
+    options: dict[str, Any] = Field(default_factory=dict)
     granularity: Literal["whole_model", "enc_dec", "all_layer", "all_matrix"] = "all_layer"
     engine: Literal["auto", "one_backward", "per_task"] = "auto"
     recompute: bool = False
@@ -76,8 +172,31 @@ class _Align(Section):
     only: list[str] | None = None
     from_step: NonNegativeInt = 0
     until_step: NonNegativeInt | None = None
-    halves: bool = False
     space: Literal["gradients", "preconditioned"] = "gradients"
+
+    @field_validator("rule")
+    @classmethod
+    def _is_known(cls, rule: str) -> str:
+        if ":" in rule:
+            try:
+                rule_class(rule)
+            except ValueError as error:
+                raise ValueError(str(error).removeprefix("rule: ").removesuffix(".")) from None
+        elif rule not in (*RULES, NONE):
+            raise ValueError(f"got {rule!r}; {nearest(rule, (*RULES, NONE))}")
+        return rule
+
+
+class AlignConfig(  # pydantic lists the fields of the last base first
+    TorchJDConfig,
+    SumConfig,
+    GradNormConfig,
+    MGDAConfig,
+    PCGradConfig,
+    GradVacConfig,
+    AlignerConfig,
+):
+    """How task gradients are combined."""
 
     @classmethod
     def set_aside(cls, table: dict[str, Any], overridden: Iterable[str]) -> None:
@@ -88,18 +207,11 @@ class _Align(Section):
             overridden: Keys that overrides have set.
         """
         if "rule" in overridden:
-            for key in _keys().keys() - _keys_of(str(table["rule"])).keys() - set(overridden):
+            for key in set(_ALL_KEYS) - set(_keys_of(str(table["rule"]))) - set(overridden):
                 table.pop(key, None)
 
-    @field_validator("rule")
-    @classmethod
-    def _is_known(cls, rule: str) -> str:
-        if rule not in (*RULES, NONE):
-            raise ValueError(f"got {rule!r}; {nearest(rule, (*RULES, NONE))}")
-        return rule
-
     @model_validator(mode="after")
-    def _no_contradiction(self) -> _Align:
+    def _no_contradiction(self) -> AlignConfig:
         if self.engine == "per_task" and self.recompute:
             raise ValueError(
                 'recompute = true needs engine "one_backward", but engine is "per_task"'
@@ -112,32 +224,34 @@ class _Align(Section):
             option = "offload" if self.offload else "storage_dtype"
             raise ValueError(f'{option} needs engine "per_task", but engine is "one_backward"')
         keys = _keys_of(self.rule)
-        ignored = [key for key in self._changed(_keys()) if key not in keys]
+        ignored = [key for key in self._changed(_ALL_KEYS) if key not in keys]
         if ignored:
             takes = ", ".join(keys) or "no settings"
             raise ValueError(
                 f"{ignored[0]}: rule {self.rule!r} takes {takes}; leave this one out, or choose "
                 "another rule"
             )
-        if self.rule in RULES:
-            self._check_rule(RULES[self.rule])
-        elif around := self._changed(_AROUND):
-            raise ValueError(f"{next(iter(around))}: there is no rule to limit; choose one")
+        if self.rule == NONE:
+            if changed := self._changed((*_LIMITS, "space")):
+                raise ValueError(f"{next(iter(changed))}: there is no rule to limit; choose one")
+        else:
+            self._check_rule()
         return self
 
-    def _check_rule(self, rule: type[Rule]) -> None:
+    def _check_rule(self) -> None:
         """Let the rule itself refuse what it cannot take, before any data are read."""
-        lists = dict.fromkeys(rule.task_options)  # resource levels are not known yet
+        without_tasks = dict.fromkeys(rule_class(self.rule).task_options)  # levels: not known yet
         try:
-            self._around(rule_named(self.rule, **(self._options(rule) | lists)))
+            self._limited(rule_named(self.rule, **(self._arguments() | without_tasks)))
         except ValueError as error:
-            option, colon, reason = str(error).partition(": ")
-            key = rule.config_keys.get(option, option)
+            argument, colon, reason = str(error).partition(": ")
+            key = {of: key for key, of in _keys_of(self.rule).items()}.get(argument, argument)
             raise ValueError(f"{key}{colon}{reason}".removesuffix(".")) from None
 
     def describe_rule(self) -> str:
         """The rule with what differs from its defaults: "gradvac(beta=0.1,vaccinated=low)"."""
-        changed = self._changed([*_keys_of(self.rule), *_AROUND])
+        changed = self._changed([*_keys_of(self.rule), *_LIMITS, "space"])
+        changed |= changed.pop(_OPTIONS, {})
         settings = [f"{key}={_short(value)}" for key, value in changed.items()]
         return f"{self.rule}({','.join(settings)})".replace(" ", "").removesuffix("()")
 
@@ -146,9 +260,11 @@ class _Align(Section):
         defaults = {key: fields[key].get_default(call_default_factory=True) for key in keys}
         return {key: getattr(self, key) for key in keys if getattr(self, key) != defaults[key]}
 
-    def _options(self, rule: type[Rule]) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         """The rule's arguments, as set here."""
-        return {option.name: getattr(self, key) for key, option in _keys(rule).items()}
+        if self.rule in RULES:
+            return {of: getattr(self, key) for key, of in _keys_of(self.rule).items()}
+        return dict(self.options)
 
     def build(
         self,
@@ -172,14 +288,13 @@ class _Align(Section):
         """
         if self.rule == NONE:
             return None
-        levels = dict(resource_levels or {})
         is_scaled = self.space == "preconditioned"
         if is_scaled and optimizer is None:
             raise ValueError('align.space: "preconditioned" needs the optimizer; give it to build.')
         return Aligner(
             model,
-            halves_of(tasks) if self.halves else tasks,
-            self.build_rule(tasks, levels, seed=seed),
+            tasks,
+            self.build_rule(tasks, dict(resource_levels or {}), seed=seed),
             self.granularity,
             self.engine,
             recompute=self.recompute,
@@ -192,23 +307,37 @@ class _Align(Section):
 
     def build_rule(self, tasks: Sequence[str], levels: Mapping[str, str], *, seed: int) -> Rule:
         """The rule these settings describe; arguments as in `build`."""
-        rule = RULES[self.rule]
-        options = self._options(rule)
+        rule, arguments = rule_class(self.rule), self._arguments()
         for name in rule.task_options:
-            options[name] = _by_task(name, options[name], tasks, levels)
-        if "seed" in options_of(rule):
-            options["seed"] = seed if self.seed is None else self.seed
-        return self._around(rule_named(self.rule, **options))
+            if name in arguments:
+                arguments[name] = _by_task(name, arguments[name], tasks, levels)
+        if "seed" in inspect.signature(rule).parameters:
+            arguments.setdefault("seed", seed if self.seed is None else self.seed)
+        return self._limited(rule_named(self.rule, **arguments))
 
-    def _around(self, rule: Rule) -> Rule:
-        """The rule, limited to where and when it acts, and given what it sees."""
-        if self._changed(["only", "from_step", "until_step"]):
+    def _limited(self, rule: Rule) -> Rule:
+        """The rule, limited to where and when it acts."""
+        if self._changed(_LIMITS):
             rule = Only(rule, self.only, self.from_step, self.until_step)
-        return Halves(rule) if self.halves else rule
+        return rule
 
-    def by_task(self, alignment: Alignment) -> Alignment:
-        """The alignment by task, where the aligner worked with halves of tasks."""
-        return whole_tasks(alignment) if self.halves else alignment
+
+_CONFIGS = {
+    base.rule_name: base for base in reversed(AlignConfig.__bases__) if issubclass(base, RuleConfig)
+}
+_ALL_KEYS = dict.fromkeys(
+    [key for one in _CONFIGS.values() for key in one.model_fields] + [_OPTIONS]
+)
+
+
+def _keys_of(rule: str) -> dict[str, str]:
+    """Key -> argument, of the settings of a rule; empty for "none" and for unknown names."""
+    if ":" in rule:
+        return {_OPTIONS: _OPTIONS}
+    if rule not in _CONFIGS:
+        return {}
+    config = _CONFIGS[rule]
+    return {key: config.arguments.get(key, key) for key in config.model_fields}
 
 
 def _short(value: Any) -> str:
@@ -245,82 +374,3 @@ def _tasks_of(key: str, name: str, tasks: Sequence[str], levels: Mapping[str, st
             f"of one ({level_names})."
         )
     return of_level
-
-
-def _keys_of(rule: str) -> dict[str, Option]:
-    """Config key -> option of the rule of this name; empty for "none" and for unknown names."""
-    return _keys(RULES[rule]) if rule in RULES else {}
-
-
-def _keys(*rules: type[Rule]) -> dict[str, Option]:
-    """Config key -> option of these rules, or of all."""
-    return {
-        rule.config_keys.get(name, name): option
-        for rule in rules or RULES.values()
-        for name, option in options_of(rule).items()
-        if name != "seed"  # one for all rules, which defaults to that of training
-    }
-
-
-def _fields() -> dict[str, Any]:
-    """Every setting of every rule, with its type and default in a config."""
-    fields: dict[str, Any] = {}
-    for rule in RULES.values():
-        for key, option in _keys(rule).items():
-            kind = _kind(option.kind)
-            default: Any = option.default if isinstance(option.default, str | float | int) else None
-            if option.name in rule.task_options:
-                if typing.get_origin(kind) is dict:
-                    default = {}
-                else:
-                    kind, default = str | list[str], ALL
-            elif default is None:
-                kind = kind | None
-            if key in fields and fields[key][0] != kind:
-                raise AssertionError(f"{key} means different things to {rule.name} and others")
-            fields.setdefault(key, (kind, Field(default=default, description=_about(key))))
-    return fields
-
-
-def _about(key: str) -> str:
-    """What the rules with this setting say about it."""
-    rules = [rule for rule in RULES.values() if key in _keys(rule)]
-    option = _keys(rules[0])[key]
-    names = ", ".join(rule.name for rule in rules)
-    levels = " Or resource levels, such as low." if option.name in rules[0].task_options else ""
-    return f"{names}: {option.about.replace('None: ', 'unset: ')}{levels}"
-
-
-def _kind(annotation: Any) -> Any:
-    """The part of an annotation that a TOML file can express: numbers, strings, lists, tables."""
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        said = [kind for one in inner if (kind := _kind(one)) is not None]
-        return said[0] if len(said) == 1 else typing.Union[tuple(said)]  # noqa: UP007
-    if origin is not None and isinstance(origin, type):
-        if issubclass(origin, Mapping):
-            return types.GenericAlias(dict, inner)
-        if issubclass(origin, Sequence):
-            return types.GenericAlias(list, inner)
-    return annotation if annotation in (bool, int, float, str) else None
-
-
-def _document(fields: Mapping[str, Any]) -> str:
-    entries = [f"    {key}: {field.description}" for key, (_, field) in fields.items()]
-    return "\n".join([(_Align.__doc__ or "").rstrip(), *(f"    {line}" for line in entries), ""])
-
-
-if TYPE_CHECKING:
-
-    class AlignConfig(_Align):
-        """[align]; the settings of rules are fields too, but only at run time."""
-
-        def __init__(self, **settings: Any) -> None: ...
-
-        def __getattr__(self, name: str) -> Any: ...
-
-else:
-    _FIELDS = _fields()
-    AlignConfig = create_model(
-        "AlignConfig", __base__=_Align, __module__=__name__, __doc__=_document(_FIELDS), **_FIELDS
-    )

@@ -1,25 +1,27 @@
-"""Checkpoints, written completely or not at all.
+"""Checkpoints, written completely or not at all, and the weights of a run by name.
 
     RUN/checkpoints/step-00001000/model.safetensors     weights
                                   state.pt              optimizer, aligner, batches, loop, random
-                                  manifest.json         step, SHA-256 of the others
+                                  stopped               if the run was stopped here (empty)
+                                  manifest.json         checksums of the others (`runs.manifest`)
                                   shards/               weights and optimizer of a model that is
                                                         divided among processes, instead of
-                                                        model.safetensors (`shards.py`)
+                                                        model.safetensors
     RUN/best.safetensors, RUN/averaged.safetensors      weights to use
 
 A checkpoint is written into a hidden folder, forced to disk, and renamed: a process that is killed
-at any point leaves the previous one intact. `latest` verifies the hashes and falls back to the
-checkpoint before if the last one is damaged. Weights are verified whenever they are read.
+at any point leaves the previous one intact. `latest` verifies the checksums and falls back to the
+checkpoint before if the last one is damaged.
 
 A checkpoint written because the run was stopped serves only to continue it: it does not displace a
 regular one, is not averaged, and is deleted with the next. So the result of a run does not depend
 on how often it was interrupted.
 """
 
+import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,25 +30,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradvac.files import TEMPORARY, sync
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.files import (
-    TEMPORARY,
-    hash_file,
-    read_json,
-    remove_leftovers,
-    sync,
-    write_json,
-)
-from gradvac.lab.training import shards
+from gradvac.lab.runs.files import remove_leftovers
+from gradvac.lab.runs.manifest import MANIFEST, find_damage, read_manifest, write_manifest
 from gradvac.lab.training.weights import (
+    SHARDS,
     CheckpointError,
     load_weights,
-    read_facts,
+    read_metadata,
+    read_sharded_weights,
     read_weights,
     write_weights,
 )
 
-MODEL, STATE, MANIFEST = "model.safetensors", "state.pt", "manifest.json"
+logger = logging.getLogger(__name__)
+
+MODEL, STATE, STOPPED = "model.safetensors", "state.pt", "stopped"
 _PLAIN = (Tensor, bool, int, float, str, type(None))
 
 
@@ -60,37 +60,35 @@ class Checkpoint:
     def weights(self) -> dict[str, Tensor]:
         """The model's `state_dict`, on the CPU."""
         if self.is_sharded:
-            return shards.read_weights(self.path / shards.SHARDS)
+            return read_sharded_weights(self.path / SHARDS)
         return read_weights(self.path / MODEL)
 
     def state(self) -> dict[str, Any]:
-        """What was given to `save`, on the CPU."""
+        """What was given to `write_checkpoint`, on the CPU."""
         state: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
         return state
 
     @property
     def is_sharded(self) -> bool:
         """Whether every process wrote its part."""
-        return (self.path / shards.SHARDS).is_dir()
+        return (self.path / SHARDS).is_dir()
 
     @property
     def is_stop(self) -> bool:
         """Whether the run was stopped here, between two regular checkpoints."""
-        return bool(read_json(self.path / MANIFEST).get("stop", False))
+        return (self.path / STOPPED).exists()
 
     def damage(self) -> str | None:
         """What is wrong with the files; None if they are as they were written."""
-        manifest = read_json(self.path / MANIFEST)
-        hashes = manifest.get("files")
-        if manifest.get("step") != self.step or not isinstance(hashes, dict):
-            return f"{MANIFEST} is missing, or not what was written"
-        parts = [name for name in hashes if name.startswith(f"{shards.SHARDS}/")]
-        for name in (STATE, *(parts or [MODEL])):
-            try:
-                if hash_file(self.path / name, "sha256") != hashes.get(name):
-                    return f"{name} is not what was written"
-            except OSError as error:
-                return f"{name}: {error.strerror}"
+        damage = find_damage(self.path)
+        if damage is not None:
+            return " ".join(damage)
+        listed = read_manifest(self.path)
+        are_weights_listed = MODEL in listed or any(
+            name.startswith(f"{SHARDS}/") for name in listed
+        )
+        if STATE not in listed or not are_weights_listed:
+            return f"{MANIFEST} does not list all files"
         return None
 
 
@@ -112,7 +110,7 @@ def writing(run: Path, step: int) -> Iterator[Path]:
         raise CheckpointError(_failure(run, f"the checkpoint of step {step}", error)) from error
 
 
-def save(
+def write_checkpoint(
     run: Path,
     step: int,
     weights: Mapping[str, Tensor] | None,
@@ -144,11 +142,9 @@ def save(
         with (temporary / STATE).open("wb") as file:  # a path would hide why writing fails
             torch.save(state, file)
         sync(temporary / STATE)
-        written = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
-        names = {path: path.relative_to(temporary).as_posix() for path in written}
-        hashes = {name: hash_file(path, "sha256") for path, name in names.items()}
-        stop = {"stop": True} if is_stop else {}
-        write_json(temporary / MANIFEST, {"step": step, "files": hashes, **stop})
+        if is_stop:
+            (temporary / STOPPED).touch()
+        write_manifest(temporary)
         if target.exists():  # damaged, or it would have been continued from
             shutil.rmtree(target)
         os.rename(temporary, target)
@@ -159,29 +155,25 @@ def save(
 
 def prune(run: Path, newest: int, *, keep: int) -> None:
     """Delete what need not be kept once the checkpoint of step `newest` is intact."""
-    checkpoints = [one for one in kept(run) if one.step <= newest]
+    checkpoints = [one for one in list_checkpoints(run) if one.step <= newest]
     regular = [one for one in checkpoints if not one.is_stop]
     for old in checkpoints:
         if old.step < newest and (old.is_stop or old in regular[:-keep]):
             shutil.rmtree(old.path)
 
 
-def latest(run: Path, *, say: Callable[[str], None] = print) -> Checkpoint | None:
+def latest(run: Path) -> Checkpoint | None:
     """The newest checkpoint that is intact; None if there is none at all.
-
-    Args:
-        run: The run folder.
-        say: Called with a message for each damaged checkpoint that is skipped.
 
     Raises:
         CheckpointError: There are checkpoints, but all are damaged.
     """
-    checkpoints = kept(run)
+    checkpoints = list_checkpoints(run)
     for checkpoint in reversed(checkpoints):
         damage = checkpoint.damage()
         if damage is None:
             return checkpoint
-        say(f"{checkpoint.path} is damaged ({damage}); trying the one before.")
+        logger.warning("%s is damaged (%s); trying the one before.", checkpoint.path, damage)
     if checkpoints:
         raise CheckpointError(
             f"{RunFolder(run).checkpoints}: all {len(checkpoints)} checkpoints are damaged; "
@@ -190,20 +182,100 @@ def latest(run: Path, *, say: Callable[[str], None] = print) -> Checkpoint | Non
     return None
 
 
-def kept(run: Path) -> list[Checkpoint]:
+def list_checkpoints(run: Path) -> list[Checkpoint]:
     """All checkpoints by step, damaged ones too."""
     return [Checkpoint(path, step) for step, path in RunFolder(run).kept_checkpoints()]
 
 
-def clean(run: Path) -> None:
+def remove_incomplete(run: Path) -> None:
     """Remove what a killed process left half-written; only the process that owns the run may."""
     for path in RunFolder(run).checkpoints.glob(f"{TEMPORARY}*"):
         shutil.rmtree(path)
     remove_leftovers(run, but=RunFolder(run).similarity)  # which is measured under its own lock
 
 
+# -- weights by name ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunWeights:
+    """Weights of a run, found but not read.
+
+    Attributes:
+        origin: What they are, for messages.
+        place: A weights file, or a checkpoint.
+    """
+
+    origin: str
+    place: Path | Checkpoint
+
+    @property
+    def step(self) -> int | None:
+        """The step at which they were saved; None for averaged weights."""
+        if isinstance(self.place, Checkpoint):
+            return self.place.step
+        step = read_metadata(self.place).get("step")
+        return None if step is None else int(step)
+
+    def read(self) -> dict[str, Tensor]:
+        """The model's `state_dict`, on the CPU.
+
+        Raises:
+            CheckpointError: They are damaged.
+        """
+        if isinstance(self.place, Checkpoint):
+            return self.place.weights()
+        return read_weights(self.place)
+
+    def load_into(self, model: nn.Module) -> None:
+        """Give them to a model.
+
+        Raises:
+            CheckpointError: They are damaged, or of another model.
+        """
+        load_weights(model, self.read(), origin=self.origin)
+
+
+def resolve_weights(run: Path, which: str | int = "best") -> RunWeights:
+    """The weights of a run by name; a name gets its meaning here alone.
+
+    Args:
+        run: The run folder.
+        which: "best", "averaged", "last" (the newest intact checkpoint), or a step whose
+            checkpoint is there.
+
+    Raises:
+        CheckpointError: There are none, or the checkpoint is damaged.
+    """
+    origin, by_name = f"{run}, {which} weights", RunFolder(run).weights_by_name()
+    path = by_name.get(str(which))
+    if path is None:
+        there = ", ".join(by_name) or "none"
+        raise CheckpointError(f"{run}: there are no weights {which!r}; there are: {there}.")
+    if path.is_file():
+        return RunWeights(origin, path)
+    if which == "last":
+        newest = latest(run)
+        assert newest is not None, "there is a checkpoint, or an error was raised"
+        return RunWeights(origin, newest)
+    chosen = Checkpoint(path, int(which))
+    if (damage := chosen.damage()) is not None:
+        raise CheckpointError(f"{chosen.path}: is damaged ({damage}); use other weights.")
+    return RunWeights(origin, chosen)
+
+
+def weights(run: Path, which: str | int = "best") -> dict[str, Tensor]:
+    """Read weights of a run, on the CPU: see `resolve_weights`."""
+    return resolve_weights(run, which).read()
+
+
+def load_into(model: nn.Module, run: Path, which: str | int) -> None:
+    """Give a model the weights of a run: see `resolve_weights`."""
+    resolve_weights(run, which).load_into(model)
+
+
 def save_weights(
-    run: Path, name: str, weights: Mapping[str, Tensor], facts: Mapping[str, object]
+    run: Path, name: str, weights: Mapping[str, Tensor], metadata: Mapping[str, object]
 ) -> Path:
     """Write `RUN/NAME.safetensors`, replacing an older one only when complete.
 
@@ -211,46 +283,37 @@ def save_weights(
         run: The run folder.
         name: "best" or "averaged".
         weights: The model's `state_dict`.
-        facts: Kept in the file's metadata, such as the step and the score.
+        metadata: Saved in the file, such as the step and the score.
     """
     target = RunFolder(run).weights(name)
     try:
-        write_weights(target, weights, {key: str(value) for key, value in facts.items()})
+        write_weights(target, weights, {key: str(value) for key, value in metadata.items()})
     except Exception as error:
         raise CheckpointError(_failure(run, target.name, error)) from error
     return target
 
 
-def step_of(run: Path, name: str) -> int:
-    """The step at which the weights of that name were saved: "best".
-
-    Raises:
-        CheckpointError: There are none, or they are damaged.
-    """
-    path = RunFolder(run).weights(name)
-    if not path.is_file():
-        raise CheckpointError(f"{run}: has no {name} weights; it was never validated.")
-    return int(read_facts(path)["step"])
-
-
-def average(run: Path, num: int, *, say: Callable[[str], None] = print) -> Path:
+def average(run: Path, num: int) -> Path:
     """Write the mean of the last `num` intact checkpoints' weights to `averaged.safetensors`.
 
     The checkpoint of step 0 is an untrained model and does not count, nor does one where the run
     was stopped.
     """
+    regular = [one for one in list_checkpoints(run) if one.step > 0 and not one.is_stop]
     chosen: list[Checkpoint] = []
-    for checkpoint in reversed([one for one in kept(run) if one.step > 0 and not one.is_stop]):
+    for checkpoint in reversed(regular):
         if len(chosen) == num:
             break
         if (damage := checkpoint.damage()) is None:
             chosen.append(checkpoint)
         else:
-            say(f"{checkpoint.path} is damaged ({damage}) and does not enter the average.")
+            logger.warning(
+                "%s is damaged (%s) and does not enter the average.", checkpoint.path, damage
+            )
     if not chosen:
         raise CheckpointError(f"{RunFolder(run).checkpoints}: no intact checkpoint to average.")
     if len(chosen) < num:
-        say(f"Averaging {len(chosen)} checkpoints instead of {num}: there are no more.")
+        logger.info("Averaging %d checkpoints instead of %d: there are no more.", len(chosen), num)
     last = chosen[0].weights()
     # Keyed by tensor, because tied weights share one.
     total = {id(w): w.double() for w in last.values() if w.is_floating_point()}
@@ -268,64 +331,13 @@ def average(run: Path, num: int, *, say: Callable[[str], None] = print) -> Path:
     return save_weights(run, "averaged", averaged, {"steps": steps})
 
 
-def weights(
-    run: Path, which: str | int = "best", *, say: Callable[[str], None] = print
-) -> dict[str, Tensor]:
-    """Weights of a run, on the CPU.
-
-    Args:
-        run: The run folder.
-        which: "best", "averaged", "last", or a step whose checkpoint is kept.
-        say: See `latest`.
-    """
-    folder = RunFolder(run)
-    if which == "last":
-        newest = latest(run, say=say)
-        if newest is not None:
-            return newest.weights()
-    elif isinstance(which, int):
-        if folder.checkpoint(which).is_dir():
-            chosen = Checkpoint(folder.checkpoint(which), which)
-            if (damage := chosen.damage()) is not None:
-                raise CheckpointError(f"{chosen.path}: is damaged ({damage}); use other weights.")
-            return chosen.weights()
-    elif which in [path.stem for path in folder.kept_weights()]:
-        return read_weights(folder.weights(which))
-    raise _without(run, which)
-
-
-def require_weights(run: Path, which: str | int) -> None:
-    """Refuse weights that a run does not have, without reading any; see `weights`."""
-    if str(which) not in _names(run):
-        raise _without(run, which)
-
-
-def _names(run: Path) -> list[str]:
-    steps = [str(checkpoint.step) for checkpoint in kept(run)]
-    return [*(p.stem for p in RunFolder(run).kept_weights()), *(["last"] if steps else []), *steps]
-
-
-def _without(run: Path, which: str | int) -> CheckpointError:
-    there = ", ".join(_names(run)) or "none"
-    return CheckpointError(f"{run}: there are no weights {which!r}; there are: {there}.")
-
-
-def load_into(model: nn.Module, run: Path, which: str | int) -> None:
-    """Give a model the weights of a run; see `weights`.
-
-    Raises:
-        CheckpointError: There are none of that name, they are damaged, or of another model.
-    """
-    load_weights(model, weights(run, which), origin=f"{run}, {which} weights")
-
-
 def _failure(run: Path, what: str, error: Exception) -> str:
     origin: BaseException | None = error
     while origin is not None and not isinstance(origin, OSError):
         origin = origin.__context__
     reason = str(error) if origin is None or not origin.errno else os.strerror(origin.errno)
-    free = shutil.disk_usage(run).free / 2**20
-    saved = kept(run)
+    free = shutil.disk_usage(run if run.exists() else run.parent).free / 2**20
+    saved = list_checkpoints(run)
     intact = f"The checkpoint of step {saved[-1].step} is intact" if saved else "None was saved yet"
     return (
         f"{what} could not be written to {run} ({reason}; {free:,.0f} MiB free). "

@@ -3,26 +3,38 @@
 A config is a pydantic model of sections; every component owns the section it reads. Nothing is
 guessed: an unknown key, a wrong type or a contradiction is one line that names the file or override
 it came from, the key, and the nearest valid key.
+
+The file has three parts: reading and comparing configs, pydantic's errors in our words, and writing
+TOML, which the standard library only reads.
 """
 
-import hashlib
+import datetime
 import json
+import math
+import re
 import tomllib
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from gradvac.hints import nearest
-from gradvac.lab.training._mistakes import explain
-from gradvac.lab.training.toml import parse_value, write_toml
 
 Config = TypeVar("Config", bound=BaseModel)
+Keys = tuple[str | int, ...]
 
-
-_SEALED, _SEAL = "# Written by gradvac; the last line seals it.", "# sha256 "
+_WORDS = {
+    "a valid array": "a list",
+    "a valid dictionary": "a section",
+    "an object": "a section",
+    "a valid string": "a string",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+}
 
 
 class ConfigError(ValueError):
@@ -53,7 +65,7 @@ def _require_name(path: object) -> object:
 Folder = Annotated[Path, BeforeValidator(_require_name)]
 
 
-def load(
+def read_config(
     model_class: type[Config],
     source: str | Path,
     overrides: Sequence[str] = (),
@@ -74,13 +86,7 @@ def load(
     """
     path = find_config(source, folders)
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        if not _holds(text):
-            raise ConfigError(
-                f"{path}: was changed or damaged after it was written. Give other settings as "
-                "overrides; to keep a change, remove the first and the last line."
-            )
-        table = tomllib.loads(text)
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     origins = {_apply(override, table): f"override {override}" for override in overrides}
@@ -93,8 +99,11 @@ def load(
     try:
         return model_class.model_validate_json(json.dumps(table, default=str))
     except pydantic.ValidationError as error:
-        lines = explain(error, model_class, file=str(path), origins=origins)
+        lines = _explain(error, model_class, file=str(path), origins=origins)
         raise ConfigError("\n".join(lines)) from None
+
+
+load = read_config  # config.load(...) reads well
 
 
 def dump(config: BaseModel) -> str:
@@ -102,20 +111,7 @@ def dump(config: BaseModel) -> str:
     return write_toml(config.model_dump(mode="json", exclude_none=True))
 
 
-def seal(text: str) -> str:
-    """A config that `load` accepts only unchanged: nobody edits it, so a change is damage."""
-    text = f"{_SEALED}\n{text}"
-    return f"{text}{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n"
-
-
-def _holds(text: str) -> bool:
-    content, mark, digest = text.rpartition(_SEAL)
-    if not mark:
-        return not text.startswith(_SEALED)
-    return hashlib.sha256(content.encode()).hexdigest() == digest.strip()
-
-
-def differences(old: BaseModel, new: BaseModel) -> dict[str, tuple[Any, Any]]:
+def changed_settings(old: BaseModel, new: BaseModel) -> dict[str, tuple[Any, Any]]:
     """Key path -> (old value, new value) of everything that differs; None for an unset key."""
     before, after = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
     keys = dict.fromkeys([*before, *after])
@@ -178,3 +174,181 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+def _explain(
+    error: pydantic.ValidationError,
+    model_class: type[BaseModel],
+    *,
+    file: str,
+    origins: Mapping[tuple[str, ...], str],
+) -> list[str]:
+    """One line per mistake.
+
+    Args:
+        error: What pydantic found.
+        model_class: The model it validated.
+        file: Name of the file the settings came from.
+        origins: Key path -> the override that set it.
+    """
+    mistakes: dict[tuple[Keys, Any], list[str]] = {}
+    for mistake in error.errors():
+        keys, owner = _locate(mistake["loc"], model_class)
+        message = _describe(mistake, keys, owner)
+        keys, message = _move_key(keys, message, mistake["type"], model_class)
+        # A value that fits no member of a union is one mistake, which pydantic reports per member.
+        mistakes.setdefault((keys, repr(mistake["input"])), []).append(message)
+    lines = []
+    for (keys, _), messages in mistakes.items():
+        path = ".".join(map(str, keys))
+        start = f"{_origin(keys, file, origins)}: {path}".removesuffix(": ")
+        lines.append(f"{start}: {_join(messages)}")
+    return lines
+
+
+def _describe(mistake: Any, keys: Keys, owner: type[BaseModel]) -> str:
+    kind, given, context = mistake["type"], mistake["input"], mistake.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"unknown key; {nearest(str(keys[-1]), owner.model_fields)}"
+    if kind == "missing":
+        return "is missing, and has no default"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        choices = re.findall("'([^']*)'", context["expected"])
+        return f"got {given!r}; {nearest(str(given), choices)}"
+    start, _, wanted = mistake["msg"].partition("Input should be ")
+    return f"must be {_WORDS.get(wanted, wanted)}, got {given!r}" if wanted else start
+
+
+def _move_key(
+    keys: Keys, message: str, kind: str, model_class: type[BaseModel]
+) -> tuple[Keys, str]:
+    """A section that checks itself begins with the key it speaks of: that belongs to the path."""
+    key, colon, rest = message.partition(": ")
+    annotation: Any = model_class
+    for one in keys:
+        annotation = next(iter(_members(_inner(annotation, one))), None)
+    if kind == "value_error" and colon and _is_model(annotation) and key in annotation.model_fields:
+        return (*keys, key), rest
+    return keys, message
+
+
+def _join(messages: list[str]) -> str:
+    """`must be a list, got 3` and `must be a valid string, got 3` in one."""
+    if len(messages) == 1 or not all(text.startswith("must be ") for text in messages):
+        return messages[0]
+    wanted = [text.removeprefix("must be ").rpartition(", got ")[0] for text in messages]
+    return f"must be {' or '.join(wanted)}, got {messages[0].rpartition(', got ')[2]}"
+
+
+def _origin(keys: Keys, file: str, origins: Mapping[tuple[str, ...], str]) -> str:
+    """The override that set this key, or the file, with the overrides that set parts of it."""
+    for depth in range(len(keys), 0, -1):
+        if keys[:depth] in origins:
+            return origins[tuple(map(str, keys[:depth]))]
+    inside = [origin for path, origin in origins.items() if path[: len(keys)] == keys]
+    return f"{file} with {', '.join(inside)}" if inside else file
+
+
+def _locate(loc: Keys, model_class: type[BaseModel]) -> tuple[Keys, type[BaseModel]]:
+    """Key path without the tags pydantic adds inside unions, and the model that owns the key."""
+    keys: list[str | int] = []
+    members: list[Any] = [model_class]
+    owner = model_class
+    tagged = False
+    for item in loc:
+        if tagged:
+            tagged = False
+            continue
+        owner = next((m for m in members if _is_model(m)), owner)
+        keys.append(item)
+        members = [inner for m in members for inner in _members(_inner(m, item))]
+        tagged = len(members) > 1
+    return tuple(keys), owner
+
+
+def _inner(annotation: Any, key: str | int) -> Any:
+    """The type of what a key of this type holds; None where there is no such."""
+    if _is_model(annotation):
+        field = annotation.model_fields.get(key)
+        return None if field is None else field.annotation
+    arguments = get_args(annotation)
+    if get_origin(annotation) is dict:
+        return arguments[1]
+    return arguments[0] if get_origin(annotation) in (list, tuple) else None
+
+
+def _members(annotation: Any) -> list[Any]:
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [member for member in get_args(annotation) if member is not types.NoneType]
+    return [] if annotation is None else [annotation]
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+# -- TOML ------------------------------------------------------------------------------------------
+
+
+def parse_value(text: str) -> Any:
+    """A TOML literal; what is none, or is a date, is the string itself.
+
+    Raises:
+        ValueError: The text starts like a string, list or table, but is none.
+    """
+    if "\n" not in text and text:
+        try:
+            parsed = tomllib.loads(f"value = {text}")
+        except tomllib.TOMLDecodeError as error:
+            if text[0] in "[{\"'":
+                raise ValueError(f"not valid TOML ({error}); strings inside need quotes") from None
+        else:
+            value = parsed["value"]
+            if not isinstance(value, datetime.date | datetime.time):
+                return value
+    return text
+
+
+def write_toml(table: Mapping[str, Any]) -> str:
+    """Nested mappings of plain values as TOML, in their order; plain values before sections."""
+    return "\n".join(_lines(table, ())).strip() + "\n"
+
+
+def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+    lines = [f"{_key(key)} = {write_value(value)}" for key, value in plain.items()]
+    if path and (lines or not table):
+        lines.insert(0, f"[{'.'.join(map(_key, path))}]")
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            lines += ["", *_lines(value, (*path, key))]
+    return lines
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else _string(key)
+
+
+def _string(text: str) -> str:
+    # JSON's escapes are TOML's, except that TOML wants DEL escaped too.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def write_value(value: Any) -> str:
+    """A plain value, list or table in one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # inf, -inf and nan are TOML's words too
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {write_value(v)}" for k, v in value.items()) + "}"
+    return "[" + ", ".join(map(write_value, value)) + "]"

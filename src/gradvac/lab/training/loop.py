@@ -4,11 +4,13 @@
 lines, in the order in which they happen.
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic
+from typing import Generic, Literal
 
 import torch
 
@@ -17,22 +19,49 @@ from gradvac.analysis import Recorder, heat_maps, step_values
 from gradvac.engine import RankError
 from gradvac.hints import nearest
 from gradvac.lab.training import checkpoint
-from gradvac.lab.training.display import Display
-from gradvac.lab.training.forward import around_forward
+from gradvac.lab.training.distributed import Job, join
+from gradvac.lab.training.environment import StopSignals, around_forward, untouched_random_state
+from gradvac.lab.training.log import Display, RunLog, after
 from gradvac.lab.training.optimizer import set_lr
-from gradvac.lab.training.processes import StopSignals, untouched_random_state
-from gradvac.lab.training.ranks import Job, join
+from gradvac.lab.training.parallel import unsharded
 from gradvac.lab.training.recipe import BatchT, Recipe
-from gradvac.lab.training.result import DivergedError, Reason, Result
-from gradvac.lab.training.runlog import RunLog, after, open_log
-from gradvac.lab.training.settings import RunConfig
-from gradvac.lab.training.shards import whole
-from gradvac.lab.training.signature import Signature
+from gradvac.lab.training.settings import RunConfig, run_signature
 from gradvac.lab.training.state import RunState
-from gradvac.lab.training.step import GraphStep, Step, StepResult
+from gradvac.lab.training.step import EagerStep, GraphStep, StepResult
+
+logger = logging.getLogger(__name__)
 
 Watch = Callable[[int, Alignment], None]
 _DRAW_EVERY = 10  # log entries
+Reason = Literal["finished", "early_stop", "interrupted", "paused"]
+
+
+class DivergedError(RuntimeError):
+    """Too many steps in a row had a loss or gradient that was not finite."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a call of `train` ended.
+
+    Attributes:
+        run: The run folder.
+        step: Optimizer steps taken, in all.
+        reason: "finished" (all steps), "early_stop" (patience), "interrupted" (a signal) or
+            "paused" (`train.pause_at`); after these two the same call continues.
+        best_step: Step of `best.safetensors`; None before the first validation.
+        best_score: Its `train.metric`.
+        skipped_steps: Steps whose loss or gradient was not finite.
+        seconds: Time spent training, without validation and saving.
+    """
+
+    run: Path
+    step: int
+    reason: Reason
+    best_step: int | None
+    best_score: float | None
+    skipped_steps: int
+    seconds: float
 
 
 def train(
@@ -65,10 +94,10 @@ def train(
     with (
         join(settings.train.device) as job,
         job.display(display) as display,
-        job.together(lambda: open_log(Path(run), settings, job, say=display.say)) as log,
+        job.together(lambda: RunLog(Path(run), settings, is_first=job.is_first)) as log,
         StopSignals() as signals,
     ):
-        job.together(lambda: log.keep(files or {}))
+        job.together(lambda: log.save_files(files or {}))
         loop = _Loop(recipe, settings, log, display, signals, watch, job)
         with ExitStack() as stack:
             stack.push(loop.close)
@@ -95,9 +124,9 @@ class _Loop(Generic[BatchT]):
         self.signed_engine: str | None = None
 
     def close(self, _: object, error: BaseException | None, __: object) -> None:
-        checkpoints = checkpoint.kept(self.log.run)
+        checkpoints = checkpoint.list_checkpoints(self.log.run)
         if isinstance(error, RankError) and checkpoints:
-            self.display.say(f"The last checkpoint is that of step {checkpoints[-1].step}.")
+            logger.info("The last checkpoint is that of step %d.", checkpoints[-1].step)
         if self.state.aligner is not None:
             self.state.aligner.detach()
         if self.recorder is not None:
@@ -107,10 +136,10 @@ class _Loop(Generic[BatchT]):
     def run(self) -> Result:
         """Continue where the run stands, until there is a reason to stop."""
         state, train = self.state, self.settings.train
-        state.resume(self.log, say=self.display.say)
+        state.resume(self.log)
         self.open_record()
         self.introduce()
-        state.meters.go_on()
+        state.meters.resume()
         while True:
             if self.is_due(train.validate_every) and state.at.validated < state.at.step:
                 self.validate()
@@ -160,7 +189,7 @@ class _Loop(Generic[BatchT]):
     def introduce(self) -> None:
         self.sign()
         aligner = self.state.aligner
-        self.display.say("Plain joint training (rule none)." if aligner is None else repr(aligner))
+        logger.info("Plain joint training (rule none)." if aligner is None else repr(aligner))
         self.display.open(self.state.at.step, self.settings.train.max_steps)
 
     def step(self) -> Alignment | None:
@@ -182,7 +211,7 @@ class _Loop(Generic[BatchT]):
 
     def choose_step(self, batch: BatchT) -> Callable[[list[BatchT]], StepResult]:
         """An eager step; or a recorded one, if all batches have the same size."""
-        step, wanted = Step(self.settings, self.state), self.settings.train.graph
+        step, wanted = EagerStep(self.settings, self.state), self.settings.train.graph
         on_gpu, framed = self.state.device.type == "cuda", getattr(batch, "frame", None) is not None
         is_possible = on_gpu and framed and self.job.size == 1
         if wanted is True and not is_possible:
@@ -192,7 +221,7 @@ class _Loop(Generic[BatchT]):
                 'process(es). Use "auto".'
             )
         if wanted is not False and is_possible:
-            return GraphStep(step, self.state.device, say=self.display.say)
+            return GraphStep(step, self.state.device)
         return step
 
     def write_log(self, alignment: Alignment | None) -> None:
@@ -239,7 +268,7 @@ class _Loop(Generic[BatchT]):
             untouched_random_state(),
             torch.no_grad(),
             around_forward(train.precision, state.device),
-            whole(state.model),
+            unsharded(state.model),
         ):
             scores = self.job.on_first(lambda: dict(self.recipe.validate()))
         state.model.train()
@@ -249,7 +278,7 @@ class _Loop(Generic[BatchT]):
         score = float(scores[train.metric])
         sign = -1.0 if train.higher_is_better else 1.0
         if math.isfinite(score) and (at.best_score is None or sign * score < sign * at.best_score):
-            self.require_finite()
+            self.check_finite()
             at.best_score, at.best_step, at.stale = score, at.step, 0
             state.save_best(self.log, {"step": at.step, train.metric: score})
         else:
@@ -257,47 +286,47 @@ class _Loop(Generic[BatchT]):
         at.validated = at.step
         self.log.write(at.step, scores)
         best = "" if at.best_score is None else f" (best {at.best_score:.4f}, step {at.best_step})"
-        self.display.say(f"step {at.step}  {train.metric} {score:.4f}{best}")
-        state.meters.go_on()
+        logger.info("step %d  %s %.4f%s", at.step, train.metric, score, best)
+        state.meters.resume()
 
     def save_if_good(self) -> None:
         """Save a checkpoint, unless in a bad stretch: it would push good ones off the disk."""
         meters, step = self.state.meters, self.state.at.step
         if meters.bad_in_a_row:
-            self.display.say(f"step {step}  not saved: its loss or gradient was not finite.")
+            logger.warning("step %d  not saved: its loss or gradient was not finite.", step)
             return
         meters.pause()
         self.save()
-        meters.go_on()
+        meters.resume()
 
     def save(self, *, is_stop: bool = False) -> None:
         """Save a checkpoint, after everything recorded so far."""
-        self.require_finite()
+        self.check_finite()
         if self.recorder is not None:
             self.recorder.flush()
         self.state.save(self.log, is_stop=is_stop)
 
-    def require_finite(self) -> None:
-        """Refuse to keep weights that are not finite: nothing will repair them."""
+    def check_finite(self) -> None:
+        """Never save weights that are not finite: nothing will repair them."""
         if not self.state.is_finite():
             raise DivergedError(
                 f"train: the weights are not finite at step {self.state.at.step}. {self.way_out()}"
             )
 
     def stop(self) -> str:
-        """Save so that the run can be continued, unless the weights are bad; return what to say."""
+        """Save so that the run can be continued, unless the weights are bad; a closing message."""
         state, at = self.state, self.state.at
         by = self.signals.received or "train.pause_at"
-        said = f"Stopped by {by} after step {at.step}"
+        stopped = f"Stopped by {by} after step {at.step}"
         bad_in_a_row = state.meters.bad_in_a_row
         if bad_in_a_row or not state.is_finite():
             return (
-                f"{said}. Nothing was saved here, as the loss or its gradient was not finite in "
+                f"{stopped}. Nothing was saved here, as the loss or its gradient was not finite in "
                 f"the last {bad_in_a_row} steps; the same command continues from step "
                 f"{state.saved}."
             )
         self.save(is_stop=not self.is_due(self.settings.train.checkpoint_every))
-        return f"{said}; the same command continues from there."
+        return f"{stopped}; the same command continues from there."
 
     def finish(self, reason: Reason) -> Result:
         """The last checkpoint, the averaged weights, and a closing message."""
@@ -305,20 +334,19 @@ class _Loop(Generic[BatchT]):
         state.meters.pause()
         self.sign()  # with the engine that ran last
         if reason in ("interrupted", "paused"):
-            said = self.stop()
+            message = self.stop()
         else:
             self.save()
             if train.average_last:
-                num, say = train.average_last, self.display.say
-                self.job.on_first(lambda: checkpoint.average(self.log.run, num, say=say))
-            said = f"Finished after {at.step} steps."
+                self.job.on_first(lambda: checkpoint.average(self.log.run, train.average_last))
+            message = f"Finished after {at.step} steps."
             if reason == "early_stop":
-                said = (
+                message = (
                     f"Stopped at step {at.step}: {at.stale} validations in a row without a better "
                     f"{train.metric}."
                 )
         self.display.close()
-        self.display.say(said)
+        logger.info(message)
         skipped, seconds = state.meters.skipped, state.meters.seconds
         return Result(self.log.run, at.step, reason, at.best_step, at.best_score, skipped, seconds)
 
@@ -326,7 +354,7 @@ class _Loop(Generic[BatchT]):
         state = self.state
         self.signed_engine = self.engine()
         self.log.sign(
-            Signature.of(
+            run_signature(
                 self.settings,
                 state.aligner,
                 tasks=self.recipe.tasks,

@@ -5,9 +5,8 @@ of a run, with a progress bar, and RUN/similarity.npz grows by one step after ea
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
 from gradvac.analysis import (
     Similarities,
@@ -28,8 +27,9 @@ from gradvac.analysis.measurement import Batches
 from gradvac.engine import split
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.files import remove_leftovers
-from gradvac.lab.training import checkpoint
-from gradvac.lab.training.weights import load_weights
+from gradvac.lab.training.checkpoint import RunWeights, list_checkpoints, resolve_weights
+
+logger = logging.getLogger(__name__)
 
 
 class MeasurePlan(Protocol):
@@ -79,23 +79,23 @@ def measure_checkpoints(
     for granularity in granularities:
         split(model, granularity)  # refuses a wrong one before any work is done
     about = dict(about) | {"tasks": list(tasks), "granularities": list(granularities)}
-    every = find_weights(run, weights, say=partial(console.print, markup=False))
+    selected = _select_weights(run, weights)
     with folder.lock_beside("similarity"):
         remove_leftovers(run, of=folder.similarity)
         before = _read_before(folder.similarity, about)
         steps = set(before[0].steps.tolist()) if before else set()
-        left = [one for one in every if one.step not in steps]
+        left = {step: one for step, one in selected.items() if step not in steps}
         with _progress(console, len(left) * plan.num_batches) as progress:
             bar = progress.add_task("", total=len(left) * plan.num_batches)
-            for one in left:
-                progress.update(bar, description=f"step {one.step}")
-                load_weights(model, one.read(), origin=f"{run}, step {one.step}")
+            for step, one in left.items():
+                progress.update(bar, description=f"step {step}")
+                one.load_into(model)
                 measured = measure(
                     model,
                     plan.batches(model),
                     granularities,
                     tasks=tasks,
-                    step=one.step,
+                    step=step,
                     engine=engine,
                     offload=offload,
                     tick=lambda: progress.advance(bar),
@@ -106,69 +106,53 @@ def measure_checkpoints(
     return before
 
 
-@dataclass(frozen=True)
-class Weights:
-    """Weights of a run to measure, read when their turn comes."""
-
-    step: int
-    read: Callable[[], dict[str, Tensor]]
-
-
-def find_weights(
-    run: Path, names: Sequence[str | int], *, say: Callable[[str], None]
-) -> list[Weights]:
-    """The weights to look at, by step; untrained ones (step 0) only if asked for.
+def _select_weights(run: Path, names: Sequence[str | int]) -> dict[int, RunWeights]:
+    """Step -> the weights to measure, by step; untrained ones (step 0) only if asked for.
 
     Args:
         run: The run folder.
         names: "best", "last", or steps; empty: all checkpoints that are intact.
-        say: Called with a message for each checkpoint that is left out.
     """
-    if not names:
-        there = [one for one in checkpoint.kept(run) if one.step > 0]
-        damage = {one.step: one.damage() for one in there}
-        for step, what in damage.items():
-            if what is not None:
-                say(f"The checkpoint of step {step} is damaged ({what}) and left out.")
-        intact = [one for one in there if damage[one.step] is None]
-        if not intact:
-            raise ValueError(
-                f"{run}: has no checkpoint to measure; train first, or give --weights best."
+    if names:
+        by_step = dict(_find_step(run, name) for name in names)
+        return {step: by_step[step] for step in sorted(by_step)}
+    selected = {}
+    for one in list_checkpoints(run):
+        damage = one.damage()
+        if damage is not None:
+            logger.warning(
+                "The checkpoint of step %d is damaged (%s) and left out.", one.step, damage
             )
-        return [Weights(one.step, one.weights) for one in intact]
-    by_step = {}
-    for name in names:
-        if name == "best":
-            step = checkpoint.step_of(run, name)
-        elif name == "last":
-            newest = checkpoint.latest(run, say=say)
-            if newest is None:
-                raise ValueError(f"{run}: has no checkpoint to measure; train first.")
-            step = newest.step
-        elif isinstance(name, int):
-            step = name
-            steps = [one.step for one in checkpoint.kept(run)]
-            if step not in steps:
-                raise ValueError(f"{run}: has no checkpoint of step {step}; there are {steps}.")
-        else:
-            raise ValueError(
-                f"weights: must be best, last or a step, got {name!r}; averaged weights belong to "
-                "no single step."
-            )
-        by_step[step] = Weights(step, partial(checkpoint.weights, run, name))
-    return [by_step[step] for step in sorted(by_step)]
+        elif one.step > 0:
+            selected[one.step] = RunWeights(f"{run}, step {one.step}", one)
+    if not selected:
+        raise ValueError(
+            f"{run}: has no checkpoint to measure; train first, or give --weights best."
+        )
+    return selected
+
+
+def _find_step(run: Path, name: str | int) -> tuple[int, RunWeights]:
+    weights = None if name == "averaged" else resolve_weights(run, name)
+    step = None if weights is None else weights.step
+    if weights is None or step is None:
+        raise ValueError(
+            f"weights: must be best, last or a step, got {name!r}; averaged weights belong to no "
+            "single step."
+        )
+    return step, weights
 
 
 def _read_before(path: Path, about: Mapping[str, object]) -> tuple[Similarities, ...]:
     if not path.is_file():
         return ()
     before, how = load_similarities(path)
-    former = _parse_about(path, how)
-    changed = [key for key in about if former.get(key) != about[key]]
+    earlier = _parse_about(path, how)
+    changed = [key for key in about if earlier.get(key) != about[key]]
     if changed:
         key = changed[0]
         raise ValueError(
-            f"{path}: was measured with {key} = {former.get(key)}, now it is {about[key]}; move "
+            f"{path}: was measured with {key} = {earlier.get(key)}, now it is {about[key]}; move "
             "it away to measure again, or use the same settings."
         )
     return before
@@ -176,12 +160,12 @@ def _read_before(path: Path, about: Mapping[str, object]) -> tuple[Similarities,
 
 def _parse_about(path: Path, how: str) -> dict[str, object]:
     try:
-        former = json.loads(how or "{}")
+        earlier = json.loads(how or "{}")
     except (ValueError, RecursionError):
-        former = None
-    if not isinstance(former, dict):
+        earlier = None
+    if not isinstance(earlier, dict):
         raise ValueError(f"{path}: does not say how it was measured; move it away.")
-    return former
+    return earlier
 
 
 def _progress(console: Console, total: int) -> Progress:

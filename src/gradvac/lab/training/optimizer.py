@@ -63,11 +63,11 @@ class OptimizerConfig(Section):
             eps=self.eps,
             fused=True,
         )
-        settle(optimizer)
+        move_to_device(optimizer)
         return optimizer
 
 
-def settle(optimizer: torch.optim.Optimizer) -> None:
+def move_to_device(optimizer: torch.optim.Optimizer) -> None:
     """Adapt an optimizer to its device, even if its state was saved on another.
 
     On a GPU the learning rate is a tensor, because a recorded step reads it from a fixed address.

@@ -23,13 +23,48 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor, nn
 
 from gradvac.engine import TasksOfRows
-from gradvac.lab.training.ranks import Part
 
 
-class Batch(Protocol):
+@dataclass(frozen=True)
+class BatchSlice:
+    """The rows of every batch that a process gets: slice `number` of `of`, equally expensive.
+
+    The batches of a run are the same whatever the number of processes, and so is what a step
+    computes: a run can be continued by more or fewer of them, and no row is lost or seen twice.
+    """
+
+    number: int = 0
+    of: int = 1
+
+    def cut(self, costs: Sequence[float] | npt.NDArray[Any]) -> slice:
+        """The local rows of a batch: neighbours, so that a process gets the rows of few tasks.
+
+        Every slice has a row if there are enough of them. A slice without any takes a row of the
+        batch that does not count, because all processes have to take part in a step.
+
+        Args:
+            costs: Cost of every row of the batch, such as its number of tokens.
+        """
+        num = len(costs)
+        ends = np.cumsum(np.asarray(costs, dtype=np.float64))
+        middles = ends - np.diff(ends, prepend=0.0) / 2  # a row belongs where its middle lies
+        edges = np.linspace(0.0, ends[-1] if num else 0.0, self.of + 1)[:-1]
+        numbers = np.arange(self.of)
+        starts = np.maximum.accumulate(np.searchsorted(middles, edges) - numbers)
+        starts = np.minimum(np.clip(starts, 0, max(0, num - self.of)) + numbers, num)
+        bounds = [*starts.tolist(), num]
+        return slice(bounds[self.number], bounds[self.number + 1])
+
+
+FULL_BATCH = BatchSlice()
+
+
+class MicroBatch(Protocol):
     """One micro-batch: anything that knows how many tokens it is worth.
 
     A batch with an attribute `frame` that is not None says that all batches of the run have one
@@ -41,13 +76,13 @@ class Batch(Protocol):
     def num_tokens(self) -> int:
         """Tokens that carry a loss (target tokens without padding); rows where there are none.
 
-        Of the whole batch, also where this is only the part of one process.
+        Of the full batch, also where this is only the slice of one process.
         """
         ...
 
 
-BatchT = TypeVar("BatchT", bound=Batch)
-BatchCo = TypeVar("BatchCo", bound=Batch, covariant=True)
+BatchT = TypeVar("BatchT", bound=MicroBatch)
+BatchCo = TypeVar("BatchCo", bound=MicroBatch, covariant=True)
 
 
 class BatchStream(Protocol[BatchCo]):
@@ -83,14 +118,11 @@ class StepLosses:
         shown: Further values for the log, as sums over the micro-batch of quantities per token
             (such as the unsmoothed loss), the same names every time. The loop divides by tokens
             and logs `train/NAME`. Tensors may stay on the device.
-        halves: `tasks` are halves of tasks, as `gradvac.halves_of` names them: what `align.halves`
-            needs.
     """
 
     losses: Tensor
     tasks: TasksOfRows
     shown: Mapping[str, Tensor | float] = field(default_factory=dict)
-    halves: bool = False
 
 
 class Recipe(Protocol[BatchT]):
@@ -111,11 +143,11 @@ class Recipe(Protocol[BatchT]):
         """Task -> "high", "medium", "low", ...; `[align]` may name levels. May be empty."""
         ...
 
-    def batches(self, part: Part) -> BatchStream[BatchT]:
+    def batches(self, part: BatchSlice) -> BatchStream[BatchT]:
         """A stream at its beginning; called once per `train`.
 
-        With several processes, each gets its part of every batch; see `Part`. What is drawn, and
-        the stream's state, belong to the whole batches, so they do not depend on the part.
+        With several processes, each gets its slice of every batch. What is drawn, and the stream's
+        state, belong to the full batches, so they do not depend on the slice.
 
         A temperature schedule counts optimizer steps: a stream that hands out its n-th micro-batch
         (from 0) is in step `n // config.optimizer.accumulation`.

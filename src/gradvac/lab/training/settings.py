@@ -1,15 +1,36 @@
-"""[train], and the sections every recipe has."""
+"""The settings of a run: [train], [sampling] and the sections every recipe has.
 
+Also what follows from them: the signature that goes with every number, and how a trained run is
+opened from its folder.
+"""
+
+import hashlib
+import importlib.metadata
+import platform
 import re
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+import torch
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
+from gradvac import Aligner
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import config
 from gradvac.lab.training.align import AlignConfig
 from gradvac.lab.training.config import Section
+from gradvac.lab.training.environment import choose_device
 from gradvac.lab.training.optimizer import OptimizerConfig
-from gradvac.lab.training.sampling import SamplingConfig
+from gradvac.sampling import TaskEpochs, TaskSampler
 
 # [train] keys that do not change the weights of a given step, and those that only say where
 # training ends or how steps run; a run may be continued with other values. The first are not in the
@@ -29,7 +50,9 @@ TECHNICAL = (
 EXTENSIBLE = ("max_steps", "validate_every", "patience", "average_last", "max_bad_steps", "graph")
 TECHNICAL_ELSEWHERE = ("decoding.graph", "decoding.memory")  # of sections that recipes have
 
+_OF_TRAINING = ("align", "optimizer", "sampling")  # sections that a trained model never asks
 
+Temperature = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 WriterName = Literal["tensorboard", "wandb", "trackio"]
 
 
@@ -130,6 +153,80 @@ class TrainConfig(Section):
             raise ValueError(f"train.higher_is_better must be {right} for {self.metric!r}")
 
 
+class TemperaturePhase(Section):
+    """Another temperature, from some optimizer step on.
+
+    Attributes:
+        from_step: The first step of the phase, counted from 0.
+        temperature: Its temperature.
+    """
+
+    from_step: NonNegativeInt
+    temperature: Temperature
+
+
+class SamplingConfig(Section):
+    """How tasks are drawn.
+
+    Attributes:
+        temperature: 1 follows the data, larger is flatter, `inf` is uniform.
+        schedule: Later phases ("cooldown"), in order.
+        most_epochs: No task is seen more often than this on average; the excess goes to the
+            others. With `temperature = inf` this is UniMax. Unset: no cap.
+        slots: Draw this many tasks for a batch, and divide its rows among them; unset: every row
+            draws its own task. With as many slots as processes (or twice as many), each process
+            gets the rows of one task (or two), and sends less. In translation, a chunk of batches
+            (`batch.chunk`) shares its slots.
+        seed: Seed of the draws; unset: `train.seed`.
+    """
+
+    temperature: Temperature = 5.0
+    schedule: list[TemperaturePhase] = Field(default_factory=list)
+    most_epochs: PositiveFloat | None = None
+    slots: PositiveInt | None = None
+    seed: NonNegativeInt | None = None
+
+    @field_validator("schedule")
+    @classmethod
+    def _in_order(cls, schedule: list[TemperaturePhase]) -> list[TemperaturePhase]:
+        starts = [phase.from_step for phase in schedule]
+        if starts != sorted(set(starts)):
+            raise ValueError(f"from_step must increase from phase to phase, got {starts}")
+        return schedule
+
+    def temperature_at(self, step: int) -> float:
+        """The temperature of an optimizer step (counted from 0)."""
+        passed = [phase.temperature for phase in self.schedule if phase.from_step <= step]
+        return passed[-1] if passed else self.temperature
+
+    def build(
+        self, sizes: Mapping[str, int], *, seed: int = 0, num_rows: float | None = None
+    ) -> TaskSampler:
+        """A sampler at its first draw.
+
+        Args:
+            sizes: Task -> number of sentences.
+            seed: Used where the section has none.
+            num_rows: Rows that training draws in all, which `most_epochs` needs.
+        """
+        return TaskSampler(
+            sizes,
+            self.temperature,
+            schedule=[(phase.from_step, phase.temperature) for phase in self.schedule],
+            most_epochs=self.most_epochs,
+            slots=self.slots,
+            seed=seed if self.seed is None else self.seed,
+            num_rows=num_rows,
+        )
+
+    def effective_epochs(
+        self, sizes: Mapping[str, int], *, num_steps: int, rows_per_step: float
+    ) -> list[TaskEpochs]:
+        """How often training will see each task's data: see `TaskSampler.effective_epochs`."""
+        sampler = self.build(sizes, num_rows=num_steps * rows_per_step)
+        return sampler.effective_epochs(num_steps=num_steps, rows_per_step=rows_per_step)
+
+
 class RunConfig(Section):
     """What all recipes configure; a recipe adds sections of its own."""
 
@@ -146,3 +243,122 @@ class RunConfig(Section):
                 f"optimizer.accumulation is {self.optimizer.accumulation}"
             )
         return self
+
+
+def run_signature(
+    settings: RunConfig,
+    aligner: Aligner | None,
+    *,
+    tasks: Sequence[str],
+    data: str,
+    device: torch.device,
+    num_processes: int = 1,
+) -> dict[str, str]:
+    """Everything that determines the weights of a run, by name, and as one line: "signature".
+
+    The line goes with every score, as sacreBLEU's does; two runs with the same line on the same
+    kind of device are repetitions of each other.
+
+    Args:
+        settings: All settings.
+        aligner: Knows the engine that is in use; None for rule "none".
+        tasks: Task names.
+        data: The recipe's `data_signature()`.
+        device: Where it runs.
+        num_processes: How many train together, on a device of this kind each.
+    """
+    several = f"{num_processes}x" if num_processes > 1 else ""
+    fields = {
+        "rule": settings.align.describe_rule(),
+        "granularity": settings.align.granularity,
+        "engine": "none" if aligner is None else aligner.engine,
+        "tasks": str(len(tasks)),
+        "seed": str(settings.train.seed),
+        "precision": settings.train.precision,
+        "config": config_hash(settings),
+        "data": _short_hash(data),
+        "device": f"{several}{_device_name(device)}",
+        "torch": torch.__version__,
+        "version": importlib.metadata.version("gradvac"),
+    }
+    return fields | {"signature": "|".join(f"{name}:{value}" for name, value in fields.items())}
+
+
+def config_hash(settings: RunConfig) -> str:
+    """Hash of all settings except technical ones, such as the device."""
+    return _hash_without(settings, TECHNICAL)
+
+
+def weights_hash(settings: RunConfig) -> str:
+    """Hash of the settings that determine the weights of a given step."""
+    return _hash_without(settings, (*TECHNICAL, *EXTENSIBLE))
+
+
+def _hash_without(settings: RunConfig, keys: Sequence[str]) -> str:
+    default = type(settings.train)()
+    train = settings.train.model_copy(update={key: getattr(default, key) for key in keys})
+    return _short_hash(config.dump(settings.model_copy(update={"train": train})))
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device).replace(" ", "-")
+    return f"{device.type}-{platform.machine()}"
+
+
+def trained_settings(
+    settings_class: type[config.Config], run: Path, overrides: Sequence[str]
+) -> config.Config:
+    """The settings of a run whose training is over, with overrides.
+
+    Raises:
+        ConfigError: An override would change nothing, because it is about training.
+    """
+    for override in overrides:
+        section = override.partition(".")[0].strip()
+        if section in _OF_TRAINING:
+            raise config.ConfigError(
+                f"override {override}: [{section}] is about training, and {run} is trained; "
+                "leave it out, or train another run with it."
+            )
+    return config.load(settings_class, RunFolder(run).config, overrides)
+
+
+class FromRun(ABC):
+    """Something that does a trained model's work, such as translating.
+
+    Class attributes:
+        settings_class: The settings of such runs.
+    """
+
+    settings_class: ClassVar[type[RunConfig]]
+
+    @classmethod
+    def from_run(
+        cls,
+        run: str | Path,
+        *,
+        weights: str | int = "best",
+        device: str = "auto",
+        overrides: Sequence[str] = (),
+    ) -> Self:
+        """Load the model of a run from its folder alone.
+
+        Args:
+            run: The run folder.
+            weights: "best", "last", "averaged", or a step.
+            device: "auto", "cpu", "cuda", ...
+            overrides: Overrides of its config, such as "decoding.beams=8".
+        """
+        run = Path(run)
+        settings = trained_settings(cls.settings_class, run, overrides)
+        return cls.open(run, settings, weights, choose_device(device))
+
+    @classmethod
+    @abstractmethod
+    def open(cls, run: Path, settings: Any, weights: str | int, device: torch.device) -> Self:
+        """Make it from a run whose settings have been read."""

@@ -1,26 +1,35 @@
 """The state of a run between two steps, saved and restored as one."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic
 
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.training import checkpoint, config, shards
-from gradvac.lab.training.meters import Meters
-from gradvac.lab.training.optimizer import settle
-from gradvac.lab.training.plain import losses_of
-from gradvac.lab.training.processes import (
+from gradvac.lab.training import checkpoint, config, parallel
+from gradvac.lab.training.distributed import Job, check_batch_norm
+from gradvac.lab.training.environment import (
     random_state,
     restore_random_state,
     seed_everything,
     set_threads,
 )
-from gradvac.lab.training.ranks import Job, refuse_batch_norm
+from gradvac.lab.training.log import Meters, RunLog
+from gradvac.lab.training.optimizer import move_to_device
 from gradvac.lab.training.recipe import BatchT, Recipe
-from gradvac.lab.training.runlog import RunLog
 from gradvac.lab.training.settings import RunConfig
-from gradvac.lab.training.weights import CheckpointError, is_finite, load_weights
+from gradvac.lab.training.weights import (
+    SHARDS,
+    CheckpointError,
+    all_finite,
+    load_unsharded,
+    load_weights,
+    read_shards,
+    write_shards,
+)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -51,9 +60,9 @@ class RunState(Generic[BatchT]):
         self.model = recipe.model.to(self.device).train()
         self.is_sharded = settings.train.parallel == "fsdp" and job.group is not None
         if job.group is not None:
-            refuse_batch_norm(self.model)
+            check_batch_norm(self.model)
             if self.is_sharded:
-                shards.shard(self.model, job.group, self.device)
+                parallel.shard(self.model, job.group, self.device)
         self.optimizer = settings.optimizer.build(self.model)
         self.aligner = settings.align.build(
             self.model,
@@ -64,10 +73,10 @@ class RunState(Generic[BatchT]):
             optimizer=self.optimizer,
         )
         averaging = None if self.is_sharded or self.aligner is not None else job.group
-        self.losses = losses_of(recipe, averaging)
-        self.batches = recipe.batches(job.part)
+        self.losses = parallel.build_losses(recipe, averaging)
+        self.batches = recipe.batches(job.batch_slice)
         self.data = recipe.data_signature()
-        job.require_same({"the config": config.dump(settings), "the data": self.data})
+        job.check_same({"the config": config.dump(settings), "the data": self.data})
         self.meters = Meters(self.device)
         self.at = Position()
         self.saved = -1  # step of the newest checkpoint
@@ -98,49 +107,46 @@ class RunState(Generic[BatchT]):
             "random_of_others": others,  # by rank, from 1
         }
 
-        def write_shards() -> None:
-            with checkpoint.writing(log.run, self.at.step) as folder:
-                shards.write(folder / shards.SHARDS, self.model, self.optimizer)
+        step, weights = self.at.step, None if self.is_sharded else self.model.state_dict()
+
+        def write_local_shards() -> None:
+            with checkpoint.writing(log.run, step) as folder:
+                write_shards(folder / SHARDS, self.model, self.optimizer)
 
         def write() -> None:
-            log.require_place()
-            weights = None if self.is_sharded else self.model.state_dict()
-            checkpoint.save(log.run, self.at.step, weights, state, keep=self._keep, is_stop=is_stop)
+            checkpoint.write_checkpoint(
+                log.run, step, weights, state, keep=self._keep, is_stop=is_stop
+            )
 
         if self.is_sharded:
-            self.job.on_first(log.require_place)
-            self.job.together(write_shards)
+            self.job.together(write_local_shards)
         self.job.on_first(write)
         self.saved = self.at.step
 
     def is_finite(self) -> bool:
         """Whether all weights are, in all processes."""
-        is_own_finite = is_finite(shards.own_values(self.model.state_dict()))
-        return all(self.job.gather(is_own_finite))
+        return all(self.job.gather(self._are_local_values_finite()))
 
-    def save_best(self, log: RunLog, facts: Mapping[str, object]) -> None:
+    def _are_local_values_finite(self) -> bool:
+        return all_finite(parallel.local_values(self.model.state_dict()))
+
+    def save_best(self, log: RunLog, metadata: Mapping[str, object]) -> None:
         """Write the current weights as the best."""
-        weights = shards.whole_weights(self.model, is_wanted=self.job.is_first)
+        weights = parallel.full_weights(self.model, is_wanted=self.job.is_first)
+        self.job.on_first(lambda: checkpoint.save_weights(log.run, "best", weights, metadata))
 
-        def write() -> None:
-            log.require_place()
-            checkpoint.save_weights(log.run, "best", weights, facts)
-
-        self.job.on_first(write)
-
-    def resume(self, log: RunLog, *, say: Callable[[str], None]) -> None:
+    def resume(self, log: RunLog) -> None:
         """Continue from the last intact checkpoint; without one, begin, and save the beginning.
 
         So a run has a checkpoint from the start, and a full disk is noticed early.
 
         Args:
-            log: The run folder, owned by us.
-            say: Called with messages.
+            log: The run folder, owned by this job.
 
         Raises:
             ValueError: The run has other settings or other data, or weights without a checkpoint.
         """
-        last = self.job.on_first(lambda: _find(log, say=say))
+        last = self.job.on_first(lambda: _find_checkpoint(log))
         if last is None:
             log.begin(step=0, metrics_bytes=0)
             self.save(log)
@@ -153,7 +159,7 @@ class RunState(Generic[BatchT]):
             restore_random_state(everyone[self.job.rank])
         else:  # there were fewer processes until now
             seed_everything(self.job.seed(self._seed, step=last.step))
-        say(f"Continuing from step {last.step}.")
+        logger.info("Continuing from step %d.", last.step)
 
     def _load(self, last: checkpoint.Checkpoint) -> dict[str, Any]:
         """Load a checkpoint; returns the rest of it."""
@@ -169,12 +175,12 @@ class RunState(Generic[BatchT]):
                 f"run: {last.path.parents[1]} was trained on other data; choose another folder."
             )
         self._load_weights(last, state)
-        if not is_finite(shards.own_values(self.model.state_dict())):
+        if not self._are_local_values_finite():
             raise CheckpointError(
                 f"{last.path}: its weights are not finite; remove this folder to continue from the "
                 "checkpoint before."
             )
-        settle(self.optimizer)
+        move_to_device(self.optimizer)
         if self.aligner is not None:
             self.aligner.load_state_dict(state["aligner"])
         self.batches.load_state_dict(state["batches"])
@@ -186,26 +192,26 @@ class RunState(Generic[BatchT]):
     def _load_weights(self, last: checkpoint.Checkpoint, state: Mapping[str, Any]) -> None:
         """Load weights and moments, whether or not they were, or will be, divided."""
         if last.is_sharded:
-            shards.read(last.path / shards.SHARDS, self.model, self.optimizer)
+            read_shards(last.path / SHARDS, self.model, self.optimizer)
         elif self.is_sharded:
-            shards.take_whole(self.model, self.optimizer, last.weights(), state["optimizer"])
+            load_unsharded(self.model, self.optimizer, last.weights(), state["optimizer"])
         else:
             load_weights(self.model, last.weights(), origin=str(last.path))
             self.optimizer.load_state_dict(state["optimizer"])
 
 
-def _find(log: RunLog, *, say: Callable[[str], None]) -> checkpoint.Checkpoint | None:
+def _find_checkpoint(log: RunLog) -> checkpoint.Checkpoint | None:
     """The checkpoint to continue from, if the run may be continued; None to begin."""
-    checkpoint.clean(log.run)
-    last = checkpoint.latest(log.run, say=say)
+    checkpoint.remove_incomplete(log.run)
+    last = checkpoint.latest(log.run)
     if last is None:
-        _refuse_weights(log.run)
+        _check_no_weights(log.run)
     else:
         log.check_settings()
     return last
 
 
-def _refuse_weights(run: Path) -> None:
+def _check_no_weights(run: Path) -> None:
     """A run that begins would replace weights that are all that is left of another."""
     names = [path.name for path in RunFolder(run).kept_weights()]
     if names:

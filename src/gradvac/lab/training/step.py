@@ -5,7 +5,8 @@ batch to where the recorded one lay. It needs batches of one size whose tasks li
 (`frame`), and an aligner that decides nothing on the host.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -13,12 +14,14 @@ import torch
 from torch import Tensor
 
 from gradvac import Alignment
-from gradvac.lab.training.forward import around_forward
+from gradvac.lab.training.environment import around_forward
 from gradvac.lab.training.optimizer import clip, step_unless
 from gradvac.lab.training.recipe import BatchT
 from gradvac.lab.training.settings import RunConfig
 from gradvac.lab.training.state import RunState
 from gradvac.recording import Recording
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +42,7 @@ class StepResult:
     alignment: Alignment | None
 
 
-class Step(Generic[BatchT]):
+class EagerStep(Generic[BatchT]):
     """A step that runs as it is written.
 
     Args:
@@ -64,18 +67,14 @@ class Step(Generic[BatchT]):
             is_last = position == len(batches)
             with around_forward(self._settings.train.precision, state.device):
                 step_losses = state.losses(batch, is_last)
-            if step_losses.halves != self._settings.align.halves:
-                raise ValueError(
-                    "align.halves: rows of this recipe are of whole tasks; leave it out, or let "
-                    "the recipe number them by halves (StepLosses.halves)."
-                )
             losses = step_losses.losses / mean_tokens
             if state.aligner is None:
                 with state.job.naming_who_is_gone():
                     losses.sum().backward()
             else:
-                done = state.aligner.backward(losses, step_losses.tasks, accumulate=not is_last)
-                alignment = None if done is None else self._settings.align.by_task(done)
+                alignment = state.aligner.backward(
+                    losses, step_losses.tasks, accumulate=not is_last
+                )
             for name, value in {
                 "loss": step_losses.losses.detach().sum(),
                 **step_losses.shown,
@@ -95,16 +94,15 @@ class GraphStep(Generic[BatchT]):
     Args:
         step: The step.
         device: A GPU.
-        say: Told if recording fails; steps then go on as they are written.
+
+    If recording fails, it logs a warning, and steps go on as they are written.
     """
 
-    def __init__(
-        self, step: Step[BatchT], device: torch.device, *, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, step: EagerStep[BatchT], device: torch.device) -> None:
         self._step, self._device = step, device
         self._inputs: list[Any] | None = None
         self._num_tokens = torch.ones((), dtype=torch.float64, device=device)
-        self._recording = Recording(self._take, device, "train.graph", say)
+        self._recording = Recording(self._take, device, "train.graph", logger.warning)
 
     @property
     def works(self) -> bool:

@@ -1,60 +1,54 @@
 """Translation: the paper's system, for whoever has parallel text.
 
 One Transformer learns all directions; the target language is the first token of the source. A task
-is a direction such as "en-fr". `prepare` turns text files into token files, `train_translation`
-trains, `Translator` translates, `score_run` scores with sacreBLEU.
+is a direction such as "en-fr". `prepare_corpus` turns text files into token files,
+`train_translation` trains, `Translator` translates, `score_translation` scores with sacreBLEU.
 
-    settings.py        the config of a run: [model], [batch], [validation], [decoding]
-    data_settings.py   its [data]: sources, pairs, directions
-    readers.py         sentence pairs from text, TSV, JSONL, TMX, Hugging Face, our own languages
-    lines.py           lines of files, packed or not: all of them, or an error
-    columns.py         which column of a table holds which language
-    doubts.py          warnings: text that is not what its name says, test sentences in dev
-    cleaning.py        what is dropped, and the report
-    seen.py            repetitions, known by fingerprints on disk
-    workers.py         work on all cores, in order
-    vocabulary.py      SentencePiece with a token <2xx> for every target language
-    tokens.py          token files, mapped into memory
-    sealed.py          files whose size and hash are known, so that damage is told
-    preparation.py     text -> clean text -> vocabulary -> token files
-    cutting.py         the last step: text cut into tokens, shard by shard
-    prepared.py        what the preparation left, opened
-    ragged.py          sentences of any length, one after the other
-    batch.py           a batch, padded or packed
-    stream.py          batches that mix tasks, cut from token files
-    filling.py         batches of one size, all of them full
-    model.py           the Transformer and its loss
-    attention.py       its attention
-    _triton_attention.py   that of short sentences, as kernels
-    loss.py            cross-entropy in few passes over the logits
-    _triton_loss.py    the same as two kernels
-    decode.py          translations searched for, in slots
-    slots.py           the state of sentences that are being translated
-    beams.py           which tokens go on: beam search
-    greedy.py          the same for one beam
-    translator.py      text -> text
-    score.py           BLEU and chrF++
-    similarity.py      gradient similarity of a translation run
-    export.py          the model for Hugging Face and CTranslate2
-    start.py           another run's weights to start from; schedules that cannot work
-    recipe.py          what the training loop needs to know
-    demo.py            everything above, in a few minutes
-    side_by_side.py    two trainings at once, a process and a thread each
+    settings.py      the config of a run: [data], [model], [batch], [validation], [decoding]
+    readers.py       sentence pairs from text, tables, JSON, TMX, Hugging Face, our own languages
+    cleaning.py      what is dropped, the report of it, and warnings
+    workers.py       work on all cores, in order
+    vocabulary.py    SentencePiece with a token <2xx> for every target language
+    tokens.py        token files: written by tokenising text, mapped into memory
+    preparation.py   text -> clean text -> vocabulary -> token files, and the folder opened
+    ragged.py        sentences of any length, one after the other
+    batch.py         a batch, padded or packed
+    stream.py        batches that mix tasks, cut from token files
+    filling.py       batches of one size, all of them full
+    model.py         the Transformer and its loss
+    attention.py     its attention; _triton_attention.py: kernels for short sentences
+    loss.py          cross-entropy in few passes over the logits; _triton_loss.py: its kernels
+    decode.py        translations searched for, in slots
+    slots.py         the state of sentences that are being translated
+    beams.py         which tokens go on: beam search; greedy.py: the same for one beam
+    translator.py    text -> text
+    score.py         BLEU and chrF++
+    similarity.py    what `gradvac similarity` measures
+    export.py        the model for Hugging Face and CTranslate2
+    start.py         another run's weights to start from; schedules that cannot work
+    recipe.py        what the training loop needs to know, and the entry of the registry
+    demo.py          everything above, in a few minutes
+    side_by_side.py  two trainings at once, a process and a thread each
 """
 
 from gradvac.lab.recipes.nmt.batch import Batch, Side, make_batch
 from gradvac.lab.recipes.nmt.cleaning import CleaningConfig, Report
-from gradvac.lab.recipes.nmt.data_settings import DataConfig
 from gradvac.lab.recipes.nmt.decode import Decoder, Hypothesis, Search, search
 from gradvac.lab.recipes.nmt.export import export_run
 from gradvac.lab.recipes.nmt.model import SIZES, Size, Transformer
-from gradvac.lab.recipes.nmt.preparation import open_or_prepare, prepare
-from gradvac.lab.recipes.nmt.prepared import Prepared
+from gradvac.lab.recipes.nmt.preparation import PreparedCorpus, open_corpus, prepare_corpus
 from gradvac.lab.recipes.nmt.ragged import Ragged
 from gradvac.lab.recipes.nmt.readers import read_pairs
 from gradvac.lab.recipes.nmt.recipe import TranslationRecipe, train_translation
-from gradvac.lab.recipes.nmt.score import Score, Scores, score_files, score_lines, score_run
-from gradvac.lab.recipes.nmt.settings import NmtConfig
+from gradvac.lab.recipes.nmt.score import (
+    Score,
+    TranslationScores,
+    score_files,
+    score_lines,
+    score_translation,
+)
+from gradvac.lab.recipes.nmt.settings import DataConfig, NmtConfig
+from gradvac.lab.recipes.nmt.similarity import measure_translation
 from gradvac.lab.recipes.nmt.stream import Stream, TaskData
 from gradvac.lab.recipes.nmt.tokens import TokenFile, TokenWriter
 from gradvac.lab.recipes.nmt.translator import Translator
@@ -68,11 +62,10 @@ __all__ = [
     "Decoder",
     "Hypothesis",
     "NmtConfig",
-    "Prepared",
+    "PreparedCorpus",
     "Ragged",
     "Report",
     "Score",
-    "Scores",
     "Search",
     "Side",
     "Size",
@@ -82,17 +75,19 @@ __all__ = [
     "TokenWriter",
     "Transformer",
     "TranslationRecipe",
+    "TranslationScores",
     "Translator",
     "Vocabulary",
     "VocabularyConfig",
     "export_run",
     "make_batch",
-    "open_or_prepare",
-    "prepare",
+    "measure_translation",
+    "open_corpus",
+    "prepare_corpus",
     "read_pairs",
     "score_files",
     "score_lines",
-    "score_run",
+    "score_translation",
     "search",
     "train_translation",
 ]

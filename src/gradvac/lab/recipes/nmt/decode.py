@@ -20,7 +20,7 @@ from gradvac.lab.recipes.nmt.greedy import Greedy
 from gradvac.lab.recipes.nmt.model import Transformer
 from gradvac.lab.recipes.nmt.ragged import Ragged, Tokens
 from gradvac.lab.recipes.nmt.slots import Extent, Hypothesis, Search, Slots, length_penalty
-from gradvac.lab.training.forward import any_shape_attention
+from gradvac.lab.training.environment import any_shape_attention
 from gradvac.recording import DEVICE_WORK, free_generator
 
 __all__ = ["Decoder", "Hypothesis", "Search", "length_penalty", "search"]

@@ -16,14 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from gradvac.lab.languages import PIVOT, Corpus, default_corpus, dictionary_translate
-from gradvac.lab.recipes.nmt.data_settings import TEST, TRAIN
-from gradvac.lab.recipes.nmt.preparation import open_or_prepare
-from gradvac.lab.recipes.nmt.prepared import Prepared
+from gradvac.lab.recipes.nmt.preparation import PreparedCorpus, open_corpus
 from gradvac.lab.recipes.nmt.recipe import train_translation
-from gradvac.lab.recipes.nmt.score import bleu_p_value, score_lines, score_run, translations
-from gradvac.lab.recipes.nmt.settings import NmtConfig
+from gradvac.lab.recipes.nmt.score import bleu_p_value, score_lines, score_translation, translations
+from gradvac.lab.recipes.nmt.settings import TEST, TRAIN, NmtConfig
 from gradvac.lab.recipes.nmt.side_by_side import run_side_by_side
-from gradvac.lab.recipes.nmt.similarity import measure_run
+from gradvac.lab.recipes.nmt.similarity import measure_translation
 from gradvac.lab.runs.files import write_json
 from gradvac.lab.training import AlignConfig, Display
 from gradvac.tasks import Direction, parse
@@ -74,7 +72,7 @@ def run_demo(config: NmtConfig, out: Path, *, console: Console, num_lines: int =
     data = config.data.model_copy(update={"prepared": out / "data"})
     config = config.model_copy(update={"data": data})
     console.rule("1. Data", align="left")
-    prepared = open_or_prepare(config.data, say=lambda _: None)
+    prepared = open_corpus(config.data)
     _show_languages(corpus, prepared, console)
     console.rule("2. Two trainings side by side, then translation and gradients", align="left")
     joint = config.model_copy(update={"align": AlignConfig(rule="none")})
@@ -114,8 +112,8 @@ def _train_and_look(display: Display, *, settings: NmtConfig, run: Path, num_lin
     result = train_translation(settings, run, display=display)
     if result.reason == "interrupted":
         raise ValueError("was stopped; the same command continues.")
-    score_run(run, max_lines=num_lines)
-    measure_run(run, num_lines=num_lines)
+    score_translation(run, max_lines=num_lines)
+    measure_translation(run, num_lines=num_lines)
     return result.seconds
 
 
@@ -127,7 +125,7 @@ def _look_up(corpus: Corpus, sources: Lines) -> dict[str, list[str]]:
     return {t: dictionary_translate(corpus, _target(t), lines) for t, lines in sources.items()}
 
 
-def _show_languages(corpus: Corpus, prepared: Prepared, console: Console) -> None:
+def _show_languages(corpus: Corpus, prepared: PreparedCorpus, console: Console) -> None:
     console.print(
         "English into constructed languages with a known family tree. Two of a branch are siblings:"
         " the small one can learn from the big one."

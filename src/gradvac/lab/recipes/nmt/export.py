@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.lab.recipes.nmt.model import DecoderLayer, Transformer
-from gradvac.lab.recipes.nmt.prepared import VOCABULARY
+from gradvac.lab.recipes.nmt.preparation import VOCABULARY
 from gradvac.lab.recipes.nmt.settings import DecodingConfig, NmtConfig
 from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS, PAD, UNKNOWN, Vocabulary
 from gradvac.lab.runs import RunFolder

@@ -4,216 +4,261 @@
     PREPARED/tokens/SPLIT.PAIR.LANG.*   token files
     PREPARED/vocabulary.model           SentencePiece
     PREPARED/report.json                what was dropped and why
-    PREPARED/manifest.json              what it was made from; written last, removed first
 
-Every step leaves a small JSON file after its results, with a hash of what they depend on and a seal
-on each (see `sealed.py`). Called again, `prepare` compares everything with its seal, and does what
-is not there, damaged, or no longer holds. Before the first change the manifest goes: whoever is
-killed half-way leaves a folder that is not taken for a prepared one.
+`gradvac.lab.recipes.common.prepared` has the rest: steps, checksums, and what is done again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gradvac.lab.recipes.nmt import cutting, doubts
+from gradvac.lab.recipes.common.prepared import (
+    Preparation,
+    PreparedFolder,
+    Results,
+    open_or_prepare,
+    preparing,
+)
+from gradvac.lab.recipes.nmt import tokens
 from gradvac.lab.recipes.nmt.cleaning import (
+    Pair,
     Report,
-    clean,
+    clean_pairs,
     fingerprint,
+    keep_first,
     keep_readable,
     letters,
-    tell_dropped,
+    read_written,
+    read_written_pairs,
+    warn_of_languages,
+    warn_of_overlap,
+    write_pairs,
 )
-from gradvac.lab.recipes.nmt.data_settings import DEV, TRAIN, DataConfig
-from gradvac.lab.recipes.nmt.prepared import (
-    MANIFEST,
-    REPORT,
-    VOCABULARY,
-    Prepared,
-    read_manifest,
-    relevant,
-)
-from gradvac.lab.recipes.nmt.readers import Line, files_of, mostly_readable, read_pairs
-from gradvac.lab.recipes.nmt.sealed import (
-    Seal,
-    is_intact,
-    read_columns,
-    read_facts,
-    read_lines,
-    sealing,
-    stamp,
-    write_columns,
-    write_facts,
-)
-from gradvac.lab.recipes.nmt.tokens import shard_name
+from gradvac.lab.recipes.nmt.readers import Line, check_readable, pair_files, read_pairs
+from gradvac.lab.recipes.nmt.settings import DEV, TRAIN, DataConfig
+from gradvac.lab.recipes.nmt.tokens import SUFFIXES, TokenShards, shard_name, tokenise_shard
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary, draw_lines, extend, learn
-from gradvac.lab.runs import files, other_settings
-from gradvac.tasks import parse
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.runs.files import hash_file, hash_of, replacing
+from gradvac.tasks import parse, turned
 
-Say = Callable[[str], None]
-Facts = dict[str, Any]
+VOCABULARY = "vocabulary.model"
+# These choose among what was prepared, or say where things are; they do not change it.
+_IRRELEVANT = {"prepared", "root", "directions", "tasks", "resource_levels", "processes", "engine"}
+logger = logging.getLogger(__name__)
 
 
-def prepare(config: DataConfig, *, say: Say = print, only_if_none: bool = False) -> Prepared:
+class PreparedCorpus(PreparedFolder):
+    """The prepared data of a translation run.
+
+    Attributes:
+        vocabulary: The shared vocabulary.
+        shards: "train.en-fr" -> for every shard its pairs and the tokens of both sides.
+    """
+
+    recipe = "nmt"
+
+    def __init__(self, folder: Path, metadata: Mapping[str, Any]) -> None:
+        super().__init__(folder, metadata)
+        self.vocabulary = Vocabulary.load(self.path(VOCABULARY))
+        self.shards: dict[str, list[list[int]]] = metadata["shards"]
+
+    @classmethod
+    def folder_of(cls, config: DataConfig) -> Path:
+        """The folder that a config names."""
+        return config.prepared
+
+    @classmethod
+    def settings_of(cls, config: DataConfig) -> dict[str, Any]:
+        """The settings that prepared data depend on, as JSON gives them back."""
+        relevant = config.model_dump(mode="json", exclude=_IRRELEVANT)
+        return {f"data.{key}": value for key, value in relevant.items()}
+
+    @classmethod
+    def is_made_from(cls, settings: Mapping[str, Any], config: DataConfig) -> bool:
+        """Whether these settings give what is asked for, if only because the pieces are equal."""
+        asked = cls.settings_of(config)
+        if settings == asked:
+            return True
+        given, rest = config.vocabulary.model, {"data.vocabulary": None}
+        if given is None or not given.is_file() or {**settings, **rest} != {**asked, **rest}:
+            return False
+        wanted = extend(given.read_bytes(), config.all_languages())
+        return wanted == (config.prepared / VOCABULARY).read_bytes()
+
+    def tokens(self, split: str, pair: str) -> tuple[TokenShards, TokenShards]:
+        """The token files of a pair, in the order of its name; mapped when they are needed."""
+        sizes = self.shards[f"{split}.{pair}"]
+        names = [shard_name(f"{split}.{pair}", shard, len(sizes)) for shard in range(len(sizes))]
+        sides = []
+        for side, code in enumerate(parse(pair), start=1):
+            stems = [f"tokens/{name}.{code}" for name in names]
+            for suffix in SUFFIXES:
+                for name in stems:
+                    self.path(f"{name}{suffix}")  # raises if it is not as it was written
+            num_tokens = sum(size[side] for size in sizes)
+            paths = [self.folder / name for name in stems]
+            num_pairs = [size[0] for size in sizes]
+            sides.append(TokenShards(paths, num_pairs, num_tokens, len(self.vocabulary)))
+        return sides[0], sides[1]
+
+    def text(self, split: str, pair: str) -> tuple[list[str], list[str]]:
+        """Read the clean text of a pair, in the order of its name."""
+        self.check_set(split)
+        paths = (self.path(f"text/{split}.{pair}.{code}") for code in parse(pair))
+        first, second = (list(read_written(path)) for path in paths)
+        return first, second
+
+    def pair_of(self, task: str) -> str:
+        """The pair a task belongs to: itself, or turned round."""
+        return task if task in self.sizes[TRAIN] else turned(task)
+
+    def train_size(self, task: str) -> int:
+        """The number of training pairs of a task."""
+        return self.sizes[TRAIN][self.pair_of(task)]
+
+    def task_text(self, split: str, task: str) -> tuple[list[str], list[str]]:
+        """Read the clean text of a task: sources and targets."""
+        pair = self.pair_of(task)
+        first, second = self.text(split, pair)
+        return (first, second) if pair == task else (second, first)
+
+    def task_tokens(self, split: str, task: str) -> tuple[TokenShards, TokenShards]:
+        """Map the token files of a task: sources and targets."""
+        pair = self.pair_of(task)
+        first, second = self.tokens(split, pair)
+        return (first, second) if pair == task else (second, first)
+
+    def check_vocabulary_of(self, run: Path) -> None:
+        """Refuse tokens that mean something else to the model of a run.
+
+        Raises:
+            ValueError: The run was trained with another vocabulary.
+        """
+        if self.path(VOCABULARY).read_bytes() != RunFolder(run).read_saved(VOCABULARY):
+            raise ValueError(
+                f"data.prepared: {self.folder} has another vocabulary than {run} was trained with; "
+                "give the folder it was trained from with data.prepared=..."
+            )
+
+    def reports(self) -> dict[str, Report]:
+        """Read what was dropped: "train en-fr" -> report."""
+        return {name: Report.from_dict(report) for name, report in self.read_report().items()}
+
+
+def prepare_corpus(config: DataConfig) -> PreparedCorpus:
     """Prepare the data of a config, or what is missing of it.
-
-    Args:
-        config: [data].
-        say: Told what is being done.
-        only_if_none: Leave alone what another process prepared while this one waited for it.
 
     Raises:
         ValueError: A file is missing or damaged, or nothing is left of a language.
     """
-    Prepared.require_places(config)
-    for name in ("text", "tokens"):
-        (config.prepared / name).mkdir(parents=True, exist_ok=True)
-    with files.FolderLock(config.prepared, busy=None):  # which refuses links
-        if not (only_if_none and Prepared.open(config) is not None):
-            for folder in (config.prepared, config.prepared / "text", config.prepared / "tokens"):
-                files.remove_leftovers(folder)
-            _Preparation(config, say).run()
-    prepared = Prepared.open(config)
+    given = config.vocabulary.model
+    if given is not None and not given.is_file():
+        raise ValueError(f"data.vocabulary.model: there is no file {given}.")
+    with preparing(config.prepared, subfolders=("text", "tokens")) as preparation:
+        _Corpus(config, preparation).prepare()
+    prepared = PreparedCorpus.open(config)
     assert prepared is not None
     return prepared
 
 
-def open_or_prepare(config: DataConfig, *, say: Say = print) -> Prepared:
-    """Open prepared data; prepare them first if the folder holds none.
+def open_corpus(config: DataConfig) -> PreparedCorpus:
+    """Open prepared data, or prepare them if the folder holds none; log warnings and drops.
 
     Raises:
-        ValueError: It holds what was prepared with other settings. Another run may need that, so
-            that only `prepare` itself replaces it.
+        ValueError: The folder holds what was prepared with other settings.
     """
-    prepared = Prepared.open(config)
-    if prepared is not None:
-        for warning in prepared.doubts:
-            say(warning)
+    was_prepared = PreparedCorpus.open(config) is not None
+    prepared = open_or_prepare(PreparedCorpus, config, prepare_corpus)
+    if was_prepared:
+        for warning in prepared.warnings:
+            logger.warning(warning)
         return prepared
-    settings = read_manifest(config.prepared).get("settings", {})
-    changed = [f"data.{key}" for key, new in relevant(config).items() if settings.get(key) != new]
-    if settings:
-        raise other_settings(config.prepared, changed, "nmt")
-    prepared = prepare(config, say=say, only_if_none=True)
-    tell_dropped(prepared.reports(), say)
+    for name, report in prepared.reports().items():
+        if report.dropped:
+            logger.info("%s: %s", name, report)
     return prepared
 
 
-class _Preparation:
-    def __init__(self, config: DataConfig, say: Say) -> None:
-        self.config, self.say, self.folder = config, say, config.prepared
-        self.pairs, self.sources = config.all_pairs(), config.sources()
-        self.texts: dict[tuple[str, str], Facts] = {}  # (split, pair) -> facts
-        self.seals: dict[str, Seal] = {}  # of all files
+class _Corpus:
+    """The steps of the preparation."""
 
-    def run(self) -> None:
+    def __init__(self, config: DataConfig, preparation: Preparation) -> None:
+        self.config, self.folder, self.steps = config, config.prepared, preparation
+        self.pairs, self.sources = config.all_pairs(), config.sources()
+        self.texts: dict[tuple[str, str], Results] = {}  # (split, pair) -> its cleaning
+
+    def prepare(self) -> None:
         splits = sorted(self.sources, key=lambda split: split == TRAIN)
         for split in splits:  # training text last: it must not hold what is held out
             for pair in self.pairs:
                 self.texts[split, pair] = self.clean_text(split, pair)
         vocabulary, digest = self.learn_vocabulary()
-        tokens = {key: self.cut_into_tokens(*key, vocabulary, digest) for key in self.texts}
-        reports = {key: self.report(*key, tokens[key]) for key in self.texts}
+        tokenised = {key: self.tokenise(*key, vocabulary, digest) for key in self.texts}
+        reports = {key: self.report(*key, tokenised[key]["reports"]) for key in self.texts}
         names = [(split, pair) for split in self.sources for pair in self.pairs]
-        self.write_manifest(
+        warnings = [*(self.texts[key]["warning"] for key in names), *self.overlaps()]
+        self.steps.complete(
             {" ".join(key): reports[key].to_dict() for key in names},
+            settings=PreparedCorpus.settings_of(self.config),
             sizes={
                 split: {pair: reports[split, pair].num_kept for pair in self.pairs}
                 for split in self.sources
             },
-            signature=files.hash_of([tokens[key]["key"] for key in sorted(tokens)]),
-            doubts=[*filter(None, (self.texts[key]["doubt"] for key in names)), *self.doubt_sets()],
-            shards={".".join(key): facts["shards"] for key, facts in tokens.items()},
+            signature=hash_of([tokenised[key]["key"] for key in sorted(tokenised)]),
+            warnings=[warning for warning in warnings if warning],
+            shards={".".join(key): one["shards"] for key, one in tokenised.items()},
         )
 
-    def write_manifest(self, reports: Facts, **facts: Any) -> None:
-        """Declare the folder complete; nothing is written where nothing changed."""
-        path = self.folder / REPORT
-        if files.hash_of(files.read_json(path)) != files.hash_of(reports):
-            self.begin_change()
-            files.write_json(path, reports)
-        self.seals[REPORT] = {"size": path.stat().st_size, "hash": files.hash_file(path)}
-        seals = {
-            name: {**seal, "stamp": stamp(self.folder / name)}
-            for name, seal in sorted(self.seals.items())
-        }
-        manifest = {"settings": relevant(self.config), **facts, "files": seals}
-        if read_facts(self.folder / MANIFEST) != manifest:
-            write_facts(self.folder / MANIFEST, manifest)
-
-    def begin_change(self) -> None:
-        """Mark the folder as unprepared until the manifest is written."""
-        (self.folder / MANIFEST).unlink(missing_ok=True)
-
-    def holds(self, facts: Facts, key: str) -> bool:
-        """Whether the files of a step are those it would write again; remembers their seals."""
-        seals = facts.get("files", {})
-        if facts.get("key") != key or not all(
-            is_intact(self.folder / name, seal) for name, seal in seals.items()
-        ):
-            return False
-        self.seals |= seals
-        return True
-
-    def clean_text(self, split: str, pair: str) -> Facts:
+    def clean_text(self, split: str, pair: str) -> Results:
         """Clean the text of a pair."""
-        done = self.folder / "text" / f"{split}.{pair}.json"
-        before, sources = read_facts(done), self.config.sources_of(split, pair)
-        hashes = self.hash_files(sources, pair, before.get("sources", {}))
-        depends: list[Any] = [sources, [file["hash"] for file in hashes.values()]]
+        step = f"text {split} {pair}"
+        sources = self.config.sources_of(split, pair)
+        hashes = self.hash_sources(sources, pair)
+        depends: list[Any] = [sources, hashes]
         if self.config.columns:
             depends.append(self.config.columns)
         if split == TRAIN:
             held_out = [text["digest"] for (s, _), text in self.texts.items() if s != TRAIN]
             depends += [self.config.cleaning.model_dump(), self.config.limit_of(pair), held_out]
-        key = files.hash_of(depends)
+        key = hash_of(depends)
         # What comes from no file of ours has no hash: it is read again, and compared afterwards.
-        if hashes and self.holds(before, key):
-            return self.doubting(before)
-        self.begin_change()
-        done.unlink(missing_ok=True)
-        self.say(f"Cleaning {split} {pair}")
-        report, sample = Report(), list[tuple[str, str]]()
-        paths = self.paths("text", split, pair)
-        digest, seals = write_columns(paths, doubts.sampled(self.kept(split, pair, report), sample))
-        report.refuse_empty(f"{split} {pair}")
-        doubt = doubts.of_languages(*parse(pair), sample)
-        facts: Facts = {
-            "key": key,
-            "digest": digest,
-            "sources": hashes,
-            "report": report.to_dict(),
-            "doubt": doubt and f"warning: {split} {pair}: {doubt}",
-            "files": self.named(seals),
-        }
-        self.seals |= facts["files"]
-        write_facts(done, facts)
-        return self.doubting(facts)
+        results = self.steps.reuse(step, key) if hashes else None
+        if results is None:
+            self.steps.begin(step)
+            logger.info("Cleaning %s %s", split, pair)
+            report, first = Report(), list[Pair]()
+            paths = self.paths("text", split, pair)
+            digest = write_pairs(paths, keep_first(self.kept(split, pair, report), first))
+            report.check_not_empty(f"{split} {pair}")
+            odd = warn_of_languages(*parse(pair), first)
+            warning = odd and f"warning: {split} {pair}: {odd}"
+            results = self.steps.finish(
+                step, key, paths, digest=digest, report=report.to_dict(), warning=warning
+            )
+        if results["warning"]:
+            logger.warning(results["warning"])
+        return results
 
-    def doubting(self, facts: Facts) -> Facts:
-        if facts["doubt"]:
-            self.say(facts["doubt"])
-        return facts
-
-    def doubt_sets(self) -> Iterator[str]:
+    def overlaps(self) -> Iterator[str]:
+        """Warnings of sentences to score on that are in the development set."""
         for split, pair in self.texts:
             if split not in (TRAIN, DEV):
-                places = [self.paths("text", name, pair) for name in (split, DEV)]
-                if doubt := doubts.shared(f"{split} {pair}", *places):
-                    self.say(doubt)
-                    yield doubt
+                scored, dev = (
+                    read_written_pairs(self.paths("text", name, pair)) for name in (split, DEV)
+                )
+                if warning := warn_of_overlap(f"{split} {pair}", scored, dev):
+                    logger.warning(warning)
+                    yield warning
 
-    def named(self, seals: dict[Path, Seal]) -> dict[str, Seal]:
-        return {path.relative_to(self.folder).as_posix(): seal for path, seal in seals.items()}
-
-    def kept(self, split: str, pair: str, report: Report) -> Iterator[tuple[str, str]]:
+    def kept(self, split: str, pair: str, report: Report) -> Iterator[Pair]:
         """Read a pair, and pass on what is kept."""
         first, second = parse(pair)
 
@@ -227,16 +272,15 @@ class _Preparation:
                     columns=self.config.columns,
                     is_shared=len(self.pairs) > 1 and not isinstance(self.sources[split], dict),
                 )
-                yield from mostly_readable(pairs, f"{source!r} for {pair}")
+                yield from check_readable(pairs, f"{source!r} for {pair}")
 
         if split != TRAIN:
             return keep_readable(lines(), report)
-        marks = self.held_out_marks
-        return clean(
+        return clean_pairs(
             lines(),
             self.config.cleaning,
             report,
-            held_out=(marks[first], marks[second]),
+            held_out=(self.held_out[first], self.held_out[second]),
             limit=self.config.limit_of(pair),
             processes=self.config.processes,
             engine=self.config.engine,
@@ -245,63 +289,53 @@ class _Preparation:
     def paths(self, what: str, split: str, pair: str) -> list[Path]:
         return [self.folder / what / f"{split}.{pair}.{code}" for code in parse(pair)]
 
-    def hash_files(self, sources: Iterable[str], pair: str, known: Facts) -> Facts:
-        """Hash the files of a pair, unless size and time say that they are as before."""
-        first, second = parse(pair)
-        hashes: Facts = {}
+    def hash_sources(self, sources: Iterable[str], pair: str) -> list[str]:
+        """Hash the files of a pair; empty if some source is not a file."""
+        hashes: list[str] = []
         for source in sources:
-            paths = files_of(source, first, second, root=self.config.root)
+            paths = pair_files(source, *parse(pair), root=self.config.root)
             if not paths:
-                return {}
-            for path in paths:
-                mark = stamp(path)
-                is_known = known.get(str(path), {}).get("stamp") == mark
-                digest = known[str(path)]["hash"] if is_known else files.hash_file(path)
-                hashes[str(path)] = {"stamp": mark, "hash": digest}
+                return []
+            hashes += map(hash_file, paths)
         return hashes
 
     @cached_property
-    def held_out_marks(self) -> dict[str, set[int]]:
+    def held_out(self) -> dict[str, set[int]]:
         """Fingerprints of the held-out sentences of every language, of all pairs together."""
-        marks = {code: set[int]() for code in self.config.all_languages()}
+        held_out = {code: set[int]() for code in self.config.all_languages()}
         for split, pair in self.texts:
             for path in self.paths("text", split, pair) if split != TRAIN else ():
-                language = marks[path.name.rpartition(".")[2]]
-                language.update(fingerprint(letters(line)) for line in read_lines(path))
-        return marks
+                language = held_out[path.name.rpartition(".")[2]]
+                language.update(fingerprint(letters(line)) for line in read_written(path))
+        return held_out
 
     def learn_vocabulary(self) -> tuple[Vocabulary, str]:
         """Learn the vocabulary from the training text of all languages, or take the given one."""
         config, path = self.config.vocabulary, self.folder / VOCABULARY
-        done = path.with_suffix(".json")
         languages = self.config.all_languages()
         digests = [self.texts[TRAIN, pair]["digest"] for pair in self.pairs]
-        key = files.hash_of([config.model_dump(exclude={"model"}), languages, digests])
+        key = hash_of([config.model_dump(exclude={"model"}), languages, digests])
         given = config.given()
         if given:
-            key = files.hash_of([hashlib.blake2b(given).hexdigest(), languages])
-        facts = read_facts(done)
-        if not self.holds(facts, key):
-            self.begin_change()
-            done.unlink(missing_ok=True)
+            key = hash_of([hashlib.blake2b(given).hexdigest(), languages])
+        if self.steps.reuse("vocabulary", key) is None:
+            self.steps.begin("vocabulary")
             size = f"{config.size:,} pieces"
-            self.say(f"Taking {config.model}" if given else f"Learning a vocabulary of {size}")
-            with sealing(path) as file:
+            logger.info(f"Taking {config.model}" if given else f"Learning a vocabulary of {size}")
+            with replacing(path) as file:
                 file.write(
                     extend(given, languages)
                     if given
                     else learn(self.vocabulary_lines(), languages, config)
                 )
-            facts = {"key": key, "files": self.named({path: file.seal(path)})}
-            self.seals |= facts["files"]
-            write_facts(done, facts)
+            self.steps.finish("vocabulary", key, [path])
         vocabulary = Vocabulary.load(path)
         if len(vocabulary) < config.size and not given:
-            self.say(
+            logger.info(
                 f"data.vocabulary.size = {config.size:,} was asked for, but the text gives only "
                 f"{len(vocabulary):,} pieces; continuing with those."
             )
-        return vocabulary, self.seals[VOCABULARY]["hash"]
+        return vocabulary, hash_file(path)
 
     def vocabulary_lines(self) -> Iterator[str]:
         """Training text of all languages, in the proportions of the temperature."""
@@ -311,54 +345,49 @@ class _Preparation:
                 texts[path.name.rpartition(".")[2]].append(path)
         return draw_lines(texts, self.config.vocabulary)
 
-    def cut_into_tokens(self, split: str, pair: str, vocabulary: Vocabulary, digest: str) -> Facts:
-        """Cut the text of a pair into tokens, and drop training pairs with too many."""
+    def tokenise(self, split: str, pair: str, vocabulary: Vocabulary, digest: str) -> Results:
+        """Tokenise the text of a pair, and drop training pairs with too many tokens."""
         text = self.texts[split, pair]
-        num = cutting.num_shards(text["report"]["kept"])
+        num = tokens.num_shards(text["report"]["kept"])
         most = self.config.max_tokens if split == TRAIN else None
         names = [shard_name(f"{split}.{pair}", shard, num) for shard in range(num)]
-        places = [self.folder / "tokens" / f"{name}.json" for name in names]
         depends = [text["digest"], digest, most]
-        keys = [files.hash_of([*depends, *([num, n] if num > 1 else [])]) for n in range(num)]
-        facts_by_shard = [read_facts(place) for place in places]
-        pairs = zip(facts_by_shard, keys, strict=True)
-        intact = [self.holds(facts, key) and "sizes" in facts for facts, key in pairs]
-        if not all(intact):
-            self.begin_change()
-        lines = read_columns(self.paths("text", split, pair))
-        for shard, (name, place) in enumerate(zip(names, places, strict=True)):
-            if all(intact[shard:]):
+        keys = [hash_of([*depends, *([num, n] if num > 1 else [])]) for n in range(num)]
+        shards = [
+            self.steps.reuse(f"tokens {name}", key) for name, key in zip(names, keys, strict=True)
+        ]
+        lines = read_written_pairs(self.paths("text", split, pair))
+        for number, name in enumerate(names):
+            block = islice(lines, tokens.PAIRS_PER_SHARD if num > 1 else None)
+            if all(shards[number:]):
                 break
-            block = islice(lines, cutting.SHARD if num > 1 else None)
-            if intact[shard]:
+            if shards[number]:
                 deque(block, maxlen=0)
                 continue
-            place.unlink(missing_ok=True)
-            self.say(f"Cutting {name.replace('.', ' ', 1)} into tokens")
-            paths = [self.folder / "tokens" / f"{name}.{code}" for code in parse(pair)]
-            cut = cutting.cut(
+            step = f"tokens {name}"
+            self.steps.begin(step)
+            logger.info("Tokenising %s", name.replace(".", " ", 1))
+            shard = tokenise_shard(
                 block,
-                paths,
+                [self.folder / "tokens" / f"{name}.{code}" for code in parse(pair)],
                 vocabulary,
                 most=most,
                 processes=self.config.processes,
                 engine=self.config.engine,
             )
-            facts: Facts = {"key": keys[shard], "report": cut.report.to_dict(), "sizes": cut.sizes}
-            facts["files"] = self.named(cut.seals)
-            self.seals |= facts["files"]
-            write_facts(place, facts)
-            facts_by_shard[shard] = facts
+            shards[number] = self.steps.finish(
+                step, keys[number], shard.files, report=shard.report.to_dict(), sizes=shard.sizes
+            )
         return {
-            "key": keys[0] if num == 1 else files.hash_of(keys),
-            "reports": [of_shard["report"] for of_shard in facts_by_shard],
-            "shards": [of_shard["sizes"] for of_shard in facts_by_shard],
+            "key": keys[0] if num == 1 else hash_of(keys),
+            "reports": [shard["report"] for shard in shards if shard],
+            "shards": [shard["sizes"] for shard in shards if shard],
         }
 
-    def report(self, split: str, pair: str, tokens: Facts) -> Report:
+    def report(self, split: str, pair: str, later: Iterable[dict[str, Any]]) -> Report:
         """What became of a pair, from reading to tokens."""
         report = Report.from_dict(self.texts[split, pair]["report"])
-        for later in map(Report.from_dict, tokens["reports"]):
-            report.drop_later(later)
-        report.refuse_empty(f"{split} {pair}")
+        for dropped in map(Report.from_dict, later):
+            report.drop_later(dropped)
+        report.check_not_empty(f"{split} {pair}")
         return report

@@ -22,8 +22,6 @@ row that cannot be read is counted.
 
 from __future__ import annotations
 
-import importlib
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,11 +32,28 @@ from typing import Any
 from xml.etree import ElementTree
 
 from gradvac.lab.languages import PIVOT, Corpus, default_corpus, load_corpus
-from gradvac.lab.recipes.nmt.columns import read_table
-from gradvac.lab.recipes.nmt.lines import UNREADABLE, Problem, open_text, raw_lines
+from gradvac.lab.languages.real import LANGUAGES
+from gradvac.lab.recipes.common.readers import (
+    HUB,
+    UNREADABLE,
+    Problem,
+    cut_off,
+    open_text,
+    read_cells,
+    read_lines,
+    read_rows,
+    suffix_of,
+)
 from gradvac.tasks import Direction
 
 Line = tuple[str, str] | Problem
+_KINDS = (".tsv", ".csv", ".jsonl", ".json", ".tmx", ".parquet")
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_MOST_KEYS = 20
+# Names that people give to columns, and that are no sentences.
+_HEADINGS = {"source", "target", "src", "tgt", "trg", "text", "sentence", "translation", "id"}
+_HEADINGS |= {language.name.casefold() for language in LANGUAGES.values()}
+_WITH_REGION = re.compile(r"^([a-z]{2,3})[-_][a-z]{2,4}$")  # fr-fr, zh_hant
 _STRAY_LINES, _STRAY_SHARE = 2, 0.01  # rows that may be in another encoding by accident
 _LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 
@@ -70,22 +85,23 @@ def read_pairs(
         ValueError: A file is missing or cannot be what its name says.
     """
     scheme, _, rest = source.partition(":")
-    if scheme == "hf":
-        return _read_hf(rest, first, second, root)
     if scheme == "constructed":
         return _read_constructed(rest, first, second, root)
-    paths = files_of(source, first, second, root=root)
+    paths = pair_files(source, first, second, root=root)
     if len(paths) == 2:
         return _read_moses(*paths)
-    if _kind(paths[0]) in (".tsv", ".csv"):
+    if paths and suffix_of(paths[0]) in (".tsv", ".csv"):
         is_named = not is_shared or _PLACEHOLDER.search(source) is not None
-        rows = read_table(paths[0], first, second, columns=columns, is_named=is_named)
-        return (row if isinstance(row, Problem) else _pair(*row) for row in rows)
-    return _READERS[_kind(paths[0])](paths[0], first, second)
+        return _read_table(paths[0], first, second, columns=columns, is_named=is_named)
+    if paths and suffix_of(paths[0]) == ".tmx":
+        return _from_rows(str(paths[0]), _read_tmx(paths[0]), first, second)
+    name = fill(source, first, second, first)
+    rows = read_rows(name, paths[0] if paths else None, root, (first, second, "translation"))
+    return _from_rows(str(paths[0]) if paths else name, rows, first, second)
 
 
-def mostly_readable(lines: Iterator[Line], where: str) -> Iterator[Line]:
-    """Refuse a source that is not what it was taken for, however much others give."""
+def check_readable(lines: Iterator[Line], where: str) -> Iterator[Line]:
+    """Pass lines on, and refuse a source of which too much cannot be read."""
     problems: Counter[str] = Counter()
     num_read = 0
     for line in lines:
@@ -112,11 +128,11 @@ def mostly_readable(lines: Iterator[Line], where: str) -> Iterator[Line]:
         )
 
 
-def files_of(source: str, first: str, second: str, *, root: Path) -> list[Path]:
+def pair_files(source: str, first: str, second: str, *, root: Path) -> list[Path]:
     """The files a source stands for: two (Moses), one, or none of ours (`hf:`)."""
-    scheme, _, rest = source.partition(":")
-    if scheme == "hf":
+    if source.startswith(HUB):
         return []
+    scheme, _, rest = source.partition(":")
     if scheme == "constructed":
         file = rest.rpartition(":")[0]
         return [root / file] if file else []
@@ -128,7 +144,7 @@ def files_of(source: str, first: str, second: str, *, root: Path) -> list[Path]:
             f"data: no file {missing[0]} for {first}-{second}; it comes from {source!r} under "
             f"data.root = {str(root)!r}."
         )
-    if len(paths) == 1 and _kind(paths[0]) not in _KINDS:
+    if len(paths) == 1 and suffix_of(paths[0]) not in _KINDS:
         raise ValueError(
             f"data: {paths[0]} is one file, but none of {', '.join(_KINDS)}; plain text needs "
             f"one file per language, with {{lang}} in the name: {source!r}."
@@ -147,19 +163,10 @@ def fill(source: str, first: str, second: str, code: str) -> str:
     return _PLACEHOLDER.sub(lambda match: values[match[1]], source)
 
 
-_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-_KINDS = (".tsv", ".csv", ".jsonl", ".json", ".tmx", ".parquet")
-
-
-def _kind(path: Path) -> str:
-    suffixes = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zst")]
-    return suffixes[-1] if suffixes else ""
-
-
 def _read_moses(first: Path, second: Path) -> Iterator[Line]:
     counts = [0, 0]
     end = object()
-    for left, right in zip_longest(raw_lines(first), raw_lines(second), fillvalue=end):
+    for left, right in zip_longest(read_lines(first), read_lines(second), fillvalue=end):
         counts[0] += left is not end
         counts[1] += right is not end
         if counts[0] == counts[1]:
@@ -172,47 +179,104 @@ def _read_moses(first: Path, second: Path) -> Iterator[Line]:
         )
 
 
-def _read_jsonl(path: Path, first: str, second: str) -> Iterator[Line]:
-    def rows() -> Iterator[Any]:
-        for number, line in enumerate(raw_lines(path)):
-            if isinstance(line, Problem):
-                yield line
+def _read_table(
+    path: Path, first: str, second: str, *, columns: Sequence[str], is_named: bool
+) -> Iterator[Line]:
+    """Read two columns of a table, named by a header, by `data.columns`, or by the file's name.
+
+    Where these contradict each other, or a row has another form, nothing is guessed.
+
+    Args:
+        path: The file: TSV without quotes, or CSV with them.
+        first: Code of the language on the left.
+        second: Code of the language on the right.
+        columns: What the columns hold, by code; `{xx}` is the second language. Empty: a header
+            says so, or else the two columns are in the order of the pair's name.
+        is_named: Whether it is clear which pair the file holds.
+    """
+    names = [second if name == "{xx}" else name for name in columns]
+    header: list[str] | None = None
+    for cells in read_cells(path):
+        if isinstance(cells, Problem):
+            yield cells
+            continue
+        if header is None:
+            header = _header(path, cells, names, first, second, is_named=is_named)
+            if header == cells:
                 continue
-            if number == 0 and line.lstrip().startswith("["):
-                raise ValueError(
-                    f"data: {path} is one JSON array; write one object per line, as "
-                    f"`jq -c '.[]' {path.name}` does."
-                )
-            try:
-                yield json.loads(line, object_pairs_hook=_unique)
-            except (ValueError, RecursionError):
-                yield Problem.MALFORMED
-
-    return _from_rows(str(path), rows(), first, second)
+        if len(cells) > len(header) or (len(cells) == 1 and cells[0]) or cells == header:
+            # As many cells as columns, or the text may be of another one. A header in the middle
+            # is what is left where two files were put together.
+            yield Problem.MALFORMED
+            continue
+        # Editors strip tabs at the end of a line: what is missing there is a gap.
+        cells += [""] * (len(header) - len(cells))
+        yield _pair(cells[header.index(first)], cells[header.index(second)])
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key appears twice")
-    return dict(pairs)
+def _header(
+    path: Path, cells: list[str], names: list[str], first: str, second: str, *, is_named: bool
+) -> list[str]:
+    """What every column holds, from the first row."""
+    named = [code for code in (first, second) if code in cells]
+    twice = [code for code in named if cells.count(code) > 1]
+    if twice:
+        raise ValueError(f"data: the header of {path} names {twice[0]!r} twice; rename a column.")
+    if names:
+        if first not in names or second not in names:
+            raise ValueError(
+                f"data.columns: {names} has no {first!r} or no {second!r}, which {path} is read "
+                "for; write {xx} for the language that is not the pivot."
+            )
+        if cells != names and (len(named) == 2 or len(cells) != len(names)):
+            raise ValueError(
+                f"data.columns: {names} was given, but {path} begins with {len(cells)} cells: "
+                f"{_shown(cells)}."
+            )
+        expected = names
+    elif len(named) == 2:
+        return cells
+    elif len(cells) == 2 and is_named:
+        expected = [first, second]
+    elif len(cells) == 1:
+        mark = "commas" if suffix_of(path) == ".csv" else "tabs"
+        raise ValueError(
+            f"data: {path} starts with {_shown(cells)}, a single column; {mark} separate columns, "
+            "as the end of its name says (.tsv: tabs, .csv: commas)."
+        )
+    else:
+        raise ValueError(
+            f"data: {path} starts with {len(cells)} column(s) and no header that names {first!r} "
+            f"and {second!r}; give it such a header, or say what the columns hold, as in "
+            f'data.columns = ["{first}", "{second}"].'
+        )
+    codes = {first.casefold(), second.casefold()} | _HEADINGS
+    words = [_WITH_REGION.sub(r"\1", cell.strip().casefold()) for cell in cells]
+    if cells != names and codes & set(words):
+        raise ValueError(
+            f"data: {path} begins with {_shown(cells)}, which looks like a header, but not like "
+            f"one that names {first!r} and {second!r}; write those, or remove the line."
+        )
+    return expected
 
 
-def _read_tmx(path: Path, first: str, second: str) -> Iterator[Line]:
-    def units() -> Iterator[dict[str, str]]:
-        try:
-            with open_text(path) as file:
-                for _, unit in ElementTree.iterparse(file):
-                    if _name(unit) == "tu":
-                        # The first variant of a language counts.
-                        yield dict(reversed(list(_variants(unit))))
-                        unit.clear()
-        # Expat's words for an encoding that it does not know are errors of these kinds too.
-        except (ElementTree.ParseError, ValueError, LookupError) as error:
-            raise ValueError(f"data: {path} is not valid TMX: {error}.") from error
-        except UNREADABLE as error:
-            raise ValueError(f"data: {path} cannot be read to its end: {error}.") from error
+def _shown(cells: list[str]) -> str:
+    return ", ".join(repr(cell[:20]) for cell in cells[:5])
 
-    return _from_rows(str(path), units(), first, second)
+
+def _read_tmx(path: Path) -> Iterator[dict[str, str]]:
+    try:
+        with open_text(path) as file:
+            for _, unit in ElementTree.iterparse(file):
+                if _name(unit) == "tu":
+                    # The first variant of a language counts.
+                    yield dict(reversed(list(_variants(unit))))
+                    unit.clear()
+    # Expat's words for an encoding that it does not know are errors of these kinds too.
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        raise ValueError(f"data: {path} is not valid TMX: {error}.") from error
+    except UNREADABLE as error:
+        raise cut_off(path, error) from error
 
 
 def _variants(unit: ElementTree.Element) -> Iterator[tuple[str, str]]:
@@ -229,51 +293,6 @@ def _variants(unit: ElementTree.Element) -> Iterator[tuple[str, str]]:
 
 def _name(element: ElementTree.Element) -> str:
     return element.tag.rpartition("}")[2]
-
-
-def _read_parquet(path: Path, first: str, second: str) -> Iterator[Line]:
-    parquet = _package("pyarrow.parquet", f"data: {path}")
-
-    def rows() -> Iterator[Any]:
-        try:
-            with parquet.ParquetFile(path) as file:
-                wanted = [n for n in (first, second, "translation") if n in file.schema_arrow.names]
-                for batch in file.iter_batches(columns=wanted or None):
-                    yield from batch.to_pylist()
-        except (OSError, importlib.import_module("pyarrow").ArrowInvalid) as error:
-            raise ValueError(f"data: {path} cannot be read to its end: {error}.") from error
-
-    return _from_rows(str(path), rows(), first, second)
-
-
-def _read_hf(rest: str, first: str, second: str, root: Path) -> Iterator[Line]:
-    datasets = _package("datasets", f"data: hf:{rest}")
-    parts = fill(rest, first, second, first).split(":")
-    if len(parts) != 3:
-        raise ValueError(f"data: hf:{rest} must be hf:NAME:CONFIG:SPLIT (CONFIG may be empty).")
-    name, config, split = parts
-    folder = root / name
-    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
-        rows = datasets.load_from_disk(str(folder))
-        splits = list(rows) if isinstance(rows, dict) else [""]
-        if split not in splits:
-            there = ", ".join(splits) if splits != [""] else "no splits: write hf:FOLDER::"
-            raise ValueError(f"data: hf:{rest}: there is no split {split!r}; there are {there}.")
-        rows = rows[split] if split else rows
-    else:
-        place = str(folder) if folder.is_dir() else name
-        rows = datasets.load_dataset(place, config or None, split=split)
-    return _from_rows(f"hf:{rest}", rows, first, second)
-
-
-def _package(name: str, what: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        raise ValueError(
-            f'{what} needs the package `{package}`; pip install "gradvac[datasets]".'
-        ) from None
 
 
 def _read_constructed(rest: str, first: str, second: str, root: Path) -> Iterator[Line]:
@@ -328,9 +347,6 @@ def _from_rows(where: str, rows: Iterable[Any], first: str, second: str) -> Iter
             )
 
 
-_MOST_KEYS = 20
-
-
 def _pair(left: str, right: str) -> Line:
     texts = " ".join(left.split()), " ".join(right.split())
     try:
@@ -338,11 +354,3 @@ def _pair(left: str, right: str) -> Line:
     except UnicodeEncodeError:
         return Problem.NOT_UTF8
     return Problem.MALFORMED if "\0" in left + right else texts
-
-
-_READERS = {
-    ".jsonl": _read_jsonl,
-    ".json": _read_jsonl,
-    ".tmx": _read_tmx,
-    ".parquet": _read_parquet,
-}

@@ -9,31 +9,36 @@ import numpy as np
 import torch
 from rich.table import Table
 
+from gradvac.lab.messages import log_to
+from gradvac.lab.recipes.common.batches import has_static_shape, is_on_gpu
 from gradvac.lab.recipes.nmt.batch import Batch
-from gradvac.lab.recipes.nmt.data_settings import DEV, TRAIN
 from gradvac.lab.recipes.nmt.model import Transformer
-from gradvac.lab.recipes.nmt.preparation import open_or_prepare
-from gradvac.lab.recipes.nmt.prepared import VOCABULARY, Prepared
-from gradvac.lab.recipes.nmt.score import score_lines
-from gradvac.lab.recipes.nmt.settings import NmtConfig
+from gradvac.lab.recipes.nmt.preparation import (
+    VOCABULARY,
+    PreparedCorpus,
+    open_corpus,
+    prepare_corpus,
+)
+from gradvac.lab.recipes.nmt.score import score_lines, score_translation
+from gradvac.lab.recipes.nmt.settings import DEV, TRAIN, NmtConfig
+from gradvac.lab.recipes.nmt.similarity import measure_translation
 from gradvac.lab.recipes.nmt.start import require_parent, start_from, warn_of_schedule
 from gradvac.lab.recipes.nmt.stream import Numbers, Stream, TaskData, gather_batch
 from gradvac.lab.recipes.nmt.translator import Translator
+from gradvac.lab.recipes.registry import Recipe
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import (
-    WHOLE,
-    Ahead,
+    FULL_BATCH,
+    BatchSlice,
     Display,
-    Part,
+    Prefetch,
     Result,
     StepLosses,
-    choose_device,
-    effective_epochs,
     join,
     seed_everything,
     train,
 )
-from gradvac.lab.training.sampling import TaskEpochs
+from gradvac.sampling import TaskEpochs
 from gradvac.tasks import parse
 
 
@@ -45,7 +50,7 @@ class TranslationRecipe:
         prepared: Its data.
     """
 
-    def __init__(self, config: NmtConfig, prepared: Prepared) -> None:
+    def __init__(self, config: NmtConfig, prepared: PreparedCorpus) -> None:
         self.config, self.prepared = config, prepared
         self.tasks = config.data.all_tasks()
         self.model: Transformer = config.model.build(len(prepared.vocabulary))
@@ -56,49 +61,38 @@ class TranslationRecipe:
         self._dev = [TaskData.open(prepared, DEV, task) for task in self.tasks]
 
     def _is_packed(self) -> bool:
-        if self.config.batch.packed != "auto":
-            return self.config.batch.packed
-        if self.config.batch.fixed is True:
-            return True
-        device = choose_device(self.config.train.device)
-        return device.type == "cuda" and self.config.train.precision == "bf16"
-
-    def _is_fixed(self) -> bool:
         config = self.config
-        if config.batch.fixed == "auto":
-            on_gpu = choose_device(config.train.device).type == "cuda"
-            return self._is_packed() and on_gpu and config.train.graph is not False
-        return config.batch.fixed
+        if config.batch.packed != "auto":
+            return config.batch.packed
+        if config.batch.fixed is True:
+            return True
+        return is_on_gpu(config.train) and config.train.precision == "bf16"
 
-    def batches(self, part: Part = WHOLE) -> Ahead[Batch]:
-        """The training data, from their beginning; the next batches are prepared ahead."""
-        on_gpu = choose_device(self.config.train.device).type == "cuda"
-        if part.of > 1 and True in (self.config.batch.fixed, self.config.train.graph):
-            raise ValueError(
-                f"batch.fixed: true is for one process, but {part.of} train; set it and "
-                'train.graph to "auto" or false.'
-            )
-        return Ahead(self._stream(part), prepare=Batch.pin if on_gpu else None)
+    def batches(self, part: BatchSlice = FULL_BATCH) -> Prefetch[Batch]:
+        """The training data, from their beginning; the next batches are prefetched."""
+        pin = Batch.pin if is_on_gpu(self.config.train) else None
+        return Prefetch(self._stream(part), prepare=pin)
 
-    def _stream(self, part: Part = WHOLE) -> Stream:
+    def _stream(self, part: BatchSlice = FULL_BATCH) -> Stream:
+        config, is_packed = self.config, self._is_packed()
+        is_static = has_static_shape(config.batch.fixed, config.train, part, is_possible=is_packed)
         return Stream(
             [TaskData.open(self.prepared, TRAIN, task) for task in self.tasks],
-            self.config.sampling,
-            self.config.batch,
-            packed=self._is_packed(),
-            longest=self.config.data.max_tokens + 2 if self._is_fixed() else None,
-            accumulation=self.config.optimizer.accumulation,
-            num_steps=self.config.train.max_steps,
-            seed=self.config.train.seed,
+            config.sampling,
+            config.batch,
+            packed=is_packed,
+            longest=config.data.max_tokens + 2 if is_static else None,
+            accumulation=config.optimizer.accumulation,
+            num_steps=config.train.max_steps,
+            seed=config.train.seed,
             part=part,
-            halves=self.config.align.halves,
         )
 
     def losses(self, batch: Batch) -> StepLosses:
         """The loss of every sentence pair, summed over its tokens."""
         device = next(self.model.parameters()).device
         losses = self.model(batch.to(device))
-        return StepLosses(losses, batch.tasks, halves=self.config.align.halves)
+        return StepLosses(losses, batch.tasks)
 
     def validate(self) -> Mapping[str, float]:
         """The loss per token of every task without smoothing, their mean, and BLEU."""
@@ -157,9 +151,8 @@ class TranslationRecipe:
     def epochs(self) -> list[TaskEpochs]:
         """How often training will see the data of every task."""
         config = self.config
-        return effective_epochs(
+        return config.sampling.effective_epochs(
             self._sizes,
-            config.sampling,
             num_steps=config.train.max_steps,
             rows_per_step=self._stream().rows_per_batch * config.optimizer.accumulation,
         )
@@ -196,12 +189,23 @@ def train_translation(
         if Path(run).is_file():
             raise ValueError(f"run: {run} is a file; choose the name of a folder for the run.")
         job.together(lambda: require_parent(config.model))
-        prepared = job.first_then_others(lambda: open_or_prepare(config.data, say=say))
+        with log_to(say):
+            prepared = job.first_then_others(lambda: open_corpus(config.data))
         seed_everything(config.train.seed)
         recipe = TranslationRecipe(config, prepared)
         epochs = recipe.epochs()
         display.console.print(recipe.epochs_table(epochs))
         for warning in warn_of_schedule(config, epochs):
             say(warning)
-        vocabulary = {RunFolder(Path(run)).vocabulary.name: prepared.files[VOCABULARY].read_bytes()}
+        vocabulary = {RunFolder(Path(run)).vocabulary.name: prepared.path(VOCABULARY).read_bytes()}
         return train(recipe, config, run, display=display, files=vocabulary)
+
+
+TRANSLATION = Recipe(
+    "nmt",
+    NmtConfig,
+    prepare=lambda config: prepare_corpus(config.data),
+    train=train_translation,
+    score=score_translation,
+    measure=measure_translation,
+)

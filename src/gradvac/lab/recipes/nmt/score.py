@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.table import Table
 from sacrebleu.metrics.bleu import BLEU
@@ -15,18 +18,18 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
 from gradvac.lab.languages.real import find
-from gradvac.lab.recipes.nmt.lines import Problem, raw_lines
-from gradvac.lab.recipes.nmt.prepared import require_prepared
-from gradvac.lab.recipes.nmt.sealed import read_lines
+from gradvac.lab.recipes.common.readers import read_all_lines
+from gradvac.lab.recipes.common.scoring import RunScores, Scorer, TaskResult, score_run
+from gradvac.lab.recipes.nmt.cleaning import read_written
+from gradvac.lab.recipes.nmt.preparation import PreparedCorpus
 from gradvac.lab.recipes.nmt.settings import NmtConfig
 from gradvac.lab.recipes.nmt.translator import Translator
 from gradvac.lab.runs import RunFolder, TaskScores
-from gradvac.lab.runs.sentences import SentenceCounts, identify
 from gradvac.lab.training import config
-from gradvac.lab.training.from_run import trained_settings
-from gradvac.lab.training.settings import TECHNICAL_ELSEWHERE
+from gradvac.lab.training.settings import TECHNICAL_ELSEWHERE, trained_settings
 from gradvac.tasks import parse
 
+logger = logging.getLogger(__name__)
 # Scripts without blanks between words, whose n-grams are counted otherwise.
 _TOKENIZERS = {
     **dict.fromkeys(("zh", "yue"), "zh"),
@@ -117,27 +120,16 @@ def _bleu(target: str, **options: Any) -> BLEU:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """The scores of a run on one set.
+class TranslationScores(RunScores):
+    """The scores of a translation run on one set.
 
     Attributes:
-        run: The run folder.
-        split: Name of the set.
-        weights: Which weights were used.
-        by_task: Task -> score.
-        levels: Task -> resource level.
         num_cut: Source sentences that were too long, of which only the beginning was translated.
-        signature: The run's.
         searched: Settings of the search that were not the run's own, in words.
     """
 
-    run: str
-    split: str
-    weights: str
     by_task: Mapping[str, Score]
-    levels: Mapping[str, str]
     num_cut: int
-    signature: str
     searched: str = ""
 
     def means(self) -> dict[str, tuple[float, float]]:
@@ -194,71 +186,54 @@ class Scores:
         return lines
 
 
-def score_run(
-    run: str | Path,
-    *,
-    split: str = "test",
-    weights: str | int = "best",
-    device: str = "auto",
-    overrides: Sequence[str] = (),
-    max_lines: int | None = None,
-) -> Scores:
+def score_translation(
+    run: str | Path, *, max_lines: int | None = None, **options: Any
+) -> TranslationScores:
     """Translate a set with a run's model, score it, and keep both in the run folder.
-
-    Writes RUN/scores/SET.WEIGHTS.json, the n-grams of every sentence beside it, for comparisons,
-    and RUN/scores/SET.WEIGHTS.TASK.txt.
 
     Args:
         run: The run folder.
-        split: "test", "dev", or an extra set of the config.
-        weights: "best", "last", "averaged", or a step.
-        device: "auto", "cpu", "cuda", ...
-        overrides: Of the run's config, such as "decoding.beams=8" or "data.prepared=...".
         max_lines: Only so many lines of each task.
+        options: As `gradvac.lab.recipes.common.scoring.score_run` takes them.
     """
-    run = Path(run)
-    folder = RunFolder(run)
-    settings = trained_settings(NmtConfig, run, overrides)
-    prepared = require_prepared(settings.data, run)
-    of_weights = folder.identify_weights(weights)
-    translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
-    by_task, levels, outputs = {}, {}, {}
-    ngrams, sentences = {}, {}
-    with folder.lock_beside("scores"):
-        for task in settings.data.all_tasks():
-            sources, references = prepared.task_text(split, task)
-            target = parse(task).target
-            lines = translator.translate(sources[:max_lines], target)
-            outputs[task] = "".join(f"{line}\n" for line in lines)
-            by_task[task] = score_lines(lines, references[:max_lines], target)
-            ngrams[task] = count_ngrams(lines, references[:max_lines], target)
-            sentences[task] = identify(references[:max_lines])
-            levels[task] = settings.data.resource_levels.of(prepared.train_size(task))
-        scores = Scores(
-            str(run),
-            split,
-            str(weights),
-            by_task,
-            levels,
-            translator.counts.cut,
-            str(folder.read_signature().get("signature", "")),
-            _searched(config.load(NmtConfig, folder.config), settings),
+    return score_run(run, NmtConfig, partial(_open_scorer, max_lines=max_lines), **options)
+
+
+def _open_scorer(
+    settings: NmtConfig,
+    run: Path,
+    split: str,
+    weights: str | int,
+    device: torch.device,
+    *,
+    max_lines: int | None,
+) -> Scorer[TranslationScores]:
+    prepared = PreparedCorpus.require(settings.data, run)
+    translator = Translator.open(run, settings, weights, device)
+    tasks, levels = settings.data.all_tasks(), settings.data.resource_levels
+
+    def score_task(task: str) -> TaskResult:
+        sources, references = prepared.task_text(split, task)
+        references, target = references[:max_lines], parse(task).target
+        lines = translator.translate(sources[:max_lines], target)
+        return TaskResult(
+            score_lines(lines, references, target),
+            "".join(f"{line}\n" for line in lines),
+            {"BLEU": count_ngrams(lines, references, target)},
+            references,
         )
-        folder.write_scored(
-            split,
-            weights,
-            outputs=outputs,
-            counts=[SentenceCounts("BLEU", "bleu", ngrams, sentences)],
-            scores=scores.by_metric(),
-            details=scores.to_dict(),
-            of_weights=of_weights,
-        )
-    return scores
+
+    def summarise(**fields: Any) -> TranslationScores:
+        searched = _searched(config.load(NmtConfig, RunFolder(run).config), settings)
+        return TranslationScores(**fields, num_cut=translator.counts.cut, searched=searched)
+
+    by_task = {task: levels.of(prepared.train_size(task)) for task in tasks}
+    return Scorer(tasks, score_task, {"BLEU": "bleu"}, summarise, by_task)
 
 
 def _searched(trained: NmtConfig, asked: NmtConfig) -> str:
     """Settings of the search that differ from the run's own."""
-    changed = config.differences(trained, asked)
+    changed = config.changed_settings(trained, asked)
     return ", ".join(
         f"{key} = {new}"
         for key, (_, new) in changed.items()
@@ -275,7 +250,6 @@ def score_files(
     weights: str | int = "best",
     device: str = "auto",
     overrides: Sequence[str] = (),
-    say: Callable[[str], None] = print,
 ) -> tuple[Score, list[str]]:
     """Translate any file with a run's model, and score it; nothing is written or prepared.
 
@@ -287,7 +261,6 @@ def score_files(
         weights: "best", "last", "averaged", or a step.
         device: "auto", "cpu", "cuda", ...
         overrides: Of the run's config, such as "decoding.beams=8".
-        say: Told what a reader of the score should know.
 
     Returns:
         The score, and the translations.
@@ -299,13 +272,15 @@ def score_files(
     translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
     tasks = trained_settings(NmtConfig, Path(run), overrides).data.all_tasks()
     if direction not in tasks:
-        say(f"{direction} was not trained; this run knows {', '.join(tasks)}.")
-    sources, references = (_all_lines(path) for path in (source, reference))
-    _require_pairs(source, sources, reference, references)
+        logger.warning(f"{direction} was not trained; this run knows {', '.join(tasks)}.")
+    sources, references = (
+        [line for _, line in read_all_lines(path)] for path in (source, reference)
+    )
+    _check_pairs(source, sources, reference, references)
     target = parse(direction).target
     lines = translator.translate(sources, target)
     if translator.counts.cut:
-        say(_cut(translator.counts.cut))
+        logger.warning(_cut(translator.counts.cut))
     return score_lines(lines, references, target), lines
 
 
@@ -313,7 +288,7 @@ def _cut(number: int) -> str:
     return f"Longer than data.max_tokens, and so cut before translation: {number:,} of the sources."
 
 
-def _require_pairs(
+def _check_pairs(
     source: Path, sources: Sequence[str], reference: Path, references: Sequence[str]
 ) -> None:
     if len(sources) != len(references):
@@ -334,14 +309,6 @@ def _require_pairs(
         )
 
 
-def _all_lines(path: Path) -> list[str]:
-    lines = list(raw_lines(path))
-    for number, line in enumerate(lines, start=1):
-        if isinstance(line, Problem):
-            raise ValueError(f"{path}: line {number:,} is {line.value}; mend it, or leave it out.")
-    return [str(line) for line in lines]
-
-
 def translations(run: Path, split: str, weights: str | int, task: str) -> list[str]:
-    """Read the translations that `score_run` kept."""
-    return list(read_lines(RunFolder(run).outputs_of(split, weights, task)))
+    """Read the translations that `score_translation` kept."""
+    return list(read_written(RunFolder(run).outputs_of(split, weights, task)))

@@ -13,7 +13,7 @@ from gradvac.lab.recipes.nmt.settings import ModelConfig, NmtConfig
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import RunConfig, checkpoint, config
-from gradvac.lab.training.sampling import TaskEpochs
+from gradvac.sampling.tasks import TaskEpochs
 
 _BY_PIECE = ("embedding.weight", "head.weight")  # one and the same: a row for every piece
 _MOST_EPOCHS = 100
@@ -37,7 +37,7 @@ def require_parent(settings: ModelConfig) -> None:
                 f"model.init: {settings.init} has model.{name} = {other}, but this run {own}; take "
                 "over its [model] settings."
             )
-    checkpoint.require_weights(settings.init, settings.init_weights)
+    checkpoint.resolve_weights(settings.init, settings.init_weights)
 
 
 def start_from(settings: ModelConfig, model: Transformer, vocabulary: Vocabulary) -> str:

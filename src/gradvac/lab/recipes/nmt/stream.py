@@ -28,20 +28,14 @@ import torch
 
 from gradvac.lab.recipes.nmt.batch import Batch, Frame, make_batch
 from gradvac.lab.recipes.nmt.filling import cut_full, make_frame, rows_to_draw
-from gradvac.lab.recipes.nmt.prepared import Prepared
+from gradvac.lab.recipes.nmt.preparation import PreparedCorpus
 from gradvac.lab.recipes.nmt.ragged import Ragged
 from gradvac.lab.recipes.nmt.settings import BatchConfig
 from gradvac.lab.recipes.nmt.tokens import TokenFile, TokenShards
 from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS
-from gradvac.lab.training import (
-    WHOLE,
-    Part,
-    Passes,
-    SamplingConfig,
-    TaskSampler,
-    task_probabilities,
-)
-from gradvac.lab.training.sampling import costs_by_slot
+from gradvac.lab.training import FULL_BATCH, BatchSlice, SamplingConfig
+from gradvac.sampling import Epochs, TaskSampler, task_probabilities
+from gradvac.sampling.tasks import costs_by_slot
 from gradvac.tasks import parse
 
 Numbers = npt.NDArray[np.int64]
@@ -64,7 +58,7 @@ class TaskData:
     tag: int
 
     @classmethod
-    def open(cls, prepared: Prepared, split: str, task: str) -> TaskData:
+    def open(cls, prepared: PreparedCorpus, split: str, task: str) -> TaskData:
         """Map the sentence pairs of a task in a set."""
         sources, targets = prepared.task_tokens(split, task)
         return cls(task, sources, targets, prepared.vocabulary.tag(parse(task).target))
@@ -144,8 +138,6 @@ class Stream:
         num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
         seed: Of everything drawn.
         part: Which part of every batch is read here.
-        halves: Number the tasks of rows as `gradvac.halves_of` names them: every second sentence
-            pair of a task in a batch, sorted by length as they are, is in its second half.
     """
 
     def __init__(
@@ -159,10 +151,8 @@ class Stream:
         accumulation: int = 1,
         num_steps: int | None = None,
         seed: int = 0,
-        part: Part = WHOLE,
-        halves: bool = False,
+        part: BatchSlice = FULL_BATCH,
     ) -> None:
-        self._per_task = 2 if halves else 1
         self._tasks, self._config, self._packed = list(tasks), config, packed
         self._accumulation, self._seed, self._part = accumulation, seed, part
         num_batches = None if num_steps is None else num_steps * accumulation
@@ -172,7 +162,7 @@ class Stream:
             self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
         else:
             self._rows_per_chunk = rows_to_draw(self.frame, means, config.chunk)
-        self._passes = Passes([len(task) for task in tasks], seed=seed)
+        self._epochs = Epochs([len(task) for task in tasks], seed=seed)
         self._num_before = 0  # batches before this chunk
         self._open_chunk()
 
@@ -187,12 +177,12 @@ class Stream:
         chosen = self._open[self._next]
         self._next += 1
         if self._part.of == 1:
-            return self._gather(self._in_halves(chosen), self.frame)
+            return gather_batch(self._tasks, chosen, packed=self._packed, frame=self.frame)
         return self._own_part(chosen)
 
     def _own_part(self, chosen: list[Numbers]) -> Batch:
-        num_rows, chosen = [len(numbers) for numbers in chosen], self._in_halves(chosen)
-        lengths = [task.lengths(numbers) for task, numbers in zip(self._read, chosen, strict=True)]
+        num_rows = [len(numbers) for numbers in chosen]
+        lengths = [task.lengths(numbers) for task, numbers in zip(self._tasks, chosen, strict=True)]
         sizes = np.concatenate(lengths, axis=1)  # [2, B]
         costs: Sequence[float] | Numbers = sizes.sum(0)
         if self._slots is not None:
@@ -200,27 +190,14 @@ class Stream:
         ours = self._part.cut(costs)
         is_empty = ours.start == ours.stop
         first, last = (0, 1) if is_empty else (ours.start, ours.stop)
-        starts = np.cumsum([0, *(len(numbers) for numbers in chosen)])
+        starts = np.cumsum([0, *num_rows])
         chosen_here = [
             numbers[max(0, first - start) : max(0, last - start)]
             for numbers, start in zip(chosen, starts.tolist(), strict=False)
         ]
-        batch = self._gather(chosen_here)
+        batch = gather_batch(self._tasks, chosen_here, packed=self._packed)
         counts = torch.zeros(len(batch), dtype=torch.bool) if is_empty else None
         return replace(batch, num_tokens=int(sizes[1].sum()), counts=counts)
-
-    def _in_halves(self, chosen: list[Numbers]) -> list[Numbers]:
-        """What is chosen of every half of a task; without halves, of every task."""
-        num = self._per_task
-        return [numbers[start::num] for numbers in chosen for start in range(num)]
-
-    @property
-    def _read(self) -> list[TaskData]:
-        """The data of every half of a task; without halves, of every task."""
-        return [task for task in self._tasks for _ in range(self._per_task)]
-
-    def _gather(self, chosen: list[Numbers], frame: Frame | None = None) -> Batch:
-        return gather_batch(self._read, chosen, packed=self._packed, frame=frame)
 
     @property
     def rows_per_batch(self) -> float:
@@ -250,7 +227,7 @@ class Stream:
                 "any size)."
             )
         self._sampler.load_state_dict(state["sampler"])
-        self._passes.load_state_dict(state)
+        self._epochs.load_state_dict(state)
         self._num_before = int(state["num_before"])
         self._open_chunk()
         self._next = int(state["next"])
@@ -258,12 +235,12 @@ class Stream:
     def _open_chunk(self) -> None:
         self._start = {
             "sampler": self._sampler.state_dict(),
-            **self._passes.state_dict(),
+            **self._epochs.state_dict(),
             "num_before": self._num_before,
         }
         step = self._num_before // self._accumulation
         counts, self._slots = self._sampler.draw_rows(self._rows_per_chunk, step=step)
-        chosen = [self._passes.take(t, count) for t, count in enumerate(counts.tolist())]
+        chosen = [self._epochs.take(t, count) for t, count in enumerate(counts.tolist())]
         batches = self._cut(chosen)
         order = np.random.default_rng([self._seed, self._num_before]).permutation(len(batches))
         self._open, self._next = [batches[number] for number in order], 0
@@ -298,7 +275,7 @@ class Stream:
         """Divide a batch that is too large, every task alike."""
         if self._fits(batch):
             return [batch]
-        # Every second sentence of the whole batch: tasks with one sentence must part too.
+        # Every second sentence of the batch: tasks with a single sentence must part too.
         before = np.cumsum([0, *(len(numbers) for numbers in batch[:-1])])
         starts = [int(number % 2) for number in before]
         halves = [[numbers[s::2] for s, numbers in zip(starts, batch, strict=True)]]

@@ -13,15 +13,22 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gradvac.lab.recipes.nmt.cleaning import Pair, Report
 from gradvac.lab.recipes.nmt.ragged import Ragged, Tokens
-from gradvac.lab.recipes.nmt.sealed import Seal, sealing
+from gradvac.lab.recipes.nmt.vocabulary import Vocabulary
+from gradvac.lab.recipes.nmt.workers import chunks, num_cores, ordered_map
+from gradvac.lab.runs.files import replacing
 
+PAIRS_PER_SHARD = 1_000_000  # pairs of text that one pair of token files is made of
+Pieces = list[list[int]]
+Numbers = npt.NDArray[np.int64]
 OFFSETS = ".offsets.npy"
 SUFFIXES = (".bin", OFFSETS)
 
@@ -40,14 +47,13 @@ class TokenFile:
     """
 
     def __init__(self, path: Path, vocabulary_size: int) -> None:
-        self._offsets = _read_offsets(Path(f"{path}{OFFSETS}"))
+        self._offsets: Numbers = np.load(f"{path}{OFFSETS}", mmap_mode="r")
         kind = _kind(vocabulary_size)
         expected, size = int(self._offsets[-1]) * kind.itemsize, os.path.getsize(f"{path}.bin")
-        self._path = path
-        if expected != size or self._offsets[0] != 0:
+        if expected != size:
             raise ValueError(
-                f"data: {path}.bin has {size:,} bytes instead of {expected:,}, or its sentences "
-                "begin at other places; run `gradvac nmt prepare` again."
+                f"data: {path}.bin has {size:,} bytes instead of {expected:,}; run `gradvac nmt "
+                "prepare` again."
             )
         # An empty file cannot be mapped.
         self._tokens: Tokens = (
@@ -65,17 +71,12 @@ class TokenFile:
         """Tokens of a sentence; known without a look at any."""
         return float(self._offsets[-1]) / max(1, len(self))
 
-    def lengths(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def lengths(self, numbers: Numbers) -> Numbers:
         """Tokens of some sentences."""
-        lengths: npt.NDArray[np.int64] = self._offsets[numbers + 1] - self._offsets[numbers]
-        if (lengths < 0).any():
-            raise ValueError(
-                f"data: the sentences of {self._path}.bin begin at other places than written; run "
-                "`gradvac nmt prepare` again."
-            )
+        lengths: Numbers = self._offsets[numbers + 1] - self._offsets[numbers]
         return lengths
 
-    def gather(self, numbers: npt.NDArray[np.int64]) -> Ragged:
+    def gather(self, numbers: Numbers) -> Ragged:
         """Read many sentences at once."""
         lengths = self.lengths(numbers)
         starts = self._offsets[numbers]
@@ -114,14 +115,14 @@ class TokenShards:
         shard = int(np.searchsorted(self._ends, number, side="right")) - 1
         return self._file(shard)[number - int(self._ends[shard])]
 
-    def lengths(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def lengths(self, numbers: Numbers) -> Numbers:
         """Tokens of some sentences."""
         lengths = np.zeros(len(numbers), dtype=np.int64)
         for file, in_shard, places in self._by_shard(numbers):
             lengths[places] = file.lengths(in_shard)
         return lengths
 
-    def gather(self, numbers: npt.NDArray[np.int64]) -> Ragged:
+    def gather(self, numbers: Numbers) -> Ragged:
         """Read many sentences at once."""
         parts, order = [], []
         for file, in_shard, places in self._by_shard(numbers):
@@ -136,9 +137,7 @@ class TokenShards:
         moves = np.repeat(starts[back] - np.cumsum(lengths) + lengths, lengths)
         return Ragged(joined.tokens[np.arange(len(moves)) + moves], lengths)
 
-    def _by_shard(
-        self, numbers: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[TokenFile, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    def _by_shard(self, numbers: Numbers) -> Iterator[tuple[TokenFile, Numbers, Numbers]]:
         """Every shard that is asked for something: what of it, and where that was asked."""
         shards = np.searchsorted(self._ends, numbers, side="right") - 1
         for shard in np.unique(shards).tolist():
@@ -147,13 +146,7 @@ class TokenShards:
 
     def _file(self, shard: int) -> TokenFile:
         if shard not in self._files:
-            file = TokenFile(self._paths[shard], self._vocabulary_size)
-            if len(file) != self._ends[shard + 1] - self._ends[shard]:
-                raise ValueError(
-                    f"data: {self._paths[shard]}.bin has {len(file):,} sentences, and not what was "
-                    "prepared; run `gradvac nmt prepare` again."
-                )
-            self._files[shard] = file
+            self._files[shard] = TokenFile(self._paths[shard], self._vocabulary_size)
         return self._files[shard]
 
 
@@ -167,22 +160,21 @@ class TokenWriter:
 
     def __init__(self, path: Path, vocabulary_size: int) -> None:
         self._path, self._kind = path, _kind(vocabulary_size)
-        self._places = [Path(f"{path}{suffix}") for suffix in SUFFIXES]
+        self.paths = [Path(f"{path}{suffix}") for suffix in SUFFIXES]
         self._lengths = array("i")
-        self.seals: dict[Path, Seal] = {}  # of the two files, once they are there
 
     def write(self, sentences: Iterable[Sequence[int]]) -> None:
         """Append sentences."""
         block = list(sentences)
         if block:
             self._lengths.extend(map(len, block))
-            # One array of all: an array of each sentence takes longer than cutting it did.
+            # One array of all: an array of each sentence takes longer than tokenising it did.
             tokens = np.fromiter(itertools.chain.from_iterable(block), self._kind)
             self._files[0].write(tokens.tobytes())
 
     def __enter__(self) -> TokenWriter:
         with ExitStack() as stack:
-            self._files = [stack.enter_context(sealing(path)) for path in self._places]
+            self._files = [stack.enter_context(replacing(path)) for path in self.paths]
             self._stack = stack.pop_all()
         return self
 
@@ -191,25 +183,85 @@ class TokenWriter:
             offsets = np.concatenate([[0], np.cumsum(np.asarray(self._lengths), dtype=np.int64)])
             np.lib.format.write_array(self._files[1], offsets.astype(np.int64))
         self._stack.__exit__(kind, *rest)
-        self.seals = {
-            path: file.seal(path)
-            for path, file in zip(self._places, self._files, strict=True)
-            if kind is None
-        }
-
-
-def _read_offsets(path: Path) -> npt.NDArray[np.int64]:
-    try:
-        offsets: npt.NDArray[np.int64] = np.load(path, mmap_mode="r")
-    # What NumPy says about a damaged header depends on which part of it is.
-    except (OSError, EOFError, ValueError, TypeError, SyntaxError, MemoryError) as error:
-        raise ValueError(
-            f"data: {path} cannot be read ({error}); run `gradvac nmt prepare` again."
-        ) from error
-    if getattr(offsets, "dtype", None) != np.int64 or offsets.ndim != 1 or not len(offsets):
-        raise ValueError(f"data: {path} holds no offsets; run `gradvac nmt prepare` again.")
-    return offsets
 
 
 def _kind(vocabulary_size: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype(np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
+
+
+@dataclass
+class TokenisedShard:
+    """What became of a shard.
+
+    Attributes:
+        report: What was dropped.
+        files: The token files.
+        sizes: Sentence pairs, and the tokens of both sides.
+    """
+
+    report: Report = field(default_factory=Report)
+    files: list[Path] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=lambda: [0, 0, 0])
+
+
+def num_shards(num_pairs: int) -> int:
+    """How many shards so many pairs of text make."""
+    return max(1, -(-num_pairs // PAIRS_PER_SHARD))
+
+
+def tokenise_shard(
+    lines: Iterable[Pair],
+    paths: Sequence[Path],
+    vocabulary: Vocabulary,
+    *,
+    most: int | None,
+    processes: int = 0,
+    engine: str = "processes",
+) -> TokenisedShard:
+    """Write the token files of a shard.
+
+    Args:
+        lines: Its text.
+        paths: Its token files, without `.bin`, in the order of the two sides.
+        vocabulary: What text is tokenised with.
+        most: Pairs with more tokens on a side are dropped; None: none is.
+        processes: How many work at a time; 0: one for every core.
+        engine: Where: "processes" stands for threads of this one, or "ray".
+    """
+    outcome = TokenisedShard()
+    encoded = _encoded(chunks(lines), vocabulary, processes=processes, engine=engine)
+    with ExitStack() as stack:
+        writers = [stack.enter_context(TokenWriter(path, len(vocabulary))) for path in paths]
+        for texts, sides in encoded:
+            kept = []
+            for text, row in zip(texts, zip(*sides, strict=True), strict=True):
+                if most is None or max(map(len, row)) <= most:
+                    kept.append(row)
+                else:
+                    outcome.report.drop("too many tokens", text)
+            outcome.sizes[0] += len(kept)
+            for side, writer in enumerate(writers):
+                outcome.sizes[1 + side] += sum(len(row[side]) for row in kept)
+                writer.write(row[side] for row in kept)
+    outcome.files = [path for writer in writers for path in writer.paths]
+    return outcome
+
+
+def _encoded(
+    blocks: Iterable[list[Pair]],
+    vocabulary: Vocabulary,
+    *,
+    processes: int,
+    engine: str,
+) -> Iterator[tuple[list[Pair], list[Pieces]]]:
+    if engine == "processes":  # SentencePiece's own threads need no copies of the text
+        threads = processes or num_cores()
+        return ((texts, encode_pairs(texts, vocabulary, threads)) for texts in blocks)
+    return ordered_map(
+        encode_pairs, blocks, shared=(vocabulary,), processes=processes, engine=engine
+    )
+
+
+def encode_pairs(texts: Sequence[Pair], vocabulary: Vocabulary, threads: int = 1) -> list[Pieces]:
+    """Tokenise both sides of some pairs."""
+    return [vocabulary.encode(side, threads=threads) for side in zip(*texts, strict=True)]

@@ -14,13 +14,11 @@ import sentencepiece
 from numpy.typing import NDArray
 from pydantic import Field
 
-from gradvac.lab.recipes.nmt.cleaning import fingerprint
-from gradvac.lab.recipes.nmt.sealed import read_lines
-from gradvac.lab.recipes.nmt.seen import Seen
+from gradvac.lab.recipes.nmt.cleaning import SeenFingerprints, fingerprint, read_written
 from gradvac.lab.recipes.nmt.workers import chunks
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.kept import read_kept
-from gradvac.lab.training import Section, task_probabilities
+from gradvac.lab.training import Section
+from gradvac.sampling import task_probabilities
 
 PAD, BOS, EOS, UNKNOWN = range(4)
 
@@ -53,7 +51,7 @@ class VocabularyConfig(Section):
         """Read the model that was given; None if one is to be learned."""
         if self.model is None:
             return None
-        Vocabulary.load(self.model)  # refuses what is none
+        Vocabulary.load(self.model)  # raises if it is not a vocabulary
         return self.model.read_bytes()
 
 
@@ -97,8 +95,8 @@ class Vocabulary:
     @classmethod
     def of_run(cls, run: str | Path) -> Vocabulary:
         """Read the model that a run was trained with, which is verified."""
-        path = RunFolder(Path(run)).vocabulary
-        return cls.parse(read_kept(path), path)
+        folder = RunFolder(Path(run))
+        return cls.parse(folder.read_saved(folder.vocabulary.name), folder.vocabulary)
 
     @classmethod
     def parse(cls, model: bytes, path: Path) -> Vocabulary:
@@ -137,7 +135,7 @@ class Vocabulary:
         return self._tags[language]
 
     def encode(self, lines: Sequence[str], *, threads: int = 1) -> list[list[int]]:
-        """Cut lines into pieces, without any special token.
+        """Tokenise lines, without any special token.
 
         Where a text itself says `<2fr>`, that is text, and no request: it is spelled in bytes.
         """
@@ -233,18 +231,18 @@ def draw_lines(texts: Mapping[str, Sequence[Path]], config: VocabularyConfig) ->
         lines = (
             line
             for path, new in zip(texts[code], is_new[code], strict=True)
-            for line in itertools.compress(read_lines(path), new)
+            for line in itertools.compress(read_written(path), new)
         )
         yield from _spread(lines, sizes[code], max(1, round(total * chance)))
 
 
 def _first_times(paths: Sequence[Path]) -> list[NDArray[np.bool_]]:
     """Whether each line of each file is the first of its kind."""
-    seen, is_new = Seen(), []
+    seen, is_new = SeenFingerprints(), []
     for path in paths:
         new = [
             seen.add(np.fromiter(map(fingerprint, block), np.uint64, len(block)))
-            for block in chunks(read_lines(path))
+            for block in chunks(read_written(path))
         ]
         is_new.append(np.concatenate([np.zeros(0, dtype=np.bool_), *new]))
     return is_new

@@ -97,7 +97,7 @@ class _Cores:
             return job.result()
         except BrokenProcessPool as error:
             raise ValueError(
-                "data.processes: a process that cleans or cuts text died (out of memory, or a "
+                "data.processes: a process that cleans text died (out of memory, or a "
                 'script without `if __name__ == "__main__":`); try data.processes=1.'
             ) from error
 

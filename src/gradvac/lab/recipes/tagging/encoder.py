@@ -1,15 +1,32 @@
-"""The encoder: a tokenizer and a model for token classification, from a hub name or a folder."""
+"""The encoder: its tokenizer and model, from a hub name or a folder; words -> windows of sub-words.
+
+A word's label sits on its first sub-word, and its prediction is read there. A sentence with more
+sub-words than the model takes is cut between words into several windows; every word is in exactly
+one. Words that the tokenizer drops (a lone mark of writing direction) get the unknown token, and
+words longer than a whole window keep their first sub-words; both are counted.
+"""
+
+# W windows, N sub-words, M words
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
+import numpy.typing as npt
 import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
+
+Numbers = npt.NDArray[np.int64]
+NO_LABEL = -100  # what torch's cross-entropy ignores
+_AT_ONCE = 2000  # sentences
+_BYTE_LEVEL = ("roberta", "longformer", "gpt2", "deberta", "bart", "modernbert")
 
 
 def load_tokenizer(encoder: str) -> Any:
@@ -33,9 +50,6 @@ def load_tokenizer(encoder: str) -> Any:
             "fast ones say which sub-words make up a word. Choose one with a tokenizer.json."
         )
     return tokenizer
-
-
-_BYTE_LEVEL = ("roberta", "longformer", "gpt2", "deberta", "bart", "modernbert")
 
 
 def load_model(encoder: str, labels: Sequence[str], *, dropout: float | None) -> nn.Module:
@@ -95,8 +109,8 @@ def _cannot_load(encoder: str, error: Exception) -> str:
     reason = str(error).splitlines()[0]
     return (
         f"model.encoder: {encoder} cannot be loaded ({reason}). Give a folder in Hugging Face "
-        "format, such as one made by `gradvac tagging pretrain`, or a name on the hub if it can be "
-        "reached."
+        "format, such as one made by examples/pretrain_encoder.py, or a name on the hub if it can "
+        "be reached."
     )
 
 
@@ -113,3 +127,175 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(level)
         if has_bars:
             logging.enable_progress_bar()
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """The windows of a set of sentences, one after the other.
+
+    Attributes:
+        tokens: Sub-words, with special tokens around each window, `[N]`.
+        starts: First sub-word of every window, and the end, `[W + 1]`.
+        places: Position of every word's first sub-word in its window, `[M]`.
+        words: First word of every window, and the end, `[W + 1]`.
+        sentences: The sentence of every window, `[W]`.
+        labels: Label of every word; `NO_LABEL` where there is none, `[M]`.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    starts: Numbers
+    places: npt.NDArray[np.int32]
+    words: Numbers
+    sentences: Numbers
+    labels: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.sentences)
+
+    @property
+    def lengths(self) -> Numbers:
+        """Sub-words of every window."""
+        return np.diff(self.starts)
+
+    def save(self, file: BinaryIO) -> None:
+        """Write all arrays."""
+        np.savez(file, **{one.name: getattr(self, one.name) for one in fields(self)})
+
+    @classmethod
+    def load(cls, path: Path) -> Windows:
+        """Read what `save` wrote."""
+        with np.load(path) as arrays:
+            return cls(**{one.name: arrays[one.name] for one in fields(cls)})
+
+
+@dataclass
+class WordEncoder:
+    """Cuts sentences into windows of sub-words.
+
+    Args:
+        tokenizer: A fast Hugging Face tokenizer.
+        max_tokens: Maximum number of sub-words in a window, special tokens included.
+
+    Attributes:
+        counts: What happened to sentences and words -> how often.
+    """
+
+    tokenizer: Any
+    max_tokens: int
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        before, after = _special_tokens(self.tokenizer)
+        self._before, self._after = before, after
+        self._room = self.max_tokens - len(before) - len(after)
+        if self._room < 1:
+            raise ValueError(
+                f"model.max_tokens: {self.max_tokens} leaves no room beside the "
+                f"{len(before) + len(after)} special tokens; give more."
+            )
+        if self.tokenizer.unk_token_id is None and self.tokenizer.pad_token_id is None:
+            raise ValueError("model.encoder: its tokenizer has no padding token; set one.")
+
+    def encode(
+        self, sentences: Sequence[Sequence[str]], labels: Sequence[Sequence[int]] | None = None
+    ) -> Windows:
+        """Encode sentences of words.
+
+        Args:
+            sentences: Words; a sentence without any has no window.
+            labels: The number of every word's label; None for text without labels.
+        """
+        made = _Builder(self._before, self._after)
+        for first in range(0, len(sentences), _AT_ONCE):
+            block = sentences[first : first + _AT_ONCE]
+            for number, pieces in enumerate(self._pieces(block), start=first):
+                windows = self._cut(pieces)
+                self.counts["sentences cut into windows"] += len(windows) > 1
+                for window in windows:
+                    made.add(number, window)
+        flat = [label for row in labels for label in row] if labels is not None else None
+        return made.windows(flat)
+
+    def _pieces(self, block: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        """The sub-words of every word."""
+        full = [list(words) for words in block if words]
+        if not full:
+            return [[] for _ in block]
+        encoding = self.tokenizer(
+            full,
+            is_split_into_words=True,
+            add_special_tokens=False,
+            return_attention_mask=False,
+            verbose=False,  # about lengths: long sentences are cut below
+        )
+        encoded = iter(range(len(full)))
+        return [
+            self._by_word(encoding, next(encoded), len(words)) if words else [] for words in block
+        ]
+
+    def _by_word(self, encoding: Any, row: int, num_words: int) -> list[list[int]]:
+        pieces: list[list[int]] = [[] for _ in range(num_words)]
+        for token, word in zip(encoding["input_ids"][row], encoding.word_ids(row), strict=True):
+            pieces[word].append(token)
+        for place, subwords in enumerate(pieces):
+            if not subwords:
+                self.counts["words without sub-words"] += 1
+                unknown = self.tokenizer.unk_token_id
+                pieces[place] = [self.tokenizer.pad_token_id if unknown is None else unknown]
+            elif len(subwords) > self._room:
+                self.counts["words longer than a window"] += 1
+                pieces[place] = subwords[: self._room]
+        return pieces
+
+    def _cut(self, pieces: list[list[int]]) -> list[list[list[int]]]:
+        """Cut a sentence between words, where the next one no longer fits."""
+        windows: list[list[list[int]]] = []
+        used = 0
+        for subwords in pieces:
+            if not windows or used + len(subwords) > self._room:
+                windows.append([])
+                used = 0
+            windows[-1].append(subwords)
+            used += len(subwords)
+        return windows
+
+
+class _Builder:
+    def __init__(self, before: list[int], after: list[int]) -> None:
+        self._before, self._after = before, after
+        self._tokens: list[int] = []
+        self._places: list[int] = []
+        self._starts, self._words, self._sentences = [0], [0], list[int]()
+
+    def add(self, sentence: int, window: list[list[int]]) -> None:
+        place = len(self._before)
+        self._tokens += self._before
+        for subwords in window:
+            self._places.append(place)
+            self._tokens += subwords
+            place += len(subwords)
+        self._tokens += self._after
+        self._starts.append(len(self._tokens))
+        self._words.append(len(self._places))
+        self._sentences.append(sentence)
+
+    def windows(self, labels: list[int] | None) -> Windows:
+        given = [NO_LABEL] * len(self._places) if labels is None else labels
+        assert len(given) == len(self._places), "every word is in exactly one window"
+        return Windows(
+            np.array(self._tokens, dtype=np.int32),
+            np.array(self._starts, dtype=np.int64),
+            np.array(self._places, dtype=np.int32),
+            np.array(self._words, dtype=np.int64),
+            np.array(self._sentences, dtype=np.int64),
+            np.array(given, dtype=np.int32),
+        )
+
+
+def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and after a sentence."""
+    encoded = tokenizer([["a"]], is_split_into_words=True)
+    words, tokens = encoded.word_ids(0), encoded["input_ids"][0]
+    inside = [place for place, word in enumerate(words) if word is not None]
+    assert inside, "the tokenizer makes nothing of the letter a"
+    return tokens[: inside[0]], tokens[inside[-1] + 1 :]

@@ -1,7 +1,7 @@
 """Readers: sentences of words and tags.
 
-A source is a path with `{lang}` (or `{split}` and `{lang}`), relative to `data.root`; `.gz` is
-unpacked. Its format follows from its name, or from `data.format`:
+A source is a path with `{lang}` (or `{split}` and `{lang}`), relative to `data.root`; `.gz` and
+`.zst` are unpacked. Its format follows from its name, or from `data.format`:
 
     conllu      CoNLL-U (.conllu): FORM and UPOS. Lines of multi-word tokens (3-4) and of empty
                 nodes (8.1) are not words: their parts are, or they are not written.
@@ -16,31 +16,76 @@ Lines `-DOCSTART-` of the last two are skipped and counted.
     constructed-names:SPLIT     with the names of people as entities
     hf:NAME:CONFIG:SPLIT    a Hugging Face dataset with `tokens` and `ner_tags`, `upos` or
                 `pos_tags`, if `datasets` is installed and the data can be reached; or a folder
-                that `save_to_disk` wrote.
+                that `save_to_disk` wrote. JSON lines (.jsonl) and Parquet files with tags by name
+                have the same columns.
 
 A line that cannot be read is an error that names file and line: nothing is skipped silently.
 """
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from gradvac.hints import some
 from gradvac.lab.languages import Corpus, default_corpus, part_of_speech
-from gradvac.lab.recipes.tagging.hub import read_dataset
-from gradvac.lab.recipes.tagging.sentences import Reading, Sentence
+from gradvac.lab.recipes.common.readers import (
+    HUB,
+    Problem,
+    load_dataset,
+    read_all_lines,
+    read_rows,
+    suffix_of,
+)
 
 Format = Literal["auto", "conllu", "columns", "conll"]
 _DOCUMENT = "-DOCSTART-"
 _LANGUAGE_MARK = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*:")
 _NOT_A_WORD = re.compile(r"\d+-\d+|\d+\.\d+")
+_TAG_COLUMNS = ("ner_tags", "upos", "pos_tags")
+
+
+class TaggedSentence(NamedTuple):
+    """Words and their tags."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+
+
+@dataclass
+class Reading:
+    """The sentences of a file, and what was skipped.
+
+    Attributes:
+        sentences: In order.
+        skipped: What is not a sentence or word -> how often: multi-word tokens, empty nodes,
+            sentences without words, document marks.
+    """
+
+    sentences: list[TaggedSentence] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def add(self, words: list[str], tags: list[str]) -> None:
+        """Add a sentence, or count that it has no words.
+
+        Raises:
+            ValueError: A word is empty or holds a tab or an end of line.
+        """
+        bad = [word for word in words if not word or not {"\t", "\n", "\r"}.isdisjoint(word)]
+        if bad:
+            raise ValueError(
+                f"data: the word {bad[0]!r} (in {' '.join(words)[:60]!r}) is empty or holds a tab "
+                "or an end of line; fix the data."
+            )
+        if words:
+            self.sentences.append(TaggedSentence(tuple(words), tuple(tags)))
+        else:
+            self.skipped["sentences without words"] += 1
 
 
 def read_sentences(source: str, lang: str, split: str, *, root: Path, form: Format) -> Reading:
@@ -56,23 +101,22 @@ def read_sentences(source: str, lang: str, split: str, *, root: Path, form: Form
     Raises:
         ValueError: There is no such file, or a line is not what it should be.
     """
-    paths = files_of(source, lang, split, root=root)
-    if not paths:
-        name = _name(source, lang, split)
-        return read_dataset(name, root) if name.startswith("hf:") else _read_constructed(name, lang)
-    reading = _READERS[_format(paths[0]) if form == "auto" else form](paths[0])
-    return _without_language(reading, f"{lang}:", paths[0])
-
-
-def files_of(source: str, lang: str, split: str, *, root: Path) -> list[Path]:
-    """The file of a source, in a list; empty for datasets and constructed languages."""
+    path = sentence_file(source, lang, split, root=root)
     name = _name(source, lang, split)
-    return [] if is_no_file(name) else [_find_file(name, root, lang)]
+    if path is None:
+        return _read_dataset(name, root) if name.startswith(HUB) else _read_constructed(name, lang)
+    if suffix_of(path) in (".jsonl", ".parquet"):
+        return _from_rows(str(path), read_rows(name, path, root, ("tokens", *_TAG_COLUMNS)))
+    reading = _READERS[_format(path) if form == "auto" else form](path)
+    return _without_language(reading, f"{lang}:", path)
 
 
-def is_no_file(source: str) -> bool:
-    """Whether a source is something other than a file."""
-    return source.startswith(("hf:", "constructed:", "constructed-names:"))
+def sentence_file(source: str, lang: str, split: str, *, root: Path) -> Path | None:
+    """The file of a source; None for datasets and constructed languages."""
+    name = _name(source, lang, split)
+    if name.startswith((HUB, "constructed:", "constructed-names:")):
+        return None
+    return _find_file(name, root, lang)
 
 
 def _name(source: str, lang: str, split: str) -> str:
@@ -97,32 +141,14 @@ def _find_file(name: str, root: Path, lang: str) -> Path:
     )
 
 
-def open_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines without their line ends."""
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
-                try:
-                    text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    raise ValueError(
-                        f"data: {path}, line {number}: is not UTF-8 ({error}); convert "
-                        "the file, as in `iconv -f LATIN1 -t UTF-8`."
-                    ) from None
-                yield number, text.rstrip("\r\n")
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"data: {path} cannot be read to its end: {error}.") from error
-
-
 def _format(path: Path) -> str:
-    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
-    return {".conllu": "conllu", ".conll": "conll"}.get(suffixes[-1] if suffixes else "", "columns")
+    return {".conllu": "conllu", ".conll": "conll"}.get(suffix_of(path), "columns")
 
 
 def _blocks(path: Path) -> Iterator[list[tuple[int, str]]]:
     """Lines between blank lines; several blank lines in a row make no empty block."""
     block: list[tuple[int, str]] = []
-    for number, line in open_lines(path):
+    for number, line in read_all_lines(path):
         if line.strip():
             block.append((number, line))
         elif block:
@@ -194,7 +220,7 @@ def _without_language(reading: Reading, mark: str, path: Path) -> Reading:
             "WikiAnn, but not all, or nothing follows it; fix the file."
         )
     sentences = [
-        Sentence(tuple(word.removeprefix(mark) for word in one.words), one.tags)
+        TaggedSentence(tuple(word.removeprefix(mark) for word in one.words), one.tags)
         for one in reading.sentences
     ]
     return Reading(sentences, reading.skipped)
@@ -237,6 +263,53 @@ _READERS: dict[str, Callable[[Path], Reading]] = {
     "columns": read_columns,
     "conll": _read_conll,
 }
+
+
+def _read_dataset(name: str, root: Path) -> Reading:
+    rows = load_dataset(name, root)
+    column = next((tag for tag in _TAG_COLUMNS if tag in rows.features), None)
+    if column is None or "tokens" not in rows.features:
+        raise _no_columns(name, rows.features)
+    inner = getattr(rows.features[column], "feature", None)
+    return _from_rows(name, rows, getattr(inner, "names", None))
+
+
+def _from_rows(
+    name: str, rows: Iterable[Any], tags_by_number: Sequence[str] | None = None
+) -> Reading:
+    """Sentences from mappings with `tokens` and a column of tags."""
+    reading = Reading()
+    for number, row in enumerate(rows, start=1):
+        if isinstance(row, Problem) or not isinstance(row, dict):
+            raise ValueError(f"data: {name}, row {number:,}: is malformed; fix the data.")
+        column = next((tag for tag in _TAG_COLUMNS if tag in row), None)
+        if column is None or "tokens" not in row:
+            raise _no_columns(name, row)
+        tags = [_tag_name(tag, tags_by_number, name) for tag in row[column]]
+        if len(tags) != len(row["tokens"]):
+            raise ValueError(
+                f"data: {name} has a row with {len(row['tokens'])} tokens and {len(tags)} tags."
+            )
+        reading.add(list(row["tokens"]), tags)
+    return reading
+
+
+def _no_columns(name: str, there: Iterable[str]) -> ValueError:
+    return ValueError(
+        f"data: {name} has the columns {', '.join(there)}; it needs tokens and one of "
+        f"{', '.join(_TAG_COLUMNS)}."
+    )
+
+
+def _tag_name(tag: Any, names: Sequence[str] | None, dataset: str) -> str:
+    if names is None:
+        return str(tag)
+    if not 0 <= tag < len(names):  # hidden labels are -1, which would be the last name
+        raise ValueError(
+            f"data: {dataset} has the tag {tag}, which has no name; there are {len(names)}. Choose "
+            "a split with labels."
+        )
+    return str(names[tag])
 
 
 def _read_constructed(name: str, lang: str) -> Reading:

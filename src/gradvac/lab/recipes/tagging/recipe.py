@@ -6,36 +6,53 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
-from gradvac.lab.recipes.tagging.batch import TagBatch, make_batch
-from gradvac.lab.recipes.tagging.encoder import load_model, load_tokenizer
-from gradvac.lab.recipes.tagging.encoding import NO_LABEL
+from gradvac.analysis import Similarities
+from gradvac.lab.messages import log_to
+from gradvac.lab.recipes.common.batches import has_static_shape, is_on_gpu, stream_rows
+from gradvac.lab.recipes.common.measuring import MeasuredSet, Numbers, measure_run
+from gradvac.lab.recipes.registry import Recipe
+from gradvac.lab.recipes.tagging.encoder import NO_LABEL, load_model, load_tokenizer
 from gradvac.lab.recipes.tagging.metrics import score_tags
-from gradvac.lab.recipes.tagging.preparation import Prepared, open_or_prepare
+from gradvac.lab.recipes.tagging.preparation import (
+    PreparedSentences,
+    open_sentences,
+    prepare_sentences,
+)
+from gradvac.lab.recipes.tagging.score import score_tagging
 from gradvac.lab.recipes.tagging.settings import DEV, TRAIN, TaggingConfig
-from gradvac.lab.recipes.tagging.tagger import ENCODER, logits_of, pad_token, predict_windows
+from gradvac.lab.recipes.tagging.tagger import (
+    ENCODER,
+    TagBatch,
+    load_run_model,
+    load_run_tokenizer,
+    logits_of,
+    make_tag_batch,
+    pad_token,
+    predict_windows,
+)
 from gradvac.lab.training import (
-    WHOLE,
-    Ahead,
+    FULL_BATCH,
+    BatchSlice,
     Display,
-    Part,
+    Prefetch,
     Result,
-    RowStream,
     StepLosses,
-    choose_device,
-    effective_epochs,
     join,
     seed_everything,
     train,
 )
+
+_FEWEST_WINDOWS = 10  # of a language, to compare gradients
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -54,7 +71,7 @@ class TaggingRecipe:
         prepared: Its data.
     """
 
-    def __init__(self, config: TaggingConfig, prepared: Prepared) -> None:
+    def __init__(self, config: TaggingConfig, prepared: PreparedSentences) -> None:
         self.config, self.prepared = config, prepared
         self.tasks = config.data.languages
         self.labels = config.data.all_labels()
@@ -67,35 +84,22 @@ class TaggingRecipe:
         }
         self._pad = pad_token(self.tokenizer)
 
-    def batches(self, part: Part = WHOLE) -> Ahead[TagBatch]:
+    def batches(self, part: BatchSlice = FULL_BATCH) -> Prefetch[TagBatch]:
         """The training data, from their beginning."""
         windows = [self.prepared.windows(TRAIN, task) for task in self.tasks]
         longest = max(int(of_task.lengths.max()) for of_task in windows)
-        width = longest if self._is_fixed(part) else None
-        stream = RowStream(
+        train, fixed = self.config.train, self.config.batch.fixed
+        is_possible = train.precision == "bf16" and part.of == 1
+        is_static = has_static_shape(fixed, train, part, is_possible=is_possible)
+        width = longest if is_static else None
+        stream = stream_rows(
+            self.config,
             {task: len(of_task) for task, of_task in zip(self.tasks, windows, strict=True)},
-            self.config.sampling,
-            lambda chosen, _: make_batch(windows, chosen, pad=self._pad, width=width),
+            lambda chosen: make_tag_batch(windows, chosen, pad=self._pad, width=width),
             rows=self.config.batch.rows,
-            accumulation=self.config.optimizer.accumulation,
-            num_steps=self.config.train.max_steps,
-            seed=self.config.train.seed,
             part=part,
         )
-        on_gpu = choose_device(self.config.train.device).type == "cuda"
-        return Ahead(stream, prepare=TagBatch.pin if on_gpu else None)
-
-    def _is_fixed(self, part: Part) -> bool:
-        train, fixed = self.config.train, self.config.batch.fixed
-        if fixed is True and part.of > 1:
-            raise ValueError(
-                f"batch.fixed: is for one process, but {part.of} train; set it to false, and "
-                "train.graph too."
-            )
-        if fixed != "auto":
-            return fixed
-        is_wanted = train.graph is not False and train.precision == "bf16" and part.of == 1
-        return is_wanted and choose_device(train.device).type == "cuda"
+        return Prefetch(stream, prepare=TagBatch.pin if is_on_gpu(train) else None)
 
     def losses(self, batch: TagBatch) -> StepLosses:
         """The loss of every row, summed over its words."""
@@ -138,9 +142,9 @@ class TaggingRecipe:
         """How often training will see the data of every language, as a table."""
         config = self.config
         sizes = self.prepared.sizes[TRAIN]
-        rows = effective_epochs(
+        report = self.prepared.read_report()
+        rows = config.sampling.effective_epochs(
             sizes,
-            config.sampling,
             num_steps=config.train.max_steps,
             rows_per_step=config.batch.rows * config.optimizer.accumulation,
         )
@@ -150,8 +154,8 @@ class TaggingRecipe:
         for column in ("sentences", "words", "windows", "share", "drawn", "epochs"):
             shown.add_column(column, justify="right")
         for row in rows:
-            facts = self.prepared.report[f"{TRAIN} {row.task}"]
-            counts = (f"{facts['sentences']:,}", f"{facts['words']:,}", f"{row.size:,}")
+            counted = report[f"{TRAIN} {row.task}"]
+            counts = (f"{counted['sentences']:,}", f"{counted['words']:,}", f"{row.size:,}")
             rest = (f"{row.probability:.1%}", f"{row.num_drawn:,.0f}", f"{row.epochs:.1f}")
             shown.add_row(row.task, *counts, *rest)
         return shown
@@ -169,9 +173,9 @@ def train_tagging(
     """
     with join(config.train.device) as job:
         display = job.display(display)
-        say = display.say
-        prepared = job.first_then_others(lambda: open_or_prepare(config, say=say))
-        settings = config.with_steps(sum(prepared.sizes[TRAIN].values()), say=say)
+        with log_to(display.say):
+            prepared = job.first_then_others(lambda: open_sentences(config))
+            settings = config.with_steps(sum(prepared.sizes[TRAIN].values()))
         seed_everything(settings.train.seed)
         recipe = TaggingRecipe(settings, prepared)
         display.console.print(recipe.epochs())
@@ -188,3 +192,50 @@ def _encoder_files(recipe: TaggingRecipe) -> dict[str, bytes]:
     settings.pop("transformers_version", None)  # a newer one makes it no other model
     contents["config.json"] = json.dumps(settings, indent=1, sort_keys=True, default=str).encode()
     return {f"{ENCODER}/{name}": content for name, content in contents.items()}
+
+
+def measure_tagging(run: str | Path, **options: Any) -> tuple[Similarities, ...]:
+    """Measure the similarity of all languages; `measure_run` lists the options.
+
+    The sentences differ between languages, unless the set is aligned, as it is for the constructed
+    languages: then the n-th sentences correspond.
+    """
+    return measure_run(run, TaggingConfig, _open_set, **options)
+
+
+def _open_set(settings: TaggingConfig, run: Path, split: str, num_lines: int | None) -> MeasuredSet:
+    tasks = settings.data.languages
+    prepared = PreparedSentences.require(settings, run)
+    windows = [prepared.windows(split, task) for task in tasks]
+    smallest, name = min((len(one), task) for one, task in zip(windows, tasks, strict=True))
+    most = smallest if num_lines is None else num_lines
+    num = min(most, smallest) // 2 * 2
+    if num < min(_FEWEST_WINDOWS, max(2, most)):
+        raise ValueError(
+            f"set: {name} has {smallest} windows in {split}, too few to compare gradients; choose "
+            "another set with --set."
+        )
+    pad = pad_token(load_run_tokenizer(run))
+
+    def losses(model: nn.Module, chosen: Sequence[Numbers]) -> tuple[Tensor, Any]:
+        batch = make_tag_batch(windows, chosen, pad=pad).to(next(model.parameters()).device)
+        return row_losses(logits_of(model, batch), batch.labels), batch.tasks
+
+    return MeasuredSet(
+        tasks,
+        load_run_model(run),
+        [np.arange(num)] * len(tasks),
+        losses,
+        prepared.signature,
+        np.max([one.lengths[:num] for one in windows], axis=0),
+    )
+
+
+TAGGING = Recipe(
+    "tagging",
+    TaggingConfig,
+    prepare=prepare_sentences,
+    train=train_tagging,
+    score=score_tagging,
+    measure=measure_tagging,
+)

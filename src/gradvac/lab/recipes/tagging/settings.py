@@ -5,24 +5,32 @@ The other sections are the same in every run: [train], [optimizer], [sampling], 
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
-from gradvac.lab.recipes.tagging.labels import check_labels, default_labels
-from gradvac.lab.recipes.tagging.metrics import Kind
+from gradvac.lab.recipes.tagging.metrics import OUTSIDE, Kind
 from gradvac.lab.recipes.tagging.readers import Format
 from gradvac.lab.training import RunConfig, Section
 from gradvac.lab.training.config import Folder
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 MULTILINGUAL_BERT = "google-bert/bert-base-multilingual-cased"
+logger = logging.getLogger(__name__)
+# The 17 universal parts of speech, and the entities of WikiAnn.
+UNIVERSAL_TAGS = (
+    *("ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM"),
+    *("PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X"),
+)
+ENTITY_TAGS = (OUTSIDE, "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG")
 
 
-class DataConfig(Section):
+class TaggingDataConfig(Section):
     """[data]: tagged sentences, one task per language.
 
     Attributes:
@@ -57,7 +65,7 @@ class DataConfig(Section):
     resource_levels: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _check(self) -> DataConfig:
+    def _check(self) -> TaggingDataConfig:
         if not self.languages or len(set(self.languages)) != len(self.languages):
             raise ValueError("languages: name at least one, and each only once")
         check_labels(self.all_labels(), self.kind)
@@ -82,7 +90,7 @@ class DataConfig(Section):
         return {split: source for split, source in by_split.items() if source is not None}
 
 
-class ModelConfig(Section):
+class TaggingModelConfig(Section):
     """[model]: the encoder that is fine-tuned.
 
     Attributes:
@@ -96,12 +104,12 @@ class ModelConfig(Section):
     dropout: float | None = Field(default=None, ge=0, lt=1)
 
 
-class BatchConfig(Section):
+class TaggingBatchConfig(Section):
     """[batch]: what one micro-batch holds, and how long to train.
 
     Attributes:
         rows: Windows (sentences, unless long) per micro-batch, drawn from all languages.
-        epochs: Passes over the data of all languages together; sets `train.max_steps`. 0:
+        epochs: Epochs over the data of all languages together; sets `train.max_steps`. 0:
             `train.max_steps` decides.
         fixed: Give all batches the width of the longest window, so that a step can be recorded;
             "auto": if `train.graph` asks for it, on a GPU with bf16.
@@ -117,9 +125,9 @@ class BatchConfig(Section):
 class TaggingConfig(RunConfig):
     """A tagging run."""
 
-    data: DataConfig
-    model: ModelConfig = ModelConfig()
-    batch: BatchConfig = BatchConfig()
+    data: TaggingDataConfig
+    model: TaggingModelConfig = TaggingModelConfig()
+    batch: TaggingBatchConfig = TaggingBatchConfig()
 
     @model_validator(mode="after")
     def _metric_is_measured(self) -> TaggingConfig:
@@ -127,12 +135,11 @@ class TaggingConfig(RunConfig):
         self.train.check_metric(kinds, self.data.languages)
         return self
 
-    def with_steps(self, num_windows: int, *, say: Callable[[str], None]) -> TaggingConfig:
+    def with_steps(self, num_windows: int) -> TaggingConfig:
         """These settings with the number of steps that `batch.epochs` amounts to.
 
         Args:
             num_windows: Training windows of all languages together.
-            say: Called with a warning if `train.max_steps` was given but does not count.
         """
         epochs, given = self.batch.epochs, self.train.max_steps
         if not epochs:
@@ -140,8 +147,77 @@ class TaggingConfig(RunConfig):
         rows = self.batch.rows * self.optimizer.accumulation
         steps = max(1, math.ceil(epochs * num_windows / rows))
         if "max_steps" in self.train.model_fields_set and given != steps:
-            say(
+            logger.warning(
                 f"warning: train.max_steps = {given} does not count, because batch.epochs = "
                 f"{epochs:g} makes {steps} steps; with batch.epochs=0 it decides."
             )
         return self.model_copy(update={"train": self.train.model_copy(update={"max_steps": steps})})
+
+
+# All languages share one label set, fixed before any file is read, or their gradients would belong
+# to different tasks. A training tag outside it stops the preparation, with a count and the two ways
+# out: rename it, or add it. In dev and test such a tag stays: a word that no prediction gets right.
+
+
+def default_labels(kind: Kind) -> tuple[str, ...]:
+    """The labels of a kind of tagging, in the order of the model's outputs."""
+    return UNIVERSAL_TAGS if kind == "pos" else ENTITY_TAGS
+
+
+def check_labels(labels: Sequence[str], kind: Kind) -> None:
+    """Refuse a label set that cannot be scored."""
+    twice = [label for label, count in Counter(labels).items() if count > 1]
+    if twice or not labels:
+        raise ValueError(f"labels: {twice[0]!r} appears twice" if twice else "labels: is empty")
+    if kind == "pos":
+        return
+    bad = [label for label in labels if label != OUTSIDE and label[:2] not in ("B-", "I-")]
+    if bad or OUTSIDE not in labels:
+        what = f"{bad[0]!r} is no IOB2 tag" if bad else "O is missing"
+        raise ValueError(f'labels: {what}; entities need "O" and "B-X", "I-X" for every type')
+    alone = [label for label in labels if label[:2] == "I-" and f"B-{label[2:]}" not in labels]
+    if alone:
+        raise ValueError(f"labels: {alone[0]!r} has no B-{alone[0][2:]} to continue; add it")
+
+
+def rename_tag(tag: str, names: Mapping[str, str]) -> str:
+    """A tag under its new name: a whole tag, or the type of an entity tag.
+
+    A type renamed to "O" is no longer an entity.
+    """
+    if tag in names:
+        return names[tag]
+    prefix, hyphen, kind = tag.partition("-")
+    if not hyphen or kind not in names:
+        return tag
+    return OUTSIDE if names[kind] == OUTSIDE else f"{prefix}-{names[kind]}"
+
+
+def check_known(where: str, counts: Mapping[str, int], labels: Sequence[str]) -> None:
+    """Refuse training tags that the model cannot predict.
+
+    Args:
+        where: Language and split, such as "fr train".
+        counts: Tag -> how many words have it.
+        labels: The label set.
+    """
+    unknown = {tag: count for tag, count in counts.items() if tag not in labels}
+    if not unknown:
+        return
+    shown = ", ".join(f"{tag or 'an empty tag'} ({n:,} words)" for tag, n in _first(unknown))
+    first = next(tag for tag, _ in _first(unknown))
+    first = (first.partition("-")[2] if first[1:2] == "-" else first) or "_"
+    raise ValueError(
+        f"data: {where} has tags that are not in the label set: {shown}. The labels are "
+        f'{", ".join(labels)}. Rename them, as in data.rename = {{ "{first}" = "{labels[-1][-3:]}" '
+        "}, or list all labels in data.labels."
+    )
+
+
+def unseen_labels(counts: Mapping[str, int], labels: Iterable[str]) -> list[str]:
+    """Labels that never occur in the training data of a language."""
+    return [label for label in labels if not counts.get(label)]
+
+
+def _first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return Counter(counts).most_common(6)

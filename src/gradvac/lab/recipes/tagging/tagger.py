@@ -1,11 +1,12 @@
-"""The tagger: sentences of words in, tags out."""
+"""The tagger: windows of several languages in a batch, labels out; sentences in, tags out."""
 
-# B rows, S sub-words, L labels
+# T tasks, B rows, S sub-words, L labels
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,101 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradvac.lab.recipes.tagging.batch import TagBatch, by_length, make_batch
-from gradvac.lab.recipes.tagging.encoder import build_model, load_tokenizer
-from gradvac.lab.recipes.tagging.encoding import Windows, WordEncoder
+from gradvac.lab.recipes.tagging.encoder import (
+    NO_LABEL,
+    Numbers,
+    Windows,
+    WordEncoder,
+    build_model,
+    load_tokenizer,
+)
 from gradvac.lab.recipes.tagging.settings import TaggingConfig
-from gradvac.lab.runs.kept import read_kept
-from gradvac.lab.training import FromRun, checkpoint
-from gradvac.lab.training.forward import around_forward
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import BatchSlice, FromRun, TensorBatch, checkpoint
+from gradvac.lab.training.environment import around_forward
 
 ENCODER = "encoder"  # folder of a run: the encoder's config and tokenizer, without weights
+
+
+@dataclass(frozen=True, eq=False)
+class TagBatch(TensorBatch):
+    """Rows of several languages.
+
+    Attributes:
+        tokens: `[B, S]`, padded.
+        mask: True where there is a sub-word, `[B, S]`.
+        labels: The label of a word on its first sub-word, `NO_LABEL` elsewhere, `[B, S]`.
+        tasks: The task of every row; rows of a task are together. On the host, where an aligner
+            can read them without waiting, unless the batch has a frame.
+        num_tokens: Words with a label, of all parts of the batch.
+        frame: Rows and columns that all batches of the run have; None: these are its own.
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    labels: Tensor
+    tasks: list[int] | Tensor
+    num_tokens: int
+    frame: tuple[int, int] | None = None
+
+    def take(self, part: BatchSlice, costs: Sequence[float] | None = None) -> TagBatch:
+        """The part of one process; if it has no rows, one row whose words have no label."""
+        if part.of == 1:
+            return self
+        ours = part.cut(self.mask.sum(1).numpy() if costs is None else costs)
+        is_empty = ours.start == ours.stop
+        rows = slice(0, 1) if is_empty else ours
+        columns = slice(0, int(self.mask[rows].sum(1).max()))
+        labels = self.labels[rows, columns]
+        return TagBatch(
+            self.tokens[rows, columns].contiguous(),
+            self.mask[rows, columns].contiguous(),
+            torch.full_like(labels, NO_LABEL) if is_empty else labels.contiguous(),
+            self.tasks[rows],
+            self.num_tokens,
+        )
+
+
+def make_tag_batch(
+    tasks: Sequence[Windows], chosen: Sequence[Numbers], *, pad: int, width: int | None = None
+) -> TagBatch:
+    """Make a batch of the chosen windows of every task.
+
+    Args:
+        tasks: The windows of every task.
+        chosen: Which windows of every task.
+        pad: The padding token.
+        width: Columns that all batches of the run have; None: as many as the longest row needs.
+    """
+    rows = [(task, int(n)) for task, numbers in enumerate(chosen) for n in numbers]
+    has_frame = width is not None
+    width = width or max(int(tasks[task].lengths[n]) for task, n in rows)
+    tokens = np.full((len(rows), width), pad, dtype=np.int64)
+    mask = np.zeros((len(rows), width), dtype=bool)
+    labels = np.full((len(rows), width), NO_LABEL, dtype=np.int64)
+    for row, (task, n) in enumerate(rows):
+        windows = tasks[task]
+        first, last = windows.starts[n], windows.starts[n + 1]
+        tokens[row, : last - first] = windows.tokens[first:last]
+        mask[row, : last - first] = True
+        words = slice(windows.words[n], windows.words[n + 1])
+        labels[row, windows.places[words]] = windows.labels[words]
+    owners = [task for task, _ in rows]
+    return TagBatch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(mask),
+        torch.from_numpy(labels),
+        torch.tensor(owners) if has_frame else owners,
+        int((labels != NO_LABEL).sum()),
+        (len(rows), width) if has_frame else None,
+    )
+
+
+def by_length(windows: Windows, rows: int) -> Iterator[Numbers]:
+    """All windows in batches of similar length, the longest first."""
+    order = np.argsort(-windows.lengths, kind="stable")
+    for first in range(0, len(order), rows):
+        yield order[first : first + rows]
 
 
 def logits_of(model: nn.Module, batch: TagBatch) -> Tensor:
@@ -54,7 +141,7 @@ def predict_windows(
     device = next(model.parameters()).device
     predicted = np.zeros(len(windows.places), dtype=np.int64)
     for numbers in by_length(windows, rows):
-        batch = make_batch([windows], [numbers], pad=pad).to(device)
+        batch = make_tag_batch([windows], [numbers], pad=pad).to(device)
         logits = logits_of(model, batch)
         best = logits.argmax(-1).cpu().numpy()  # [B, S]
         for row, number in enumerate(numbers):
@@ -141,7 +228,7 @@ class Tagger(FromRun):
 
 def load_run_model(run: Path, weights: str | int | None = None) -> nn.Module:
     """The model of a run, on the CPU, with or without some of its weights."""
-    _require_encoder(run)
+    _check_encoder(run)
     model = build_model(run / ENCODER)
     if weights is not None:
         checkpoint.load_into(model, run, weights)
@@ -150,16 +237,15 @@ def load_run_model(run: Path, weights: str | int | None = None) -> nn.Module:
 
 def load_run_tokenizer(run: Path) -> Any:
     """The tokenizer of a run."""
-    _require_encoder(run)
+    _check_encoder(run)
     return load_tokenizer(str(run / ENCODER))
 
 
-def _require_encoder(run: Path) -> None:
+def _check_encoder(run: Path) -> None:
     """Refuse what is not a tagging run, and files that are not what it was trained with."""
     if not (run / ENCODER / "config.json").is_file():
         raise ValueError(f"{run}: has no {ENCODER}/config.json; it is not a tagging run.")
-    for seal in (run / ENCODER).glob("*.sha256"):
-        read_kept(seal.with_suffix(""))
+    RunFolder(run).verify_saved()
 
 
 def pad_token(tokenizer: object) -> int:

@@ -1,0 +1,96 @@
+"""Files written whole or not at all, small JSON files, and hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+TEMPORARY = ".writing-"  # begins the names of files that are not complete
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+
+
+@contextmanager
+def replacing_path(path: Path) -> Iterator[Path]:
+    """A new file beside `path`, which takes its place when the block ends without an error.
+
+    The file is forced to disk before it is renamed, and so is the name afterwards: a process that
+    is killed in between leaves the old file as it was. A link at `path` is replaced, not followed;
+    the mode is that of any new file, by umask. Use it where something needs a path to write to;
+    `replacing` opens the file.
+    """
+    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{path.name}")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _NO_LINK, 0o666)
+    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    os.close(descriptor)
+    try:
+        yield temporary
+        temporary.chmod(mode)  # the writer may have replaced the file
+        sync(temporary)
+        os.replace(temporary, path)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = str(path)  # a full disk does not say what was being written
+        raise
+    sync(path.parent)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file open for writing that takes the place of `path`: see `replacing_path`."""
+    with replacing_path(path) as temporary, temporary.open("wb") as file:
+        yield file
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file by UTF-8 text."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file by JSON."""
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read an object; an empty one if the file is missing or damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hash_of(value: Any) -> str:
+    """Hash anything JSON can express."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    digest: str = short_digest(text.encode()).hexdigest()
+    return digest
+
+
+def short_digest(content: bytes = b"") -> Any:
+    """The hash that names and checks things here: 16 bytes."""
+    return hashlib.blake2b(content, digest_size=16)

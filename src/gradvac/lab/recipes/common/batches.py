@@ -1,0 +1,99 @@
+"""Batches of rows drawn from tasks: what recipes put between their data and the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self, TypeVar
+
+from torch import Tensor
+
+from gradvac.lab.training import (
+    FULL_BATCH,
+    BatchSlice,
+    RowStream,
+    RunConfig,
+    TensorBatch,
+    TrainConfig,
+    choose_device,
+)
+from gradvac.sampling.epochs import Numbers
+
+B = TypeVar("B", bound=TensorBatch)
+
+
+@dataclass(frozen=True, eq=False)
+class RowBatch(TensorBatch):
+    """A batch whose tensors and lists have an entry for every row.
+
+    Attributes:
+        tasks: The task of every row.
+        num_tokens: Tokens that carry a loss, or rows: what the sum of the losses is divided by.
+    """
+
+    tasks: list[int]
+    num_tokens: int
+
+    def take(self, part: BatchSlice, costs: Sequence[float] | None = None) -> Self:
+        """The part of one process, which needs at least a row."""
+        if part.of == 1:
+            return self
+        rows = part.cut([1.0] * len(self.tasks) if costs is None else costs)
+        values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        by_row = {k: value for k, value in values.items() if isinstance(value, Tensor | list)}
+        return type(self)(**values | {name: value[rows] for name, value in by_row.items()})
+
+
+def stream_rows(
+    config: RunConfig,
+    sizes: Mapping[str, int],
+    make: Callable[[Sequence[Numbers]], B],
+    *,
+    rows: int,
+    part: BatchSlice = FULL_BATCH,
+) -> RowStream[B]:
+    """The batches of a run, from their beginning.
+
+    Args:
+        config: Its settings.
+        sizes: Task -> number of its rows.
+        make: Makes a batch of the chosen rows of every task.
+        rows: Rows per batch.
+        part: Which part of every batch is handed out here.
+    """
+    return RowStream(
+        sizes,
+        config.sampling,
+        lambda chosen, _: make(chosen),
+        rows=rows,
+        accumulation=config.optimizer.accumulation,
+        num_steps=config.train.max_steps,
+        seed=config.train.seed,
+        part=part,
+    )
+
+
+def is_on_gpu(train: TrainConfig) -> bool:
+    """Whether a run trains on a GPU."""
+    return choose_device(train.device).type == "cuda"
+
+
+def has_static_shape(
+    fixed: bool | Literal["auto"], train: TrainConfig, part: BatchSlice, *, is_possible: Any
+) -> bool:
+    """Whether all batches get one size, so that a step can be recorded as a CUDA graph.
+
+    Args:
+        fixed: `batch.fixed`.
+        train: [train].
+        part: Which part of every batch this process has: true is for one process.
+        is_possible: What "auto" needs besides a GPU and `train.graph`.
+    """
+    if part.of > 1 and True in (fixed, train.graph):
+        raise ValueError(
+            f"batch.fixed: true is for one process, but {part.of} train; set it and train.graph "
+            'to "auto" or false.'
+        )
+    if fixed != "auto":
+        return fixed
+    return bool(is_possible) and train.graph is not False and is_on_gpu(train)

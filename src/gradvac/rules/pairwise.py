@@ -1,0 +1,310 @@
+"""The pairwise sweep of Algorithm 1 in coefficient space, shared by GradVac and PCGrad.
+
+An altered gradient is g'_i = sum_j c_ij g_j, so the whole algorithm runs on the coefficients c and
+the Gram matrix. The rows i are independent of each other, since a gradient is altered against the
+*original* g_j: only the T - 1 visits of a row are sequential, and all rows of all components take
+them together.
+
+Targets are one mechanism, `target <- (1 - beta) target + beta phi`; a fixed target has beta = 0.
+
+The random order in which a task visits the others is a pure function of names and step. A generator
+would tie it to how tasks are listed and to which components were weighed first. Hashing (seed,
+step, component, task, other task) does not: a run resumed with its tasks reordered, a component
+weighed alone, and every rank of a distributed run see the same order. The hash runs on the device,
+because the step counter lives there.
+"""
+
+# K components, T tasks
+
+import hashlib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradvac import gram as geometry
+from gradvac.indices import index_on
+from gradvac.rules.rule import Rule, Weighing, check_names, matching
+from gradvac.triton_modules import triton_module
+
+CANCELLED = 1e-6  # ||g'|| at or below this share of ||g|| is rounding noise, and counts as zero
+TARGET_LIMIT = 1.0 - 1e-6  # |target| inside Eq. 3: at 1 it would divide by zero
+_MIX = (-4658895280553007687, -7723592293110705685)  # splitmix64's multipliers as signed integers
+_GOLDEN = -7046029254386353131
+
+Swept = tuple[Tensor, Tensor, Tensor]  # coefficients, observed similarity (NaN: none), active
+
+
+@dataclass(frozen=True)
+class EmaTarget:
+    """Eq. 4 of the paper: a moving average of the similarities seen, starting at 0.
+
+    Args:
+        beta: Weight of the *new* value, in [0, 1].
+    """
+
+    beta: float = 1e-2
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.beta, Real) and 0.0 <= self.beta <= 1.0):
+            raise ValueError(f"beta: must be in [0, 1], got {self.beta!r}; the paper uses 1e-2.")
+
+    def start(self, tasks: Sequence[str], num_components: int) -> Tensor:
+        """Targets before the first step, `[K, T, T]`."""
+        return torch.zeros(num_components, len(tasks), len(tasks), dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class FixedTarget:
+    """A constant target: 0 gives PCGrad, 0.5 is the paper's fixed objective.
+
+    Args:
+        value: One target for all pairs, in [-1, 1]; or a mapping (task i, task j) -> target, where
+            unnamed pairs have `default`. Pairs are directional: i is the task that is altered.
+        default: Target of the pairs that a mapping does not name.
+    """
+
+    value: float | Mapping[tuple[str, str], float]
+    default: float = 0.0
+    beta: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        values = self.value.values() if isinstance(self.value, Mapping) else (self.value,)
+        for value in (*values, self.default):
+            if not (isinstance(value, Real) and abs(float(value)) <= 1.0):
+                raise ValueError(f"target: a similarity must be in [-1, 1], got {value!r}.")
+        if self.default and not isinstance(self.value, Mapping):
+            raise ValueError(
+                f"default: {self.default} would be ignored, because all pairs have the target "
+                f"{self.value}; leave it out."
+            )
+
+    def start(self, tasks: Sequence[str], num_components: int) -> Tensor:
+        """The targets, `[K, T, T]`."""
+        shape = (num_components, len(tasks), len(tasks))
+        if not isinstance(self.value, Mapping):
+            return torch.full(shape, float(self.value), dtype=torch.float64)
+        target = torch.full(shape, float(self.default), dtype=torch.float64)
+        for (altered, other), value in self.value.items():
+            check_names("target", (altered, other), tasks)
+            target[:, tasks.index(altered), tasks.index(other)] = value
+        return target
+
+
+Target = EmaTarget | FixedTarget
+
+
+def name_keys(names: Sequence[str]) -> Tensor:
+    """One fixed 64-bit key per name."""
+    digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return torch.tensor([int.from_bytes(d, "little", signed=True) for d in digests])
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64; int64 arithmetic wraps around as it needs."""
+    x = (x ^ _shift(x, 30)) * _MIX[0]
+    x = (x ^ _shift(x, 27)) * _MIX[1]
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # logical, where >> on int64 is arithmetic
+
+
+def random_order(seed: int, step: Tensor, components: Tensor, tasks: Tensor) -> Tensor:
+    """Positions of the other tasks in visiting order, `[K, T, T - 1]`.
+
+    Args:
+        seed: Of the rule.
+        step: Scalar counter on the device.
+        components: Name keys `[K]`.
+        tasks: Name keys `[T]` of the present tasks.
+    """
+    start = _mix(components + _mix(step * _GOLDEN + seed))
+    key = _mix(_mix(start[:, None] + tasks)[:, :, None] + tasks)  # [K, T, T]
+    return _others(key)
+
+
+def fixed_order(rank: Tensor, num_components: int) -> Tensor:
+    """Every task visits the others by ascending rank, `[K, T, T - 1]`."""
+    num_tasks = len(rank)
+    return _others(rank.expand(num_components, num_tasks, num_tasks))
+
+
+def _others(key: Tensor) -> Tensor:
+    """Sort by key, leaving the task itself out."""
+    num_tasks = key.shape[-1]
+    is_itself = torch.eye(num_tasks, dtype=torch.bool, device=key.device)
+    key = key.masked_fill(is_itself, torch.iinfo(torch.int64).max)
+    return key.argsort(-1)[..., : num_tasks - 1]
+
+
+def pairwise_sweep(gram: Tensor, target: Tensor, order: Tensor, vaccinated: Tensor) -> Swept:
+    """Lines 7 to 17 of Algorithm 1 for all components and tasks at once.
+
+    Args:
+        gram: `[K, T, T]`, finite.
+        target: `[K, T, T]`.
+        order: `[K, T, T - 1]`, the tasks that row i visits.
+        vaccinated: bool `[T]`, the rows that are altered.
+
+    Returns:
+        Coefficients `[K, T, T]` with g'_i = sum_j c_ij g_j, the similarities phi that were seen
+        (NaN where a pair was inert), and which pairs were active.
+    """
+    # Above the limit Eq. 3 would turn similar gradients *away* from each other.
+    target = target.clamp_max(TARGET_LIMIT)
+    kernel = triton_module("gradvac.rules.sweep_kernel") if gram.is_cuda else None
+    if kernel is None:
+        return pairwise_sweep_reference(gram, target, order, vaccinated)
+    goal = target.clamp(-TARGET_LIMIT, TARGET_LIMIT)
+    swept: Swept = kernel.pairwise_sweep_triton(gram, target, goal, order, vaccinated, CANCELLED)
+    return swept
+
+
+def pairwise_sweep_reference(
+    gram: Tensor, target: Tensor, order: Tensor, vaccinated: Tensor
+) -> Swept:
+    """`pairwise_sweep` in torch operations; the reference of the Triton kernel."""
+    num_tasks = gram.shape[-1]
+    coefficients = torch.eye(num_tasks, dtype=gram.dtype, device=gram.device).expand_as(gram)
+    coefficients = coefficients.clone()
+    products = gram.clone()  # products[k, i, j] = <g'_i, g_j>
+    squares = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0)  # [K, T], ||g_j||^2
+    lengths = squares.sqrt()
+    altered = squares.clone()  # ||g'_i||^2
+    smallest = squares * CANCELLED**2
+    observed = torch.full_like(gram, torch.nan)
+    active = torch.zeros_like(gram, dtype=torch.bool)
+    goal = target.clamp(-TARGET_LIMIT, TARGET_LIMIT)
+    opposite = (1.0 - goal * goal).sqrt()
+
+    for visit in range(num_tasks - 1):
+        other = order[:, :, visit, None]  # [K, T, 1]
+        dot = products.gather(2, other)[..., 0]
+        own, theirs = altered.clamp_min(0).sqrt(), lengths.gather(1, other[..., 0])
+        alive = (altered > smallest) & (theirs > 0) & vaccinated
+        phi = torch.where(alive, dot / torch.where(alive, own * theirs, 1.0), 0.0).clamp(-1.0, 1.0)
+        wanted, sine = goal.gather(2, other)[..., 0], opposite.gather(2, other)[..., 0]
+        below = alive & (phi < target.gather(2, other)[..., 0])
+        step = own * (wanted * (1.0 - phi * phi).sqrt() - phi * sine)  # Eq. 3
+        step = torch.where(below, step / torch.where(below, theirs * sine, 1.0), 0.0)
+
+        coefficients.scatter_add_(2, other, step[..., None])
+        altered = altered + step * (2.0 * dot + step * theirs * theirs)
+        rows = other.expand(-1, -1, num_tasks)
+        products = products + step[..., None] * gram.gather(1, rows)
+        observed.scatter_(2, other, torch.where(alive, phi, torch.nan)[..., None])
+        active.scatter_(2, other, below[..., None])
+    return coefficients, observed, active
+
+
+class Pairwise(Rule):
+    """Base of GradVac and PCGrad: the sweep, its targets and its order."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        vaccinated: Sequence[str] | None,
+        order: str,
+        seed: int,
+        preserve_norm: bool = False,
+    ) -> None:
+        if order not in ("random", "fixed"):
+            raise ValueError(f'order: must be "random" or "fixed", got {order!r}.')
+        if isinstance(vaccinated, str):
+            raise ValueError(f"vaccinated: must be a list of task names, got {vaccinated!r}.")
+        if not hasattr(seed, "__index__") or not -(2**63) <= seed < 2**63:
+            raise ValueError(f"seed: must be an integer of 64 bits, got {seed!r}.")
+        if not isinstance(preserve_norm, bool):
+            raise ValueError(f"preserve_norm: must be True or False, got {preserve_norm!r}.")
+        self.target_rule = target
+        self.vaccinated = None if vaccinated is None else tuple(vaccinated)
+        self.order, self.seed, self.preserve_norm = order, seed, preserve_norm
+
+    def bind(self, tasks: Sequence[str], components: Sequence[str]) -> None:
+        check_names("vaccinated", self.vaccinated or (), tasks)
+        super().bind(tasks, components)
+        self._target = self.target_rule.start(self.tasks, len(components))  # [K, T, T]
+        self._step = torch.zeros((), dtype=torch.int64)
+        self._task_keys, self._component_keys = name_keys(self.tasks), name_keys(components)
+        chosen = self.tasks if self.vaccinated is None else self.vaccinated
+        self._vaccinated = torch.tensor([task in chosen for task in self.tasks])
+
+    def begin(self, present: Sequence[int], losses: Tensor) -> None:
+        super().begin(present, losses)
+        device = losses.device
+        self._target = self._target.to(device, geometry.working_dtype(device))
+        self._step = self._step.to(device)
+        self._task_keys = self._task_keys.to(device)
+        self._component_keys = self._component_keys.to(device)
+        self._vaccinated = self._vaccinated.to(device)
+        if self.order == "random":
+            keys = self._task_keys[self.index]
+            self._order = random_order(self.seed, self._step, self._component_keys, keys)
+        else:
+            self._order = fixed_order(self.index, len(self.components))
+        self._next = self._target.clone() if self.target_rule.beta else self._target
+
+    def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:
+        chosen, targets = index_on(components, gram.device), self.held_targets(self._target)
+        pairs = (chosen[:, None, None], self.index[:, None], self.index)
+        target = self._target[pairs].to(gram.dtype)
+        held = target if targets is self._target else targets[pairs].to(gram.dtype)
+        order, vaccinated = self._order[chosen], self._vaccinated[self.index]
+        coefficients, observed, active = pairwise_sweep(gram, held, order, vaccinated)
+        if beta := self.target_rule.beta:
+            seen = torch.where(observed.isnan(), target, (1.0 - beta) * target + beta * observed)
+            self._next[pairs] = seen.to(self._next.dtype)
+        if self.preserve_norm:
+            coefficients = coefficients * _norm_correction(gram, coefficients)[..., None]
+        return Weighing(coefficients.sum(-2), held, active)
+
+    def held_targets(self, targets: Tensor) -> Tensor:
+        """What pairs are held to, `[K, T, T]`: their own targets, unless a subclass says otherwise.
+
+        Args:
+            targets: The moving averages or fixed targets of all components and tasks, `[K, T, T]`.
+        """
+        return targets
+
+    def _chosen(self) -> str:
+        return "all" if self.vaccinated is None else str(list(self.vaccinated))
+
+    def commit(self) -> None:
+        if self.target_rule.beta:
+            self._target.copy_(torch.where(self.finite, self._next, self._target))
+        self._step.add_(self.finite)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        state |= {"step": int(self._step), "seed": self.seed, "target": self._target.cpu().clone()}
+        state["moving"] = bool(self.target_rule.beta)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        tasks, saved_tasks = matching(self.tasks, state["tasks"])
+        components, saved_components = matching(self.components, state["components"])
+        saved = state["target"].to(self._target)
+        if self.target_rule.beta and not state.get("moving", True):
+            warnings.warn(
+                "state: its targets were fixed; the moving averages start at 0.", stacklevel=3
+            )
+        elif self.target_rule.beta:
+            block = saved[saved_components[:, None, None], saved_tasks[:, None], saved_tasks]
+            self._target[components[:, None, None], tasks[:, None], tasks] = block
+        self._step = torch.tensor(state["step"], device=self._step.device)
+        self.seed = state["seed"]
+
+
+def _norm_correction(gram: Tensor, coefficients: Tensor) -> Tensor:
+    """Factor that gives every g'_i the length of g_i back, `[K, T]`; 1 where g'_i vanished."""
+    before = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0)
+    after = ((coefficients @ gram) * coefficients).sum(-1)
+    alive = after > before * CANCELLED**2
+    return torch.where(alive, (before / torch.where(alive, after, 1.0)).sqrt(), 1.0)

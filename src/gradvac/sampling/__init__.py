@@ -1,0 +1,27 @@
+"""Sampling over tasks: which task comes next, and which of its rows.
+
+Everything drawn is a function of a seed and a position, so that the state of a sampler is a few
+numbers and a resumed run draws what it would have drawn.
+
+    sampler = TaskSampler({"en-fr": 20_000, "en-hi": 500}, temperature=5.0)
+    epochs = Epochs([20_000, 500], seed=0)
+    rows = [epochs.take(task, 1) for task in sampler.draw(32, step=0)]
+"""
+
+from gradvac.sampling.epochs import Epochs
+from gradvac.sampling.tasks import (
+    TaskEpochs,
+    TaskSampler,
+    cap_epochs,
+    costs_by_slot,
+    task_probabilities,
+)
+
+__all__ = [
+    "Epochs",
+    "TaskEpochs",
+    "TaskSampler",
+    "cap_epochs",
+    "costs_by_slot",
+    "task_probabilities",
+]

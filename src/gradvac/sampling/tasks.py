@@ -1,0 +1,215 @@
+"""Which task comes next, drawn by data size and temperature.
+
+A task with L_i sentences is drawn with P_i ~ (L_i / sum L)^(1 / temperature): 1 follows the data,
+larger values favour low-resource tasks, infinity draws all equally. A cap on epochs keeps small
+tasks from being seen too often; with an infinite temperature that is UniMax.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TaskEpochs:
+    """How often training will see a task's data: one row of `TaskSampler.effective_epochs`."""
+
+    task: str
+    size: int
+    probability: float
+    num_drawn: float
+    epochs: float
+
+
+def task_probabilities(sizes: Mapping[str, int], temperature: float) -> dict[str, float]:
+    """P_i ~ (L_i / sum L)^(1 / temperature), normalised.
+
+    Args:
+        sizes: Task -> number of sentences.
+        temperature: Positive; infinity gives equal shares.
+    """
+    empty = [task for task, size in sizes.items() if size <= 0]
+    if empty or not sizes:
+        what = f"task {empty[0]!r} has no data" if empty else "there is no task"
+        raise ValueError(f"sizes: {what}; leave it out, or give it data.")
+    if not temperature > 0:
+        raise ValueError(f"temperature: must be positive, got {temperature}.")
+    # Relative to the largest, so that neither extreme of the temperature leaves the number range.
+    largest = max(sizes.values())
+    powers = {task: (size / largest) ** (1.0 / temperature) for task, size in sizes.items()}
+    total = math.fsum(powers.values())
+    return {task: power / total for task, power in powers.items()}
+
+
+def cap_epochs(
+    shares: Mapping[str, float], sizes: Mapping[str, int], *, most_epochs: float, num_rows: float
+) -> dict[str, float]:
+    """Cut shares to what `most_epochs` allows; the rest grow in proportion, up to their own caps.
+
+    Args:
+        shares: Task -> share of the rows, adding up to 1.
+        sizes: Task -> number of sentences.
+        most_epochs: How often a task may be seen.
+        num_rows: Rows that are drawn in all.
+
+    Raises:
+        ValueError: All tasks together have less data than that.
+    """
+    caps = {task: most_epochs * sizes[task] / num_rows for task in shares}
+    if math.fsum(caps.values()) < 1.0:
+        seen = num_rows / sum(sizes[task] for task in shares)
+        raise ValueError(
+            f"sampling.most_epochs = {most_epochs:g}: training draws {num_rows:,.0f} rows, which "
+            f"is {seen:.3g} epochs of all data together; allow more, or train fewer steps."
+        )
+    cut: dict[str, float] = {}
+    while True:
+        free = {task: share for task, share in shares.items() if task not in cut}
+        growth = (1.0 - math.fsum(cut.values())) / (math.fsum(free.values()) or 1.0)
+        beyond = {task: caps[task] for task, share in free.items() if share * growth > caps[task]}
+        if not beyond:
+            return {task: cut.get(task, share * growth) for task, share in shares.items()}
+        cut |= beyond
+
+
+class TaskSampler:
+    """Draws tasks by temperature; its position is one number.
+
+    Draw n is a pure function of (seed, n), so a resumed run draws what it would have drawn, even
+    if tasks are renamed or a phase is added later.
+
+    Args:
+        sizes: Task -> number of sentences.
+        temperature: 1 follows the data, larger is flatter, infinity is uniform.
+        schedule: Later phases: (first optimizer step, temperature), in order.
+        most_epochs: No task is seen more often than this on average; the excess goes to the
+            others. None: no cap.
+        slots: Draw this many tasks for a batch, and divide its rows among them; None: every row
+            draws its task.
+        seed: Seed of the draws.
+        num_rows: Rows that training draws in all, which the cap needs.
+
+    Example:
+        >>> sampler = TaskSampler({"en-fr": 20_000, "en-hi": 500}, temperature=5.0)
+        >>> sampler.draw(8, step=0)  # positions in the order of `sizes`
+        array([0, 0, 0, 0, 1, 1, 0, 1])
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        temperature: float = 5.0,
+        *,
+        schedule: Sequence[tuple[int, float]] = (),
+        most_epochs: float | None = None,
+        slots: int | None = None,
+        seed: int = 0,
+        num_rows: float | None = None,
+    ) -> None:
+        self.tasks, self._sizes, self._slots = tuple(sizes), dict(sizes), slots
+        self._phases = [(0, temperature), *schedule]
+        self._most_epochs, self._num_rows = most_epochs, num_rows
+        self._seed, self._num_calls = seed, 0
+        self._edges: dict[float, npt.NDArray[np.float64]] = {}
+        self.probabilities(0)
+
+    def probabilities(self, step: int) -> dict[str, float]:
+        """Task -> probability in an optimizer step, counted from 0."""
+        shares = task_probabilities(self._sizes, self.temperature_at(step))
+        if self._most_epochs is None:
+            return shares
+        if self._num_rows is None:
+            raise ValueError(
+                "sampling.most_epochs: this kind of run does not know in advance how many rows it "
+                "draws; leave it out."
+            )
+        return cap_epochs(
+            shares, self._sizes, most_epochs=self._most_epochs, num_rows=self._num_rows
+        )
+
+    def temperature_at(self, step: int) -> float:
+        """The temperature of an optimizer step, counted from 0."""
+        return [temperature for start, temperature in self._phases if start <= step][-1]
+
+    def draw(self, num: int, *, step: int) -> Counts:
+        """Draw tasks for rows of a batch.
+
+        Args:
+            num: How many.
+            step: The optimizer step they are for, which decides about the temperature.
+
+        Returns:
+            Positions in `tasks`, `[num]`.
+        """
+        temperature = self.temperature_at(step)
+        if temperature not in self._edges:
+            shares = self.probabilities(step)
+            self._edges[temperature] = np.cumsum(list(shares.values()))
+        chance = np.random.default_rng([self._seed, self._num_calls]).random(num)
+        self._num_calls += 1
+        positions = np.searchsorted(self._edges[temperature], chance, side="right")
+        return np.minimum(positions, len(self.tasks) - 1)  # the last edge may round to below 1
+
+    def draw_rows(self, num: int, *, step: int) -> tuple[Counts, Counts | None]:
+        """Draw how many rows of a batch each task gets.
+
+        Args:
+            num: Rows of the batch.
+            step: As in `draw`.
+
+        Returns:
+            Rows of every task, and the slots it drew (None: there are none), `[T]` each.
+        """
+        slots, num_tasks = self._slots, len(self.tasks)
+        if slots is None:
+            return np.bincount(self.draw(num, step=step), minlength=num_tasks), None
+        drawn = np.sort(self.draw(slots, step=step))
+        sizes = np.diff(np.arange(slots + 1) * num // slots)  # of the slots, in the tasks' order
+        rows = np.zeros(num_tasks, dtype=np.int64)
+        np.add.at(rows, drawn, sizes)
+        return rows, np.bincount(drawn, minlength=num_tasks)
+
+    def effective_epochs(self, *, num_steps: int, rows_per_step: float) -> list["TaskEpochs"]:
+        """The expected number of epochs over each task's data, which temperature makes unequal.
+
+        Args:
+            num_steps: Optimizer steps.
+            rows_per_step: Rows drawn per optimizer step, all micro-batches together.
+        """
+        starts = [start for start, _ in self._phases]
+        ends = [*starts[1:], num_steps]
+        drawn = dict.fromkeys(self.tasks, 0.0)
+        for start, end in zip(starts, ends, strict=True):
+            for task, share in self.probabilities(start).items():
+                drawn[task] += share * rows_per_step * max(0, min(end, num_steps) - start)
+        total = sum(drawn.values()) or 1.0
+        return [
+            TaskEpochs(task, size, drawn[task] / total, drawn[task], drawn[task] / size)
+            for task, size in self._sizes.items()
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seed and number of draws so far."""
+        return {"seed": self._seed, "num_calls": self._num_calls}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue there."""
+        self._seed, self._num_calls = int(state["seed"]), int(state["num_calls"])
+
+
+def costs_by_slot(rows: Sequence[int] | Counts, slots: Counts) -> list[float]:
+    """The cost of every row when a batch is divided among processes: all slots cost the same.
+
+    Args:
+        rows: Number of rows of every task, which come in this order.
+        slots: Number of slots of every task.
+    """
+    num_rows = np.asarray(rows)
+    costs: list[float] = np.repeat(slots / np.maximum(num_rows, 1), num_rows).tolist()
+    return costs
