@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from gradvac.lab.recipes.nmt import NmtConfig
-from gradvac.lab.recipes.tagging import PretrainConfig, TaggingConfig
+from gradvac.lab.recipes.tagging import TaggingConfig
 from gradvac.lab.training import RunConfig
 from gradvac.lab.training.config import write_value
 from gradvac.rules import RULES
@@ -142,7 +142,6 @@ def settings_page() -> str:
         ("Every run", RunConfig),
         ("Translation", NmtConfig),
         ("Tagging", TaggingConfig),
-        ("Pretraining of an encoder", PretrainConfig),
     ):
         lines += [f"## {title}", ""]
         for name, field in model.model_fields.items():

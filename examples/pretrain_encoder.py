@@ -94,7 +94,7 @@ def pretrain(arguments: argparse.Namespace) -> list[float]:
                 folder, max_steps=arguments.steps, per_device_train_batch_size=arguments.rows,
                 learning_rate=arguments.lr, warmup_steps=arguments.steps // 10,
                 logging_steps=max(1, arguments.steps // 8), save_strategy="no", report_to=[],
-                disable_tqdm=True, seed=arguments.seed, use_cpu=arguments.cpu,
+                disable_tqdm=True, seed=arguments.seed,
             ),
             train_dataset=rows,
             data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
@@ -117,7 +117,6 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
                           ("steps", 400), ("rows", 32), ("seed", 0)):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--cpu", action="store_true", help="even if there is a GPU")
     return parser.parse_args(given)
 
 

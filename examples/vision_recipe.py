@@ -1,14 +1,9 @@
 """A recipe of one's own: two vision tasks, trained, scored, swept, compared and measured.
 
-Digits as on a pocket calculator, with noise: one task has them upright, the other turned and in
-negative. docs/recipes.md explains the parts, and has a sweep for these commands:
-
-    gradvac sweep vision.toml --out runs/vision
-    gradvac compare runs/vision
-    gradvac similarity runs/vision/gradvac/seed-0
+Noisy digits: upright, or turned and in negative. docs/recipes.md explains parts and commands.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradvac.lab.recipes import Recipe, register_recipe
 from gradvac.lab.recipes.common.batches import RowBatch, stream_rows
 from gradvac.lab.recipes.common.measuring import MeasuredSet, measure_run
-from gradvac.lab.recipes.common.scoring import RunScores, Scorer, TaskResult, score_run
+from gradvac.lab.recipes.common.scoring import Scorer, TaskResult, compare_labels, score_run
 from gradvac.lab.training import RunConfig, Section, StepLosses, checkpoint, seed_everything, train
 
 TASKS, SPLITS = ["upright", "turned"], ["train", "dev", "test"]
@@ -33,18 +27,14 @@ DIGITS = np.array([[[int(row) >> bit & 1 for bit in (2, 1, 0)] for row in one] f
 
 
 class DigitsConfig(Section):
-    """[data]: how many digits, how noisy, and how many in a batch."""
-
-    sizes: tuple[int, int] = (2000, 200)
-    held_out: int = 200
-    noise: float = 0.5
-    rows: int = 32
+    sizes: tuple[int, int] = (2000, 200)  # digits to train on, of the two tasks
+    held_out: int = 200  # digits of other sets
+    noise: float = 0.3
+    rows: int = 32  # of a batch
 
 
 class VisionConfig(RunConfig):
-    """The settings of a run; `recipe` tells commands what trained it."""
-
-    recipe: str = NAME
+    recipe: str = NAME  # so that a run says what trained it
     data: DigitsConfig = DigitsConfig()
 
 
@@ -83,7 +73,9 @@ def build_model() -> nn.Module:
 
 def losses_of(model: nn.Module, batch: DigitBatch) -> tuple[Tensor, list[int]]:
     batch = batch.to(next(model.parameters()).device)
-    return F.cross_entropy(model(batch.images), batch.labels, reduction="none"), batch.tasks
+    return nn.functional.cross_entropy(
+        model(batch.images), batch.labels, reduction="none"
+    ), batch.tasks
 
 
 class VisionTraining:
@@ -103,12 +95,12 @@ class VisionTraining:
     def losses(self, batch: DigitBatch) -> StepLosses:
         return StepLosses(*losses_of(self.model, batch))
 
-    def validate(self) -> Mapping[str, float]:
+    def validate(self) -> dict[str, float]:
         rows = range(self.settings.data.held_out)
         losses, _ = losses_of(self.model, make_batch(self.dev, [rows, rows]))
         upright, turned = losses.reshape(2, -1).mean(1).tolist()
-        mean = (upright + turned) / 2
-        return {"dev/loss": mean, "dev/loss/upright": upright, "dev/loss/turned": turned}
+        by_task = {"dev/loss/upright": upright, "dev/loss/turned": turned}
+        return {"dev/loss": (upright + turned) / 2, **by_task}
 
     def data_signature(self) -> str:
         return str(self.settings.data)
@@ -121,39 +113,38 @@ def train_vision(settings: VisionConfig, run: Path) -> Any:
 
 def open_scorer(
     settings: VisionConfig, run: Path, split: str, weights: str | int, device: torch.device
-) -> Scorer[RunScores]:
+) -> Scorer[Any]:
     model, sets = build_model(), draw_sets(settings.data, split)
     checkpoint.load_into(model, run, weights)
 
     def score(task: str) -> TaskResult:
         images, labels = sets[TASKS.index(task)]
         with torch.no_grad():
-            found = model.to(device)(images.to(device)).argmax(1).cpu()
-        counts = np.stack([found == labels, np.ones(len(labels))], axis=1).astype(np.int64)
-        output = "".join(f"{label}\n" for label in found.tolist())
-        score = {"accuracy": 100 * float(counts[:, 0].mean())}
-        return TaskResult(score, output, {"accuracy": counts}, [*map(str, labels.tolist())])
+            found = model.to(device)(images.to(device)).argmax(1)
+        return compare_labels(found.tolist(), labels.tolist())
 
-    return Scorer(TASKS, score, {"accuracy": "percentage"}, RunScores)
+    return Scorer(TASKS, score, {"accuracy": "percentage"})
 
 
 def open_set(settings: VisionConfig, _: Path, split: str, most: int | None) -> MeasuredSet:
     sets = draw_sets(settings.data, split)
     rows = np.arange(min(len(labels) for _, labels in sets))[:most]
 
-    def losses(model: nn.Module, chosen: Sequence[Any]) -> tuple[Tensor, list[int]]:
-        return losses_of(model, make_batch(sets, chosen))
-
-    return MeasuredSet(TASKS, build_model(), [rows, rows], losses, str(settings.data))
-
-
-VISION = register_recipe(
-    Recipe(
-        NAME,
-        VisionConfig,
-        prepare=lambda _: None,  # the digits are drawn when they are needed
-        train=train_vision,
-        score=partial(score_run, settings_class=VisionConfig, open_scorer=open_scorer),
-        measure=partial(measure_run, settings_class=VisionConfig, open_set=open_set),
+    return MeasuredSet(
+        TASKS,
+        build_model(),
+        rows=[rows, rows],
+        losses=lambda model, chosen: losses_of(model, make_batch(sets, chosen)),
+        data=str(settings.data),
     )
+
+
+VISION = Recipe(
+    NAME,
+    VisionConfig,
+    prepare=lambda _: None,  # the digits are drawn when they are needed
+    train=train_vision,
+    score=partial(score_run, settings_class=VisionConfig, open_scorer=open_scorer),
+    measure=partial(measure_run, settings_class=VisionConfig, open_set=open_set),
 )
+register_recipe(VISION)

@@ -114,32 +114,6 @@ def _moved(values: Tensor, dim: int, order: Sequence[int]) -> Tensor:
     return values.index_select(dim, index_on(order, values.device))
 
 
-def whole_tasks(alignment: Alignment) -> Alignment:
-    """The alignment of tasks whose halves (`gradvac.Halves`) were aligned.
-
-    Halves of a task have the same weights, targets and visits; products of whole gradients are
-    sums of those of halves.
-    """
-    names = [name.rpartition(" (")[0] for name in alignment.tasks]
-    tasks = tuple(dict.fromkeys(names))
-    device = alignment.gram.device
-    owner = index_on([tasks.index(name) for name in names], device)
-    first = index_on([names.index(task) for task in tasks], device)
-    num_components, num = len(alignment.gram), len(tasks)
-    rows = alignment.gram.new_zeros(num_components, num, len(names))
-    rows = rows.index_add(1, owner, alignment.gram)
-    gram = rows.new_zeros(num_components, num, num).index_add(2, owner, rows)
-    return Alignment(
-        tasks,
-        alignment.components,
-        weights=alignment.weights[:, first],
-        target=alignment.target[:, first[:, None], first],
-        active=alignment.active[:, first[:, None], first],
-        gram=gram,
-        exact=alignment.exact,
-    )
-
-
 def warn_if_identical(alignment: Alignment) -> None:
     """Warn, on the first step, if the gradients seem to have been summed before they came."""
     used = alignment.norms.amax(-1) > 0

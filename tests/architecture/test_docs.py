@@ -15,7 +15,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 CONFIGS = {path.stem for path in (ROOT / "configs").rglob("*.toml")}
-TAKE_CONFIGS = {"prepare", "train", "pretrain", "sweep"}
+TAKE_CONFIGS = {"prepare", "train", "sweep"}
 
 
 def commands(text: str) -> Iterator[list[str]]:

@@ -151,7 +151,7 @@ def test_batches_that_were_cut_otherwise_are_not_continued(stream: Callable[...,
     stream(packed=True).load_state_dict(packed.state_dict())
 
 
-FORMS = [{}, {"packed": True}, {"packed": True, "longest": 22}, {"halves": True}]
+FORMS = [{}, {"packed": True}, {"packed": True, "longest": 22}]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -175,25 +175,13 @@ def test_parts_of_processes_are_the_batch(
         assert len(counted) == min(size, num_rows)
         assert all(len(one) == 1 and not bool(one.counts.any()) for one in empty)  # type: ignore[union-attr]
         shares += [len(one.labels) / batch.num_tokens for one in counted]
-        num_tasks += [len(one.tasks.unique()) for one in counted if "halves" not in form]
+        num_tasks += [len(one.tasks.unique()) for one in counted]
         assert all(part.state_dict() == whole.state_dict() for part in parts)
-    assert not num_tasks or np.mean(num_tasks) < 1 + 3 / size
+    assert np.mean(num_tasks) < 1 + 3 / size
     if size < 8:
         assert max(shares) < 1.6 / size
     whole.load_state_dict(parts[-1].state_dict())  # by any number of processes
     assert torch.equal(next(whole).labels[:1], next(parts[0]).labels[:1])
-
-
-def test_halves_are_the_same_batch_and_alike(stream: Callable[..., Stream]) -> None:
-    """Every second sentence of a task, sorted by length, is in its second half."""
-    for plain, halved in zip(islice(stream(), 30), islice(stream(halves=True), 30), strict=True):
-        owners = halved.tasks
-        assert sorted((t // 2, n) for t, n in pairs_of(halved)) == sorted(pairs_of(plain))
-        assert bool((owners[1:] >= owners[:-1]).all())
-        counts = torch.bincount(owners, minlength=6).view(3, 2)
-        assert set((counts[:, 0] - counts[:, 1]).tolist()) <= {0, 1}
-        lengths = (halved.source.tokens == 7).sum(1).float()
-        assert abs(lengths[owners == 0].mean() - lengths[owners < 2].mean()) < 1
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

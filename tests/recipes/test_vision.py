@@ -21,9 +21,9 @@ lr = 3e-3
 warmup_steps = 5
 
 [train]
-max_steps = 60
-validate_every = 30
-checkpoint_every = 30
+max_steps = 80
+validate_every = 40
+checkpoint_every = 40
 log_every = 20
 device = "cpu"
 writers = []

@@ -23,7 +23,7 @@ def test_an_encoder_from_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
     Path("bb.conll").write_text("ein O\nfluss O\n\nam B-LOC\n")
     example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
     text = ["text.{lang}.gz", "pairs.{lang}.tsv#2", "{lang}.conll"]
-    small = ["--vocabulary=150", "--width=32", "--layers=1", "--longest=16", "--steps=40", "--cpu"]
+    small = ["--vocabulary=150", "--width=32", "--layers=1", "--longest=16", "--steps=40"]
     options = ["made", "--languages", "aa", "bb", "--text", *text, "--rule", rule, *small]
     losses = example["pretrain"](example["parse"](options))
     assert losses[-1] < 0.8 * losses[0]

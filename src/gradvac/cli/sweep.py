@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,8 +58,7 @@ def sweep(
         else Submitit(plan.out / "submitit", plan.config.submitit, jobs)
     )
     try:
-        with _messages_shown():
-            ended = plan.run(started, retry=retry, halving=halving)
+        ended = plan.run(started, retry=retry, halving=halving)
     except InterruptedSweep:
         raise typer.Exit(130) from None
     table = budget_table(ended)
@@ -77,20 +72,6 @@ def sweep(
             f"{len(failed)} of {len(ended)} runs failed; fix the cause, then use --retry."
         )
     print(shlex.join(["gradvac", "compare", str(plan.out)]))
-
-
-@contextmanager
-def _messages_shown() -> Iterator[None]:
-    """Show on standard output what a sweep logs."""
-    log, handler = logging.getLogger("gradvac.lab.experiments"), logging.StreamHandler(sys.stdout)
-    level = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
 
 
 def _load(source: str, overrides: list[str], out: Path | None) -> Sweep:

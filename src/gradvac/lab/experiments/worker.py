@@ -17,10 +17,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, Protocol
 
+from gradvac.lab.messages import log_to
 from gradvac.lab.recipes import recipe_named
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.files import write_json
@@ -88,8 +90,8 @@ def work(
 
 def main() -> None:
     """Do what the file says that is named on the command line."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    sys.exit(work(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+    with log_to(partial(print, flush=True)):
+        sys.exit(work(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
 
 
 class Launcher(Protocol):

@@ -29,7 +29,7 @@ class Recipe:
 
     Attributes:
         name: What `recipe_named` finds it by, and `recipe = "..."` in a sweep. A recipe that is not
-            built in also has it in its settings, as a field `recipe`, so that its runs say it.
+            built in also has it in its settings, as a field `recipe`: its runs' configs name it.
         settings: The class of its configs.
         prepare: `prepare(config)` writes the folder of prepared data, or keeps what is there.
         train: `train(config, run)` trains into a run folder, or continues the run there.

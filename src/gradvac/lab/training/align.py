@@ -16,7 +16,7 @@ import torch
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 from torch import nn
 
-from gradvac import AdamMetric, Aligner, Alignment
+from gradvac import AdamMetric, Aligner
 from gradvac.hints import nearest
 from gradvac.lab.runs.files import hash_of
 from gradvac.lab.training.config import Section
@@ -314,12 +314,6 @@ class AlignConfig(  # pydantic lists the fields of the last base first
         if "seed" in inspect.signature(rule).parameters:
             arguments.setdefault("seed", seed if self.seed is None else self.seed)
         return self._limited(rule_named(self.rule, **arguments))
-
-    halves: ClassVar[bool] = False  # for recipes that still ask: rows are of whole tasks
-
-    def by_task(self, alignment: Alignment) -> Alignment:
-        """The alignment as it is; for loops that still ask."""
-        return alignment
 
     def _limited(self, rule: Rule) -> Rule:
         """The rule, limited to where and when it acts."""

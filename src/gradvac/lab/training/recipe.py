@@ -118,14 +118,11 @@ class StepLosses:
         shown: Further values for the log, as sums over the micro-batch of quantities per token
             (such as the unsmoothed loss), the same names every time. The loop divides by tokens
             and logs `train/NAME`. Tensors may stay on the device.
-        halves: `tasks` are halves of tasks, as `gradvac.halves_of` names them: what `align.halves`
-            needs.
     """
 
     losses: Tensor
     tasks: TasksOfRows
     shown: Mapping[str, Tensor | float] = field(default_factory=dict)
-    halves: bool = False
 
 
 class TrainingRecipe(Protocol[BatchT]):

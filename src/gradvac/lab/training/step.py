@@ -67,18 +67,14 @@ class EagerStep(Generic[BatchT]):
             is_last = position == len(batches)
             with around_forward(self._settings.train.precision, state.device):
                 step_losses = state.losses(batch, is_last)
-            if step_losses.halves != self._settings.align.halves:
-                raise ValueError(
-                    "align.halves: rows of this recipe are of whole tasks; leave it out, or let "
-                    "the recipe number them by halves (StepLosses.halves)."
-                )
             losses = step_losses.losses / mean_tokens
             if state.aligner is None:
                 with state.job.naming_who_is_gone():
                     losses.sum().backward()
             else:
-                done = state.aligner.backward(losses, step_losses.tasks, accumulate=not is_last)
-                alignment = None if done is None else self._settings.align.by_task(done)
+                alignment = state.aligner.backward(
+                    losses, step_losses.tasks, accumulate=not is_last
+                )
             for name, value in {
                 "loss": step_losses.losses.detach().sum(),
                 **step_losses.shown,

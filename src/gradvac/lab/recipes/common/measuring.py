@@ -31,7 +31,7 @@ ENGINES = ("per_task", "one_backward")
 Numbers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MeasuredSet:
     """What a recipe measures.
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -39,6 +40,15 @@ class TaskResult:
     output: str
     counts: Mapping[str, Counts]
     examples: Sequence[str] | Sequence[Sequence[str]]
+
+
+def compare_labels(found: Sequence[object], expected: Sequence[object]) -> TaskResult:
+    """The result of a task whose examples have one label each: accuracy, in percent."""
+    output, truth = [*map(str, found)], [*map(str, expected)]
+    rows = [(one == other, 1) for one, other in zip(output, truth, strict=True)]
+    counts = np.array(rows, dtype=np.int64)
+    score = {"accuracy": 100 * float(counts[:, 0].mean())}
+    return TaskResult(score, "\n".join([*output, ""]), {"accuracy": counts}, truth)
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,7 @@ class Scorer(Generic[S]):
     tasks: Sequence[str]
     score: Callable[[str], TaskResult]
     formulas: Mapping[str, str]
-    summarise: Callable[..., S]
+    summarise: Callable[..., S] = RunScores  # type: ignore[assignment]
     levels: Mapping[str, str] = field(default_factory=dict)
 
 

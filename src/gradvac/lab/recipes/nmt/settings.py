@@ -154,7 +154,7 @@ class DataConfig(Section):
         for split in self.sources():
             for pair in names:
                 for source in self.sources_of(split, pair):
-                    fill(source, "en", "xx", "en")  # a wrong placeholder is told now
+                    fill(source, "en", "xx", "en")  # raises if a placeholder is wrong
         return self
 
     def all_pairs(self) -> list[str]:
@@ -353,7 +353,7 @@ class NmtConfig(RunConfig):
 
     @model_validator(mode="after")
     def _start_with_a_vocabulary(self) -> NmtConfig:
-        """A run that starts from another one reads and says its pieces."""
+        """A run that starts from another one has its vocabulary."""
         if self.model.init is not None and self.data.vocabulary.model is None:
             model = RunFolder(self.model.init).vocabulary
             vocabulary = self.data.vocabulary.model_copy(update={"model": model})
@@ -373,7 +373,7 @@ class NmtConfig(RunConfig):
 
     @model_validator(mode="after")
     def _metric_is_measured(self) -> NmtConfig:
-        """Told now, and not after the hours until the first validation."""
+        """Raised now, and not after the hours until the first validation."""
         kinds = {"loss": False} | ({"bleu": True} if self.validation.bleu_sentences else {})
         is_bleu = self.train.metric.startswith("dev/bleu")
         hint = "; BLEU needs validation.bleu_sentences" if is_bleu else ""

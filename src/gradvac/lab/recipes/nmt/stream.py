@@ -162,7 +162,7 @@ class Stream:
             self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
         else:
             self._rows_per_chunk = rows_to_draw(self.frame, means, config.chunk)
-        self._passes = Epochs([len(task) for task in tasks], seed=seed)
+        self._epochs = Epochs([len(task) for task in tasks], seed=seed)
         self._num_before = 0  # batches before this chunk
         self._open_chunk()
 
@@ -227,7 +227,7 @@ class Stream:
                 "any size)."
             )
         self._sampler.load_state_dict(state["sampler"])
-        self._passes.load_state_dict(state)
+        self._epochs.load_state_dict(state)
         self._num_before = int(state["num_before"])
         self._open_chunk()
         self._next = int(state["next"])
@@ -235,12 +235,12 @@ class Stream:
     def _open_chunk(self) -> None:
         self._start = {
             "sampler": self._sampler.state_dict(),
-            **self._passes.state_dict(),
+            **self._epochs.state_dict(),
             "num_before": self._num_before,
         }
         step = self._num_before // self._accumulation
         counts, self._slots = self._sampler.draw_rows(self._rows_per_chunk, step=step)
-        chosen = [self._passes.take(t, count) for t, count in enumerate(counts.tolist())]
+        chosen = [self._epochs.take(t, count) for t, count in enumerate(counts.tolist())]
         batches = self._cut(chosen)
         order = np.random.default_rng([self._seed, self._num_before]).permutation(len(batches))
         self._open, self._next = [batches[number] for number in order], 0
@@ -275,7 +275,7 @@ class Stream:
         """Divide a batch that is too large, every task alike."""
         if self._fits(batch):
             return [batch]
-        # Every second sentence of the whole batch: tasks with one sentence must part too.
+        # Every second sentence of the batch: tasks with a single sentence must part too.
         before = np.cumsum([0, *(len(numbers) for numbers in batch[:-1])])
         starts = [int(number % 2) for number in before]
         halves = [[numbers[s::2] for s, numbers in zip(starts, batch, strict=True)]]

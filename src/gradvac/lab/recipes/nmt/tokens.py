@@ -28,6 +28,7 @@ from gradvac.lab.runs.files import replacing
 
 PAIRS_PER_SHARD = 1_000_000  # pairs of text that one pair of token files is made of
 Pieces = list[list[int]]
+Numbers = npt.NDArray[np.int64]
 OFFSETS = ".offsets.npy"
 SUFFIXES = (".bin", OFFSETS)
 
@@ -46,14 +47,13 @@ class TokenFile:
     """
 
     def __init__(self, path: Path, vocabulary_size: int) -> None:
-        self._offsets = _read_offsets(Path(f"{path}{OFFSETS}"))
+        self._offsets: Numbers = np.load(f"{path}{OFFSETS}", mmap_mode="r")
         kind = _kind(vocabulary_size)
         expected, size = int(self._offsets[-1]) * kind.itemsize, os.path.getsize(f"{path}.bin")
-        self._path = path
-        if expected != size or self._offsets[0] != 0:
+        if expected != size:
             raise ValueError(
-                f"data: {path}.bin has {size:,} bytes instead of {expected:,}, or its sentences "
-                "begin at other places; run `gradvac nmt prepare` again."
+                f"data: {path}.bin has {size:,} bytes instead of {expected:,}; run `gradvac nmt "
+                "prepare` again."
             )
         # An empty file cannot be mapped.
         self._tokens: Tokens = (
@@ -71,17 +71,12 @@ class TokenFile:
         """Tokens of a sentence; known without a look at any."""
         return float(self._offsets[-1]) / max(1, len(self))
 
-    def lengths(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def lengths(self, numbers: Numbers) -> Numbers:
         """Tokens of some sentences."""
-        lengths: npt.NDArray[np.int64] = self._offsets[numbers + 1] - self._offsets[numbers]
-        if (lengths < 0).any():
-            raise ValueError(
-                f"data: the sentences of {self._path}.bin begin at other places than written; run "
-                "`gradvac nmt prepare` again."
-            )
+        lengths: Numbers = self._offsets[numbers + 1] - self._offsets[numbers]
         return lengths
 
-    def gather(self, numbers: npt.NDArray[np.int64]) -> Ragged:
+    def gather(self, numbers: Numbers) -> Ragged:
         """Read many sentences at once."""
         lengths = self.lengths(numbers)
         starts = self._offsets[numbers]
@@ -120,14 +115,14 @@ class TokenShards:
         shard = int(np.searchsorted(self._ends, number, side="right")) - 1
         return self._file(shard)[number - int(self._ends[shard])]
 
-    def lengths(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def lengths(self, numbers: Numbers) -> Numbers:
         """Tokens of some sentences."""
         lengths = np.zeros(len(numbers), dtype=np.int64)
         for file, in_shard, places in self._by_shard(numbers):
             lengths[places] = file.lengths(in_shard)
         return lengths
 
-    def gather(self, numbers: npt.NDArray[np.int64]) -> Ragged:
+    def gather(self, numbers: Numbers) -> Ragged:
         """Read many sentences at once."""
         parts, order = [], []
         for file, in_shard, places in self._by_shard(numbers):
@@ -142,9 +137,7 @@ class TokenShards:
         moves = np.repeat(starts[back] - np.cumsum(lengths) + lengths, lengths)
         return Ragged(joined.tokens[np.arange(len(moves)) + moves], lengths)
 
-    def _by_shard(
-        self, numbers: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[TokenFile, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    def _by_shard(self, numbers: Numbers) -> Iterator[tuple[TokenFile, Numbers, Numbers]]:
         """Every shard that is asked for something: what of it, and where that was asked."""
         shards = np.searchsorted(self._ends, numbers, side="right") - 1
         for shard in np.unique(shards).tolist():
@@ -153,13 +146,7 @@ class TokenShards:
 
     def _file(self, shard: int) -> TokenFile:
         if shard not in self._files:
-            file = TokenFile(self._paths[shard], self._vocabulary_size)
-            if len(file) != self._ends[shard + 1] - self._ends[shard]:
-                raise ValueError(
-                    f"data: {self._paths[shard]}.bin has {len(file):,} sentences, and not what was "
-                    "prepared; run `gradvac nmt prepare` again."
-                )
-            self._files[shard] = file
+            self._files[shard] = TokenFile(self._paths[shard], self._vocabulary_size)
         return self._files[shard]
 
 
@@ -196,19 +183,6 @@ class TokenWriter:
             offsets = np.concatenate([[0], np.cumsum(np.asarray(self._lengths), dtype=np.int64)])
             np.lib.format.write_array(self._files[1], offsets.astype(np.int64))
         self._stack.__exit__(kind, *rest)
-
-
-def _read_offsets(path: Path) -> npt.NDArray[np.int64]:
-    try:
-        offsets: npt.NDArray[np.int64] = np.load(path, mmap_mode="r")
-    # What NumPy says about a damaged header depends on which part of it is.
-    except (OSError, EOFError, ValueError, TypeError, SyntaxError, MemoryError) as error:
-        raise ValueError(
-            f"data: {path} cannot be read ({error}); run `gradvac nmt prepare` again."
-        ) from error
-    if getattr(offsets, "dtype", None) != np.int64 or offsets.ndim != 1 or not len(offsets):
-        raise ValueError(f"data: {path} holds no offsets; run `gradvac nmt prepare` again.")
-    return offsets
 
 
 def _kind(vocabulary_size: int) -> np.dtype[np.unsignedinteger]:

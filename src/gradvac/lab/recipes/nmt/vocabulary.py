@@ -51,7 +51,7 @@ class VocabularyConfig(Section):
         """Read the model that was given; None if one is to be learned."""
         if self.model is None:
             return None
-        Vocabulary.load(self.model)  # refuses what is none
+        Vocabulary.load(self.model)  # raises if it is not a vocabulary
         return self.model.read_bytes()
 
 
