@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from gradvac import Aligner, GradVac
-from gradvac.engine.processes import _buckets
+from gradvac.engine import distributed
 
 from .problems import TASKS, Rows, made, rows
 from .processes import World, join_world
@@ -20,7 +20,7 @@ def train_until_one_dies(rank: int, folder: Path, kind: str) -> None:
 
     join_world(rank, 3, folder)
     if kind == "midway":  # more buckets than are in flight: the others wait within their backward
-        _buckets._BUCKET_BYTES = 1
+        distributed.BUCKET_BYTES = 1
     if kind == "shards":
         model = sharded(World(rank, 3, dist.group.WORLD), made(Rows))
         aligner = Aligner(model, TASKS, GradVac())

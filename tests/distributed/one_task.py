@@ -121,7 +121,7 @@ def more_tasks_than_processes(world: World, shard: bool) -> None:
 
 def sends_while_the_backward_runs(world: World) -> None:
     """The exchange of the last layers has begun when the first ones are differentiated."""
-    from gradvac.engine.processes import _buckets
+    from gradvac.engine import distributed
 
     def sent_before_the_first_layer(num_tasks: int) -> int:
         model = made(Rows)
@@ -135,12 +135,12 @@ def sends_while_the_backward_runs(world: World) -> None:
             aligner.backward(losses, [n % num_tasks for n in range(len(tokens))])
         return sent[-1]
 
-    kept, _buckets._BUCKET_BYTES = _buckets._BUCKET_BYTES, 1
+    kept, distributed.BUCKET_BYTES = distributed.BUCKET_BYTES, 1
     try:
         assert sent_before_the_first_layer(1) == 6
         assert sent_before_the_first_layer(2) == 6
     finally:
-        _buckets._BUCKET_BYTES = kept
+        distributed.BUCKET_BYTES = kept
 
 
 def traffic(world: World) -> None:

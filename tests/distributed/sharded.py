@@ -127,7 +127,7 @@ def mixed_rows(world: World, kind: type[nn.Module], engine: str, **options: obje
     assert_trained_alike(world, (model, aligner), (whole, reference))
     assert aligner.engine == engine
     assert "measured" not in repr(aligner)  # the hooks of FSDP2 leave rows where they are
-    assert f"{world.size} shards, whole during the backward" in repr(aligner)
+    assert f"{world.size} shards, unsharded during the backward" in repr(aligner)
     assert all(p.to_local().numel() < p.numel() for p in model.parameters())
 
 

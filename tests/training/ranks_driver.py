@@ -25,7 +25,7 @@ import torch.distributed.fsdp
 from torch import nn
 from toy import ToyBatch, ToyConfig, ToyRecipe, outcome
 
-from gradvac.engine.processes import _distributed
+from gradvac.engine import collectives
 from gradvac.lab.training import Display, StepLosses, checkpoint, read_metrics, train
 
 Found = dict[str, Any]
@@ -292,7 +292,7 @@ TRIED = (same_as_one, other_sizes, with_dropout, signals, bad_numbers, damages, 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    _distributed._PATIENCE = 1.0  # seconds to learn who is missing
+    collectives.PATIENCE = 1.0  # seconds to learn who is missing
     found: Found = {}
     for tried in TRIED:
         begin = time.monotonic()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradvac.indices import index_on
+from gradvac.devices import index_on
 from gradvac.rules._rule import Rule, Weighing, check_names
 
 

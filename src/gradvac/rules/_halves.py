@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gradvac import gram as geometry
+from gradvac.devices import index_on
 from gradvac.hints import some
-from gradvac.indices import index_on
 from gradvac.rules._around import Around
 from gradvac.rules._pairwise import Pairwise
 from gradvac.rules._rule import Rule, Weighing

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradvac.devices import index_on
 from gradvac.hints import some
-from gradvac.indices import index_on
 from gradvac.rules._around import Around
 from gradvac.rules._rule import Rule, Weighing
 

@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Generic
 
+from gradvac.cuda_graph import DEVICE_WORK
 from gradvac.lab.training.recipe import BatchCo, BatchStream
-from gradvac.recording import DEVICE_WORK
 
 Prepare = Callable[[Any], Any]
 _LOOK_EVERY = 0.2  # seconds after which a waiting thread checks whether it was stopped

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from gradvac import Alignment
+from gradvac.cuda_graph import CudaGraph
 from gradvac.lab.training.forward import around_forward
 from gradvac.lab.training.optimizer import clip, step_unless
 from gradvac.lab.training.recipe import BatchT
 from gradvac.lab.training.settings import RunConfig
 from gradvac.lab.training.state import RunState
-from gradvac.recording import Recording
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class GraphStep(Generic[BatchT]):
         self._step, self._device = step, device
         self._inputs: list[Any] | None = None
         self._num_tokens = torch.ones((), dtype=torch.float64, device=device)
-        self._recording = Recording(self._take, device, "train.graph", say)
+        self._recording = CudaGraph(self._take, device, "train.graph", say)
 
     @property
     def works(self) -> bool:
