@@ -28,8 +28,6 @@ from .zoo._case import B, Block, D, HandWrittenNorm, Model, S, V, distance
 
 # The same split, and no compiler to wait for.
 uncompiled = partial(split_and_compile, compile_inside=aot_eager)
-    split_and_compile, compile_inside=aot_eager
-)  # the same split, and no compiler to wait for
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
