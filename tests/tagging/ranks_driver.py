@@ -1,30 +1,23 @@
 """Trains a tagger and pretrains an encoder in one, two and three processes.
 
-    python ranks_driver.py FOLDER
+    python -m tests.tagging.ranks_driver FOLDER
 
-FOLDER holds `encoder`, `corpus` and `text.txt`. Processes are forks of this one, so that
-everything is imported once. Writes the largest difference of weights to FOLDER/gaps.json.
+FOLDER holds `encoder`, `corpus` and `text.txt`. Writes the largest difference of weights to
+FOLDER/gaps.json.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import sys
-from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-import torch
-import torch._dynamo  # once, before the processes part
-import torch.distributed as dist
-import torch.distributed.fsdp
 
 from gradvac.lab.recipes.tagging import TaggingConfig, train_tagging
 from gradvac.lab.recipes.tagging.pretraining import PretrainConfig, pretrain
 from gradvac.lab.training import Display, checkpoint
+
+from ..ranks import failures, run_ranks
 
 TRAIN = {"max_steps": 6, "validate_every": 3, "checkpoint_every": 3, "log_every": 3} | {
     "device": "cpu",
@@ -64,36 +57,19 @@ def pretraining(folder: Path, run: Path) -> None:
     pretrain(PretrainConfig.model_validate(config), run, display=Display(quiet=True))
 
 
-def run(size: int, work: Callable[[Path, Path], None], folder: Path, into: Path) -> None:
-    """Work in so many processes."""
-
-    def one(rank: int) -> None:
-        if size > 1:
-            where = f"file://{into}.meeting"
-            dist.init_process_group("gloo", where, timedelta(seconds=60), size, rank)
-        work(folder, into)
-        os._exit(0)
-
-    context = multiprocessing.get_context("fork")
-    started = [context.Process(target=one, args=(rank,)) for rank in range(size)]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(90)
-        assert process.exitcode == 0, f"{work.__name__} in {size}: {process.exitcode}"
-
-
 def main(folder: Path) -> None:
     gaps: dict[str, Any] = {}
     for work, sizes in ((tagging, (1, 2)), (pretraining, (1, 3))):
         runs = [folder / f"{work.__name__}-{size}" for size in sizes]
         for size, into in zip(sizes, runs, strict=True):
-            run(size, work, folder, into)
+            results = run_ranks(
+                lambda _, work=work, into=into: work(folder, into), size, folder / "ranks"
+            )
+            assert not failures(results), failures(results)
         one, two = (checkpoint.weights(into, "last") for into in runs)
         gaps[work.__name__] = max(float((one[k] - two[k]).abs().max()) for k in one)
     (folder / "gaps.json").write_text(json.dumps(gaps))
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]))

@@ -28,7 +28,7 @@ def test_runs_are_those_of_one_process(tmp_path: Path, encoder: Path, corpus: Pa
         words = [f"{lang}{chance.choice('bdfgk')}{chance.choice('aeiou')}" for _ in range(900)]
         lines = [" ".join(words[n : n + 5]) for n in range(0, 900, 5)]
         (tmp_path / f"{lang}.txt").write_text("\n".join(lines), encoding="utf-8")
-    run_driver(Path(__file__).with_name("ranks_driver.py"), tmp_path)
+    run_driver("tests.tagging.ranks_driver", tmp_path)
     gaps = json.loads((tmp_path / "gaps.json").read_text())
     assert sorted(gaps) == ["pretraining", "tagging"]
     assert max(gaps.values()) < 1e-6, gaps
