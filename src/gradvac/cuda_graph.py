@@ -36,7 +36,7 @@ class CudaGraph(Generic[ResultT]):
             copies; anything else it writes is overwritten by the next call.
         device: A GPU.
         setting: Name of the setting that asked for it, for the message if recording fails.
-        say: Called with that message, in addition to a warning.
+        log: Called with that message, in addition to a warning.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class CudaGraph(Generic[ResultT]):
         take: Callable[[], ResultT],
         device: torch.device,
         setting: str,
-        say: Callable[[str], None] | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> None:
-        self._take, self._device, self._setting, self._say = take, device, setting, say
+        self._take, self._device, self._setting, self._log = take, device, setting, log
         self._stream = torch.cuda.Stream(device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: ResultT | None = None
@@ -96,8 +96,8 @@ class CudaGraph(Generic[ResultT]):
         graph.reset()
         free_generator(self._device)
         message = f"{self._setting}: not recorded as a CUDA graph, which is slower: {error}"
-        if self._say is not None:
-            self._say(message)
+        if self._log is not None:
+            self._log(message)
         warnings.warn(message, stacklevel=2)
 
 

@@ -1,4 +1,4 @@
-"""What a GPU asks of those who feed it: index tensors that do not make it wait, Triton kernels."""
+"""What lets a GPU run ahead of the host: index tensors that are moved once, and Triton kernels."""
 
 from collections.abc import Sequence
 from functools import cache, lru_cache

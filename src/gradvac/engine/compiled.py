@@ -14,8 +14,8 @@ come as gradients of placeholders, `output` and `operand`, which are inputs of t
 never read, so that nothing is held longer than the region itself holds it. Without an aligner, the
 tap's own backward computes the gradient of the weight; a fast path of the engine, by task.
 
-Rows: nobody sees through a compiled region whose gradient is whose. But a region of this backend is
-known operation by operation. It is run once on tensors without data; the autograd graph of that run
+Rows: autograd cannot tell whose gradient is whose inside a compiled region. But a region of this
+backend is known operation by operation. It is run once on tensors without data; the autograd graph of that run
 is the same as if nothing had been compiled. From where rows lie in the region's outputs it follows
 operation by operation where they lie before each, down to its inputs, or that some operation may
 move them.
@@ -56,8 +56,8 @@ def compile_tapped(
     """Compile a graph of Dynamo's; `mode` and `options` are those of torch.compile for Inductor.
 
     Raises:
-        ValueError: CUDA graphs of the region alone were asked for: they write over what the region
-            handed out before.
+        ValueError: The mode records CUDA graphs of the region alone, which overwrite its earlier
+            outputs.
     """
     from torch import _inductor as inductor
     from torch._inductor.compile_fx import compile_fx
@@ -235,13 +235,13 @@ def tapped_lookup(*given: Any) -> Any:
 
 
 def visible_product(x: Tensor, weight: Tensor, bias: Tensor | None, *taps: Tensor) -> Tensor:
-    """The same with nodes that everybody knows: gradients of the output reach its placeholder."""
+    """The same with ordinary nodes: gradients of the output reach its placeholder."""
     product = F.linear(x, weight)
     return (product if bias is None else product + bias) + taps[0]
 
 
 def visible_lookup(tokens: Tensor, table: Tensor, *taps: Tensor) -> Tensor:
-    """The same with nodes that everybody knows."""
+    """The same with ordinary nodes."""
     return F.embedding(tokens, table) + taps[0]
 
 
@@ -311,7 +311,7 @@ class Region:
         self.known: dict[object, Below | None] = {}  # what runs of it found out
 
     def name_node(self, outputs: Sequence[Any], arguments: Sequence[Any]) -> None:
-        """Let the node of a run be found to be this region's."""
+        """Note at the node of a run that it is this region's."""
         run = RegionRun(self, tuple([arguments[place] for place in self._sizes.values()]), {})
         # An output may be an input, whose node is another region's.
         others = {given.grad_fn for given in arguments if isinstance(given, Tensor)}
@@ -450,7 +450,7 @@ def fake_of(node: Any) -> Any:
 
 
 TapRule = Callable[["Split", fx.Node, Tensor], fx.Node]
-"""(halves, a node that uses parameters, its output) -> the node inside; raises `CannotTap`."""
+"""(halves, a node with parameters, its output) -> the node inside; raises `CannotTap`."""
 
 
 class Split:
@@ -461,7 +461,7 @@ class Split:
         inside: The rest.
         given: The inputs of the inside.
         sizes: Symbols of sizes, and their places among the inputs of the graph.
-        num_taps: Uses of parameters that are outside.
+        num_taps: Operations whose parameters are outside.
     """
 
     def __init__(
@@ -513,8 +513,8 @@ class Split:
             (self.parametric if made_of_some else self._constant).add(node)
             return
         rule, output = self._rules.get(name_of(node)), fake_of(node)
-        is_use = self.parametric.intersection(node.all_input_nodes) and _has_gradient(output)
-        if is_use and rule is not None:
+        contributes = self.parametric.intersection(node.all_input_nodes) and _has_gradient(output)
+        if contributes and rule is not None:
             with suppress(CannotTap):
                 self._inner[node] = rule(self, node, output)
                 self.num_taps += 1

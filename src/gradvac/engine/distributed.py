@@ -158,7 +158,7 @@ class Shards:
         return {f"shard {self.index} of {name}": p.to_local() for name, p in shards.items()}
 
     def reduce_dtype(self, name: str) -> torch.dtype:
-        """The dtype in which gradients are exchanged: the parameter's, or what FSDP2 was told."""
+        """The dtype in which gradients are exchanged: the parameter's, or that of FSDP2's policy."""
         default = self.leaves[name].dtype.to_real()
         return self._reduce_dtypes.get(id(self.parameters[name]), default)
 
@@ -257,19 +257,12 @@ _FINE, _FAILED, _CHANGED = 0, 1, 2  # the state of a process before the exchange
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all processes know of a step.
+    """What all processes know of a step."""
 
-    Attributes:
-        present: Tasks that any of them has.
-        losses: Their losses, `[T]`: means over processes, as gradients are.
-        used: Parameters that any task of any process reached.
-        grams: Gram matrices of all components, `[K, T, T]`.
-    """
-
-    present: tuple[int, ...]
-    losses: Tensor
-    used: frozenset[nn.Parameter]
-    grams: Tensor
+    present: tuple[int, ...]  # tasks that any of them has
+    losses: Tensor  # of these, [T]: means over processes, as gradients are
+    used: frozenset[nn.Parameter]  # that any task of any process reached
+    grams: Tensor  # of all components, [K, T, T]
 
 
 class Agreement:
@@ -543,7 +536,7 @@ class Exchange:
     def _side_by_side(self, bucket: Bucket) -> Tensor:
         """Task gradients of this process, `[m, S, width]`; zero where a task does not reach.
 
-        Nobody reads the columns that make it divisible into slices.
+        The columns that make it divisible into slices are never read.
         """
         tasks, shards = self._tasks_by_rank[self.ranks.rank], self.shards
         width = self._slice_width(bucket) * self._num_slices
@@ -583,7 +576,7 @@ class Exchange:
             error: What this process met, if it cannot go on.
         """
         self._awaited = set()
-        if error is not None and self.ranks.is_broken:  # nobody there to tell
+        if error is not None and self.ranks.is_broken:  # no process is left to inform
             raise error
         self._send_complete()
         while self._in_flight:

@@ -50,7 +50,7 @@ class AlignedModule:
 
     @property
     def aligner(self) -> Aligner:
-        """The aligner; made when it is first asked for."""
+        """The aligner; made on first use."""
         if self._aligner is None:
             self._aligner = self.configure_aligner()
             if self._aligner_state is not None:

@@ -54,7 +54,7 @@ class Segments:
         self._forget()
 
     def _forget(self) -> None:
-        """What is made of the rest when it is first asked for."""
+        """Clear what is derived from the rest on first use."""
         self._sizes: Tensor | None = None
         self._offsets: dict[int, Tensor] = {}
         self._indicators: dict[torch.dtype, Tensor] = {}
