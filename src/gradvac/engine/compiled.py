@@ -15,10 +15,10 @@ never read, so that nothing is held longer than the region itself holds it. With
 tap's own backward computes the gradient of the weight; a fast path of the engine, by task.
 
 Rows: autograd cannot tell whose gradient is whose inside a compiled region. But a region of this
-backend is known operation by operation. It is run once on tensors without data; the autograd graph of that run
-is the same as if nothing had been compiled. From where rows lie in the region's outputs it follows
-operation by operation where they lie before each, down to its inputs, or that some operation may
-move them.
+backend is known operation by operation. It is run once on tensors without data; the autograd graph
+of that run is the same as if nothing had been compiled. From where rows lie in the region's outputs
+it follows operation by operation where they lie before each, down to its inputs, or that some
+operation may move them.
 """
 
 # B rows, N entries, O outputs, I inputs, V rows of a table

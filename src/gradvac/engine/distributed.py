@@ -158,7 +158,7 @@ class Shards:
         return {f"shard {self.index} of {name}": p.to_local() for name, p in shards.items()}
 
     def reduce_dtype(self, name: str) -> torch.dtype:
-        """The dtype in which gradients are exchanged: the parameter's, or that of FSDP2's policy."""
+        """The dtype in which gradients are exchanged: the parameter's, or FSDP2's policy."""
         default = self.leaves[name].dtype.to_real()
         return self._reduce_dtypes.get(id(self.parameters[name]), default)
 
