@@ -7,9 +7,15 @@ import torch.distributed as dist
 from gradvac import Aligner, GradVac
 from gradvac.engine import distributed
 
-from .problems import TASKS, Rows, made, rows
+from .problems import (
+    TASKS,
+    Deep,
+    Rows,
+    made,
+    rows,
+    sharded,
+)
 from .processes import World
-from .sharded import Deep, sharded
 
 DEAD = 1
 KINDS = ("replicas", "shards", "midway")
