@@ -37,7 +37,7 @@ from gradvac.engine.distributed import (
     Ranks,
     digest,
     sharded_modules,
-    unsharded,
+    unsharded_backward,
 )
 from gradvac.engine.engines import ENGINES, Engines
 from gradvac.engine.fold import AdamMetric, Components, Granularity, Metric, Stored, Weigh, split
@@ -76,5 +76,5 @@ __all__ = [
     "rows",
     "sharded_modules",
     "split",
-    "unsharded",
+    "unsharded_backward",
 ]

@@ -16,9 +16,9 @@ treats it as one, leaves out the products between gradients of different process
 an all-reduce sends.
 
 FSDP2 divides every parameter along its first dimension and shows the modules all of it only while
-they run. For an aligned backward, `unsharded` shows all modules all parameters: then the leaves of
-the graph are the parameters, each process may run as many backward passes as it needs, and nothing
-but the exchange has to know of shards.
+they run. For an aligned backward, `unsharded_backward` shows all modules all parameters: then the
+leaves of the graph are the parameters, each process may run as many backward passes as it needs,
+and nothing but the exchange has to know of shards.
 """
 
 # W processes, K components, T tasks present on any of them, m on this one, P parameters
@@ -58,7 +58,7 @@ def sharded_modules(model: nn.Module) -> list[Any]:
 
 
 @contextmanager
-def unsharded(modules: Sequence[Any], ranks: Ranks | None = None) -> Iterator[None]:
+def unsharded_backward(modules: Sequence[Any], ranks: Ranks | None = None) -> Iterator[None]:
     """All parameters in this process, and no gradients exchanged by FSDP2 itself.
 
     All processes have to come here together.
@@ -124,7 +124,7 @@ class Shards:
         self.num, self.index = mesh.size(-1), mesh.get_local_rank(mesh.ndim - 1)
         self.num_replicas, self.replica = ranks.size // self.num, ranks.rank // self.num
         self.replica_group = mesh.get_group(0) if mesh.ndim == 2 else None
-        with unsharded(self.modules):
+        with unsharded_backward(self.modules):
             self.leaves = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.check_settings()
         for group in _parameter_groups(self.modules):
@@ -463,7 +463,7 @@ class Exchange:
             What went wrong, for `close`, which lets the others know.
         """
         given, error = None, None
-        with unsharded(self.shards.modules, self.ranks):
+        with unsharded_backward(self.shards.modules, self.ranks):
             try:
                 self.shards.check_settings()
                 given = read()
@@ -648,4 +648,4 @@ def _only_device(parameters: Iterable[Tensor]) -> torch.device:
     return devices.pop()
 
 
-__all__ = ["Exchange", "RankError", "Ranks", "digest", "sharded_modules", "unsharded"]
+__all__ = ["Exchange", "RankError", "Ranks", "digest", "sharded_modules", "unsharded_backward"]
