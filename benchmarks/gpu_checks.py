@@ -18,8 +18,8 @@ from transformer import Size, Transformer, component, make_batch, row_losses
 
 import gradvac
 from gradvac.engine import compile_tapped
-from gradvac.engine.kernels import _kernels, _triton_stacks, _triton_sums
-from gradvac.engine.kernels._segments import Segments
+from gradvac.engine.kernels import Segments, grouped_outer, stacked, triton_kernels
+from gradvac.engine.kernels.stacks import combine_reference, gram_reference
 from gradvac.engine.uses._waiting import Beside, Normed, Outer
 from gradvac.lab.recipes.nmt import _triton_loss
 from gradvac.lab.recipes.nmt.loss import plain_cross_entropy
@@ -47,11 +47,11 @@ def check_products() -> None:
     for num_tasks in (2, 4, 8, 25, 100):
         for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 1e-5), (torch.float16, 1e-5)):
             j = torch.randn(num_tasks, 1_000_003, device=DEVICE).to(dtype)
-            launched = _triton_stacks.Launched([j], [0], 1)
-            found, expected = launched.grams()[0], _kernels.gram_reference(j)
+            launched = triton_kernels.Launched([j], [0], 1)
+            found, expected = launched.grams()[0], gram_reference(j)
             report(f"gram T={num_tasks} {dtype}", error(found, expected), limit)
             w = torch.randn(num_tasks, device=DEVICE, dtype=torch.float64)
-            expected = _kernels.combine_reference(w, j.double())
+            expected = combine_reference(w, j.double())
             (found,) = launched.combine(w[None])
             report(f"combine T={num_tasks} {dtype}", error(found, expected), limit)
 
@@ -66,8 +66,8 @@ def check_many() -> None:
             torch.randn(num_tasks, 123, device=DEVICE).bfloat16(),
             wide[:, :1000],
         ]
-        both = _kernels.stacked(stacks, [0, 1, 1, 0], 2)
-        on_host = _kernels.stacked([s.cpu() for s in stacks], [0, 1, 1, 0], 2)
+        both = stacked(stacks, [0, 1, 1, 0], 2)
+        on_host = stacked([s.cpu() for s in stacks], [0, 1, 1, 0], 2)
         report(f"many grams T={num_tasks}", error(both.grams().cpu(), on_host.grams()), 1e-5)
         weights = torch.randn(2, num_tasks, dtype=torch.float64)
         pairs = zip(both.combine(weights.to(DEVICE)), on_host.combine(weights), strict=True)
@@ -102,7 +102,7 @@ def check_grouped() -> None:
             segments = Segments(index, 6, DEVICE, ascending=ascending)
             left = torch.randn(12 * 37, 63, device=DEVICE).to(dtype)  # not of whole 16 bytes
             right = torch.randn(12 * 37, 129, device=DEVICE).to(dtype)
-            found = _kernels.grouped_outer(left, right, segments)
+            found = grouped_outer(left, right, segments)
             owner = index.to(DEVICE).repeat_interleave(37)
             expected = torch.stack(
                 [left[owner == t].double().t() @ right[owner == t].double() for t in range(6)]
@@ -128,13 +128,13 @@ def check_sums() -> None:
 
             for dtype in (torch.float32, torch.bfloat16):
                 flat = gy.to(dtype).flatten(0, 1)
-                found = _triton_sums.segment_sums(flat, segments)
+                found = triton_kernels.segment_sums(flat, segments)
                 report(f"sums {dtype} D={width}", error(found, by_task(gy.to(dtype))), 1e-4)
-            by_scale, by_shift = _triton_sums.norm_sums(gy, x, mean, scale, segments)
+            by_scale, by_shift = triton_kernels.norm_segment_sums(gy, x, mean, scale, segments)
             normal = (x - mean[..., None]) * scale[..., None]
             report(f"layer norm D={width} scale", error(by_scale, by_task(gy * normal)), 1e-4)
             report(f"layer norm D={width} shift", error(by_shift, by_task(gy)), 1e-4)
-            by_scale, _ = _triton_sums.norm_sums(gy, x, None, scale, segments)
+            by_scale, _ = triton_kernels.norm_segment_sums(gy, x, None, scale, segments)
             report(f"rms norm D={width}", error(by_scale, by_task(gy * x * scale[..., None])), 1e-4)
             given = (x, mean[..., None], scale[..., None], segments)
             alone = Normed(gy, *given)

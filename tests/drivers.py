@@ -10,15 +10,17 @@ from types import ModuleType
 
 
 def run_driver(
-    driver: Path,
+    driver: Path | str,
     *args: object,
     options: tuple[str, ...] = ("-W", "error"),
     environment: Mapping[str, str] | None = None,
     seconds: float = 300,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program on one thread; it must succeed."""
+    """Run a program, or a module of the tests by its name, on one thread; it must succeed."""
+    program = ("-m", driver) if isinstance(driver, str) else (str(driver),)
     done = subprocess.run(
-        [sys.executable, *options, str(driver), *map(str, args)],
+        [sys.executable, *options, *program, *map(str, args)],
+        cwd=Path(__file__).parents[1] if isinstance(driver, str) else None,
         env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}),
         capture_output=True,
         text=True,

@@ -11,9 +11,8 @@ GradNorm and plain joint training are available too. See `Aligner` for an exampl
     tasks.py         a task's name: direction, source, target, pivot
     hints.py         words that messages share, and the line a warning is for
     sides.py         encoder or decoder: the side of a model, by a name
-    indices.py       small index tensors, moved to their device once
-    triton_modules.py  Triton kernels, where they can be imported
-    recording.py     work on a GPU, recorded once as a CUDA graph and replayed
+    devices.py       index tensors and Triton kernels for a GPU
+    cuda_graph.py    work on a GPU, recorded once as a CUDA graph and replayed
     models.py        what the aligner asks of a model before it reads its graphs
     options.py       which options of the aligner go together
     rules/           Gram matrix -> weights: one method per file

@@ -28,7 +28,7 @@ from gradvac.engine import (
     read_own_losses,
     sharded_modules,
     split,
-    whole,
+    unsharded_backward,
 )
 from gradvac.hints import some
 from gradvac.models import allow_second_passes, is_sharded, refuse_later_changes, unwrap
@@ -122,7 +122,7 @@ class Aligner:
         self.rule = as_rule(rule)
         self.components: Components = split(model, granularity)
         self.rule.bind(self.tasks, tuple(self.components))
-        with whole(sharded_modules(model)):
+        with unsharded_backward(sharded_modules(model)):
             self._engines = Engines(
                 engine,
                 model,
@@ -232,7 +232,7 @@ class Aligner:
         if accumulate:
             return None
         agreed = exchange.close(pending, error)
-        return self._align(partial(exchange.fold, agreed), agreed.present, agreed.losses)
+        return self._align(partial(exchange.apply, agreed), agreed.present, agreed.losses)
 
     def _align(
         self, fold: Callable[[Weigh], None], present: tuple[int, ...], losses: Tensor

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gradvac import gram as geometry
+from gradvac.devices import index_on
 from gradvac.hints import warn_caller
-from gradvac.indices import index_on
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value: equal means identical

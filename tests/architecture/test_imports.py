@@ -10,7 +10,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # From the bottom up: a package imports only from lines above its own.
 LAYERS = """
-gram tasks hints files sides indices triton_modules recording models options
+gram tasks hints files sides devices cuda_graph models options
 run_files rules engine
 alignment restored
 aligner

@@ -14,19 +14,23 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
-from gradvac import MGDA, Aligner, Alignment, GradNorm, GradVac, PCGrad, Rule, Sum, TorchJD
+from gradvac import MGDA, Aligner, GradNorm, GradVac, PCGrad, Rule, Sum, TorchJD
 
 from . import awkward, one_task, sharded
 from .problems import (
     TASKS,
+    Deep,
     Net,
     Rows,
     all_rows,
     alone,
     assert_equal_everywhere,
-    difference,
+    assert_same,
+    assert_trained_alike,
     divided,
+    full,
     made,
+    placed,
     replica,
     rows,
     together,
@@ -47,55 +51,49 @@ RULES: dict[str, Callable[[], Rule]] = {
 
 
 def equals_one_process(
-    world: World, rule: Callable[[], Rule], dtype: torch.dtype, tolerance: float, engine: str
+    world: World,
+    rule: Callable[[], Rule],
+    dtype: torch.dtype = torch.float64,
+    tolerance: float = 1e-12,
+    engine: str = "auto",
+    shard: bool = False,
 ) -> None:
     """Five steps with Adam: W processes do what one does with all rows."""
-    model, whole = replica(world, made(Net, dtype), find_unused_parameters=True), made(Net, dtype)
+    model, single = placed(world, made(Net, dtype), shard), made(Net, dtype)
     aligner = Aligner(model, TASKS, rule(), engine=engine)
-    reference = alone(whole, rule())
+    reference = alone(single, rule())
 
     found = trained(model, lambda step: aligner.backward(model(tokens_by_task(step, world.rank))))
     wanted = trained(
-        whole, lambda step: reference.backward(divided(whole(together(world, step)), world.size))
+        single, lambda step: reference.backward(divided(single(together(world, step)), world.size))
     )
 
-    assert difference(model.module, whole) < tolerance
+    assert_same(model, single, tolerance)
     for here, there in zip(found, wanted, strict=True):
         assert here.tasks == there.tasks
         torch.testing.assert_close(here.weights, there.weights, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(here.gram, there.gram, rtol=1e-4, atol=1e-5)
-    assert_equal_everywhere(world, list(model.parameters()))
+    assert_equal_everywhere(world, [full(parameter) for parameter in model.parameters()])
     assert_equal_everywhere(world, [here.weights for here in found])
 
 
 def mixed_rows(world: World, engines: str) -> None:
     """Rows of all tasks in one batch; processes may end in different engines."""
     engine = engines if engines != "different" else ("one_backward", "per_task")[world.rank % 2]
-    model, whole = replica(world, made(Rows)), made(Rows)
+    model, single = replica(world, made(Rows)), made(Rows)
     aligner = Aligner(model, TASKS, GradVac(beta=0.1), engine=engine)
-    reference = alone(whole, GradVac(beta=0.1))
-
-    def mine(step: int) -> Alignment:
-        tokens, tasks = rows(step, world.rank)
-        return aligner.backward(model(tokens), tasks)
-
-    def whole_batch(step: int) -> Alignment:
-        tokens, tasks = all_rows(world, step)
-        return reference.backward(whole(tokens) / world.size, tasks)
-
-    trained(model, mine)
-    trained(whole, whole_batch)
-    assert difference(model.module, whole) < 1e-12
+    reference = alone(single, GradVac(beta=0.1))
+    assert_trained_alike(world, (model, aligner), (single, reference))
     assert aligner.engine == ("one_backward" if engine == "auto" else engine)
     assert_equal_everywhere(world, list(model.parameters()))
 
 
 def one_falls_back(world: World) -> None:
     """Where rows of one process influence each other, that one goes on with per_task."""
-    model, whole = replica(world, made(Rows)), made(Rows)
+    model, single = replica(world, made(Rows)), made(Rows)
     aligner, reference = (
         Aligner(model, TASKS, GradVac()),
-        alone(whole, GradVac(), engine="per_task"),
+        alone(single, GradVac(), engine="per_task"),
     )
 
     def coupled(losses: Tensor) -> Tensor:
@@ -110,10 +108,10 @@ def one_falls_back(world: World) -> None:
     assert aligner.engine == ("per_task" if world.rank == 1 else "one_backward")
 
     everyone = [rows(0, rank) for rank in range(world.size)]
-    losses = [whole(tokens) for tokens, _ in everyone]
+    losses = [single(tokens) for tokens, _ in everyone]
     losses[1] = coupled(losses[1])
     reference.backward(torch.cat(losses) / world.size, torch.cat([tasks for _, tasks in everyone]))
-    for here, there in zip(model.parameters(), whole.parameters(), strict=True):
+    for here, there in zip(model.parameters(), single.parameters(), strict=True):
         torch.testing.assert_close(here.grad, there.grad, rtol=0, atol=1e-13)
 
 
@@ -144,11 +142,11 @@ def sum_is_plain(world: World, **options: bool) -> None:
 
 def without_rows(world: World) -> None:
     """A process without a batch takes part, with an empty mapping or an empty tensor."""
-    model, whole = made(Rows), made(Rows)
+    model, single = made(Rows), made(Rows)
     aligner = Aligner(model, TASKS, GradVac(), process_group=world.group)
-    reference = alone(whole, GradVac())
+    reference = alone(single, GradVac())
     for nothing in ({}, torch.zeros(0)):
-        for own in (model, whole):
+        for own in (model, single):
             own.zero_grad()
         if world.rank == 1:
             found = aligner.backward(nothing, [] if isinstance(nothing, Tensor) else None)
@@ -157,9 +155,9 @@ def without_rows(world: World) -> None:
             found = aligner.backward(model(tokens), tasks)
         others = [rows(0, rank) for rank in range(world.size) if rank != 1]
         tokens, tasks = (torch.cat(parts) for parts in zip(*others, strict=True))
-        wanted = reference.backward(whole(tokens) / world.size, tasks)
+        wanted = reference.backward(single(tokens) / world.size, tasks)
         torch.testing.assert_close(found.gram, wanted.gram)
-        for here, there in zip(model.parameters(), whole.parameters(), strict=True):
+        for here, there in zip(model.parameters(), single.parameters(), strict=True):
             torch.testing.assert_close(here.grad, there.grad)
     with pytest.raises(ValueError, match="no process has a row"):
         aligner.backward({})
@@ -167,8 +165,8 @@ def without_rows(world: World) -> None:
 
 def accumulated(world: World) -> None:
     """Micro-batches, of which processes may have different numbers."""
-    model, whole = replica(world, made(Rows)), made(Rows)
-    aligner, reference = Aligner(model, TASKS, GradVac()), alone(whole, GradVac())
+    model, single = replica(world, made(Rows)), made(Rows)
+    aligner, reference = Aligner(model, TASKS, GradVac()), alone(single, GradVac())
     num_batches = [1 + rank for rank in range(world.size)]
     for step in range(num_batches[world.rank]):
         tokens, tasks = rows(step, world.rank)
@@ -179,9 +177,9 @@ def accumulated(world: World) -> None:
         for step in range(num_batches[rank]):
             tokens, tasks = rows(step, rank)
             is_last = rank == world.size - 1 and step == num_batches[rank] - 1
-            wanted = reference.backward(whole(tokens) / world.size, tasks, accumulate=not is_last)
+            wanted = reference.backward(single(tokens) / world.size, tasks, accumulate=not is_last)
     torch.testing.assert_close(found.gram, wanted.gram)
-    for here, there in zip(model.parameters(), whole.parameters(), strict=True):
+    for here, there in zip(model.parameters(), single.parameters(), strict=True):
         torch.testing.assert_close(here.grad, there.grad)
 
 
@@ -289,34 +287,30 @@ def approximate(world: World) -> None:
     assert_equal_everywhere(world, [p.grad for p in model.parameters()])
 
 
-def hooks(world: World) -> None:
+def hooks(world: World, shard: bool) -> None:
     """Hooks see the final gradient once: an optimizer in the backward."""
-    model = replica(world, made(Rows))
-    aligner, whole = Aligner(model, TASKS, GradVac()), made(Rows)
-    reference = alone(whole, GradVac())
-    seen: list[str] = []
+    model, single = placed(world, made(Deep), shard), made(Deep)
+    aligner, reference = Aligner(model, TASKS, GradVac()), alone(single, GradVac())
+    seen: list[Tensor] = []
 
     def descend(parameter: Tensor) -> None:
-        seen.append("step")
+        seen.append(parameter)
         with torch.no_grad():
             parameter.sub_(0.1 * parameter.grad)
         parameter.grad = None
 
-    for parameter in model.parameters():
+    for parameter in [*model.parameters(), *single.parameters()]:
         parameter.register_post_accumulate_grad_hook(descend)
-    next(model.parameters()).register_hook(lambda gradient: 2 * gradient)
+    for each in (model, single):
+        next(each.parameters()).register_hook(lambda gradient: 2 * gradient)
     for step in range(3):
         tokens, tasks = rows(step, world.rank)
         aligner.backward(model(tokens), tasks)
         tokens, tasks = all_rows(world, step)
-        whole.zero_grad()
-        reference.backward(whole(tokens) / world.size, tasks)
-        next(whole.parameters()).grad.mul_(2)
-        with torch.no_grad():
-            for parameter in whole.parameters():
-                parameter.sub_(0.1 * parameter.grad)
-    assert len(seen) == 3 * len(list(model.parameters()))
-    assert difference(model.module, whole) < 1e-12
+        reference.backward(single(tokens) / world.size, tasks)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert len(seen) == 2 * 3 * len(list(model.parameters()))
+    assert_same(model, single)
 
 
 def traffic(world: World) -> None:
@@ -398,21 +392,26 @@ def refusals(world: World) -> None:
 
 def _checks() -> dict[str, tuple[Check, int]]:
     found: dict[str, tuple[Check, int]] = {}
-    for name, rule in RULES.items():
-        for size in (2, 3, 4) if name == "gradvac" else (4,):
-            found[f"{name}, {size} processes, float64"] = (
-                partial(
-                    equals_one_process,
-                    rule=rule,
-                    dtype=torch.float64,
-                    tolerance=1e-12,
-                    engine="auto",
-                ),
-                size,
-            )
-    single = partial(equals_one_process, rule=RULES["gradvac"], dtype=torch.float32, tolerance=1e-6)
-    found["gradvac, float32"] = (partial(single, engine="auto"), 4)
-    found["gradvac, float32, per_task"] = (partial(single, engine="per_task"), 2)
+    for shard in (False, True):
+        where = "FSDP2: " if shard else ""
+        for name, rule in RULES.items():
+            check = partial(equals_one_process, rule=rule, shard=shard)
+            for size in (2, 3, 4) if name == "gradvac" else (3 if shard else 4,):
+                found[f"{where}{name}, {size} processes, float64"] = (check, size)
+        found[f"{where}hooks"] = (partial(hooks, shard=shard), 3 if shard else 2)
+        single = partial(
+            equals_one_process,
+            rule=RULES["gradvac"],
+            dtype=torch.float32,
+            tolerance=1e-6,
+            shard=shard,
+        )
+        found[f"{where}gradvac, float32, per_task"] = (
+            partial(single, engine="per_task"),
+            4 if shard else 2,
+        )
+        if not shard:
+            found["gradvac, float32"] = (single, 4)
     for engines in ("auto", "per_task", "different"):
         found[f"mixed rows, engines: {engines}"] = (partial(mixed_rows, engines=engines), 3)
     found["one process falls back"] = (one_falls_back, 3)
@@ -420,19 +419,12 @@ def _checks() -> dict[str, tuple[Check, int]]:
     for option in ("find_unused_parameters", "gradient_as_bucket_view"):
         found[f"Sum is plain, {option}"] = (partial(sum_is_plain, **{option: True}), 3)
     others = (
-        without_rows,
-        accumulated,
-        not_finite,
-        disagreements,
-        an_error_in_one,
-        approximate,
-        hooks,
-        traffic,
-        refusals,
+        *(without_rows, accumulated, not_finite, disagreements),
+        *(an_error_in_one, approximate, traffic, refusals),
     )
     for check in others:
-        found[check.__name__.replace("_", " ")] = (check, 2 if check is hooks else 3)
-    return found | sharded.checks(RULES) | one_task.checks() | awkward.checks()
+        found[check.__name__.replace("_", " ")] = (check, 3)
+    return found | sharded.checks() | one_task.checks() | awkward.checks()
 
 
 CHECKS = _checks()

@@ -1,31 +1,32 @@
-"""Run as a module: forks the processes of the checks, or those of which one is killed."""
+"""Run as a module: starts the processes of the checks, or those of which one is killed."""
 
+import json
 import sys
+from functools import partial
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401 (once, before the processes part)
-import torchjd.aggregation  # noqa: F401
+import torchjd.aggregation  # noqa: F401 (once, before the processes part)
 
+from ..ranks import StartedRanks, failures, run_ranks
 from .checks import CHECKS
 from .deaths import KINDS, train_until_one_dies
-from .processes import SIZE, run_checks, start
+from .processes import SIZE, run_checks
 
 
-def main(what: str, folder: str, *chosen: str) -> None:
+def main(what: str, where: str, *chosen: str) -> None:
     """Start what was asked for and wait for it."""
+    folder = Path(where)
     if what == "checks":
         checks = {name: CHECKS[name] for name in chosen or CHECKS}
-        started = start(run_checks, (Path(folder), checks), SIZE)
+        work = partial(run_checks, folder=folder, checks=checks)
+        print(*failures(run_ranks(work, SIZE, folder, seconds=240)), sep="\n")
     else:
-        started = []
-        for kind in KINDS:
-            own = Path(folder) / kind
-            own.mkdir()
-            started += start(train_until_one_dies, (own, kind), 3)
-    for process in started:
-        process.join(timeout=240)
-        if process.is_alive():
-            process.kill()
+        started = {
+            kind: StartedRanks(partial(train_until_one_dies, kind=kind), 3, folder / kind)
+            for kind in KINDS
+        }
+        found = {kind: failures(ranks.wait()) for kind, ranks in started.items()}
+        (folder / "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

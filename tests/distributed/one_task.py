@@ -10,11 +10,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from gradvac import Aligner, Alignment, GradVac
 
-from .problems import TASKS, Rows, alone, made, replica, rows, trained
+from .problems import (
+    TASKS,
+    Rows,
+    alone,
+    assert_same,
+    full,
+    made,
+    replica,
+    rows,
+    trained,
+)
 from .processes import Check, World
 
 
@@ -43,28 +52,18 @@ def batch(step: int, rank: int) -> tuple[Tensor, bool]:
     return rows(step, rank)[0], bool((step + rank) % 2)
 
 
-def whole_of(parameter: Tensor) -> Tensor:
-    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-
-
-def assert_same(here: nn.Module, there: nn.Module) -> None:
-    own = here.module if isinstance(here, DistributedDataParallel) else here
-    for parameter, other in zip(own.parameters(), there.parameters(), strict=True):
-        torch.testing.assert_close(whole_of(parameter), other, rtol=0, atol=1e-12)
-
-
-def wanted(world: World, whole: nn.Module, step: int) -> dict[str, Tensor]:
+def wanted(world: World, single: nn.Module, step: int) -> dict[str, Tensor]:
     """The losses of all processes in one, by task; every batch by itself."""
     losses: dict[str, Tensor] = {}
     for rank in range(world.size):
-        task, own = task_of(step, rank), whole(*batch(step, rank)).sum() / world.size
+        task, own = task_of(step, rank), single(*batch(step, rank)).sum() / world.size
         losses[task] = losses[task] + own if task in losses else own
     return losses
 
 
 def rows_that_mix(world: World, shard: bool, compiled: bool) -> None:
     """Batch normalisation and differences to the mean, per process: each has its own task."""
-    own, whole = made(Coupled), made(Coupled)
+    own, single = made(Coupled), made(Coupled)
     if compiled and shard:
         own.body.compile(backend="aot_eager")
     if shard:
@@ -75,15 +74,15 @@ def rows_that_mix(world: World, shard: bool, compiled: bool) -> None:
         model = replica(world, own, find_unused_parameters=True)
     aligner = Aligner(model, TASKS, GradVac(beta=0.1))
     called = torch.compile(model, backend="aot_eager") if compiled and not shard else model
-    reference = alone(whole, GradVac(beta=0.1), engine="per_task")
+    reference = alone(single, GradVac(beta=0.1), engine="per_task")
 
     def mine(step: int) -> Alignment:
         losses = called(*batch(step, world.rank))
         return aligner.backward(losses, [task_of(step, world.rank)] * len(losses))
 
     found = trained(model, mine)
-    theirs = trained(whole, lambda step: reference.backward(wanted(world, whole, step)))
-    assert_same(model, whole)
+    theirs = trained(single, lambda step: reference.backward(wanted(world, single, step)))
+    assert_same(model, single)
     for here, there in zip(found, theirs, strict=True):
         assert here.tasks == there.tasks
         torch.testing.assert_close(here.weights, there.weights)
@@ -92,12 +91,12 @@ def rows_that_mix(world: World, shard: bool, compiled: bool) -> None:
 
 def more_tasks_than_processes(world: World, shard: bool) -> None:
     """Every process goes through several tasks, a micro-batch each."""
-    own, whole = made(Rows), made(Rows)
+    own, single = made(Rows), made(Rows)
     if shard:
         model = fully_shard(own, mesh=DeviceMesh.from_group(world.group, "cpu"))
     else:
         model = replica(world, own)
-    aligner, reference = Aligner(model, TASKS, GradVac()), alone(whole, GradVac())
+    aligner, reference = Aligner(model, TASKS, GradVac()), alone(single, GradVac())
     for step in range(3):
         is_last = step == 2
         if shard:
@@ -108,20 +107,20 @@ def more_tasks_than_processes(world: World, shard: bool) -> None:
             found = aligner.backward(losses, [task] * len(losses), accumulate=not is_last)
     every = [(step, rank) for step in range(3) for rank in range(world.size)]
     for step, rank in every:
-        losses = whole(rows(step, rank)[0]) / world.size
+        losses = single(rows(step, rank)[0]) / world.size
         last = (step, rank) == every[-1]
         task = TASKS[(step + 2 * rank) % 4]
         there = reference.backward(losses, [task] * len(losses), accumulate=not last)
     assert found.tasks == there.tasks
     assert len(found.tasks) > world.size
     torch.testing.assert_close(found.gram, there.gram)
-    for parameter, other in zip(model.parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(whole_of(parameter.grad), other.grad, rtol=0, atol=1e-12)
+    for parameter, other in zip(model.parameters(), single.parameters(), strict=True):
+        torch.testing.assert_close(full(parameter.grad), other.grad, rtol=0, atol=1e-12)
 
 
 def sends_while_the_backward_runs(world: World) -> None:
     """The exchange of the last layers has begun when the first ones are differentiated."""
-    from gradvac.engine.processes import _buckets
+    from gradvac.engine import distributed
 
     def sent_before_the_first_layer(num_tasks: int) -> int:
         model = made(Rows)
@@ -135,12 +134,12 @@ def sends_while_the_backward_runs(world: World) -> None:
             aligner.backward(losses, [n % num_tasks for n in range(len(tokens))])
         return sent[-1]
 
-    kept, _buckets._BUCKET_BYTES = _buckets._BUCKET_BYTES, 1
+    kept, distributed.BUCKET_BYTES = distributed.BUCKET_BYTES, 1
     try:
         assert sent_before_the_first_layer(1) == 6
         assert sent_before_the_first_layer(2) == 6
     finally:
-        _buckets._BUCKET_BYTES = kept
+        distributed.BUCKET_BYTES = kept
 
 
 def traffic(world: World) -> None:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from gradvac import Aligner, Alignment, Rule
 
@@ -43,6 +46,36 @@ class Rows(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.body(self.table(tokens))).square().sum(1)
+
+
+class Tied(Rows):
+    """The table is the head too, and one part is behind a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 6))
+        self.head = nn.Linear(6, 11)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        deep = checkpoint(self.body, self.table(tokens), use_reentrant=False)
+        return self.head(deep).square().sum(1)
+
+
+class Deep(nn.Module):
+    """A stack of layers, every one of them a unit of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        deep = self.table(tokens)
+        for layer in self.layers:
+            deep = layer(deep).tanh()
+        return self.head(deep).square().sum(1)
 
 
 def made(kind: type[nn.Module], dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -92,15 +125,44 @@ def replica(world: World, model: nn.Module, **options: object) -> DistributedDat
     return DistributedDataParallel(model, process_group=world.group, **options)
 
 
+def sharded(world: World, model: nn.Module, mesh: DeviceMesh | None = None, **options: object):
+    """The model in this process: a stack or body by itself, and the rest."""
+    options["mesh"] = DeviceMesh.from_group(world.group, "cpu") if mesh is None else mesh
+    if not isinstance(model, Net):  # how often it runs its body depends on the tasks
+        for unit in model.layers if isinstance(model, Deep) else [model.body]:
+            fully_shard(unit, **options)
+    return fully_shard(model, **options)
+
+
+def placed(world: World, model: nn.Module, shard: bool) -> nn.Module:
+    """A replica of the model in this process, or a shard."""
+    return sharded(world, model) if shard else replica(world, model, find_unused_parameters=True)
+
+
 def alone(model: nn.Module, rule: Rule, **options: object) -> Aligner:
-    """An aligner of the whole batch, for this process to compare with."""
+    """An aligner of the full batch, for this process to compare with."""
     return Aligner(model, TASKS, rule, process_group=None, **options)
 
 
-def difference(here: nn.Module, there: nn.Module) -> float:
-    """The largest difference of two models' parameters."""
-    pairs = zip(here.parameters(), there.parameters(), strict=True)
-    return max((a - b).abs().max().item() for a, b in pairs)
+def full(value: Tensor) -> Tensor:
+    """The tensor of which this process may have a shard."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def assert_same(
+    here: nn.Module, there: nn.Module, tolerance: float = 1e-12, *, of_grad: bool = False
+) -> None:
+    """Compare all parameters, or their gradients, with those of a model that is not wrapped."""
+    if isinstance(here, DistributedDataParallel):
+        here = here.module
+    others = dict(there.named_parameters())
+    for name, parameter in here.named_parameters():
+        value, other = (p.grad if of_grad else p for p in (parameter, others[name]))
+        assert (value is None) == (other is None), name
+        if value is not None:
+            value, other = full(value), full(other)
+            assert value.dtype == other.dtype, name
+            assert ((value - other).abs() < tolerance).all(), name
 
 
 def assert_equal_everywhere(world: World, values: Sequence[Tensor]) -> None:
@@ -122,3 +184,21 @@ def trained(
         found.append(backward(step))
         optimizer.step()
     return found
+
+
+def assert_trained_alike(
+    world: World, ours: tuple[nn.Module, Aligner], theirs: tuple[nn.Module, Aligner]
+) -> None:
+    """Train on the own rows, and one process on all of them: the same parameters."""
+
+    def mine(step: int) -> Alignment:
+        tokens, tasks = rows(step, world.rank)
+        return ours[1].backward(ours[0](tokens), tasks)
+
+    def full_batch(step: int) -> Alignment:
+        tokens, tasks = all_rows(world, step)
+        return theirs[1].backward(theirs[0](tokens) / world.size, tasks)
+
+    trained(ours[0], mine)
+    trained(theirs[0], full_batch)
+    assert_same(ours[0], theirs[0])

@@ -21,12 +21,13 @@ from torch.utils.checkpoint import checkpoint
 
 from gradvac import Aligner, GradVac
 from gradvac.engine import compile_tapped
-from gradvac.engine.compiled._tapping import tap
+from gradvac.engine.compiled import split_and_compile
 
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, assert_same_gradients
 from .zoo._case import B, Block, D, HandWrittenNorm, Model, S, V, distance
 
-uncompiled = partial(tap, compile_inside=aot_eager)  # the same split, and no compiler to wait for
+# The same split, and no compiler to wait for.
+uncompiled = partial(split_and_compile, compile_inside=aot_eager)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it

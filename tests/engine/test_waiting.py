@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import Aligner, GradVac
-from gradvac.engine.kernels._segments import Segments
+from gradvac.engine.kernels import Segments
 from gradvac.engine.uses import _waiting
 from gradvac.engine.uses._uses import Use
 from gradvac.engine.uses._waiting import Beside, Normed, Outer

@@ -1,26 +1,21 @@
 """Trains with each integration in one process and in two, and compares.
 
-    python ranks_driver.py FOLDER PORT
+    python -m tests.integrations.ranks_driver FOLDER
 
-Processes are forks of this one, so that everything is imported once; they are told of each other
-as torchrun does. Writes the largest difference of weights, or an error, to FOLDER/found.json.
+Writes the largest difference of weights, or an error, to FOLDER/found.json.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # once, before the processes part
-import torch.distributed.fsdp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -36,6 +31,8 @@ with warnings.catch_warnings():
     from gradvac.integrations.transformers import AlignedTrainer
 
 from gradvac import Aligner, GradVac
+
+from ..ranks import failures, run_ranks
 
 TASKS = ["de", "fr", "sw"]
 SIZE = 2
@@ -90,9 +87,9 @@ def hugging_face(folder: Path, *, resume: bool = False) -> Weights:
 
 
 def resumed(folder: Path) -> Weights:
-    whole, parts = hugging_face(folder), hugging_face(folder, resume=True)
-    assert all(torch.equal(whole[key], parts[key]) for key in whole)
-    return parts
+    uninterrupted, weights = hugging_face(folder), hugging_face(folder, resume=True)
+    assert all(torch.equal(uninterrupted[key], weights[key]) for key in weights)
+    return weights
 
 
 def network() -> nn.Module:
@@ -172,54 +169,30 @@ def lightning(folder: Path) -> Weights:
 # -- one process, and two ------------------------------------------------------------------------
 
 
-def start(num: int, work: Callable[[Path], Weights], folder: Path, port: int) -> list[Any]:
-    def one(number: int) -> None:
-        if num > 1:
-            names = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": num}
-            names |= {"LOCAL_WORLD_SIZE": num, "GROUP_RANK": 0, "MASTER_PORT": port}
-            os.environ |= {name: str(value) for name, value in names.items()}
-            os.environ |= {"MASTER_ADDR": "localhost", "TORCHELASTIC_RUN_ID": "test"}
-            os.environ |= {"ACCELERATE_USE_CPU": "true"}
-        torch.set_num_threads(1)
-        try:
-            found: Any = work(folder)
-        except Exception as error:
-            found = f"{type(error).__name__}: {error}"
-        torch.save(found, folder / f"found-{number}.pt")
-        os._exit(0)
-
-    folder.mkdir()
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=one, args=(number,)) for number in range(num)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        if process.is_alive():
-            process.kill()
-    return [torch.load(folder / f"found-{number}.pt") for number in range(num)]
-
-
 def gap(one: Weights, two: Weights) -> float:
     return max(float((one[key] - two[key]).abs().max()) for key in one)
 
 
-def main(folder: Path, port: int) -> None:
+def main(folder: Path) -> None:
     transformers.utils.logging.set_verbosity_error()
+    os.environ["ACCELERATE_USE_CPU"] = "true"
     found: dict[str, Any] = {}
-    for number, work in enumerate((hugging_face, resumed, accelerate, lightning)):
-        name = work.__name__
-        (one,) = start(1, work, folder / f"{name}-1", 0)
-        two = start(SIZE, work, folder / f"{name}-2", port + number)
-        errors = [weights for weights in (one, *two) if isinstance(weights, str)]
-        if errors:
-            found[name] = errors
+    for work in (hugging_face, resumed, accelerate, lightning):
+        results: list[Any] = []
+        for num in (1, SIZE):
+            into = folder / f"{work.__name__}-{num}"
+            results += run_ranks(
+                lambda _, work=work, into=into: work(into), num, into, as_torchrun=True
+            )
+        if failed := failures(results):
+            found[work.__name__] = failed
             continue
+        one, *two = results
         assert all(torch.equal(two[0][key], two[1][key]) for key in one)
         first = (network() if work in (accelerate, lightning) else gpt2()).state_dict()
-        found[name] = {"gap": gap(one, two[0]), "moved": gap(one, dict(first))}
+        found[work.__name__] = {"gap": gap(one, two[0]), "moved": gap(one, dict(first))}
     (folder / "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]))

@@ -32,9 +32,9 @@ def test_recorded_steps_equal_those_as_written(
 
     start = torch.cat([p.detach().flatten() for p in make_model("tokens").parameters()])
     replayed, written = trained(True), trained(False)
-    (shape,) = replayed._recorded._by_shape.values()
-    assert shape._recording.works
-    assert shape._recording.is_replayed
+    (step,) = replayed.graphed_step.graphs.values()
+    assert step.graph.works
+    assert step.graph.is_replayed
     assert replayed.alignment.tasks == written.alignment.tasks
     one, other = (
         torch.cat([p.detach().flatten() for p in t.model.parameters()]).cpu() - start

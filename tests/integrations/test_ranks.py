@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +13,7 @@ from ..drivers import run_driver
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("ranks")
-    port = random.SystemRandom().randint(20_000, 30_000)
-    run_driver(Path(__file__).with_name("ranks_driver.py"), folder, port, options=())
+    run_driver("tests.integrations.ranks_driver", folder, options=())
     read: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return read
 

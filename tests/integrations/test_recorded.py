@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradvac.integrations import _recorded
-from gradvac.integrations._recorded import MOST_SHAPES, Backward, RecordedSteps
-from gradvac.integrations.transformers import AlignedTrainer
+from gradvac import cuda_graph
+from gradvac.cuda_graph import MOST_SHAPES, GraphedStep
+from gradvac.integrations.transformers import AlignedTrainer, Backward
 
 
 class StandIn:
@@ -47,8 +47,8 @@ def take(inputs: Mapping[str, Tensor]) -> Backward:
 
 
 def test_gradients_of_every_step_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_recorded, "Recording", StandIn)
-    steps = RecordedSteps(take, MODEL, torch.device("cpu"))
+    monkeypatch.setattr(cuda_graph, "CudaGraph", StandIn)
+    steps = GraphedStep(take, MODEL, torch.device("cpu"))
     torch.manual_seed(0)
     for step in range(60):
         x = torch.randn(1 + step % (MOST_SHAPES + 2), 3)
@@ -61,8 +61,8 @@ def test_gradients_of_every_step_and_shape(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_changed_model_is_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_recorded, "Recording", StandIn)
-    steps = RecordedSteps(take, MODEL, torch.device("cpu"))
+    monkeypatch.setattr(cuda_graph, "CudaGraph", StandIn)
+    steps = GraphedStep(take, MODEL, torch.device("cpu"))
     x = torch.randn(2, 3)
 
     def step() -> list[bool]:

@@ -1,28 +1,20 @@
 """Trains a tagger in one, two and three processes.
 
-    python ranks_driver.py FOLDER
+    python -m tests.tagging.ranks_driver FOLDER
 
-FOLDER holds `encoder` and `corpus`. Processes are forks of this one, so that
-everything is imported once. Writes the largest difference of weights to FOLDER/gaps.json.
+FOLDER holds `encoder` and `corpus`. Writes the largest difference of weights to FOLDER/gaps.json.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import sys
-from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
-
-import torch
-import torch._dynamo  # once, before the processes part
-import torch.distributed as dist
-import torch.distributed.fsdp
 
 from gradvac.lab.recipes.tagging import TaggingConfig, train_tagging
 from gradvac.lab.training import Display, checkpoint
+
+from ..ranks import failures, run_ranks
 
 TRAIN = {"max_steps": 6, "validate_every": 3, "checkpoint_every": 3, "log_every": 3} | {
     "device": "cpu",
@@ -47,30 +39,13 @@ def tagging(folder: Path, run: Path) -> None:
     train_tagging(TaggingConfig.model_validate(config), run, display=Display(quiet=True))
 
 
-def run(size: int, work: Callable[[Path, Path], None], folder: Path, into: Path) -> None:
-    """Work in so many processes."""
-
-    def one(rank: int) -> None:
-        if size > 1:
-            where = f"file://{into}.meeting"
-            dist.init_process_group("gloo", where, timedelta(seconds=60), size, rank)
-        work(folder, into)
-        os._exit(0)
-
-    context = multiprocessing.get_context("fork")
-    started = [context.Process(target=one, args=(rank,)) for rank in range(size)]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(90)
-        assert process.exitcode == 0, f"{work.__name__} in {size}: {process.exitcode}"
-
-
 def main(folder: Path) -> None:
     weights = {}
     for size in (1, 2, 3):
-        run(size, tagging, folder, folder / f"run-{size}")
-        weights[size] = checkpoint.weights(folder / f"run-{size}", "last")
+        into = folder / f"run-{size}"
+        results = run_ranks(lambda _, into=into: tagging(folder, into), size, folder / "ranks")
+        assert not failures(results), failures(results)
+        weights[size] = checkpoint.weights(into, "last")
     one = weights.pop(1)
     gaps = {
         size: max(float((one[name] - several[name]).abs().max()) for name in one)
@@ -80,5 +55,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main(Path(sys.argv[1]))

@@ -19,7 +19,7 @@ from ..drivers import run_driver
 def test_runs_are_those_of_one_process(tmp_path: Path, encoder: Path, corpus: Path) -> None:
     shutil.copytree(encoder, tmp_path / "encoder")
     shutil.copytree(corpus, tmp_path / "corpus")
-    run_driver(Path(__file__).with_name("ranks_driver.py"), tmp_path)
+    run_driver("tests.tagging.ranks_driver", tmp_path)
     gaps = json.loads((tmp_path / "gaps.json").read_text())
     assert sorted(gaps) == ["2", "3"]
     assert max(gaps.values()) < 1e-6, gaps

@@ -1,37 +1,32 @@
 """Trains the toy recipe in several processes, in many ways; writes what came of it as JSON.
 
-    python ranks_driver.py FOLDER
-
-Processes are forks of this one, so that torch is imported once, and meet by way of a file.
+python -m tests.training.ranks_driver FOLDER
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # once, before the processes part
 import torch.distributed as dist
-import torch.distributed.fsdp
 from torch import nn
-from toy import ToyBatch, ToyConfig, ToyRecipe, outcome
 
-from gradvac.engine.processes import _distributed
+from gradvac.engine import collectives
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import Display, StepLosses, checkpoint, train
 
+from ..ranks import GONE, Failed, run_ranks
+from .toy import ToyBatch, ToyConfig, ToyRecipe, outcome
+
 Found = dict[str, Any]
 Settings = dict[str, dict[str, Any]]
-PATIENCE = timedelta(seconds=60)
 RULES: dict[str, dict[str, Any]] = {
     "gradvac": {"rule": "gradvac"},
     "pcgrad": {"rule": "pcgrad"},
@@ -92,36 +87,20 @@ def run(
     **options: Any,
 ) -> list[Found]:
     """Train in so many processes; what each of them says in the end."""
-    context = multiprocessing.get_context("fork")
-    folder.mkdir(parents=True, exist_ok=True)
-    results = [folder / f"said-{rank}.json" for rank in range(size)]
-    meeting = folder / f"meeting-{time.monotonic_ns()}"
 
-    def work(rank: int) -> None:
-        if size > 1:
-            where = f"file://{meeting}"
-            dist.init_process_group("gloo", where, PATIENCE, size, rank)
+    def work(rank: int) -> Found:
         own = config(rank) if callable(config) else config
-        try:
-            done = train(
-                recipe(own, fail, **options), own, folder / "run", display=Display(quiet=True)
-            )
-            said: Found = {"reason": done.reason, "step": done.step, "best": done.best_score}
-        except Exception as error:
-            said = {"error": type(error).__name__, "message": str(error)}
-        results[rank].write_text(json.dumps(said))
-        os._exit(0)
+        done = train(recipe(own, fail, **options), own, folder / "run", display=Display(quiet=True))
+        return {"reason": done.reason, "step": done.step, "best": done.best_score}
 
-    for path in results:
-        path.unlink(missing_ok=True)
-    started = [context.Process(target=work, args=(rank,)) for rank in range(size)]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(90)
-        if process.is_alive():
-            process.kill()
-    return [json.loads(p.read_text()) if p.exists() else {"gone": True} for p in results]
+    def said(result: Any) -> Found:
+        if result == GONE:
+            return {"gone": True}
+        if isinstance(result, Failed):
+            return {"error": result.kind, "message": result.message}
+        return dict(result)
+
+    return [said(result) for result in run_ranks(work, size, folder)]
 
 
 def gap(folder: Path, other: Path) -> float:
@@ -295,7 +274,7 @@ TRIED = (same_as_one, other_sizes, with_dropout, signals, bad_numbers, damages, 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    _distributed._PATIENCE = 1.0  # seconds to learn who is missing
+    collectives.PATIENCE = 1.0  # seconds to learn who is missing
     found: Found = {}
     for tried in TRIED:
         begin = time.monotonic()

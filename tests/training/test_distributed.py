@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ Found = dict[str, Any]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What the driver found: one start of Python for all tests."""
     folder = tmp_path_factory.mktemp("ranks")
-    done = run_driver(Path(__file__).with_name("ranks_driver.py"), folder)
+    done = run_driver("tests.training.ranks_driver", folder)
     read: Found = json.loads((folder / "found.json").read_text())
     failed = {name: own["failed"] for name, own in read.items() if "failed" in own}
     assert not failed, done.stderr

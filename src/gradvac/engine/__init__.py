@@ -11,11 +11,11 @@ Nine ideas, each a room whose own map names its files:
     graph/      the autograd graph, its *junctions*, where parameters meet rows, and passes to them
     losses/     what `backward` was given: losses, and the tasks of rows
     ownership/  whose the entries of an output gradient are, and a *plan*: what is known of that
-    compiled/   compiled regions, whose parameters are left outside
+    compiled.py  compiled regions, whose parameters are left outside
     uses/       what a junction contributes to a parameter: fast paths, or the node itself
     fold/       *components*: from their uses to their Gram matrix, their weights and `.grad`
     engines/    from losses to updates: which engine runs, and how
-    processes/  the same between processes; all collectives are in `processes/_distributed.py`
+    distributed.py  the same between processes; all collectives are in `collectives.py`
 
 What a room imports of the others is in the `__all__` of their `__init__`. It may import from:
 
@@ -27,10 +27,18 @@ What a room imports of the others is in the `__all__` of their `__init__`. It ma
     uses       kernels, graph, losses, ownership
     fold       kernels, uses
     engines    kernels, graph, losses, ownership, uses, fold
-    processes  kernels, losses, fold, engines
+    distributed  kernels, losses, fold, engines
 """
 
 from gradvac.engine.compiled import compile_tapped
+from gradvac.engine.distributed import (
+    Exchange,
+    RankError,
+    Ranks,
+    digest,
+    sharded_modules,
+    unsharded_backward,
+)
 from gradvac.engine.engines import ENGINES, Engines
 from gradvac.engine.fold import AdamMetric, Components, Granularity, Metric, Stored, Weigh, split
 from gradvac.engine.kernels import gram
@@ -43,7 +51,6 @@ from gradvac.engine.losses import (
     read_own_losses,
     rows,
 )
-from gradvac.engine.processes import Exchange, RankError, Ranks, digest, sharded_modules, whole
 
 __all__ = [
     "ENGINES",
@@ -69,5 +76,5 @@ __all__ = [
     "rows",
     "sharded_modules",
     "split",
-    "whole",
+    "unsharded_backward",
 ]

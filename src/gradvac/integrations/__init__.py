@@ -7,10 +7,7 @@ the trainers are optional packages.
     transformers.py     AlignedTrainer, AlignedSeq2SeqTrainer, TaskCollator  (gradvac[transformers])
     accelerate.py       AcceleratedAligner: one line instead of accelerator.backward
     lightning.py        AlignedModule: a mixin for LightningModule
-    _collator.py        batches that carry the task of every row
-    _row_losses.py      losses of rows from the outputs of a Hugging Face model
-    _recorded.py        forward and backward replayed as CUDA graphs
-    _processes.py       what is asked of several processes
+    _shared.py          what all of them require of several processes
 
 Several processes train replicas (`DistributedDataParallel`); engines that run the backward pass
 themselves (DeepSpeed, FSDP) are refused by name.

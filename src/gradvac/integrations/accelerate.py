@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gradvac import Aligner, Alignment
 from gradvac.engine import TasksOfRows
-from gradvac.integrations._processes import refuse_engine, require_together
+from gradvac.integrations._shared import check_backend, check_processes
 
 
 class AcceleratedAligner:
@@ -40,8 +40,8 @@ class AcceleratedAligner:
     """
 
     def __init__(self, accelerator: Accelerator, aligner: Aligner) -> None:
-        refuse_engine(str(accelerator.distributed_type.value), "accelerator")
-        require_together(aligner, accelerator.num_processes, "aligner")
+        check_backend(str(accelerator.distributed_type.value), "accelerator")
+        check_processes(aligner, accelerator.num_processes, "aligner")
         self.accelerator, self.aligner = accelerator, aligner
         accelerator.register_for_checkpointing(self)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gradvac import Aligner, Alignment
 from gradvac.engine import TasksOfRows
-from gradvac.integrations._processes import require_together
+from gradvac.integrations._shared import check_processes
 
 _STATE = "gradvac_aligner"
 
@@ -50,7 +50,7 @@ class AlignedModule:
 
     @property
     def aligner(self) -> Aligner:
-        """The aligner; made when it is first asked for."""
+        """The aligner; made on first use."""
         if self._aligner is None:
             self._aligner = self.configure_aligner()
             if self._aligner_state is not None:
@@ -95,7 +95,7 @@ class AlignedModule:
         self._losses = None
         trainer: Any = self.trainer  # type: ignore[attr-defined]
         if not self._is_checked:
-            self._refuse_strategy(trainer)
+            self._check_strategy(trainer)
             self._is_checked = True
         scaled = self._scaled_like(loss, losses)
         is_accumulating = self.automatic_optimization and trainer.fit_loop._should_accumulate()  # type: ignore[attr-defined]
@@ -103,13 +103,13 @@ class AlignedModule:
         if alignment is not None:
             self.alignment = alignment
 
-    def _refuse_strategy(self, trainer: Any) -> None:
+    def _check_strategy(self, trainer: Any) -> None:
         name = type(trainer.strategy).__name__
         if trainer.world_size > 1 and name != "DDPStrategy":
             raise ValueError(
                 f'Trainer: {name} exchanges gradients in its own way; use strategy="ddp".'
             )
-        require_together(self.aligner, trainer.world_size, "configure_aligner")
+        check_processes(self.aligner, trainer.world_size, "configure_aligner")
 
     def _scaled_like(self, loss: Tensor, losses: Tensor | Mapping[str, Tensor]) -> Any:
         """The losses, scaled as Lightning scaled their sum: accumulation and loss scaling."""
@@ -124,7 +124,7 @@ class AlignedModule:
             ) from error
         finally:
             self._is_aligning = False
-        _refuse_other_terms(loss, parts)
+        _check_other_terms(loss, parts)
         scaled = [part * factor for part, factor in zip(parts, factors, strict=True)]
         return dict(zip(losses, scaled, strict=True)) if isinstance(losses, Mapping) else scaled[0]
 
@@ -148,7 +148,7 @@ class AlignedModule:
             self._aligner_state = state
 
 
-def _refuse_other_terms(loss: Tensor, parts: list[Tensor]) -> None:
+def _check_other_terms(loss: Tensor, parts: list[Tensor]) -> None:
     """A loss depends on parameters through its rows alone, or a part of it would be lost."""
     seen = {part.grad_fn for part in parts}
     waiting = [loss.grad_fn]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradvac import gram as geometry
-from gradvac.indices import index_on
+from gradvac.devices import index_on
 from gradvac.rules.rule import Rule, Weighing, matching
 
 _DECAY, _DECAY_SQUARE, _EPSILON = 0.9, 0.999, 1e-8  # Adam's usual constants

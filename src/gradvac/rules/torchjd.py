@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradvac.devices import index_on
 from gradvac.hints import nearest
-from gradvac.indices import index_on
 from gradvac.rules.rule import Rule, Weighing, matching
 
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradvac.engine.fold import Collector
 from gradvac.engine.graph import Arrive, Refused, Watcher, refuse_hidden, run_pass
-from gradvac.engine.kernels import mark
+from gradvac.engine.kernels import sketch
 from gradvac.engine.losses import Sums
 from gradvac.engine.ownership import How, task_codes
 from gradvac.engine.uses import Deliver, Former, Use
@@ -148,7 +148,7 @@ class Step:
             for output, gradient in enumerate(gradients):
                 is_measured = self.plan.known.get((number, output)) is How.MEASURED
                 if gradient is not None and is_measured:
-                    marks[number, output] = mark(gradient)
+                    marks[number, output] = sketch(gradient)
 
         run_pass(self.graph, self.plan.drawing, starts, see, retain=True)
         return marks

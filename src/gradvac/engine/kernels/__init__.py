@@ -1,22 +1,14 @@
 """Kernels: what is computed of tensors alone; nothing here knows of autograd, models or losses.
 
-_kernels.py        Gram matrices, combinations and grouped products of stacked task gradients
-_segments.py       entries by task: bring together, sum, mask
-_marks.py          a few numbers per vector, by which gradients are compared
-_triton_stacks.py  Gram matrices and combinations on CUDA
-_triton_sums.py    sums by task on CUDA
+stacks.py          Gram matrices and combinations of stacked task gradients
+segments.py        entries by task: bring together, sum, multiply, mask
+sketches.py        random projections, by which gradients are compared
+triton_kernels.py  the same on CUDA
 """
 
-from gradvac.engine.kernels._kernels import (
-    combine,
-    gram,
-    grouped_outer,
-    norm_sums,
-    stacked,
-    wide,
-)
-from gradvac.engine.kernels._marks import mark, negligible, repeatable, tolerance
-from gradvac.engine.kernels._segments import Owned, Segments, joined
+from gradvac.engine.kernels.segments import Owned, Segments, grouped_outer, joined, norm_sums
+from gradvac.engine.kernels.sketches import negligible, repeatable, sketch, tolerance
+from gradvac.engine.kernels.stacks import combine, gram, stacked, wide
 
 __all__ = [
     "Owned",
@@ -25,10 +17,10 @@ __all__ = [
     "gram",
     "grouped_outer",
     "joined",
-    "mark",
     "negligible",
     "norm_sums",
     "repeatable",
+    "sketch",
     "stacked",
     "tolerance",
     "wide",

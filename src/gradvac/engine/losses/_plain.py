@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradvac.engine.graph import Graph, set_aside, show_gradients
-from gradvac.engine.kernels import mark, negligible, repeatable, tolerance
+from gradvac.engine.kernels import negligible, repeatable, sketch, tolerance
 
 
 def is_due(step: int) -> bool:
@@ -30,7 +30,7 @@ class Sums:
     @torch.no_grad()
     def add(self, leaf: Tensor, gradient: Tensor) -> None:
         """Add a gradient."""
-        marks = mark(gradient.to_dense())
+        marks = sketch(gradient.to_dense())
         size = marks.abs()
         if leaf in self.marks:
             marks, size = marks + self.marks[leaf], size + self.sizes[leaf]

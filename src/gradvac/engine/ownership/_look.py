@@ -21,7 +21,7 @@ from gradvac.engine.graph import (
     refuse_unreadable,
     run_pass,
 )
-from gradvac.engine.kernels import mark
+from gradvac.engine.kernels import sketch
 from gradvac.engine.losses import DeclaredRows, Losses, PlainGradient, RowTasks
 from gradvac.engine.ownership._evidence import SAME, Evidence, Key, Owners, row_codes
 from gradvac.engine.ownership._following import follow_losses
@@ -256,7 +256,9 @@ class Look:
                 if gradient is not None and gradient.numel():
                     layout = self.layouts.get((number, output))
                     is_last = layout is not None and layout.dim == gradient.dim() - 1
-                    marks[number, output] = mark(gradient.transpose(0, -1) if is_last else gradient)
+                    marks[number, output] = sketch(
+                        gradient.transpose(0, -1) if is_last else gradient
+                    )
             if watcher is not None:
                 watcher.see(junctions[number].position, gradients)
 

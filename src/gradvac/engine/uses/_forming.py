@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.engine.graph import LEAF, Graph, Refused, Way, call_node, way_down
-from gradvac.engine.kernels import Owned, Segments, mark, negligible
+from gradvac.engine.kernels import Owned, Segments, negligible, sketch
 from gradvac.engine.losses import DeclaredRows, Losses, RowTasks
 from gradvac.engine.ownership import How, Layout, Plan, TaskCodes, unexplained
 from gradvac.engine.uses._fast_paths import FAST_PATHS, Place, embedding
@@ -128,7 +128,7 @@ class Former:
 
     def _measured(self, number: int, output: int, gradient: Tensor) -> Owned:
         assert self.codes is not None
-        plain = mark(gradient)
+        plain = sketch(gradient)
         coded = [marks[number, output] for marks in self.coded]
         owner = self.codes.owners(plain, coded)
         self._seen.setdefault(tuple(plain.shape), []).append((owner, plain, *coded))

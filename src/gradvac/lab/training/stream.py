@@ -14,9 +14,9 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
+from gradvac.cuda_graph import DEVICE_WORK
 from gradvac.lab.training.recipe import FULL_BATCH, BatchCo, BatchSlice, BatchStream
 from gradvac.lab.training.settings import SamplingConfig
-from gradvac.recording import DEVICE_WORK
 from gradvac.sampling import Epochs, costs_by_slot
 from gradvac.sampling.epochs import Numbers
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gradvac.devices import triton_module
 from gradvac.lab.recipes.nmt.batch import Side
-from gradvac.triton_modules import triton_module
 
 _SHORT = 256  # tokens of the longest sentence for which a kernel for sentences is used
 _WIDTHS = (16, 32, 64, 128)  # of a head, that it can have

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from gradvac.cuda_graph import DEVICE_WORK, free_generator
 from gradvac.lab.recipes.nmt.batch import Side
 from gradvac.lab.recipes.nmt.beams import Beams
 from gradvac.lab.recipes.nmt.greedy import Greedy
@@ -21,7 +22,6 @@ from gradvac.lab.recipes.nmt.model import Transformer
 from gradvac.lab.recipes.nmt.ragged import Ragged, Tokens
 from gradvac.lab.recipes.nmt.slots import Extent, Hypothesis, Search, Slots, length_penalty
 from gradvac.lab.training.environment import any_shape_attention
-from gradvac.recording import DEVICE_WORK, free_generator
 
 __all__ = ["Decoder", "Hypothesis", "Search", "length_penalty", "search"]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradvac.triton_modules import triton_module
+from gradvac.devices import triton_module
 
 _OF_KERNELS = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -1,4 +1,4 @@
-"""Marks: a few numbers per vector of a gradient, by which gradients are compared."""
+"""Sketches: random projections, a few numbers per vector, by which gradients are compared."""
 
 # G shape of a gradient, R numbers per vector
 
@@ -7,12 +7,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gradvac.engine.kernels._kernels import wide
+from gradvac.engine.kernels.stacks import wide
 
 _AT_ONCE = 1 << 26
 
 
-def mark(gradient: Tensor) -> Tensor:
+def sketch(gradient: Tensor) -> Tensor:
     """Project the vectors of a gradient: `[*G[:-1], R]`, or `[*G, R]` of at most one dimension."""
     num_parts, dtype = 1 + gradient.is_complex(), wide(gradient.dtype.to_real())
     if gradient.dim() < 2:
@@ -22,11 +22,11 @@ def mark(gradient: Tensor) -> Tensor:
         gradient = torch.view_as_real(gradient.resolve_conj()).flatten(-2)
     flat = gradient.reshape(-1, gradient.shape[-1])
     across = _projection(flat.shape[1], dtype, gradient.device)
-    # The gradient of large logits is not copied whole.
-    parts = flat.split(max(1, _AT_ONCE // flat.shape[1]))
-    marks = [part.to(dtype) @ across for part in parts]
-    whole = marks[0] if len(marks) == 1 else torch.cat(marks)
-    return whole.view(*gradient.shape[:-1], across.shape[1])
+    # In pieces: the gradient of large logits is never copied at once.
+    pieces = flat.split(max(1, _AT_ONCE // flat.shape[1]))
+    sketches = [piece.to(dtype) @ across for piece in pieces]
+    joined = sketches[0] if len(sketches) == 1 else torch.cat(sketches)
+    return joined.view(*gradient.shape[:-1], across.shape[1])
 
 
 @lru_cache(maxsize=64)
@@ -37,7 +37,7 @@ def _projection(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def tolerance(lowest: torch.dtype) -> float:
-    """How much may stay unexplained beyond what rounding was seen to do."""
+    """How much may stay unexplained beyond the rounding that was measured."""
     return {torch.float64: 1e-10, torch.float32: 1e-4}.get(lowest, 2e-2)
 
 

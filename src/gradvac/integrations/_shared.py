@@ -5,8 +5,8 @@ from gradvac import Aligner
 _REPLICAS = ("NO", "MULTI_CPU", "MULTI_GPU")
 
 
-def refuse_engine(kind: str, argument: str) -> None:
-    """Refuse engines that run the backward pass themselves.
+def check_backend(kind: str, argument: str) -> None:
+    """Raise for engines that run the backward pass themselves.
 
     Args:
         kind: Accelerate's word for how processes train together.
@@ -19,8 +19,8 @@ def refuse_engine(kind: str, argument: str) -> None:
         )
 
 
-def require_together(aligner: Aligner, num_processes: int, argument: str) -> None:
-    """Stop before replicas drift apart.
+def check_processes(aligner: Aligner, num_processes: int, argument: str) -> None:
+    """Raise before replicas drift apart.
 
     Args:
         aligner: The aligner.

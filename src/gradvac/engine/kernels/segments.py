@@ -1,6 +1,9 @@
-"""Entries by task: how to bring those of a task together, sum over them, and mask the others."""
+"""Entries by task: bring those of a task together, sum and multiply over them, mask the others.
 
-# B rows, N entries, T tasks present, D width
+On CUDA, Triton kernels (`triton_kernels.py`) take the sums where that is faster.
+"""
+
+# B rows, N entries, T tasks present, D width, O outputs, I inputs
 
 import copy
 import math
@@ -8,10 +11,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from gradvac.engine.kernels._kernels import triton_kernels, wide
-from gradvac.indices import index_on
+from gradvac.devices import index_on
+from gradvac.engine.kernels.stacks import triton_kernels, wide
 
 
 class Segments:
@@ -25,7 +29,7 @@ class Segments:
         num_tasks: T.
         device: Of the gradients.
         only: All rows belong to this task, however many there are.
-        ascending: An index on the device is said to ascend, so that it need not be sorted.
+        ascending: An index on the device ascends, so that it need not be sorted.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class Segments:
         self._forget()
 
     def _forget(self) -> None:
-        """What is made of the rest when it is first asked for."""
+        """Clear what is derived from the rest on first use."""
         self._sizes: Tensor | None = None
         self._offsets: dict[int, Tensor] = {}
         self._indicators: dict[torch.dtype, Tensor] = {}
@@ -102,8 +106,8 @@ class Segments:
         """Bring the entries of each task together along dimension 0."""
         if self.order is None:
             return values
-        whole = values.reshape(self.num_rows, -1)
-        return whole.index_select(0, self.order).view(values.shape)
+        rows = values.reshape(self.num_rows, -1)
+        return rows.index_select(0, self.order).view(values.shape)
 
     def repeated(self, times: int) -> "Segments":
         """Segments of several batches like this one, each with tasks of its own."""
@@ -133,8 +137,8 @@ class Segments:
         """Sum over the entries of each task: `[..., N, D]` -> `[..., T, D]`; float32 or better."""
         # Launching a kernel of our own costs more than it saves on a few rows.
         few = values.dim() > 2 or values.shape[0] <= 4096 or not values.is_cuda
-        kernels = None if few else triton_kernels("sums")
-        if kernels is not None and values.dtype in kernels.SUMMED and self.only is None:
+        kernels = None if few else triton_kernels()
+        if kernels is not None and values.dtype in kernels.DTYPES and self.only is None:
             summed: Tensor = kernels.segment_sums(values, self)
             return summed
         values = self.by_row(values)
@@ -188,9 +192,8 @@ class Owned(NamedTuple):
 
     shape: tuple[int, ...]  # of the output gradient
     rows: Segments  # the tasks of the rows, or of the entries
-    dim: int | None = (
-        0  # where rows lie; None: `rows` counts all entries but for the last dimension
-    )
+    # Where rows lie; None: `rows` counts all entries but for the last dimension.
+    dim: int | None = 0
     tiled: bool = False  # the rows come round again in `dim`, instead of staying together
 
     def flat(self) -> Segments | None:
@@ -258,3 +261,87 @@ class Owned(NamedTuple):
         out = values.new_zeros(self.rows.num_tasks * size, values.shape[-1], dtype=dtype)
         flat = values.reshape(len(places), -1).to(dtype)
         return out.index_add_(0, places, flat).view(by_task)
+
+
+def grouped_outer(left: Tensor, right: Tensor, segments: Segments) -> Tensor:
+    """left[entries of t]^T right[entries of t] for every task, `[T, O, I]`.
+
+    Args:
+        left: `[N, O]`.
+        right: `[N, I]`.
+        segments: The task of every entry.
+    """
+    length = left.shape[0]
+    if segments.only is not None:
+        out = left.new_zeros(segments.num_tasks, left.shape[1], right.shape[1])
+        torch.mm(left.t(), right, out=out[segments.only])
+        return out
+    left, right = segments.sort(left), segments.sort(right)
+    is_grouped = left.is_cuda and left.dtype == torch.bfloat16
+    if is_grouped and not _are_many_and_equal(segments, length):
+        products = F.grouped_mm(_padded(left).t(), _padded(right), offs=segments.offsets(length))
+        if segments.may_be_empty:  # the kernel leaves the result of an empty group undefined
+            _clear_empty(products, segments.sizes)
+        return products[:, : left.shape[1], : right.shape[1]]
+    counts = segments.counts(length)
+    if len(set(counts)) == 1:
+        shape = (len(counts), counts[0], -1)
+        return torch.bmm(left.reshape(shape).mT, right.reshape(shape))
+    out = left.new_empty(len(counts), left.shape[1], right.shape[1])
+    for result, a, b in zip(out, left.split(counts), right.split(counts), strict=True):
+        torch.mm(a.t(), b, out=result)
+    return out
+
+
+def _clear_empty(products: Tensor, sizes: Tensor) -> None:
+    """Write zeros to the products `[T, O, I]` of tasks without an entry."""
+    kernels = triton_kernels() if products.is_contiguous() else None
+    if kernels is None:
+        products.masked_fill_((sizes == 0)[:, None, None], 0.0)
+    else:
+        kernels.clear_empty(products, sizes)
+
+
+def _are_many_and_equal(segments: Segments, length: int) -> bool:
+    """Whether a batched product is faster than a grouped one: many tasks of equal size."""
+    if segments.num_tasks < 16 or not segments.is_known_to_host:
+        return False
+    return len(set(segments.counts(length))) == 1
+
+
+def _padded(matrix: Tensor) -> Tensor:
+    """Rows of a multiple of 16 bytes, as a grouped product needs them."""
+    missing = -matrix.shape[1] % 8
+    return F.pad(matrix, (0, missing)) if missing else matrix
+
+
+def norm_sums(
+    gradient: Tensor,
+    x: Tensor,
+    mean: Tensor | None,
+    scale: Tensor,
+    segments: Segments,
+    many: int = 1,
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the scales of some normalisations by task, and of their shifts if that is free.
+
+    Args:
+        gradient: Of the outputs, one after the other, `[many * N, D]`.
+        x: The inputs, likewise.
+        mean: Of the inputs, `[many * N, 1]`; None for RMS normalisations.
+        scale: Their reciprocal deviations, `[many * N, 1]`.
+        segments: The task of every entry, in each of them.
+        many: How many they are.
+
+    Returns:
+        `[many, T, D]` each.
+    """
+    kernels = triton_kernels() if gradient.is_cuda else None
+    shape = (many, -1, x.shape[-1])
+    if kernels is None or x.dtype == torch.float64 or x.shape[-1] > kernels.WIDEST:
+        dtype = wide(x.dtype)
+        normal = x.to(dtype) if mean is None else x.to(dtype) - mean
+        return segments.sum((gradient * (normal * scale)).view(shape)), None
+    every = segments.repeated(many)
+    scales, shifts = kernels.norm_segment_sums(gradient, x, mean, scale, every)
+    return scales.view(shape), None if mean is None else shifts.view(shape)

@@ -1,22 +1,27 @@
-"""GPU work that is recorded once as a CUDA graph, and replayed from then on."""
+"""GPU work that is recorded once as a CUDA graph, and replayed from then on.
+
+Small models on fast GPUs wait for the host, which starts their kernels one by one; a graph starts
+them all at once.
+"""
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 ResultT = TypeVar("ResultT")
 
 # Held while recording, and by threads that prepare work for the device: what they ask of it in the
 # meantime can spoil a recording.
 DEVICE_WORK = threading.Lock()
+MOST_SHAPES = 8  # each holds the memory of a step
 
 
-class Recording(Generic[ResultT]):
+class CudaGraph(Generic[ResultT]):
     """A call that is recorded after a few runs, and replayed from then on.
 
     Occasionally it still runs eagerly, so that an aligner can verify whose gradients are whose.
@@ -31,7 +36,7 @@ class Recording(Generic[ResultT]):
             copies; anything else it writes is overwritten by the next call.
         device: A GPU.
         setting: Name of the setting that asked for it, for the message if recording fails.
-        say: Called with that message, in addition to a warning.
+        log: Called with that message, in addition to a warning.
     """
 
     def __init__(
@@ -39,9 +44,9 @@ class Recording(Generic[ResultT]):
         take: Callable[[], ResultT],
         device: torch.device,
         setting: str,
-        say: Callable[[str], None] | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> None:
-        self._take, self._device, self._setting, self._say = take, device, setting, say
+        self._take, self._device, self._setting, self._log = take, device, setting, log
         self._stream = torch.cuda.Stream(device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: ResultT | None = None
@@ -60,7 +65,7 @@ class Recording(Generic[ResultT]):
     def _run(self) -> ResultT:
         self._num_calls += 1
         self.is_replayed = False
-        if not self.works or _is_looked_at(self._num_calls):
+        if not self.works or _is_eager(self._num_calls):
             return self._take()
         if self._graph is None:
             self._record()
@@ -91,12 +96,92 @@ class Recording(Generic[ResultT]):
         graph.reset()
         free_generator(self._device)
         message = f"{self._setting}: not recorded as a CUDA graph, which is slower: {error}"
-        if self._say is not None:
-            self._say(message)
+        if self._log is not None:
+            self._log(message)
         warnings.warn(message, stacklevel=2)
 
 
-def _is_looked_at(call: int) -> bool:
+class GraphedStep(Generic[ResultT]):
+    """A forward and a backward, with one CUDA graph for every static shape of the inputs.
+
+    A model that was changed in between (layers unfrozen or put in evaluation mode, parameters
+    moved) is recorded again.
+
+    Args:
+        take: Runs both on some inputs, and decides nothing on the host.
+        model: What is trained; no parameter may have a `.grad` before a step.
+        device: A GPU.
+
+    Attributes:
+        graphs: Shapes of inputs -> their graph.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[Mapping[str, Tensor]], ResultT],
+        model: nn.Module,
+        device: torch.device,
+    ) -> None:
+        self._take, self._model, self._device = take, model, device
+        self.graphs: dict[object, _StaticStep[ResultT]] = {}
+        self._state: object = None
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> ResultT:
+        """Take a step on inputs of any shape; from the ninth shape on, eagerly."""
+        parameters = list(self._model.parameters())
+        if any(p.grad is not None for p in parameters):
+            raise ValueError(
+                "recorded: a parameter has a gradient before the step, which a replay would "
+                "overwrite; call zero_grad() after every step, or leave recorded out."
+            )
+        state = (
+            [(p.data_ptr(), p.requires_grad) for p in parameters],
+            [module.training for module in self._model.modules()],
+        )
+        if state != self._state:
+            self.graphs.clear()
+            self._state = state
+        shapes = tuple((name, one.shape, one.dtype) for name, one in sorted(inputs.items()))
+        if shapes not in self.graphs:
+            if len(self.graphs) == MOST_SHAPES:
+                return self._take(inputs)
+            self.graphs[shapes] = _StaticStep(self._take, parameters, self._device, inputs)
+        return self.graphs[shapes](inputs)
+
+
+class _StaticStep(Generic[ResultT]):
+    """A step on inputs of one shape, which are copied to where its graph reads them."""
+
+    def __init__(
+        self,
+        take: Callable[[Mapping[str, Tensor]], ResultT],
+        parameters: Sequence[nn.Parameter],
+        device: torch.device,
+        inputs: Mapping[str, Tensor],
+    ) -> None:
+        self._take, self._parameters = take, parameters
+        self._inputs = {name: one.clone() for name, one in inputs.items()}
+        self.graph = CudaGraph(self._take_afresh, device, "recorded")
+        self._gradients: list[Tensor | None] | None = None  # where the graph leaves them
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> ResultT:
+        for name, one in inputs.items():
+            self._inputs[name].copy_(one, non_blocking=True)
+        result = self.graph()
+        if self.graph.is_replayed:
+            if self._gradients is None:
+                self._gradients = [p.grad for p in self._parameters]
+            for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+                parameter.grad = gradient
+        return result
+
+    def _take_afresh(self) -> ResultT:
+        for parameter in self._parameters:  # a recording that failed has left some
+            parameter.grad = None
+        return self._take(self._inputs)
+
+
+def _is_eager(call: int) -> bool:
     """The first three calls, and the 10th, 100th, 1000th, ..."""
     return call <= 3 or str(call).strip("0") == "1"
 

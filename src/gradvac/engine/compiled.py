@@ -1,0 +1,765 @@
+"""A Dynamo backend, `torch.compile(model, backend="gradvac")`, that leaves parameters outside.
+
+A compiled region is one node of the autograd graph: what it computes inside cannot be separated by
+task. So the graph that Dynamo found is split in two. *Outside*, run as written in every step, is
+what is made of parameters alone: taps for weights and tables, scales and shifts expanded to the
+rows they serve, a table of positions looked up for all rows. *Inside*, compiled by Inductor, is the
+rest. The autograd graph then shows every contribution to a parameter as a node of its own. An
+operation without a rule in `_TAP_RULES` stays as it is: the region is then a junction, exact and
+slow.
+
+Taps: a product with a weight, `y = x @ W`, is computed inside from a detached `W`, and the node of
+a tap outside takes its place: the region's backward hands it the gradient of `y`, and `x`. Both
+come as gradients of placeholders, `output` and `operand`, which are inputs of the region and are
+never read, so that nothing is held longer than the region itself holds it. Without an aligner, the
+tap's own backward computes the gradient of the weight; a fast path of the engine, by task.
+
+Rows: autograd cannot tell whose gradient is whose inside a compiled region. But a region of this
+backend is known operation by operation. It is run once on tensors without data; the autograd graph
+of that run is the same as if nothing had been compiled. From where rows lie in the region's outputs
+it follows operation by operation where they lie before each, down to its inputs, or that some
+operation may move them.
+"""
+
+# B rows, N entries, O outputs, I inputs, V rows of a table
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import Function
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
+
+from gradvac.engine.graph import ANCHOR, COMPILED, LEAF, RUN, TAPS, Graph
+from gradvac.engine.ownership import Layout, follow
+from gradvac.models import allow_second_passes
+
+TOKENS = torch.float64  # gradients are no integers: tokens are handed on as these, exactly
+
+Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+
+
+def compile_tapped(
+    graph_module: fx.GraphModule,
+    examples: list[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo's; `mode` and `options` are those of torch.compile for Inductor.
+
+    Raises:
+        ValueError: The mode records CUDA graphs of the region alone, which overwrite its earlier
+            outputs.
+    """
+    from torch import _inductor as inductor
+    from torch._inductor.compile_fx import compile_fx
+
+    patches = dict(inductor.list_mode_options(mode)) if mode else {}
+    patches |= options or {}
+    if patches.get("triton.cudagraphs"):
+        raise ValueError(
+            'mode: torch.compile(..., backend="gradvac") records no CUDA graphs of regions, whose '
+            'outputs the next step writes over; leave the mode out, or take "default" or '
+            '"max-autotune-no-cudagraphs", and record the whole step (torch.cuda.graph).'
+        )
+
+    def compile_inside(inside: fx.GraphModule, given: list[Any]) -> Any:
+        return compile_fx(inside, given, config_patches=patches)
+
+    return split_and_compile(graph_module, examples, compile_inside)
+
+
+def split_and_compile(
+    graph_module: fx.GraphModule, examples: list[Any], compile_inside: Compile
+) -> Callable[..., Any]:
+    """Split a graph, and compile its inside."""
+    allow_second_passes()
+    if not torch.is_grad_enabled():
+        return compile_inside(graph_module, examples)
+    split = Split(graph_module, examples, _TAP_RULES)
+    if not split.num_taps:
+        return compile_inside(graph_module, examples)
+    inside = fx.GraphModule(graph_module, split.inside)
+    inside.meta = {}  # what Dynamo noted there is of other inputs
+    outside = fx.GraphModule(graph_module, split.outside)
+    region = Region(inside, [given.spec for given in split.given.values()], split.sizes)
+    compiled = compile_inside(inside, [given.example for given in split.given.values()])
+    run_outside = outside.forward
+
+    def run(*arguments: Any) -> Any:
+        outputs = compiled(*run_outside(*arguments))
+        region.name_node(outputs, arguments)
+        return outputs
+
+    return run
+
+
+# -- taps ------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=dtype, device=device)
+
+
+def _placeholder(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of this shape without memory."""
+    return _zero(dtype, device).expand(tuple(shape))
+
+
+def _flat(values: Tensor) -> Tensor:
+    return values.reshape(-1, values.shape[-1])
+
+
+class GradvacProduct(Function):
+    """Stands for a weight and a bias: `x @ W.T + b`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        _anchor: Tensor,
+        weight: Tensor,
+        _bias: Tensor | None,
+        output: Sequence[int],
+        operand: Sequence[int],
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        device = weight.device
+        return _placeholder(output, dtype, device), _placeholder(operand, dtype, device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, x: Tensor | None) -> tuple[Any, ...]:
+        weight = bias = None
+        if gradient is not None and x is not None:
+            gradient, x = _flat(gradient), _flat(x)
+            if ctx.needs_input_grad[1]:
+                weight = gradient.t() @ x
+            if ctx.needs_input_grad[2]:
+                bias = gradient.sum(0)
+        return None, weight, bias, None, None, None
+
+
+class GradvacLookup(Function):
+    """Stands for a table `[V, D]` whose rows are looked up by token."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        _anchor: Tensor,
+        table: Tensor,
+        padding: int,
+        output: Sequence[int],
+        tokens: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.padding, ctx.num_rows = padding, table.shape[0]
+        device = table.device
+        return _placeholder(output, table.dtype, device), _placeholder(tokens, TOKENS, device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, tokens: Tensor | None) -> tuple[Any, ...]:
+        table = None
+        if gradient is not None and tokens is not None:
+            table = torch.ops.aten.embedding_dense_backward(
+                gradient, tokens.long(), ctx.num_rows, ctx.padding, False
+            )
+        return None, table, None, None, None
+
+
+assert {f"{tap.__name__}Backward" for tap in (GradvacProduct, GradvacLookup)} == TAPS
+
+
+class _Product(Function):
+    """A product inside a region; its weight is detached."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *_taps: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        product = F.linear(_flat(x), weight, bias)
+        # As in torch's own products, not a view: the next operation may write over it.
+        shape = (*x.shape[:-1], weight.shape[0])
+        shaped: Tensor = torch.ops.aten._unsafe_view(product, shape)
+        return shaped
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        inner = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
+        return inner, None, None, gradient, x
+
+
+class _Lookup(Function):
+    """A lookup inside a region; its table is detached."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, table: Tensor, *_taps: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens)
+        return F.embedding(tokens, table)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        (tokens,) = ctx.saved_tensors
+        return None, None, gradient, tokens.to(TOKENS)
+
+
+# Functions that a graph can call by name.
+
+
+def product_placeholders(*given: Any) -> Any:
+    """Placeholders for the output and the operand of a product."""
+    return GradvacProduct.apply(ANCHOR, *given)
+
+
+def lookup_placeholders(*given: Any) -> Any:
+    """Placeholders for the output and the tokens of a lookup."""
+    return GradvacLookup.apply(ANCHOR, *given)
+
+
+def tapped_product(*given: Any) -> Any:
+    """`(x, weight, bias, output, operand)`: the product."""
+    return _Product.apply(*given)
+
+
+def tapped_lookup(*given: Any) -> Any:
+    """`(tokens, table, output, operand)`: rows of the table."""
+    return _Lookup.apply(*given)
+
+
+def visible_product(x: Tensor, weight: Tensor, bias: Tensor | None, *taps: Tensor) -> Tensor:
+    """The same with ordinary nodes: gradients of the output reach its placeholder."""
+    product = F.linear(x, weight)
+    return (product if bias is None else product + bias) + taps[0]
+
+
+def visible_lookup(tokens: Tensor, table: Tensor, *taps: Tensor) -> Tensor:
+    """The same with ordinary nodes."""
+    return F.embedding(tokens, table) + taps[0]
+
+
+# -- rows inside a region --------------------------------------------------------------------------
+
+
+Below = dict[int, Layout | None]
+"""Input (of tensors) -> where rows lie; None: they may move."""
+_VISIBLE = {tapped_product: visible_product, tapped_lookup: visible_lookup}
+
+
+class InputSpec(NamedTuple):
+    """An input of a region: a tensor without its data."""
+
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    dtype: torch.dtype | None  # None: a size, in `shape`
+    device: torch.device | None
+    requires_grad: bool
+    is_rows: bool
+
+    @classmethod
+    def of(cls, fake: Any, *, is_rows: bool) -> "InputSpec":
+        if not isinstance(fake, Tensor):
+            return cls((_expression(fake),), (), None, None, False, False)
+        shape, stride = map(_expression, fake.shape), map(_expression, fake.stride())
+        return cls(
+            tuple(shape), tuple(stride), fake.dtype, fake.device, fake.requires_grad, is_rows
+        )
+
+    def at(self, sizes: Mapping[Any, int]) -> Any:
+        """The tensor for some sizes."""
+        shape = [_value(size, sizes) for size in self.shape]
+        if self.dtype is None:
+            return shape[0]
+        stride = [_value(size, sizes) for size in self.stride]
+        value = torch.empty_strided(shape, stride, dtype=self.dtype, device=self.device)
+        return value.requires_grad_(self.requires_grad)
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def _value(size: Any, sizes: Mapping[Any, int]) -> int:
+    return size if isinstance(size, int) else int(size.subs(sizes))
+
+
+class Region:
+    """What was compiled.
+
+    Args:
+        inside: Its operations.
+        given: Its inputs.
+        sizes: Symbols of sizes, and their places among the arguments it is called with.
+    """
+
+    def __init__(
+        self, inside: fx.GraphModule, given: Sequence[InputSpec], sizes: Mapping[Any, int]
+    ) -> None:
+        self._inside, self.given, self._sizes = inside, given, sizes
+        kinds = {one.device.type for one in given if one.device is not None}
+        self._autocast = [
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            for kind in kinds
+        ]
+        self.known: dict[object, Below | None] = {}  # what runs of it found out
+
+    def name_node(self, outputs: Sequence[Any], arguments: Sequence[Any]) -> None:
+        """Note at the node of a run that it is this region's."""
+        run = RegionRun(self, tuple([arguments[place] for place in self._sizes.values()]), {})
+        # An output may be an input, whose node is another region's.
+        others = {given.grad_fn for given in arguments if isinstance(given, Tensor)}
+        for place, output in enumerate(outputs):
+            node: Any = output.grad_fn if isinstance(output, Tensor) else None
+            if node is not None and node not in others and node.name() == COMPILED:
+                run.places[output.output_nr] = place
+                node.metadata[RUN] = run
+
+    def run_without_data(self, sizes: Sequence[int]) -> tuple[Sequence[Any], list[Any]]:
+        """Its outputs and its inputs."""
+        by_symbol = dict(zip(self._sizes, sizes, strict=True))
+        with ExitStack() as stack:
+            for kind, dtype, enabled in self._autocast:
+                stack.enter_context(torch.autocast(kind, dtype, enabled=enabled))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            given = [one.at(by_symbol) for one in self.given]
+            return _Visible(self._inside).run(*given), given
+
+
+class RegionRun(NamedTuple):
+    """One run of a region."""
+
+    region: Region
+    sizes: tuple[int, ...]
+    places: dict[int, int]  # output of the node -> output of the region
+
+    def follow(
+        self,
+        above: Mapping[int, Layout],
+        num_rows: int,
+        shapes: Sequence[tuple[int, ...] | None],
+    ) -> Below | None:
+        """Where rows lie in the region's inputs, whatever the data; None if that is not found out.
+
+        Given where they lie in the node's outputs, and the shapes of its inputs.
+        """
+        known = self.region.known
+        key = (self.sizes, tuple(above.items()), num_rows, tuple(shapes))
+        if key not in known:
+            try:
+                known[key] = self._follow(above, num_rows, shapes)
+            except Exception:  # what cannot be run without data is measured every step
+                known[key] = None
+        return known[key]
+
+    def _follow(
+        self,
+        above: Mapping[int, Layout],
+        num_rows: int,
+        shapes: Sequence[tuple[int, ...] | None],
+    ) -> Below:
+        outputs, given = self.region.run_without_data(self.sizes)
+        roots = [outputs[self.places[number]] for number in above]
+        graph = Graph(roots)
+        places = [(p, r.output_nr) for p, r in zip(graph.root_positions, roots, strict=True)]
+        starts = zip(places, above.values(), strict=True)
+        followed = follow(graph, self._holds_rows(graph, given), starts, num_rows)
+        is_leaf = [name == LEAF for name in graph.names]
+        leaves = {id(n.variable): p for p, n in enumerate(graph.nodes) if is_leaf[p]}
+        below: Below = {}
+        tensors = [value for value in given if isinstance(value, Tensor)]
+        for edge, (value, shape) in enumerate(zip(tensors, shapes, strict=True)):
+            assert shape is None or tuple(value.shape) == shape
+            if id(value) in leaves:
+                below[edge] = followed[leaves[id(value)]].get(0)
+        return below
+
+    def _holds_rows(self, graph: Graph, given: Sequence[Any]) -> list[bool]:
+        """For every node, whether it is made of inputs that hold rows."""
+        pairs = zip(given, self.region.given, strict=True)
+        rows = {id(value) for value, one in pairs if one.is_rows}
+        holds_rows: list[bool] = []
+        for position, name in enumerate(graph.names):
+            inner = (child for child, _ in graph.children(position) if child >= 0)
+            is_given = name == LEAF and id(graph.nodes[position].variable) in rows
+            holds_rows.append(is_given or any(holds_rows[child] for child in inner))
+        return holds_rows
+
+
+class _Visible(fx.Interpreter):
+    """Runs a region's operations one by one."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_function(_VISIBLE.get(target, target), args, kwargs)
+
+
+# -- the two halves of a graph ---------------------------------------------------------------------
+
+
+class RegionInput(NamedTuple):
+    """An input of the inside."""
+
+    node: fx.Node  # inside
+    outer: fx.Node
+    example: Any  # as Dynamo gives it to a compiler, or without data
+    spec: InputSpec
+
+
+class CannotTap(Exception):  # noqa: N818
+    """An operation with a parameter stays as it is."""
+
+
+# What is run outside where all its operands are parameters, buffers and numbers.
+_MAY_BE_OUTSIDE = frozenset(
+    (
+        *("t", "T", "mT", "transpose", "permute", "view", "reshape", "flatten", "unflatten"),
+        *("squeeze", "unsqueeze", "expand", "contiguous", "chunk", "split", "getitem", "select"),
+        *("narrow", "to", "type", "float", "half", "bfloat16", "double", "long", "int", "bool"),
+        *("add", "sub", "mul", "div", "truediv", "floordiv", "neg", "pow", "exp", "log", "sqrt"),
+        *("rsqrt", "abs", "sin", "cos", "tanh", "sigmoid", "relu", "gelu", "silu", "softmax"),
+        *("sum", "mean", "norm", "cumsum", "clamp", "min", "max", "minimum", "maximum", "where"),
+        *("lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "invert", "tril", "triu", "cat"),
+        *("stack", "matmul", "linear", "_weight_norm", "embedding", "index_select", "arange"),
+        *("ones", "zeros", "full", "ones_like", "zeros_like", "full_like"),
+    )
+)
+# What changes the meaning of the calls that follow.
+_CONTEXTS = frozenset(("_enter_autocast", "_enter_inference_mode", "_set_grad_enabled"))
+
+
+def name_of(node: fx.Node) -> str:
+    """Of torch's own functions and methods; others have none, whatever they are called."""
+    target = node.target
+    if isinstance(target, str):
+        return target
+    name = str(getattr(target, "__name__", ""))
+    places = (operator, torch, F, torch._C._nn)
+    return name if any(getattr(place, name, None) is target for place in places) else ""
+
+
+def fake_of(node: Any) -> Any:
+    """A node's value without data."""
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else node
+
+
+TapRule = Callable[["Split", fx.Node, Tensor], fx.Node]
+"""(halves, a node with parameters, its output) -> the node inside; raises `CannotTap`."""
+
+
+class Split:
+    """The two halves of a graph.
+
+    Attributes:
+        outside: From the inputs of the graph to those of the inside.
+        inside: The rest.
+        given: The inputs of the inside.
+        sizes: Symbols of sizes, and their places among the inputs of the graph.
+        num_taps: Operations whose parameters are outside.
+    """
+
+    def __init__(
+        self, graph_module: fx.GraphModule, examples: Sequence[Any], rules: Mapping[str, TapRule]
+    ) -> None:
+        self._rules = rules  # by the name of an operation
+        self.outside, self.inside = fx.Graph(), fx.Graph()
+        self.given: dict[Any, RegionInput] = {}
+        self.sizes: dict[Any, int] = {}
+        self.num_taps = 0
+        self._outer: dict[fx.Node, fx.Node] = {}
+        self._inner: dict[fx.Node, fx.Node] = {}
+        self.parametric: set[fx.Node] = set()
+        self._constant: set[fx.Node] = set()
+        nodes = list(graph_module.graph.nodes)
+        self._written = _written(nodes)
+        self._is_plain = not any(getattr(n.target, "__name__", "") in _CONTEXTS for n in nodes)
+        inputs = [node for node in nodes if node.op == "placeholder"]
+        self._examples = dict(zip(inputs, examples, strict=True))
+        for place, (node, example) in enumerate(self._examples.items()):
+            self._take_input(place, node, example)
+        for node in nodes:
+            if node.op not in ("placeholder", "output"):
+                self._take(node)
+        (output,) = (node for node in nodes if node.op == "output")
+        self.inside.output(map_arg(output.args[0], self.inner))
+        self.outside.output(tuple(given.outer for given in self.given.values()))
+
+    # -- which half ------------------------------------------------------------------------------
+
+    def _take_input(self, place: int, node: fx.Node, example: Any) -> None:
+        self._outer[node] = self.outside.placeholder(node.name)
+        fake = fake_of(node)
+        if isinstance(fake, torch.SymInt):
+            self.sizes[fake.node.expr] = place
+            self._constant.add(node)
+            self.inner(node)
+        elif not isinstance(example, Tensor) or self._is_written(node):
+            return
+        elif type(example) is nn.Parameter and example.requires_grad and example.is_leaf:
+            if example.is_floating_point():
+                self.parametric.add(node)
+        elif isinstance(example, nn.Parameter) or "_buffers_" in str(node.target):
+            self._constant.add(node)
+
+    def _take(self, node: fx.Node) -> None:
+        if self._may_be_outside(node):
+            made_of_some = self.parametric.intersection(node.all_input_nodes)
+            (self.parametric if made_of_some else self._constant).add(node)
+            return
+        rule, output = self._rules.get(name_of(node)), fake_of(node)
+        contributes = self.parametric.intersection(node.all_input_nodes) and _has_gradient(output)
+        if contributes and rule is not None:
+            with suppress(CannotTap):
+                self._inner[node] = rule(self, node, output)
+                self.num_taps += 1
+                return
+        self._inner[node] = self.inside.node_copy(node, self.inner)
+
+    def _may_be_outside(self, node: fx.Node) -> bool:
+        is_call = node.op in ("call_function", "call_method")
+        if not (is_call and self._is_plain and name_of(node) in _MAY_BE_OUTSIDE):
+            return False
+        known = (n in self.parametric or n in self._constant for n in node.all_input_nodes)
+        return all(known) and not self._is_written(node)
+
+    def _is_written(self, node: fx.Node) -> bool:
+        return not self._written.isdisjoint(_memory_of(node))
+
+    # -- values in both halves -------------------------------------------------------------------
+
+    def outer(self, node: fx.Node) -> fx.Node:
+        """A value outside."""
+        if node not in self._outer:
+            self._outer[node] = self.outside.node_copy(node, self.outer)
+        return self._outer[node]
+
+    def inner(self, node: fx.Node) -> fx.Node:
+        """A value inside, as it is: that of a parameter stays a parameter."""
+        if node not in self._inner:
+            if node in self._constant and node.op != "placeholder":
+                self._inner[node] = self.inside.node_copy(node, self.inner)
+            else:
+                is_rows = not isinstance(self._examples.get(node), nn.Parameter)
+                self._inner[node] = self.add_input(
+                    node, self.outer(node), fake_of(node), is_rows=is_rows
+                )
+        return self._inner[node]
+
+    def add_input(self, key: Any, outer: fx.Node, fake: Any, *, is_rows: bool = True) -> fx.Node:
+        """Let a value from outside be an input of the inside."""
+        if key not in self.given:
+            if self.given:
+                last = next(reversed(self.given.values())).node
+                place = self.inside.inserting_after(last)
+            else:
+                place = self.inside.inserting_before(next(iter(self.inside.nodes), None))
+            with place:
+                node = self.inside.placeholder(outer.name)
+            node.meta["example_value"] = fake
+            example = self._examples.get(key, fake)
+            self.given[key] = RegionInput(node, outer, example, InputSpec.of(fake, is_rows=is_rows))
+        return self.given[key].node
+
+    def detached(self, node: fx.Node | None, dtype: torch.dtype) -> fx.Node | None:
+        """The value of a parameter, without its gradient."""
+        if node is None:
+            return None
+        if node in self.parametric:
+            outer = self.outside.call_method("detach", (self.outer(node),))
+            inner = self.add_input(("detached", node), outer, fake_of(node).detach())
+        else:
+            inner = self.inner(node)
+        return inner if fake_of(node).dtype == dtype else self.cast(inner, dtype)
+
+    def cast(self, inner: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return self.inside.call_method("to", (inner, dtype))
+
+    def shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
+        """A shape outside."""
+        return tuple(s if isinstance(s, int) else self._number(s.node.expr) for s in shape)
+
+    def _number(self, expression: Any) -> Any:
+        if expression.is_Integer:
+            return int(expression)
+        if expression in self.sizes:
+            return list(self._outer.values())[self.sizes[expression]]  # the inputs come first
+        combine = {"Add": operator.add, "Mul": operator.mul}.get(type(expression).__name__)
+        if combine is None:
+            raise CannotTap
+        first, *rest = (self._number(part) for part in expression.args)
+        for other in rest:
+            first = self.outside.call_function(combine, (first, other))
+        return first
+
+    def expanded(self, node: fx.Node, like: Tensor) -> fx.Node:
+        """A parameter with an entry for every entry that it serves."""
+        if node not in self.parametric:
+            return self.inner(node)
+        value = fake_of(node)
+        if len(value.shape) == len(like.shape) and value.numel() == like.numel():
+            raise CannotTap
+        outer = self.outside.call_method("expand", (self.outer(node), self.shape(like.shape)))
+        with value.fake_mode, torch.no_grad():
+            fake = value.detach().expand(like.shape)
+        return self.add_input((node, outer), outer, fake.requires_grad_())
+
+    def holds_rows(self, node: Any) -> bool:
+        return isinstance(node, fx.Node) and not (node in self.parametric or node in self._constant)
+
+
+def _has_gradient(value: Any) -> bool:
+    """Whether it is a tensor, and no wrapper of one, that autograd differentiates."""
+    return isinstance(value, FakeTensor) and value.requires_grad and value.is_floating_point()
+
+
+def _written(nodes: Sequence[fx.Node]) -> set[int]:
+    """Memory that is written over on the way, by its address.
+
+    Torch counts writes; what it does not count (running statistics, lists of tensors, functions
+    that are not its own) is taken to write over what it was given.
+    """
+    written: set[int] = set()
+    for node in nodes:
+        written |= _memory_of(node, written_alone=True)
+        name = name_of(node)
+        if node.op in ("call_function", "call_method") and (
+            name in ("", "batch_norm") or name.startswith("_foreach_")
+        ):
+            written.update(*map(_memory_of, node.all_input_nodes))
+    return written
+
+
+def _memory_of(node: fx.Node, *, written_alone: bool = False) -> set[int]:
+    values = (value for value in tree_leaves(fake_of(node)) if isinstance(value, FakeTensor))
+    return {v.untyped_storage()._cdata for v in values if v._version or not written_alone}
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+def _tap_product(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
+    """`x @ W` or `x @ W.T`, and a shift."""
+    name = name_of(node)
+    if name == "addmm":
+        bias, x, weight = _bound(node, "input", "mat1", "mat2")
+        if any(node.kwargs.get(factor, 1) != 1 for factor in ("alpha", "beta")):
+            raise CannotTap
+    else:
+        x, weight, bias = _bound(node, "input", "weight" if name == "linear" else "other", "bias")
+    if not split.holds_rows(x):
+        raise CannotTap
+    if weight not in split.parametric and name == "linear":
+        shift = split.expanded(bias, output)  # the weight is frozen, or made of the batch
+        given = (split.inner(x), split.inner(weight))
+        result = split.inside.call_function(F.linear, given)
+        result = split.inside.call_function(operator.add, (result, shift))
+        return split.cast(result, output.dtype)
+    if weight not in split.parametric or fake_of(weight).dim() != 2:
+        raise CannotTap
+    if fake_of(x).dim() < 2 or (bias is not None and fake_of(bias).dim() != 1):
+        raise CannotTap
+    if bias is not None and bias not in split.parametric and fake_of(bias).requires_grad:
+        raise CannotTap  # made of the batch, or inside: a tap hands nothing back to it
+    dtype, operand = output.dtype, split.inner(x)
+    operand = operand if fake_of(x).dtype == dtype else split.cast(operand, dtype)
+    outer, inner = split.outer(weight), split.detached(weight, dtype)
+    if name != "linear":  # whose weight is stored by output
+        outer = split.outside.call_method("t", (outer,))
+        inner = split.inside.call_method("t", (inner,))
+    outer_bias = split.outer(bias) if bias in split.parametric else None
+    sizes = split.shape(output.shape), split.shape(fake_of(x).shape)
+    taps = _placeholders(
+        split,
+        node,
+        split.outside.call_function(product_placeholders, (outer, outer_bias, *sizes, dtype)),
+        (output.shape, dtype),
+        (fake_of(x).shape, dtype),
+    )
+    inner_bias = split.detached(bias, dtype)
+    return split.inside.call_function(tapped_product, (operand, inner, inner_bias, *taps))
+
+
+def _tap_lookup(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
+    """Rows of a table by token."""
+    names = ("input", "weight", "padding_idx", "max_norm", "norm_type")
+    tokens, table, padding, most, _, *others = _bound(node, *names, "scale_grad_by_freq", "sparse")
+    others.append(most)
+    if table not in split.parametric or not split.holds_rows(tokens) or any(others):
+        raise CannotTap
+    padding = -1 if padding is None else padding % fake_of(table).shape[0]
+    sizes = split.shape(output.shape), split.shape(fake_of(tokens).shape)
+    taps = _placeholders(
+        split,
+        node,
+        split.outside.call_function(lookup_placeholders, (split.outer(table), padding, *sizes)),
+        (output.shape, output.dtype),
+        (fake_of(tokens).shape, TOKENS),
+    )
+    given = split.inner(tokens), split.detached(table, output.dtype)
+    return split.inside.call_function(tapped_lookup, (*given, *taps))
+
+
+def _placeholders(
+    split: Split, node: fx.Node, tap: fx.Node, *like: tuple[Sequence[Any], torch.dtype]
+) -> list[fx.Node]:
+    """What a tap hands to the inside."""
+    output, placed = fake_of(node), []
+    for number, (shape, dtype) in enumerate(like):
+        outer = split.outside.call_function(operator.getitem, (tap, number))
+        with output.fake_mode:
+            fake = torch.empty((), dtype=dtype, device=output.device).expand(shape)
+        placed.append(split.add_input((node, number), outer, fake.requires_grad_()))
+    return placed
+
+
+def _tap_norm(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
+    """A normalisation, and then its scale and its shift."""
+    shift = ("bias",) if name_of(node) == "layer_norm" else ()
+    names = ("input", "normalized_shape", "weight", *shift)
+    x, shape, *parameters, eps = _bound(node, *names, "eps")
+    if not split.holds_rows(x):
+        raise CannotTap
+    values = [None if p is None else split.expanded(p, output) for p in parameters]
+    given = {} if eps is None else {"eps": map_arg(eps, split.inner)}
+    sizes = map_arg(shape, split.inner)
+    normalise: Any = node.target
+    result = split.inside.call_function(normalise, (split.inner(x), sizes), given)
+    for value, combine in zip(values, (operator.mul, operator.add), strict=False):
+        if value is not None:
+            result = split.inside.call_function(combine, (result, value))
+    return split.cast(result, output.dtype)
+
+
+def _tap_broadcast(split: Split, node: fx.Node, output: Tensor) -> fx.Node:
+    """A scale or a shift."""
+    parameter, *others = split.parametric.intersection(node.all_input_nodes)
+    if others or len(node.args) != 2:
+        raise CannotTap
+    expanded = split.expanded(parameter, output)
+    result = split.inside.node_copy(node, lambda n: expanded if n is parameter else split.inner(n))
+    # A number (0-dim) does not widen what it is combined with; expanded, it does.
+    return result if fake_of(parameter).dim() else split.cast(result, output.dtype)
+
+
+def _bound(node: fx.Node, *names: str) -> list[Any]:
+    """The arguments of a call, None where they were left out."""
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    if len(node.args) > len(names) or not set(given) <= {*names, "alpha", "beta"}:
+        raise CannotTap
+    return [given.get(name) for name in names]
+
+
+_TAP_RULES: dict[str, TapRule] = {
+    **dict.fromkeys(("linear", "matmul", "mm", "addmm"), _tap_product),
+    "embedding": _tap_lookup,
+    **dict.fromkeys(("layer_norm", "rms_norm"), _tap_norm),
+    **dict.fromkeys(("add", "sub", "mul", "div", "truediv"), _tap_broadcast),
+    **dict.fromkeys(("add_", "sub_", "mul_", "div_"), _tap_broadcast),
+    **dict.fromkeys(("iadd", "isub", "imul", "itruediv"), _tap_broadcast),
+}
