@@ -18,9 +18,9 @@ from transformer import Size, Transformer, component, make_batch, row_losses
 
 import gradvac
 from gradvac.engine import compile_tapped
+from gradvac.engine.contributions import Beside, Normed, Outer
 from gradvac.engine.kernels import _kernels, _triton_stacks, _triton_sums
 from gradvac.engine.kernels._segments import Segments
-from gradvac.engine.uses._waiting import Beside, Normed, Outer
 from gradvac.lab.recipes.nmt import _triton_loss
 from gradvac.lab.recipes.nmt.loss import plain_cross_entropy
 from gradvac.rules import _pairwise

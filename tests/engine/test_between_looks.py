@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from gradvac import Aligner, Sum
-from gradvac.engine.engines import _step
-from gradvac.engine.graph import Watcher
-from gradvac.engine.ownership import _following
+from gradvac.engine import layouts, one_backward
+from gradvac.engine.passes import Watcher
 
 from .parity import TASKS, UNSORTED, WEIGHTS, assert_same_gradients
 from .zoo._case import B, D, Model, S, distance
@@ -298,7 +297,7 @@ def test_rounding_that_is_zero_in_one_pass_alone(monkeypatch: pytest.MonkeyPatch
         def asleep(self) -> frozenset[int]:
             return frozenset()
 
-    monkeypatch.setattr(_step, "Watcher", Fooled)
+    monkeypatch.setattr(one_backward, "Watcher", Fooled)
     model = Model(
         lambda m, x: m.last(x) + 0 * m.first(x), first=nn.Linear(D, 3), last=nn.Linear(D, 3)
     )
@@ -372,8 +371,8 @@ def test_operations_have_the_names_that_torch_gives_them() -> None:
     )
     known = {"".join(part.title() for part in name.split("_")) for name in names} | {"Copy"}
     for table in ("ENTRYWISE", "KEEPERS", "PRODUCTS", "WITHIN_ROWS", "WITH_WEIGHTS", "BY_SETTING"):
-        assert not set(getattr(_following, f"_{table}")) - known
-    for start in _following._OVER_SPACE:
+        assert not set(getattr(layouts, f"_{table}")) - known
+    for start in layouts._OVER_SPACE:
         assert any(name.startswith(start) for name in known)
 
 

@@ -17,8 +17,7 @@ from torch.utils.checkpoint import (
 )
 
 from gradvac import Aligner, GradVac, Sum
-from gradvac.engine.engines import _one_backward
-from gradvac.engine.ownership import _look
+from gradvac.engine import one_backward, probe
 
 from .parity import TASKS, UNSORTED, assert_same_gradients, attach, plain_backward
 from .zoo._case import B, Block, Case, D, HandWrittenNorm, Model, S, distance, mlp, output
@@ -463,18 +462,18 @@ def test_a_scheduled_look_without_memory_is_skipped(monkeypatch: pytest.MonkeyPa
     """What is known goes on being used; a first look needs its memory."""
     model = nn.Linear(D, 3).double()
     aligner, x = attach(model), torch.randn(B, D).double()
-    look = _look.Look.take
+    look = probe.Look.take
 
     def no_memory(*_: Any) -> Any:
         raise torch.OutOfMemoryError("none left")
 
-    monkeypatch.setattr(_look.Look, "take", no_memory)
+    monkeypatch.setattr(probe.Look, "take", no_memory)
     with pytest.raises(torch.OutOfMemoryError):
         aligner.backward(distance(model(x)), ROWS)
-    monkeypatch.setattr(_look.Look, "take", look)
+    monkeypatch.setattr(probe.Look, "take", look)
     aligner.backward(distance(model(x)), ROWS)
     model.zero_grad()
-    monkeypatch.setattr(_look.Look, "take", no_memory)
+    monkeypatch.setattr(probe.Look, "take", no_memory)
     for _ in range(7):
         aligner.backward(distance(model(x)), ROWS)
         model.zero_grad()
@@ -491,8 +490,8 @@ def test_what_fails_while_a_graph_is_recorded_fails_the_recording(
     def look(self: object) -> None:
         raise RuntimeError("no waiting for the device")
 
-    monkeypatch.setattr(_look.Look, "take", look)
-    monkeypatch.setattr(_one_backward, "_is_captured", lambda _: True)
+    monkeypatch.setattr(probe.Look, "take", look)
+    monkeypatch.setattr(one_backward, "_is_captured", lambda _: True)
     model = nn.Linear(D, 3)
     aligner = attach(model, GradVac(), engine="auto")
     with pytest.raises(RuntimeError, match="no waiting"):

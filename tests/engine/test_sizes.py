@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import Aligner, Sum
-from gradvac.engine.graph._graph import Graph
-from gradvac.engine.ownership import _look
+from gradvac.engine import probe
+from gradvac.engine.graph import Graph
 
 from .parity import TASKS, UNSORTED, WEIGHTS, assert_same_gradients
 from .zoo._case import Block, D, Model, distance
@@ -26,13 +26,13 @@ Run = Callable[[Any, Tensor], Tensor]
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with every look at a graph."""
     found: list[int] = []
-    take = _look.Look.take
+    take = probe.Look.take
 
-    def counted(self: _look.Look) -> Any:
+    def counted(self: probe.Look) -> Any:
         found.append(1)
         return take(self)
 
-    monkeypatch.setattr(_look.Look, "take", counted)
+    monkeypatch.setattr(probe.Look, "take", counted)
     return found
 
 

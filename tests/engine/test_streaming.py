@@ -11,12 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradvac import GradVac
-from gradvac.engine.fold import _buffers, _collector
-from gradvac.engine.fold._buffers import Buffer
-from gradvac.engine.fold._collector import Collector
+from gradvac.engine import task_gradients
+from gradvac.engine.contributions import Lookup, Outer
 from gradvac.engine.kernels import Segments
-from gradvac.engine.uses import Lookup
-from gradvac.engine.uses._waiting import Outer
+from gradvac.engine.task_gradients import Buffer, Collector
 
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, Twins, attach, made
 from .zoo import ZOO
@@ -134,7 +132,7 @@ def test_tables_by_slices(
     name: str, granularity: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row_bytes = len(TASKS) * D * 8
-    monkeypatch.setattr(_buffers, "_CHUNK_BYTES", rows_at_once * row_bytes)
+    monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", rows_at_once * row_bytes)
     twins = Twins(made(name), rule, granularity=granularity, table_bytes=1)
     for tasks in (UNSORTED, ONE_ABSENT):
         twins.step(tasks)
@@ -183,7 +181,7 @@ def test_products_of_equal_shape_are_taken_at_once(
         return form(uses)
 
     monkeypatch.setattr(Outer, "form", staticmethod(spy))
-    monkeypatch.setattr(_collector, "_FORMED_BYTES", at_once * 2 * B * S * D * 8)
+    monkeypatch.setattr(task_gradients, "_FORMED_BYTES", at_once * 2 * B * S * D * 8)
     model = nn.Sequential(*(nn.Linear(D, D) for _ in range(5))).double()
     twins = Twins(Case(model, output, (torch.randn(B, S, D).double(),)), rule)
     for tasks in (UNSORTED, [0, 1, 2, 0, 1, 2], SORTED):
@@ -222,7 +220,7 @@ def test_a_large_table_whose_task_gradients_come_formed_as_well(
 
     model = Model(run, words=nn.Embedding(40, D), back=nn.Linear(40, D), block=Block()).double()
     inputs = (torch.randn(B, S, D).double(), torch.randint(0, 40, (B, S)))
-    monkeypatch.setattr(_buffers, "_CHUNK_BYTES", rows_at_once * len(TASKS) * D * 8)
+    monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", rows_at_once * len(TASKS) * D * 8)
     twins = Twins(Case(model, output, inputs), rule, granularity=granularity, table_bytes=1)
     for tasks in (UNSORTED, SORTED, ONE_ABSENT):
         twins.step(tasks)

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import Aligner, GradVac
+from gradvac.engine import contributions
+from gradvac.engine.contributions import Beside, Normed, Outer, Use
 from gradvac.engine.kernels._segments import Segments
-from gradvac.engine.uses import _waiting
-from gradvac.engine.uses._uses import Use
-from gradvac.engine.uses._waiting import Beside, Normed, Outer
 
 ROWS, PER_ROW, D, T = 6, 5, 4, 3
 SORTED, MIXED = [0, 0, 1, 1, 2, 2], [2, 0, 1, 0, 2, 2]
@@ -93,7 +92,7 @@ def test_a_shift_does_not_need_what_it_is_beside() -> None:
 
 def test_a_shift_beside_a_scale_that_did_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU a kernel leaves the sums of both: those of the shift are kept for when it comes."""
-    sums, calls = _waiting.norm_sums, []
+    sums, calls = contributions.norm_sums, []
 
     def like_the_kernel(gradient: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         *_, segments, many = given
@@ -101,8 +100,8 @@ def test_a_shift_beside_a_scale_that_did_not_wait(monkeypatch: pytest.MonkeyPatc
         by_shift = segments.sum(gradient.view(many, -1, x.shape[-1]))
         return sums(gradient, x, *given)[0], by_shift
 
-    monkeypatch.setattr(_waiting, "norm_sums", like_the_kernel)
-    monkeypatch.setattr(_waiting, "_SMALL_BYTES", (0, 0))
+    monkeypatch.setattr(contributions, "norm_sums", like_the_kernel)
+    monkeypatch.setattr(contributions, "_SMALL_BYTES", (0, 0))
     monkeypatch.setattr(Beside, "task_gradients", lambda self: self._sums)  # nothing else
     model = nn.Sequential(
         nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4)

@@ -30,20 +30,15 @@ What a room imports of the others is in the `__all__` of their `__init__`. It ma
     processes  kernels, losses, fold, engines
 """
 
+from gradvac.engine.choice import ENGINES, Engines
 from gradvac.engine.compiled import compile_tapped
-from gradvac.engine.engines import ENGINES, Engines
-from gradvac.engine.fold import AdamMetric, Components, Granularity, Metric, Stored, Weigh, split
+from gradvac.engine.components import Components, Granularity, split
 from gradvac.engine.kernels import gram
-from gradvac.engine.losses import (
-    Losses,
-    RowTasks,
-    TasksOfRows,
-    positions,
-    read_losses,
-    read_own_losses,
-    rows,
-)
+from gradvac.engine.losses import Losses, TasksOfRows, positions, read_losses, read_own_losses
+from gradvac.engine.metric import AdamMetric, Metric
 from gradvac.engine.processes import Exchange, RankError, Ranks, digest, sharded_modules, whole
+from gradvac.engine.row_tasks import RowTasks, rows
+from gradvac.engine.task_gradients import Stored, Weigh
 
 __all__ = [
     "ENGINES",

@@ -23,7 +23,7 @@ from gradvac.engine.compiled._taps import (
     tapped_product,
 )
 from gradvac.engine.graph import COMPILED, LEAF, RUN, Graph
-from gradvac.engine.ownership import Layout, follow
+from gradvac.engine.layouts import Layout, follow
 
 Below = dict[int, Layout | None]
 """Input (of tensors) -> where rows lie; None: they may move."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.fold import Components
+from gradvac.engine.components import Components
 from gradvac.engine.processes._distributed import Ranks
 from gradvac.engine.processes._shards import Shards
 

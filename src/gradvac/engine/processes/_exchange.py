@@ -24,14 +24,15 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import gram as geometry
-from gradvac.engine.engines import Engines
-from gradvac.engine.fold import Components, Stored, Weigh, add_to_grad
+from gradvac.engine.choice import Engines
+from gradvac.engine.components import Components
 from gradvac.engine.kernels import combine, gram, wide
 from gradvac.engine.losses import Losses
 from gradvac.engine.processes._agreement import Agreed, Agreement
 from gradvac.engine.processes._buckets import Bucket, divide
 from gradvac.engine.processes._distributed import Arriving, Ranks, device_of
 from gradvac.engine.processes._shards import Shards, whole
+from gradvac.engine.task_gradients import Stored, Weigh, add_to_grad
 from gradvac.indices import index_on
 
 _IN_FLIGHT = 8  # buckets on their way at once: what is sent and received takes memory

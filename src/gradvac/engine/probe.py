@@ -1,33 +1,162 @@
-"""One look at a graph: passes with a code per row, and of one task alone; what they show."""
+"""Probes: passes with codes, and the plan they lead to.
 
-# B rows, T tasks
+What the passes of one look show, by place: (junction, output).
+
+One look at a graph: passes with a code per row, and of one task alone; what they show.
+
+Plans by shape of graph: made once, and verified now and then.
+
+A plan is made once per signature by a look (`_look.py`), and verified by others: on the first
+batches, now and then, and until every part of the graph was seen with a gradient. What moves
+entries by what the data say (masks, routing, sorting) is not learned: it is measured every step.
+"""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from gradvac.engine.graph import (
-    LEAF,
+from gradvac.engine.graph import LEAF, Graph, Signature
+from gradvac.engine.junctions import Drawing, Junction, draw
+from gradvac.engine.kernels import mark, negligible, repeatable, tolerance
+from gradvac.engine.layouts import Layout, follow_losses
+from gradvac.engine.losses import Losses, PlainGradient
+from gradvac.engine.ownership import unexplained
+from gradvac.engine.passes import (
     Arrive,
-    Drawing,
-    Graph,
-    Junction,
     Refused,
     Watcher,
-    draw,
     has_changing_hook,
     refuse_hidden,
     refuse_unreadable,
     run_pass,
 )
-from gradvac.engine.kernels import mark
-from gradvac.engine.losses import DeclaredRows, Losses, PlainGradient, RowTasks
-from gradvac.engine.ownership._evidence import SAME, Evidence, Key, Owners, row_codes
-from gradvac.engine.ownership._following import follow_losses
-from gradvac.engine.ownership._layouts import Layout
-from gradvac.engine.ownership._plan import How, Known, Plan
-from gradvac.hints import some
+from gradvac.engine.plan import How, Known, Plan
+from gradvac.engine.row_tasks import DeclaredRows, RowTasks, listen
+from gradvac.hints import some, warn_caller
+
+# B rows, T tasks
+
+
+Key = tuple[int, int]
+Marks = Mapping[Key, Tensor]
+
+SAME = 0.6  # a code that all rows share shows what rounding alone does
+
+
+def row_codes(num_rows: int) -> Tensor:
+    """A code for every row, between 1/4 and 1: no overflow that the plain pass would not have."""
+    generator = torch.Generator().manual_seed(num_rows)
+    return 4.0 ** -torch.rand(num_rows, generator=generator, dtype=torch.float64)
+
+
+class Evidence:
+    """Marks of passes.
+
+    Args:
+        lowest: The narrowest dtype on the way.
+
+    Attributes:
+        plain: Marks of the plain pass.
+        same: Of a pass with one code for all.
+        coded: Of a pass with a code per row, or per loss of a mapping.
+        tolerance: How much of a mark may stay unexplained.
+    """
+
+    def __init__(self, lowest: torch.dtype) -> None:
+        self.plain: Marks = {}
+        self.same: Marks = {}
+        self.coded: Marks = {}
+        self.lowest, self.tolerance = lowest, tolerance(lowest)
+
+    def is_finite(self, keys: Sequence[Key]) -> bool:
+        """Whether the gradients of all these places are."""
+        return all(bool(self.plain[key].isfinite().all()) for key in keys if key in self.plain)
+
+    def is_awake(self, key: Key) -> bool:
+        """Whether a gradient other than zero came."""
+        return key in self.coded and bool(self.coded[key].any())
+
+    def rows_lie(self, layout: Layout, key: Key, num_rows: int) -> bool:
+        """Whether rows are seen to lie along a dimension of the marks."""
+        plain = self.plain[key]
+        view = [1] * (plain.dim() - 1)
+        view[layout.dim] = -1
+        row = layout.rows(plain.shape[layout.dim], num_rows).to(plain.device)
+        row = row.view(view).expand(plain.shape[:-1])
+        codes = row_codes(num_rows)[None].to(plain)
+        share, amount = map(float, unexplained(plain, [self.coded[key]], codes, row))
+        allowed, noise = self.tolerance_at(key, row, num_rows)
+        return share <= allowed or amount <= noise
+
+    def tolerance_at(self, key: Key, owner: Tensor, num_owners: int) -> tuple[float, float]:
+        """How much of the marks of one place may stay unexplained: a share of those of an owner.
+
+        Where a gradient cancels out, rounding is all that is left of it, and is not smaller for a
+        smaller code: any share, up to an amount. Elsewhere that is 0.
+
+        Raises:
+            Refused: What one code for all does is no rounding.
+        """
+        plain = self.plain[key]
+        one_code = plain.new_full((1, num_owners), SAME)
+        rounding, amount = map(float, unexplained(plain, [self.same[key]], one_code, owner))
+        allowed = tolerance(self.lowest) + 4 * rounding
+        if rounding <= repeatable(self.lowest):
+            self.tolerance = max(self.tolerance, allowed)
+            return allowed, 0.0
+        noise = negligible(self.lowest) * self._largest()
+        if rounding * float(plain.abs().max()) > noise and amount > noise / 4:
+            raise Refused(
+                "engine: the backward of this model is not linear in the losses, or not the same "
+                "when it runs again (a hook that clips or normalises gradients, or draws random "
+                'numbers), so that tasks cannot be told apart. Use engine="per_task".'
+            )
+        return allowed, noise / 4
+
+    def _largest(self) -> float:
+        return max(float(marks.abs().max()) for marks in self.plain.values())
+
+
+class Owners:
+    """Whose the entries of one place are: shown by passes of one task alone, one after the other.
+
+    However small the gradient of a task is beside those of others, it shows where it is.
+
+    Args:
+        marks: Of the plain pass, `[..., R]`.
+        named: The owners that the forward named, `[...]`.
+    """
+
+    def __init__(self, marks: Tensor, named: Tensor | None) -> None:
+        self.named, self.measured = named, torch.zeros_like(marks[..., 0], dtype=torch.int64)
+        self._most = torch.zeros_like(marks[..., 0])  # of one task, at every entry
+        self._sums: list[Tensor] = []  # by task: over all entries, and over those named as its own
+
+    def see(self, task: int, marks: Tensor) -> None:
+        """Take note of the marks of a task alone."""
+        size = marks.abs().sum(-1)
+        self.measured = torch.where(size > self._most, task, self.measured)
+        self._most = torch.maximum(size, self._most)
+        own = size if self.named is None else torch.where(self.named == task, size, 0.0)
+        self._sums.append(torch.stack([size.sum(), own.sum()]))
+
+    def length(self, task: int) -> float:
+        """The sum over all entries of a task's marks."""
+        return float(self._sums[task][0])
+
+    def elsewhere(self, owner: Tensor) -> float:
+        """The largest share of a task's gradient that is not at its own entries."""
+        total, own = torch.stack(self._sums, dim=1)
+        if owner is self.measured:
+            every = range(len(total))
+            own = torch.stack([torch.where(owner == t, self._most, 0.0).sum() for t in every])
+        return float(((total - own) / total.clamp_min(torch.finfo(total.dtype).tiny)).max())
+
+
+# B rows, T tasks
+
 
 _FEW = 40  # nodes that are cheap to push T gradients through
 
@@ -296,3 +425,84 @@ class Look:
             f"engine: rows of the batch influence each other, so the gradients of {shown} cannot "
             f'be separated by task in one backward: {why}. Use engine="per_task".'
         )
+
+
+_MOST_KEPT = 256  # signatures
+_MOST_SIZES = 16  # of batches, for which a plan or a refusal is kept by signature
+
+
+class Planner:
+    """Makes and verifies plans for a model's parameters, given with their names."""
+
+    def __init__(self, names: Mapping[nn.Parameter, str], tasks: Sequence[str]) -> None:
+        self._names, self._tasks = names, tasks
+        self._known: dict[Signature, _Known] = {}
+        self._lengths: dict[int, float] = {}  # of tasks' gradients
+        self.identities = frozenset(map(id, names))  # by which graphs tell them apart
+        listen(self)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        """A copy has parameters of its own, and knows nothing of them."""
+        return Planner, (self._names, self._tasks)
+
+    def knows(self, graph: Graph) -> bool:
+        """Whether such a graph was seen before, without leaves that are not the model's."""
+        known = self._known.get(graph.signature)
+        return known is not None and any(not plan.drawing.outside for plan in known.plans)
+
+    def plan(self, graph: Graph, losses: Losses, declared: DeclaredRows, *, look: bool) -> Plan:
+        """The plan for a graph, verified if it is new, does not hold for its sizes, or on request.
+
+        Raises:
+            Refused: Rows influence each other; or they did whenever such a graph was looked at.
+        """
+        known = self._known.pop(graph.signature, None) or _Known([], {})
+        self._known[graph.signature] = known  # the latest: a model may make a new one every step
+        if len(self._known) > _MOST_KEPT:
+            del self._known[next(iter(self._known))]
+        if known.refusals:
+            known.refuse(graph)
+        num_rows = None if losses.index is None else len(losses.index)
+        is_finished = not any(plan.unfinished for plan in known.plans)
+        fitting = [plan for plan in known.plans if plan.holds_for(graph, num_rows)]
+        is_seen = bool(fitting) and fitting[0].has_seen(losses.present)
+        if is_seen and is_finished and not look:
+            if fitting[0].refusal is not None:
+                raise Refused(fitting[0].refusal)
+            return fitting[0]
+        earlier = known.plans[0] if known.plans else None
+        try:
+            plan = Look(
+                self._names, self._tasks, graph, losses, declared, earlier, self._lengths
+            ).take()
+        except Refused as refusal:
+            known.refusals[graph.sizes()] = str(refusal)
+            if len(known.refusals) > _MOST_KEPT:
+                del known.refusals[next(iter(known.refusals))]
+            raise
+        except torch.OutOfMemoryError:
+            if not fitting or not is_finished:
+                raise
+            warn_caller(
+                "engine: this step was to verify whose gradients are whose, but its passes, which "
+                "keep the graph, ran out of memory; verification skipped."
+            )
+            return fitting[0]
+        rest = [other for other in known.plans if not other.unfinished and other not in fitting]
+        known.plans[:] = [plan, *rest][:_MOST_SIZES]
+        return plan
+
+
+class _Known(NamedTuple):
+    """What is known of graphs with one signature: plans, the latest first; refusals by sizes."""
+
+    plans: list[Plan]
+    refusals: dict[int, str]
+
+    def refuse(self, graph: Graph) -> None:
+        """Raise if a batch of these sizes was refused, or every one of many sizes."""
+        reason = self.refusals.get(graph.sizes())
+        if reason is None and not self.plans and len(self.refusals) >= _MOST_SIZES:
+            reason = next(iter(self.refusals.values()))
+        if reason is not None:
+            raise Refused(reason)

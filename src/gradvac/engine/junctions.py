@@ -6,16 +6,16 @@ table of positions looked up once for all rows); ownership then shows, and it is
 consumers.
 """
 
-# B rows
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from gradvac.engine.graph._graph import ANCHOR, LEAF, Graph
-from gradvac.engine.graph._nodes import is_python_function
+from gradvac.engine.graph import ANCHOR, LEAF, Graph, is_python_function
+
+# B rows
+
 
 _PRODUCTS = frozenset(
     f"{name}Backward0"

@@ -7,12 +7,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.engines._one_backward import OneBackward
-from gradvac.engine.engines._per_task import Expect, PerTask, Receive
-from gradvac.engine.engines._step import Again
-from gradvac.engine.fold import Collector, Components, Metric, Stored, Weigh
-from gradvac.engine.graph import Refused
+from gradvac.engine.components import Components
 from gradvac.engine.losses import Losses
+from gradvac.engine.metric import Metric
+from gradvac.engine.one_backward import Again, OneBackward
+from gradvac.engine.passes import Refused
+from gradvac.engine.per_task import Expect, PerTask, Receive
+from gradvac.engine.task_gradients import Collector, Stored, Weigh
 from gradvac.hints import warn_caller
 
 ENGINES = ("auto", "one_backward", "per_task")

@@ -6,13 +6,13 @@ per entry, random projections of the last dimension (*marks*). An entry whose ma
 belongs to several rows: they influence each other.
 """
 
-# B rows, T tasks, G shape of an output gradient
-
 from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+# B rows, T tasks, G shape of an output gradient
 
 
 class TaskCodes:

@@ -5,8 +5,6 @@ A fast path is one function from a `Place`, an input of a node that is made of a
 called once per task (`_forming.py`), which is exact too.
 """
 
-# N entries, T tasks, O outputs, I inputs, D width
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradvac.engine.graph import Graph, Way, call_node, saved
+from gradvac.engine.contributions import Beside, Formed, Lookup, Normed, Outer, Sharing, Summed, Use
+from gradvac.engine.graph import Graph, call_node, saved
+from gradvac.engine.junctions import Way
 from gradvac.engine.kernels import Owned, Segments, wide
-from gradvac.engine.uses._uses import Formed, Lookup, Use
-from gradvac.engine.uses._waiting import Beside, Normed, Outer, Sharing, Summed
+
+# N entries, T tasks, O outputs, I inputs, D width
 
 
 @dataclass(slots=True)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from gradvac.engine.graph import Drawing, Graph
-from gradvac.engine.ownership._following import VIEWS, follow_losses
-from gradvac.engine.ownership._layouts import Layout
+from gradvac.engine.graph import Graph
+from gradvac.engine.junctions import Drawing
+from gradvac.engine.layouts import VIEWS, Layout, follow_losses
 
 _MOST_SIZES = 4096
 

@@ -1,7 +1,5 @@
 """From the output gradients of a junction to the task gradients of its parameters."""
 
-# T tasks
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,12 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.graph import LEAF, Graph, Refused, Way, call_node, way_down
+from gradvac.engine.contributions import Formed, Use
+from gradvac.engine.fast_paths import FAST_PATHS, Place, embedding
+from gradvac.engine.graph import LEAF, Graph, call_node
+from gradvac.engine.junctions import Way, way_down
 from gradvac.engine.kernels import Owned, Segments, mark, negligible
-from gradvac.engine.losses import DeclaredRows, Losses, RowTasks
-from gradvac.engine.ownership import How, Layout, Plan, TaskCodes, unexplained
-from gradvac.engine.uses._fast_paths import FAST_PATHS, Place, embedding
-from gradvac.engine.uses._uses import Formed, Use
+from gradvac.engine.layouts import Layout
+from gradvac.engine.losses import Losses
+from gradvac.engine.ownership import TaskCodes, unexplained
+from gradvac.engine.passes import Refused
+from gradvac.engine.plan import How, Plan
+from gradvac.engine.row_tasks import DeclaredRows, RowTasks
+
+# T tasks
+
 
 _SAME_NUMBERS = frozenset(
     f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze")

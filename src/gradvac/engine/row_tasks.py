@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradvac.engine.kernels import Segments
-from gradvac.engine.losses._losses import TasksOfRows, positions, relabel
+from gradvac.engine.losses import TasksOfRows, positions, relabel
 
 _MOST_KEPT = 4096  # blocks; a forward that is never differentiated leaves its own behind
 

@@ -3,27 +3,25 @@
 Slow and general: it works for every model, and every faster path is compared with it.
 """
 
-# T tasks
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.graph import (
-    LEAF,
-    Graph,
-    is_python_function,
-    is_selective,
+from gradvac.engine.graph import LEAF, Graph, is_python_function, is_selective
+from gradvac.engine.losses import Losses, PlainGradient, Sums, is_due
+from gradvac.engine.passes import (
     refuse_changed,
     refuse_hidden,
     set_aside,
     show_gradients,
     without_hooks,
 )
-from gradvac.engine.losses import Losses, PlainGradient, Sums, is_due
 from gradvac.hints import some
+
+# T tasks
+
 
 Receive = Callable[[nn.Parameter, Mapping[int, Tensor]], None]
 """Takes a parameter and its gradients by task, `task -> gradient`."""
