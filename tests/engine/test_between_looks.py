@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from gradvac import Aligner, Sum
 from gradvac.engine import layouts, one_backward
-from gradvac.engine.passes import Watcher
+from gradvac.engine.passes import ReachedNodes
 
 from .parity import TASKS, UNSORTED, WEIGHTS, assert_same_gradients
 from .zoo._case import B, D, Model, S, distance
@@ -293,7 +293,7 @@ def test_tasks_without_any_gradient(factors: tuple[tuple[int, ...], ...]) -> Non
 def test_rounding_that_is_zero_in_one_pass_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum that cancels out may wake a part up in every pass but the one that is looked at."""
 
-    class Fooled(Watcher):
+    class Fooled(ReachedNodes):
         def asleep(self) -> frozenset[int]:
             return frozenset()
 

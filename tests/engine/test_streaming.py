@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradvac import GradVac
 from gradvac.engine import task_gradients
-from gradvac.engine.contributions import Lookup, Outer
+from gradvac.engine.contributions import Lookup, OuterProduct
 from gradvac.engine.kernels import Segments
 from gradvac.engine.task_gradients import Buffer, Collector
 
@@ -174,13 +174,13 @@ def test_products_of_equal_shape_are_taken_at_once(
 ) -> None:
     """And the sums of all shifts and scales: a few launches for a whole model."""
     formed: list[int] = []
-    form = Outer.form
+    build = OuterProduct.build
 
     def spy(uses: Any) -> Any:
         formed.append(len(uses))
-        return form(uses)
+        return build(uses)
 
-    monkeypatch.setattr(Outer, "form", staticmethod(spy))
+    monkeypatch.setattr(OuterProduct, "form", staticmethod(spy))
     monkeypatch.setattr(task_gradients, "_FORMED_BYTES", at_once * 2 * B * S * D * 8)
     model = nn.Sequential(*(nn.Linear(D, D) for _ in range(5))).double()
     twins = Twins(Case(model, output, (torch.randn(B, S, D).double(),)), rule)

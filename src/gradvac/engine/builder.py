@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.contributions import Formed, Use
-from gradvac.engine.fast_paths import FAST_PATHS, Place, embedding
+from gradvac.engine.contributions import Built, Contribution
+from gradvac.engine.fast_paths import FAST_PATHS, NodeInput, embedding
 from gradvac.engine.graph import LEAF, Graph, call_node
-from gradvac.engine.junctions import Way, way_down
-from gradvac.engine.kernels import Owned, Segments, mark, negligible
+from gradvac.engine.junctions import ParameterPath, parameter_path
+from gradvac.engine.kernels import Owned, Segments, negligible
+from gradvac.engine.kernels import mark as sketch
 from gradvac.engine.layouts import Layout
 from gradvac.engine.losses import Losses
 from gradvac.engine.ownership import TaskCodes, unexplained
-from gradvac.engine.passes import Refused
+from gradvac.engine.passes import NotSeparable
 from gradvac.engine.plan import How, Plan
 from gradvac.engine.row_tasks import DeclaredRows, RowTasks
 
@@ -26,10 +27,10 @@ _SAME_NUMBERS = frozenset(
     f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze")
 )
 
-Deliver = Callable[[nn.Parameter, Use], None]
+Deliver = Callable[[nn.Parameter, Contribution], None]
 
 
-class Former:
+class GradientBuilder:
     """Forms uses at the junctions of one graph.
 
     Args:
@@ -61,7 +62,7 @@ class Former:
         # What these have at entries of larger ones, and in all, by place.
         self._elsewhere: dict[int, list[Tensor]] = defaultdict(list)
         self._seen: dict[tuple[int, ...], list[tuple[Tensor, ...]]] = {}  # by shape: marks, owners
-        self._arrived: dict[int, dict[int, Use]] = {}  # position -> output number -> use
+        self._arrived: dict[int, dict[int, Contribution]] = {}  # position -> output number -> use
         self.slow: list[str] = []
 
     @property
@@ -69,9 +70,9 @@ class Former:
         """Whether a place that is measured has gradients of 16 bits."""
         return self.plan.lowest.itemsize < 4
 
-    def form(self, number: int, gradients: Sequence[Tensor | None], deliver: Deliver) -> None:
+    def build(self, number: int, gradients: Sequence[Tensor | None], deliver: Deliver) -> None:
         """Deliver what a junction contributes to its parameters."""
-        graph, junction = self.graph, self.plan.drawing.junctions[number]
+        graph, junction = self.graph, self.plan.partition.junctions[number]
         if not [True for gradient in gradients if gradient is not None and gradient.numel()]:
             if any(gradient is not None for gradient in gradients):
                 self._deliver_zeros(junction.parameters, deliver)
@@ -81,17 +82,17 @@ class Former:
             for output, gradient in enumerate(gradients)
         ]
         position, gradient, owner = junction.position, gradients[0], owned[0]
-        path = FAST_PATHS.get(graph.names[position])
+        fast_path = FAST_PATHS.get(graph.names[position])
         slow: Sequence[int] = junction.edges
-        if path is not None and gradient is not None and owner is not None:
-            slow, at = [], Place(graph, position, graph.nodes[position], gradient, owner)
-            for edge, way in zip(junction.edges, junction.ways, strict=True):
-                at.edge, at.way = edge, way
-                use = path(at)
-                if use is None:
+        if fast_path is not None and gradient is not None and owner is not None:
+            slow, at = [], NodeInput(graph, position, graph.nodes[position], gradient, owner)
+            for edge, path in zip(junction.edges, junction.paths, strict=True):
+                at.edge, at.path = edge, path
+                contribution = fast_path(at)
+                if contribution is None:
                     slow.append(edge)
                 else:
-                    delivered = self._push(way, use, deliver)
+                    delivered = self._push(path, contribution, deliver)
                     at.first = at.first or delivered
         if slow:
             self._call_slowly(position, slow, gradients, owned, deliver)
@@ -102,7 +103,7 @@ class Former:
         """An expert without rows: autograd gives it zeros, not nothing."""
         for parameter in parameters:
             zeros = parameter.new_zeros(()).expand(self._num_tasks, *parameter.shape)
-            deliver(parameter, Formed(zeros, self._segments_of(0)))
+            deliver(parameter, Built(zeros, self._segments_of(0)))
 
     def _owned(self, number: int, output: int, gradient: Tensor) -> Owned:
         shape = gradient.shape
@@ -112,7 +113,7 @@ class Former:
         if isinstance(how, Layout):
             assert self._rows is not None
             return Owned(shape, self._rows, *how)
-        position = self.plan.drawing.junctions[number].position
+        position = self.plan.partition.junctions[number].position
         if how is How.REACHED:
             return Owned(shape, self._segments_of(self._reached[position].bit_length() - 1))
         if how is How.DECLARED:
@@ -134,37 +135,37 @@ class Former:
 
     def _measured(self, number: int, output: int, gradient: Tensor) -> Owned:
         assert self.codes is not None
-        plain = mark(gradient)
-        coded = [marks[number, output] for marks in self.coded]
-        owner = self.codes.owners(plain, coded)
-        self._seen.setdefault(tuple(plain.shape), []).append((owner, plain, *coded))
-        for group, (tasks, marks) in enumerate(self.smaller):
-            size = marks[number, output].abs().sum(-1)
+        joint = sketch(gradient)
+        coded = [sketches[number, output] for sketches in self.coded]
+        owner = self.codes.owners(joint, coded)
+        self._seen.setdefault(tuple(joint.shape), []).append((owner, joint, *coded))
+        for group, (tasks, sketches) in enumerate(self.smaller):
+            size = sketches[number, output].abs().sum(-1)
             own = torch.where(tasks.to(owner.device)[owner], size, 0.0)
             self._elsewhere[group].append(torch.stack([size.sum() - own.sum(), size.sum()]))
         segments = Segments(owner.reshape(-1), self._num_tasks, owner.device)
         return Owned(gradient.shape, segments, None)
 
-    def refuse_mixed_entries(self) -> None:
+    def check_mixed_entries(self) -> None:
         """Raise if entries that were measured belong to several tasks."""
         if not self._seen:
             return
         assert self.codes is not None
         shares, amounts, sizes = [], [], []
         for places in self._seen.values():  # all places of one shape at once
-            owner, plain, *coded = (torch.stack(tensors) for tensors in zip(*places, strict=True))
-            codes, _ = self.codes.on(plain.device, plain.dtype)
-            share, amount = unexplained(plain, coded, codes, owner, len(places))
+            owner, joint, *coded = (torch.stack(tensors) for tensors in zip(*places, strict=True))
+            codes, _ = self.codes.on(joint.device, joint.dtype)
+            share, amount = unexplained(joint, coded, codes, owner, len(places))
             shares.append(share)
             amounts.append(amount)
-            sizes.append(torch.stack([plain, *coded]).abs().flatten(2).amax((0, 2)))
+            sizes.append(torch.stack([joint, *coded]).abs().flatten(2).amax((0, 2)))
         self._seen = {}
         share, amount, size = torch.cat(shares), torch.cat(amounts), torch.cat(sizes)
         most = negligible(self.plan.lowest) * size.max()  # rounding may leave so much
         counts = (share * size > most) & (amount > most / 4)
         is_mixed = float(torch.where(counts, share, 0.0).max()) > self.plan.tolerance
         if is_mixed or any(map(self._is_elsewhere, self._elsewhere.values())):
-            raise Refused(
+            raise NotSeparable(
                 "engine: rows of the batch influence each other in this step, so that gradients "
                 'cannot be separated by task in one backward. Use engine="per_task".'
             )
@@ -225,28 +226,32 @@ class Former:
                         by_edge[edge] = part.to_dense().new_zeros(self._num_tasks, *shape)
                     by_edge[edge][task] = part.to_dense().sum_to_size(shape)
         for edge, gradients in by_edge.items():
-            self._push(way_down(self.graph, *children[edge]), Formed(gradients, rows), deliver)
+            self._push(parameter_path(self.graph, *children[edge]), Built(gradients, rows), deliver)
 
     def _place(self, position: int) -> str:
         kind = self.graph.names[position].removesuffix("0").removesuffix("Backward")
-        junction = next(j for j in self.plan.drawing.junctions if j.position == position)
+        junction = next(j for j in self.plan.partition.junctions if j.position == position)
         names = sorted(self.plan.names.get(p, "") for p in junction.parameters)
         return f"{kind} of {names[0]}" if names else kind
 
     # -- from a junction's input down to parameters ----------------------------------------------
 
-    def _push(self, way: Way, use: Use, deliver: Deliver) -> Use | None:
+    def _push(
+        self, path: ParameterPath, contribution: Contribution, deliver: Deliver
+    ) -> Contribution | None:
         """Down to a parameter, or to a node on the way, where it waits for what else arrives.
 
         Returns what a parameter got, if there is nothing but casts and transpositions before it.
         """
-        position, number, is_transposed = way
-        use = use.transposed() if is_transposed else use
+        position, number, is_transposed = path
+        contribution = contribution.transposed() if is_transposed else contribution
         if self.graph.names[position] == LEAF:
-            deliver(self.graph.nodes[position].variable, use)
-            return use
+            deliver(self.graph.nodes[position].variable, contribution)
+            return contribution
         arrived = self._arrived.setdefault(position, {})
-        arrived[number] = _together(arrived[number], use) if number in arrived else use
+        arrived[number] = (
+            _together(arrived[number], contribution) if number in arrived else contribution
+        )
         return None
 
     def _push_on(self, deliver: Deliver) -> None:
@@ -254,29 +259,36 @@ class Former:
         while self._arrived:
             position = max(self._arrived)  # children come before parents, so nothing more arrives
             arrived = self._arrived.pop(position)
-            child, use = self.graph.children(position)[0], next(iter(arrived.values()))
-            if (looked_up := self._look_up(position, use)) is not None:
-                self._push(way_down(self.graph, *child), looked_up, deliver)
+            child, contribution = self.graph.children(position)[0], next(iter(arrived.values()))
+            if (looked_up := self._look_up(position, contribution)) is not None:
+                self._push(parameter_path(self.graph, *child), looked_up, deliver)
             elif self.graph.names[position] in _SAME_NUMBERS:
-                gradients = use.task_gradients()
+                gradients = contribution.task_gradients()
                 shape = self.graph.shape(*child)
-                formed = Formed(gradients.reshape(len(gradients), *shape), use.segments)
-                self._push(way_down(self.graph, *child), formed, deliver)
+                built = Built(gradients.reshape(len(gradients), *shape), contribution.segments)
+                self._push(parameter_path(self.graph, *child), built, deliver)
             else:
                 self._push_through(position, arrived, deliver)
 
-    def _look_up(self, position: int, use: Use) -> Use | None:
+    def _look_up(self, position: int, contribution: Contribution) -> Contribution | None:
         """A table of positions: the gradients of all tasks are those of a batch with a row each."""
-        if self.graph.names[position] != "EmbeddingBackward0" or use.segments.only is not None:
+        if (
+            self.graph.names[position] != "EmbeddingBackward0"
+            or contribution.segments.only is not None
+        ):
             return None
-        gradients = use.task_gradients()
+        gradients = contribution.task_gradients()
         tasks = Segments(torch.arange(len(gradients)), len(gradients), gradients.device)
         owned, node = Owned(gradients.shape, tasks), self.graph.nodes[position]
-        way = way_down(self.graph, *self.graph.children(position)[0])
-        return embedding(Place(self.graph, position, node, gradients, owned, way=way))
+        path = parameter_path(self.graph, *self.graph.children(position)[0])
+        return embedding(NodeInput(self.graph, position, node, gradients, owned, path=path))
 
-    def _push_through(self, position: int, arrived: Mapping[int, Use], deliver: Deliver) -> None:
-        gradients = {number: use.task_gradients() for number, use in arrived.items()}
+    def _push_through(
+        self, position: int, arrived: Mapping[int, Contribution], deliver: Deliver
+    ) -> None:
+        gradients = {
+            number: contribution.task_gradients() for number, contribution in arrived.items()
+        }
         described = self.graph.nodes[position]._input_metadata
 
         def given(task: int) -> list[Tensor | None]:
@@ -293,13 +305,13 @@ class Former:
     def close(self) -> None:
         """Forget the rows that the forward named."""
         if self._declared:
-            self._declared.forget([self.graph.nodes[p] for p in self.plan.drawing.row_nodes])
+            self._declared.forget([self.graph.nodes[p] for p in self.plan.partition.row_nodes])
 
 
-def _together(before: Use, use: Use) -> Use:
+def _together(before: Contribution, contribution: Contribution) -> Contribution:
     """Two uses of what was made of parameters, from one junction, as one."""
-    assert before.segments.only == use.segments.only
-    return Formed(before.task_gradients() + use.task_gradients(), use.segments)
+    assert before.segments.only == contribution.segments.only
+    return Built(before.task_gradients() + contribution.task_gradients(), contribution.segments)
 
 
 def _only(gradient: Tensor | None, owned: Owned | None, task: int) -> Tensor | None:

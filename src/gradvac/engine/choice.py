@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from gradvac.engine.components import Components
 from gradvac.engine.losses import Losses
 from gradvac.engine.metric import Metric
-from gradvac.engine.one_backward import Again, OneBackward
-from gradvac.engine.passes import Refused
+from gradvac.engine.one_backward import OneBackward, PlanOutdated
+from gradvac.engine.passes import NotSeparable
 from gradvac.engine.per_task import Expect, PerTask, Receive
 from gradvac.engine.task_gradients import Collector, Stored, Weigh
 from gradvac.hints import warn_caller
@@ -67,7 +67,7 @@ class Engines:
         self._stored = Stored(storage_dtype=storage_dtype, offload=offload, metric=metric)
         self.ran: Engine = self._one_backward or self._per_task
         self._why: str | None = "as asked" if asked == "per_task" else None
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def task_gradients(
         self, losses: Losses, receive: Receive, expect: Expect | None = None
@@ -114,7 +114,7 @@ class Engines:
             return self._run_in(self._per_task, do)
         try:
             result = self._run_in(self._one_backward, do)
-        except Refused as refusal:
+        except NotSeparable as refusal:
             if self.asked == "one_backward":
                 raise
             self._explain(str(refusal))
@@ -125,7 +125,7 @@ class Engines:
     def _run_in(self, engine: Engine, do: Callable[[Engine], Found]) -> Found:
         try:
             result = do(engine)
-        except Again:  # it was learned anew: once more
+        except PlanOutdated:  # it was learned anew: once more
             result = do(engine)
         self.ran = engine
         return result
@@ -144,6 +144,6 @@ class Engines:
 
     def _explain(self, reason: str) -> None:
         self._why = reason.removeprefix("engine: ").removesuffix(' Use engine="per_task".')
-        if reason not in self._said:
-            self._said.add(reason)
+        if reason not in self._warned:
+            self._warned.add(reason)
             warn_caller(f'engine: "auto" continues with per_task. {self.why}')

@@ -25,7 +25,7 @@ from gradvac.engine.kernels import Segments, grouped_outer, joined, norm_sums, w
 # N entries, T tasks, I columns of the parameter
 
 
-class Use:  # no ABC, whose `isinstance` is Python: it is asked of every use
+class Contribution:  # no ABC, whose `isinstance` is Python: it is asked of every use
     """The gradient of one use of a parameter.
 
     Attributes:
@@ -38,13 +38,13 @@ class Use:  # no ABC, whose `isinstance` is Python: it is asked of every use
     segments: Segments
     may_wait = False
     held_bytes = 0
-    formed_bytes = 0
+    built_bytes = 0
 
     @abstractmethod
     def task_gradients(self) -> Tensor:
         """`[T, *parameter shape]`."""
 
-    def plain(self) -> Tensor:
+    def total(self) -> Tensor:
         """The gradient over all entries, in the shape of the parameter."""
         gradients = self.task_gradients()
         return gradients.sum(0, dtype=wide(gradients.dtype))
@@ -55,21 +55,21 @@ class Use:  # no ABC, whose `isinstance` is Python: it is asked of every use
         return None
 
     @staticmethod
-    def join(uses: "Sequence[Any]") -> "Sequence[Use]":
+    def join(every: "Sequence[Any]") -> "Sequence[Contribution]":
         """Uses of one parameter and one kind, as few as is cheap."""
-        return uses
+        return every
 
     @staticmethod
-    def form(uses: Sequence[Any]) -> Sequence[Tensor]:
+    def build(every: Sequence[Any]) -> Sequence[Tensor]:
         """The task gradients of several uses of one kind, `[T, P]` or `[T, *parameter shape]`."""
-        return [use.task_gradients() for use in uses]
+        return [one.task_gradients() for one in every]
 
-    def transposed(self) -> "Use":
+    def transposed(self) -> "Contribution":
         """The same use of the transposed matrix; this one is then of no more use."""
-        return Formed(self.task_gradients().mT, self.segments)
+        return Built(self.task_gradients().mT, self.segments)
 
 
-class Table(Use):
+class MatrixContribution(Contribution):
     """A use of a matrix whose `slice` does not form the rest."""
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Table(Use):
 
 
 @dataclass
-class Lookup(Table):
+class Lookup(MatrixContribution):
     """Rows of a table: g[token] = sum of the values at the token's occurrences."""
 
     values: Tensor  # [N, I]
@@ -93,7 +93,7 @@ class Lookup(Table):
 
     def __post_init__(self) -> None:
         row_bytes = self.segments.num_tasks * self.values.shape[1] * self.values.itemsize
-        self.formed_bytes = self.num_rows * row_bytes
+        self.built_bytes = self.num_rows * row_bytes
 
     @property
     def rows_bytes(self) -> int:
@@ -101,12 +101,15 @@ class Lookup(Table):
         return 4 * self.segments.num_tasks * self.values.numel()
 
     @staticmethod
-    def join(uses: "Sequence[Lookup]") -> "Sequence[Lookup]":
-        if len(uses) == 1:
-            return uses
-        values, tokens = torch.cat([u.values for u in uses]), torch.cat([u.tokens for u in uses])
-        segments = joined([(u.segments, len(u.tokens)) for u in uses])
-        return [Lookup(values, tokens, uses[0].num_rows, segments)]
+    def join(every: "Sequence[Lookup]") -> "Sequence[Lookup]":
+        if len(every) == 1:
+            return every
+        values, tokens = (
+            torch.cat([u.values for u in every]),
+            torch.cat([u.tokens for u in every]),
+        )
+        segments = joined([(u.segments, len(u.tokens)) for u in every])
+        return [Lookup(values, tokens, every[0].num_rows, segments)]
 
     def renumbered(self) -> "tuple[Tensor, Lookup]":
         """The tokens of the batch `[N]`, and the same use of a table of their rows alone.
@@ -119,7 +122,7 @@ class Lookup(Table):
         values = self.values.to(wide(self.values.dtype))
         return tokens, Lookup(values, rows, len(rows), self.segments)
 
-    def plain(self) -> Tensor:
+    def total(self) -> Tensor:
         return self._sum(self.values)
 
     def weighted(self, weights: Tensor) -> Tensor:
@@ -185,7 +188,7 @@ def _numbered(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @dataclass
-class Formed(Use):
+class Built(Contribution):
     """Task gradients that are there already."""
 
     gradients: Tensor  # [T, *parameter shape]
@@ -202,7 +205,7 @@ class Formed(Use):
 _SMALL_BYTES = (1 << 24, 3 << 24)
 
 
-class Sharing(Use):
+class SharesOutput(Contribution):
     """A use that keeps the gradient of its node's output: what a shift beside it is the sum of.
 
     Attributes:
@@ -212,20 +215,20 @@ class Sharing(Use):
     """
 
     output: Tensor | None = None
-    beside: "Beside | None" = None
-    shifts: Tensor | None = None
+    shared_shift: "SharedShift | None" = None
+    shift_sums: Tensor | None = None
 
 
-def _hand_over(uses: Sequence[Sharing], shifts: Tensor) -> None:
+def _hand_over(every: Sequence[SharesOutput], shift_sums: Tensor) -> None:
     """Give the task gradients of shifts beside some uses, `[uses, T, D]`, to these shifts."""
-    for use, own in zip(uses, shifts.unbind(), strict=True):
-        if use.beside is None:
-            use.shifts = own
+    for one, own in zip(every, shift_sums.unbind(), strict=True):
+        if one.shared_shift is None:
+            one.shift_sums = own
         else:
-            use.beside.take(own)
+            one.shared_shift.take(own)
 
 
-class Outer(Table, Sharing):
+class OuterProduct(MatrixContribution, SharesOutput):
     """A matrix product: g = left^T right, summed over entries.
 
     Args:
@@ -240,33 +243,39 @@ class Outer(Table, Sharing):
     ) -> None:
         self.left, self.right, self.segments = left, right, segments
         self.held_bytes = left.nbytes + right.nbytes
-        self.formed_bytes = segments.num_tasks * left.shape[1] * right.shape[1] * left.itemsize
+        self.built_bytes = segments.num_tasks * left.shape[1] * right.shape[1] * left.itemsize
         self.may_wait = segments.only is None and self.held_bytes <= _SMALL_BYTES[left.is_cuda]
         self.output = output if self.may_wait else None
 
     @property
     def kind(self) -> Hashable:
-        shared = self.beside is not None and (1 if self.output is self.left else 2)
+        shared = self.shared_shift is not None and (1 if self.output is self.left else 2)
         return (self.segments, self.left.dtype, self.left.shape, self.right.shape, shared)
 
     @staticmethod
-    def join(uses: "Sequence[Outer]") -> "Sequence[Outer]":
+    def join(every: "Sequence[OuterProduct]") -> "Sequence[OuterProduct]":
         """A loop over time uses a weight at every step: one product for all."""
-        left, right = torch.cat([u.left for u in uses]), torch.cat([u.right for u in uses])
-        return [Outer(left, right, joined([(u.segments, u.left.shape[0]) for u in uses]))]
+        left, right = (
+            torch.cat([u.left for u in every]),
+            torch.cat([u.right for u in every]),
+        )
+        return [OuterProduct(left, right, joined([(u.segments, u.left.shape[0]) for u in every]))]
 
     @staticmethod
-    def form(uses: "Sequence[Outer]") -> Sequence[Tensor]:
-        first, many = uses[0], len(uses)
-        left, right = _together([u.left for u in uses]), _together([u.right for u in uses])
-        if first.beside is not None:
+    def build(every: "Sequence[OuterProduct]") -> Sequence[Tensor]:
+        first, many = every[0], len(every)
+        left, right = (
+            _together([u.left for u in every]),
+            _together([u.right for u in every]),
+        )
+        if first.shared_shift is not None:
             output = left if first.output is first.left else right
-            _hand_over(uses, first.segments.sum(output.view(many, -1, output.shape[1])))
+            _hand_over(every, first.segments.sum(output.view(many, -1, output.shape[1])))
         product = grouped_outer(left, right, first.segments.repeated(many))
         _, num_rows, num_columns = product.shape
         return product.reshape(many, first.segments.num_tasks, num_rows * num_columns).unbind()
 
-    def plain(self) -> Tensor:
+    def total(self) -> Tensor:
         return self.left.t() @ self.right
 
     def task_gradients(self) -> Tensor:
@@ -278,23 +287,23 @@ class Outer(Table, Sharing):
 
     def weighted(self, weights: Tensor) -> Tensor:
         if self.segments.only is not None:
-            return self.plain() * weights[self.segments.only].to(self.left.dtype)
+            return self.total() * weights[self.segments.only].to(self.left.dtype)
         length = self.left.shape[0]
         scale = weights.to(self.left.dtype)[self.segments.along(length)]
         return (self.left * scale[:, None]).t() @ self.right
 
-    def transposed(self) -> "Outer":
+    def transposed(self) -> "OuterProduct":
         self.left, self.right = self.right, self.left
         return self
 
 
-class Summed(Use):
+class RowSums(Contribution):
     """A shift or a scale: g = sum of the rows' values."""
 
     def __init__(self, values: Tensor, segments: Segments, shape: tuple[int, ...]) -> None:
         self.values, self.segments, self.shape = values, segments, shape  # values [B, D]
         self.held_bytes = values.nbytes
-        self.formed_bytes = segments.num_tasks * values.shape[1] * values.itemsize
+        self.built_bytes = segments.num_tasks * values.shape[1] * values.itemsize
         self.may_wait = self.held_bytes <= _SMALL_BYTES[values.is_cuda]
 
     @property
@@ -302,31 +311,31 @@ class Summed(Use):
         return (self.segments, self.values.dtype)
 
     @staticmethod
-    def join(uses: "Sequence[Summed]") -> "Sequence[Summed]":
-        values = reduce(torch.add, [use.values for use in uses])
-        return [Summed(values, uses[0].segments, uses[0].shape)]
+    def join(every: "Sequence[RowSums]") -> "Sequence[RowSums]":
+        values = reduce(torch.add, [one.values for one in every])
+        return [RowSums(values, every[0].segments, every[0].shape)]
 
     @staticmethod
-    def form(uses: "Sequence[Summed]") -> Sequence[Tensor]:
-        whole = uses[0].segments.sum(torch.cat([use.values for use in uses], dim=1))
-        parts: Sequence[Tensor] = whole.split([use.values.shape[1] for use in uses], dim=1)
+    def build(every: "Sequence[RowSums]") -> Sequence[Tensor]:
+        whole = every[0].segments.sum(torch.cat([one.values for one in every], dim=1))
+        parts: Sequence[Tensor] = whole.split([one.values.shape[1] for one in every], dim=1)
         return parts
 
     def task_gradients(self) -> Tensor:
         return self.segments.sum(self.values).view(-1, *self.shape)
 
 
-class Beside(Use):
+class SharedShift(Contribution):
     """A shift beside a product or a scale: g = sum of the output gradient, formed with theirs."""
 
-    def __init__(self, of: Sharing) -> None:
+    def __init__(self, of: SharesOutput) -> None:
         assert of.output is not None
-        self.segments, self.may_wait, self._sums = of.segments, of.may_wait, of.shifts
-        self.output = of.output if of.shifts is None else None
+        self.segments, self.may_wait, self._sums = of.segments, of.may_wait, of.shift_sums
+        self.output = of.output if of.shift_sums is None else None
         width, dtype = of.output.shape[-1], wide(of.output.dtype)
-        self.formed_bytes = of.segments.num_tasks * width * dtype.itemsize
+        self.built_bytes = of.segments.num_tasks * width * dtype.itemsize
         self._kind = (of.segments, of.output.dtype, width)
-        of.beside = self
+        of.shared_shift = self
 
     def take(self, sums: Tensor) -> None:
         """What it comes to, `[T, D]`; the gradient is of no more use."""
@@ -337,12 +346,12 @@ class Beside(Use):
         return self._kind
 
     @staticmethod
-    def join(uses: "Sequence[Beside]") -> "Sequence[Beside | Summed]":
-        segments, _, width = uses[0]._kind
-        outputs = [use.output.reshape(-1, width) for use in uses if use.output is not None]
-        if len(outputs) < len(uses):  # some are formed already
-            return uses
-        return [Summed(reduce(torch.add, map(segments.by_row, outputs)), segments, (width,))]
+    def join(every: "Sequence[SharedShift]") -> "Sequence[SharedShift | RowSums]":
+        segments, _, width = every[0]._kind
+        outputs = [one.output.reshape(-1, width) for one in every if one.output is not None]
+        if len(outputs) < len(every):  # some are formed already
+            return every
+        return [RowSums(reduce(torch.add, map(segments.by_row, outputs)), segments, (width,))]
 
     def task_gradients(self) -> Tensor:
         if self._sums is not None:
@@ -351,7 +360,7 @@ class Beside(Use):
         return self.segments.sum(self.output.reshape(-1, self.output.shape[-1]))
 
 
-class Normed(Sharing):
+class NormScale(SharesOutput):
     """The scale of a normalisation: g = sum of the output gradient times the normalised input.
 
     Args:
@@ -368,31 +377,31 @@ class Normed(Sharing):
         self.output: Tensor = output
         self.x, self.mean, self.scale, self.segments = x, mean, scale, segments
         self.held_bytes = output.nbytes + x.nbytes
-        self.formed_bytes = segments.num_tasks * x.shape[-1] * wide(x.dtype).itemsize
+        self.built_bytes = segments.num_tasks * x.shape[-1] * wide(x.dtype).itemsize
         self.may_wait = self.held_bytes <= _SMALL_BYTES[x.is_cuda]
 
     @property
     def kind(self) -> Hashable:
         about = (self.output.dtype, self.x.dtype, self.x.shape, self.mean is None)
-        return (self.segments, *about, self.beside is None)
+        return (self.segments, *about, self.shared_shift is None)
 
     @staticmethod
-    def form(uses: "Sequence[Normed]") -> Sequence[Tensor]:
-        first, width = uses[0], uses[0].x.shape[-1]
-        gradient = _together([use.output for use in uses]).reshape(-1, width)
-        x = _together([use.x for use in uses]).reshape(-1, width)
-        scale = _together([use.scale for use in uses]).reshape(-1, 1)
-        means = [use.mean for use in uses if use.mean is not None]
+    def build(every: "Sequence[NormScale]") -> Sequence[Tensor]:
+        first, width = every[0], every[0].x.shape[-1]
+        gradient = _together([one.output for one in every]).reshape(-1, width)
+        x = _together([one.x for one in every]).reshape(-1, width)
+        scale = _together([one.scale for one in every]).reshape(-1, 1)
+        means = [one.mean for one in every if one.mean is not None]
         mean = _together(means).reshape(-1, 1) if means else None
-        scales, shifts = norm_sums(gradient, x, mean, scale, first.segments, len(uses))
-        if first.beside is not None and shifts is None:
-            shifts = first.segments.sum(gradient.view(len(uses), -1, width))
-        if shifts is not None:
-            _hand_over(uses, shifts)
+        scales, shift_sums = norm_sums(gradient, x, mean, scale, first.segments, len(every))
+        if first.shared_shift is not None and shift_sums is None:
+            shift_sums = first.segments.sum(gradient.view(len(every), -1, width))
+        if shift_sums is not None:
+            _hand_over(every, shift_sums)
         return scales.unbind()
 
     def task_gradients(self) -> Tensor:
-        return self.form([self])[0]
+        return self.build([self])[0]
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:

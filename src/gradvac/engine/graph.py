@@ -131,7 +131,7 @@ def release(node: Any) -> None:
     """
     for one in _all_saved(node):
         with suppress(RuntimeError):  # nothing saved, or kept by hooks: a checkpoint, the host
-            one.register_hooks(lambda _: None, _refuse_to_recall)
+            one.register_hooks(lambda _: None, _raise_used_up)
 
 
 def _all_saved(node: Any) -> list[Any]:
@@ -167,7 +167,7 @@ def _held(function: Any) -> list[Any]:
     return held
 
 
-def _refuse_to_recall(_: object) -> Tensor:
+def _raise_used_up(_: object) -> Tensor:
     raise RuntimeError(
         "losses: a backward has used up their graph; compute them again, in a forward of their own."
     )
@@ -211,7 +211,7 @@ def _kind(node: Any) -> _Kind:
     return names
 
 
-class Signature:
+class GraphSignature:
     """The structure that graphs have in common; the same object for all of them.
 
     Attributes:
@@ -231,7 +231,7 @@ class Signature:
         self.roots = [position[root] for root in roots]
 
 
-_SIGNATURES: dict[tuple[object, ...], Signature] = {}
+_SIGNATURES: dict[tuple[object, ...], GraphSignature] = {}
 _MOST_KEPT = 1024
 
 
@@ -310,7 +310,7 @@ class Graph:
         met, index, parts = _walk(starts, known, settings)
         signature = _SIGNATURES.get(parts)
         if signature is None:
-            signature = Signature(met, index, [index[start] for start in starts])
+            signature = GraphSignature(met, index, [index[start] for start in starts])
             _SIGNATURES[parts] = signature
             if len(_SIGNATURES) > _MOST_KEPT:
                 del _SIGNATURES[next(iter(_SIGNATURES))]
@@ -401,7 +401,7 @@ class Graph:
         every = (described for node in self.nodes for described in node._input_metadata)
         return any(one.is_nested_tensor or one.is_cpp_nested_tensor for one in every)
 
-    def refuse_compiled_too_early(self) -> None:
+    def check_compiled(self) -> None:
         """Raise if a compiled region writes over what its forward saved: it can run only once."""
         for node, name in zip(self.nodes, self.names, strict=True):
             if name == COMPILED:

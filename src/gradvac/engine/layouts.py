@@ -142,9 +142,9 @@ def _below(
         every = layouts(inside, num_rows)
         return next((one for one in every if one.stride(inside, num_rows) == stride), None)
     if kind == "Permute":
-        dim = _told_dims(node, "dims")[dim] % len(shape)
+        dim = _saved_dims(node, "dims")[dim] % len(shape)
     elif kind in ("T", "Transpose"):
-        pair = _told_dims(node, "dim0", "dim1") if kind == "Transpose" else [0, 1]
+        pair = _saved_dims(node, "dim0", "dim1") if kind == "Transpose" else [0, 1]
         one, other = (d % len(shape) for d in pair)
         dim = {one: other, other: one}.get(dim, dim)
     elif kind in _ENTRYWISE or kind in _PRODUCTS:
@@ -154,9 +154,9 @@ def _below(
     elif kind == "NllLoss2D":
         dim += dim > 0
     elif kind == "Stack":
-        dim -= dim > _told_dims(node, "dim")[0] % len(shape)
+        dim -= dim > _saved_dims(node, "dim")[0] % len(shape)
     elif num_more > 0 and hasattr(node, "_saved_dim"):  # that are gone
-        for gone in sorted(d % len(inside) for d in _told_dims(node, "dim")):
+        for gone in sorted(d % len(inside) for d in _saved_dims(node, "dim")):
             dim += dim >= gone
     elif num_more and kind not in _SAME_NUMBER:
         return None
@@ -206,7 +206,7 @@ def _contracted(graph: Graph, position: int, edges: Sequence[int]) -> Sequence[i
     return (*broadcast, *(dim for factor, dim in summed_over.items() if factor in edges))
 
 
-def _told_dims(node: Any, *names: str) -> list[int]:
+def _saved_dims(node: Any, *names: str) -> list[int]:
     """The dimensions that an operation was told."""
     dims: list[int] = []
     for name in names:
@@ -217,7 +217,7 @@ def _told_dims(node: Any, *names: str) -> list[int]:
 
 def _along(name: str) -> Callable[[Any], Sequence[int]]:
     """Along the dimensions that an operation was told; none: any."""
-    return lambda node: _told_dims(node, name) or _ANY
+    return lambda node: _saved_dims(node, name) or _ANY
 
 
 def _after_the_first_index(node: Any) -> Sequence[int]:

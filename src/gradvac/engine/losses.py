@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from gradvac.engine.graph import Graph
-from gradvac.engine.kernels import mark, negligible, repeatable, tolerance
+from gradvac.engine.kernels import mark as sketch
+from gradvac.engine.kernels import negligible, repeatable, tolerance
 from gradvac.engine.passes import set_aside, show_gradients
 from gradvac.indices import index_on
 
@@ -29,24 +30,24 @@ def is_due(step: int) -> bool:
     return step in (1, 2, 10, 100) or step % 1000 == 0
 
 
-class Sums:
+class GradientSketches:
     """Marks of sums of gradients, by leaf, and of their absolute values."""
 
     def __init__(self) -> None:
-        self.marks: dict[Tensor, Tensor] = {}
+        self.sketches: dict[Tensor, Tensor] = {}
         self.sizes: dict[Tensor, Tensor] = {}
 
     @torch.no_grad()
     def add(self, leaf: Tensor, gradient: Tensor) -> None:
         """Add a gradient."""
-        marks = mark(gradient.to_dense())
-        size = marks.abs()
-        if leaf in self.marks:
-            marks, size = marks + self.marks[leaf], size + self.sizes[leaf]
-        self.marks[leaf], self.sizes[leaf] = marks, size
+        sketches = sketch(gradient.to_dense())
+        size = sketches.abs()
+        if leaf in self.sketches:
+            sketches, size = sketches + self.sketches[leaf], size + self.sizes[leaf]
+        self.sketches[leaf], self.sizes[leaf] = sketches, size
 
 
-class PlainGradient:
+class JointGradient:
     """The gradient of all losses together, by leaf, from the first run of their graph."""
 
     def __init__(self, graph: Graph, starts: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
@@ -58,12 +59,12 @@ class PlainGradient:
         self._starts = starts
         self._first = self.run(graph)
 
-    def run(self, graph: Graph, factor: float = 1.0, *, retain: bool = True) -> Sums:
+    def run(self, graph: Graph, factor: float = 1.0, *, retain: bool = True) -> GradientSketches:
         """One run of the graph, with the random numbers of the first.
 
         A run with the factor -1 takes back what `retain_grad` of activations added up in another.
         """
-        sums, starts = Sums(), [factor * start for start in self._starts]
+        sums, starts = GradientSketches(), [factor * start for start in self._starts]
         with torch.random.fork_rng(self._devices), set_aside(self._leaves):
             torch.set_rng_state(self._random[0])
             for device, state in zip(self._devices, self._random[1:], strict=True):
@@ -71,7 +72,7 @@ class PlainGradient:
             show_gradients(graph, starts, self._leaves, sums.add, retain=retain)
         return sums
 
-    def differing(self, sums: Sums, *, is_strict: bool = False) -> list[Tensor]:
+    def differing(self, sums: GradientSketches, *, is_strict: bool = False) -> list[Tensor]:
         """The leaves whose gradients do not add up to this one.
 
         Strictly: beyond what rounding usually does, instead of what it can do at most.
@@ -81,11 +82,11 @@ class PlainGradient:
         largest = max((float(size.max()) for size in first.sizes.values() if len(size)), default=0)
         least = negligible(self._lowest) * largest
         differing = []
-        for leaf in dict.fromkeys([*first.marks, *added.marks]):
+        for leaf in dict.fromkeys([*first.sketches, *added.sketches]):
             if not leaf.requires_grad:
                 continue
             nothing = leaf.new_zeros(1)
-            ours, theirs = (one.marks.get(leaf, nothing) for one in (first, added))
+            ours, theirs = (one.sketches.get(leaf, nothing) for one in (first, added))
             rest = (ours - theirs).abs()
             size = sum(one.sizes.get(leaf, nothing).sum() for one in (first, added))
             if rest.numel() and rest.max() > least and rest.sum() > most * size:
@@ -122,7 +123,7 @@ class Losses:
     present: tuple[int, ...]
     roots: tuple[Tensor, ...]
     index: Tensor | None
-    plain: PlainGradient | None = None
+    joint: JointGradient | None = None
 
     @property
     def device(self) -> torch.device:

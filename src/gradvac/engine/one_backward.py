@@ -18,13 +18,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.builder import Deliver, Former
-from gradvac.engine.contributions import Use
+from gradvac.engine.builder import Deliver, GradientBuilder
+from gradvac.engine.contributions import Contribution
 from gradvac.engine.graph import Graph, release
-from gradvac.engine.kernels import Segments, mark
-from gradvac.engine.losses import Losses, Sums, is_due
+from gradvac.engine.kernels import Segments
+from gradvac.engine.kernels import mark as sketch
+from gradvac.engine.losses import GradientSketches, Losses, is_due
 from gradvac.engine.ownership import task_codes
-from gradvac.engine.passes import Arrive, Refused, Watcher, refuse_changed, refuse_hidden, run_pass
+from gradvac.engine.passes import (
+    Arrive,
+    NotSeparable,
+    ReachedNodes,
+    check_hidden_backwards,
+    check_parameters,
+    run_pass,
+)
 from gradvac.engine.per_task import Expect, Receive
 from gradvac.engine.plan import How, Plan
 from gradvac.engine.probe import Planner
@@ -36,7 +44,7 @@ from gradvac.hints import some, warn_caller
 # T tasks
 
 
-class Again(Exception):  # noqa: N818
+class PlanOutdated(Exception):  # noqa: N818
     """A part of the graph that no gradient had come through before woke up."""
 
 
@@ -52,11 +60,11 @@ class Step:
         keeps_graph: The last pass leaves the graph whole, because it may be needed once more.
     """
 
-    def __init__(self, former: Former, *, keep_graph: bool) -> None:
-        self.former = former
-        self.graph, self.plan, self.losses = former.graph, former.plan, former.losses
-        self.is_careful = not self.plan.proven or self.plan.measured or bool(self.plan.asleep)
-        self.keeps_graph = bool(self.plan.asleep) or (self.is_careful and keep_graph)
+    def __init__(self, builder: GradientBuilder, *, keep_graph: bool) -> None:
+        self.builder = builder
+        self.graph, self.plan, self.losses = builder.graph, builder.plan, builder.losses
+        self.is_careful = not self.plan.proven or self.plan.measured or bool(self.plan.unreached)
+        self.keeps_graph = bool(self.plan.unreached) or (self.is_careful and keep_graph)
 
     def run(
         self,
@@ -73,62 +81,69 @@ class Step:
                 collector is told when those of a component were.
             again: Another pass over this graph will follow.
         """
-        plan, former, asleep, sums = self.plan, self.former, self.plan.asleep, Sums()
-        junctions = plan.drawing.junctions
+        plan, builder, unreached, sums = (
+            self.plan,
+            self.builder,
+            self.plan.unreached,
+            GradientSketches(),
+        )
+        junctions = plan.partition.junctions
         groups: Sequence[Collection[Any]] = [junction.parameters for junction in junctions]
         complete: Callable[[Any], None] | None = done
         if complete is None:
             groups, complete = self._components(collector), collector.component_done
         left = dict(Counter([group for junction_groups in groups for group in junction_groups]))
-        watcher = Watcher()
+        reached_nodes = ReachedNodes()
         deliver: Deliver = collector.deliver
-        if self.losses.plain is not None:
+        if self.losses.joint is not None:
             deliver = _counted(deliver, sums)
 
         def arrive(number: int, gradients: Sequence[Tensor | None]) -> None:
-            if asleep and junctions[number].position in asleep:
-                watcher.see(junctions[number].position, gradients)
-            former.form(number, gradients, deliver)
+            if unreached and junctions[number].position in unreached:
+                reached_nodes.see(junctions[number].position, gradients)
+            builder.build(number, gradients, deliver)
             for group in groups[number]:
                 left[group] -= 1
                 if not left[group]:
                     complete(group)
 
-        if plan.measured and not former.coded:
-            former.codes = codes = task_codes(len(self.losses.present), former.is_coarse)
+        if plan.measured and not builder.coded:
+            builder.codes = codes = task_codes(len(self.losses.present), builder.is_coarse)
             every = map(codes.of_tasks, range(codes.num_passes))
-            former.coded = [self._marks(self.losses.starts(weights)) for weights in every]
+            builder.coded = [self._marks(self.losses.starts(weights)) for weights in every]
             for smaller in map(torch.tensor, plan.smaller(self.losses.present)):
-                former.smaller.append((smaller, self._marks(self.losses.starts(smaller))))
+                builder.smaller.append((smaller, self._marks(self.losses.starts(smaller))))
         others: list[tuple[int, Arrive]] = []
-        if asleep:
+        if unreached:
             shown = {junction.position for junction in junctions}
-            others = [(position, watcher.see) for position in asleep - shown]
-        with nullcontext() if plan.proven else refuse_hidden(plan.names, self.graph):
+            others = [(position, reached_nodes.see) for position in unreached - shown]
+        with nullcontext() if plan.proven else check_hidden_backwards(plan.names, self.graph):
             gradients = run_pass(
                 self.graph,
-                plan.drawing,
+                plan.partition,
                 self.losses.starts(),
                 arrive,
                 others=others,
                 after_run=self._of_one_task(),
                 retain=again or self.keeps_graph,
             )
-        if asleep and watcher.asleep() != asleep:  # what is supposed of these parts proves nothing
+        if (
+            unreached and reached_nodes.unreached() != unreached
+        ):  # what is supposed of these parts proves nothing
             plan.unfinished = "a part of it woke up"
-            if self.losses.plain is None:  # else this batch was looked at, and it is rounding
-                raise Again
-        former.refuse_mixed_entries()
-        pairs = zip(plan.drawing.leaves_outside(self.graph), gradients, strict=True)
+            if self.losses.joint is None:  # else this batch was looked at, and it is rounding
+                raise PlanOutdated
+        builder.check_mixed_entries()
+        pairs = zip(plan.partition.leaves_outside(self.graph), gradients, strict=True)
         outside = {leaf: g for leaf, g in pairs if g is not None and leaf.requires_grad}
-        if self.losses.plain is not None:
+        if self.losses.joint is not None:
             for leaf, gradient in outside.items():
                 sums.add(leaf, gradient)
-            self._refuse_differing(self.losses.plain.differing(sums))
+            self._check_sum(self.losses.joint.differing(sums))
         plan.proven = plan.proven or not again
         return outside
 
-    def _refuse_differing(self, wrong: Collection[Tensor]) -> None:
+    def _check_sum(self, wrong: Collection[Tensor]) -> None:
         """Refuse the graph if task gradients do not add up to the plain gradient."""
         if wrong:
             names = [name for p, name in self.plan.names.items() if any(p is w for w in wrong)]
@@ -137,7 +152,7 @@ class Step:
                 "as with a hook between a parameter and its use, or with a function whose backward "
                 'can run only once. Use engine="per_task".'
             )
-            raise Refused(self.plan.refusal)
+            raise NotSeparable(self.plan.refusal)
 
     def _of_one_task(self) -> set[int]:
         """Python functions whose own run gives all that is asked of them.
@@ -145,38 +160,38 @@ class Step:
         A second call would do it too, but some write over what they saved.
         """
         is_alone, known = len(self.losses.present) == 1, self.plan.known
-        functions = self.plan.drawing.functions
+        functions = self.plan.partition.functions
         return {n for n in functions if is_alone or known.get((n, 0)) is How.REACHED}
 
     def _components(self, collector: Collector) -> list[list[int]]:
         """The components that every junction contributes to."""
         if self.plan.components is None:
             component_of = collector.component_of
-            junctions = self.plan.drawing.junctions
+            junctions = self.plan.partition.junctions
             every = ({component_of[p] for p in junction.parameters} for junction in junctions)
             self.plan.components = [sorted(components) for components in every]
         return self.plan.components
 
     def _marks(self, starts: Sequence[Tensor]) -> dict[tuple[int, int], Tensor]:
         """Of a pass with a code per task, at the places where owners depend on the data."""
-        marks: dict[tuple[int, int], Tensor] = {}
+        sketches: dict[tuple[int, int], Tensor] = {}
 
         def see(number: int, gradients: Sequence[Tensor | None]) -> None:
             for output, gradient in enumerate(gradients):
                 is_measured = self.plan.known.get((number, output)) is How.MEASURED
                 if gradient is not None and is_measured:
-                    marks[number, output] = mark(gradient)
+                    sketches[number, output] = sketch(gradient)
 
-        run_pass(self.graph, self.plan.drawing, starts, see, retain=True)
-        return marks
+        run_pass(self.graph, self.plan.partition, starts, see, retain=True)
+        return sketches
 
 
-def _counted(deliver: Deliver, sums: Sums) -> Deliver:
+def _counted(deliver: Deliver, sums: GradientSketches) -> Deliver:
     """Add up what is delivered."""
 
-    def count(parameter: nn.Parameter, use: Use) -> None:
-        sums.add(parameter, use.plain())
-        deliver(parameter, use)
+    def count(parameter: nn.Parameter, contribution: Contribution) -> None:
+        sums.add(parameter, contribution.total())
+        deliver(parameter, contribution)
 
     return count
 
@@ -268,7 +283,7 @@ class OneBackward:
             if expect is not None and is_early:
                 expect(step.plan.parameters())
             outside = step.run(collector, show if is_early else None)
-            collector.form_waiting()
+            collector.build_waiting()
         if expect is not None and not is_early:
             expect(collector.collected)
         for parameter in collector.collected:
@@ -283,11 +298,11 @@ class OneBackward:
         try:
             step = self._begin(graph, losses)
             yield step
-            self._announce(step.former.slow)
+            self._announce(step.builder.slow)
             if step.keeps_graph:  # a loop that still holds the losses would hold it all
                 for node in graph.nodes:
                     release(node)
-        except (Refused, Again, torch.OutOfMemoryError):
+        except (NotSeparable, PlanOutdated, torch.OutOfMemoryError):
             raise
         except Exception as error:
             # What cannot be recorded is not recorded in another engine instead, which would be
@@ -295,10 +310,12 @@ class OneBackward:
             is_whole = step is None or step.is_careful
             if not self._keep_graph or not is_whole or _is_captured(losses.device):
                 raise
-            raise Refused(f"engine: one_backward met {type(error).__name__}: {error}") from error
+            raise NotSeparable(
+                f"engine: one_backward met {type(error).__name__}: {error}"
+            ) from error
         finally:
             if step is not None:
-                step.former.close()
+                step.builder.close()
 
     def describe(self) -> str:
         """Where rows were found, in words."""
@@ -307,8 +324,8 @@ class OneBackward:
     def _read(self, losses: Losses) -> Graph:
         graph = Graph(losses.roots, self._planner.identities, settings=losses.index is None)
         if not self._planner.knows(graph):
-            refuse_changed(self._model, self._names, graph)
-        graph.refuse_compiled_too_early()
+            check_parameters(self._model, self._names, graph)
+        graph.check_compiled()
         return graph
 
     def _begin(self, graph: Graph, losses: Losses) -> Step:
@@ -319,8 +336,8 @@ class OneBackward:
         plan = self._planner.plan(graph, losses, declared, look=look)
         self.plan = plan
         rows = None if losses.index is None else self._rows_of_losses(losses, losses.index)
-        former = Former(graph, plan, losses, rows, declared, self._tasks)
-        return Step(former, keep_graph=self._keep_graph)
+        builder = GradientBuilder(graph, plan, losses, rows, declared, self._tasks)
+        return Step(builder, keep_graph=self._keep_graph)
 
     def _rows_of_losses(self, losses: Losses, index: Tensor) -> Segments:
         num_tasks, device = len(losses.present), losses.device

@@ -42,12 +42,12 @@ class TaskCodes:
         edges = -torch.exp2(-self._octaves * between)
         return codes.to(device, dtype), edges.to(device, dtype)
 
-    def owners(self, plain: Tensor, coded: Sequence[Tensor]) -> Tensor:
+    def owners(self, joint: Tensor, coded: Sequence[Tensor]) -> Tensor:
         """The task of every entry whose marks fit a code; any task for the others."""
-        _, edges = self.on(plain.device, plain.dtype)
-        size, owner = plain.square().sum(-1), None
-        for marks in reversed(coded):
-            digit = torch.bucketize(-(marks * plain).sum(-1) / size, edges)
+        _, edges = self.on(joint.device, joint.dtype)
+        size, owner = joint.square().sum(-1), None
+        for sketches in reversed(coded):
+            digit = torch.bucketize(-(sketches * joint).sum(-1) / size, edges)
             owner = digit if owner is None else owner * self.base + digit
         assert owner is not None
         return owner.clamp(max=self._num_tasks - 1)
@@ -57,7 +57,7 @@ task_codes = lru_cache(maxsize=64)(TaskCodes)  # the same object for every step
 
 
 def unexplained(
-    plain: Tensor, coded: Sequence[Tensor], codes: Tensor, owner: Tensor, num_places: int = 1
+    joint: Tensor, coded: Sequence[Tensor], codes: Tensor, owner: Tensor, num_places: int = 1
 ) -> tuple[Tensor, Tensor]:
     """What codes do not explain, at every place.
 
@@ -73,16 +73,17 @@ def unexplained(
     """
     pairs = zip(coded, codes, strict=True)
     found = [
-        _share_and_most(plain, marks, by_owner, owner, num_places) for marks, by_owner in pairs
+        _share_and_most(joint, sketches, by_owner, owner, num_places)
+        for sketches, by_owner in pairs
     ]
     shares, most = zip(*found, strict=True)
     return torch.stack(shares).amax(0), torch.stack(most).amax(0)
 
 
 def _share_and_most(
-    plain: Tensor, coded: Tensor, codes: Tensor, group: Tensor, num_places: int
+    joint: Tensor, coded: Tensor, codes: Tensor, group: Tensor, num_places: int
 ) -> tuple[Tensor, Tensor]:
-    expected, size = codes[group][..., None] * plain, len(codes)
+    expected, size = codes[group][..., None] * joint, len(codes)
     both = torch.stack([expected.abs().sum(-1), (coded - expected).abs().sum(-1)])
     most = both[1].reshape(num_places, -1).amax(1)
     if num_places > 1:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from gradvac.engine.graph import ANCHOR, LEAF, Graph, is_python_function, is_selective
-from gradvac.engine.junctions import Drawing, Junction
+from gradvac.engine.junctions import Junction, Partition
 from gradvac.hints import some
 
 Arrive = Callable[[int, Sequence[Tensor | None]], None]
@@ -28,7 +28,7 @@ Arrive = Callable[[int, Sequence[Tensor | None]], None]
 
 def run_pass(
     graph: Graph,
-    drawing: Drawing,
+    partition: Partition,
     starts: Sequence[Tensor],
     arrive: Arrive,
     *,
@@ -53,7 +53,7 @@ def run_pass(
     handles, ends = [], []
     inputs: list[Any] = []  # tensors and edges
     try:
-        for number, junction in enumerate(drawing.junctions):
+        for number, junction in enumerate(partition.junctions):
             node = graph.nodes[junction.position]
             if junction.ends:
                 outputs = graph.num_outputs(junction.position)
@@ -69,13 +69,13 @@ def run_pass(
                 handles.append(node.register_prehook(partial(arrive, number)))
         for position, show in others:
             handles.append(graph.nodes[position].register_prehook(partial(show, position)))
-        leaves = drawing.leaves_outside(graph)
+        leaves = partition.leaves_outside(graph)
         # Their edges: torch would not take a leaf that was frozen after the forward.
-        edges = [GradientEdge(graph.nodes[position], 0) for position in drawing.outside]
+        edges = [GradientEdge(graph.nodes[position], 0) for position in partition.outside]
         with _autocast_off(graph.roots[0].device), without_hooks(leaves):
             gradients = torch.autograd.grad(
                 graph.roots,
-                [*inputs, *edges, *([ANCHOR] if drawing.has_taps else ())],
+                [*inputs, *edges, *([ANCHOR] if partition.has_taps else ())],
                 starts,
                 retain_graph=True if retain else None,
                 allow_unused=True,
@@ -215,7 +215,7 @@ def show_gradients(
                 handle.remove()
 
 
-class Watcher:
+class ReachedNodes:
     """Sees which nodes a gradient other than zero comes through."""
 
     def __init__(self) -> None:
@@ -226,47 +226,49 @@ class Watcher:
         for gradient in gradients:
             if gradient is not None and gradient.numel():
                 earlier = self._any.get(position)
-                is_awake = gradient.any()
-                self._any[position] = is_awake if earlier is None else earlier | is_awake
+                is_reached = gradient.any()
+                self._any[position] = is_reached if earlier is None else earlier | is_reached
 
-    def asleep(self) -> frozenset[int]:
+    def unreached(self) -> frozenset[int]:
         """The nodes whose gradients were all zero; waits for the device."""
         if not self._any:
             return frozenset()
         device = next(iter(self._any.values())).device
-        awake = torch.stack([flag.to(device) for flag in self._any.values()]).tolist()
-        return frozenset(p for p, is_awake in zip(self._any, awake, strict=True) if not is_awake)
+        reached = torch.stack([flag.to(device) for flag in self._any.values()]).tolist()
+        return frozenset(
+            p for p, is_reached in zip(self._any, reached, strict=True) if not is_reached
+        )
 
 
-class Refused(ValueError):  # noqa: N818
+class NotSeparable(ValueError):  # noqa: N818
     """one_backward cannot separate these losses; nothing was changed."""
 
 
-def refuse_unreadable(graph: Graph) -> None:
+def check_readable(graph: Graph) -> None:
     """Refuse graphs that show no junctions, or none that have rows."""
     if any(graph.names[position] == LEAF for position in graph.root_positions):
-        raise Refused('losses: are a parameter themselves; use engine="per_task".')
+        raise NotSeparable('losses: are a parameter themselves; use engine="per_task".')
     if graph.is_reentrant:
-        raise Refused(
+        raise NotSeparable(
             "engine: reentrant activation checkpointing hides the parameters it uses; "
             "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or use "
             'engine="per_task".'
         )
     if any(map(is_selective, graph.nodes)):
-        raise Refused(
+        raise NotSeparable(
             "engine: a selective activation checkpoint (context_fn=...) lets a backward run only "
             "once, and whose gradients are whose takes several; checkpoint without it, or use "
             'engine="per_task" with a forward for each task, as a mapping task -> loss.'
         )
     if graph.is_nested:
-        raise Refused(
+        raise NotSeparable(
             "engine: nested tensors have no rows of one size; pad them "
             '(torch.nested.to_padded_tensor) before the model, or use engine="per_task".'
         )
 
 
 @contextmanager
-def refuse_hidden(names: Mapping[nn.Parameter, str], graph: Graph) -> Iterator[None]:
+def check_hidden_backwards(names: Mapping[nn.Parameter, str], graph: Graph) -> Iterator[None]:
     """Refuse passes that write gradients of parameters on their way; `.grad` stays as it was."""
     if not any(map(is_python_function, graph.nodes)):
         yield
@@ -275,13 +277,13 @@ def refuse_hidden(names: Mapping[nn.Parameter, str], graph: Graph) -> Iterator[N
         yield
         hidden = [name for parameter, name in names.items() if parameter.grad is not None]
     if hidden:
-        raise Refused(
+        raise NotSeparable(
             f"engine: a function runs a backward of its own, which hides {some(hidden)} from this "
             'one. Use engine="per_task".'
         )
 
 
-def refuse_changed(model: nn.Module, known: Collection[nn.Parameter], graph: Graph) -> None:
+def check_parameters(model: nn.Module, known: Collection[nn.Parameter], graph: Graph) -> None:
     """Raise if a graph of losses is not that of the model some of whose parameters are known."""
     leaves = graph.leaves()
     unknown = {leaf for leaf in leaves if leaf not in known}

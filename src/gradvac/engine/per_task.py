@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.engine.graph import LEAF, Graph, is_python_function, is_selective
-from gradvac.engine.losses import Losses, PlainGradient, Sums, is_due
+from gradvac.engine.losses import GradientSketches, JointGradient, Losses, is_due
 from gradvac.engine.passes import (
-    refuse_changed,
-    refuse_hidden,
+    check_hidden_backwards,
+    check_parameters,
     set_aside,
     show_gradients,
     without_hooks,
@@ -80,22 +80,22 @@ class PerTask:
         reached = set(graph.leaves())
         parameters = [p for p in self._parameters if p in reached and p.requires_grad]
         expect(parameters)
-        plain: dict[Tensor, Tensor] = {}
+        joint: dict[Tensor, Tensor] = {}
 
         def show(leaf: Any, gradient: Tensor) -> None:
             if leaf in self._parameters:
                 receive(leaf, {losses.present[0]: gradient})
             else:
-                plain[leaf] = gradient
+                joint[leaf] = gradient
 
-        with refuse_hidden(self._parameters, graph):
+        with check_hidden_backwards(self._parameters, graph):
             show_gradients(graph, losses.starts(), [*parameters, *outside], show)
-        return plain
+        return joint
 
     def _read(self, losses: Losses) -> tuple[Graph, list[Tensor]]:
         """The graph of some losses, and the leaves of it that are not the model's, nor frozen."""
         graph = Graph(losses.roots)
-        refuse_changed(self._model, self._parameters, graph)
+        check_parameters(self._model, self._parameters, graph)
         if graph.is_reentrant and self._is_shared:
             raise ValueError(
                 "losses: their graph has reentrant checkpoints, which several processes cannot "
@@ -107,32 +107,32 @@ class PerTask:
     def _differentiate(self, losses: Losses) -> Iterator[tuple[Any, int, Tensor]]:
         graph, outside = self._read(losses)
         if len(losses.present) > 1:
-            graph.refuse_compiled_too_early()
+            graph.check_compiled()
         retain = _retain_graph(losses, graph)
         every = [p for p in self._parameters if p.requires_grad] + outside  # some may be frozen
-        plain, sums, is_ours = losses.plain, Sums(), False
-        if any(retain) and plain is None and self._is_to_verify(graph):
+        joint, sums, is_ours = losses.joint, GradientSketches(), False
+        if any(retain) and joint is None and self._is_to_verify(graph):
             if any(map(is_selective, graph.nodes)):
                 raise ValueError(
                     "losses: a selective activation checkpoint (context_fn=...) lets a backward "
                     "run only once; checkpoint without it, or give every task the loss of a "
                     "forward of its own, as a mapping task -> loss."
                 )
-            plain, is_ours = PlainGradient(graph, losses.starts(), every), True
+            joint, is_ours = JointGradient(graph, losses.starts(), every), True
         for position, task in enumerate(losses.present):
             gradients = _gradients(
-                graph, losses, position, every, retain=retain[position] or plain is not None
+                graph, losses, position, every, retain=retain[position] or joint is not None
             )
             for leaf, gradient in gradients:
-                if plain is not None:
+                if joint is not None:
                     sums.add(leaf, gradient)
                 yield leaf, task, gradient.to_dense() if gradient.is_sparse else gradient
-        if plain is not None:
-            wrong = plain.differing(sums, is_strict=True)
+        if joint is not None:
+            wrong = joint.differing(sums, is_strict=True)
             # It need not be linear (hooks that clip), as long as it is the same when it runs again.
-            if wrong and not plain.is_same_again(graph):
+            if wrong and not joint.is_same_again(graph):
                 raise ValueError(self._runs_once(graph, wrong))
-            plain.run(graph, -1.0 if is_ours else 0.0, retain=False)  # lets go of the graph
+            joint.run(graph, -1.0 if is_ours else 0.0, retain=False)  # lets go of the graph
 
     def _is_to_verify(self, graph: Graph) -> bool:
         """On the first batches, now and then, and where there is a new kind of node."""

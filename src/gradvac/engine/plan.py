@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradvac.engine.graph import Graph
-from gradvac.engine.junctions import Drawing
+from gradvac.engine.junctions import Partition
 from gradvac.engine.layouts import VIEWS, Layout, follow_losses
 
 _MOST_SIZES = 4096
@@ -40,7 +40,7 @@ class _Learned(NamedTuple):
 class Plan:
     """What is known of graphs with one signature."""
 
-    drawing: Drawing
+    partition: Partition
     names: Mapping[nn.Parameter, str]
     lowest: torch.dtype
     moved: set[int]
@@ -48,7 +48,7 @@ class Plan:
     known: dict[tuple[int, int], Known] = field(default_factory=dict)  # junction, output -> how
     sizes: set[object] = field(default_factory=set)  # of batches for which it is known to hold
     unfinished: str | None = None  # why the next batch must be looked at too
-    asleep: frozenset[int] = frozenset()  # positions that no gradient has come through so far
+    unreached: frozenset[int] = frozenset()  # positions that no gradient has come through so far
     proven: bool = False  # a step with it went well
     refusal: str | None = None  # why no step with it can go well
     tolerance: float = 0.0  # how much of what is measured may stay unexplained
@@ -83,7 +83,7 @@ class Plan:
 
     def parameters(self) -> list[nn.Parameter]:
         """Those that such graphs reach, in the order of the model."""
-        reached = {p for junction in self.drawing.junctions for p in junction.parameters}
+        reached = {p for junction in self.partition.junctions for p in junction.parameters}
         return [parameter for parameter in self.names if parameter in reached]
 
     def holds_for(self, graph: Graph, num_rows: int | None) -> bool:
@@ -102,7 +102,7 @@ class Plan:
         )
         if sizes in self.sizes:
             return True
-        followed = follow_losses(graph, self.drawing.holds_rows, num_rows)
+        followed = follow_losses(graph, self.partition.holds_rows, num_rows)
         for (position, number), layout in layouts.items():
             if followed[position].get(number, layout) != layout:
                 return False
@@ -112,7 +112,7 @@ class Plan:
 
     def _learn(self, graph: Graph) -> _Learned:
         """What lies on the way from the losses to rows that were found."""
-        junctions = self.drawing.junctions
+        junctions = self.partition.junctions
         known = {(junctions[n].position, output): how for (n, output), how in self.known.items()}
         layouts = {output: how for output, how in known.items() if isinstance(how, Layout)}
         found = {position for position, _ in layouts}
@@ -120,7 +120,7 @@ class Plan:
         for position in range(len(graph.nodes)):
             inner = (child for child, _ in graph.children(position) if child >= 0)
             on_the_way[position] = position in found or any(on_the_way[c] for c in inner)
-        passed = [position for position in self.drawing.row_nodes if on_the_way[position]]
+        passed = [position for position in self.partition.row_nodes if on_the_way[position]]
         views = [position for position in passed if graph.kind(position) in VIEWS]
         viewed = {graph.children(view)[0] for view in views}
         outputs = dict.fromkeys([*known, *((view, 0) for view in views)])

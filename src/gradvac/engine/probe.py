@@ -17,19 +17,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.graph import LEAF, Graph, Signature
-from gradvac.engine.junctions import Drawing, Junction, draw
-from gradvac.engine.kernels import mark, negligible, repeatable, tolerance
+from gradvac.engine.graph import LEAF, Graph, GraphSignature
+from gradvac.engine.junctions import Junction, Partition, find_junctions
+from gradvac.engine.kernels import mark as sketch
+from gradvac.engine.kernels import negligible, repeatable, tolerance
 from gradvac.engine.layouts import Layout, follow_losses
-from gradvac.engine.losses import Losses, PlainGradient
+from gradvac.engine.losses import JointGradient, Losses
 from gradvac.engine.ownership import unexplained
 from gradvac.engine.passes import (
     Arrive,
-    Refused,
-    Watcher,
+    NotSeparable,
+    ReachedNodes,
+    check_hidden_backwards,
+    check_readable,
     has_changing_hook,
-    refuse_hidden,
-    refuse_unreadable,
     run_pass,
 )
 from gradvac.engine.plan import How, Known, Plan
@@ -65,28 +66,28 @@ class Evidence:
     """
 
     def __init__(self, lowest: torch.dtype) -> None:
-        self.plain: Marks = {}
+        self.joint: Marks = {}
         self.same: Marks = {}
         self.coded: Marks = {}
         self.lowest, self.tolerance = lowest, tolerance(lowest)
 
     def is_finite(self, keys: Sequence[Key]) -> bool:
         """Whether the gradients of all these places are."""
-        return all(bool(self.plain[key].isfinite().all()) for key in keys if key in self.plain)
+        return all(bool(self.joint[key].isfinite().all()) for key in keys if key in self.joint)
 
-    def is_awake(self, key: Key) -> bool:
+    def is_reached(self, key: Key) -> bool:
         """Whether a gradient other than zero came."""
         return key in self.coded and bool(self.coded[key].any())
 
     def rows_lie(self, layout: Layout, key: Key, num_rows: int) -> bool:
         """Whether rows are seen to lie along a dimension of the marks."""
-        plain = self.plain[key]
-        view = [1] * (plain.dim() - 1)
+        joint = self.joint[key]
+        view = [1] * (joint.dim() - 1)
         view[layout.dim] = -1
-        row = layout.rows(plain.shape[layout.dim], num_rows).to(plain.device)
-        row = row.view(view).expand(plain.shape[:-1])
-        codes = row_codes(num_rows)[None].to(plain)
-        share, amount = map(float, unexplained(plain, [self.coded[key]], codes, row))
+        row = layout.rows(joint.shape[layout.dim], num_rows).to(joint.device)
+        row = row.view(view).expand(joint.shape[:-1])
+        codes = row_codes(num_rows)[None].to(joint)
+        share, amount = map(float, unexplained(joint, [self.coded[key]], codes, row))
         allowed, noise = self.tolerance_at(key, row, num_rows)
         return share <= allowed or amount <= noise
 
@@ -99,16 +100,16 @@ class Evidence:
         Raises:
             Refused: What one code for all does is no rounding.
         """
-        plain = self.plain[key]
-        one_code = plain.new_full((1, num_owners), SAME)
-        rounding, amount = map(float, unexplained(plain, [self.same[key]], one_code, owner))
+        joint = self.joint[key]
+        one_code = joint.new_full((1, num_owners), SAME)
+        rounding, amount = map(float, unexplained(joint, [self.same[key]], one_code, owner))
         allowed = tolerance(self.lowest) + 4 * rounding
         if rounding <= repeatable(self.lowest):
             self.tolerance = max(self.tolerance, allowed)
             return allowed, 0.0
         noise = negligible(self.lowest) * self._largest()
-        if rounding * float(plain.abs().max()) > noise and amount > noise / 4:
-            raise Refused(
+        if rounding * float(joint.abs().max()) > noise and amount > noise / 4:
+            raise NotSeparable(
                 "engine: the backward of this model is not linear in the losses, or not the same "
                 "when it runs again (a hook that clips or normalises gradients, or draws random "
                 'numbers), so that tasks cannot be told apart. Use engine="per_task".'
@@ -116,7 +117,7 @@ class Evidence:
         return allowed, noise / 4
 
     def _largest(self) -> float:
-        return max(float(marks.abs().max()) for marks in self.plain.values())
+        return max(float(sketches.abs().max()) for sketches in self.joint.values())
 
 
 class Owners:
@@ -129,14 +130,14 @@ class Owners:
         named: The owners that the forward named, `[...]`.
     """
 
-    def __init__(self, marks: Tensor, named: Tensor | None) -> None:
-        self.named, self.measured = named, torch.zeros_like(marks[..., 0], dtype=torch.int64)
-        self._most = torch.zeros_like(marks[..., 0])  # of one task, at every entry
+    def __init__(self, sketches: Tensor, named: Tensor | None) -> None:
+        self.named, self.measured = named, torch.zeros_like(sketches[..., 0], dtype=torch.int64)
+        self._most = torch.zeros_like(sketches[..., 0])  # of one task, at every entry
         self._sums: list[Tensor] = []  # by task: over all entries, and over those named as its own
 
-    def see(self, task: int, marks: Tensor) -> None:
+    def see(self, task: int, sketches: Tensor) -> None:
         """Take note of the marks of a task alone."""
-        size = marks.abs().sum(-1)
+        size = sketches.abs().sum(-1)
         self.measured = torch.where(size > self._most, task, self.measured)
         self._most = torch.maximum(size, self._most)
         own = size if self.named is None else torch.where(self.named == task, size, 0.0)
@@ -189,7 +190,7 @@ class Look:
         Raises:
             Refused: Rows influence each other, or parameters are hidden.
         """
-        with refuse_hidden(self.names, self.graph):
+        with check_hidden_backwards(self.names, self.graph):
             try:
                 return self._find()
             finally:
@@ -197,35 +198,35 @@ class Look:
 
     def _find(self) -> Plan:
         """Draw junctions until none is too early, and find out how rows lie in each."""
-        refuse_unreadable(self.graph)
+        check_readable(self.graph)
         plan = None
         while plan is None:
-            self.drawing = self._draw()
+            self.partition = self._find_junctions()
             self.layouts = self._follow()
             plan = self._try()
-        self._refuse_hooks()
+        self._check_hooks()
         plan.tolerance = self.shown.tolerance
         return plan
 
-    def _draw(self) -> Drawing:
-        drawing = draw(self.graph, self.names.keys(), self._rows_at, self.moved)
+    def _find_junctions(self) -> Partition:
+        partition = find_junctions(self.graph, self.names.keys(), self._rows_at, self.moved)
         num_nodes = len(self.graph.nodes)
-        num_alone = num_nodes - len(drawing.row_nodes)
+        num_alone = num_nodes - len(partition.row_nodes)
         self.num_alone = min(self.num_alone, num_alone)
         pushed = num_alone - self.num_alone  # nodes that T gradients are pushed through
-        if self.moved and (drawing.holds_no_rows or pushed > max(_FEW, num_nodes // 4)):
+        if self.moved and (partition.holds_no_rows or pushed > max(_FEW, num_nodes // 4)):
             # What was supposed to hold rows does, and they are mixed on the way to the losses.
-            raise Refused(self._coupled(self.mixed))
-        return drawing
+            raise NotSeparable(self._coupled(self.mixed))
+        return partition
 
     def _follow(self) -> dict[Key, Layout]:
         """Places where it is known how rows lie, unless the forward named others there."""
         if self.num_rows is None:
             return {}
-        followed = follow_losses(self.graph, self.drawing.holds_rows, self.num_rows)
+        followed = follow_losses(self.graph, self.partition.holds_rows, self.num_rows)
         return {
             (number, output): layout
-            for number, junction in enumerate(self.drawing.junctions)
+            for number, junction in enumerate(self.partition.junctions)
             if self._block(junction.position) is None
             for output in range(self.graph.num_outputs(junction.position))
             # What has no gradient in any batch may belong to anybody.
@@ -239,16 +240,16 @@ class Look:
     def _block(self, position: int) -> RowTasks | None:
         return self.declared.of(self.graph.nodes[position]) if self.declared else None
 
-    def _refuse_hooks(self) -> None:
+    def _check_hooks(self) -> None:
         """Nodes made of parameters alone are called, and their hooks are not.
 
         That task gradients add up to the plain gradient does not show it for a task that is tiny
         beside the others, nor for a hook that clips what is large.
         """
-        for position, holds_rows in enumerate(self.drawing.holds_rows):
+        for position, holds_rows in enumerate(self.partition.holds_rows):
             is_called = not holds_rows and self.graph.names[position] != LEAF
             if is_called and has_changing_hook(self.graph, position):
-                raise Refused(
+                raise NotSeparable(
                     "engine: a hook changes the gradient between a parameter and its use: "
                     f'{some(self._names_below(position))}. Use engine="per_task".'
                 )
@@ -263,9 +264,9 @@ class Look:
     def _try(self) -> Plan | None:
         """A plan, or None if a junction had to be moved."""
         self.shown = Evidence(self.graph.lowest())
-        plan = Plan(self.drawing, self.names, self.shown.lowest, self.moved, self.lengths)
+        plan = Plan(self.partition, self.names, self.shown.lowest, self.moved, self.lengths)
         todo: list[Key] = []  # where codes must tell
-        for number, junction in enumerate(self.drawing.junctions):
+        for number, junction in enumerate(self.partition.junctions):
             outputs = [(number, o) for o in range(self.graph.num_outputs(junction.position))]
             if self.num_rows is None and self.reached[junction.position].bit_count() == 1:
                 plan.known |= dict.fromkeys(outputs, How.REACHED)
@@ -279,14 +280,16 @@ class Look:
 
     def _measure(self, plan: Plan, todo: Sequence[Key]) -> Plan | None:
         losses, shown, self.silent = self.losses, self.shown, False
-        if losses.plain is None:
+        if losses.joint is None:
             leaves = list(dict.fromkeys([*self.names, *self.graph.leaves()]))
-            losses.plain = PlainGradient(self.graph, losses.starts(), leaves)
+            losses.joint = JointGradient(self.graph, losses.starts(), leaves)
             self.spent = list(losses.starts())
-        shown.plain = self._marks(losses.starts())
-        watcher = Watcher()  # tasks may cancel each other out: codes tell that from no gradient
-        shown.coded = self._marks(self._coded_starts(), watcher)
-        plan.asleep = watcher.asleep()
+        shown.joint = self._marks(losses.starts())
+        reached_nodes = (
+            ReachedNodes()
+        )  # tasks may cancel each other out: codes tell that from no gradient
+        shown.coded = self._marks(self._coded_starts(), reached_nodes)
+        plan.unreached = reached_nodes.unreached()
         if not shown.is_finite(todo):
             plan.known |= {key: self._unseen(key) for key in todo}
             plan.unfinished = "the gradients were not finite"
@@ -294,18 +297,18 @@ class Look:
         shown.same = self._marks([SAME * start for start in losses.starts()])
         known: dict[Key, Known | None] = {}  # None: rows are mixed
         for key in todo:
-            known[key] = self._by_layout(key) if shown.is_awake(key) else self._unseen(key)
+            known[key] = self._by_layout(key) if shown.is_reached(key) else self._unseen(key)
         known |= self._by_task([key for key, how in known.items() if how is How.MEASURED])
-        mixed = [self.drawing.junctions[key[0]] for key, how in known.items() if how is None]
+        mixed = [self.partition.junctions[key[0]] for key, how in known.items() if how is None]
         if mixed:
-            early = {junction.position for junction in mixed if junction.supposed}
+            early = {junction.position for junction in mixed if junction.assumed}
             if not early:
-                raise Refused(self._coupled(mixed))
+                raise NotSeparable(self._coupled(mixed))
             self.mixed, self.moved = mixed, self.moved | early
             return None
         plan.known |= {key: how for key, how in known.items() if how is not None}
         measured = [key for key, how in plan.known.items() if how is How.MEASURED]
-        if self.silent and any(self.drawing.junctions[key[0]].supposed for key in measured):
+        if self.silent and any(self.partition.junctions[key[0]].assumed for key in measured):
             plan.unfinished = "some tasks had no gradient so far"
         return plan
 
@@ -335,22 +338,22 @@ class Look:
         return self.layouts.get(key, unknown)
 
     def _shape(self, key: Key) -> tuple[int, ...]:
-        return self.graph.shape(self.drawing.junctions[key[0]].position, key[1])
+        return self.graph.shape(self.partition.junctions[key[0]].position, key[1])
 
     def _block_of_rows(self, key: Key) -> RowTasks | None:
         """The rows that the forward named for a place, if its first dimension counts such rows."""
-        block, shape = self._block(self.drawing.junctions[key[0]].position), self._shape(key)
+        block, shape = self._block(self.partition.junctions[key[0]].position), self._shape(key)
         return block if block is not None and shape and shape[0] % len(block) == 0 else None
 
     def _by_task(self, every: Sequence[Key]) -> dict[Key, Known | None]:
         """How owners are known where rows may move; None where several tasks share entries."""
-        keys = [key for key in every if self.shown.is_awake(key)]
-        plain, num_tasks = self.shown.plain, len(self.losses.present)
-        owners = {key: Owners(plain[key], self._named(key)) for key in keys}
+        keys = [key for key in every if self.shown.is_reached(key)]
+        joint, num_tasks = self.shown.joint, len(self.losses.present)
+        owners = {key: Owners(joint[key], self._named(key)) for key in keys}
         for task, alone in enumerate(torch.eye(num_tasks) if keys else ()):
-            marks = self._marks(self.losses.starts(alone))
+            sketches = self._marks(self.losses.starts(alone))
             for key, seen in owners.items():
-                seen.see(task, marks.get(key, torch.zeros_like(plain[key])))
+                seen.see(task, sketches.get(key, torch.zeros_like(joint[key])))
         for number, task in enumerate(self.losses.present if every else ()):
             length = sum(seen.length(number) for seen in owners.values())
             self.silent |= not length
@@ -366,42 +369,44 @@ class Look:
 
     def _named(self, key: Key) -> torch.Tensor | None:
         """The tasks of all entries of a place, if the forward named them."""
-        block, marks = self._block_of_rows(key), self.shown.plain[key]
+        block, sketches = self._block_of_rows(key), self.shown.joint[key]
         if block is None:
             return None
-        segments = block.resolve(self.tasks, self.losses.present, marks.device)
-        along = segments.along(marks.shape[0]).view(-1, *(1,) * (marks.dim() - 2))
-        return along.expand(marks.shape[:-1])
+        segments = block.resolve(self.tasks, self.losses.present, sketches.device)
+        along = segments.along(sketches.shape[0]).view(-1, *(1,) * (sketches.dim() - 2))
+        return along.expand(sketches.shape[:-1])
 
     def _marks(
-        self, starts: Sequence[torch.Tensor], watcher: Watcher | None = None
+        self, starts: Sequence[torch.Tensor], reached_nodes: ReachedNodes | None = None
     ) -> dict[Key, torch.Tensor]:
         """Marks of junctions; a watcher sees all nodes."""
-        marks: dict[Key, torch.Tensor] = {}
-        junctions = self.drawing.junctions
+        sketches: dict[Key, torch.Tensor] = {}
+        junctions = self.partition.junctions
 
         def see(number: int, gradients: Sequence[torch.Tensor | None]) -> None:
             for output, gradient in enumerate(gradients):
                 if gradient is not None and gradient.numel():
                     layout = self.layouts.get((number, output))
                     is_last = layout is not None and layout.dim == gradient.dim() - 1
-                    marks[number, output] = mark(gradient.transpose(0, -1) if is_last else gradient)
-            if watcher is not None:
-                watcher.see(junctions[number].position, gradients)
+                    sketches[number, output] = sketch(
+                        gradient.transpose(0, -1) if is_last else gradient
+                    )
+            if reached_nodes is not None:
+                reached_nodes.see(junctions[number].position, gradients)
 
         others: list[tuple[int, Arrive]] = []
-        if watcher is not None:
-            inner = set(self.drawing.row_nodes).difference(j.position for j in junctions)
-            others = [(position, watcher.see) for position in inner]
+        if reached_nodes is not None:
+            inner = set(self.partition.row_nodes).difference(j.position for j in junctions)
+            others = [(position, reached_nodes.see) for position in inner]
         self._pass(starts, see, others)
-        return marks
+        return sketches
 
     def _pass(
         self, starts: Sequence[torch.Tensor], see: Arrive, others: Sequence[tuple[int, Arrive]] = ()
     ) -> None:
         spent = self.spent or [torch.zeros_like(start) for start in starts]
         self.spent = [one + other for one, other in zip(spent, starts, strict=True)]
-        run_pass(self.graph, self.drawing, starts, see, others=others, retain=True)
+        run_pass(self.graph, self.partition, starts, see, others=others, retain=True)
 
     def _undo(self) -> None:
         """Take back what `retain_grad` of activations has added up so far."""
@@ -436,7 +441,7 @@ class Planner:
 
     def __init__(self, names: Mapping[nn.Parameter, str], tasks: Sequence[str]) -> None:
         self._names, self._tasks = names, tasks
-        self._known: dict[Signature, _Known] = {}
+        self._known: dict[GraphSignature, _Known] = {}
         self._lengths: dict[int, float] = {}  # of tasks' gradients
         self.identities = frozenset(map(id, names))  # by which graphs tell them apart
         listen(self)
@@ -448,7 +453,7 @@ class Planner:
     def knows(self, graph: Graph) -> bool:
         """Whether such a graph was seen before, without leaves that are not the model's."""
         known = self._known.get(graph.signature)
-        return known is not None and any(not plan.drawing.outside for plan in known.plans)
+        return known is not None and any(not plan.partition.outside for plan in known.plans)
 
     def plan(self, graph: Graph, losses: Losses, declared: DeclaredRows, *, look: bool) -> Plan:
         """The plan for a graph, verified if it is new, does not hold for its sizes, or on request.
@@ -468,14 +473,14 @@ class Planner:
         is_seen = bool(fitting) and fitting[0].has_seen(losses.present)
         if is_seen and is_finished and not look:
             if fitting[0].refusal is not None:
-                raise Refused(fitting[0].refusal)
+                raise NotSeparable(fitting[0].refusal)
             return fitting[0]
         earlier = known.plans[0] if known.plans else None
         try:
             plan = Look(
                 self._names, self._tasks, graph, losses, declared, earlier, self._lengths
             ).take()
-        except Refused as refusal:
+        except NotSeparable as refusal:
             known.refusals[graph.sizes()] = str(refusal)
             if len(known.refusals) > _MOST_KEPT:
                 del known.refusals[next(iter(known.refusals))]
@@ -505,4 +510,4 @@ class _Known(NamedTuple):
         if reason is None and not self.plans and len(self.refusals) >= _MOST_SIZES:
             reason = next(iter(self.refusals.values()))
         if reason is not None:
-            raise Refused(reason)
+            raise NotSeparable(reason)

@@ -17,7 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.contributions import Beside, Formed, Lookup, Table, Use
+from gradvac.engine.contributions import (
+    Built,
+    Contribution,
+    Lookup,
+    MatrixContribution,
+    SharedShift,
+)
 from gradvac.engine.kernels import combine, gram, stacked, wide
 from gradvac.engine.metric import Metric
 
@@ -109,7 +115,7 @@ class Buffer:
         self.tokens: Tensor | None = None
         self._gradients: Tensor | None = None  # [T, P] or [T, *shape], of uses that were formed
         self._lookups: list[Lookup] = []  # those that were not: of few rows, or of a large table
-        self._products: list[Table] = []  # and its others
+        self._products: list[MatrixContribution] = []  # and its others
 
     def taken(self) -> "Buffer":
         """The uses in a buffer of their own; they are no longer here."""
@@ -119,37 +125,39 @@ class Buffer:
 
     def take_waiting(self) -> Sequence[Any]:
         """The uses that waited, as few as possible; they are no longer here."""
-        uses, self.waiting = self.waiting, []
-        if len(uses) < 2:
-            return uses
+        contributions, self.waiting = self.waiting, []
+        if len(contributions) < 2:
+            return contributions
         kinds: dict[Any, list[Any]] = {}
-        for use in uses:
-            kinds.setdefault((type(use), use.kind), []).append(use)
+        for contribution in contributions:
+            kinds.setdefault((type(contribution), contribution.kind), []).append(contribution)
         return [one for alike in kinds.values() for one in alike[0].join(alike)]
 
-    def add(self, use: Use) -> None:
+    def add(self, contribution: Contribution) -> None:
         """Add a use."""
         self.has_begun, is_first = True, self._gradients is None
-        if isinstance(use, Table):
-            self.is_split |= is_first and use.formed_bytes > self._table_bytes
-            if isinstance(use, Lookup):
-                is_of_few_rows = is_first and 2 * use.tokens.shape[0] < use.num_rows
+        if isinstance(contribution, MatrixContribution):
+            self.is_split |= is_first and contribution.built_bytes > self._table_bytes
+            if isinstance(contribution, Lookup):
+                is_of_few_rows = (
+                    is_first and 2 * contribution.tokens.shape[0] < contribution.num_rows
+                )
                 if self.is_split or is_of_few_rows:
-                    self._lookups.append(use)
+                    self._lookups.append(contribution)
                     return
             elif self.is_split:
-                self._products.append(use)
+                self._products.append(contribution)
                 return
         if is_first:
-            self.begin(use.task_gradients())
+            self.begin(contribution.task_gradients())
             return
-        gradients, only = self._formed().contiguous(), use.segments.only
-        if isinstance(use, Lookup):
-            use.add_to(gradients)
-        elif only is not None and isinstance(use, Table):
-            gradients[only].add_(use.plain())
+        gradients, only = self._built().contiguous(), contribution.segments.only
+        if isinstance(contribution, Lookup):
+            contribution.add_to(gradients)
+        elif only is not None and isinstance(contribution, MatrixContribution):
+            gradients[only].add_(contribution.total())
         else:
-            given = use.task_gradients().reshape(gradients.shape)
+            given = contribution.task_gradients().reshape(gradients.shape)
             wider = torch.promote_types(gradients.dtype, given.dtype)
             gradients = gradients.to(wider).add_(given)
         self._gradients = gradients
@@ -160,7 +168,7 @@ class Buffer:
         while self._lookups and not self.is_split:
             self.add(self._lookups.pop())
 
-    def _formed(self) -> Tensor:
+    def _built(self) -> Tensor:
         assert self._gradients is not None
         return self._gradients.reshape(self._gradients.shape[0], *self.parameter.shape)
 
@@ -168,10 +176,10 @@ class Buffer:
     def nbytes(self) -> int:
         """Of what is held once all uses are formed."""
         total = 0 if self._gradients is None else self._gradients.nbytes
-        for use in self._lookups:
-            total += 0 if self.is_split else use.rows_bytes
-        for use in self.waiting:
-            total += use.formed_bytes
+        for contribution in self._lookups:
+            total += 0 if self.is_split else contribution.rows_bytes
+        for contribution in self.waiting:
+            total += contribution.built_bytes
         return total
 
     def whole(self) -> Tensor:
@@ -179,14 +187,14 @@ class Buffer:
         assert not self.is_split
         if self._gradients is None:
             return Lookup.join(self._lookups)[0].task_gradients()
-        return self._formed()
+        return self._built()
 
     def stack(self, *, whole: bool = False) -> Tensor:
         """Task gradients `[T, P]`; of rows that are looked up alone, unless `whole` is wanted."""
         gradients = self._gradients
         if gradients is None and not whole:
-            self.tokens, use = Lookup.join(self._lookups)[0].renumbered()
-            return use.task_gradients().flatten(1)
+            self.tokens, contribution = Lookup.join(self._lookups)[0].renumbered()
+            return contribution.task_gradients().flatten(1)
         if gradients is None:
             gradients = self.whole()
         return gradients if gradients.dim() == 2 else gradients.reshape(gradients.shape[0], -1)
@@ -205,7 +213,7 @@ class Buffer:
             return gram(self.stack())
         num_rows = self.parameter.shape[0]
         first = (*self._products, *self._lookups)[0]
-        at_once = _CHUNK_BYTES // max(1, first.formed_bytes // num_rows)
+        at_once = _CHUNK_BYTES // max(1, first.built_bytes // num_rows)
         # A multiple of 64 rows, which matrix products like; all of them on small tables.
         step = max(1, at_once // 64 * 64 or at_once)
         starts = range(0, num_rows, step)
@@ -214,24 +222,29 @@ class Buffer:
 
     def _slice(self, start: int, end: int) -> Tensor:
         """Task gradients of some rows: products first, then lookups are added in place."""
-        parts, lookups = [use.slice(start, end) for use in self._products], list(self._lookups)
+        parts, lookups = (
+            [contribution.slice(start, end) for contribution in self._products],
+            list(self._lookups),
+        )
         if self._gradients is not None:
-            parts.append(self._formed()[:, start:end].clone())  # which are not to be written
+            parts.append(self._built()[:, start:end].clone())  # which are not to be written
         if not parts:
             parts.append(lookups.pop().slice(start, end))
         total = reduce(torch.add, parts).contiguous()
-        for use in lookups:
-            use.add_to(total, start)
+        for contribution in lookups:
+            contribution.add_to(total, start)
         return total
 
     def combine(self, weights: Tensor) -> Tensor:
         """sum_t weights[t] g_t; of a table that is split, never having formed the g_t."""
         if not self.is_split:
             return self.spread(combine(weights, self.stack()))
-        parts = [use.weighted(weights) for use in (*self._products, *self._lookups)]
+        parts = [
+            contribution.weighted(weights) for contribution in (*self._products, *self._lookups)
+        ]
         if self._gradients is not None:
-            formed = self._gradients.flatten(1)
-            parts.append(combine(weights, formed).view(self.parameter.shape))
+            built = self._gradients.flatten(1)
+            parts.append(combine(weights, built).view(self.parameter.shape))
         dtype = wide(parts[0].dtype)
         return reduce(torch.add, [part.to(dtype) for part in parts])
 
@@ -327,7 +340,7 @@ class Stored:
 # K components, T tasks
 
 
-_FORMED_BYTES = 1 << 29  # of uses of one kind, which are copied side by side, at a time
+_BUILT_BYTES = 1 << 29  # of uses of one kind, which are copied side by side, at a time
 
 Write = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
 
@@ -402,36 +415,42 @@ class Collector:
         self._most_waiting, held = _most_bytes(first.device if is_launched else None)
         self._most_held = held if self._stream_bytes is None else self._stream_bytes
 
-    def deliver(self, parameter: nn.Parameter, use: Use) -> None:
+    def deliver(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         """Take what one use of a parameter contributes."""
         if not parameter.requires_grad:  # frozen after the forward
             return
         buffer = self._buffers[id(parameter)]
-        if not use.may_wait or buffer.has_begun or use.formed_bytes > self.table_bytes:
-            buffer.add(use)
+        if (
+            not contribution.may_wait
+            or buffer.has_begun
+            or contribution.built_bytes > self.table_bytes
+        ):
+            buffer.add(contribution)
             return
-        buffer.waiting.append(use)
-        self._waiting_bytes += use.held_bytes
+        buffer.waiting.append(contribution)
+        self._waiting_bytes += contribution.held_bytes
         if self._waiting_bytes > self._most_waiting:
-            self.form_waiting()
+            self.build_waiting()
 
     @torch.no_grad()
-    def form_waiting(self) -> None:
+    def build_waiting(self) -> None:
         """Form the uses that wait: those of one kind together, whatever their parameter."""
         kinds: dict[Any, list[tuple[Buffer, Any]]] = {}
         for buffer in self._buffers.values():
-            for use in buffer.take_waiting() if buffer.waiting else ():
-                kinds.setdefault((type(use), use.kind), []).append((buffer, use))
+            for contribution in buffer.take_waiting() if buffer.waiting else ():
+                kinds.setdefault((type(contribution), contribution.kind), []).append(
+                    (buffer, contribution)
+                )
         self._waiting_bytes = 0
-        for (kind, _), pairs in sorted(kinds.items(), key=lambda item: item[0][0] is Beside):
-            most = max(1, _FORMED_BYTES // max(1, pairs[0][1].held_bytes))
+        for (kind, _), pairs in sorted(kinds.items(), key=lambda item: item[0][0] is SharedShift):
+            most = max(1, _BUILT_BYTES // max(1, pairs[0][1].held_bytes))
             while pairs:
                 part = pairs[:most]
                 del pairs[:most]  # what was formed is let go of
-                formed = kind.form([use for _, use in part])
-                for (buffer, use), gradients in zip(part, formed, strict=True):
+                built = kind.build([contribution for _, contribution in part])
+                for (buffer, contribution), gradients in zip(part, built, strict=True):
                     if buffer.has_begun:
-                        buffer.add(Formed(gradients, use.segments))
+                        buffer.add(Built(gradients, contribution.segments))
                     else:
                         buffer.begin(gradients)
 
@@ -448,8 +467,8 @@ class Collector:
     def take(self, parameter: nn.Parameter) -> Buffer | None:
         """Hand out a parameter's buffer; it is no longer here."""
         buffer = self._buffers[id(parameter)]
-        for use in buffer.take_waiting():
-            buffer.add(use)
+        for contribution in buffer.take_waiting():
+            buffer.add(contribution)
         return buffer.taken() if buffer.has_begun else None
 
     def close(self) -> None:
@@ -460,7 +479,7 @@ class Collector:
     @torch.no_grad()
     def _fold(self) -> None:
         """Gram -> weights -> update for the components that are ready, then free them."""
-        self.form_waiting()
+        self.build_waiting()
         ready, self._ready, self._held = self._ready, [], 0
         begun = {k: [b for b in self._buffers_of[k] if b.has_begun] for k in ready}
         members = {k: buffers for k, buffers in begun.items() if buffers}
