@@ -10,9 +10,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # From the bottom up: a package imports only from lines above its own.
 LAYERS = """
-gram tasks hints sides indices triton_modules recording models options
+gram tasks hints sides indices triton_modules recording models
 rules engine
-alignment restored
+alignment
 aligner
 sampling analysis
 integrations

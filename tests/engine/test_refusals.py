@@ -322,7 +322,7 @@ def test_batch_norm_set_to_training_later() -> None:
     aligner.backward(losses_of(case, case.model), ROWS)  # the fix of the message fixes it
 
 
-def test_a_single_task_does_not_count_as_looked_at() -> None:
+def test_a_single_task_does_not_count_as_probed() -> None:
     """With one task in the batch every division by rows is right."""
     case = mean_over_the_batch()
     aligner = attach(case.model)
@@ -392,7 +392,7 @@ def test_a_term_that_starts_later(how: str) -> None:
                 each.zero_grad()
 
 
-def test_the_look_now_and_then_can_be_left_out() -> None:
+def test_the_probe_now_and_then_can_be_left_out() -> None:
     """A new graph is looked at all the same."""
     case = mean_over_the_batch()
     aligner = attach(case.model, check=False)
@@ -458,22 +458,22 @@ def test_slower_places_are_announced_once() -> None:
         aligner.backward(distance(model(torch.randn(B, D))), ROWS)  # and not again
 
 
-def test_a_scheduled_look_without_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known goes on being used; a first look needs its memory."""
+def test_a_scheduled_probe_without_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known goes on being used; a first probe needs its memory."""
     model = nn.Linear(D, 3).double()
     aligner, x = attach(model), torch.randn(B, D).double()
-    look = probe.Look.take
+    usual = probe.probe
 
     def no_memory(*_: Any) -> Any:
         raise torch.OutOfMemoryError("none left")
 
-    monkeypatch.setattr(probe.Look, "take", no_memory)
+    monkeypatch.setattr(probe, "probe", no_memory)
     with pytest.raises(torch.OutOfMemoryError):
         aligner.backward(distance(model(x)), ROWS)
-    monkeypatch.setattr(probe.Look, "take", look)
+    monkeypatch.setattr(probe, "probe", usual)
     aligner.backward(distance(model(x)), ROWS)
     model.zero_grad()
-    monkeypatch.setattr(probe.Look, "take", no_memory)
+    monkeypatch.setattr(probe, "probe", no_memory)
     for _ in range(7):
         aligner.backward(distance(model(x)), ROWS)
         model.zero_grad()
@@ -487,10 +487,10 @@ def test_what_fails_while_a_graph_is_recorded_fails_the_recording(
 ) -> None:
     """And does not record per_task in its place, which would be slow for good."""
 
-    def look(self: object) -> None:
+    def failing_probe(*_: object) -> None:
         raise RuntimeError("no waiting for the device")
 
-    monkeypatch.setattr(probe.Look, "take", look)
+    monkeypatch.setattr(probe, "probe", failing_probe)
     monkeypatch.setattr(one_backward, "_is_captured", lambda _: True)
     model = nn.Linear(D, 3)
     aligner = attach(model, GradVac(), engine="auto")

@@ -23,16 +23,16 @@ Run = Callable[[Any, Tensor], Tensor]
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with every look at a graph."""
+def probes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with every probe of a graph."""
     found: list[int] = []
-    take = probe.Look.take
+    take = probe.probe
 
-    def counted(self: probe.Look) -> Any:
+    def counted(*given: Any) -> Any:
         found.append(1)
-        return take(self)
+        return take(*given)
 
-    monkeypatch.setattr(probe.Look, "take", counted)
+    monkeypatch.setattr(probe, "probe", counted)
     return found
 
 
@@ -81,14 +81,14 @@ def test_a_refusal_at_one_length_is_no_refusal_at_another() -> None:
     assert ran == ["per_task", "one_backward"] * 2
 
 
-def test_a_structure_that_was_always_refused_is_not_looked_at_for_ever(looks: list[int]) -> None:
+def test_a_structure_that_was_always_refused_is_not_probed_for_ever(probes: list[int]) -> None:
     def centred(m: Any, x: Tensor) -> Tensor:
         result: Tensor = m.last(m.first(x).tanh())
         return result - result.mean(0)
 
     model = two_layers(centred)
     exact_steps(model, [(B, length, D) for length in range(2, 26)], "auto")
-    assert len(looks) == 16
+    assert len(probes) == 16
 
 
 def copies_behind_rows(m: Any, x: Tensor) -> Tensor:
@@ -146,21 +146,21 @@ def test_a_layout_that_changes_with_the_length(name: str) -> None:
     exact_steps(two_layers(run), [(B, length, D) for length in lengths], "auto")
 
 
-def test_ordinary_models_are_not_looked_at_again(looks: list[int]) -> None:
+def test_ordinary_models_are_not_probed_again(probes: list[int]) -> None:
     """Lengths equal to the rows, to their multiples, to the width and to 1 are among them."""
     encoder = nn.TransformerEncoderLayer(D, 2, 2 * D, 0.0, batch_first=True)
     model = Model(lambda m, x: m.block(m.encoder(x)), encoder=encoder, block=Block()).double()
     shapes = [(rows, length, D) for rows in (6, 4, 12) for length in (5, 6, 1, 8, 12, 16, 7, 24)]
     ran = exact_steps(model, shapes, "one_backward")
     assert set(ran) == {"one_backward"}
-    assert len(looks) == 2  # with one token, torch takes another way through attention
+    assert len(probes) == 2  # with one token, torch takes another way through attention
 
 
-def test_sequence_first_models_are_not_looked_at_again(looks: list[int]) -> None:
+def test_sequence_first_models_are_not_probed_again(probes: list[int]) -> None:
     encoder = nn.TransformerEncoderLayer(D, 2, 2 * D, 0.0)
     model = Model(lambda m, x: m.e(x.transpose(0, 1)).transpose(0, 1), e=encoder).double()
     exact_steps(model, [(6, length, D) for length in (5, 6, 1, 8, 12, 16, 7)], "one_backward")
-    assert len(looks) <= 2
+    assert len(probes) <= 2
 
 
 def test_what_is_looked_up_is_not_part_of_the_structure() -> None:

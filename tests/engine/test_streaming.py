@@ -14,7 +14,7 @@ from gradvac import GradVac
 from gradvac.engine import task_gradients
 from gradvac.engine.contributions import Lookup, OuterProduct
 from gradvac.engine.kernels import Segments
-from gradvac.engine.task_gradients import Buffer, Collector
+from gradvac.engine.task_gradients import ParameterGradients, TaskGradients
 
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, Twins, attach, made
 from .zoo import ZOO
@@ -26,28 +26,28 @@ def rule() -> GradVac:
 
 
 class Held:
-    """Spies on buffers: the largest number of bytes that those alive had at a time."""
+    """Spies on task gradients: the largest number of bytes that those alive had at a time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.most, self.folds = 0, 0
-        alive: WeakSet[Buffer] = WeakSet()
-        fold = Collector._fold
+        self.most, self.num_weighed = 0, 0
+        alive: WeakSet[ParameterGradients] = WeakSet()
+        weigh = TaskGradients._weigh_ready
 
-        def spied(take: Callable[[Buffer, Any], None]) -> Callable[[Buffer, Any], None]:
-            def spy(buffer: Buffer, given: Any) -> None:
-                take(buffer, given)
-                alive.add(buffer)
+        def spied(take: Callable[[ParameterGradients, Any], None]) -> Any:
+            def spy(gradients: ParameterGradients, given: Any) -> None:
+                take(gradients, given)
+                alive.add(gradients)
                 self.most = max(self.most, sum(one.nbytes for one in alive if not one.waiting))
 
             return spy
 
-        def spy_fold(collector: Any) -> None:
-            fold(collector)
-            self.folds += 1
+        def spy_weigh(gradients: Any) -> None:
+            weigh(gradients)
+            self.num_weighed += 1
 
-        monkeypatch.setattr(Buffer, "add", spied(Buffer.add))
-        monkeypatch.setattr(Buffer, "begin", spied(Buffer.begin))
-        monkeypatch.setattr(Collector, "_fold", spy_fold)
+        monkeypatch.setattr(ParameterGradients, "add", spied(ParameterGradients.add))
+        monkeypatch.setattr(ParameterGradients, "begin", spied(ParameterGradients.begin))
+        monkeypatch.setattr(TaskGradients, "_weigh_ready", spy_weigh)
 
 
 @pytest.fixture
@@ -74,19 +74,19 @@ def bytes_of(model: nn.Module) -> int:
 def test_holds_one_component_at_a_time(held: Held, deep: nn.Sequential) -> None:
     backward(deep, stream_bytes=1)
     assert held.most == bytes_of(deep[0])
-    assert held.folds >= len(deep)
+    assert held.num_weighed >= len(deep)
 
 
 def test_components_that_fit_are_weighed_together(held: Held, deep: nn.Sequential) -> None:
     backward(deep)
     assert held.most == bytes_of(deep)
-    assert held.folds == 1
+    assert held.num_weighed == 1
 
 
 def test_waits_for_as_many_components_as_asked(held: Held, deep: nn.Sequential) -> None:
     backward(deep, stream_bytes=2 * bytes_of(deep[0]))
     assert held.most == 2 * bytes_of(deep[0])
-    assert held.folds == 4  # three pairs, and the end
+    assert held.num_weighed == 4  # three pairs, and the end
 
 
 def test_whole_model_holds_all_task_gradients(held: Held, deep: nn.Sequential) -> None:
@@ -103,8 +103,7 @@ def test_second_backward_holds_one_parameter_at_a_time(held: Held, deep: nn.Sequ
 def test_nothing_is_left_after_a_step(deep: nn.Sequential) -> None:
     aligner = attach(deep, rule())
     aligner.backward(distance(deep(torch.randn(B, S, D, dtype=torch.float64))), UNSORTED)
-    assert aligner._engines._one_backward is not None
-    assert not aligner._engines._one_backward.collector.collected
+    assert not aligner._engine.ran.gradients.collected
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -180,8 +179,8 @@ def test_products_of_equal_shape_are_taken_at_once(
         formed.append(len(uses))
         return build(uses)
 
-    monkeypatch.setattr(OuterProduct, "form", staticmethod(spy))
-    monkeypatch.setattr(task_gradients, "_FORMED_BYTES", at_once * 2 * B * S * D * 8)
+    monkeypatch.setattr(OuterProduct, "build", staticmethod(spy))
+    monkeypatch.setattr(task_gradients, "_BUILT_BYTES", at_once * 2 * B * S * D * 8)
     model = nn.Sequential(*(nn.Linear(D, D) for _ in range(5))).double()
     twins = Twins(Case(model, output, (torch.randn(B, S, D).double(),)), rule)
     for tasks in (UNSORTED, [0, 1, 2, 0, 1, 2], SORTED):
@@ -241,4 +240,4 @@ def test_reused_weights_are_weighed_once(held: Held) -> None:
     ]
     stacked = torch.stack([torch.cat([g.flatten() for g in own]) for own in gradients])
     torch.testing.assert_close(alignment.gram.sum(0), stacked @ stacked.T)
-    assert held.folds == len(alignment.components) + 1  # each once, and the end
+    assert held.num_weighed == len(alignment.components) + 1  # each once, and the end

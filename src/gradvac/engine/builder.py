@@ -9,14 +9,13 @@ from torch import Tensor, nn
 
 from gradvac.engine.contributions import Built, Contribution
 from gradvac.engine.fast_paths import FAST_PATHS, NodeInput, embedding
-from gradvac.engine.graph import LEAF, Graph, call_node
+from gradvac.engine.graph import LEAF, Graph, NotSeparable, call_node
 from gradvac.engine.junctions import ParameterPath, parameter_path
 from gradvac.engine.kernels import Owned, Segments, negligible
 from gradvac.engine.kernels import mark as sketch
 from gradvac.engine.layouts import Layout
 from gradvac.engine.losses import Losses
 from gradvac.engine.ownership import TaskCodes, unexplained
-from gradvac.engine.passes import NotSeparable
 from gradvac.engine.plan import How, Plan
 from gradvac.engine.row_tasks import DeclaredRows, RowTasks
 
@@ -109,7 +108,7 @@ class GradientBuilder:
         shape = gradient.shape
         if self._num_tasks == 1:
             return Owned(shape, self._segments_of(0))
-        how = self.plan.known[number, output]
+        how = self.plan.owners[number, output]
         if isinstance(how, Layout):
             assert self._rows is not None
             return Owned(shape, self._rows, *how)

@@ -1,29 +1,36 @@
 """Which engine runs: the fast one where it applies, the reference where it does not."""
 
+# T tasks
+
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from gradvac.engine.components import Components
+from gradvac.engine.graph import NotSeparable
 from gradvac.engine.losses import Losses
 from gradvac.engine.metric import Metric
 from gradvac.engine.one_backward import OneBackward, PlanOutdated
-from gradvac.engine.passes import NotSeparable
 from gradvac.engine.per_task import Expect, PerTask, Receive
-from gradvac.engine.task_gradients import Collector, Stored, Weigh
+from gradvac.engine.task_gradients import (
+    AccumulatedGradients,
+    TaskGradients,
+    Weigh,
+    add_to_grad,
+)
 from gradvac.hints import warn_caller
 
 ENGINES = ("auto", "one_backward", "per_task")
-Engine = OneBackward | PerTask
-Fold = Callable[[Weigh], None]
 Found = TypeVar("Found")
 
+Begin = Callable[[], Weigh]
+"""Begins a step of a rule, and gives what weighs its components."""
 
-class Engines:
-    """The engine that was asked for, what it falls back on, and what both have accumulated.
+
+class LocalEngine:
+    """The engines of one process: which of them runs, and what both have accumulated.
 
     Its arguments are those of `Aligner`; `is_shared` says that other processes train the model too.
 
@@ -48,86 +55,100 @@ class Engines:
         metric: Metric | None = None,
     ) -> None:
         self.asked, self._recompute = asked, recompute
-        self._members = components.members(model)
+        members = components.members(model)
+        self._gradients = TaskGradients(members, stream_bytes, table_bytes, metric)
+        self._accumulated = AccumulatedGradients(storage_dtype=storage_dtype, offload=offload)
         self._per_task = PerTask(model, is_shared=is_shared, check=check)
         self._one_backward: OneBackward | None = None
         if asked != "per_task":
-            assert metric is None or not recompute
-            collector = Collector(
-                self._members, stream_bytes=stream_bytes, table_bytes=table_bytes, metric=metric
-            )
             self._one_backward = OneBackward(
                 model,
                 tasks,
-                collector,
+                self._gradients,
                 recompute=recompute,
                 check=check,
                 keep_graph=asked == "auto",
             )
-        self._stored = Stored(storage_dtype=storage_dtype, offload=offload, metric=metric)
-        self.ran: Engine = self._one_backward or self._per_task
+        self.ran: OneBackward | PerTask = self._one_backward or self._per_task
         self._why: str | None = "as asked" if asked == "per_task" else None
         self._warned: set[str] = set()
 
-    def task_gradients(
-        self, losses: Losses, receive: Receive, expect: Expect | None = None
-    ) -> dict[Tensor, Tensor]:
-        """Show every parameter's task gradients; see `OneBackward.task_gradients`."""
-        if expect is not None and len(losses.present) == 1:  # its plain gradient needs no engine
-            self._why = "one task in the last batch of this process, so a plain backward"
-            return self._run_in(self._per_task, lambda e: e.task_gradients(losses, receive, expect))
-        return self._run(lambda engine: engine.task_gradients(losses, receive, expect))
+    def step(self, losses: Losses, tasks: Sequence[int], begin: Begin) -> None:
+        """Differentiate the last micro-batch of a step, and add its update to `.grad`.
+
+        Args:
+            losses: Of this micro-batch.
+            tasks: Of this step: those of `losses` and of what was accumulated before.
+            begin: Called again where a batch has to be differentiated again.
+        """
+        self._run(lambda engine: self._step(engine, losses, tasks, begin()))
 
     def accumulate(self, losses: Losses) -> None:
-        """Add the task gradients of a micro-batch to the stored ones; `.grad` is left alone."""
+        """Add the task gradients of a micro-batch to those before; `.grad` is left alone."""
         if self._recompute:
             raise ValueError(
                 "accumulate: recompute=True keeps no task gradients to add to; leave out one of "
                 'the two, or use engine="per_task".'
             )
-        self._run(lambda engine: self._store(engine, losses))
+        self._accumulated.add_outside(self.task_gradients(losses, self._accumulated.add))
 
-    def step(self, losses: Losses, present: Sequence[int], align: Callable[[Fold], Found]) -> Found:
-        """Differentiate the last micro-batch of a step, and write its update to `.grad`.
+    def task_gradients(self, losses: Losses, receive: Receive) -> dict[Tensor, Tensor]:
+        """Show `receive` every parameter's task gradients.
 
-        Args:
-            losses: Of this micro-batch.
-            present: The tasks of this step: those of `losses` and of what was accumulated before.
-            align: Begins a step of the rule and calls the fold with what gives weights; called
-                again where a batch has to be differentiated again.
+        Returns:
+            The joint gradients of leaves that are not the model's.
         """
-        return self._run(lambda engine: align(partial(self._fold, engine, losses, present)))
+        return self._run(lambda engine: engine.task_gradients(losses, receive))
 
-    def _fold(self, engine: Engine, losses: Losses, present: Sequence[int], weigh: Weigh) -> None:
-        if isinstance(engine, OneBackward) and not self._stored:
+    def stream(self, losses: Losses, receive: Receive, expect: Expect) -> dict[Tensor, Tensor]:
+        """The same, each parameter as soon as it is complete.
+
+        `expect` is told before which parameters may come.
+        """
+        if len(losses.present) == 1:  # its joint gradient needs no engine
+            outside = self._per_task.stream_one_task(losses, receive, expect)
+            self._why = "one task in the last batch of this process, so a plain backward"
+            self.ran = self._per_task
+            return outside
+        return self._run(lambda engine: engine.stream(losses, receive, expect))
+
+    def _step(
+        self, engine: OneBackward | PerTask, losses: Losses, tasks: Sequence[int], weigh: Weigh
+    ) -> None:
+        if isinstance(engine, OneBackward) and not self._accumulated:
             engine.backward(losses, weigh)
-        else:
-            self._store(engine, losses)
-            self._stored.fold(self._members, present, weigh)
-
-    def _store(self, engine: Engine, losses: Losses) -> None:
-        self._stored.add_outside(engine.task_gradients(losses, self._stored.add))
-
-    def _run(self, do: Callable[[Engine], Found]) -> Found:
-        """Do something with a micro-batch, in one_backward if that is possible."""
-        if self._one_backward is None:
-            return self._run_in(self._per_task, do)
+            return
+        outside = engine.task_gradients(losses, self._accumulated.add)
+        self._accumulated.add_outside(outside)
+        updates: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
         try:
-            result = self._run_in(self._one_backward, do)
+            self._gradients.begin(weigh, lambda *update: updates.append(update))
+            self._gradients.add_accumulated(self._accumulated, tasks)
+            self._gradients.finish()
+        finally:
+            self._gradients.clear()
+        outside = self._accumulated.outside
+        for update in (*updates, (list(outside), list(outside.values()))):
+            add_to_grad(*update)
+        self._accumulated.clear()
+
+    def _run(self, do: Callable[[OneBackward | PerTask], Found]) -> Found:
+        """Do something with a micro-batch: in one_backward if that is possible."""
+        if self._one_backward is None:
+            return do(self._per_task)
+        try:
+            try:
+                result = do(self._one_backward)
+            except PlanOutdated:  # it is probed anew
+                result = do(self._one_backward)
         except NotSeparable as refusal:
             if self.asked == "one_backward":
                 raise
             self._explain(str(refusal))
-            return self._run_in(self._per_task, do)
-        self._why = None
-        return result
-
-    def _run_in(self, engine: Engine, do: Callable[[Engine], Found]) -> Found:
-        try:
-            result = do(engine)
-        except PlanOutdated:  # it was learned anew: once more
-            result = do(engine)
-        self.ran = engine
+            result = do(self._per_task)
+            self.ran = self._per_task
+            return result
+        self._why, self.ran = None, self._one_backward
         return result
 
     @property
@@ -140,7 +161,7 @@ class Engines:
 
     def discard(self) -> None:
         """Forget what was accumulated."""
-        self._stored.clear()
+        self._accumulated.clear()
 
     def _explain(self, reason: str) -> None:
         self._why = reason.removeprefix("engine: ").removesuffix(' Use engine="per_task".')

@@ -1,10 +1,6 @@
 """The autograd graph of some losses, read but never changed.
 
-One node of the autograd graph: what it is, what it saved, and how it is called.
-
-The autograd graph of some losses, read but never changed.
-
-Nodes come in post-order, children before parents. A node's *signature* is what decides whose
+Nodes come in post-order, children before parents. A graph's *signature* is what decides whose
 gradient is whose: which operations there are, how they are connected, and over which dimensions
 they work; not the sizes of this batch.
 """
@@ -19,7 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 
@@ -187,7 +183,7 @@ LEAF = "torch::autograd::AccumulateGrad"
 COMPILED = "CompiledFunctionBackward"
 RUN = "gradvac"  # the name under which the node of a compiled region of ours keeps its run
 
-# Taps stand for the parameters of such regions (`gradients/compiled`). Behind each is one leaf: a
+# Taps stand for the parameters of such regions (`compiled`). Behind each is one leaf: a
 # backward that forms no parameter gradients runs to it.
 ANCHOR = torch.zeros((), requires_grad=True)
 TAPS = frozenset(("GradvacProductBackward", "GradvacLookupBackward"))
@@ -426,3 +422,48 @@ class Graph:
                 if child >= 0:
                     reached[child] |= roots
         return reached
+
+
+class NotSeparable(ValueError):  # noqa: N818
+    """one_backward cannot separate these losses; nothing was changed."""
+
+
+def check_readable(graph: Graph) -> None:
+    """Raise for graphs that show no junctions, or none that have rows."""
+    if any(graph.names[position] == LEAF for position in graph.root_positions):
+        raise NotSeparable('losses: are a parameter themselves; use engine="per_task".')
+    if graph.is_reentrant:
+        raise NotSeparable(
+            "engine: reentrant activation checkpointing hides the parameters it uses; "
+            "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or use "
+            'engine="per_task".'
+        )
+    if any(map(is_selective, graph.nodes)):
+        raise NotSeparable(
+            "engine: a selective activation checkpoint (context_fn=...) lets a backward run only "
+            "once, and whose gradients are whose takes several; checkpoint without it, or use "
+            'engine="per_task" with a forward for each task, as a mapping task -> loss.'
+        )
+    if graph.is_nested:
+        raise NotSeparable(
+            "engine: nested tensors have no rows of one size; pad them "
+            '(torch.nested.to_padded_tensor) before the model, or use engine="per_task".'
+        )
+
+
+def check_parameters(model: nn.Module, known: Collection[nn.Parameter], graph: Graph) -> None:
+    """Raise if a graph of losses is not that of the model some of whose parameters are known."""
+    leaves = graph.leaves()
+    unknown = {leaf for leaf in leaves if leaf not in known}
+    for name, parameter in model.named_parameters() if unknown else ():
+        if parameter in unknown:
+            raise ValueError(
+                f"model: {name} became trainable, or was replaced, after the Aligner was made; "
+                "make another Aligner after freezing, unfreezing or replacing parameters."
+            )
+    is_none_known = len(unknown) == len(leaves) and not graph.is_reentrant
+    if is_none_known and any(parameter.requires_grad for parameter in known):
+        raise ValueError(
+            "losses: reach no parameter of the Aligner's model, so there is nothing to align; were "
+            "they computed by another model, such as a copy of it?"
+        )

@@ -15,6 +15,12 @@ from torch import Tensor
 # B rows, T tasks, G shape of an output gradient
 
 
+def row_codes(num_rows: int) -> Tensor:
+    """A code for every row, between 1/4 and 1: no overflow that the joint pass would not have."""
+    generator = torch.Generator().manual_seed(num_rows)
+    return 4.0 ** -torch.rand(num_rows, generator=generator, dtype=torch.float64)
+
+
 class TaskCodes:
     """Codes that tell tasks apart by one number per pass; several passes for many tasks.
 

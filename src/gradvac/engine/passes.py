@@ -1,13 +1,4 @@
-"""Backward passes over a graph: to the junctions without parameter gradients, or to the leaves.
-
-A backward that stops at the junctions: it computes no parameter gradients of its own.
-
-Graphs that are refused: they hide parameters or rows, or are not those of the model.
-
-A function of a graph may run a backward of its own, into `.grad`: reversible layers, tiled layers
-and some activation checkpoints do. Such a backward takes part in every pass over the graph, and
-what it writes is not among the gradients that the pass returns.
-"""
+"""Backward passes over a graph: to the junctions without parameter gradients, or to the leaves."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from gradvac.engine.graph import ANCHOR, LEAF, Graph, is_python_function, is_selective
+from gradvac.engine.graph import ANCHOR, Graph, NotSeparable, is_python_function
 from gradvac.engine.junctions import Junction, Partition
 from gradvac.hints import some
 
@@ -240,36 +231,14 @@ class ReachedNodes:
         )
 
 
-class NotSeparable(ValueError):  # noqa: N818
-    """one_backward cannot separate these losses; nothing was changed."""
-
-
-def check_readable(graph: Graph) -> None:
-    """Refuse graphs that show no junctions, or none that have rows."""
-    if any(graph.names[position] == LEAF for position in graph.root_positions):
-        raise NotSeparable('losses: are a parameter themselves; use engine="per_task".')
-    if graph.is_reentrant:
-        raise NotSeparable(
-            "engine: reentrant activation checkpointing hides the parameters it uses; "
-            "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or use "
-            'engine="per_task".'
-        )
-    if any(map(is_selective, graph.nodes)):
-        raise NotSeparable(
-            "engine: a selective activation checkpoint (context_fn=...) lets a backward run only "
-            "once, and whose gradients are whose takes several; checkpoint without it, or use "
-            'engine="per_task" with a forward for each task, as a mapping task -> loss.'
-        )
-    if graph.is_nested:
-        raise NotSeparable(
-            "engine: nested tensors have no rows of one size; pad them "
-            '(torch.nested.to_padded_tensor) before the model, or use engine="per_task".'
-        )
-
-
 @contextmanager
 def check_hidden_backwards(names: Mapping[nn.Parameter, str], graph: Graph) -> Iterator[None]:
-    """Refuse passes that write gradients of parameters on their way; `.grad` stays as it was."""
+    """Raise if passes write gradients of parameters on their way; `.grad` stays as it was.
+
+    A function of a graph may run a backward of its own, into `.grad`: reversible layers, tiled
+    layers and some activation checkpoints do. It takes part in every pass over the graph, and what
+    it writes is not among the gradients that the pass returns.
+    """
     if not any(map(is_python_function, graph.nodes)):
         yield
         return
@@ -280,22 +249,4 @@ def check_hidden_backwards(names: Mapping[nn.Parameter, str], graph: Graph) -> I
         raise NotSeparable(
             f"engine: a function runs a backward of its own, which hides {some(hidden)} from this "
             'one. Use engine="per_task".'
-        )
-
-
-def check_parameters(model: nn.Module, known: Collection[nn.Parameter], graph: Graph) -> None:
-    """Raise if a graph of losses is not that of the model some of whose parameters are known."""
-    leaves = graph.leaves()
-    unknown = {leaf for leaf in leaves if leaf not in known}
-    for name, parameter in model.named_parameters() if unknown else ():
-        if parameter in unknown:
-            raise ValueError(
-                f"model: {name} became trainable, or was replaced, after the Aligner was made; "
-                "make another Aligner after freezing, unfreezing or replacing parameters."
-            )
-    is_none_known = len(unknown) == len(leaves) and not graph.is_reentrant
-    if is_none_known and any(parameter.requires_grad for parameter in known):
-        raise ValueError(
-            "losses: reach no parameter of the Aligner's model, so there is nothing to align; were "
-            "they computed by another model, such as a copy of it?"
         )

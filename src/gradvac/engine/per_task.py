@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.graph import LEAF, Graph, is_python_function, is_selective
+from gradvac.engine.graph import LEAF, Graph, check_parameters, is_python_function, is_selective
 from gradvac.engine.losses import GradientSketches, JointGradient, Losses, is_due
 from gradvac.engine.passes import (
     check_hidden_backwards,
-    check_parameters,
     set_aside,
     show_gradients,
     without_hooks,
@@ -26,6 +25,7 @@ from gradvac.hints import some
 Receive = Callable[[nn.Parameter, Mapping[int, Tensor]], None]
 """Takes a parameter and its gradients by task, `task -> gradient`."""
 Expect = Callable[[Iterable[nn.Parameter]], None]
+"""Takes the parameters whose gradients may come, before any of them does."""
 
 
 class PerTask:
@@ -47,35 +47,37 @@ class PerTask:
         self._check, self._steps = check, 0
         self._seen: set[str] = set()  # kinds of nodes
 
-    def task_gradients(
-        self, losses: Losses, receive: Receive, expect: Expect | None = None
-    ) -> dict[Tensor, Tensor]:
-        """Show every parameter's task gradients; see `OneBackward.task_gradients`.
+    def task_gradients(self, losses: Losses, receive: Receive) -> dict[Tensor, Tensor]:
+        """Show `receive` every parameter's gradient of a task, as soon as the task is done.
 
-        Those of a task come as soon as it is done; with `expect`, a parameter comes with all its
-        tasks.
+        Returns:
+            The joint gradients of leaves that are not the model's.
         """
-        if expect is not None and len(losses.present) == 1:
-            return self._deliver_one_task(losses, receive, expect)
         outside: dict[Tensor, Tensor] = {}
-        rows: dict[nn.Parameter, dict[int, Tensor]] = {}
         for leaf, task, gradient in self._differentiate(losses):
-            if leaf not in self._parameters:
-                outside[leaf] = outside[leaf] + gradient if leaf in outside else gradient
-            elif expect is None:
+            if leaf in self._parameters:
                 receive(leaf, {task: gradient})
             else:
-                rows.setdefault(leaf, {})[task] = gradient
-        if expect is not None:
-            expect(rows)
-        for parameter, by_task in rows.items():
+                outside[leaf] = outside[leaf] + gradient if leaf in outside else gradient
+        return outside
+
+    def stream(self, losses: Losses, receive: Receive, expect: Expect) -> dict[Tensor, Tensor]:
+        """The same by parameter, with all its tasks; `expect` is told before which will come."""
+        gradients: dict[nn.Parameter, dict[int, Tensor]] = {}
+
+        def collect(parameter: nn.Parameter, by_task: Mapping[int, Tensor]) -> None:
+            gradients.setdefault(parameter, {}).update(by_task)
+
+        outside = self.task_gradients(losses, collect)
+        expect(gradients)
+        for parameter, by_task in gradients.items():
             receive(parameter, by_task)
         return outside
 
-    def _deliver_one_task(
+    def stream_one_task(
         self, losses: Losses, receive: Receive, expect: Expect
     ) -> dict[Tensor, Tensor]:
-        """A plain backward, whose gradients are those of the task: any model, compiled or not."""
+        """An ordinary backward, whose gradients are those of the only task: any model."""
         graph, outside = self._read(losses)
         reached = set(graph.leaves())
         parameters = [p for p in self._parameters if p in reached and p.requires_grad]

@@ -1,13 +1,11 @@
-"""Task gradients: collected, reduced to Gram matrices, weighed and added to `.grad`.
+"""Task gradients: collected by parameter, reduced to Gram matrices, weighed, and added to `.grad`.
 
-The waist between engines and rules, and the way an update enters `.grad`.
-
-What came of one parameter, until its component is complete.
-
-Task gradients that are stored, `[T, P]`, and added up over micro-batches.
-
-The task gradients of the backward that is running, and when they are complete.
+`TaskGradients` takes the contributions of a running backward, or what `AccumulatedGradients` added
+up over micro-batches, and weighs components as they complete. It asks for weights in one place,
+`_weigh_ready`: Gram matrices -> `weigh` -> combined gradients, which are written to `.grad`.
 """
+
+# K components, T tasks, P entries of a parameter, V rows of a table, I its columns
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -29,78 +27,29 @@ from gradvac.engine.metric import Metric
 
 Weigh = Callable[[Sequence[int], Tensor], Tensor]
 """Components (positions) and their Gram matrices [K, T, T] -> weights [K, T]."""
-
-
-def add_to_grad(
-    leaves: Sequence[Tensor], updates: Sequence[Tensor], *, by_hand: bool = False
-) -> None:
-    """Accumulate final gradients.
-
-    Where somebody waits for a leaf's gradient, autograd itself accumulates it, so that hooks are
-    torch's business; unless it is done by hand, because a replica's own hooks, which cannot be
-    told apart there, would exchange it once more.
-    """
-    watched: list[tuple[Tensor, Tensor]] = []
-    added: list[tuple[Tensor, Tensor]] = []
-    with torch.no_grad():
-        for leaf, update in zip(leaves, updates, strict=True):
-            if update.dim() != leaf.dim() or update.shape != leaf.shape:
-                update = update.view_as(leaf)  # a shape of Python's would take three times as long
-            if update.dtype != leaf.dtype or update.device != leaf.device:
-                update = update.to(leaf.device, leaf.dtype)
-            if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
-                watched.append((leaf, update))
-            elif leaf.grad is not None:
-                added.append((leaf.grad, update))
-            elif leaf.stride() == update.stride():
-                leaf.grad = update.data  # no view, as optimizers of old take for granted
-            else:  # fused optimizers take for granted that both lie alike in memory
-                leaf.grad = torch.empty_like(leaf).copy_(update)
-        if added:
-            torch._foreach_add_([grad for grad, _ in added], [update for _, update in added])
-    if by_hand:
-        for leaf, update in watched:
-            _accumulate(leaf, update)
-    elif watched:
-        torch.autograd.backward([leaf for leaf, _ in watched], [update for _, update in watched])
-
-
-@torch.no_grad()
-def _accumulate(leaf: Tensor, update: Tensor) -> None:
-    """What autograd does with a leaf's gradient."""
-    for hook in list((leaf._backward_hooks or {}).values()):
-        changed = hook(update)
-        update = update if changed is None else changed
-    if leaf.grad is None:
-        leaf.grad = torch.empty_like(leaf).copy_(update)
-    else:
-        leaf.grad.add_(update)
-    for hook in list((leaf._post_accumulate_grad_hooks or {}).values()):
-        hook(leaf)
-
-
-# T tasks, P parameters, V rows of a table, N tokens of the batch, I columns
-
+Write = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+"""Takes leaves and their updates."""
 
 _CHUNK_BYTES = 1 << 31  # of a large table's task gradients at a time
+_BUILT_BYTES = 1 << 29  # of contributions of one kind, which are copied side by side, at a time
 
 
-class Buffer:
-    """The uses of one parameter: its Gram matrix and its combined gradient.
+class ParameterGradients:
+    """The contributions to one parameter: its Gram matrix and its combined gradient.
 
-    Most uses are formed and added up, `[T, *shape]`. Two kinds of tables are spared that. Of one
-    that is only looked up, and of which a batch uses few rows, those rows alone are formed. One
-    that is too large is split: its Gram matrix is taken by slices of rows, and its combined
-    gradient from the uses themselves, at the price of a second product.
+    Most contributions are built and added up, `[T, *shape]`, with two exceptions. Of a table that
+    is only looked up, and of which a batch uses few rows, those rows alone are built. A table that
+    is too large is split: its Gram matrix is taken by slices of rows, and its combined gradient
+    from the contributions themselves, at the price of a second product.
 
     Args:
         parameter: The parameter.
-        table_bytes: Task gradients of a matrix above this size are not formed.
+        table_bytes: Task gradients of a matrix above this size are not built.
 
     Attributes:
-        waiting: Uses that are not looked at yet, see `Use.may_wait`.
+        waiting: Contributions that were not added yet, see `Contribution.may_wait`.
         is_split: The parameter is a table that is too large.
-        has_begun: Uses were added.
+        has_begun: Contributions were added.
         tokens: Whose rows alone `stack` gave; None if it gave all.
     """
 
@@ -109,40 +58,38 @@ class Buffer:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all uses."""
+        """Forget all contributions."""
         self.waiting: list[Any] = []
         self.is_split = self.has_begun = False
         self.tokens: Tensor | None = None
-        self._gradients: Tensor | None = None  # [T, P] or [T, *shape], of uses that were formed
+        self._gradients: Tensor | None = None  # [T, P] or [T, *shape], of those that were built
         self._lookups: list[Lookup] = []  # those that were not: of few rows, or of a large table
-        self._products: list[MatrixContribution] = []  # and its others
+        self._products: list[MatrixContribution] = []  # the others of a large table
 
-    def taken(self) -> "Buffer":
-        """The uses in a buffer of their own; they are no longer here."""
-        taken = copy.copy(self)
+    def moved(self) -> "ParameterGradients":
+        """The contributions in another object; they are no longer here."""
+        moved = copy.copy(self)
         self.clear()
-        return taken
+        return moved
 
     def take_waiting(self) -> Sequence[Any]:
-        """The uses that waited, as few as possible; they are no longer here."""
-        contributions, self.waiting = self.waiting, []
-        if len(contributions) < 2:
-            return contributions
+        """The contributions that waited, as few as possible; they are no longer here."""
+        waiting, self.waiting = self.waiting, []
+        if len(waiting) < 2:
+            return waiting
         kinds: dict[Any, list[Any]] = {}
-        for contribution in contributions:
-            kinds.setdefault((type(contribution), contribution.kind), []).append(contribution)
-        return [one for alike in kinds.values() for one in alike[0].join(alike)]
+        for one in waiting:
+            kinds.setdefault((type(one), one.kind), []).append(one)
+        return [joined for alike in kinds.values() for joined in alike[0].join(alike)]
 
     def add(self, contribution: Contribution) -> None:
-        """Add a use."""
+        """Add a contribution."""
         self.has_begun, is_first = True, self._gradients is None
         if isinstance(contribution, MatrixContribution):
             self.is_split |= is_first and contribution.built_bytes > self._table_bytes
             if isinstance(contribution, Lookup):
-                is_of_few_rows = (
-                    is_first and 2 * contribution.tokens.shape[0] < contribution.num_rows
-                )
-                if self.is_split or is_of_few_rows:
+                num_tokens = contribution.tokens.shape[0]
+                if self.is_split or (is_first and 2 * num_tokens < contribution.num_rows):
                     self._lookups.append(contribution)
                     return
             elif self.is_split:
@@ -151,7 +98,7 @@ class Buffer:
         if is_first:
             self.begin(contribution.task_gradients())
             return
-        gradients, only = self._built().contiguous(), contribution.segments.only
+        gradients, only = self._shaped().contiguous(), contribution.segments.only
         if isinstance(contribution, Lookup):
             contribution.add_to(gradients)
         elif only is not None and isinstance(contribution, MatrixContribution):
@@ -168,35 +115,35 @@ class Buffer:
         while self._lookups and not self.is_split:
             self.add(self._lookups.pop())
 
-    def _built(self) -> Tensor:
+    def _shaped(self) -> Tensor:
         assert self._gradients is not None
         return self._gradients.reshape(self._gradients.shape[0], *self.parameter.shape)
 
     @property
     def nbytes(self) -> int:
-        """Of what is held once all uses are formed."""
-        total = 0 if self._gradients is None else self._gradients.nbytes
-        for contribution in self._lookups:
-            total += 0 if self.is_split else contribution.rows_bytes
+        """Of what is held once all contributions are built."""
+        held = 0 if self._gradients is None else self._gradients.nbytes
+        for lookup in self._lookups:
+            held += 0 if self.is_split else lookup.rows_bytes
         for contribution in self.waiting:
-            total += contribution.built_bytes
-        return total
+            held += contribution.built_bytes
+        return held
 
-    def whole(self) -> Tensor:
+    def dense(self) -> Tensor:
         """Task gradients, `[T, *shape]`."""
         assert not self.is_split
         if self._gradients is None:
             return Lookup.join(self._lookups)[0].task_gradients()
-        return self._built()
+        return self._shaped()
 
-    def stack(self, *, whole: bool = False) -> Tensor:
-        """Task gradients `[T, P]`; of rows that are looked up alone, unless `whole` is wanted."""
+    def stack(self, *, dense: bool = False) -> Tensor:
+        """Task gradients `[T, P]`; of a table's looked-up rows alone, unless `dense` is wanted."""
         gradients = self._gradients
-        if gradients is None and not whole:
-            self.tokens, contribution = Lookup.join(self._lookups)[0].renumbered()
-            return contribution.task_gradients().flatten(1)
+        if gradients is None and not dense:
+            self.tokens, rows = Lookup.join(self._lookups)[0].renumbered()
+            return rows.task_gradients().flatten(1)
         if gradients is None:
-            gradients = self.whole()
+            gradients = self.dense()
         return gradients if gradients.dim() == 2 else gradients.reshape(gradients.shape[0], -1)
 
     def spread(self, combined: Tensor) -> Tensor:
@@ -204,8 +151,8 @@ class Buffer:
         if self.tokens is None:
             return combined
         num_rows, width = self.parameter.shape
-        whole = combined.new_zeros(num_rows, width)
-        return whole.index_add_(0, self.tokens, combined.view(-1, width))
+        dense = combined.new_zeros(num_rows, width)
+        return dense.index_add_(0, self.tokens, combined.view(-1, width))
 
     def gram(self) -> Tensor:
         """`[T, T]`."""
@@ -222,62 +169,46 @@ class Buffer:
 
     def _slice(self, start: int, end: int) -> Tensor:
         """Task gradients of some rows: products first, then lookups are added in place."""
-        parts, lookups = (
-            [contribution.slice(start, end) for contribution in self._products],
-            list(self._lookups),
-        )
+        parts, lookups = [one.slice(start, end) for one in self._products], list(self._lookups)
         if self._gradients is not None:
-            parts.append(self._built()[:, start:end].clone())  # which are not to be written
+            parts.append(self._shaped()[:, start:end].clone())  # the sum below is written to
         if not parts:
             parts.append(lookups.pop().slice(start, end))
         total = reduce(torch.add, parts).contiguous()
-        for contribution in lookups:
-            contribution.add_to(total, start)
+        for lookup in lookups:
+            lookup.add_to(total, start)
         return total
 
     def combine(self, weights: Tensor) -> Tensor:
-        """sum_t weights[t] g_t; of a table that is split, never having formed the g_t."""
+        """sum_t weights[t] g_t; of a table that is split, without ever building the g_t."""
         if not self.is_split:
             return self.spread(combine(weights, self.stack()))
-        parts = [
-            contribution.weighted(weights) for contribution in (*self._products, *self._lookups)
-        ]
+        parts = [one.weighted(weights) for one in (*self._products, *self._lookups)]
         if self._gradients is not None:
-            built = self._gradients.flatten(1)
-            parts.append(combine(weights, built).view(self.parameter.shape))
+            parts.append(combine(weights, self._gradients.flatten(1)).view(self.parameter.shape))
         dtype = wide(parts[0].dtype)
         return reduce(torch.add, [part.to(dtype) for part in parts])
 
 
-# K components, T tasks, P parameters of a component
-
-
-class Stored:
-    """Task gradients by leaf and task, and plain gradients of leaves that are not the model's.
+class AccumulatedGradients:
+    """Task gradients added up over micro-batches, and joint gradients of leaves outside the model.
 
     Args:
         storage_dtype: Of task gradients; None: that of each parameter.
-        offload: Store them in host memory; each component visits the device twice.
-        metric: What Gram matrices see of task gradients; None: they see them as they are.
+        offload: Keep them in host memory.
     """
 
-    def __init__(
-        self,
-        *,
-        storage_dtype: torch.dtype | None = None,
-        offload: bool = False,
-        metric: Metric | None = None,
-    ) -> None:
-        self._dtype, self._offload, self._metric = storage_dtype, offload, metric
+    def __init__(self, *, storage_dtype: torch.dtype | None = None, offload: bool = False) -> None:
+        self._dtype, self._offload = storage_dtype, offload
         self.clear()
 
     def clear(self) -> None:
         """Forget everything."""
         self._gradients: dict[Tensor, dict[int, Tensor]] = {}
-        self._outside: dict[Tensor, Tensor] = {}
+        self.outside: dict[Tensor, Tensor] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._gradients or self._outside)
+        return bool(self._gradients or self.outside)
 
     def add(self, leaf: Tensor, by_task: Mapping[int, Tensor]) -> None:
         """Add to the task gradients of a leaf.
@@ -292,62 +223,31 @@ class Stored:
             stored[task] = stored[task] + gradient if task in stored else gradient
 
     def add_outside(self, gradients: Mapping[Tensor, Tensor]) -> None:
-        """Add to plain gradients."""
+        """Add to joint gradients."""
         for leaf, gradient in gradients.items():
-            earlier = self._outside.get(leaf)
-            self._outside[leaf] = gradient if earlier is None else earlier + gradient
+            earlier = self.outside.get(leaf)
+            self.outside[leaf] = gradient if earlier is None else earlier + gradient
 
     def take(self, leaf: Tensor) -> dict[int, Tensor]:
         """Hand out the task gradients of a leaf; they are no longer here."""
         return self._gradients.pop(leaf, {})
 
-    def stacked(self, parameter: Tensor, tasks: Sequence[int]) -> Tensor | None:
-        """Task gradients of a parameter on its device, `[T, P]`; None if no task reached it."""
-        stored = self._gradients.get(parameter)
+    def take_stack(self, parameter: Tensor, tasks: Sequence[int]) -> Tensor | None:
+        """Those of a parameter on its device, `[T, P]`; None if no task reached it."""
+        stored = self.take(parameter)
         if not stored:
             return None
         some = next(iter(stored.values()))
-        stacked = some.new_zeros(len(tasks), parameter.numel(), device=parameter.device)
-        for row, task in zip(stacked, tasks, strict=True):
+        stack = some.new_zeros(len(tasks), parameter.numel(), device=parameter.device)
+        for row, task in zip(stack, tasks, strict=True):
             if task in stored:
-                row.copy_(stored[task].reshape(-1), non_blocking=True)
-        return stacked
-
-    def fold(
-        self, members: Sequence[Sequence[nn.Parameter]], tasks: Sequence[int], weigh: Weigh
-    ) -> None:
-        """Gram -> weights -> `.grad`, for all components at once; nothing stays here."""
-        grams = []
-        for parameters in members:
-            stacks = ((parameter, self.stacked(parameter, tasks)) for parameter in parameters)
-            blocks = [gram(self._measured(p, stack)) for p, stack in stacks if stack is not None]
-            empty = parameters[0].new_zeros(len(tasks), len(tasks), dtype=torch.float64)
-            grams.append(torch.stack(blocks).sum(0) if blocks else empty)
-        weights = weigh(range(len(grams)), torch.stack(grams))
-        for component_weights, parameters in zip(weights, members, strict=True):
-            for parameter in parameters:
-                stacked = self.stacked(parameter, tasks)
-                self.take(parameter)  # freed as the update takes its place
-                if stacked is not None:  # unused by every task: .grad stays as it is
-                    add_to_grad([parameter], [combine(component_weights, stacked)])
-        add_to_grad(list(self._outside), list(self._outside.values()))
-        self.clear()
-
-    def _measured(self, parameter: nn.Parameter, stacked: Tensor) -> Tensor:
-        return stacked if self._metric is None else self._metric(parameter, stacked)
-
-
-# K components, T tasks
-
-
-_BUILT_BYTES = 1 << 29  # of uses of one kind, which are copied side by side, at a time
-
-Write = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+                row.copy_(stored.pop(task).reshape(-1), non_blocking=True)
+        return stack
 
 
 @cache
 def _most_bytes(gpu: torch.device | None) -> tuple[int, int]:
-    """Of uses that wait to be formed together, and of complete components, to be folded together.
+    """Of contributions that wait to be built together, and of complete components likewise.
 
     More with a GPU that waits for launches, but a small share of its memory.
     """
@@ -357,15 +257,15 @@ def _most_bytes(gpu: torch.device | None) -> tuple[int, int]:
     return min(1 << 31, memory >> 5), min(1 << 30, memory >> 6)
 
 
-class Collector:
-    """Collects uses by parameter, and folds components into updates as they complete.
+class TaskGradients:
+    """Collects contributions by parameter, and turns components into updates as they complete.
 
     Args:
         members: The parameters of every component.
         stream_bytes: Complete components wait for each other until they hold this much, so that
             small models weigh everything at once; larger ones stream. None: as the device likes it.
-        table_bytes: Task gradients of a matrix above this size are not formed; see `Buffer`.
-        metric: What Gram matrices see of task gradients, which are then formed whatever their size.
+        table_bytes: Task gradients of a matrix above this size are not built.
+        metric: What Gram matrices see of task gradients, which are then built whatever their size.
     """
 
     def __init__(
@@ -376,141 +276,193 @@ class Collector:
         metric: Metric | None = None,
     ) -> None:
         self.members = members
-        self.component_of = {p: k for k, parameters in enumerate(members) for p in parameters}
         self._stream_bytes, self._metric = stream_bytes, metric
         self.table_bytes = table_bytes if metric is None else 1 << 62
+        self._by_component = [
+            [ParameterGradients(p, self.table_bytes) for p in parameters] for parameters in members
+        ]
         # By identity: the hash of a tensor is a function of Python.
-        self._buffers = {id(p): Buffer(p, self.table_bytes) for p in self.component_of}
-        self._buffers_of = [[self._buffers[id(p)] for p in parameters] for parameters in members]
+        self._by_parameter = {id(g.parameter): g for group in self._by_component for g in group}
         self.clear()
 
     def __reduce__(self) -> tuple[Any, tuple[object, ...]]:
-        """A copy has parameters of its own, and collects nothing yet."""
+        """A copy has parameters of its own, and holds nothing yet."""
         settings = (self._stream_bytes, self.table_bytes, self._metric)
-        return Collector, (self.members, *settings)
+        return TaskGradients, (self.members, *settings)
 
     def clear(self) -> None:
         """Forget everything about the backward that ran."""
-        for buffer in self._buffers.values():
-            if buffer.has_begun or buffer.waiting:
-                buffer.clear()
-        self._most_waiting, self._most_held = _most_bytes(None)
-        self._waiting_bytes = 0
-        self._ready: list[int] = []
-        self._held = 0  # bytes of the components that are ready
+        for gradients in self._by_parameter.values():
+            if gradients.has_begun or gradients.waiting:
+                gradients.clear()
+        self._most_waiting, self._most_ready = _most_bytes(None)
+        self._waiting_bytes = self._ready_bytes = 0
+        self._ready: list[int] = []  # complete components
         self._weigh: Weigh | None = None
         self._write: Write | None = None
 
     @property
     def collected(self) -> list[nn.Parameter]:
-        """The parameters of which something was added and not yet folded or taken."""
-        return [buffer.parameter for buffer in self._buffers.values() if buffer.has_begun]
+        """The parameters of which something was added and not yet weighed or taken."""
+        return [one.parameter for one in self._by_parameter.values() if one.has_begun]
 
-    def open(self, weigh: Weigh | None, write: Write | None) -> None:
-        """Expect a backward; `weigh=None` only collects."""
+    def begin(self, weigh: Weigh | None = None, write: Write | None = None) -> None:
+        """Expect a backward; without `weigh`, its contributions are only collected."""
         self._weigh, self._write = weigh, write
         # Launches that are recorded cost nothing when they are replayed: then less is copied.
-        first = next(p for parameters in self.members for p in parameters)
+        first = self.members[0][0]
         is_launched = first.is_cuda and not torch.cuda.is_current_stream_capturing()
-        self._most_waiting, held = _most_bytes(first.device if is_launched else None)
-        self._most_held = held if self._stream_bytes is None else self._stream_bytes
+        self._most_waiting, most_ready = _most_bytes(first.device if is_launched else None)
+        self._most_ready = most_ready if self._stream_bytes is None else self._stream_bytes
 
-    def deliver(self, parameter: nn.Parameter, contribution: Contribution) -> None:
-        """Take what one use of a parameter contributes."""
+    def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
+        """Take what a junction contributes to a parameter."""
         if not parameter.requires_grad:  # frozen after the forward
             return
-        buffer = self._buffers[id(parameter)]
-        if (
-            not contribution.may_wait
-            or buffer.has_begun
-            or contribution.built_bytes > self.table_bytes
-        ):
-            buffer.add(contribution)
+        gradients = self._by_parameter[id(parameter)]
+        is_large = contribution.built_bytes > self.table_bytes
+        if not contribution.may_wait or gradients.has_begun or is_large:
+            gradients.add(contribution)
             return
-        buffer.waiting.append(contribution)
+        gradients.waiting.append(contribution)
         self._waiting_bytes += contribution.held_bytes
         if self._waiting_bytes > self._most_waiting:
             self.build_waiting()
 
     @torch.no_grad()
     def build_waiting(self) -> None:
-        """Form the uses that wait: those of one kind together, whatever their parameter."""
-        kinds: dict[Any, list[tuple[Buffer, Any]]] = {}
-        for buffer in self._buffers.values():
-            for contribution in buffer.take_waiting() if buffer.waiting else ():
-                kinds.setdefault((type(contribution), contribution.kind), []).append(
-                    (buffer, contribution)
-                )
+        """Build what waits: contributions of one kind together, whatever their parameter."""
+        kinds: dict[Any, list[tuple[ParameterGradients, Any]]] = {}
+        for gradients in self._by_parameter.values():
+            for one in gradients.take_waiting() if gradients.waiting else ():
+                kinds.setdefault((type(one), one.kind), []).append((gradients, one))
         self._waiting_bytes = 0
         for (kind, _), pairs in sorted(kinds.items(), key=lambda item: item[0][0] is SharedShift):
             most = max(1, _BUILT_BYTES // max(1, pairs[0][1].held_bytes))
             while pairs:
                 part = pairs[:most]
-                del pairs[:most]  # what was formed is let go of
-                built = kind.build([contribution for _, contribution in part])
-                for (buffer, contribution), gradients in zip(part, built, strict=True):
-                    if buffer.has_begun:
-                        buffer.add(Built(gradients, contribution.segments))
+                del pairs[:most]  # frees what was built
+                built = kind.build([one for _, one in part])
+                for (gradients, one), task_gradients in zip(part, built, strict=True):
+                    if gradients.has_begun:
+                        gradients.add(Built(task_gradients, one.segments))
                     else:
-                        buffer.begin(gradients)
+                        gradients.begin(task_gradients)
 
     def component_done(self, component: int) -> None:
-        """All uses of all parameters of a component have arrived."""
+        """All contributions to all parameters of a component have arrived."""
         if self._weigh is None:
             return
         self._ready.append(component)
-        for buffer in self._buffers_of[component]:
-            self._held += buffer.nbytes
-        if self._held >= self._most_held:
-            self._fold()
+        for gradients in self._by_component[component]:
+            self._ready_bytes += gradients.nbytes
+        if self._ready_bytes >= self._most_ready:
+            self._weigh_ready()
 
-    def take(self, parameter: nn.Parameter) -> Buffer | None:
-        """Hand out a parameter's buffer; it is no longer here."""
-        buffer = self._buffers[id(parameter)]
-        for contribution in buffer.take_waiting():
-            buffer.add(contribution)
-        return buffer.taken() if buffer.has_begun else None
+    def take(self, parameter: nn.Parameter) -> ParameterGradients | None:
+        """Hand out what was collected of a parameter; it is no longer here."""
+        gradients = self._by_parameter[id(parameter)]
+        for contribution in gradients.take_waiting():
+            gradients.add(contribution)
+        return gradients.moved() if gradients.has_begun else None
 
-    def close(self) -> None:
-        """Fold what has not been folded; the backward is over."""
+    def add_accumulated(self, accumulated: AccumulatedGradients, tasks: Sequence[int]) -> None:
+        """Take what was accumulated, component by component; it is no longer there."""
+        for component, parameters in enumerate(self.members):
+            for parameter in parameters:
+                stack = accumulated.take_stack(parameter, tasks)
+                if stack is not None:  # else no task used it: .grad stays as it is
+                    self._by_parameter[id(parameter)].begin(stack)
+            self.component_done(component)
+
+    def finish(self) -> None:
+        """Weigh what has not been weighed; the backward is over."""
         self._ready = list(range(len(self.members)))
-        self._fold()
+        self._weigh_ready()
 
     @torch.no_grad()
-    def _fold(self) -> None:
-        """Gram -> weights -> update for the components that are ready, then free them."""
+    def _weigh_ready(self) -> None:
+        """Gram matrices -> weights -> updates of the components that are complete; frees them."""
         self.build_waiting()
-        ready, self._ready, self._held = self._ready, [], 0
-        begun = {k: [b for b in self._buffers_of[k] if b.has_begun] for k in ready}
-        members = {k: buffers for k, buffers in begun.items() if buffers}
-        if not members:
+        ready, self._ready, self._ready_bytes = self._ready, [], 0
+        begun = {k: [g for g in self._by_component[k] if g.has_begun] for k in ready}
+        components = {k: group for k, group in begun.items() if group}
+        if not components:
             return
         assert self._weigh is not None
         assert self._write is not None
-        num, metric = len(members), self._metric
-        every = [(n, b) for n, buffers in enumerate(members.values()) for b in buffers]
-        dense = [(number, buffer) for number, buffer in every if not buffer.is_split]
-        split = [(number, buffer) for number, buffer in every if buffer.is_split]
-        groups = [number for number, _ in dense]
-        stacks = [buffer.stack(whole=metric is not None) for _, buffer in dense]
-        products = seen = stacked(stacks, groups, num) if dense else None
+        num, metric = len(components), self._metric
+        every = [(n, g) for n, group in enumerate(components.values()) for g in group]
+        dense = [(number, gradients) for number, gradients in every if not gradients.is_split]
+        split = [(number, gradients) for number, gradients in every if gradients.is_split]
+        numbers = [number for number, _ in dense]
+        stacks = [gradients.stack(dense=metric is not None) for _, gradients in dense]
+        products = seen = stacked(stacks, numbers, num) if dense else None
         if metric is not None:
             pairs = zip(dense, stacks, strict=True)
-            seen = stacked([metric(b.parameter, stack) for (_, b), stack in pairs], groups, num)
+            seen = stacked([metric(g.parameter, stack) for (_, g), stack in pairs], numbers, num)
         grams = None if seen is None else seen.grams()
         del seen  # what a metric made of task gradients is not needed for updates
-        for number, buffer in split:
-            gram = buffer.gram()
-            grams = gram.new_zeros(num, *gram.shape) if grams is None else grams
-            grams[number] += gram
+        for number, gradients in split:
+            block = gradients.gram()
+            grams = block.new_zeros(num, *block.shape) if grams is None else grams
+            grams[number] += block
         assert grams is not None
-        weights = self._weigh(list(members), grams)
+        weights = self._weigh(list(components), grams)
         combined = [] if products is None else products.combine(weights)
         updates = [
-            own if buffer.tokens is None else buffer.spread(own)
-            for (_, buffer), own in zip(dense, combined, strict=True)
+            update if gradients.tokens is None else gradients.spread(update)
+            for (_, gradients), update in zip(dense, combined, strict=True)
         ]
-        updates += [buffer.combine(weights[number]) for number, buffer in split]
-        self._write([buffer.parameter for _, buffer in (*dense, *split)], updates)
-        for _, buffer in every:
-            buffer.clear()
+        updates += [gradients.combine(weights[number]) for number, gradients in split]
+        self._write([gradients.parameter for _, gradients in (*dense, *split)], updates)
+        for _, gradients in every:
+            gradients.clear()
+
+
+def add_to_grad(
+    leaves: Sequence[Tensor], updates: Sequence[Tensor], *, by_hand: bool = False
+) -> None:
+    """Accumulate final gradients.
+
+    Autograd itself accumulates the gradients of leaves with hooks, so that calling these is torch's
+    business; unless it is done by hand, because a replica's own hooks, which cannot be told apart
+    there, would exchange the gradient once more.
+    """
+    hooked: list[tuple[Tensor, Tensor]] = []
+    added: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        for leaf, update in zip(leaves, updates, strict=True):
+            if update.dim() != leaf.dim() or update.shape != leaf.shape:
+                update = update.view_as(leaf)  # a shape of Python's would take three times as long
+            if update.dtype != leaf.dtype or update.device != leaf.device:
+                update = update.to(leaf.device, leaf.dtype)
+            if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
+                hooked.append((leaf, update))
+            elif leaf.grad is not None:
+                added.append((leaf.grad, update))
+            elif leaf.stride() == update.stride():
+                leaf.grad = update.data  # no view, as optimizers of old take for granted
+            else:  # fused optimizers take for granted that both lie alike in memory
+                leaf.grad = torch.empty_like(leaf).copy_(update)
+        if added:
+            torch._foreach_add_([grad for grad, _ in added], [update for _, update in added])
+    if by_hand:
+        for leaf, update in hooked:
+            _accumulate(leaf, update)
+    elif hooked:
+        torch.autograd.backward([leaf for leaf, _ in hooked], [update for _, update in hooked])
+
+
+@torch.no_grad()
+def _accumulate(leaf: Tensor, update: Tensor) -> None:
+    """What autograd does with a leaf's gradient."""
+    for hook in list((leaf._backward_hooks or {}).values()):
+        changed = hook(update)
+        update = update if changed is None else changed
+    if leaf.grad is None:
+        leaf.grad = torch.empty_like(leaf).copy_(update)
+    else:
+        leaf.grad.add_(update)
+    for hook in list((leaf._post_accumulate_grad_hooks or {}).values()):
+        hook(leaf)

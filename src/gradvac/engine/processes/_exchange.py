@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import gram as geometry
-from gradvac.engine.choice import Engines
+from gradvac.engine.choice import LocalEngine
 from gradvac.engine.components import Components
 from gradvac.engine.kernels import combine, gram, wide
 from gradvac.engine.losses import Losses
@@ -32,7 +32,7 @@ from gradvac.engine.processes._agreement import Agreed, Agreement
 from gradvac.engine.processes._buckets import Bucket, divide
 from gradvac.engine.processes._distributed import Arriving, Ranks, device_of
 from gradvac.engine.processes._shards import Shards, whole
-from gradvac.engine.task_gradients import Stored, Weigh, add_to_grad
+from gradvac.engine.task_gradients import AccumulatedGradients, Weigh, add_to_grad
 from gradvac.indices import index_on
 
 _IN_FLIGHT = 8  # buckets on their way at once: what is sent and received takes memory
@@ -64,7 +64,7 @@ class Exchange:
         self._bucket_of = {p.leaf: n for n, b in enumerate(self._buckets) for p in b.parts}
         self._num_components = len(components)
         self.agreement = Agreement(ranks, tasks, components, self.shards, facts)
-        self._stored = Stored()
+        self._stored = AccumulatedGradients()
         self.discard()
 
     def discard(self) -> None:
@@ -79,7 +79,7 @@ class Exchange:
 
     def take_part(
         self,
-        engines: Engines,
+        engines: LocalEngine,
         read: Callable[[], Losses | None],
         losses: dict[int, Tensor],
         *,
@@ -119,7 +119,7 @@ class Exchange:
 
     # -- this process --------------------------------------------------------------------------
 
-    def _collect(self, engines: Engines, losses: Losses) -> None:
+    def _collect(self, engines: LocalEngine, losses: Losses) -> None:
         """Add the task gradients of a micro-batch to those that wait; send what is complete."""
 
         def deliver(parameter: nn.Parameter, by_task: Mapping[int, Tensor]) -> None:
@@ -133,7 +133,7 @@ class Exchange:
             self._awaited.discard(parameter)
             self._send_complete()
 
-        outside = engines.task_gradients(losses, deliver, self._expect)
+        outside = engines.stream(losses, deliver, self._expect)
         if outside:
             shapes = ", ".join(str(tuple(leaf.shape)) for leaf in list(outside)[:3])
             raise ValueError(

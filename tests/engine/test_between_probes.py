@@ -294,10 +294,10 @@ def test_rounding_that_is_zero_in_one_pass_alone(monkeypatch: pytest.MonkeyPatch
     """A sum that cancels out may wake a part up in every pass but the one that is looked at."""
 
     class Fooled(ReachedNodes):
-        def asleep(self) -> frozenset[int]:
+        def unreached(self) -> frozenset[int]:
             return frozenset()
 
-    monkeypatch.setattr(one_backward, "Watcher", Fooled)
+    monkeypatch.setattr(one_backward, "ReachedNodes", Fooled)
     model = Model(
         lambda m, x: m.last(x) + 0 * m.first(x), first=nn.Linear(D, 3), last=nn.Linear(D, 3)
     )
@@ -358,7 +358,7 @@ def test_a_tiny_task_that_comes_later() -> None:
         aligner.backward(size * distance(model(x, 0.5)), tasks)
         (size * distance(twin(x, 0.5))).sum().backward()
         assert_same_gradients(model, twin, 1e-5)
-        plans.append(aligner._engines._one_backward.plan)
+        plans.append(aligner._engine.ran.plan)
     assert plans[2] is not plans[1]
     assert plans[3] is plans[2]
 
