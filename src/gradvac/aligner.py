@@ -59,7 +59,7 @@ class Aligner:
             are whose; a new graph structure is verified in any case.
         stream_bytes: one_backward lets complete components wait for each other up to this size;
             None: 256 MiB; on a GPU 1 GiB, at most a 64th of its memory.
-        table_bytes: one_backward never forms task gradients of a matrix larger than this, and
+        table_bytes: one_backward never builds task gradients of a matrix larger than this, and
             takes a second product instead.
         process_group: The processes that together train a model without DistributedDataParallel;
             None: each trains a model of its own.
@@ -187,7 +187,7 @@ class Aligner:
                 tensor on a GPU is not synchronised: all tasks count as present, and those without
                 rows have norm 0.
             accumulate: Add this micro-batch to the stored task gradients and leave `.grad` alone;
-                the next call without it folds everything in.
+                the next call without it takes everything into account.
 
         Returns:
             What the rule did; None with `accumulate=True`.
@@ -246,7 +246,7 @@ class Aligner:
             exchange.fold(agreed, step.begin(agreed.present, agreed.losses))
 
     def _report(self, step: "_RuleStep") -> Alignment:
-        """Close a step of the rule, and tell what it did."""
+        """Close a step of the rule, and describe what it did."""
         step.finish()
         positions = sorted(step.present)
         names = tuple(self.tasks[position] for position in positions)
@@ -289,7 +289,7 @@ class Aligner:
 
         Args:
             partial: Also in the middle of a step: warn that the micro-batches accumulated so far
-                are not part of the state, instead of refusing.
+                are not part of the state, instead of raising an error.
         """
         if self._pending:
             lost = "state_dict: accumulated task gradients are not part of the state"
@@ -308,7 +308,7 @@ class Aligner:
         try:
             self.rule.load_state_dict(state)
         except KeyError as error:
-            raise ValueError(f"state: is not whole, it lacks {error}; load another one.") from error
+            raise ValueError(f"state: lacks {error}; load another one.") from error
         if self._exchange is not None:
             self._exchange.agreement.state_changed()
         restored = Restored(
@@ -470,14 +470,14 @@ class Restored:
         )
 
     def __str__(self) -> str:
-        said = {
+        lists = {
             "tasks that start afresh": self.new_tasks,
             "saved tasks not used": self.dropped_tasks,
             "components that start afresh": self.new_components,
             "saved components not used": self.dropped_components,
         }
-        lists = [f"{what}: {', '.join(names)}" for what, names in said.items() if names]
-        return "; ".join(lists) or "everything matched"
+        shown = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
+        return "; ".join(shown) or "everything matched"
 
 
 def _only_in_one(

@@ -96,7 +96,7 @@ def test_a_state_that_is_none_of_an_aligner() -> None:
         Aligner(model, TASKS).load_state_dict(nothing)
     state = Aligner(model, TASKS).state_dict()
     del state["step"]
-    with pytest.raises(ValueError, match="state: is not whole, it lacks 'step'"):
+    with pytest.raises(ValueError, match="state: lacks 'step'"):
         Aligner(model, TASKS).load_state_dict(state)
 
 

@@ -103,7 +103,7 @@ class LocalEngine:
     def stream(self, losses: Losses, receive: Receive, expect: Expect) -> dict[Tensor, Tensor]:
         """The same, each parameter as soon as it is complete.
 
-        `expect` is told before which parameters may come.
+        `expect` is called before, with the parameters that may come.
         """
         if len(losses.present) == 1:  # its joint gradient needs no engine
             outside = self._per_task.stream_one_task(losses, receive, expect)

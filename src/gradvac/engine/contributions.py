@@ -1,14 +1,9 @@
-"""Contributions.
+"""Contributions: what a junction contributes to a parameter's gradient, still separable by task.
 
-What one use of a parameter contributes to its gradient, still separable by task.
-
-A junction states the use; its buffer asks for the form it needs: all task gradients, and of large
-tables a slice of them, or their weighted sum without ever forming them, since sum_t w_t g_t of a
-linear layer is just (w[task] * dY)^T X. Products, shifts and scales are in `_waiting.py`.
-
-Uses that are cheap to keep for a while, and cheaper to form together with others of their kind.
-
-What a small model's step costs is the number of operations: one product, one sum for many layers.
+They are asked for the form that is needed: all task gradients, and of large tables a slice of them,
+or their weighted sum without ever building them, since sum_t w_t g_t of a linear layer is just
+(w[task] * dY)^T X. What a small model's step costs is the number of operations, so contributions
+that are cheap to keep wait, and are built together with others of their kind.
 """
 
 from abc import abstractmethod
@@ -22,17 +17,20 @@ from torch import Tensor
 
 from gradvac.engine.kernels import Segments, grouped_outer, joined, norm_sums, wide
 
-# N entries, T tasks, I columns of the parameter
+# N entries, B rows, T tasks, D width, O rows of the parameter, I its columns
+
+# Of what may be kept while it waits, without and with a GPU, whose launches cost more than copies.
+_SMALL_BYTES = (1 << 24, 3 << 24)
 
 
-class Contribution:  # no ABC, whose `isinstance` is Python: it is asked of every use
-    """The gradient of one use of a parameter.
+class Contribution:  # no ABC, whose `isinstance` is Python: every contribution is asked
+    """What one junction contributes to the task gradients of a parameter.
 
     Attributes:
         segments: The tasks of its entries.
-        may_wait: It is cheap to keep for a while, and cheaper to form together with others.
+        may_wait: It is cheap to keep for a while, and cheaper to build together with others.
         held_bytes: Of what it keeps while it waits.
-        formed_bytes: Of its task gradients; known of those that may wait, and of tables.
+        built_bytes: Of its task gradients; known of those that may wait, and of tables.
     """
 
     segments: Segments
@@ -51,26 +49,26 @@ class Contribution:  # no ABC, whose `isinstance` is Python: it is asked of ever
 
     @property
     def kind(self) -> Hashable:
-        """Uses that may wait are formed together with others of their kind."""
+        """Contributions that may wait are built together with others of their kind."""
         return None
 
     @staticmethod
     def join(every: "Sequence[Any]") -> "Sequence[Contribution]":
-        """Uses of one parameter and one kind, as few as is cheap."""
+        """Contributions of one kind to one parameter, as few as is cheap."""
         return every
 
     @staticmethod
     def build(every: Sequence[Any]) -> Sequence[Tensor]:
-        """The task gradients of several uses of one kind, `[T, P]` or `[T, *parameter shape]`."""
+        """Task gradients of several of one kind, `[T, P]` or `[T, *parameter shape]`."""
         return [one.task_gradients() for one in every]
 
     def transposed(self) -> "Contribution":
-        """The same use of the transposed matrix; this one is then of no more use."""
+        """The same to the transposed matrix; this object must not be used any more."""
         return Built(self.task_gradients().mT, self.segments)
 
 
 class MatrixContribution(Contribution):
-    """A use of a matrix whose `slice` does not form the rest."""
+    """To a matrix, of which `slice` does not build the rest."""
 
     @abstractmethod
     def weighted(self, weights: Tensor) -> Tensor:
@@ -104,15 +102,13 @@ class Lookup(MatrixContribution):
     def join(every: "Sequence[Lookup]") -> "Sequence[Lookup]":
         if len(every) == 1:
             return every
-        values, tokens = (
-            torch.cat([u.values for u in every]),
-            torch.cat([u.tokens for u in every]),
-        )
-        segments = joined([(u.segments, len(u.tokens)) for u in every])
+        values = torch.cat([one.values for one in every])
+        tokens = torch.cat([one.tokens for one in every])
+        segments = joined([(one.segments, len(one.tokens)) for one in every])
         return [Lookup(values, tokens, every[0].num_rows, segments)]
 
     def renumbered(self) -> "tuple[Tensor, Lookup]":
-        """The tokens of the batch `[N]`, and the same use of a table of their rows alone.
+        """The tokens of the batch `[N]`, and the same for a table of their rows alone.
 
         There are fewer different tokens than N: the rest stands for token 0, and has no values.
         """
@@ -198,20 +194,13 @@ class Built(Contribution):
         return self.gradients
 
 
-# N entries, B rows, T tasks, D width, O rows of the parameter, I its columns
-
-
-# Of what a use keeps while it waits, without and with a GPU, whose launches cost more than copies.
-_SMALL_BYTES = (1 << 24, 3 << 24)
-
-
 class SharesOutput(Contribution):
-    """A use that keeps the gradient of its node's output: what a shift beside it is the sum of.
+    """Keeps the gradient of its node's output, whose sums are those of a shift beside it.
 
     Attributes:
         output: That gradient, `[..., D]`; None if it is not kept for long enough.
-        beside: That shift, if there is one.
-        shifts: Its task gradients `[T, D]`, as soon as they were formed with those of this use.
+        shared_shift: That shift, if there is one.
+        shift_sums: Its task gradients `[T, D]`, as soon as they were built with these.
     """
 
     output: Tensor | None = None
@@ -220,12 +209,12 @@ class SharesOutput(Contribution):
 
 
 def _hand_over(every: Sequence[SharesOutput], shift_sums: Tensor) -> None:
-    """Give the task gradients of shifts beside some uses, `[uses, T, D]`, to these shifts."""
-    for one, own in zip(every, shift_sums.unbind(), strict=True):
+    """Give the task gradients of shifts, `[contributions, T, D]`, to the shifts beside these."""
+    for one, sums in zip(every, shift_sums.unbind(), strict=True):
         if one.shared_shift is None:
-            one.shift_sums = own
+            one.shift_sums = sums
         else:
-            one.shared_shift.take(own)
+            one.shared_shift.take(sums)
 
 
 class OuterProduct(MatrixContribution, SharesOutput):
@@ -255,19 +244,13 @@ class OuterProduct(MatrixContribution, SharesOutput):
     @staticmethod
     def join(every: "Sequence[OuterProduct]") -> "Sequence[OuterProduct]":
         """A loop over time uses a weight at every step: one product for all."""
-        left, right = (
-            torch.cat([u.left for u in every]),
-            torch.cat([u.right for u in every]),
-        )
-        return [OuterProduct(left, right, joined([(u.segments, u.left.shape[0]) for u in every]))]
+        left, right = torch.cat([p.left for p in every]), torch.cat([p.right for p in every])
+        return [OuterProduct(left, right, joined([(p.segments, len(p.left)) for p in every]))]
 
     @staticmethod
     def build(every: "Sequence[OuterProduct]") -> Sequence[Tensor]:
         first, many = every[0], len(every)
-        left, right = (
-            _together([u.left for u in every]),
-            _together([u.right for u in every]),
-        )
+        left, right = _together([p.left for p in every]), _together([p.right for p in every])
         if first.shared_shift is not None:
             output = left if first.output is first.left else right
             _hand_over(every, first.segments.sum(output.view(many, -1, output.shape[1])))
@@ -317,8 +300,8 @@ class RowSums(Contribution):
 
     @staticmethod
     def build(every: "Sequence[RowSums]") -> Sequence[Tensor]:
-        whole = every[0].segments.sum(torch.cat([one.values for one in every], dim=1))
-        parts: Sequence[Tensor] = whole.split([one.values.shape[1] for one in every], dim=1)
+        sums = every[0].segments.sum(torch.cat([one.values for one in every], dim=1))
+        parts: Sequence[Tensor] = sums.split([one.values.shape[1] for one in every], dim=1)
         return parts
 
     def task_gradients(self) -> Tensor:
@@ -326,7 +309,7 @@ class RowSums(Contribution):
 
 
 class SharedShift(Contribution):
-    """A shift beside a product or a scale: g = sum of the output gradient, formed with theirs."""
+    """A shift beside a product or a scale: g = sum of the output gradient, built with theirs."""
 
     def __init__(self, of: SharesOutput) -> None:
         assert of.output is not None
@@ -338,7 +321,7 @@ class SharedShift(Contribution):
         of.shared_shift = self
 
     def take(self, sums: Tensor) -> None:
-        """What it comes to, `[T, D]`; the gradient is of no more use."""
+        """Its task gradients, `[T, D]`; the output gradient is no longer needed."""
         self._sums, self.output = sums, None
 
     @property
@@ -349,7 +332,7 @@ class SharedShift(Contribution):
     def join(every: "Sequence[SharedShift]") -> "Sequence[SharedShift | RowSums]":
         segments, _, width = every[0]._kind
         outputs = [one.output.reshape(-1, width) for one in every if one.output is not None]
-        if len(outputs) < len(every):  # some are formed already
+        if len(outputs) < len(every):  # some are built already
             return every
         return [RowSums(reduce(torch.add, map(segments.by_row, outputs)), segments, (width,))]
 

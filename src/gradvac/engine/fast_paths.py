@@ -1,8 +1,8 @@
 """Fast paths: how a kind of node gives the task gradients of a parameter without being called.
 
-A fast path is one function from a `Place`, an input of a node that is made of a parameter, to a
-`Use`; None where it does not apply. `FAST_PATHS` says for which nodes it is. A node without one is
-called once per task (`_forming.py`), which is exact too.
+A fast path is one function from a `NodeInput`, an input of a node that is made of a parameter, to a
+`Contribution`; None where it does not apply. `FAST_PATHS` says for which nodes it is. A node
+without one is called once per task (`builder.py`), which is exact too.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class NodeInput:
     owned: Owned  # whose its entries are
     edge: int = 0  # number of the input
     path: ParameterPath = (-1, 0, False)  # down from it
-    first: Contribution | None = None  # what the node's largest input came to
+    first: Contribution | None = None  # contribution of the node's largest input
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,7 +65,7 @@ class NodeInput:
         return Built(self.owned.sum(values, shape), self.owned.rows)
 
     def shift(self) -> Contribution | None:
-        """What was added to the output; together with a use that keeps its gradient anyway."""
+        """What was added to the output; with a contribution that keeps its gradient anyway."""
         first, gradient = self.first, self.gradient
         if isinstance(first, SharesOutput) and first.output is not None:
             output = first.output
@@ -140,8 +140,8 @@ def _lookup(at: NodeInput, segments: Segments, tokens: Tensor, padding: int) -> 
 def index(at: NodeInput) -> Contribution | None:
     """`table[tokens]`."""
     tokens, segments, shape = at.node._saved_indices, at.owned.flat(), at.shape
-    plain = len(tokens) == 1 and tokens[0] is not None and len(shape) == 2
-    if not plain or segments is None or tokens[0].dtype not in (torch.int64, torch.int32):
+    is_lookup = len(tokens) == 1 and tokens[0] is not None and len(shape) == 2
+    if not is_lookup or segments is None or tokens[0].dtype not in (torch.int64, torch.int32):
         return None
     return _lookup(at, segments, tokens[0].long() % shape[0], padding=-1)
 

@@ -184,7 +184,7 @@ COMPILED = "CompiledFunctionBackward"
 RUN = "gradvac"  # the name under which the node of a compiled region of ours keeps its run
 
 # Taps stand for the parameters of such regions (`compiled`). Behind each is one leaf: a
-# backward that forms no parameter gradients runs to it.
+# backward without parameter gradients runs to it.
 ANCHOR = torch.zeros((), requires_grad=True)
 TAPS = frozenset(("GradvacProductBackward", "GradvacLookupBackward"))
 _OURS = __name__.partition(".")[0]
@@ -251,7 +251,7 @@ def _post_order(children: Sequence[Sequence[int]], roots: Sequence[int]) -> list
 def _walk(
     starts: Sequence[Any], parameter_ids: Collection[int], settings: object
 ) -> tuple[list[Any], dict[Any, int], tuple[object, ...]]:
-    """Collect the nodes, their places, and what tells graphs apart.
+    """Collect the nodes, their positions, and what distinguishes graphs.
 
     Runs every step, so it is kept lean.
     """

@@ -1,8 +1,8 @@
 """Junctions: the nodes where something made of parameters alone meets the rows of the batch.
 
-Where the line is drawn decides speed, never exactness. A junction drawn too late pushes T gradients
-through the rest, which is slower. One drawn too early holds entries that several rows share (a
-table of positions looked up once for all rows); ownership then shows, and it is moved up to its
+Where they are found decides speed, never exactness. A junction found too late pushes T gradients
+through the rest, which is slower. One found too early holds entries that several rows share (a
+table of positions looked up once for all rows); a probe shows that, and it is moved up to its
 consumers.
 """
 
@@ -34,10 +34,10 @@ class Junction:
     Attributes:
         position: Of the node in the graph.
         edges: The inputs that are made of parameters alone; a product comes before its shift.
-        ways: Down from each of them.
+        paths: Down from each of them.
         parameters: What these inputs are made of.
         ends: Nothing below the node needs it to run.
-        supposed: All its inputs are made of parameters; that it holds rows is a guess.
+        assumed: All its inputs are made of parameters; that it holds rows is an assumption.
     """
 
     position: int
@@ -71,7 +71,7 @@ class Partition:
     functions: set[int] = field(default_factory=set)
 
     def leaves_outside(self, graph: Graph) -> list[Tensor]:
-        """The leaves that get their plain gradient."""
+        """The leaves that get their joint gradient."""
         return [graph.nodes[position].variable for position in self.outside]
 
 
@@ -87,7 +87,7 @@ def find_junctions(
         graph: The graph.
         tracked: The model's parameters.
         num_rows: How many rows there are where a node (position) works; None if unknown.
-        moved: Positions that were supposed to hold rows and do not.
+        moved: Positions that were assumed to hold rows and do not.
     """
     partition = Partition()
     made_of: list[frozenset[nn.Parameter] | None] = []  # parameters alone, or None: rows

@@ -1,14 +1,12 @@
 """Where rows lie in tensors, followed from the losses down, operation by operation.
 
-Layouts: along which dimension of a tensor the rows of the batch lie.
-
-Where rows lie, followed from the losses down, operation by operation.
-
 Row r of the batch owns entry r of the losses. Where its entries are in what an operation was made
 of follows from what the operation does, whatever the data, and whatever the parameters become:
 along a dimension that it leaves alone. Behind an operation that may move rows, or that is not known
 here, owners are measured every step.
 """
+
+# B rows
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,15 +46,12 @@ class Layout(NamedTuple):
 
 
 def layouts(shape: Sequence[int], num_rows: int) -> Iterator[Layout]:
-    """The ways in which rows may lie in a tensor, the usual one first."""
+    """The layouts that rows may have in a tensor, the usual one first."""
     for dim, size in enumerate(shape):
         if size and size % num_rows == 0:
             yield Layout(dim)
             if size > num_rows:
                 yield Layout(dim, tiled=True)
-
-
-# B rows
 
 
 Followed = list[dict[int, Layout | None]]
@@ -94,7 +89,7 @@ def follow_losses(graph: Graph, holds_rows: Sequence[bool], num_rows: int) -> Fo
 
 
 def _put(at: Followed, output: tuple[int, int], layout: Layout | None) -> None:
-    """Keep what is known of an output: None unless it is the same by every way."""
+    """Keep what is known of an output: None unless it is the same along every path."""
     position, number = output
     if at[position].setdefault(number, layout) != layout:
         at[position][number] = None
@@ -207,7 +202,7 @@ def _contracted(graph: Graph, position: int, edges: Sequence[int]) -> Sequence[i
 
 
 def _saved_dims(node: Any, *names: str) -> list[int]:
-    """The dimensions that an operation was told."""
+    """The dimensions that an operation was given."""
     dims: list[int] = []
     for name in names:
         value = getattr(node, f"_saved_{name}")
@@ -216,7 +211,7 @@ def _saved_dims(node: Any, *names: str) -> list[int]:
 
 
 def _along(name: str) -> Callable[[Any], Sequence[int]]:
-    """Along the dimensions that an operation was told; none: any."""
+    """Along the dimensions that an operation was given; none: any."""
     return lambda node: _saved_dims(node, name) or _ANY
 
 

@@ -23,10 +23,10 @@ from gradvac.engine.graph import Graph, NotSeparable, check_parameters, release
 from gradvac.engine.kernels import Segments
 from gradvac.engine.kernels import mark as sketch
 from gradvac.engine.losses import GradientSketches, Losses, is_due
-from gradvac.engine.ownership import task_codes
+from gradvac.engine.ownership import Key, MeasuredOwners, task_codes
 from gradvac.engine.passes import Arrive, ReachedNodes, check_hidden_backwards, run_pass
 from gradvac.engine.per_task import Expect, Receive
-from gradvac.engine.plan import How, Key, Plan
+from gradvac.engine.plan import How, Plan
 from gradvac.engine.probe import Planner
 from gradvac.engine.row_tasks import DeclaredRows
 from gradvac.engine.task_gradients import TaskGradients, Weigh, Write, add_to_grad
@@ -115,7 +115,7 @@ class OneBackward:
     def stream(self, losses: Losses, receive: Receive, expect: Expect) -> dict[Tensor, Tensor]:
         """The same, each parameter as soon as it is complete, unless the step may be refused.
 
-        `expect` is told before which parameters may come.
+        `expect` is called before, with the parameters that may come.
         """
         gradients = TaskGradients(self.gradients.members)
 
@@ -141,7 +141,7 @@ class OneBackward:
 
     @contextmanager
     def _planned(self, losses: Losses) -> "Iterator[PlannedBackward]":
-        """A backward, which lets another engine go on after an error while the graph is whole."""
+        """A backward; lets another engine continue after an error while the graph is intact."""
         graph = Graph(losses.roots, self.planner.identities, settings=losses.index is None)
         if not self.planner.knows(graph):
             check_parameters(self._model, self._names, graph)
@@ -215,8 +215,8 @@ class OneBackward:
         return planned.run_by_parameter(gradients, write_update)
 
     def _announce(self, slow: Sequence[str]) -> None:
-        """Say once which places are computed task by task."""
-        new = [place for place in slow if place not in self._announced]
+        """Warn once of operations that are computed task by task."""
+        new = [operation for operation in slow if operation not in self._announced]
         self._announced |= set(new)
         if new:
             warn_caller(
@@ -272,7 +272,7 @@ class PlannedBackward:
         again: bool = False,
     ) -> dict[Tensor, Tensor]:
         """The backward; calls `done` when all junctions that have a group in `groups` were seen."""
-        plan, build, unreached = self.plan, self.builder.build, self.plan.unreached
+        plan, builder, unreached = self.plan, self.builder, self.plan.unreached
         junctions, sums, reached_nodes = (
             plan.partition.junctions,
             GradientSketches(),
@@ -286,14 +286,15 @@ class PlannedBackward:
         def arrive(number: int, output_gradients: Sequence[Tensor | None]) -> None:
             if unreached and junctions[number].position in unreached:
                 reached_nodes.see(junctions[number].position, output_gradients)
-            build(number, output_gradients, deliver)
+            builder.build(number, output_gradients)
             for group in groups[number]:
                 left[group] -= 1
                 if not left[group]:
                     done(group)
 
-        if plan.is_measured and not self.builder.coded:
-            self._measure()
+        builder.begin(deliver)
+        if plan.is_measured and builder.measured is None:
+            builder.measured = self._measure()
         others: list[tuple[int, Arrive]] = []
         if unreached:
             shown = {junction.position for junction in junctions}
@@ -312,7 +313,8 @@ class PlannedBackward:
             plan.expire("a gradient reached a part of it for the first time")
             if self.losses.joint is None:  # else this batch was probed, and it is rounding
                 raise PlanOutdated
-        self.builder.check_mixed_entries()
+        if builder.measured is not None:
+            builder.measured.check()
         pairs = zip(plan.partition.leaves_outside(self.graph), returned, strict=True)
         outside = {leaf: g for leaf, g in pairs if g is not None and leaf.requires_grad}
         if self.losses.joint is not None:
@@ -342,14 +344,15 @@ class PlannedBackward:
         functions = self.plan.partition.functions
         return {n for n in functions if is_alone or owners.get((n, 0)) is How.REACHED}
 
-    def _measure(self) -> None:
+    def _measure(self) -> MeasuredOwners:
         """Passes with a code per task, where owners depend on the data."""
-        builder, losses = self.builder, self.losses
-        builder.codes = codes = task_codes(len(losses.present), builder.is_coarse)
+        plan, losses = self.plan, self.losses
+        codes = task_codes(len(losses.present), plan.lowest.itemsize < 4)
         every = map(codes.of_tasks, range(codes.num_passes))
-        builder.coded = [self._sketch(losses.starts(weights)) for weights in every]
-        for smaller in map(torch.tensor, self.plan.smaller(losses.present)):
-            builder.smaller.append((smaller, self._sketch(losses.starts(smaller))))
+        coded = [self._sketch(losses.starts(weights)) for weights in every]
+        groups = map(torch.tensor, plan.smaller(losses.present))
+        smaller = [(tasks, self._sketch(losses.starts(tasks))) for tasks in groups]
+        return MeasuredOwners(codes, coded, smaller, plan.lowest, plan.tolerance)
 
     def _sketch(self, starts: Sequence[Tensor]) -> dict[Key, Tensor]:
         sketches: dict[Key, Tensor] = {}

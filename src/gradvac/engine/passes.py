@@ -34,7 +34,7 @@ def run_pass(
 
     Args:
         graph: The graph.
-        drawing: Its junctions.
+        partition: Its junctions.
         starts: Gradients at the roots.
         arrive: Called for every junction, as soon as its output gradients are complete.
         others: Further nodes (positions) to be shown their output gradients.
@@ -86,7 +86,7 @@ def _arrive_at_tap(
     arrive: Callable[[Sequence[Tensor | None]], None],
     gradients: Sequence[Tensor | None],
 ) -> tuple[None, None] | None:
-    """Show a junction the gradient of its output, and keep it from forming anything itself.
+    """Show a junction the gradient of its output, and keep it from computing anything itself.
 
     Unless it also stands for a leaf that is not the model's.
     """
@@ -114,7 +114,7 @@ def _arrive_after(
 def has_changing_hook(graph: Graph, position: int) -> bool:
     """Whether a hook of an output of a node changes its gradient.
 
-    A graph does not tell its hooks, but they act on the way from an output to itself. What they are
+    A graph does not show its hooks, but they act on the way from an output to itself. What they are
     shown there and back is a single large number in every entry, so that nothing is computed.
     """
     described = graph.nodes[position]._input_metadata

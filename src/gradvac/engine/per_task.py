@@ -62,7 +62,7 @@ class PerTask:
         return outside
 
     def stream(self, losses: Losses, receive: Receive, expect: Expect) -> dict[Tensor, Tensor]:
-        """The same by parameter, with all its tasks; `expect` is told before which will come."""
+        """The same, each parameter with all its tasks; `expect` is called before they come."""
         gradients: dict[nn.Parameter, dict[int, Tensor]] = {}
 
         def collect(parameter: nn.Parameter, by_task: Mapping[int, Tensor]) -> None:

@@ -12,11 +12,9 @@ from torch import nn
 from gradvac.engine.graph import Graph, NotSeparable
 from gradvac.engine.junctions import Partition
 from gradvac.engine.layouts import VIEWS, Layout, follow_losses
+from gradvac.engine.ownership import Key
 
 _MOST_SIZES = 4096
-
-Key = tuple[int, int]
-"""An output of a junction: (number of the junction, number of the output)."""
 
 
 class How(Enum):

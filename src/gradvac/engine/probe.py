@@ -25,7 +25,7 @@ from gradvac.engine.kernels import mark as sketch
 from gradvac.engine.kernels import negligible, repeatable, tolerance
 from gradvac.engine.layouts import Layout, follow_losses
 from gradvac.engine.losses import JointGradient, Losses
-from gradvac.engine.ownership import row_codes, unexplained
+from gradvac.engine.ownership import Key, row_codes, unexplained
 from gradvac.engine.passes import (
     Arrive,
     ReachedNodes,
@@ -33,7 +33,7 @@ from gradvac.engine.passes import (
     has_changing_hook,
     run_pass,
 )
-from gradvac.engine.plan import How, Key, Ownership, Plan
+from gradvac.engine.plan import How, Ownership, Plan
 from gradvac.engine.row_tasks import DeclaredRows, RowTasks, listen
 from gradvac.hints import some, warn_caller
 
