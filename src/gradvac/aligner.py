@@ -3,7 +3,7 @@
 # K components, T tasks, B rows
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -19,6 +19,7 @@ from gradvac.engine import (
     Exchange,
     Granularity,
     LocalEngine,
+    Losses,
     Metric,
     Ranks,
     TasksOfRows,
@@ -195,11 +196,11 @@ class Aligner:
         step = _RuleStep(self.rule, self._exchange, len(self.components))
         try:
             if self._exchange is None:
-                self._backward_alone(step, losses, tasks_of_rows, accumulate=accumulate)
+                given = read_losses(losses, tasks_of_rows, self.tasks)
+                self._backward_alone(given, step, accumulate)
             else:
-                self._backward_together(
-                    step, self._exchange, losses, tasks_of_rows, accumulate=accumulate
-                )
+                read = partial(read_own_losses, losses, tasks_of_rows, self.tasks)
+                self._backward_together(self._exchange, read, step, accumulate)
             if accumulate:
                 return None
             self._pending = {}
@@ -208,41 +209,32 @@ class Aligner:
             self.detach()
             raise
 
-    def _backward_alone(
-        self,
-        step: "_RuleStep",
-        losses: Tensor | Mapping[str, Tensor],
-        tasks_of_rows: TasksOfRows | None,
-        *,
-        accumulate: bool,
-    ) -> None:
-        given = read_losses(losses, tasks_of_rows, self.tasks)
-        given.add_to(self._pending)
+    def _backward_alone(self, losses: Losses, step: "_RuleStep", accumulate: bool) -> None:
+        losses.add_to(self._pending)
         if accumulate:
-            self._engine.accumulate(given)
+            self._engine.accumulate(losses)
             return
         present = tuple(self._pending)
         values = torch.stack([self._pending[position] for position in present])
-        self._engine.step(given, present, partial(step.begin, present, values))
+        self._engine.step(losses, present, partial(step.begin, present, values))
 
     def _backward_together(
         self,
-        step: "_RuleStep",
         exchange: Exchange,
-        losses: Tensor | Mapping[str, Tensor],
-        tasks_of_rows: TasksOfRows | None,
-        *,
+        read: Callable[[], Losses | None],
+        step: "_RuleStep",
         accumulate: bool,
     ) -> None:
         """What each of several processes does: all of them agree, or none moves."""
 
-        def read() -> Any:
+        def check_and_read() -> Losses | None:
             check_later_changes(self._given)
-            return read_own_losses(losses, tasks_of_rows, self.tasks)
+            return read()
 
-        error = exchange.take_part(self._engine, read, self._pending, accumulate=accumulate)
+        pending = self._pending
+        error = exchange.take_part(self._engine, check_and_read, pending, accumulate=accumulate)
         if not accumulate:
-            agreed = exchange.close(self._pending, error)
+            agreed = exchange.close(pending, error)
             exchange.fold(agreed, step.begin(agreed.present, agreed.losses))
 
     def _report(self, step: "_RuleStep") -> Alignment:

@@ -217,7 +217,7 @@ def test_reentrant_checkpoints_in_per_task() -> None:
 
 
 def test_selective_checkpoints_run_once() -> None:
-    """Their graph cannot be looked at: a mapping of forwards of their own needs no look."""
+    """Their graph cannot be probed: a mapping of separate forwards needs no probe."""
 
     def policy(_: object, operation: object, *arguments: object, **options: object) -> Any:
         is_product = operation == torch.ops.aten.addmm.default
@@ -393,7 +393,7 @@ def test_a_term_that_starts_later(how: str) -> None:
 
 
 def test_the_probe_now_and_then_can_be_left_out() -> None:
-    """A new graph is looked at all the same."""
+    """A new graph is probed all the same."""
     case = mean_over_the_batch()
     aligner = attach(case.model, check=False)
     with pytest.raises(ValueError, match="influence each other"):

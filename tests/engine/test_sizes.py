@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import Aligner, Sum
-from gradvac.engine import probe
 from gradvac.engine.graph import Graph
 
 from .parity import TASKS, UNSORTED, WEIGHTS, assert_same_gradients
@@ -22,20 +21,6 @@ B = 6
 Run = Callable[[Any, Tensor], Tensor]
 
 
-@pytest.fixture
-def probes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with every probe of a graph."""
-    found: list[int] = []
-    take = probe.probe
-
-    def counted(*given: Any) -> Any:
-        found.append(1)
-        return take(*given)
-
-    monkeypatch.setattr(probe, "probe", counted)
-    return found
-
-
 def two_layers(run: Run) -> nn.Module:
     return Model(run, first=nn.Linear(D, D), last=nn.Linear(D, 3)).double()
 
@@ -43,7 +28,7 @@ def two_layers(run: Run) -> nn.Module:
 def exact_steps(model: nn.Module, shapes: Sequence[Sequence[int]], engine: str) -> list[str]:
     """One step of every shape, each compared with per_task; which engine ran."""
     twin = copy.deepcopy(model)
-    # Verified by schedule only once: what the other steps look at, they look at by themselves.
+    # Verified by schedule only once: what the other steps probe, they probe by themselves.
     aligner = Aligner(model, TASKS, Sum(WEIGHTS), engine=engine, check=False)
     reference = Aligner(twin, TASKS, Sum(WEIGHTS), engine="per_task")
     ran = []

@@ -68,7 +68,7 @@ class OneBackward:
         self._names = {p: n for n, p in model.named_parameters() if p.requires_grad}
         members = enumerate(gradients.members)
         self._component_of = {p: k for k, parameters in members for p in parameters}
-        self.planner = Planner(self._names, self._component_of, self._tasks)
+        self._planner = Planner(self._names, self._component_of, self._tasks)
         self._steps = 0
         self._last_rows: tuple[Tensor, object, Segments] | None = None
         self._announced: set[str] = set()
@@ -142,8 +142,8 @@ class OneBackward:
     @contextmanager
     def _planned(self, losses: Losses) -> "Iterator[PlannedBackward]":
         """A backward; lets another engine continue after an error while the graph is intact."""
-        graph = Graph(losses.roots, self.planner.identities, settings=losses.index is None)
-        if not self.planner.knows(graph):
+        graph = Graph(losses.roots, self._planner.identities, settings=losses.index is None)
+        if not self._planner.knows(graph):
             check_parameters(self._model, self._names, graph)
         graph.check_compiled()
         planned = None
@@ -173,7 +173,7 @@ class OneBackward:
         self._steps += 1
         verify = self._check and len(losses.present) > 1 and is_due(self._steps)
         verify = verify and not _is_captured(losses.device)
-        self.plan = self.planner.plan(graph, losses, declared, verify=verify)
+        self.plan = self._planner.plan(graph, losses, declared, verify=verify)
         rows = None if losses.index is None else self._rows_of_losses(losses, losses.index)
         builder = GradientBuilder(graph, self.plan, losses, rows, declared, self._tasks)
         return PlannedBackward(builder, keep_graph=self._keep_graph)

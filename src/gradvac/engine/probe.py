@@ -533,11 +533,6 @@ class Planner:
         """A copy has parameters of its own, and knows nothing of them."""
         return Planner, (self._names, self._component_of, self._tasks)
 
-    @property
-    def num_structures(self) -> int:
-        """How many structures of graphs are known."""
-        return len(self._known)
-
     def knows(self, graph: Graph) -> bool:
         """Whether such a graph was seen before, without leaves that are not the model's."""
         known = self._known.get(graph.signature)
