@@ -99,21 +99,14 @@ class Aligner:
         metric: Metric | None = None,
     ) -> None:
         self.tasks = read_names(tasks)
-        _check_values(
+        self._given, self._metric = model, metric
+        model, group = unwrap(model, process_group)
+        _check_options(
             engine,
             switches={"recompute": recompute, "offload": offload, "check": check, "exact": exact},
             sizes={"stream_bytes": stream_bytes or 0, "table_bytes": table_bytes},
             storage_dtype=storage_dtype,
             metric=metric,
-        )
-        self._given, self._metric = model, metric
-        model, group = unwrap(model, process_group)
-        _check_combination(
-            engine,
-            recompute=recompute,
-            has_storage=offload or storage_dtype is not None,
-            has_metric=metric is not None,
-            exact=exact,
             is_shared=group is not None,
             is_sharded=group is not None and is_sharded(model),
         )
@@ -371,23 +364,29 @@ class _RuleStep:
 # -- options -------------------------------------------------------------------------------------
 
 
-def _check_values(
+def _check_options(
     engine: object,
     *,
-    switches: Mapping[str, object],
+    switches: Mapping[str, bool],
     sizes: Mapping[str, object],
     storage_dtype: object,
     metric: object,
+    is_shared: bool,
+    is_sharded: bool,
 ) -> None:
-    """Raise for values that would count as set because they are something, such as "no"."""
+    """Raise for options of the wrong type, that would be ignored, or that exclude each other.
+
+    `is_shared` and `is_sharded` say whether several processes train the model, and whether FSDP2
+    divides it among them.
+    """
     if engine not in ENGINES:
         raise ValueError(f"engine: must be one of {ENGINES}, got {engine!r}.")
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise ValueError(f"{name}: must be True or False, got {value!r}.")
-    for name, value in sizes.items():
-        if not (type(value) is int and value >= 0):
-            raise ValueError(f"{name}: must be a whole number of bytes, 0 or more, got {value!r}.")
+    for name, size in sizes.items():
+        if not (type(size) is int and size >= 0):
+            raise ValueError(f"{name}: must be a whole number of bytes, 0 or more, got {size!r}.")
     if storage_dtype is not None and not (
         isinstance(storage_dtype, torch.dtype) and storage_dtype.is_floating_point
     ):
@@ -400,23 +399,8 @@ def _check_values(
             "metric: must be a callable such as AdamMetric(optimizer), from a parameter and its "
             f"task gradients to what Gram matrices see of them, got {metric!r}."
         )
-
-
-def _check_combination(
-    engine: str,
-    *,
-    recompute: bool,
-    has_storage: bool,
-    has_metric: bool,
-    exact: bool,
-    is_shared: bool,
-    is_sharded: bool,
-) -> None:
-    """Raise for options that would be ignored, or that exclude each other.
-
-    `has_storage` stands for `offload` and `storage_dtype`; `is_shared` and `is_sharded` say whether
-    several processes train the model, and whether FSDP2 divides it among them.
-    """
+    recompute, exact = switches["recompute"], switches["exact"]
+    has_storage = switches["offload"] or storage_dtype is not None
     if engine == "per_task" and recompute:
         raise ValueError('recompute: is for engine="one_backward"; per_task stores gradients.')
     if engine == "one_backward" and has_storage:
@@ -428,7 +412,7 @@ def _check_combination(
             "recompute, offload, storage_dtype: are for a single process; with several, each "
             "keeps the task gradients of its own rows until they are exchanged."
         )
-    if has_metric and (recompute or is_shared):
+    if metric is not None and (recompute or is_shared):
         raise ValueError(
             "metric (align.space of a config): needs the task gradients of the whole batch in "
             "one process, which are not kept with recompute=True or with several processes."
