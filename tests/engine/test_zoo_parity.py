@@ -50,8 +50,6 @@ def cases() -> list[tuple[str, str, str, str]]:
     without_sides = [name for name in ZOO if name not in WITH_SIDES]
     every = [(n, name, usual[n % 4]) for n, name in enumerate(without_sides)]
     every += [(n, name, "enc_dec") for n, name in enumerate(WITH_SIDES)]
-        (n, name, usual[n % 4]) for n, name in enumerate(n for n in ZOO if n not in WITH_SIDES)
-    ]
     for turn, name, last in every:
         granularities = [*usual, last]
         for number, option in enumerate(OPTIONS):
