@@ -144,7 +144,7 @@ def test_a_parameter_unfrozen_later_is_refused_by_name(model: Trunk) -> None:
     model.french.bias.requires_grad_(False)
     aligner = Aligner(model, TASKS, Sum(), engine="per_task")
     model.french.bias.requires_grad_(True)
-    with pytest.raises(ValueError, match=r"french\.bias became trainable, or was replaced, after"):
+    with pytest.raises(ValueError, match=r"french\.bias .* replaced"):
         aligner.backward({task: loss_of(model, task) for task in TASKS})
 
 

@@ -328,7 +328,7 @@ def test_a_single_task_does_not_count_as_probed() -> None:
     aligner = attach(case.model)
     for _ in range(2):
         aligner.backward(losses_of(case, case.model), [1] * B)
-    with pytest.raises(ValueError, match="rows of the batch influence each other"):
+    with pytest.raises(ValueError, match=r"rows .* influence"):
         aligner.backward(losses_of(case, case.model), ROWS)
 
 
@@ -418,9 +418,7 @@ def test_a_model_that_changed(change: str, engine: str) -> None:
         model.down.weight = nn.Parameter(torch.randn(D, 14))
     else:
         model.norm = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, D))
-    with pytest.raises(
-        ValueError, match=r"model: (up|down|norm).*became trainable, or was replaced"
-    ):
+    with pytest.raises(ValueError, match=r"model: (up|down|norm).*replaced"):
         aligner.backward(distance(model(torch.randn(B, D))), ROWS)
 
 
@@ -477,7 +475,7 @@ def test_a_scheduled_probe_without_memory_is_skipped(monkeypatch: pytest.MonkeyP
     for _ in range(7):
         aligner.backward(distance(model(x)), ROWS)
         model.zero_grad()
-    with pytest.warns(UserWarning, match="ran out of memory; verification skipped"):
+    with pytest.warns(UserWarning, match="out of memory"):
         aligner.backward(distance(model(x)), ROWS)  # the tenth
     assert model.weight.grad is not None
 

@@ -6,6 +6,8 @@ or their weighted sum without ever building them, since sum_t w_t g_t of a linea
 that are cheap to keep wait, and are built together with others of their kind.
 """
 
+# N entries, B rows, T tasks, D width, O rows of the parameter, I its columns
+
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -16,8 +18,6 @@ import torch
 from torch import Tensor
 
 from gradvac.engine.kernels import Segments, grouped_outer, joined, norm_sums, wide
-
-# N entries, B rows, T tasks, D width, O rows of the parameter, I its columns
 
 # Of what may be kept while it waits, without and with a GPU, whose launches cost more than copies.
 _SMALL_BYTES = (1 << 24, 3 << 24)

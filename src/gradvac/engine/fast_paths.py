@@ -5,6 +5,8 @@ A fast path is one function from a `NodeInput`, an input of a node that is made 
 without one is called once per task (`builder.py`), which is exact too.
 """
 
+# N entries, T tasks, O outputs, I inputs, D width
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,8 +27,6 @@ from gradvac.engine.contributions import (
 from gradvac.engine.graph import Graph, call_node, saved
 from gradvac.engine.junctions import ParameterPath
 from gradvac.engine.kernels import Owned, Segments, wide
-
-# N entries, T tasks, O outputs, I inputs, D width
 
 
 @dataclass(slots=True)

@@ -6,6 +6,8 @@ table of positions looked up once for all rows); a probe shows that, and it is m
 consumers.
 """
 
+# B rows
+
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +15,6 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from gradvac.engine.graph import ANCHOR, LEAF, Graph, is_python_function
-
-# B rows
-
 
 _PRODUCTS = frozenset(
     f"{name}Backward0"

@@ -1,14 +1,13 @@
 """In which units task gradients are compared: as they are, or as Adam will scale them."""
 
+# T tasks, P entries of a parameter
+
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from gradvac.engine.kernels import wide
-
-# T tasks, P entries of a parameter
-
 
 Metric = Callable[[nn.Parameter, Tensor], Tensor]
 """A parameter and its task gradients [T, P] -> the same as Gram matrices shall see them."""

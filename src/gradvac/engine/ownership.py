@@ -6,6 +6,8 @@ are kept per entry, random projections of the last dimension (*sketches*). An en
 fit no code belongs to several rows: they influence each other.
 """
 
+# B rows, T tasks, R numbers of a sketch per vector
+
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -16,8 +18,6 @@ from torch import Tensor
 from gradvac.engine.graph import NotSeparable
 from gradvac.engine.kernels import Owned, Segments, negligible
 from gradvac.engine.kernels import mark as sketch
-
-# B rows, T tasks, R numbers of a sketch per vector
 
 Key = tuple[int, int]
 """An output of a junction: (number of the junction, number of the output)."""

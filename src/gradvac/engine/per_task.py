@@ -3,6 +3,8 @@
 Slow and general: it works for every model, and every faster path is compared with it.
 """
 
+# T tasks
+
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +20,6 @@ from gradvac.engine.passes import (
     without_hooks,
 )
 from gradvac.hints import some
-
-# T tasks
-
 
 Receive = Callable[[nn.Parameter, Mapping[int, Tensor]], None]
 """Takes a parameter and its gradients by task, `task -> gradient`."""
