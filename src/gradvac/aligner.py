@@ -187,13 +187,14 @@ class Aligner:
             What the rule did; None with `accumulate=True`.
         """
         step = _RuleStep(self.rule, self._exchange, len(self.components))
+        if self._exchange is None:  # a call with wrong arguments changes nothing
+            given = read_losses(losses, tasks_of_rows, self.tasks)
+            run = partial(self._backward_alone, given)
+        else:
+            read = partial(read_own_losses, losses, tasks_of_rows, self.tasks)
+            run = partial(self._backward_together, self._exchange, read)
         try:
-            if self._exchange is None:
-                given = read_losses(losses, tasks_of_rows, self.tasks)
-                self._backward_alone(given, step, accumulate)
-            else:
-                read = partial(read_own_losses, losses, tasks_of_rows, self.tasks)
-                self._backward_together(self._exchange, read, step, accumulate)
+            run(step, accumulate)
             if accumulate:
                 return None
             self._pending = {}
