@@ -18,9 +18,9 @@ from transformer import Size, Transformer, component, make_batch, row_losses
 
 import gradvac
 from gradvac.engine import compile_tapped
+from gradvac.engine.contributions import NormScale, OuterProduct, SharedShift
 from gradvac.engine.kernels import Segments, grouped_outer, stacked, triton_kernels
 from gradvac.engine.kernels.stacks import combine_reference, gram_reference
-from gradvac.engine.uses._waiting import Beside, Normed, Outer
 from gradvac.lab.recipes.nmt import _triton_loss
 from gradvac.lab.recipes.nmt.loss import plain_cross_entropy
 from gradvac.rules import pairwise
@@ -108,7 +108,9 @@ def check_grouped() -> None:
                 [left[owner == t].double().t() @ right[owner == t].double() for t in range(6)]
             )
             report(f"grouped outer {dtype} {index.device.type}", error(found, expected), limit)
-            three = Outer.form([Outer(factor * left, right, segments) for factor in (1, 2, 1)])
+            three = OuterProduct.build(
+                [OuterProduct(factor * left, right, segments) for factor in (1, 2, 1)]
+            )
             flat = expected.flatten(1)
             worst = max(error(three[0], flat), error(three[1], 2 * flat))
             report(f"three grouped outers {dtype} {index.device.type}", worst, limit)
@@ -137,17 +139,17 @@ def check_sums() -> None:
             by_scale, _ = triton_kernels.norm_segment_sums(gy, x, None, scale, segments)
             report(f"rms norm D={width}", error(by_scale, by_task(gy * x * scale[..., None])), 1e-4)
             given = (x, mean[..., None], scale[..., None], segments)
-            alone = Normed(gy, *given)
+            alone = NormScale(gy, *given)
             report(
                 f"layer norm D={width} alone",
                 error(alone.task_gradients(), by_task(gy * normal)),
                 1e-4,
             )
-            found = Beside(alone).task_gradients()  # formed beside the scale before
+            found = SharedShift(alone).task_gradients()  # formed beside the scale before
             report(f"its shift D={width}", error(found, by_task(gy)), 1e-4)
-            two = [Normed(factor * gy, *given) for factor in (1, 2)]
-            shifts = [Beside(use) for use in two]
-            scales = Normed.form(two)
+            two = [NormScale(factor * gy, *given) for factor in (1, 2)]
+            shifts = [SharedShift(use) for use in two]
+            scales = NormScale.build(two)
             worst = max(error(scales[n], (n + 1) * by_task(gy * normal)) for n in range(2))
             report(f"two layer norms D={width} scale", worst, 1e-4)
             sums = [use.task_gradients() for use in shifts]

@@ -14,11 +14,9 @@ GradNorm and plain joint training are available too. See `Aligner` for an exampl
     devices.py       index tensors and Triton kernels for a GPU
     cuda_graph.py    work on a GPU, recorded once as a CUDA graph and replayed
     models.py        what the aligner asks of a model before it reads its graphs
-    options.py       which options of the aligner go together
     rules/           Gram matrix -> weights: one method per file
-    gradients/       autograd engines: task gradients -> Gram matrix, weights -> .grad
+    engine/          autograd engines: task gradients -> Gram matrix, weights -> .grad
     alignment.py     what one step did, for people and records to look at
-    restored.py      how far a loaded state matches the aligner that loads it
     aligner.py       engine -> Gram -> rule -> .grad; state
     runs/            the run folder: every file name, one atomic write, one lock, scores by task
     corpora/         constructed languages with a known family tree
@@ -39,10 +37,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradvac import rules
-    from gradvac.aligner import Aligner
+    from gradvac.aligner import Aligner, Restored
     from gradvac.alignment import Alignment
     from gradvac.engine import AdamMetric, Components, RowTasks, rows
-    from gradvac.restored import Restored
     from gradvac.rules import *  # noqa: F403
 
     __version__: str
@@ -51,10 +48,9 @@ if TYPE_CHECKING:
     __all__ += rules.__all__  # type: ignore[has-type]
 
 _ROOMS = {
-    "gradvac.aligner": ("Aligner",),
+    "gradvac.aligner": ("Aligner", "Restored"),
     "gradvac.alignment": ("Alignment",),
     "gradvac.engine": ("AdamMetric", "Components", "RowTasks", "rows"),
-    "gradvac.restored": ("Restored",),
     "gradvac.rules": (
         *("EmaTarget", "FixedTarget", "Only"),
         *("Rule", "Weighing", "rule_named"),

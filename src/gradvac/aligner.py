@@ -4,6 +4,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -11,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import gram as geometry
-from gradvac.alignment import Alignment, Part, assemble, warn_if_identical
+from gradvac.alignment import Alignment, WeighedComponents, assemble, warn_if_identical
 from gradvac.engine import (
     ENGINES,
     Components,
-    Engines,
     Exchange,
     Granularity,
+    LocalEngine,
     Losses,
     Metric,
     Ranks,
@@ -31,9 +32,7 @@ from gradvac.engine import (
     unsharded_backward,
 )
 from gradvac.hints import some
-from gradvac.models import allow_second_passes, is_sharded, refuse_later_changes, unwrap
-from gradvac.options import refuse_contradictions, refuse_wrong_kinds
-from gradvac.restored import Restored, differences, require_state
+from gradvac.models import allow_second_passes, check_later_changes, is_sharded, unwrap
 from gradvac.rules import Rule, as_rule
 from gradvac.tasks import read_names
 
@@ -59,9 +58,9 @@ class Aligner:
         offload: per_task stores task gradients in host memory.
         check: one_backward verifies, on the first batches and occasionally later, whose gradients
             are whose; a new graph structure is verified in any case.
-        stream_bytes: one_backward lets complete components wait for each other up to this size;
-            None: 256 MiB; on a GPU 1 GiB, at most a 64th of its memory.
-        table_bytes: one_backward never forms task gradients of a matrix larger than this, and
+        stream_bytes: Complete components wait up to this size, to be weighed together; None:
+            256 MiB; on a GPU 1 GiB, at most a 64th of its memory.
+        table_bytes: one_backward never builds task gradients of a matrix larger than this, and
             takes a second product instead.
         process_group: The processes that together train a model without DistributedDataParallel;
             None: each trains a model of its own.
@@ -100,22 +99,14 @@ class Aligner:
         metric: Metric | None = None,
     ) -> None:
         self.tasks = read_names(tasks)
-        if engine not in ENGINES:
-            raise ValueError(f"engine: must be one of {ENGINES}, got {engine!r}.")
-        refuse_wrong_kinds(
-            {"recompute": recompute, "offload": offload, "check": check, "exact": exact},
-            {"stream_bytes": stream_bytes or 0, "table_bytes": table_bytes},
-            storage_dtype,
-            metric,
-        )
         self._given, self._metric = model, metric
         model, group = unwrap(model, process_group)
-        refuse_contradictions(
+        _check_options(
             engine,
-            recompute=recompute,
-            has_storage=offload or storage_dtype is not None,
-            has_metric=metric is not None,
-            exact=exact,
+            switches={"recompute": recompute, "offload": offload, "check": check, "exact": exact},
+            sizes={"stream_bytes": stream_bytes or 0, "table_bytes": table_bytes},
+            storage_dtype=storage_dtype,
+            metric=metric,
             is_shared=group is not None,
             is_sharded=group is not None and is_sharded(model),
         )
@@ -123,7 +114,7 @@ class Aligner:
         self.components: Components = split(model, granularity)
         self.rule.bind(self.tasks, tuple(self.components))
         with unsharded_backward(sharded_modules(model)):
-            self._engines = Engines(
+            self._engine = LocalEngine(
                 engine,
                 model,
                 self.components,
@@ -149,7 +140,7 @@ class Aligner:
     @property
     def engine(self) -> str:
         """The engine that ran last, or will run first: "one_backward" or "per_task"."""
-        return self._engines.ran.name
+        return self._engine.ran.name
 
     @overload
     def backward(
@@ -190,75 +181,64 @@ class Aligner:
                 tensor on a GPU is not synchronised: all tasks count as present, and those without
                 rows have norm 0.
             accumulate: Add this micro-batch to the stored task gradients and leave `.grad` alone;
-                the next call without it folds everything in.
+                the next call without it takes everything into account.
 
         Returns:
             What the rule did; None with `accumulate=True`.
         """
-        given = (losses, tasks_of_rows, self.tasks)
-        if self._exchange is None:
-            take = partial(self._take_part_alone, read_losses(*given))
+        step = _RuleStep(self.rule, self._exchange, len(self.components))
+        if self._exchange is None:  # a call with wrong arguments changes nothing
+            given = read_losses(losses, tasks_of_rows, self.tasks)
+            run = partial(self._backward_alone, given)
         else:
-            take = partial(self._take_part, self._exchange, lambda: read_own_losses(*given))
+            read = partial(read_own_losses, losses, tasks_of_rows, self.tasks)
+            run = partial(self._backward_together, self._exchange, read)
         try:
-            alignment = take(accumulate)
+            run(step, accumulate)
+            if accumulate:
+                return None
+            self._pending = {}
+            return self._report(step)
         except BaseException:
             self.detach()
             raise
-        if not accumulate:
-            self._pending = {}
-        return alignment
 
-    def _take_part_alone(self, losses: Losses, accumulate: bool) -> Alignment | None:
+    def _backward_alone(self, losses: Losses, step: "_RuleStep", accumulate: bool) -> None:
         losses.add_to(self._pending)
         if accumulate:
-            self._engines.accumulate(losses)
-            return None
+            self._engine.accumulate(losses)
+            return
         present = tuple(self._pending)
         values = torch.stack([self._pending[position] for position in present])
-        return self._engines.step(losses, present, lambda fold: self._align(fold, present, values))
+        self._engine.step(losses, present, partial(step.begin, present, values))
 
-    def _take_part(
-        self, exchange: Exchange, read: Callable[[], Losses | None], accumulate: bool
-    ) -> Alignment | None:
+    def _backward_together(
+        self,
+        exchange: Exchange,
+        read: Callable[[], Losses | None],
+        step: "_RuleStep",
+        accumulate: bool,
+    ) -> None:
         """What each of several processes does: all of them agree, or none moves."""
 
         def check_and_read() -> Losses | None:
-            refuse_later_changes(self._given)
+            check_later_changes(self._given)
             return read()
 
-        pending, engines = self._pending, self._engines
-        error = exchange.take_part(engines, check_and_read, pending, accumulate=accumulate)
-        if accumulate:
-            return None
-        agreed = exchange.close(pending, error)
-        return self._align(partial(exchange.apply, agreed), agreed.present, agreed.losses)
+        pending = self._pending
+        error = exchange.take_part(self._engine, check_and_read, pending, accumulate=accumulate)
+        if not accumulate:
+            agreed = exchange.close(pending, error)
+            exchange.apply(agreed, step.begin(agreed.present, agreed.losses))
 
-    def _align(
-        self, fold: Callable[[Weigh], None], present: tuple[int, ...], losses: Tensor
-    ) -> Alignment:
-        """One step of the rule: `fold` reduces the gradients and asks it for weights."""
-        parts: list[Part] = []
-
-        def weigh(components: Sequence[int], gram: Tensor) -> Tensor:
-            weighing = self.rule.weigh(components, gram)
-            weights = weighing.weights
-            if self._exchange is not None:  # whatever a rule draws, replicas stay equal
-                weights = self._exchange.ranks.from_first(weights)
-            parts.append(Part(components, gram, weights, weighing.target, weighing.active))
-            return weights
-
-        self.rule.begin(present, losses)
-        fold(weigh)
-        unused = sorted(set(range(len(self.components))) - {k for p in parts for k in p.components})
-        if unused:  # none of their modules ran: nothing to weigh, but something to report
-            dtype = geometry.working_dtype(losses.device)
-            weigh(unused, losses.new_zeros(len(unused), len(present), len(present), dtype=dtype))
-        self.rule.commit()
-        names = [self.tasks[position] for position in sorted(present)]
-        order = [present.index(position) for position in sorted(present)]
+    def _report(self, step: "_RuleStep") -> Alignment:
+        """Close a step of the rule, and describe what it did."""
+        step.finish()
+        positions = sorted(step.present)
+        names = tuple(self.tasks[position] for position in positions)
+        order = [step.present.index(position) for position in positions]
         alignment = assemble(
-            parts, tuple(names), tuple(self.components), order, exact=self.is_exact
+            step.weighed, names, tuple(self.components), order, exact=self.is_exact
         )
         if self._first and len(names) > 1 and bool(alignment.gram.isfinite().all()):
             self._first = False
@@ -267,7 +247,7 @@ class Aligner:
 
     def detach(self) -> None:
         """Let go of the model. There is nothing to undo: the model was only read."""
-        self._engines.discard()
+        self._engine.discard()
         if self._exchange is not None:
             self._exchange.discard()
         self._pending = {}
@@ -295,7 +275,7 @@ class Aligner:
 
         Args:
             partial: Also in the middle of a step: warn that the micro-batches accumulated so far
-                are not part of the state, instead of refusing.
+                are not part of the state, instead of raising an error.
         """
         if self._pending:
             lost = "state_dict: accumulated task gradients are not part of the state"
@@ -304,22 +284,22 @@ class Aligner:
             warnings.warn(f"{lost}: this step will lack them when it is resumed.", stacklevel=2)
         return {"rule": type(self.rule).__name__, **self.rule.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> Restored:
+    def load_state_dict(self, state: Mapping[str, Any]) -> "Restored":
         """Restore by name: tasks and components may have been added, removed or reordered.
 
         Returns:
             What did not match; a warning says so too.
         """
-        require_state(state, rule=type(self.rule).__name__, components=tuple(self.components))
+        _check_state(state, rule=type(self.rule).__name__, components=tuple(self.components))
         try:
             self.rule.load_state_dict(state)
         except KeyError as error:
-            raise ValueError(f"state: is not whole, it lacks {error}; load another one.") from error
+            raise ValueError(f"state: lacks {error}; load another one.") from error
         if self._exchange is not None:
             self._exchange.agreement.state_changed()
         restored = Restored(
-            *differences(self.tasks, state["tasks"]),
-            *differences(tuple(self.components), state["components"]),
+            *_only_in_one(self.tasks, state["tasks"]),
+            *_only_in_one(tuple(self.components), state["components"]),
         )
         if not restored.complete:
             warnings.warn(f"state: {restored}.", stacklevel=2)
@@ -333,5 +313,169 @@ class Aligner:
             where = f", {self._exchange.ranks.size} processes ({how}{self._exchange.shards})"
         return (
             f"Aligner({tasks}, rule={self.rule}, {len(self.components)} components, "
-            f"engine={self.engine} ({self._engines.asked}: {self._engines.why}){where}{metric})"
+            f"engine={self.engine} ({self._engine.asked}: {self._engine.why}){where}{metric})"
+        )
+
+
+class _RuleStep:
+    """One step of a rule: whatever the engine, its rule is called here and nowhere else.
+
+    Args:
+        rule: The rule.
+        exchange: With other processes, which all use the weights of the first.
+        num_components: K.
+
+    Attributes:
+        present: Positions of the tasks of this step, in the order of the Gram matrices' rows.
+        weighed: What the rule decided, by components.
+    """
+
+    def __init__(self, rule: Rule, exchange: Exchange | None, num_components: int) -> None:
+        self._rule, self._exchange, self._num_components = rule, exchange, num_components
+        self.present: tuple[int, ...] = ()
+        self.weighed: list[WeighedComponents] = []
+
+    def begin(self, present: tuple[int, ...], losses: Tensor) -> Weigh:
+        """Open the step, anew if an engine could not finish it; returns what the engine calls."""
+        self.present, self._losses, self.weighed = present, losses, []
+        self._rule.begin(present, losses)
+        return self._weigh
+
+    def _weigh(self, components: Sequence[int], gram: Tensor) -> Tensor:
+        weighing = self._rule.weigh(components, gram)
+        weights = weighing.weights
+        if self._exchange is not None:  # whatever a rule draws, replicas stay equal
+            weights = self._exchange.ranks.from_first(weights)
+        self.weighed.append(
+            WeighedComponents(components, gram, weights, weighing.target, weighing.active)
+        )
+        return weights
+
+    def finish(self) -> None:
+        """Weigh what no loss reached, so that it can be reported, and let the rule learn."""
+        done = {k for weighed in self.weighed for k in weighed.components}
+        unused = [k for k in range(self._num_components) if k not in done]
+        if unused:
+            shape = (len(unused), len(self.present), len(self.present))
+            dtype = geometry.working_dtype(self._losses.device)
+            self._weigh(unused, self._losses.new_zeros(shape, dtype=dtype))
+        self._rule.commit()
+
+
+# -- options -------------------------------------------------------------------------------------
+
+
+def _check_options(
+    engine: object,
+    *,
+    switches: Mapping[str, bool],
+    sizes: Mapping[str, object],
+    storage_dtype: object,
+    metric: object,
+    is_shared: bool,
+    is_sharded: bool,
+) -> None:
+    """Raise for options of the wrong type, that would be ignored, or that exclude each other.
+
+    `is_shared` and `is_sharded` say whether several processes train the model, and whether FSDP2
+    divides it among them.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"engine: must be one of {ENGINES}, got {engine!r}.")
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}: must be True or False, got {value!r}.")
+    for name, size in sizes.items():
+        if not (type(size) is int and size >= 0):
+            raise ValueError(f"{name}: must be a whole number of bytes, 0 or more, got {size!r}.")
+    if storage_dtype is not None and not (
+        isinstance(storage_dtype, torch.dtype) and storage_dtype.is_floating_point
+    ):
+        raise ValueError(
+            "storage_dtype: must be a floating-point dtype such as torch.bfloat16, got "
+            f"{storage_dtype!r}."
+        )
+    if metric is not None and (isinstance(metric, type) or not callable(metric)):
+        raise ValueError(
+            "metric: must be a callable such as AdamMetric(optimizer), from a parameter and its "
+            f"task gradients to what Gram matrices see of them, got {metric!r}."
+        )
+    recompute, exact = switches["recompute"], switches["exact"]
+    has_storage = switches["offload"] or storage_dtype is not None
+    if engine == "per_task" and recompute:
+        raise ValueError('recompute: is for engine="one_backward"; per_task stores gradients.')
+    if engine == "one_backward" and has_storage:
+        raise ValueError(
+            'offload, storage_dtype: are for engine="per_task"; one_backward stores nothing.'
+        )
+    if is_shared and (recompute or has_storage):
+        raise ValueError(
+            "recompute, offload, storage_dtype: are for a single process; with several, each "
+            "keeps the task gradients of its own rows until they are exchanged."
+        )
+    if metric is not None and (recompute or is_shared):
+        raise ValueError(
+            "metric (align.space of a config): needs the task gradients of the whole batch in "
+            "one process, which are not kept with recompute=True or with several processes."
+        )
+    if not is_shared and not exact:
+        raise ValueError("exact: False is for several processes; a single one is exact.")
+    if not exact and is_sharded:
+        raise ValueError(
+            "exact: False needs the whole gradient in every process, which FSDP2 does not "
+            "keep; give every process few tasks instead."
+        )
+
+
+# -- state ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What `Aligner.load_state_dict` could not match: names on one side only."""
+
+    new_tasks: tuple[str, ...]
+    dropped_tasks: tuple[str, ...]
+    new_components: tuple[str, ...]
+    dropped_components: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything matched."""
+        return not any(
+            (self.new_tasks, self.dropped_tasks, self.new_components, self.dropped_components)
+        )
+
+    def __str__(self) -> str:
+        lists = {
+            "tasks that start afresh": self.new_tasks,
+            "saved tasks not used": self.dropped_tasks,
+            "components that start afresh": self.new_components,
+            "saved components not used": self.dropped_components,
+        }
+        shown = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
+        return "; ".join(shown) or "everything matched"
+
+
+def _only_in_one(
+    here: Sequence[str], there: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names that only the first has, and names that only the second has."""
+    new = tuple(name for name in here if name not in there)
+    return new, tuple(name for name in there if name not in here)
+
+
+def _check_state(state: Mapping[str, Any], *, rule: str, components: Sequence[str]) -> None:
+    """Raise for what is not the state of an aligner with this rule and some of these components."""
+    if not isinstance(state, Mapping):
+        raise ValueError(f"state: must be what state_dict() gave, got {state!r}.")
+    saved = state.get("rule")
+    if saved is None or not {"tasks", "components"} <= state.keys():
+        raise ValueError(f"state: is not the state of an Aligner; it has {some(list(state))}.")
+    if saved != rule:
+        raise ValueError(f"state: was saved by rule {saved}, but this aligner has {rule}.")
+    if not set(state["components"]) & set(components):
+        raise ValueError(
+            f"state: was saved with other components ({some(state['components'])}; here "
+            f"{some(components)}); use the granularity it was saved with."
         )

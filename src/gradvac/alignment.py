@@ -67,7 +67,7 @@ class Alignment:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class WeighedComponents:
     """What a rule decided about some components."""
 
     components: Sequence[int]
@@ -78,24 +78,24 @@ class Part:
 
 
 def assemble(
-    parts: Sequence[Part],
+    weighed: Sequence[WeighedComponents],
     tasks: tuple[str, ...],
     components: tuple[str, ...],
     order: Sequence[int],
     *,
     exact: bool = True,
 ) -> Alignment:
-    """Put parts together: components in model order, tasks moved to `order`."""
-    positions = [k for part in parts for k in part.components]
+    """What a rule decided in one step: components in model order, tasks moved to `order`."""
+    positions = [k for one in weighed for k in one.components]
     by_component = sorted(range(len(positions)), key=positions.__getitem__)
 
     def joined(name: str) -> Tensor:
-        pieces = [getattr(part, name) for part in parts]
-        whole: Tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        whole = _moved(whole, 0, by_component)
-        for dim in range(1, whole.dim()):
-            whole = _moved(whole, dim, order)
-        return whole
+        pieces = [getattr(one, name) for one in weighed]
+        values: Tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        values = _moved(values, 0, by_component)
+        for dim in range(1, values.dim()):
+            values = _moved(values, dim, order)
+        return values
 
     return Alignment(
         tasks,

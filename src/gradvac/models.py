@@ -34,7 +34,7 @@ def unwrap(
     from torch.nn.parallel import DistributedDataParallel
 
     if isinstance(model, DistributedDataParallel):
-        _refuse_options(model)
+        _check_ddp_options(model)
         if process_group not in ("auto", model.process_group):
             raise ValueError(
                 "process_group: the model brings its own; leave it out, or give the plain module "
@@ -49,11 +49,11 @@ def unwrap(
                 "leave the argument out."
             )
         process_group = _group_of_mesh(model)
-    _refuse_replicas(model)
+    _check_replicas(model)
     if not is_sharded(model):
-        _refuse_divided(model)
+        _check_divided(model)
     if process_group == "auto":
-        _refuse_to_guess()
+        _check_job()
         return model, None
     if process_group is not None:
         if not isinstance(process_group, torch.distributed.ProcessGroup):
@@ -61,12 +61,12 @@ def unwrap(
                 "process_group: must be a process group that this process is in, or None, got "
                 f"{process_group!r}."
             )
-        _refuse_sync_batch_norm(model)
+        _check_sync_batch_norm(model)
     return model, process_group
 
 
-def refuse_later_changes(model: nn.Module) -> None:
-    """Refuse changes to how DistributedDataParallel exchanges gradients, made after wrapping."""
+def check_later_changes(model: nn.Module) -> None:
+    """Raise for changes to how DistributedDataParallel exchanges gradients, made after wrapping."""
     if getattr(model, "_comm_hooks", None):
         raise ValueError(
             "model: DistributedDataParallel has a communication hook, which an aligned backward "
@@ -85,7 +85,7 @@ def _compiled(model: nn.Module) -> nn.Module:
     return getattr(model, "_orig_mod", model)
 
 
-def _refuse_options(model: nn.parallel.DistributedDataParallel) -> None:
+def _check_ddp_options(model: nn.parallel.DistributedDataParallel) -> None:
     trained = {name for name, p in model.module.named_parameters() if p.requires_grad}
     refused = {
         "static_graph=True": model.static_graph,
@@ -102,8 +102,8 @@ def _refuse_options(model: nn.parallel.DistributedDataParallel) -> None:
             )
 
 
-def _refuse_replicas(model: nn.Module) -> None:
-    """Refuse models whose gradients are exchanged in ways the aligner does not support."""
+def _check_replicas(model: nn.Module) -> None:
+    """Raise for models whose gradients are exchanged in ways the aligner does not support."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -120,8 +120,8 @@ def _refuse_replicas(model: nn.Module) -> None:
             )
 
 
-def _refuse_divided(model: nn.Module) -> None:
-    """Refuse parameters of which every process has a part, other than by FSDP2."""
+def _check_divided(model: nn.Module) -> None:
+    """Raise for parameters of which every process has a part, other than by FSDP2."""
     from torch.distributed.tensor import DTensor
 
     for name, parameter in model.named_parameters():
@@ -173,7 +173,7 @@ def _group_of_mesh(model: nn.Module) -> ProcessGroup:
     return group
 
 
-def _refuse_sync_batch_norm(model: nn.Module) -> None:
+def _check_sync_batch_norm(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise ValueError(
@@ -182,8 +182,8 @@ def _refuse_sync_batch_norm(model: nn.Module) -> None:
             )
 
 
-def _refuse_to_guess() -> None:
-    """Refuse a plain model in a job of several processes: it is unclear who trains it together."""
+def _check_job() -> None:
+    """Raise for a plain model in a job of several processes: unclear who trains it together."""
     from torch import distributed
 
     if distributed.is_initialized() and distributed.get_world_size() > 1:

@@ -47,18 +47,18 @@ def test_when_it_is_made(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_a_model_without_trainable_parameters() -> None:
-    with pytest.raises(ValueError, match="model: has no parameter with requires_grad=True"):
+    with pytest.raises(ValueError, match=r"model: .*requires_grad"):
         Aligner(nn.Linear(2, 2).requires_grad_(False), TASKS)
 
 
 def test_a_model_that_is_none() -> None:
     optimizer: Any = torch.optim.SGD(nn.Linear(2, 2).parameters())
-    with pytest.raises(ValueError, match=r"model: must be a torch\.nn\.Module, got SGD"):
+    with pytest.raises(ValueError, match=r"model: .*Module.*SGD"):
         Aligner(optimizer, TASKS)
 
 
 def test_a_lazy_model() -> None:
-    with pytest.raises(ValueError, match=r"model: weight has no shape .* run the model on a batch"):
+    with pytest.raises(ValueError, match=r"model: weight .* run the model"):
         Aligner(nn.LazyLinear(2), TASKS)
 
 
@@ -71,7 +71,7 @@ def test_losses_of_another_model(engine: str, recompute: bool) -> None:
     model = nn.Linear(2, 1)
     aligner = Aligner(model, TASKS, engine=engine, recompute=recompute)
     for _ in range(2):
-        with pytest.raises(ValueError, match="losses: reach no parameter of the Aligner's model"):
+        with pytest.raises(ValueError, match="losses: reach no parameter"):
             aligner.backward(rows(2), [0, 1])
     frozen = model.requires_grad_(False)  # a head outside is trained alone: nothing to complain of
     head = nn.Linear(1, 1)
@@ -89,14 +89,14 @@ def test_tasks_may_come_as_arrays_and_generators() -> None:
 
 def test_a_state_that_is_none_of_an_aligner() -> None:
     model = nn.Linear(2, 1)
-    with pytest.raises(ValueError, match="state: is not the state of an Aligner; it has weight"):
+    with pytest.raises(ValueError, match=r"state: .* weight"):
         Aligner(model, TASKS).load_state_dict(model.state_dict())
     nothing: Any = None
-    with pytest.raises(ValueError, match=r"state: must be what state_dict\(\) gave, got None"):
+    with pytest.raises(ValueError, match=r"state: .*state_dict.*None"):
         Aligner(model, TASKS).load_state_dict(nothing)
     state = Aligner(model, TASKS).state_dict()
     del state["step"]
-    with pytest.raises(ValueError, match="state: is not whole, it lacks 'step'"):
+    with pytest.raises(ValueError, match="state: lacks 'step'"):
         Aligner(model, TASKS).load_state_dict(state)
 
 
@@ -155,7 +155,7 @@ def test_the_same_loss_for_every_task() -> None:
     model = nn.Linear(2, 1)
     total = model(torch.randn(4, 2)).sum()
     aligner = Aligner(model, TASKS, engine="per_task")
-    with pytest.raises(ValueError, match=r"losses: every task has the same tensor; .* Give each"):
+    with pytest.raises(ValueError, match=r"losses: .*same tensor"):
         aligner.backward({"fr": total, "hi": total})
     assert model.weight.grad is None
     aligner.backward({"fr": total})  # alone it is fine
@@ -173,7 +173,7 @@ def test_identical_gradients_are_reported_once() -> None:
         warnings.simplefilter("error")
         aligner.backward({"fr": losses()["fr"]})  # one task cannot tell
         aligner.backward({task: loss * torch.inf for task, loss in losses().items()})
-    with pytest.warns(UserWarning, match="losses: all tasks have the same gradient. .* own rows"):
+    with pytest.warns(UserWarning, match="losses: .*same gradient"):
         aligner.backward(losses())
     with warnings.catch_warnings():
         warnings.simplefilter("error")

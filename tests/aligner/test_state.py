@@ -115,7 +115,7 @@ def test_tasks_added_and_removed() -> None:
 
     now = ["de", "hi", "tr", "fr"]
     resumed = Aligner(model, now, GradVac(beta=0.2), engine="per_task")
-    with pytest.warns(UserWarning, match="tasks that start afresh: de; saved tasks not used: cs"):
+    with pytest.warns(UserWarning, match="tasks .* afresh: de; .*: cs"):
         report = resumed.load_state_dict(saved)
     assert (report.new_tasks, report.dropped_tasks) == (("de",), ("cs",))
     assert (report.new_components, report.dropped_components) == ((), ())
@@ -188,7 +188,7 @@ def test_a_state_of_other_components_is_refused(saved: str, now: str) -> None:
     model = Translator()
     state = Aligner(model, TASKS, granularity=saved, engine="per_task").state_dict()
     aligner = Aligner(model, TASKS, granularity=now, engine="per_task")
-    with pytest.raises(ValueError, match=r"state: was saved with other components .* granularity"):
+    with pytest.raises(ValueError, match=r"state: .*components .* granularity"):
         aligner.load_state_dict(state)
 
 
@@ -196,7 +196,7 @@ def test_a_state_of_another_rule_is_refused() -> None:
     model = Translator()
     state = Aligner(model, TASKS, GradNorm(), engine="per_task").state_dict()
     aligner = Aligner(model, TASKS, GradVac(), engine="per_task")
-    with pytest.raises(ValueError, match=r"state: was saved by rule GradNorm, .* GradVac"):
+    with pytest.raises(ValueError, match=r"state: .*GradNorm.* GradVac"):
         aligner.load_state_dict(state)
 
 

@@ -10,9 +10,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # From the bottom up: a package imports only from lines above its own.
 LAYERS = """
-gram tasks hints files sides devices cuda_graph models options
+gram tasks hints files sides devices cuda_graph models
 run_files rules engine
-alignment restored
+alignment
 aligner
 sampling analysis
 integrations

@@ -2,9 +2,12 @@
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+
+from gradvac.engine import probe
 
 # The tensors are tiny: a second thread would only wait.
 torch.set_num_threads(1)
@@ -28,3 +31,17 @@ def _fresh_compiler() -> Iterator[None]:
 def _slow_places_are_no_news() -> None:
     """Most models of the zoo are there because of them."""
     warnings.filterwarnings("ignore", message=".*no fast path")
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with every probe of a graph."""
+    found: list[int] = []
+    take = probe.probe
+
+    def counted(*given: Any) -> Any:
+        found.append(1)
+        return take(*given)
+
+    monkeypatch.setattr(probe, "probe", counted)
+    return found

@@ -538,7 +538,7 @@ def doubled(name: str) -> Case:
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_per_task(name: str) -> None:
-    """The first batches alike; then others in the same form, at steps without a look."""
+    """The first batches alike; then others in the same form, at steps without a probe."""
     case = doubled(name)
     twins = Twins(case, lambda: GradVac(beta=0.3))
     generator = torch.Generator().manual_seed(1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import Aligner, GradVac, Sum
-from gradvac.engine import Engines, Losses, Stored, read_losses, split
+from gradvac.engine import AccumulatedGradients, LocalEngine, Losses, read_losses, split
 
 TASKS = ["fr", "hi", "tr"]
 
@@ -54,7 +54,7 @@ def stored(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Gram matrices by component, and the parameters that received `.grad`."""
     components = split(model, "all_layer")
-    engines = Engines("per_task", model, components, TASKS, **options)
+    engines = LocalEngine("per_task", model, components, TASKS, **options)
     seen: dict[str, Tensor] = {}
 
     def weigh(chosen: Sequence[int], gram: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def stored(
 
     for batch in batches[:-1]:
         engines.accumulate(batch)
-    engines.step(batches[-1], present, lambda fold: fold(weigh))
+    engines.step(batches[-1], present, lambda: weigh)
     return seen, list(grads(model))
 
 
@@ -87,7 +87,8 @@ def test_gram_matrices_of_separate_forward_passes(model: Trunk) -> None:
                 )
             )
         expected = torch.stack(rows) @ torch.stack(rows).T
-        torch.testing.assert_close(gram[component], expected, rtol=1e-12, atol=1e-15)
+        found = gram.get(component, torch.zeros_like(expected))  # what no loss reaches has none
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_heads_of_some_tasks(model: Trunk) -> None:
@@ -143,7 +144,7 @@ def test_a_parameter_unfrozen_later_is_refused_by_name(model: Trunk) -> None:
     model.french.bias.requires_grad_(False)
     aligner = Aligner(model, TASKS, Sum(), engine="per_task")
     model.french.bias.requires_grad_(True)
-    with pytest.raises(ValueError, match=r"french\.bias became trainable, or was replaced, after"):
+    with pytest.raises(ValueError, match=r"french\.bias .* replaced"):
         aligner.backward({task: loss_of(model, task) for task in TASKS})
 
 
@@ -293,14 +294,14 @@ def test_offload_changes_nothing(model: Trunk) -> None:
 
 def test_task_gradients_are_freed(model: Trunk, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[weakref.ref[Tensor]] = []
-    add = Stored.add
+    add = AccumulatedGradients.add
 
-    def spy(stored: Stored, leaf: Tensor, by_task: Mapping[int, Tensor]) -> None:
+    def spy(stored: AccumulatedGradients, leaf: Tensor, by_task: Mapping[int, Tensor]) -> None:
         if leaf is model.trunk[0].weight:
             seen.extend(weakref.ref(gradient) for gradient in by_task.values())
         add(stored, leaf, by_task)
 
-    monkeypatch.setattr(Stored, "add", spy)
+    monkeypatch.setattr(AccumulatedGradients, "add", spy)
     aligner = Aligner(model, TASKS, engine="per_task")
     aligner.backward({task: loss_of(model, task) for task in TASKS[:2]}, accumulate=True)
     gc.collect()

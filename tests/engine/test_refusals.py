@@ -17,8 +17,7 @@ from torch.utils.checkpoint import (
 )
 
 from gradvac import Aligner, GradVac, Sum
-from gradvac.engine.engines import _one_backward
-from gradvac.engine.ownership import _look
+from gradvac.engine import one_backward, probe
 
 from .parity import TASKS, UNSORTED, assert_same_gradients, attach, plain_backward
 from .zoo._case import B, Block, Case, D, HandWrittenNorm, Model, S, distance, mlp, output
@@ -218,7 +217,7 @@ def test_reentrant_checkpoints_in_per_task() -> None:
 
 
 def test_selective_checkpoints_run_once() -> None:
-    """Their graph cannot be looked at: a mapping of forwards of their own needs no look."""
+    """Their graph cannot be probed: a mapping of separate forwards needs no probe."""
 
     def policy(_: object, operation: object, *arguments: object, **options: object) -> Any:
         is_product = operation == torch.ops.aten.addmm.default
@@ -323,13 +322,13 @@ def test_batch_norm_set_to_training_later() -> None:
     aligner.backward(losses_of(case, case.model), ROWS)  # the fix of the message fixes it
 
 
-def test_a_single_task_does_not_count_as_looked_at() -> None:
+def test_a_single_task_does_not_count_as_probed() -> None:
     """With one task in the batch every division by rows is right."""
     case = mean_over_the_batch()
     aligner = attach(case.model)
     for _ in range(2):
         aligner.backward(losses_of(case, case.model), [1] * B)
-    with pytest.raises(ValueError, match="rows of the batch influence each other"):
+    with pytest.raises(ValueError, match=r"rows .* influence"):
         aligner.backward(losses_of(case, case.model), ROWS)
 
 
@@ -393,8 +392,8 @@ def test_a_term_that_starts_later(how: str) -> None:
                 each.zero_grad()
 
 
-def test_the_look_now_and_then_can_be_left_out() -> None:
-    """A new graph is looked at all the same."""
+def test_the_probe_now_and_then_can_be_left_out() -> None:
+    """A new graph is probed all the same."""
     case = mean_over_the_batch()
     aligner = attach(case.model, check=False)
     with pytest.raises(ValueError, match="influence each other"):
@@ -419,9 +418,7 @@ def test_a_model_that_changed(change: str, engine: str) -> None:
         model.down.weight = nn.Parameter(torch.randn(D, 14))
     else:
         model.norm = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, D))
-    with pytest.raises(
-        ValueError, match=r"model: (up|down|norm).*became trainable, or was replaced"
-    ):
+    with pytest.raises(ValueError, match=r"model: (up|down|norm).*replaced"):
         aligner.backward(distance(model(torch.randn(B, D))), ROWS)
 
 
@@ -459,26 +456,26 @@ def test_slower_places_are_announced_once() -> None:
         aligner.backward(distance(model(torch.randn(B, D))), ROWS)  # and not again
 
 
-def test_a_scheduled_look_without_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known goes on being used; a first look needs its memory."""
+def test_a_scheduled_probe_without_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known goes on being used; a first probe needs its memory."""
     model = nn.Linear(D, 3).double()
     aligner, x = attach(model), torch.randn(B, D).double()
-    look = _look.Look.take
+    usual = probe.probe
 
     def no_memory(*_: Any) -> Any:
         raise torch.OutOfMemoryError("none left")
 
-    monkeypatch.setattr(_look.Look, "take", no_memory)
+    monkeypatch.setattr(probe, "probe", no_memory)
     with pytest.raises(torch.OutOfMemoryError):
         aligner.backward(distance(model(x)), ROWS)
-    monkeypatch.setattr(_look.Look, "take", look)
+    monkeypatch.setattr(probe, "probe", usual)
     aligner.backward(distance(model(x)), ROWS)
     model.zero_grad()
-    monkeypatch.setattr(_look.Look, "take", no_memory)
+    monkeypatch.setattr(probe, "probe", no_memory)
     for _ in range(7):
         aligner.backward(distance(model(x)), ROWS)
         model.zero_grad()
-    with pytest.warns(UserWarning, match="ran out of memory; verification skipped"):
+    with pytest.warns(UserWarning, match="out of memory"):
         aligner.backward(distance(model(x)), ROWS)  # the tenth
     assert model.weight.grad is not None
 
@@ -488,11 +485,11 @@ def test_what_fails_while_a_graph_is_recorded_fails_the_recording(
 ) -> None:
     """And does not record per_task in its place, which would be slow for good."""
 
-    def look(self: object) -> None:
+    def failing_probe(*_: object) -> None:
         raise RuntimeError("no waiting for the device")
 
-    monkeypatch.setattr(_look.Look, "take", look)
-    monkeypatch.setattr(_one_backward, "_is_captured", lambda _: True)
+    monkeypatch.setattr(probe, "probe", failing_probe)
+    monkeypatch.setattr(one_backward, "_is_captured", lambda _: True)
     model = nn.Linear(D, 3)
     aligner = attach(model, GradVac(), engine="auto")
     with pytest.raises(RuntimeError, match="no waiting"):

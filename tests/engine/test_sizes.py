@@ -12,28 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import Aligner, Sum
-from gradvac.engine.graph._graph import Graph
-from gradvac.engine.ownership import _look
+from gradvac.engine.graph import Graph
 
 from .parity import TASKS, UNSORTED, WEIGHTS, assert_same_gradients
 from .zoo._case import Block, D, Model, distance
 
 B = 6
 Run = Callable[[Any, Tensor], Tensor]
-
-
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with every look at a graph."""
-    found: list[int] = []
-    take = _look.Look.take
-
-    def counted(self: _look.Look) -> Any:
-        found.append(1)
-        return take(self)
-
-    monkeypatch.setattr(_look.Look, "take", counted)
-    return found
 
 
 def two_layers(run: Run) -> nn.Module:
@@ -43,7 +28,7 @@ def two_layers(run: Run) -> nn.Module:
 def exact_steps(model: nn.Module, shapes: Sequence[Sequence[int]], engine: str) -> list[str]:
     """One step of every shape, each compared with per_task; which engine ran."""
     twin = copy.deepcopy(model)
-    # Verified by schedule only once: what the other steps look at, they look at by themselves.
+    # Verified by schedule only once: what the other steps probe, they probe by themselves.
     aligner = Aligner(model, TASKS, Sum(WEIGHTS), engine=engine, check=False)
     reference = Aligner(twin, TASKS, Sum(WEIGHTS), engine="per_task")
     ran = []
@@ -81,14 +66,14 @@ def test_a_refusal_at_one_length_is_no_refusal_at_another() -> None:
     assert ran == ["per_task", "one_backward"] * 2
 
 
-def test_a_structure_that_was_always_refused_is_not_looked_at_for_ever(looks: list[int]) -> None:
+def test_a_structure_that_was_always_refused_is_not_probed_for_ever(probes: list[int]) -> None:
     def centred(m: Any, x: Tensor) -> Tensor:
         result: Tensor = m.last(m.first(x).tanh())
         return result - result.mean(0)
 
     model = two_layers(centred)
     exact_steps(model, [(B, length, D) for length in range(2, 26)], "auto")
-    assert len(looks) == 16
+    assert len(probes) == 16
 
 
 def copies_behind_rows(m: Any, x: Tensor) -> Tensor:
@@ -146,21 +131,21 @@ def test_a_layout_that_changes_with_the_length(name: str) -> None:
     exact_steps(two_layers(run), [(B, length, D) for length in lengths], "auto")
 
 
-def test_ordinary_models_are_not_looked_at_again(looks: list[int]) -> None:
+def test_ordinary_models_are_not_probed_again(probes: list[int]) -> None:
     """Lengths equal to the rows, to their multiples, to the width and to 1 are among them."""
     encoder = nn.TransformerEncoderLayer(D, 2, 2 * D, 0.0, batch_first=True)
     model = Model(lambda m, x: m.block(m.encoder(x)), encoder=encoder, block=Block()).double()
     shapes = [(rows, length, D) for rows in (6, 4, 12) for length in (5, 6, 1, 8, 12, 16, 7, 24)]
     ran = exact_steps(model, shapes, "one_backward")
     assert set(ran) == {"one_backward"}
-    assert len(looks) == 2  # with one token, torch takes another way through attention
+    assert len(probes) == 2  # with one token, torch takes another way through attention
 
 
-def test_sequence_first_models_are_not_looked_at_again(looks: list[int]) -> None:
+def test_sequence_first_models_are_not_probed_again(probes: list[int]) -> None:
     encoder = nn.TransformerEncoderLayer(D, 2, 2 * D, 0.0)
     model = Model(lambda m, x: m.e(x.transpose(0, 1)).transpose(0, 1), e=encoder).double()
     exact_steps(model, [(6, length, D) for length in (5, 6, 1, 8, 12, 16, 7)], "one_backward")
-    assert len(looks) <= 2
+    assert len(probes) <= 2
 
 
 def test_what_is_looked_up_is_not_part_of_the_structure() -> None:

@@ -84,10 +84,10 @@ def test_heads_prompts_and_criteria_outside_the_model(engine: str, form: str, x:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_inputs_that_require_grad(engine: str) -> None:
+def test_inputs_that_require_grad(engine: str, probes: list[int]) -> None:
     """A new tensor every step is no new graph, and gets its gradient."""
     model = Block().double()
-    aligner = attach(model, rule(), engine=engine)
+    aligner = attach(model, rule(), engine=engine, check=False)
     reference = copy.deepcopy(model)
     per_task = Aligner(reference, TASKS, rule(), engine="per_task")
     for tasks in (UNSORTED, ONE_ABSENT, UNSORTED):
@@ -98,8 +98,7 @@ def test_inputs_that_require_grad(engine: str) -> None:
         assert_same_gradients(model, reference, 1e-9)
         (expected,) = torch.autograd.grad(distance(reference(other)).sum(), other)
         torch.testing.assert_close(one.grad, expected)
-    if aligner._engines._one_backward is not None:
-        assert len(aligner._engines._one_backward._planner._known) == 1
+    assert len(probes) == (engine != "per_task")
 
 
 # -- hooks ---------------------------------------------------------------------------------------

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import Aligner, GradVac
+from gradvac.engine import contributions
+from gradvac.engine.contributions import Contribution, NormScale, OuterProduct, SharedShift
 from gradvac.engine.kernels import Segments
-from gradvac.engine.uses import _waiting
-from gradvac.engine.uses._uses import Use
-from gradvac.engine.uses._waiting import Beside, Normed, Outer
 
 ROWS, PER_ROW, D, T = 6, 5, 4, 3
 SORTED, MIXED = [0, 0, 1, 1, 2, 2], [2, 0, 1, 0, 2, 2]
@@ -24,23 +23,23 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def product(segments: Segments) -> tuple[Outer, Beside]:
+def product(segments: Segments) -> tuple[OuterProduct, SharedShift]:
     gradient = numbers(ROWS * PER_ROW, D)
-    outer = Outer(gradient, numbers(ROWS * PER_ROW, 7), segments, gradient)
-    return outer, Beside(outer)
+    outer = OuterProduct(gradient, numbers(ROWS * PER_ROW, 7), segments, gradient)
+    return outer, SharedShift(outer)
 
 
-def untransposed(segments: Segments) -> tuple[Outer, Beside]:
+def untransposed(segments: Segments) -> tuple[OuterProduct, SharedShift]:
     gradient = numbers(ROWS * PER_ROW, D)
-    outer = Outer(numbers(ROWS * PER_ROW, D), gradient, segments, gradient)
-    return outer, Beside(outer)
+    outer = OuterProduct(numbers(ROWS * PER_ROW, D), gradient, segments, gradient)
+    return outer, SharedShift(outer)
 
 
-def norm(segments: Segments) -> tuple[Normed, Beside]:
+def norm(segments: Segments) -> tuple[NormScale, SharedShift]:
     gradient, x = numbers(ROWS, PER_ROW, D), numbers(ROWS, PER_ROW, D)
     mean, scale = x.mean(-1, keepdim=True), numbers(ROWS, PER_ROW, 1)
-    normed = Normed(gradient, x, mean, scale, segments)
-    return normed, Beside(normed)
+    normed = NormScale(gradient, x, mean, scale, segments)
+    return normed, SharedShift(normed)
 
 
 def by_task(values: Tensor, owner: Tensor) -> Tensor:
@@ -48,14 +47,14 @@ def by_task(values: Tensor, owner: Tensor) -> Tensor:
     return torch.stack([values[owner == task].sum(0) for task in range(T)])
 
 
-def expected(use: Use, owner: Tensor) -> Tensor:
-    if isinstance(use, Outer):
+def expected(use: Contribution, owner: Tensor) -> Tensor:
+    if isinstance(use, OuterProduct):
         return by_task(use.left[:, :, None] * use.right[:, None], owner)
-    if isinstance(use, Normed):
+    if isinstance(use, NormScale):
         assert use.mean is not None
         values = use.output * (use.x - use.mean) * use.scale
         return by_task(values.flatten(0, 1), owner)
-    assert isinstance(use, Beside)
+    assert isinstance(use, SharedShift)
     assert use.output is not None
     return by_task(use.output.reshape(-1, D), owner)
 
@@ -64,7 +63,7 @@ def expected(use: Use, owner: Tensor) -> Tensor:
 @pytest.mark.parametrize("make", [product, untransposed, norm])
 @pytest.mark.parametrize("many", [1, 3])
 def test_together_as_alone(
-    make: Callable[[Segments], tuple[Use, Beside]], tasks: Sequence[int], many: int
+    make: Callable[[Segments], tuple[Contribution, SharedShift]], tasks: Sequence[int], many: int
 ) -> None:
     segments = Segments(torch.tensor(tasks), T, torch.device("cpu"))
     owner = torch.tensor(tasks).repeat_interleave(PER_ROW)
@@ -74,7 +73,7 @@ def test_together_as_alone(
     joined = [*shifts[0].join(shifts)]
     for own, results in zip((uses, shifts), wanted, strict=True):
         assert len({use.kind for use in own}) == 1
-        for use, found, result in zip(own, own[0].form(own), results, strict=True):
+        for use, found, result in zip(own, own[0].build(own), results, strict=True):
             assert use.may_wait
             torch.testing.assert_close(found, result.flatten(1), rtol=1e-12, atol=1e-12)
             torch.testing.assert_close(use.task_gradients(), result, rtol=1e-12, atol=1e-12)
@@ -88,12 +87,12 @@ def test_a_shift_does_not_need_what_it_is_beside() -> None:
     owner = torch.tensor(MIXED).repeat_interleave(PER_ROW)
     _, shift = product(segments)
     wanted = expected(shift, owner)
-    torch.testing.assert_close(shift.form([shift])[0], wanted)
+    torch.testing.assert_close(shift.build([shift])[0], wanted)
 
 
 def test_a_shift_beside_a_scale_that_did_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU a kernel leaves the sums of both: those of the shift are kept for when it comes."""
-    sums, calls = _waiting.norm_sums, []
+    sums, calls = contributions.norm_sums, []
 
     def like_the_kernel(gradient: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         *_, segments, many = given
@@ -101,9 +100,9 @@ def test_a_shift_beside_a_scale_that_did_not_wait(monkeypatch: pytest.MonkeyPatc
         by_shift = segments.sum(gradient.view(many, -1, x.shape[-1]))
         return sums(gradient, x, *given)[0], by_shift
 
-    monkeypatch.setattr(_waiting, "norm_sums", like_the_kernel)
-    monkeypatch.setattr(_waiting, "_SMALL_BYTES", (0, 0))
-    monkeypatch.setattr(Beside, "task_gradients", lambda self: self._sums)  # nothing else
+    monkeypatch.setattr(contributions, "norm_sums", like_the_kernel)
+    monkeypatch.setattr(contributions, "_SMALL_BYTES", (0, 0))
+    monkeypatch.setattr(SharedShift, "task_gradients", lambda self: self._sums)  # nothing else
     model = nn.Sequential(
         nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4)
     ).double()

@@ -34,10 +34,10 @@ from torch import Tensor, nn
 from gradvac import gram as geometry
 from gradvac.analysis.similarities import Similarities, check_once
 from gradvac.engine import (
-    Engines,
+    AccumulatedGradients,
     Granularity,
+    LocalEngine,
     Losses,
-    Stored,
     TasksOfRows,
     gram,
     read_losses,
@@ -112,10 +112,10 @@ def measure(
     tasks = _read_tasks(batches, tasks)
     granularities = _read_granularities(granularity)
     components = [split(model, one) for one in granularities]
-    stored = Stored(storage_dtype=storage_dtype, offload=offload)
+    stored = AccumulatedGradients(storage_dtype=storage_dtype, offload=offload)
     if engine not in ("per_task", "one_backward"):
         raise ValueError(f'engine: must be "per_task" or "one_backward", got {engine!r}.')
-    engines = Engines(engine, model, split(model, "all_layer"), tasks)
+    engines = LocalEngine(engine, model, split(model, "all_layer"), tasks)
 
     def add(half: int, losses: Losses) -> None:
         def deliver(parameter: nn.Parameter, by_task: Mapping[int, Tensor]) -> None:
@@ -137,12 +137,11 @@ def measure(
     return Measured(same, different)
 
 
-def _grams(stored: Stored, model: nn.Module, num_rows: int) -> dict[str, Tensor]:
+def _grams(stored: AccumulatedGradients, model: nn.Module, num_rows: int) -> dict[str, Tensor]:
     """Inner products of all halves by parameter, `[2T, 2T]`, on the host; frees what is stored."""
     grams = {}
     for name, parameter in model.named_parameters():
-        stacked = stored.stacked(parameter, range(num_rows))
-        stored.take(parameter)
+        stacked = stored.take_stack(parameter, range(num_rows))
         empty = torch.zeros(num_rows, num_rows, dtype=torch.float64)
         grams[name] = empty if stacked is None else gram(stacked).cpu().double()
     return grams

@@ -3,34 +3,34 @@
 An engine sees autograd and one callable, `weigh(components, gram) -> weights`, never a rule.
 `per_task` runs one backward per task and stores all task gradients; it works for every model and is
 the reference. `one_backward` runs one backward for all tasks, on the graph that the forward left
-behind, and holds task gradients only one component at a time.
+behind, and holds task gradients only one component at a time. A step, in the order in which it
+happens:
 
-Nine ideas, each a room whose own map names its files:
-
-    kernels/    products and sums of tensors, and *segments*, the entries of each task
-    graph/      the autograd graph, its *junctions*, where parameters meet rows, and passes to them
-    losses/     what `backward` was given: losses, and the tasks of rows
-    ownership/  whose the entries of an output gradient are, and a *plan*: what is known of that
-    compiled.py  compiled regions, whose parameters are left outside
-    uses/       what a junction contributes to a parameter: fast paths, or the node itself
-    fold/       *components*: from their uses to their Gram matrix, their weights and `.grad`
-    engines/    from losses to updates: which engine runs, and how
-    distributed.py  the same between processes; all collectives are in `collectives.py`
-
-What a room imports of the others is in the `__all__` of their `__init__`. It may import from:
-
-    kernels    none
-    graph      none
-    losses     kernels, graph
-    ownership  kernels, graph, losses
-    compiled   graph, ownership
-    uses       kernels, graph, losses, ownership
-    fold       kernels, uses
-    engines    kernels, graph, losses, ownership, uses, fold
-    distributed  kernels, losses, fold, engines
+    losses.py          what `backward` was given, and the joint gradient it must add up to
+    row_tasks.py       `gradvac.rows`, with which a forward names the tasks of packed rows
+    choice.py          which engine runs, and what is accumulated over micro-batches
+    per_task.py        the reference: one backward per task, for every model
+    one_backward.py    the fast one: executes a plan, one backward for all tasks
+    graph.py           the autograd graph: its nodes, and their structure
+    junctions.py       where parameters meet the rows of the batch
+    passes.py          backward passes to junctions or leaves
+    probe.py, plan.py  from a graph to evidence, and from that to a *plan*: whose entries are whose
+    layouts.py         where rows lie, followed from the losses down, operation by operation
+    ownership.py       codes, by which the owners of entries are measured
+    builder.py         from the output gradient of a junction to contributions to its parameters
+    fast_paths.py      the operations for which that needs no call of the node: one function each
+    contributions.py   what a junction contributes to a parameter, still separable by task
+    components.py      which parameters share one Gram matrix
+    task_gradients.py  contributions by parameter -> Gram matrices -> weights -> `.grad`
+    metric.py          in which units Gram matrices see task gradients
+    kernels            products and sums of tensors, and *segments*, the entries of each task
+    compiled           compiled regions, whose parameters are left outside
+    processes          the same between processes; all collectives are in one file
 """
 
+from gradvac.engine.choice import ENGINES, LocalEngine
 from gradvac.engine.compiled import compile_tapped
+from gradvac.engine.components import Components, Granularity, split
 from gradvac.engine.distributed import (
     Exchange,
     RankError,
@@ -39,32 +39,25 @@ from gradvac.engine.distributed import (
     sharded_modules,
     unsharded_backward,
 )
-from gradvac.engine.engines import ENGINES, Engines
-from gradvac.engine.fold import AdamMetric, Components, Granularity, Metric, Stored, Weigh, split
 from gradvac.engine.kernels import gram
-from gradvac.engine.losses import (
-    Losses,
-    RowTasks,
-    TasksOfRows,
-    positions,
-    read_losses,
-    read_own_losses,
-    rows,
-)
+from gradvac.engine.losses import Losses, TasksOfRows, positions, read_losses, read_own_losses
+from gradvac.engine.metric import AdamMetric, Metric
+from gradvac.engine.row_tasks import RowTasks, rows
+from gradvac.engine.task_gradients import AccumulatedGradients, Weigh
 
 __all__ = [
     "ENGINES",
+    "AccumulatedGradients",
     "AdamMetric",
     "Components",
-    "Engines",
     "Exchange",
     "Granularity",
+    "LocalEngine",
     "Losses",
     "Metric",
     "RankError",
     "Ranks",
     "RowTasks",
-    "Stored",
     "TasksOfRows",
     "Weigh",
     "compile_tapped",

@@ -38,7 +38,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from gradvac.engine.graph import ANCHOR, COMPILED, LEAF, RUN, TAPS, Graph
-from gradvac.engine.ownership import Layout, follow
+from gradvac.engine.layouts import Layout, follow
 from gradvac.models import allow_second_passes
 
 TOKENS = torch.float64  # gradients are no integers: tokens are handed on as these, exactly

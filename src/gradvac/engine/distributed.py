@@ -36,11 +36,12 @@ from torch import Tensor, nn
 
 from gradvac import gram as geometry
 from gradvac.devices import index_on
+from gradvac.engine.choice import LocalEngine
 from gradvac.engine.collectives import Pending, RankError, Ranks
-from gradvac.engine.engines import Engines
-from gradvac.engine.fold import Components, Stored, Weigh, add_to_grad
+from gradvac.engine.components import Components
 from gradvac.engine.kernels import combine, gram, wide
 from gradvac.engine.losses import Losses
+from gradvac.engine.task_gradients import AccumulatedGradients, Weigh, add_to_grad
 
 BUCKET_BYTES = 1 << 25  # of one task's gradients
 _IN_FLIGHT = 8  # buckets on their way at once: what is sent and received takes memory
@@ -430,7 +431,7 @@ class Exchange:
         self._bucket_of = {e.leaf: n for n, b in enumerate(self._buckets) for e in b.entries}
         self._num_components = len(components)
         self.agreement = Agreement(ranks, tasks, components, self.shards, facts)
-        self._stored = Stored()
+        self._stored = AccumulatedGradients()
         self.discard()
 
     def discard(self) -> None:
@@ -445,7 +446,7 @@ class Exchange:
 
     def take_part(
         self,
-        engines: Engines,
+        engine: LocalEngine,
         read: Callable[[], Losses | None],
         losses: dict[int, Tensor],
         *,
@@ -454,7 +455,7 @@ class Exchange:
         """Differentiate a micro-batch of this process, while the others differentiate theirs.
 
         Args:
-            engines: How.
+            engine: How.
             read: Gives the losses; None: this process has no rows.
             losses: Of earlier micro-batches, by task; these are added.
             accumulate: More micro-batches will follow; nothing is sent of this one.
@@ -475,7 +476,7 @@ class Exchange:
                 self._present = tuple(sorted({t for tasks in self._tasks_by_rank for t in tasks}))
             try:
                 if error is None and given is not None:
-                    self._collect(engines, given)
+                    self._collect(engine, given)
                     given.add_to(losses)
             except Exception as raised:
                 error = raised
@@ -483,7 +484,7 @@ class Exchange:
             raise error
         return error
 
-    def _collect(self, engines: Engines, losses: Losses) -> None:
+    def _collect(self, engine: LocalEngine, losses: Losses) -> None:
         """Add the task gradients of a micro-batch to those that wait; send what is complete."""
 
         def deliver(parameter: nn.Parameter, by_task: Mapping[int, Tensor]) -> None:
@@ -497,7 +498,7 @@ class Exchange:
             self._awaited.discard(parameter)
             self._send_complete()
 
-        outside = engines.task_gradients(losses, deliver, self._expect)
+        outside = engine.stream(losses, deliver, self._expect)
         if outside:
             shapes = ", ".join(str(tuple(leaf.shape)) for leaf in list(outside)[:3])
             raise ValueError(

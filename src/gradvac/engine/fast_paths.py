@@ -1,8 +1,8 @@
 """Fast paths: how a kind of node gives the task gradients of a parameter without being called.
 
-A fast path is one function from a `Place`, an input of a node that is made of a parameter, to a
-`Use`; None where it does not apply. `FAST_PATHS` says for which nodes it is. A node without one is
-called once per task (`_forming.py`), which is exact too.
+A fast path is one function from a `NodeInput`, an input of a node that is made of a parameter, to a
+`Contribution`; None where it does not apply. `FAST_PATHS` says for which nodes it is. A node
+without one is called once per task (`builder.py`), which is exact too.
 """
 
 # N entries, T tasks, O outputs, I inputs, D width
@@ -14,14 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradvac.engine.graph import Graph, Way, call_node, saved
+from gradvac.engine.contributions import (
+    Built,
+    Contribution,
+    Lookup,
+    NormScale,
+    OuterProduct,
+    RowSums,
+    SharedShift,
+    SharesOutput,
+)
+from gradvac.engine.graph import Graph, call_node, saved
+from gradvac.engine.junctions import ParameterPath
 from gradvac.engine.kernels import Owned, Segments, wide
-from gradvac.engine.uses._uses import Formed, Lookup, Use
-from gradvac.engine.uses._waiting import Beside, Normed, Outer, Sharing, Summed
 
 
 @dataclass(slots=True)
-class Place:
+class NodeInput:
     """An input of a node, in a backward."""
 
     graph: Graph
@@ -30,13 +39,13 @@ class Place:
     gradient: Tensor  # of the node's output
     owned: Owned  # whose its entries are
     edge: int = 0  # number of the input
-    way: Way = (-1, 0, False)  # down from it
-    first: Use | None = None  # what the node's largest input came to
+    path: ParameterPath = (-1, 0, False)  # down from it
+    first: Contribution | None = None  # contribution of the node's largest input
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the input: that of what lies below it, where asking a parameter is fast."""
-        position, number, is_transposed = self.way
+        position, number, is_transposed = self.path
         shape = self.graph.shape(position, number)
         return shape[::-1] if is_transposed else shape
 
@@ -45,27 +54,27 @@ class Place:
         """What a tap was handed beside the gradient."""
         return self.graph.operands.get(self.position)
 
-    def summed(self, values: Tensor) -> Use | None:
+    def summed(self, values: Tensor) -> Contribution | None:
         """Values like the output's, summed down to what was broadcast."""
         if values.is_complex():  # of a real parameter it would be the real part: the node knows
             return None
         shape = self.shape
         by_row = self.owned.by_row(values, shape)
         if by_row is not None:
-            return Summed(by_row, self.owned.rows, shape)
-        return Formed(self.owned.sum(values, shape), self.owned.rows)
+            return RowSums(by_row, self.owned.rows, shape)
+        return Built(self.owned.sum(values, shape), self.owned.rows)
 
-    def shift(self) -> Use | None:
-        """What was added to the output; together with a use that keeps its gradient anyway."""
+    def shift(self) -> Contribution | None:
+        """What was added to the output; with a contribution that keeps its gradient anyway."""
         first, gradient = self.first, self.gradient
-        if isinstance(first, Sharing) and first.output is not None:
+        if isinstance(first, SharesOutput) and first.output is not None:
             output = first.output
             is_same = output is gradient or output.data_ptr() == gradient.data_ptr()
             if is_same and self.shape == gradient.shape[-1:] and not gradient.dtype.is_complex:
-                return Beside(first)
+                return SharedShift(first)
         return self.summed(gradient)
 
-    def summed_by_channel(self, values: Tensor) -> Use | None:
+    def summed_by_channel(self, values: Tensor) -> Contribution | None:
         """Values `[B, C, ...]`, summed over all but the channel."""
         dtype = wide(values.dtype)
         by_row = values.flatten(2).sum(2, dtype=dtype) if values.dim() > 2 else values
@@ -76,12 +85,12 @@ class Place:
 # -- matrix products -------------------------------------------------------------------------
 
 
-def mm(at: Place) -> Use | None:
+def mm(at: NodeInput) -> Contribution | None:
     """`rows @ weight` or `weight @ columns`."""
     return _product(at, at.edge, "self", "mat2")
 
 
-def addmm(at: Place) -> Use | None:
+def addmm(at: NodeInput) -> Contribution | None:
     """`bias + rows @ weight`."""
     factor = at.node._saved_beta if at.edge == 0 else at.node._saved_alpha
     if factor != 1:
@@ -89,28 +98,28 @@ def addmm(at: Place) -> Use | None:
     return _product(at, at.edge - 1, "mat1", "mat2") if at.edge else at.shift()
 
 
-def _product(at: Place, factor: int, first: str, second: str) -> Use | None:
+def _product(at: NodeInput, factor: int, first: str, second: str) -> Contribution | None:
     if factor == 1 and (segments := at.owned.flat()) is not None:
-        return Outer(saved(at.node, first).conj(), at.gradient, segments, at.gradient)
+        return OuterProduct(saved(at.node, first).conj(), at.gradient, segments, at.gradient)
     if factor == 0 and (segments := at.owned.along(len(at.owned.shape) - 1)) is not None:
-        return Outer(at.gradient.t(), saved(at.node, second).conj().t(), segments)
+        return OuterProduct(at.gradient.t(), saved(at.node, second).conj().t(), segments)
     return None
 
 
-def bmm(at: Place) -> Use | None:
+def bmm(at: NodeInput) -> Contribution | None:
     """Several products at once, whose rows lie along dimension 1."""
     segments = at.owned.along(1)
     if at.edge != 1 or segments is None or segments.only is not None:
         return None
     rows, parts = saved(at.node, "self").conj(), segments.entries_by_task(at.gradient.shape[1])
     products = [rows[:, positions].mT @ at.gradient[:, positions] for positions in parts]
-    return Formed(torch.stack(products), at.owned.rows)
+    return Built(torch.stack(products), at.owned.rows)
 
 
 # -- lookups ---------------------------------------------------------------------------------
 
 
-def embedding(at: Place) -> Use | None:
+def embedding(at: NodeInput) -> Contribution | None:
     """Rows of a table by token; also from the gradients of all tasks, one after the other."""
     segments = at.owned.flat()
     if segments is None or at.node._saved_scale_grad_by_freq:
@@ -118,7 +127,7 @@ def embedding(at: Place) -> Use | None:
     return _lookup(at, segments, saved(at.node, "indices"), at.node._saved_padding_idx)
 
 
-def _lookup(at: Place, segments: Segments, tokens: Tensor, padding: int) -> Use:
+def _lookup(at: NodeInput, segments: Segments, tokens: Tensor, padding: int) -> Contribution:
     num_rows, width = at.shape
     tokens, values = tokens.reshape(-1), at.gradient.reshape(-1, width)
     if len(values) > len(tokens):
@@ -128,11 +137,11 @@ def _lookup(at: Place, segments: Segments, tokens: Tensor, padding: int) -> Use:
     return Lookup(values, tokens, num_rows, segments)
 
 
-def index(at: Place) -> Use | None:
+def index(at: NodeInput) -> Contribution | None:
     """`table[tokens]`."""
     tokens, segments, shape = at.node._saved_indices, at.owned.flat(), at.shape
-    plain = len(tokens) == 1 and tokens[0] is not None and len(shape) == 2
-    if not plain or segments is None or tokens[0].dtype not in (torch.int64, torch.int32):
+    is_lookup = len(tokens) == 1 and tokens[0] is not None and len(shape) == 2
+    if not is_lookup or segments is None or tokens[0].dtype not in (torch.int64, torch.int32):
         return None
     return _lookup(at, segments, tokens[0].long() % shape[0], padding=-1)
 
@@ -140,28 +149,28 @@ def index(at: Place) -> Use | None:
 # -- normalisations --------------------------------------------------------------------------
 
 
-def layer_norm(at: Place) -> Use | None:
+def layer_norm(at: NodeInput) -> Contribution | None:
     """Scale (1) and shift (2) of a layer normalisation."""
     if at.edge == 2:
         return at.shift()
     return _norm(at, saved(at.node, "result1"), saved(at.node, "result2")) if at.edge == 1 else None
 
 
-def rms_norm(at: Place) -> Use | None:
+def rms_norm(at: NodeInput) -> Contribution | None:
     """Scale (1) of a fused RMS normalisation."""
     return _norm(at, None, saved(at.node, "result1")) if at.edge == 1 else None
 
 
-def _norm(at: Place, mean: Tensor | None, scale: Tensor) -> Use | None:
+def _norm(at: NodeInput, mean: Tensor | None, scale: Tensor) -> Contribution | None:
     x, segments = saved(at.node, "input"), at.owned.flat()
     if len(at.shape) == 1 and segments is not None and segments.only is None:
-        return Normed(at.gradient, x, mean, scale, segments)
+        return NormScale(at.gradient, x, mean, scale, segments)
     dtype = wide(x.dtype)
     normal = x.to(dtype) if mean is None else x.to(dtype) - mean
     return at.summed(at.gradient * (normal * scale))
 
 
-def group_norm(at: Place) -> Use | None:
+def group_norm(at: NodeInput) -> Contribution | None:
     """Scale (1) and shift (2) of a group normalisation of `[B, C, ...]`."""
     if at.edge == 0 or at.owned.dim is None or at.owned.dim > 1:
         return None
@@ -176,7 +185,7 @@ def group_norm(at: Place) -> Use | None:
 # -- convolutions ----------------------------------------------------------------------------
 
 
-def convolution(at: Place) -> Use | None:
+def convolution(at: NodeInput) -> Contribution | None:
     """Kernel (1) and shift (2), from the rows of each task alone."""
     if at.edge == 2:
         return at.summed_by_channel(at.gradient) if at.owned.dim in (0, 1) else None
@@ -199,13 +208,13 @@ def convolution(at: Place) -> Use | None:
                 at.gradient[positions], x[positions], weight, None, *options, (False, True, False)
             )
             mine.copy_(kernel)
-    return Formed(out, at.owned.rows)
+    return Built(out, at.owned.rows)
 
 
 # -- compiled regions ------------------------------------------------------------------------
 
 
-def product_tap(at: Place) -> Use | None:
+def tapped_weight(at: NodeInput) -> Contribution | None:
     """Weight (1) and shift (2) of a product."""
     if at.edge == 2:
         return at.shift()
@@ -214,10 +223,10 @@ def product_tap(at: Place) -> Use | None:
         return None
     gradient = at.gradient.reshape(-1, at.gradient.shape[-1])
     x = at.operand.reshape(len(gradient), -1)
-    return Outer(gradient, x, segments, gradient)
+    return OuterProduct(gradient, x, segments, gradient)
 
 
-def lookup_tap(at: Place) -> Use | None:
+def tapped_table(at: NodeInput) -> Contribution | None:
     """Rows of a table (1) by token."""
     segments = at.owned.flat()
     if segments is None or at.operand is None:
@@ -228,22 +237,22 @@ def lookup_tap(at: Place) -> Use | None:
 # -- entry by entry --------------------------------------------------------------------------
 
 
-def add(at: Place) -> Use | None:
+def add(at: NodeInput) -> Contribution | None:
     """A shift that was broadcast: positions, a bias."""
     return at.summed(at.gradient if at.edge == 0 else at.gradient * at.node._saved_alpha)
 
 
-def mul(at: Place) -> Use | None:
+def mul(at: NodeInput) -> Contribution | None:
     """A scale that was broadcast: a temperature, a hand-written normalisation's weight."""
     return at.summed(at.gradient * saved(at.node, "other" if at.edge == 0 else "self").conj())
 
 
-def expand(at: Place) -> Use | None:
+def expanded(at: NodeInput) -> Contribution | None:
     """One for all rows: a class token, a soft prompt."""
     return at.summed(at.gradient)
 
 
-def entrywise(at: Place) -> Use | None:
+def entrywise(at: NodeInput) -> Contribution | None:
     """Any operation on single entries: one call of the node for all tasks.
 
     Broadcasting is not undone by the node, so that its result still has an entry for every row.
@@ -254,7 +263,7 @@ def entrywise(at: Place) -> Use | None:
     return at.summed(value)
 
 
-FAST_PATHS: dict[str, Callable[[Place], Use | None]] = {
+FAST_PATHS: dict[str, Callable[[NodeInput], Contribution | None]] = {
     "MmBackward0": mm,
     "AddmmBackward0": addmm,
     "BmmBackward0": bmm,
@@ -264,13 +273,13 @@ FAST_PATHS: dict[str, Callable[[Place], Use | None]] = {
     "FusedRmsNormBackward0": rms_norm,
     "NativeGroupNormBackward0": group_norm,
     "ConvolutionBackward0": convolution,
-    "GradvacProductBackward": product_tap,
-    "GradvacLookupBackward": lookup_tap,
+    "GradvacProductBackward": tapped_weight,
+    "GradvacLookupBackward": tapped_table,
     "AddBackward0": add,
     "SubBackward0": entrywise,
     "MulBackward0": mul,
     "DivBackward0": entrywise,
-    "ExpandBackward0": expand,
+    "ExpandBackward0": expanded,
     "WhereBackward0": entrywise,
     "AddcmulBackward0": entrywise,
     "AddcdivBackward0": entrywise,

@@ -1,16 +1,17 @@
-"""A backward that stops at the junctions: it computes no parameter gradients of its own."""
+"""Backward passes over a graph: to the junctions without parameter gradients, or to the leaves."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from gradvac.engine.graph._graph import ANCHOR, Graph
-from gradvac.engine.graph._junctions import Drawing, Junction
+from gradvac.engine.graph import ANCHOR, Graph, NotSeparable, is_python_function
+from gradvac.engine.junctions import Junction, Partition
+from gradvac.hints import some
 
 Arrive = Callable[[int, Sequence[Tensor | None]], None]
 """(number of the junction, its output gradients) -> nothing."""
@@ -18,7 +19,7 @@ Arrive = Callable[[int, Sequence[Tensor | None]], None]
 
 def run_pass(
     graph: Graph,
-    drawing: Drawing,
+    partition: Partition,
     starts: Sequence[Tensor],
     arrive: Arrive,
     *,
@@ -33,7 +34,7 @@ def run_pass(
 
     Args:
         graph: The graph.
-        drawing: Its junctions.
+        partition: Its junctions.
         starts: Gradients at the roots.
         arrive: Called for every junction, as soon as its output gradients are complete.
         others: Further nodes (positions) to be shown their output gradients.
@@ -43,7 +44,7 @@ def run_pass(
     handles, ends = [], []
     inputs: list[Any] = []  # tensors and edges
     try:
-        for number, junction in enumerate(drawing.junctions):
+        for number, junction in enumerate(partition.junctions):
             node = graph.nodes[junction.position]
             if junction.ends:
                 outputs = graph.num_outputs(junction.position)
@@ -59,13 +60,13 @@ def run_pass(
                 handles.append(node.register_prehook(partial(arrive, number)))
         for position, show in others:
             handles.append(graph.nodes[position].register_prehook(partial(show, position)))
-        leaves = drawing.leaves_outside(graph)
+        leaves = partition.leaves_outside(graph)
         # Their edges: torch would not take a leaf that was frozen after the forward.
-        edges = [GradientEdge(graph.nodes[position], 0) for position in drawing.outside]
+        edges = [GradientEdge(graph.nodes[position], 0) for position in partition.outside]
         with _autocast_off(graph.roots[0].device), without_hooks(leaves):
             gradients = torch.autograd.grad(
                 graph.roots,
-                [*inputs, *edges, *([ANCHOR] if drawing.has_taps else ())],
+                [*inputs, *edges, *([ANCHOR] if partition.has_taps else ())],
                 starts,
                 retain_graph=True if retain else None,
                 allow_unused=True,
@@ -85,7 +86,7 @@ def _arrive_at_tap(
     arrive: Callable[[Sequence[Tensor | None]], None],
     gradients: Sequence[Tensor | None],
 ) -> tuple[None, None] | None:
-    """Show a junction the gradient of its output, and keep it from forming anything itself.
+    """Show a junction the gradient of its output, and keep it from computing anything itself.
 
     Unless it also stands for a leaf that is not the model's.
     """
@@ -113,7 +114,7 @@ def _arrive_after(
 def has_changing_hook(graph: Graph, position: int) -> bool:
     """Whether a hook of an output of a node changes its gradient.
 
-    A graph does not tell its hooks, but they act on the way from an output to itself. What they are
+    A graph does not show its hooks, but they act on the way from an output to itself. What they are
     shown there and back is a single large number in every entry, so that nothing is computed.
     """
     described = graph.nodes[position]._input_metadata
@@ -205,7 +206,7 @@ def show_gradients(
                 handle.remove()
 
 
-class Watcher:
+class ReachedNodes:
     """Sees which nodes a gradient other than zero comes through."""
 
     def __init__(self) -> None:
@@ -216,13 +217,36 @@ class Watcher:
         for gradient in gradients:
             if gradient is not None and gradient.numel():
                 earlier = self._any.get(position)
-                is_awake = gradient.any()
-                self._any[position] = is_awake if earlier is None else earlier | is_awake
+                is_reached = gradient.any()
+                self._any[position] = is_reached if earlier is None else earlier | is_reached
 
-    def asleep(self) -> frozenset[int]:
+    def unreached(self) -> frozenset[int]:
         """The nodes whose gradients were all zero; waits for the device."""
         if not self._any:
             return frozenset()
         device = next(iter(self._any.values())).device
-        awake = torch.stack([flag.to(device) for flag in self._any.values()]).tolist()
-        return frozenset(p for p, is_awake in zip(self._any, awake, strict=True) if not is_awake)
+        reached = torch.stack([flag.to(device) for flag in self._any.values()]).tolist()
+        return frozenset(
+            p for p, is_reached in zip(self._any, reached, strict=True) if not is_reached
+        )
+
+
+@contextmanager
+def check_hidden_backwards(names: Mapping[nn.Parameter, str], graph: Graph) -> Iterator[None]:
+    """Raise if passes write gradients of parameters on their way; `.grad` stays as it was.
+
+    A function of a graph may run a backward of its own, into `.grad`: reversible layers, tiled
+    layers and some activation checkpoints do. It takes part in every pass over the graph, and what
+    it writes is not among the gradients that the pass returns.
+    """
+    if not any(map(is_python_function, graph.nodes)):
+        yield
+        return
+    with set_aside(names):
+        yield
+        hidden = [name for parameter, name in names.items() if parameter.grad is not None]
+    if hidden:
+        raise NotSeparable(
+            f"engine: a function runs a backward of its own, which hides {some(hidden)} from this "
+            'one. Use engine="per_task".'
+        )

@@ -1,33 +1,34 @@
-"""A plan: what is known of graphs with one signature."""
+"""A plan: what is known of graphs of one structure, and for which sizes of batches it holds."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import nn
 
-from gradvac.engine.graph import Drawing, Graph
-from gradvac.engine.ownership._following import VIEWS, follow_losses
-from gradvac.engine.ownership._layouts import Layout
+from gradvac.engine.graph import Graph, NotSeparable
+from gradvac.engine.junctions import Partition
+from gradvac.engine.layouts import VIEWS, Layout, follow_losses
+from gradvac.engine.ownership import Key
 
 _MOST_SIZES = 4096
 
 
 class How(Enum):
-    """How the owner of an entry is known, where it is not a `Layout`."""
+    """How the owners of an output gradient's entries are known, where it is not a `Layout`."""
 
     DECLARED = "declared by gradvac.rows"
     REACHED = "reached by one loss alone"
     MEASURED = "measured every step"
 
 
-Known = Layout | How
+Ownership = Layout | How
 
 
-class _Learned(NamedTuple):
+class _Found(NamedTuple):
     """Where rows were found by outputs (position, number), and whose sizes that depends on."""
 
     layouts: dict[tuple[int, int], Layout]
@@ -36,33 +37,59 @@ class _Learned(NamedTuple):
     regions: list[int]  # compiled
 
 
-@dataclass
+@dataclass(eq=False)
 class Plan:
-    """What is known of graphs with one signature."""
+    """What a probe found out about a graph, for all graphs of its structure.
 
-    drawing: Drawing
+    Attributes:
+        partition: The junctions.
+        names: Of the model's parameters.
+        components: That every junction contributes to.
+        owners: How the owners of every output of a junction are known.
+        moved: Positions that were assumed to hold rows and do not.
+        lowest: The narrowest dtype on the way.
+        tolerance: How much of what is measured may stay unexplained.
+        lengths: Of tasks' gradients, when probed where owners are measured.
+        unreached: Positions that no gradient has come through so far.
+        unfinished: Why the next batch must be probed too; None: it need not.
+        is_proven: A step with it went well.
+        refusal: Why no step with it can go well.
+    """
+
+    partition: Partition
     names: Mapping[nn.Parameter, str]
+    components: list[list[int]]
+    owners: Mapping[Key, Ownership]
+    moved: frozenset[int]
     lowest: torch.dtype
-    moved: set[int]
-    lengths: Mapping[int, float]  # of tasks' gradients, when looked at where they are measured
-    known: dict[tuple[int, int], Known] = field(default_factory=dict)  # junction, output -> how
-    sizes: set[object] = field(default_factory=set)  # of batches for which it is known to hold
-    unfinished: str | None = None  # why the next batch must be looked at too
-    asleep: frozenset[int] = frozenset()  # positions that no gradient has come through so far
-    proven: bool = False  # a step with it went well
-    refusal: str | None = None  # why no step with it can go well
-    tolerance: float = 0.0  # how much of what is measured may stay unexplained
-    components: list[list[int]] | None = None  # that every junction contributes to
-    learned: _Learned | None = None
+    tolerance: float
+    lengths: Mapping[int, float]
+    unreached: frozenset[int]
+    unfinished: str | None
+    is_proven: bool = field(default=False, init=False)
+    refusal: str | None = field(default=None, init=False)
 
-    @property
-    def measured(self) -> bool:
-        """Whether owners are measured every step somewhere."""
-        return How.MEASURED in self.known.values()
+    def __post_init__(self) -> None:
+        self.is_measured = How.MEASURED in self.owners.values()
+        self._sizes: set[object] = set()  # of batches for which it is known to hold
+        self._found: _Found | None = None
+
+    def succeed(self) -> None:
+        """A step with this plan went well."""
+        self.is_proven = True
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise, now and whenever the plan is to be used again."""
+        self.refusal = reason
+        raise NotSeparable(reason)
+
+    def expire(self, reason: str) -> None:
+        """Let the next batch be probed again."""
+        self.unfinished = reason
 
     def has_seen(self, present: Sequence[int]) -> bool:
         """Whether it is known how large the gradients of tasks are where they are measured."""
-        return not self.measured or all(task in self.lengths for task in present)
+        return not self.is_measured or all(task in self.lengths for task in present)
 
     def smaller(self, present: Sequence[int]) -> list[list[bool]]:
         """Tasks that others may hide: those that are much smaller, and of these again.
@@ -83,14 +110,14 @@ class Plan:
 
     def parameters(self) -> list[nn.Parameter]:
         """Those that such graphs reach, in the order of the model."""
-        reached = {p for junction in self.drawing.junctions for p in junction.parameters}
+        reached = {p for junction in self.partition.junctions for p in junction.parameters}
         return [parameter for parameter in self.names if parameter in reached]
 
     def holds_for(self, graph: Graph, num_rows: int | None) -> bool:
-        """Whether rows lie as they were found to, in a graph of this signature and other sizes."""
-        if self.learned is None:
-            self.learned = self._learn(graph)
-        layouts, outputs, views, regions = self.learned
+        """Whether rows lie as they were found to, in a graph of this structure and other sizes."""
+        if self._found is None:
+            self._found = self._read(graph)
+        layouts, outputs, views, regions = self._found
         if num_rows is None or not layouts:
             return True
         shape, nodes = graph.shape, graph.nodes
@@ -100,38 +127,39 @@ class Plan:
             *[nodes[position]._saved_self_sym_sizes for position in views],
             *[graph.run(position).sizes for position in regions],
         )
-        if sizes in self.sizes:
+        if sizes in self._sizes:
             return True
-        followed = follow_losses(graph, self.drawing.holds_rows, num_rows)
+        followed = follow_losses(graph, self.partition.holds_rows, num_rows)
         for (position, number), layout in layouts.items():
             if followed[position].get(number, layout) != layout:
                 return False
-        if len(self.sizes) < _MOST_SIZES:
-            self.sizes.add(sizes)
+        if len(self._sizes) < _MOST_SIZES:
+            self._sizes.add(sizes)
         return True
 
-    def _learn(self, graph: Graph) -> _Learned:
+    def _read(self, graph: Graph) -> _Found:
         """What lies on the way from the losses to rows that were found."""
-        junctions = self.drawing.junctions
-        known = {(junctions[n].position, output): how for (n, output), how in self.known.items()}
+        junctions = self.partition.junctions
+        known = {(junctions[n].position, output): how for (n, output), how in self.owners.items()}
         layouts = {output: how for output, how in known.items() if isinstance(how, Layout)}
         found = {position for position, _ in layouts}
         on_the_way = [False] * len(graph.nodes)
         for position in range(len(graph.nodes)):
             inner = (child for child, _ in graph.children(position) if child >= 0)
             on_the_way[position] = position in found or any(on_the_way[c] for c in inner)
-        passed = [position for position in self.drawing.row_nodes if on_the_way[position]]
+        passed = [position for position in self.partition.row_nodes if on_the_way[position]]
         views = [position for position in passed if graph.kind(position) in VIEWS]
         viewed = {graph.children(view)[0] for view in views}
         outputs = dict.fromkeys([*known, *((view, 0) for view in views)])
         regions = [position for position in passed if graph.run(position) is not None]
-        return _Learned(layouts, [o for o in outputs if o not in viewed], views, regions)
+        return _Found(layouts, [o for o in outputs if o not in viewed], views, regions)
 
     def describe(self) -> str:
         """How rows lie, in words."""
         count = Counter(
-            str(how) if isinstance(how, Layout) else how.value for how in self.known.values()
+            str(how) if isinstance(how, Layout) else how.value for how in self.owners.values()
         )
         return "; ".join(
-            f"{what} ({number} of {len(self.known)} places)" for what, number in count.most_common()
+            f"{what} ({number} of {len(self.owners)} places)"
+            for what, number in count.most_common()
         )

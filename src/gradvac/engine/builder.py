@@ -1,38 +1,45 @@
-"""From the output gradients of a junction to the task gradients of its parameters."""
+"""From the output gradients of a junction to what it contributes to its parameters."""
 
 # T tasks
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.graph import LEAF, Graph, Refused, Way, call_node, way_down
-from gradvac.engine.kernels import Owned, Segments, negligible, sketch
-from gradvac.engine.losses import DeclaredRows, Losses, RowTasks
-from gradvac.engine.ownership import How, Layout, Plan, TaskCodes, unexplained
-from gradvac.engine.uses._fast_paths import FAST_PATHS, Place, embedding
-from gradvac.engine.uses._uses import Formed, Use
+from gradvac.engine.contributions import Built, Contribution
+from gradvac.engine.fast_paths import FAST_PATHS, NodeInput, embedding
+from gradvac.engine.graph import LEAF, Graph, call_node
+from gradvac.engine.junctions import ParameterPath, parameter_path
+from gradvac.engine.kernels import Owned, Segments
+from gradvac.engine.layouts import Layout
+from gradvac.engine.losses import Losses
+from gradvac.engine.ownership import MeasuredOwners
+from gradvac.engine.plan import How, Plan
+from gradvac.engine.row_tasks import DeclaredRows, RowTasks
 
 _SAME_NUMBERS = frozenset(
     f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze")
 )
 
-Deliver = Callable[[nn.Parameter, Use], None]
+Deliver = Callable[[nn.Parameter, Contribution], None]
 
 
-class Former:
-    """Forms uses at the junctions of one graph.
+class GradientBuilder:
+    """Builds what the junctions of one graph contribute to its parameters.
 
     Args:
         graph: The graph.
         plan: Its junctions, and how rows lie in them.
         losses: What is differentiated.
         rows: The tasks of the rows of `losses`; None for a mapping.
-        declared: Rows that the forward named.
+        declared: Rows that the forward declared.
         tasks: Task names.
+
+    Attributes:
+        measured: The owners that depend on the data of this step, if the plan needs any.
+        slow: Operations without a fast path that were met.
     """
 
     def __init__(
@@ -49,74 +56,69 @@ class Former:
         self._num_tasks = len(losses.present)
         self._reached = graph.reached_by() if rows is None else []
         self._segments: dict[int | RowTasks, Segments] = {}
-        self.coded: list[Mapping[tuple[int, int], Tensor]] = []
-        self.codes: TaskCodes | None = None
-        self.smaller: list[tuple[Tensor, Mapping[tuple[int, int], Tensor]]] = []  # tasks, marks
-        # What these have at entries of larger ones, and in all, by place.
-        self._elsewhere: dict[int, list[Tensor]] = defaultdict(list)
-        self._seen: dict[tuple[int, ...], list[tuple[Tensor, ...]]] = {}  # by shape: marks, owners
-        self._arrived: dict[int, dict[int, Use]] = {}  # position -> output number -> use
+        self._arrived: dict[int, dict[int, Contribution]] = {}  # position -> output number
+        self.measured: MeasuredOwners | None = None
         self.slow: list[str] = []
 
-    @property
-    def is_coarse(self) -> bool:
-        """Whether a place that is measured has gradients of 16 bits."""
-        return self.plan.lowest.itemsize < 4
+    def begin(self, deliver: Deliver) -> None:
+        """Expect a backward, and deliver what it builds."""
+        self._deliver = deliver
 
-    def form(self, number: int, gradients: Sequence[Tensor | None], deliver: Deliver) -> None:
+    def build(self, number: int, gradients: Sequence[Tensor | None]) -> None:
         """Deliver what a junction contributes to its parameters."""
-        graph, junction = self.graph, self.plan.drawing.junctions[number]
+        graph, junction = self.graph, self.plan.partition.junctions[number]
         if not [True for gradient in gradients if gradient is not None and gradient.numel()]:
             if any(gradient is not None for gradient in gradients):
-                self._deliver_zeros(junction.parameters, deliver)
+                self._deliver_zeros(junction.parameters)
             return
         owned = [
             None if gradient is None else self._owned(number, output, gradient)
             for output, gradient in enumerate(gradients)
         ]
         position, gradient, owner = junction.position, gradients[0], owned[0]
-        path = FAST_PATHS.get(graph.names[position])
+        fast_path = FAST_PATHS.get(graph.names[position])
         slow: Sequence[int] = junction.edges
-        if path is not None and gradient is not None and owner is not None:
-            slow, at = [], Place(graph, position, graph.nodes[position], gradient, owner)
-            for edge, way in zip(junction.edges, junction.ways, strict=True):
-                at.edge, at.way = edge, way
-                use = path(at)
-                if use is None:
+        if fast_path is not None and gradient is not None and owner is not None:
+            slow, at = [], NodeInput(graph, position, graph.nodes[position], gradient, owner)
+            for edge, path in zip(junction.edges, junction.paths, strict=True):
+                at.edge, at.path = edge, path
+                contribution = fast_path(at)
+                if contribution is None:
                     slow.append(edge)
                 else:
-                    delivered = self._push(way, use, deliver)
+                    delivered = self._push(path, contribution)
                     at.first = at.first or delivered
         if slow:
-            self._call_slowly(position, slow, gradients, owned, deliver)
+            self._call_slowly(position, slow, gradients, owned)
         if self._arrived:
-            self._push_on(deliver)
+            self._push_on()
 
-    def _deliver_zeros(self, parameters: Iterable[nn.Parameter], deliver: Deliver) -> None:
+    def _deliver_zeros(self, parameters: Iterable[nn.Parameter]) -> None:
         """An expert without rows: autograd gives it zeros, not nothing."""
         for parameter in parameters:
             zeros = parameter.new_zeros(()).expand(self._num_tasks, *parameter.shape)
-            deliver(parameter, Formed(zeros, self._segments_of(0)))
+            self._deliver(parameter, Built(zeros, self._segments_of(0)))
 
     def _owned(self, number: int, output: int, gradient: Tensor) -> Owned:
         shape = gradient.shape
         if self._num_tasks == 1:
             return Owned(shape, self._segments_of(0))
-        how = self.plan.known[number, output]
+        how = self.plan.owners[number, output]
         if isinstance(how, Layout):
             assert self._rows is not None
             return Owned(shape, self._rows, *how)
-        position = self.plan.drawing.junctions[number].position
+        position = self.plan.partition.junctions[number].position
         if how is How.REACHED:
             return Owned(shape, self._segments_of(self._reached[position].bit_length() - 1))
         if how is How.DECLARED:
-            block = self._declared.of(self.graph.nodes[position])
-            assert block is not None
-            return Owned(shape, self._segments_of(block))
-        return self._measured(number, output, gradient)
+            rows = self._declared.of(self.graph.nodes[position])
+            assert rows is not None
+            return Owned(shape, self._segments_of(rows))
+        assert self.measured is not None
+        return self.measured.of((number, output), gradient)
 
     def _segments_of(self, rows: int | RowTasks) -> Segments:
-        """Of entries that all belong to one task, or of rows that the forward named."""
+        """Of entries that all belong to one task, or of rows that the forward declared."""
         if rows not in self._segments:
             present, device = self.losses.present, self.losses.device
             self._segments[rows] = (
@@ -126,48 +128,6 @@ class Former:
             )
         return self._segments[rows]
 
-    def _measured(self, number: int, output: int, gradient: Tensor) -> Owned:
-        assert self.codes is not None
-        plain = sketch(gradient)
-        coded = [marks[number, output] for marks in self.coded]
-        owner = self.codes.owners(plain, coded)
-        self._seen.setdefault(tuple(plain.shape), []).append((owner, plain, *coded))
-        for group, (tasks, marks) in enumerate(self.smaller):
-            size = marks[number, output].abs().sum(-1)
-            own = torch.where(tasks.to(owner.device)[owner], size, 0.0)
-            self._elsewhere[group].append(torch.stack([size.sum() - own.sum(), size.sum()]))
-        segments = Segments(owner.reshape(-1), self._num_tasks, owner.device)
-        return Owned(gradient.shape, segments, None)
-
-    def refuse_mixed_entries(self) -> None:
-        """Raise if entries that were measured belong to several tasks."""
-        if not self._seen:
-            return
-        assert self.codes is not None
-        shares, amounts, sizes = [], [], []
-        for places in self._seen.values():  # all places of one shape at once
-            owner, plain, *coded = (torch.stack(tensors) for tensors in zip(*places, strict=True))
-            codes, _ = self.codes.on(plain.device, plain.dtype)
-            share, amount = unexplained(plain, coded, codes, owner, len(places))
-            shares.append(share)
-            amounts.append(amount)
-            sizes.append(torch.stack([plain, *coded]).abs().flatten(2).amax((0, 2)))
-        self._seen = {}
-        share, amount, size = torch.cat(shares), torch.cat(amounts), torch.cat(sizes)
-        most = negligible(self.plan.lowest) * size.max()  # rounding may leave so much
-        counts = (share * size > most) & (amount > most / 4)
-        is_mixed = float(torch.where(counts, share, 0.0).max()) > self.plan.tolerance
-        if is_mixed or any(map(self._is_elsewhere, self._elsewhere.values())):
-            raise Refused(
-                "engine: rows of the batch influence each other in this step, so that gradients "
-                'cannot be separated by task in one backward. Use engine="per_task".'
-            )
-
-    def _is_elsewhere(self, by_place: list[Tensor]) -> bool:
-        elsewhere, size = torch.stack(by_place, dim=1)
-        most = negligible(self.plan.lowest) * size.max()
-        return bool(((elsewhere > self.plan.tolerance * size) & (elsewhere > most)).any())
-
     # -- nodes without a fast path ---------------------------------------------------------------
 
     def _call_slowly(
@@ -176,17 +136,16 @@ class Former:
         edges: Sequence[int],
         gradients: Sequence[Tensor | None],
         owned: Sequence[Owned | None],
-        deliver: Deliver,
     ) -> None:
         """Call a junction once per task, with the other tasks' entries set to zero."""
         rows = next(owners.rows for owners in owned if owners is not None)
         if rows.only is None:
-            self.slow.append(self._place(position))
+            self.slow.append(self._describe(position))
 
         def given(task: int) -> list[Tensor | None]:
             return [_only(g, owners, task) for g, owners in zip(gradients, owned, strict=True)]
 
-        self._call(position, edges, rows, given, deliver)
+        self._call(position, edges, rows, given)
 
     def _call(
         self,
@@ -194,7 +153,6 @@ class Former:
         edges: Sequence[int],
         rows: Segments,
         given: Callable[[int], list[Tensor | None]],
-        deliver: Deliver,
     ) -> None:
         """Call a node with the output gradients that are given for each task, and push the results.
 
@@ -219,58 +177,61 @@ class Former:
                         by_edge[edge] = part.to_dense().new_zeros(self._num_tasks, *shape)
                     by_edge[edge][task] = part.to_dense().sum_to_size(shape)
         for edge, gradients in by_edge.items():
-            self._push(way_down(self.graph, *children[edge]), Formed(gradients, rows), deliver)
+            self._push(parameter_path(self.graph, *children[edge]), Built(gradients, rows))
 
-    def _place(self, position: int) -> str:
+    def _describe(self, position: int) -> str:
         kind = self.graph.names[position].removesuffix("0").removesuffix("Backward")
-        junction = next(j for j in self.plan.drawing.junctions if j.position == position)
+        junction = next(j for j in self.plan.partition.junctions if j.position == position)
         names = sorted(self.plan.names.get(p, "") for p in junction.parameters)
         return f"{kind} of {names[0]}" if names else kind
 
     # -- from a junction's input down to parameters ----------------------------------------------
 
-    def _push(self, way: Way, use: Use, deliver: Deliver) -> Use | None:
+    def _push(self, path: ParameterPath, contribution: Contribution) -> Contribution | None:
         """Down to a parameter, or to a node on the way, where it waits for what else arrives.
 
         Returns what a parameter got, if there is nothing but casts and transpositions before it.
         """
-        position, number, is_transposed = way
-        use = use.transposed() if is_transposed else use
+        position, number, is_transposed = path
+        contribution = contribution.transposed() if is_transposed else contribution
         if self.graph.names[position] == LEAF:
-            deliver(self.graph.nodes[position].variable, use)
-            return use
+            self._deliver(self.graph.nodes[position].variable, contribution)
+            return contribution
         arrived = self._arrived.setdefault(position, {})
-        arrived[number] = _together(arrived[number], use) if number in arrived else use
+        if number in arrived:
+            contribution = _together(arrived[number], contribution)
+        arrived[number] = contribution
         return None
 
-    def _push_on(self, deliver: Deliver) -> None:
+    def _push_on(self) -> None:
         """Through what was made of parameters alone, T gradients at a time, each node once."""
         while self._arrived:
             position = max(self._arrived)  # children come before parents, so nothing more arrives
             arrived = self._arrived.pop(position)
-            child, use = self.graph.children(position)[0], next(iter(arrived.values()))
-            if (looked_up := self._look_up(position, use)) is not None:
-                self._push(way_down(self.graph, *child), looked_up, deliver)
+            child, contribution = self.graph.children(position)[0], next(iter(arrived.values()))
+            if (looked_up := self._look_up(position, contribution)) is not None:
+                self._push(parameter_path(self.graph, *child), looked_up)
             elif self.graph.names[position] in _SAME_NUMBERS:
-                gradients = use.task_gradients()
+                gradients = contribution.task_gradients()
                 shape = self.graph.shape(*child)
-                formed = Formed(gradients.reshape(len(gradients), *shape), use.segments)
-                self._push(way_down(self.graph, *child), formed, deliver)
+                built = Built(gradients.reshape(len(gradients), *shape), contribution.segments)
+                self._push(parameter_path(self.graph, *child), built)
             else:
-                self._push_through(position, arrived, deliver)
+                self._push_through(position, arrived)
 
-    def _look_up(self, position: int, use: Use) -> Use | None:
+    def _look_up(self, position: int, contribution: Contribution) -> Contribution | None:
         """A table of positions: the gradients of all tasks are those of a batch with a row each."""
-        if self.graph.names[position] != "EmbeddingBackward0" or use.segments.only is not None:
+        is_lookup = self.graph.names[position] == "EmbeddingBackward0"
+        if not is_lookup or contribution.segments.only is not None:
             return None
-        gradients = use.task_gradients()
+        gradients = contribution.task_gradients()
         tasks = Segments(torch.arange(len(gradients)), len(gradients), gradients.device)
         owned, node = Owned(gradients.shape, tasks), self.graph.nodes[position]
-        way = way_down(self.graph, *self.graph.children(position)[0])
-        return embedding(Place(self.graph, position, node, gradients, owned, way=way))
+        path = parameter_path(self.graph, *self.graph.children(position)[0])
+        return embedding(NodeInput(self.graph, position, node, gradients, owned, path=path))
 
-    def _push_through(self, position: int, arrived: Mapping[int, Use], deliver: Deliver) -> None:
-        gradients = {number: use.task_gradients() for number, use in arrived.items()}
+    def _push_through(self, position: int, arrived: Mapping[int, Contribution]) -> None:
+        gradients = {number: one.task_gradients() for number, one in arrived.items()}
         described = self.graph.nodes[position]._input_metadata
 
         def given(task: int) -> list[Tensor | None]:
@@ -282,18 +243,18 @@ class Former:
         children = enumerate(self.graph.children(position))
         edges = [edge for edge, (child, _) in children if child >= 0]
         rows = next(iter(arrived.values())).segments
-        self._call(position, edges, rows, given, deliver)
+        self._call(position, edges, rows, given)
 
     def close(self) -> None:
-        """Forget the rows that the forward named."""
+        """Forget the rows that the forward declared."""
         if self._declared:
-            self._declared.forget([self.graph.nodes[p] for p in self.plan.drawing.row_nodes])
+            self._declared.forget([self.graph.nodes[p] for p in self.plan.partition.row_nodes])
 
 
-def _together(before: Use, use: Use) -> Use:
-    """Two uses of what was made of parameters, from one junction, as one."""
-    assert before.segments.only == use.segments.only
-    return Formed(before.task_gradients() + use.task_gradients(), use.segments)
+def _together(before: Contribution, contribution: Contribution) -> Contribution:
+    """Two contributions to what was made of parameters, from one junction, as one."""
+    assert before.segments.only == contribution.segments.only
+    return Built(before.task_gradients() + contribution.task_gradients(), contribution.segments)
 
 
 def _only(gradient: Tensor | None, owned: Owned | None, task: int) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Where rows lie, followed from the losses down, operation by operation.
+"""Where rows lie in tensors, followed from the losses down, operation by operation.
 
 Row r of the batch owns entry r of the losses. Where its entries are in what an operation was made
 of follows from what the operation does, whatever the data, and whatever the parameters become:
@@ -8,11 +8,51 @@ here, owners are measured every step.
 
 # B rows
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from gradvac.engine.graph import LEAF, Graph, indexed_dims
-from gradvac.engine.ownership._layouts import Layout, layouts
+
+
+class Layout(NamedTuple):
+    """Rows lie along `dim`: together, or coming round again (`tiled`)."""
+
+    dim: int
+    tiled: bool = False
+
+    def stride(self, shape: Sequence[int], num_rows: int) -> int | None:
+        """From one row to the next in the order of memory; None where rows cannot lie so.
+
+        Entry e belongs to row (e // stride) % B, in both forms.
+        """
+        if self.dim >= len(shape) or not shape[self.dim] or shape[self.dim] % num_rows:
+            return None
+        inner = math.prod(shape[self.dim + 1 :])
+        return inner if self.tiled else inner * (shape[self.dim] // num_rows)
+
+    def rows(self, size: int, num_rows: int) -> Tensor:
+        """The row of every entry of the dimension."""
+        every = torch.arange(size)
+        return every % num_rows if self.tiled else every // (size // num_rows)
+
+    def __str__(self) -> str:
+        which = ("first", "second", "third", "fourth")
+        where = which[self.dim] if self.dim < len(which) else f"{self.dim + 1}th"
+        return f"rows along the {where} dimension" + (", repeated" if self.tiled else "")
+
+
+def layouts(shape: Sequence[int], num_rows: int) -> Iterator[Layout]:
+    """The layouts that rows may have in a tensor, the usual one first."""
+    for dim, size in enumerate(shape):
+        if size and size % num_rows == 0:
+            yield Layout(dim)
+            if size > num_rows:
+                yield Layout(dim, tiled=True)
+
 
 Followed = list[dict[int, Layout | None]]
 """Position -> output -> where rows lie; None: they may move."""
@@ -49,7 +89,7 @@ def follow_losses(graph: Graph, holds_rows: Sequence[bool], num_rows: int) -> Fo
 
 
 def _put(at: Followed, output: tuple[int, int], layout: Layout | None) -> None:
-    """Keep what is known of an output: None unless it is the same by every way."""
+    """Keep what is known of an output: None unless it is the same along every path."""
     position, number = output
     if at[position].setdefault(number, layout) != layout:
         at[position][number] = None
@@ -97,9 +137,9 @@ def _below(
         every = layouts(inside, num_rows)
         return next((one for one in every if one.stride(inside, num_rows) == stride), None)
     if kind == "Permute":
-        dim = _told_dims(node, "dims")[dim] % len(shape)
+        dim = _saved_dims(node, "dims")[dim] % len(shape)
     elif kind in ("T", "Transpose"):
-        pair = _told_dims(node, "dim0", "dim1") if kind == "Transpose" else [0, 1]
+        pair = _saved_dims(node, "dim0", "dim1") if kind == "Transpose" else [0, 1]
         one, other = (d % len(shape) for d in pair)
         dim = {one: other, other: one}.get(dim, dim)
     elif kind in _ENTRYWISE or kind in _PRODUCTS:
@@ -109,9 +149,9 @@ def _below(
     elif kind == "NllLoss2D":
         dim += dim > 0
     elif kind == "Stack":
-        dim -= dim > _told_dims(node, "dim")[0] % len(shape)
+        dim -= dim > _saved_dims(node, "dim")[0] % len(shape)
     elif num_more > 0 and hasattr(node, "_saved_dim"):  # that are gone
-        for gone in sorted(d % len(inside) for d in _told_dims(node, "dim")):
+        for gone in sorted(d % len(inside) for d in _saved_dims(node, "dim")):
             dim += dim >= gone
     elif num_more and kind not in _SAME_NUMBER:
         return None
@@ -161,8 +201,8 @@ def _contracted(graph: Graph, position: int, edges: Sequence[int]) -> Sequence[i
     return (*broadcast, *(dim for factor, dim in summed_over.items() if factor in edges))
 
 
-def _told_dims(node: Any, *names: str) -> list[int]:
-    """The dimensions that an operation was told."""
+def _saved_dims(node: Any, *names: str) -> list[int]:
+    """The dimensions that an operation was given."""
     dims: list[int] = []
     for name in names:
         value = getattr(node, f"_saved_{name}")
@@ -171,8 +211,8 @@ def _told_dims(node: Any, *names: str) -> list[int]:
 
 
 def _along(name: str) -> Callable[[Any], Sequence[int]]:
-    """Along the dimensions that an operation was told; none: any."""
-    return lambda node: _told_dims(node, name) or _ANY
+    """Along the dimensions that an operation was given; none: any."""
+    return lambda node: _saved_dims(node, name) or _ANY
 
 
 def _after_the_first_index(node: Any) -> Sequence[int]:

@@ -18,7 +18,7 @@ class AdamMetric:
 
     Adam divides every entry of an update by the root of its second moment. Lengths and similarities
     that a rule sees are by default those before that; with this metric, those after it. Second
-    moments are those that the plain sum of the task gradients would leave, before clipping, so that
+    moments are those that the joint gradient would leave, before clipping, so that
     an entry which is used for the first time weighs no more than others. The update itself remains
     a weighted sum of the gradients, which Adam then scales.
 

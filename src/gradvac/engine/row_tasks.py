@@ -1,4 +1,4 @@
-"""`gradvac.rows`: which task every row belongs to, said by the forward itself.
+"""`gradvac.rows`: which task every row belongs to, declared by the forward itself.
 
 By default, row r of dimension 0 belongs to the task of loss r. Packed batches, whose dimension 0
 counts tokens, say so with `rows(task_of_token)` around the part of the forward they concern. What
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradvac.engine.kernels import Segments
-from gradvac.engine.losses._losses import TasksOfRows, positions, relabel
+from gradvac.engine.losses import TasksOfRows, positions, relabel
 
 _MOST_KEPT = 4096  # blocks; a forward that is never differentiated leaves its own behind
 

@@ -34,10 +34,6 @@ class Components(Mapping[str, tuple[str, ...]]):
     def __len__(self) -> int:
         return len(self._members)
 
-    def num_parameters(self, name: str) -> int:
-        """How many numbers a component holds."""
-        return self._sizes[name]
-
     def members(self, model: nn.Module) -> list[list[nn.Parameter]]:
         """The parameters themselves, by component."""
         parameters = dict(model.named_parameters())

@@ -1,8 +1,8 @@
 """Junctions: the nodes where something made of parameters alone meets the rows of the batch.
 
-Where the line is drawn decides speed, never exactness. A junction drawn too late pushes T gradients
-through the rest, which is slower. One drawn too early holds entries that several rows share (a
-table of positions looked up once for all rows); ownership then shows, and it is moved up to its
+Where they are found decides speed, never exactness. A junction found too late pushes T gradients
+through the rest, which is slower. One found too early holds entries that several rows share (a
+table of positions looked up once for all rows); a probe shows that, and it is moved up to its
 consumers.
 """
 
@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from gradvac.engine.graph._graph import ANCHOR, LEAF, Graph
-from gradvac.engine.graph._nodes import is_python_function
+from gradvac.engine.graph import ANCHOR, LEAF, Graph, is_python_function
 
 _PRODUCTS = frozenset(
     f"{name}Backward0"
@@ -34,22 +33,22 @@ class Junction:
     Attributes:
         position: Of the node in the graph.
         edges: The inputs that are made of parameters alone; a product comes before its shift.
-        ways: Down from each of them.
+        paths: Down from each of them.
         parameters: What these inputs are made of.
         ends: Nothing below the node needs it to run.
-        supposed: All its inputs are made of parameters; that it holds rows is a guess.
+        assumed: All its inputs are made of parameters; that it holds rows is an assumption.
     """
 
     position: int
     edges: tuple[int, ...]
-    ways: "tuple[Way, ...]"
+    paths: "tuple[ParameterPath, ...]"
     parameters: frozenset[nn.Parameter]
     ends: bool
-    supposed: bool
+    assumed: bool
 
 
 @dataclass
-class Drawing:
+class Partition:
     """A graph with its junctions.
 
     Attributes:
@@ -71,25 +70,25 @@ class Drawing:
     functions: set[int] = field(default_factory=set)
 
     def leaves_outside(self, graph: Graph) -> list[Tensor]:
-        """The leaves that get their plain gradient."""
+        """The leaves that get their joint gradient."""
         return [graph.nodes[position].variable for position in self.outside]
 
 
-def draw(
+def find_junctions(
     graph: Graph,
     tracked: Collection[nn.Parameter],
     num_rows: Callable[[int], int | None],
     moved: Collection[int],
-) -> Drawing:
+) -> Partition:
     """Find the junctions.
 
     Args:
         graph: The graph.
         tracked: The model's parameters.
         num_rows: How many rows there are where a node (position) works; None if unknown.
-        moved: Positions that were supposed to hold rows and do not.
+        moved: Positions that were assumed to hold rows and do not.
     """
-    drawing = Drawing()
+    partition = Partition()
     made_of: list[frozenset[nn.Parameter] | None] = []  # parameters alone, or None: rows
     below = [False] * len(graph.nodes)  # whether the backward has something to do below
     roots = set(graph.root_positions)
@@ -100,18 +99,18 @@ def draw(
             variable = graph.nodes[position].variable
             if variable is ANCHOR:
                 made_of.append(nothing)
-                drawing.has_taps = below[position] = True
+                partition.has_taps = below[position] = True
                 continue
             is_ours = variable in tracked
             made_of.append(frozenset([variable]) if is_ours else None)
             if not is_ours:
-                drawing.outside.append(position)
+                partition.outside.append(position)
                 below[position] = True
             continue
         edges = tuple(e for e, (c, _) in enumerate(children) if c >= 0 and made_of[c])
         alone = bool(edges) and all(c < 0 or made_of[c] is not None for c, _ in children)
         parameters = nothing.union(*(made_of[children[e][0]] or () for e in edges))
-        drawing.holds_no_rows |= alone and position in roots
+        partition.holds_no_rows |= alone and position in roots
         deeper = any(c >= 0 and below[c] for c, _ in children)
         if alone and position not in roots:
             rows = num_rows(position)
@@ -120,26 +119,26 @@ def draw(
                 below[position] = deeper  # a tap's anchor: a pass to it runs whatever is above
                 continue
         made_of.append(None)
-        drawing.row_nodes.append(position)
+        partition.row_nodes.append(position)
         below[position] = deeper or bool(edges)
         if edges:
             edges = tuple(sorted(edges, key=lambda e: -math.prod(graph.shape(*children[e]))))
-            supposed = alone and position not in roots
+            assumed = alone and position not in roots
             if deeper and is_python_function(graph.nodes[position]) and not graph.is_tap(position):
-                drawing.functions.add(len(drawing.junctions))
-            ways = tuple(way_down(graph, *children[edge]) for edge in edges)
-            drawing.junctions.append(
-                Junction(position, edges, ways, parameters, not deeper, supposed)
+                partition.functions.add(len(partition.junctions))
+            paths = tuple(parameter_path(graph, *children[edge]) for edge in edges)
+            partition.junctions.append(
+                Junction(position, edges, paths, parameters, not deeper, assumed)
             )
-    drawing.holds_rows = [parameters is None for parameters in made_of]
-    return drawing
+    partition.holds_rows = [parameters is None for parameters in made_of]
+    return partition
 
 
-Way = tuple[int, int, bool]
+ParameterPath = tuple[int, int, bool]
 """A node (position) and the number of its output; whether there is a transposition on the way."""
 
 
-def way_down(graph: Graph, position: int, number: int) -> Way:
+def parameter_path(graph: Graph, position: int, number: int) -> ParameterPath:
     """From an input of a junction through casts and transpositions, mostly to a parameter."""
     transposed = False
     while graph.names[position] == "TBackward0" or graph.is_plain_cast(position):

@@ -1,25 +1,190 @@
 """The autograd graph of some losses, read but never changed.
 
-Nodes come in post-order, children before parents. A node's *signature* is what decides whose
+Nodes come in post-order, children before parents. A graph's *signature* is what decides whose
 gradient is whose: which operations there are, how they are connected, and over which dimensions
 they work; not the sizes of this batch.
 """
 
+import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from gradvac.engine.graph._nodes import kind_of, settings_of
+
+@cache
+def kind_of(name: str) -> str:
+    """The operation that a node of this name belongs to."""
+    return re.sub(r"^torch::autograd::|Backwards?\d*$", "", name)
+
+
+def is_python_function(node: Any) -> bool:
+    """Whether the node is a Python `autograd.Function`, a compiled region for instance."""
+    return not callable(node) and hasattr(node, "apply")
+
+
+def indexed_dims(node: Any) -> tuple[int, ...]:
+    """The dimensions that have an index, of an operation that has one for each of several."""
+    raw = node._raw_saved_indices
+    if not isinstance(raw, tuple):  # where a maximum was
+        return ()
+    every = [one.unpack_hook for one in raw]
+    if not any(every):
+        every = node._saved_indices
+    # Behind hooks, of a checkpoint for instance, reading them would run a part of the forward.
+    return tuple([dim for dim, index in enumerate(every) if index is not None])
+
+
+def _number_of(name: str) -> Callable[[Any], int]:
+    return lambda node: len(getattr(node, name))
+
+
+# What an operation saves of how it moves or mixes entries along dimensions; not how far.
+_SETTINGS: dict[str, Callable[[Any], object]] = {
+    **{
+        name: attrgetter(name)
+        for name in (
+            *("_saved_dim", "_saved_dims", "_saved_dim0", "_saved_dim1", "_saved_dim2"),
+            *("_saved_dimension", "_saved_keepdim", "_saved_index", "_saved_shifts"),
+            *("_saved_offset", "_saved_training", "_saved_batch_first"),
+        )
+    },
+    **{
+        name: _number_of(name)
+        for name in ("_saved_normalized_shape", "_saved_pad", "_saved_batch_sizes")
+    },
+    "_saved_indices": indexed_dims,
+}
+
+
+def settings_of(node: Any) -> tuple[Callable[[Any], object], ...]:
+    """What reads the settings of nodes of this type: those that are no tensors, which are data."""
+    readers = (_SETTINGS[name] for name in dir(node) if name in _SETTINGS)
+    return tuple(read for read in readers if not isinstance(read(node), Tensor))
+
+
+@cache
+def _aside(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 (a fork has no threads)
+    """A thread: a node called inside a running backward computes only what that backward wants."""
+    return ThreadPoolExecutor(1, thread_name_prefix="gradvac")
+
+
+def call_node(node: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The gradients of a node's inputs. Broadcasting is not undone: that is the engine's work."""
+    function: Callable[..., Any] = node if callable(node) else node.apply
+    some = next(g for g in gradients if g is not None)
+    stream = torch.cuda.current_stream(some.device) if some.is_cuda else None
+
+    def run() -> Any:
+        with torch.no_grad(), torch.cuda.stream(stream):
+            return function(*gradients)
+
+    returned = _aside(os.getpid()).submit(run).result()
+    returned = returned if isinstance(returned, tuple) else (returned,)
+    return returned if callable(node) else _by_edge(node, returned)
+
+
+def _by_edge(node: Any, returned: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """What a Python function returned for its tensors: it returns something for numbers too."""
+    needed = iter(
+        [g for g, is_needed in zip(returned, node.needs_input_grad, strict=False) if is_needed]
+    )
+    return tuple(None if child is None else next(needed) for child, _ in node.next_functions)
+
+
+def saved(node: Any, name: str) -> Any:
+    """A saved tensor of a node.
+
+    Activation checkpointing lets each be read once per backward, and the node itself will read it
+    too: what was read is put back.
+    """
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    if getattr(raw, "unpack_hook", None) is None:
+        return getattr(node, f"_saved_{name}")
+    holder = getattr(raw, "data", None)
+    value = getattr(node, f"_saved_{name}")
+    if hasattr(holder, "handles"):
+        _put_back(raw, holder, value)
+    return value
+
+
+@cache
+def _names_of_saved(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def release(node: Any) -> None:
+    """Let go of what a node saved, as a backward that keeps no graph does.
+
+    Another backward would do it too, but would run the hooks of activations once more.
+    """
+    for one in _all_saved(node):
+        with suppress(RuntimeError):  # nothing saved, or kept by hooks: a checkpoint, the host
+            one.register_hooks(lambda _: None, _raise_used_up)
+
+
+def _all_saved(node: Any) -> list[Any]:
+    kind: Any = type(node)
+    is_torchs = kind.__module__ == "builtins"  # Python functions come and go
+    names = _names_of_saved(kind) if is_torchs else ("_raw_saved_tensors",)
+    every: list[Any] = []
+    for name in names:
+        with suppress(RuntimeError, AttributeError):  # of an earlier backward, which freed it
+            raw = getattr(node, name)
+            every += raw if isinstance(raw, tuple) else (raw,)
+    return every
+
+
+def is_selective(node: Any) -> bool:
+    """Whether a selective checkpoint kept something for the node, which one backward uses up."""
+    for one in _all_saved(node):
+        hook = getattr(one, "unpack_hook", None)
+        for frame in [] if hook is None else _held(hook):
+            inner = _held(getattr(frame, "recompute_fn", None))
+            if any(type(content).__name__ == "_CachedTorchDispatchMode" for content in inner):
+                return True
+    return False
+
+
+def _held(function: Any) -> list[Any]:
+    """What a function has of the one that it was made in."""
+    cells = getattr(function, "__closure__", None) or ()
+    held = []
+    for cell in cells:
+        with suppress(ValueError):  # an empty one
+            held.append(cell.cell_contents)
+    return held
+
+
+def _raise_used_up(_: object) -> Tensor:
+    raise RuntimeError(
+        "losses: a backward has used up their graph; compute them again, in a forward of their own."
+    )
+
+
+def _put_back(raw: Any, holder: Any, value: Tensor) -> None:
+    from torch.utils.checkpoint import _Handle
+
+    frame = next(one for one in _held(raw.unpack_hook) if hasattr(one, "recomputed"))
+    task = torch._C._current_graph_task_id()
+    handle = _Handle()
+    frame.recomputed[task][handle] = value
+    holder.handles[task] = handle
+
 
 LEAF = "torch::autograd::AccumulateGrad"
 COMPILED = "CompiledFunctionBackward"
 RUN = "gradvac"  # the name under which the node of a compiled region of ours keeps its run
 
-# Taps stand for the parameters of such regions (`gradients/compiled`). Behind each is one leaf: a
-# backward that forms no parameter gradients runs to it.
+# Taps stand for the parameters of such regions (`compiled`). Behind each is one leaf: a
+# backward without parameter gradients runs to it.
 ANCHOR = torch.zeros((), requires_grad=True)
 TAPS = frozenset(("GradvacProductBackward", "GradvacLookupBackward"))
 _OURS = __name__.partition(".")[0]
@@ -42,7 +207,7 @@ def _kind(node: Any) -> _Kind:
     return names
 
 
-class Signature:
+class GraphSignature:
     """The structure that graphs have in common; the same object for all of them.
 
     Attributes:
@@ -62,7 +227,7 @@ class Signature:
         self.roots = [position[root] for root in roots]
 
 
-_SIGNATURES: dict[tuple[object, ...], Signature] = {}
+_SIGNATURES: dict[tuple[object, ...], GraphSignature] = {}
 _MOST_KEPT = 1024
 
 
@@ -86,7 +251,7 @@ def _post_order(children: Sequence[Sequence[int]], roots: Sequence[int]) -> list
 def _walk(
     starts: Sequence[Any], parameter_ids: Collection[int], settings: object
 ) -> tuple[list[Any], dict[Any, int], tuple[object, ...]]:
-    """Collect the nodes, their places, and what tells graphs apart.
+    """Collect the nodes, their positions, and what distinguishes graphs.
 
     Runs every step, so it is kept lean.
     """
@@ -141,7 +306,7 @@ class Graph:
         met, index, parts = _walk(starts, known, settings)
         signature = _SIGNATURES.get(parts)
         if signature is None:
-            signature = Signature(met, index, [index[start] for start in starts])
+            signature = GraphSignature(met, index, [index[start] for start in starts])
             _SIGNATURES[parts] = signature
             if len(_SIGNATURES) > _MOST_KEPT:
                 del _SIGNATURES[next(iter(_SIGNATURES))]
@@ -232,7 +397,7 @@ class Graph:
         every = (described for node in self.nodes for described in node._input_metadata)
         return any(one.is_nested_tensor or one.is_cpp_nested_tensor for one in every)
 
-    def refuse_compiled_too_early(self) -> None:
+    def check_compiled(self) -> None:
         """Raise if a compiled region writes over what its forward saved: it can run only once."""
         for node, name in zip(self.nodes, self.names, strict=True):
             if name == COMPILED:
@@ -257,3 +422,48 @@ class Graph:
                 if child >= 0:
                     reached[child] |= roots
         return reached
+
+
+class NotSeparable(ValueError):  # noqa: N818
+    """one_backward cannot separate these losses; nothing was changed."""
+
+
+def check_readable(graph: Graph) -> None:
+    """Raise for graphs that show no junctions, or none that have rows."""
+    if any(graph.names[position] == LEAF for position in graph.root_positions):
+        raise NotSeparable('losses: are a parameter themselves; use engine="per_task".')
+    if graph.is_reentrant:
+        raise NotSeparable(
+            "engine: reentrant activation checkpointing hides the parameters it uses; "
+            "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or use "
+            'engine="per_task".'
+        )
+    if any(map(is_selective, graph.nodes)):
+        raise NotSeparable(
+            "engine: a selective activation checkpoint (context_fn=...) lets a backward run only "
+            "once, and whose gradients are whose takes several; checkpoint without it, or use "
+            'engine="per_task" with a forward for each task, as a mapping task -> loss.'
+        )
+    if graph.is_nested:
+        raise NotSeparable(
+            "engine: nested tensors have no rows of one size; pad them "
+            '(torch.nested.to_padded_tensor) before the model, or use engine="per_task".'
+        )
+
+
+def check_parameters(model: nn.Module, known: Collection[nn.Parameter], graph: Graph) -> None:
+    """Raise if a graph of losses is not that of the model some of whose parameters are known."""
+    leaves = graph.leaves()
+    unknown = {leaf for leaf in leaves if leaf not in known}
+    for name, parameter in model.named_parameters() if unknown else ():
+        if parameter in unknown:
+            raise ValueError(
+                f"model: {name} became trainable, or was replaced, after the Aligner was made; "
+                "make another Aligner after freezing, unfreezing or replacing parameters."
+            )
+    is_none_known = len(unknown) == len(leaves) and not graph.is_reentrant
+    if is_none_known and any(parameter.requires_grad for parameter in known):
+        raise ValueError(
+            "losses: reach no parameter of the Aligner's model, so there is nothing to align; were "
+            "they computed by another model, such as a copy of it?"
+        )

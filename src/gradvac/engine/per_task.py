@@ -11,23 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.graph import (
-    LEAF,
-    Graph,
-    is_python_function,
-    is_selective,
-    refuse_changed,
-    refuse_hidden,
+from gradvac.engine.graph import LEAF, Graph, check_parameters, is_python_function, is_selective
+from gradvac.engine.losses import GradientSketches, JointGradient, Losses, is_due
+from gradvac.engine.passes import (
+    check_hidden_backwards,
     set_aside,
     show_gradients,
     without_hooks,
 )
-from gradvac.engine.losses import Losses, PlainGradient, Sums, is_due
 from gradvac.hints import some
 
 Receive = Callable[[nn.Parameter, Mapping[int, Tensor]], None]
 """Takes a parameter and its gradients by task, `task -> gradient`."""
 Expect = Callable[[Iterable[nn.Parameter]], None]
+"""Takes the parameters whose gradients may come, before any of them does."""
 
 
 class PerTask:
@@ -49,55 +46,57 @@ class PerTask:
         self._check, self._steps = check, 0
         self._seen: set[str] = set()  # kinds of nodes
 
-    def task_gradients(
-        self, losses: Losses, receive: Receive, expect: Expect | None = None
-    ) -> dict[Tensor, Tensor]:
-        """Show every parameter's task gradients; see `OneBackward.task_gradients`.
+    def task_gradients(self, losses: Losses, receive: Receive) -> dict[Tensor, Tensor]:
+        """Show `receive` every parameter's gradient of a task, as soon as the task is done.
 
-        Those of a task come as soon as it is done; with `expect`, a parameter comes with all its
-        tasks.
+        Returns:
+            The joint gradients of leaves that are not the model's.
         """
-        if expect is not None and len(losses.present) == 1:
-            return self._deliver_one_task(losses, receive, expect)
         outside: dict[Tensor, Tensor] = {}
-        rows: dict[nn.Parameter, dict[int, Tensor]] = {}
         for leaf, task, gradient in self._differentiate(losses):
-            if leaf not in self._parameters:
-                outside[leaf] = outside[leaf] + gradient if leaf in outside else gradient
-            elif expect is None:
+            if leaf in self._parameters:
                 receive(leaf, {task: gradient})
             else:
-                rows.setdefault(leaf, {})[task] = gradient
-        if expect is not None:
-            expect(rows)
-        for parameter, by_task in rows.items():
+                outside[leaf] = outside[leaf] + gradient if leaf in outside else gradient
+        return outside
+
+    def stream(self, losses: Losses, receive: Receive, expect: Expect) -> dict[Tensor, Tensor]:
+        """The same, each parameter with all its tasks; `expect` is called before they come."""
+        gradients: dict[nn.Parameter, dict[int, Tensor]] = {}
+
+        def collect(parameter: nn.Parameter, by_task: Mapping[int, Tensor]) -> None:
+            gradients.setdefault(parameter, {}).update(by_task)
+
+        outside = self.task_gradients(losses, collect)
+        expect(gradients)
+        for parameter, by_task in gradients.items():
             receive(parameter, by_task)
         return outside
 
-    def _deliver_one_task(
+    def stream_one_task(
         self, losses: Losses, receive: Receive, expect: Expect
     ) -> dict[Tensor, Tensor]:
-        """A plain backward, whose gradients are those of the task: any model, compiled or not."""
+        """An ordinary backward, whose gradients are those of the only task: any model."""
         graph, outside = self._read(losses)
         reached = set(graph.leaves())
         parameters = [p for p in self._parameters if p in reached and p.requires_grad]
         expect(parameters)
-        plain: dict[Tensor, Tensor] = {}
+        joint: dict[Tensor, Tensor] = {}
 
         def show(leaf: Any, gradient: Tensor) -> None:
             if leaf in self._parameters:
                 receive(leaf, {losses.present[0]: gradient})
             else:
-                plain[leaf] = gradient
+                joint[leaf] = gradient
 
-        with refuse_hidden(self._parameters, graph):
+        with check_hidden_backwards(self._parameters, graph):
             show_gradients(graph, losses.starts(), [*parameters, *outside], show)
-        return plain
+        return joint
 
     def _read(self, losses: Losses) -> tuple[Graph, list[Tensor]]:
         """The graph of some losses, and the leaves of it that are not the model's, nor frozen."""
         graph = Graph(losses.roots)
-        refuse_changed(self._model, self._parameters, graph)
+        check_parameters(self._model, self._parameters, graph)
         if graph.is_reentrant and self._is_shared:
             raise ValueError(
                 "losses: their graph has reentrant checkpoints, which several processes cannot "
@@ -109,32 +108,32 @@ class PerTask:
     def _differentiate(self, losses: Losses) -> Iterator[tuple[Any, int, Tensor]]:
         graph, outside = self._read(losses)
         if len(losses.present) > 1:
-            graph.refuse_compiled_too_early()
+            graph.check_compiled()
         retain = _retain_graph(losses, graph)
         every = [p for p in self._parameters if p.requires_grad] + outside  # some may be frozen
-        plain, sums, is_ours = losses.plain, Sums(), False
-        if any(retain) and plain is None and self._is_to_verify(graph):
+        joint, sums, is_ours = losses.joint, GradientSketches(), False
+        if any(retain) and joint is None and self._is_to_verify(graph):
             if any(map(is_selective, graph.nodes)):
                 raise ValueError(
                     "losses: a selective activation checkpoint (context_fn=...) lets a backward "
                     "run only once; checkpoint without it, or give every task the loss of a "
                     "forward of its own, as a mapping task -> loss."
                 )
-            plain, is_ours = PlainGradient(graph, losses.starts(), every), True
+            joint, is_ours = JointGradient(graph, losses.starts(), every), True
         for position, task in enumerate(losses.present):
             gradients = _gradients(
-                graph, losses, position, every, retain=retain[position] or plain is not None
+                graph, losses, position, every, retain=retain[position] or joint is not None
             )
             for leaf, gradient in gradients:
-                if plain is not None:
+                if joint is not None:
                     sums.add(leaf, gradient)
                 yield leaf, task, gradient.to_dense() if gradient.is_sparse else gradient
-        if plain is not None:
-            wrong = plain.differing(sums, is_strict=True)
+        if joint is not None:
+            wrong = joint.differing(sums, is_strict=True)
             # It need not be linear (hooks that clip), as long as it is the same when it runs again.
-            if wrong and not plain.is_same_again(graph):
+            if wrong and not joint.is_same_again(graph):
                 raise ValueError(self._runs_once(graph, wrong))
-            plain.run(graph, -1.0 if is_ours else 0.0, retain=False)  # lets go of the graph
+            joint.run(graph, -1.0 if is_ours else 0.0, retain=False)  # lets go of the graph
 
     def _is_to_verify(self, graph: Graph) -> bool:
         """On the first batches, now and then, and where there is a new kind of node."""

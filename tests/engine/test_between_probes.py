@@ -1,4 +1,4 @@
-"""What a look found and a later batch changes, in a graph of the same structure."""
+"""What a probe found and a later batch changes, in a graph of the same structure."""
 
 # B rows, D width
 
@@ -17,16 +17,15 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from gradvac import Aligner, Sum
-from gradvac.engine.engines import _step
-from gradvac.engine.graph import Watcher
-from gradvac.engine.ownership import _following
+from gradvac.engine import layouts, one_backward
+from gradvac.engine.passes import ReachedNodes
 
 from .parity import TASKS, UNSORTED, WEIGHTS, assert_same_gradients
 from .zoo._case import B, D, Model, S, distance
 
 Run = Callable[[Any, Tensor, bool], Tensor]
 CASES: dict[str, tuple[Run, tuple[int, ...], str]] = {}
-LATER = torch.tensor([2, 0, 1, 5, 3, 4])  # rows are in order in the batches that are looked at
+LATER = torch.tensor([2, 0, 1, 5, 3, 4])  # rows are in order in the batches that are probed
 
 
 def case(shape: tuple[int, ...] = (B, D), engine: str = "one_backward") -> Callable[[Run], Run]:
@@ -292,13 +291,13 @@ def test_tasks_without_any_gradient(factors: tuple[tuple[int, ...], ...]) -> Non
 
 
 def test_rounding_that_is_zero_in_one_pass_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sum that cancels out may wake a part up in every pass but the one that is looked at."""
+    """A sum that cancels out may reach a part in every pass but the one that is observed."""
 
-    class Fooled(Watcher):
-        def asleep(self) -> frozenset[int]:
+    class Fooled(ReachedNodes):
+        def unreached(self) -> frozenset[int]:
             return frozenset()
 
-    monkeypatch.setattr(_step, "Watcher", Fooled)
+    monkeypatch.setattr(one_backward, "ReachedNodes", Fooled)
     model = Model(
         lambda m, x: m.last(x) + 0 * m.first(x), first=nn.Linear(D, 3), last=nn.Linear(D, 3)
     )
@@ -322,8 +321,8 @@ def test_losses_however_small() -> None:
         aligner.backward(losses, UNSORTED)
 
 
-@pytest.mark.parametrize("num_looks", [0, 2])
-def test_influence_on_the_losses_of_a_tiny_task(num_looks: int) -> None:
+@pytest.mark.parametrize("num_probes", [0, 2])
+def test_influence_on_the_losses_of_a_tiny_task(num_probes: int) -> None:
     """Its gradients are lost beside those of the entries that it shares with other tasks."""
 
     def run(m: Any, x: Tensor, neighbour: Tensor) -> Any:
@@ -333,15 +332,15 @@ def test_influence_on_the_losses_of_a_tiny_task(num_looks: int) -> None:
     model = Model(run, first=nn.Linear(D, D), last=nn.Linear(D, 3))
     aligner = Aligner(model, TASKS, engine="one_backward")
     tasks, size = [0, 0, 0, 0, 0, 1], torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1e-6])
-    for _ in range(num_looks):
+    for _ in range(num_probes):
         aligner.backward(size * distance(model(torch.randn(B, D), torch.arange(B))), tasks)
     losses = size * distance(model(torch.randn(B, D), torch.tensor([0, 0, 1, 2, 3, 4])))
     with pytest.raises(ValueError, match="influence each other"):
         aligner.backward(losses, tasks)
 
 
-def test_a_tiny_task_that_comes_later() -> None:
-    """Whether larger ones may hide it is known once it was looked at."""
+def test_a_tiny_task_that_comes_later(probes: list[int]) -> None:
+    """Whether larger ones may hide it is known once it was probed."""
 
     def run(m: Any, x: Tensor, share: float) -> Any:
         hidden = m.first(x.requires_grad_())[torch.arange(B)]
@@ -350,7 +349,7 @@ def test_a_tiny_task_that_comes_later() -> None:
     model = Model(run, first=nn.Linear(D, D), last=nn.Linear(D, 3))
     twin = copy.deepcopy(model)
     aligner = Aligner(model, TASKS, Sum(), engine="one_backward")
-    plans = []
+    counts = []
     for tasks in ([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 2], [2, 0, 0, 0, 1, 1]):
         size = torch.tensor([1.0, 1.0, 1e-6])[tasks]
         x = torch.randn(B, D)
@@ -359,9 +358,8 @@ def test_a_tiny_task_that_comes_later() -> None:
         aligner.backward(size * distance(model(x, 0.5)), tasks)
         (size * distance(twin(x, 0.5))).sum().backward()
         assert_same_gradients(model, twin, 1e-5)
-        plans.append(aligner._engines._one_backward.plan)
-    assert plans[2] is not plans[1]
-    assert plans[3] is plans[2]
+        counts.append(len(probes))
+    assert counts == [1, 2, 3, 3]
 
 
 def test_operations_have_the_names_that_torch_gives_them() -> None:
@@ -372,8 +370,8 @@ def test_operations_have_the_names_that_torch_gives_them() -> None:
     )
     known = {"".join(part.title() for part in name.split("_")) for name in names} | {"Copy"}
     for table in ("ENTRYWISE", "KEEPERS", "PRODUCTS", "WITHIN_ROWS", "WITH_WEIGHTS", "BY_SETTING"):
-        assert not set(getattr(_following, f"_{table}")) - known
-    for start in _following._OVER_SPACE:
+        assert not set(getattr(layouts, f"_{table}")) - known
+    for start in layouts._OVER_SPACE:
         assert any(name.startswith(start) for name in known)
 
 

@@ -1,0 +1,390 @@
+"""The one_backward engine: vaccination for the price of plain training.
+
+The model and its forward are left alone. `backward` reads the ordinary autograd graph, runs one
+backward over it *without* parameter gradients, and builds task gradients at the *junctions*, where
+parameters meet the rows of the batch. When all contributions to a component's parameters have
+arrived, their Gram matrix is taken and weighed, the update written to `.grad`, and the task
+gradients freed.
+"""
+
+# K components, T tasks
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradvac.engine.builder import Deliver, GradientBuilder
+from gradvac.engine.contributions import Contribution
+from gradvac.engine.graph import Graph, NotSeparable, check_parameters, release
+from gradvac.engine.kernels import Segments, sketch
+from gradvac.engine.losses import GradientSketches, Losses, is_due
+from gradvac.engine.ownership import Key, MeasuredOwners, task_codes
+from gradvac.engine.passes import Arrive, ReachedNodes, check_hidden_backwards, run_pass
+from gradvac.engine.per_task import Expect, Receive
+from gradvac.engine.plan import How, Plan
+from gradvac.engine.probe import Planner
+from gradvac.engine.row_tasks import DeclaredRows
+from gradvac.engine.task_gradients import TaskGradients, Weigh, Write, add_to_grad
+from gradvac.gram import working_dtype
+from gradvac.hints import some, warn_caller
+
+
+class PlanOutdated(Exception):  # noqa: N818
+    """A gradient came through a part of the graph that none had reached before: probe again."""
+
+
+class OneBackward:
+    """One backward for all tasks.
+
+    Args:
+        model: The model; it is only read.
+        tasks: Task names.
+        gradients: Of its components.
+        recompute: Two backward passes with the memory of plain training, for components that
+            cannot stream (whole_model, enc_dec): the first takes Gram matrices only.
+        check: Verify how rows lie on the first batches and now and then, not only where it is new.
+        keep_graph: Leave the graph intact where a step may still be refused.
+    """
+
+    name = "one_backward"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tasks: Sequence[str],
+        gradients: TaskGradients,
+        *,
+        recompute: bool,
+        check: bool,
+        keep_graph: bool,
+    ) -> None:
+        self._model, self._tasks, self._recompute = model, tuple(tasks), recompute
+        self._check, self._keep_graph, self.gradients = check, keep_graph, gradients
+        self._names = {p: n for n, p in model.named_parameters() if p.requires_grad}
+        members = enumerate(gradients.members)
+        self._component_of = {p: k for k, parameters in members for p in parameters}
+        self._planner = Planner(self._names, self._component_of, self._tasks)
+        self._steps = 0
+        self._last_rows: tuple[Tensor, object, Segments] | None = None
+        self._announced: set[str] = set()
+        self.plan: Plan | None = None
+
+    def backward(self, losses: Losses, weigh: Weigh) -> None:
+        """Differentiate all tasks at once and add the updates to `.grad`.
+
+        Raises:
+            NotSeparable: The losses cannot be separated; `.grad` is as it was.
+            PlanOutdated: What was learned of this graph no longer holds; call once more.
+        """
+        kept: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
+        with self._planned(losses) as planned:
+            # A step that may still be refused writes at its end.
+            write = (lambda *update: kept.append(update)) if planned.is_careful else add_to_grad
+            try:
+                if self._recompute:
+                    outside = self._run_twice(planned, weigh, write)
+                else:
+                    self.gradients.begin(weigh, write)
+                    outside = planned.run_by_component(self.gradients)
+                    self.gradients.finish()
+            finally:
+                self.gradients.clear()
+        for update in [*kept, (list(outside), list(outside.values()))]:
+            add_to_grad(*update)
+
+    def task_gradients(self, losses: Losses, receive: Receive) -> dict[Tensor, Tensor]:
+        """Show `receive` every parameter's task gradients, once all are there.
+
+        Returns:
+            The joint gradients of leaves that are not the model's.
+        """
+        gradients = TaskGradients(self.gradients.members)
+        with self._planned(losses) as planned:
+            gradients.begin()
+            outside = planned.run_by_component(gradients)
+            gradients.build_waiting()
+        for parameter in gradients.collected:
+            _show(gradients, parameter, losses, receive)
+        return outside
+
+    def stream(self, losses: Losses, receive: Receive, expect: Expect) -> dict[Tensor, Tensor]:
+        """The same, each parameter as soon as it is complete, unless the step may be refused.
+
+        `expect` is called before, with the parameters that may come.
+        """
+        gradients = TaskGradients(self.gradients.members)
+
+        def done(parameter: nn.Parameter) -> None:
+            if not planned.is_careful:
+                _show(gradients, parameter, losses, receive)
+
+        with self._planned(losses) as planned:
+            gradients.begin()
+            if not planned.is_careful:
+                expect(planned.plan.parameters())
+            outside = planned.run_by_parameter(gradients, done)
+            gradients.build_waiting()
+        if planned.is_careful:
+            expect(gradients.collected)
+        for parameter in gradients.collected:
+            _show(gradients, parameter, losses, receive)
+        return outside
+
+    def describe(self) -> str:
+        """Where rows were found, in words."""
+        return "no batch so far" if self.plan is None else self.plan.describe()
+
+    @contextmanager
+    def _planned(self, losses: Losses) -> "Iterator[PlannedBackward]":
+        """A backward; lets another engine continue after an error while the graph is intact."""
+        graph = Graph(losses.roots, self._planner.identities, settings=losses.index is None)
+        if not self._planner.knows(graph):
+            check_parameters(self._model, self._names, graph)
+        graph.check_compiled()
+        planned = None
+        try:
+            planned = self._plan(graph, losses)
+            yield planned
+            self._announce(planned.builder.slow)
+            if planned.keeps_graph:  # a loop that still holds the losses would hold it all
+                for node in graph.nodes:
+                    release(node)
+        except (NotSeparable, PlanOutdated, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            # What cannot be recorded is not recorded in another engine instead, which would be
+            # slow for good: whoever records runs a step as it is written, and learns of the error.
+            is_intact = planned is None or planned.is_careful
+            if not self._keep_graph or not is_intact or _is_captured(losses.device):
+                raise
+            met = f"engine: one_backward met {type(error).__name__}: {error}"
+            raise NotSeparable(met) from error
+        finally:
+            if planned is not None:
+                planned.builder.close()
+
+    def _plan(self, graph: Graph, losses: Losses) -> "PlannedBackward":
+        declared = DeclaredRows()
+        self._steps += 1
+        verify = self._check and len(losses.present) > 1 and is_due(self._steps)
+        verify = verify and not _is_captured(losses.device)
+        self.plan = self._planner.plan(graph, losses, declared, verify=verify)
+        rows = None if losses.index is None else self._rows_of_losses(losses, losses.index)
+        builder = GradientBuilder(graph, self.plan, losses, rows, declared, self._tasks)
+        return PlannedBackward(builder, keep_graph=self._keep_graph)
+
+    def _rows_of_losses(self, losses: Losses, index: Tensor) -> Segments:
+        num_tasks, device = len(losses.present), losses.device
+        if _is_captured(losses.device):  # what a graph being recorded makes has no values yet
+            return Segments(index, num_tasks, device)
+        key = (num_tasks, device, index.device)
+        if self._last_rows is not None and index.device.type == "cpu":
+            last_index, last_key, segments = self._last_rows  # batches are often laid out alike
+            if last_key == key and torch.equal(last_index, index):
+                return segments
+        segments = Segments(index, num_tasks, device)
+        self._last_rows = (index, key, segments)
+        return segments
+
+    def _run_twice(
+        self, planned: "PlannedBackward", weigh: Weigh, write: Write
+    ) -> dict[Tensor, Tensor]:
+        """Gram matrices first, one parameter in memory at a time; then the updates, likewise."""
+        members, losses = self.gradients.members, planned.losses
+        device, num_tasks = losses.device, len(losses.present)
+        shape = (len(members), num_tasks, num_tasks)
+        grams = torch.zeros(shape, dtype=working_dtype(device), device=device)
+        gradients = TaskGradients(members, table_bytes=self.gradients.table_bytes)
+
+        def add_gram(parameter: nn.Parameter) -> None:
+            if (collected := gradients.take(parameter)) is not None:
+                grams[self._component_of[parameter]] += collected.gram()
+
+        def write_update(parameter: nn.Parameter) -> None:
+            if (collected := gradients.take(parameter)) is not None:
+                update = collected.combine(weights[self._component_of[parameter]])
+                write([parameter], [update])
+
+        planned.run_by_parameter(gradients, add_gram, again=True)
+        weights = weigh(range(len(members)), grams)
+        return planned.run_by_parameter(gradients, write_update)
+
+    def _announce(self, slow: Sequence[str]) -> None:
+        """Warn once of operations that are computed task by task."""
+        new = [operation for operation in slow if operation not in self._announced]
+        self._announced |= set(new)
+        if new:
+            warn_caller(
+                f"engine: {len(new)} place(s) have no fast path and are computed task by task, "
+                f"which is exact but slower: {some(new)}."
+            )
+
+
+class PlannedBackward:
+    """One backward by a plan: the passes over its graph.
+
+    Args:
+        builder: Builds what the junctions of the graph contribute.
+        keep_graph: Leave the graph intact if the step may still be refused.
+
+    Attributes:
+        is_careful: The step may still be refused: nothing may be written before its end.
+        keeps_graph: The last pass leaves the graph intact, because it may be needed once more.
+    """
+
+    def __init__(self, builder: GradientBuilder, *, keep_graph: bool) -> None:
+        self.builder = builder
+        self.graph, self.plan, self.losses = builder.graph, builder.plan, builder.losses
+        plan = self.plan
+        self.is_careful = not plan.is_proven or plan.is_measured or bool(plan.unreached)
+        self.keeps_graph = bool(plan.unreached) or (self.is_careful and keep_graph)
+
+    def run_by_component(self, gradients: TaskGradients) -> dict[Tensor, Tensor]:
+        """The backward; tells `gradients` when a component is complete.
+
+        Returns:
+            The joint gradients of leaves that are not the model's.
+        """
+        return self._run(gradients, self.plan.components, gradients.component_done)
+
+    def run_by_parameter(
+        self,
+        gradients: TaskGradients,
+        done: Callable[[nn.Parameter], None],
+        *,
+        again: bool = False,
+    ) -> dict[Tensor, Tensor]:
+        """The same; calls `done` when a parameter is complete. `again`: another will follow."""
+        groups = [junction.parameters for junction in self.plan.partition.junctions]
+        return self._run(gradients, groups, done, again=again)
+
+    def _run(
+        self,
+        gradients: TaskGradients,
+        groups: Sequence[Collection[Any]],
+        done: Callable[[Any], None],
+        *,
+        again: bool = False,
+    ) -> dict[Tensor, Tensor]:
+        """The backward; calls `done` when all junctions that have a group in `groups` were seen."""
+        plan, builder, unreached = self.plan, self.builder, self.plan.unreached
+        junctions, sums, reached_nodes = (
+            plan.partition.junctions,
+            GradientSketches(),
+            ReachedNodes(),
+        )
+        left = dict(Counter([group for junction_groups in groups for group in junction_groups]))
+        deliver: Deliver = gradients.add
+        if self.losses.joint is not None:
+            deliver = _counted(deliver, sums)
+
+        def arrive(number: int, output_gradients: Sequence[Tensor | None]) -> None:
+            if unreached and junctions[number].position in unreached:
+                reached_nodes.see(junctions[number].position, output_gradients)
+            builder.build(number, output_gradients)
+            for group in groups[number]:
+                left[group] -= 1
+                if not left[group]:
+                    done(group)
+
+        builder.begin(deliver)
+        if plan.is_measured and builder.measured is None:
+            builder.measured = self._measure()
+        others: list[tuple[int, Arrive]] = []
+        if unreached:
+            shown = {junction.position for junction in junctions}
+            others = [(position, reached_nodes.see) for position in unreached - shown]
+        with nullcontext() if plan.is_proven else check_hidden_backwards(plan.names, self.graph):
+            returned = run_pass(
+                self.graph,
+                plan.partition,
+                self.losses.starts(),
+                arrive,
+                others=others,
+                after_run=self._of_one_task(),
+                retain=again or self.keeps_graph,
+            )
+        if unreached and reached_nodes.unreached() != unreached:
+            plan.expire("a gradient reached a part of it for the first time")
+            if self.losses.joint is None:  # else this batch was probed, and it is rounding
+                raise PlanOutdated
+        if builder.measured is not None:
+            builder.measured.check()
+        pairs = zip(plan.partition.leaves_outside(self.graph), returned, strict=True)
+        outside = {leaf: g for leaf, g in pairs if g is not None and leaf.requires_grad}
+        if self.losses.joint is not None:
+            for leaf, gradient in outside.items():
+                sums.add(leaf, gradient)
+            self._check_sum(self.losses.joint.differing(sums))
+        if not again:
+            plan.succeed()
+        return outside
+
+    def _check_sum(self, wrong: Collection[Tensor]) -> None:
+        """Refuse the graph if task gradients do not add up to the joint gradient."""
+        if wrong:
+            names = [name for p, name in self.plan.names.items() if any(p is w for w in wrong)]
+            self.plan.refuse(
+                f"engine: the task gradients of {some(names)} do not add up to the plain gradient, "
+                "as with a hook between a parameter and its use, or with a function whose backward "
+                'can run only once. Use engine="per_task".'
+            )
+
+    def _of_one_task(self) -> set[int]:
+        """Python functions whose own run gives all that is asked of them.
+
+        A second call would do it too, but some write over what they saved.
+        """
+        is_alone, owners = len(self.losses.present) == 1, self.plan.owners
+        functions = self.plan.partition.functions
+        return {n for n in functions if is_alone or owners.get((n, 0)) is How.REACHED}
+
+    def _measure(self) -> MeasuredOwners:
+        """Passes with a code per task, where owners depend on the data."""
+        plan, losses = self.plan, self.losses
+        codes = task_codes(len(losses.present), plan.lowest.itemsize < 4)
+        every = map(codes.of_tasks, range(codes.num_passes))
+        coded = [self._sketch(losses.starts(weights)) for weights in every]
+        groups = map(torch.tensor, plan.smaller(losses.present))
+        smaller = [(tasks, self._sketch(losses.starts(tasks))) for tasks in groups]
+        return MeasuredOwners(codes, coded, smaller, plan.lowest, plan.tolerance)
+
+    def _sketch(self, starts: Sequence[Tensor]) -> dict[Key, Tensor]:
+        sketches: dict[Key, Tensor] = {}
+
+        def see(number: int, gradients: Sequence[Tensor | None]) -> None:
+            for output, gradient in enumerate(gradients):
+                is_measured = self.plan.owners.get((number, output)) is How.MEASURED
+                if gradient is not None and is_measured:
+                    sketches[number, output] = sketch(gradient)
+
+        run_pass(self.graph, self.plan.partition, starts, see, retain=True)
+        return sketches
+
+
+def _counted(deliver: Deliver, sums: GradientSketches) -> Deliver:
+    """Add up what is delivered."""
+
+    def count(parameter: nn.Parameter, contribution: Contribution) -> None:
+        sums.add(parameter, contribution.total())
+        deliver(parameter, contribution)
+
+    return count
+
+
+def _show(
+    gradients: TaskGradients, parameter: nn.Parameter, losses: Losses, receive: Receive
+) -> None:
+    """Hand over the task gradients of a parameter, if there are any."""
+    collected = gradients.take(parameter)
+    if collected is not None:
+        receive(parameter, dict(zip(losses.present, collected.dense(), strict=True)))
+
+
+def _is_captured(device: torch.device) -> bool:
+    """Whether a CUDA graph is being recorded: there is no waiting for the device then."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,468 @@
+"""Task gradients: collected by parameter, reduced to Gram matrices, weighed, and added to `.grad`.
+
+`TaskGradients` takes the contributions of a running backward, or what `AccumulatedGradients` added
+up over micro-batches, and weighs components as they complete. It asks for weights in one place,
+`_weigh_ready`: Gram matrices -> `weigh` -> combined gradients, which are written to `.grad`.
+"""
+
+# K components, T tasks, P entries of a parameter, V rows of a table, I its columns
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradvac.engine.contributions import (
+    Built,
+    Contribution,
+    Lookup,
+    MatrixContribution,
+    SharedShift,
+)
+from gradvac.engine.kernels import combine, gram, stacked, wide
+from gradvac.engine.metric import Metric
+
+Weigh = Callable[[Sequence[int], Tensor], Tensor]
+"""Components (positions) and their Gram matrices [K, T, T] -> weights [K, T]."""
+Write = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+"""Takes leaves and their updates."""
+
+_CHUNK_BYTES = 1 << 31  # of a large table's task gradients at a time
+_BUILT_BYTES = 1 << 29  # of contributions of one kind, which are copied side by side, at a time
+
+
+class ParameterGradients:
+    """The contributions to one parameter: its Gram matrix and its combined gradient.
+
+    Most contributions are built and added up, `[T, *shape]`, with two exceptions. Of a table that
+    is only looked up, and of which a batch uses few rows, those rows alone are built. A table that
+    is too large is split: its Gram matrix is taken by slices of rows, and its combined gradient
+    from the contributions themselves, at the price of a second product.
+
+    Args:
+        parameter: The parameter.
+        table_bytes: Task gradients of a matrix above this size are not built.
+
+    Attributes:
+        waiting: Contributions that were not added yet, see `Contribution.may_wait`.
+        is_split: The parameter is a table that is too large.
+        has_begun: Contributions were added.
+        tokens: Whose rows alone `stack` gave; None if it gave all.
+    """
+
+    def __init__(self, parameter: nn.Parameter, table_bytes: int) -> None:
+        self.parameter, self._table_bytes = parameter, table_bytes
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all contributions."""
+        self.waiting: list[Any] = []
+        self.is_split = self.has_begun = False
+        self.tokens: Tensor | None = None
+        self._gradients: Tensor | None = None  # [T, P] or [T, *shape], of those that were built
+        self._lookups: list[Lookup] = []  # those that were not: of few rows, or of a large table
+        self._products: list[MatrixContribution] = []  # the others of a large table
+
+    def moved(self) -> "ParameterGradients":
+        """The contributions in another object; they are no longer here."""
+        moved = copy.copy(self)
+        self.clear()
+        return moved
+
+    def take_waiting(self) -> Sequence[Any]:
+        """The contributions that waited, as few as possible; they are no longer here."""
+        waiting, self.waiting = self.waiting, []
+        if len(waiting) < 2:
+            return waiting
+        kinds: dict[Any, list[Any]] = {}
+        for one in waiting:
+            kinds.setdefault((type(one), one.kind), []).append(one)
+        return [joined for alike in kinds.values() for joined in alike[0].join(alike)]
+
+    def add(self, contribution: Contribution) -> None:
+        """Add a contribution."""
+        self.has_begun, is_first = True, self._gradients is None
+        if isinstance(contribution, MatrixContribution):
+            self.is_split |= is_first and contribution.built_bytes > self._table_bytes
+            if isinstance(contribution, Lookup):
+                num_tokens = contribution.tokens.shape[0]
+                if self.is_split or (is_first and 2 * num_tokens < contribution.num_rows):
+                    self._lookups.append(contribution)
+                    return
+            elif self.is_split:
+                self._products.append(contribution)
+                return
+        if is_first:
+            self.begin(contribution.task_gradients())
+            return
+        gradients, only = self._shaped().contiguous(), contribution.segments.only
+        if isinstance(contribution, Lookup):
+            contribution.add_to(gradients)
+        elif only is not None and isinstance(contribution, MatrixContribution):
+            gradients[only].add_(contribution.total())
+        else:
+            given = contribution.task_gradients().reshape(gradients.shape)
+            wider = torch.promote_types(gradients.dtype, given.dtype)
+            gradients = gradients.to(wider).add_(given)
+        self._gradients = gradients
+
+    def begin(self, gradients: Tensor) -> None:
+        """Take the first task gradients, `[T, P]` or `[T, *shape]`."""
+        self.has_begun, self._gradients = True, gradients
+        while self._lookups and not self.is_split:
+            self.add(self._lookups.pop())
+
+    def _shaped(self) -> Tensor:
+        assert self._gradients is not None
+        return self._gradients.reshape(self._gradients.shape[0], *self.parameter.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is held once all contributions are built."""
+        held = 0 if self._gradients is None else self._gradients.nbytes
+        for lookup in self._lookups:
+            held += 0 if self.is_split else lookup.rows_bytes
+        for contribution in self.waiting:
+            held += contribution.built_bytes
+        return held
+
+    def dense(self) -> Tensor:
+        """Task gradients, `[T, *shape]`."""
+        assert not self.is_split
+        if self._gradients is None:
+            return Lookup.join(self._lookups)[0].task_gradients()
+        return self._shaped()
+
+    def stack(self, *, dense: bool = False) -> Tensor:
+        """Task gradients `[T, P]`; of a table's looked-up rows alone, unless `dense` is wanted."""
+        gradients = self._gradients
+        if gradients is None and not dense:
+            self.tokens, rows = Lookup.join(self._lookups)[0].renumbered()
+            return rows.task_gradients().flatten(1)
+        if gradients is None:
+            gradients = self.dense()
+        return gradients if gradients.dim() == 2 else gradients.reshape(gradients.shape[0], -1)
+
+    def spread(self, combined: Tensor) -> Tensor:
+        """The gradient from a combination of what `stack` gave."""
+        if self.tokens is None:
+            return combined
+        num_rows, width = self.parameter.shape
+        dense = combined.new_zeros(num_rows, width)
+        return dense.index_add_(0, self.tokens, combined.view(-1, width))
+
+    def gram(self) -> Tensor:
+        """`[T, T]`."""
+        if not self.is_split:
+            return gram(self.stack())
+        num_rows = self.parameter.shape[0]
+        first = (*self._products, *self._lookups)[0]
+        at_once = _CHUNK_BYTES // max(1, first.built_bytes // num_rows)
+        # A multiple of 64 rows, which matrix products like; all of them on small tables.
+        step = max(1, at_once // 64 * 64 or at_once)
+        starts = range(0, num_rows, step)
+        grams = [gram(self._slice(s, min(s + step, num_rows)).flatten(1)) for s in starts]
+        return torch.stack(grams).sum(0)
+
+    def _slice(self, start: int, end: int) -> Tensor:
+        """Task gradients of some rows: products first, then lookups are added in place."""
+        parts, lookups = [one.slice(start, end) for one in self._products], list(self._lookups)
+        if self._gradients is not None:
+            parts.append(self._shaped()[:, start:end].clone())  # the sum below is written to
+        if not parts:
+            parts.append(lookups.pop().slice(start, end))
+        total = reduce(torch.add, parts).contiguous()
+        for lookup in lookups:
+            lookup.add_to(total, start)
+        return total
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """sum_t weights[t] g_t; of a table that is split, without ever building the g_t."""
+        if not self.is_split:
+            return self.spread(combine(weights, self.stack()))
+        parts = [one.weighted(weights) for one in (*self._products, *self._lookups)]
+        if self._gradients is not None:
+            parts.append(combine(weights, self._gradients.flatten(1)).view(self.parameter.shape))
+        dtype = wide(parts[0].dtype)
+        return reduce(torch.add, [part.to(dtype) for part in parts])
+
+
+class AccumulatedGradients:
+    """Task gradients added up over micro-batches, and joint gradients of leaves outside the model.
+
+    Args:
+        storage_dtype: Of task gradients; None: that of each parameter.
+        offload: Keep them in host memory.
+    """
+
+    def __init__(self, *, storage_dtype: torch.dtype | None = None, offload: bool = False) -> None:
+        self._dtype, self._offload = storage_dtype, offload
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._gradients: dict[Tensor, dict[int, Tensor]] = {}
+        self.outside: dict[Tensor, Tensor] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._gradients or self.outside)
+
+    def add(self, leaf: Tensor, by_task: Mapping[int, Tensor]) -> None:
+        """Add to the task gradients of a leaf.
+
+        Never in place: a gradient may share memory with another leaf's.
+        """
+        stored = self._gradients.setdefault(leaf, {})
+        for task, gradient in by_task.items():
+            device = torch.device("cpu") if self._offload else gradient.device
+            is_kept = self._dtype is None or gradient.is_complex()  # it has no narrow dtypes
+            gradient = gradient.to(device, gradient.dtype if is_kept else self._dtype)
+            stored[task] = stored[task] + gradient if task in stored else gradient
+
+    def add_outside(self, gradients: Mapping[Tensor, Tensor]) -> None:
+        """Add to joint gradients."""
+        for leaf, gradient in gradients.items():
+            earlier = self.outside.get(leaf)
+            self.outside[leaf] = gradient if earlier is None else earlier + gradient
+
+    def take(self, leaf: Tensor) -> dict[int, Tensor]:
+        """Hand out the task gradients of a leaf; they are no longer here."""
+        return self._gradients.pop(leaf, {})
+
+    def take_stack(self, parameter: Tensor, tasks: Sequence[int]) -> Tensor | None:
+        """Those of a parameter on its device, `[T, P]`; None if no task reached it."""
+        stored = self.take(parameter)
+        if not stored:
+            return None
+        some = next(iter(stored.values()))
+        stack = some.new_zeros(len(tasks), parameter.numel(), device=parameter.device)
+        for row, task in zip(stack, tasks, strict=True):
+            if task in stored:
+                row.copy_(stored.pop(task).reshape(-1), non_blocking=True)
+        return stack
+
+
+@cache
+def _most_bytes(gpu: torch.device | None) -> tuple[int, int]:
+    """Of contributions that wait to be built together, and of complete components likewise.
+
+    More with a GPU that waits for launches, but a small share of its memory.
+    """
+    if gpu is None:
+        return 1 << 26, 1 << 28
+    memory = torch.cuda.get_device_properties(gpu).total_memory
+    return min(1 << 31, memory >> 5), min(1 << 30, memory >> 6)
+
+
+class TaskGradients:
+    """Collects contributions by parameter, and turns components into updates as they complete.
+
+    Args:
+        members: The parameters of every component.
+        stream_bytes: Complete components wait for each other until they hold this much, so that
+            small models weigh everything at once; larger ones stream. None: as the device likes it.
+        table_bytes: Task gradients of a matrix above this size are not built.
+        metric: What Gram matrices see of task gradients, which are then built whatever their size.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Sequence[nn.Parameter]],
+        stream_bytes: int | None = None,
+        table_bytes: int = 1 << 62,
+        metric: Metric | None = None,
+    ) -> None:
+        self.members = members
+        self._stream_bytes, self._metric = stream_bytes, metric
+        self.table_bytes = table_bytes if metric is None else 1 << 62
+        self._by_component = [
+            [ParameterGradients(p, self.table_bytes) for p in parameters] for parameters in members
+        ]
+        # By identity: the hash of a tensor is a function of Python.
+        self._by_parameter = {id(g.parameter): g for group in self._by_component for g in group}
+        self.clear()
+
+    def __reduce__(self) -> tuple[Any, tuple[object, ...]]:
+        """A copy has parameters of its own, and holds nothing yet."""
+        settings = (self._stream_bytes, self.table_bytes, self._metric)
+        return TaskGradients, (self.members, *settings)
+
+    def clear(self) -> None:
+        """Forget everything about the backward that ran."""
+        for gradients in self._by_parameter.values():
+            if gradients.has_begun or gradients.waiting:
+                gradients.clear()
+        self._most_waiting, self._most_ready = _most_bytes(None)
+        self._waiting_bytes = self._ready_bytes = 0
+        self._ready: list[int] = []  # complete components
+        self._weigh: Weigh | None = None
+        self._write: Write | None = None
+
+    @property
+    def collected(self) -> list[nn.Parameter]:
+        """The parameters of which something was added and not yet weighed or taken."""
+        return [one.parameter for one in self._by_parameter.values() if one.has_begun]
+
+    def begin(self, weigh: Weigh | None = None, write: Write | None = None) -> None:
+        """Expect a backward; without `weigh`, its contributions are only collected."""
+        self._weigh, self._write = weigh, write
+        # Launches that are recorded cost nothing when they are replayed: then less is copied.
+        first = self.members[0][0]
+        is_launched = first.is_cuda and not torch.cuda.is_current_stream_capturing()
+        self._most_waiting, most_ready = _most_bytes(first.device if is_launched else None)
+        self._most_ready = most_ready if self._stream_bytes is None else self._stream_bytes
+
+    def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
+        """Take what a junction contributes to a parameter."""
+        if not parameter.requires_grad:  # frozen after the forward
+            return
+        gradients = self._by_parameter[id(parameter)]
+        is_large = contribution.built_bytes > self.table_bytes
+        if not contribution.may_wait or gradients.has_begun or is_large:
+            gradients.add(contribution)
+            return
+        gradients.waiting.append(contribution)
+        self._waiting_bytes += contribution.held_bytes
+        if self._waiting_bytes > self._most_waiting:
+            self.build_waiting()
+
+    @torch.no_grad()
+    def build_waiting(self) -> None:
+        """Build what waits: contributions of one kind together, whatever their parameter."""
+        kinds: dict[Any, list[tuple[ParameterGradients, Any]]] = {}
+        for gradients in self._by_parameter.values():
+            for one in gradients.take_waiting() if gradients.waiting else ():
+                kinds.setdefault((type(one), one.kind), []).append((gradients, one))
+        self._waiting_bytes = 0
+        for (kind, _), pairs in sorted(kinds.items(), key=lambda item: item[0][0] is SharedShift):
+            most = max(1, _BUILT_BYTES // max(1, pairs[0][1].held_bytes))
+            while pairs:
+                part = pairs[:most]
+                del pairs[:most]  # frees what was built
+                built = kind.build([one for _, one in part])
+                for (gradients, one), task_gradients in zip(part, built, strict=True):
+                    if gradients.has_begun:
+                        gradients.add(Built(task_gradients, one.segments))
+                    else:
+                        gradients.begin(task_gradients)
+
+    def component_done(self, component: int) -> None:
+        """All contributions to all parameters of a component have arrived."""
+        if self._weigh is None:
+            return
+        self._ready.append(component)
+        for gradients in self._by_component[component]:
+            self._ready_bytes += gradients.nbytes
+        if self._ready_bytes >= self._most_ready:
+            self._weigh_ready()
+
+    def take(self, parameter: nn.Parameter) -> ParameterGradients | None:
+        """Hand out what was collected of a parameter; it is no longer here."""
+        gradients = self._by_parameter[id(parameter)]
+        for contribution in gradients.take_waiting():
+            gradients.add(contribution)
+        return gradients.moved() if gradients.has_begun else None
+
+    def add_accumulated(self, accumulated: AccumulatedGradients, tasks: Sequence[int]) -> None:
+        """Take what was accumulated, component by component; it is no longer there."""
+        for component, parameters in enumerate(self.members):
+            for parameter in parameters:
+                stack = accumulated.take_stack(parameter, tasks)
+                if stack is not None:  # else no task used it: .grad stays as it is
+                    self._by_parameter[id(parameter)].begin(stack)
+            self.component_done(component)
+
+    def finish(self) -> None:
+        """Weigh what has not been weighed; the backward is over."""
+        self._ready = list(range(len(self.members)))
+        self._weigh_ready()
+
+    @torch.no_grad()
+    def _weigh_ready(self) -> None:
+        """Gram matrices -> weights -> updates of the components that are complete; frees them."""
+        self.build_waiting()
+        ready, self._ready, self._ready_bytes = self._ready, [], 0
+        begun = {k: [g for g in self._by_component[k] if g.has_begun] for k in ready}
+        components = {k: group for k, group in begun.items() if group}
+        if not components:
+            return
+        assert self._weigh is not None
+        assert self._write is not None
+        num, metric = len(components), self._metric
+        every = [(n, g) for n, group in enumerate(components.values()) for g in group]
+        dense = [(number, gradients) for number, gradients in every if not gradients.is_split]
+        split = [(number, gradients) for number, gradients in every if gradients.is_split]
+        numbers = [number for number, _ in dense]
+        stacks = [gradients.stack(dense=metric is not None) for _, gradients in dense]
+        products = seen = stacked(stacks, numbers, num) if dense else None
+        if metric is not None:
+            pairs = zip(dense, stacks, strict=True)
+            seen = stacked([metric(g.parameter, stack) for (_, g), stack in pairs], numbers, num)
+        grams = None if seen is None else seen.grams()
+        del seen  # what a metric made of task gradients is not needed for updates
+        for number, gradients in split:
+            block = gradients.gram()
+            grams = block.new_zeros(num, *block.shape) if grams is None else grams
+            grams[number] += block
+        assert grams is not None
+        weights = self._weigh(list(components), grams)
+        combined = [] if products is None else products.combine(weights)
+        updates = [
+            update if gradients.tokens is None else gradients.spread(update)
+            for (_, gradients), update in zip(dense, combined, strict=True)
+        ]
+        updates += [gradients.combine(weights[number]) for number, gradients in split]
+        self._write([gradients.parameter for _, gradients in (*dense, *split)], updates)
+        for _, gradients in every:
+            gradients.clear()
+
+
+def add_to_grad(
+    leaves: Sequence[Tensor], updates: Sequence[Tensor], *, by_hand: bool = False
+) -> None:
+    """Accumulate final gradients.
+
+    Autograd itself accumulates the gradients of leaves with hooks, so that calling these is torch's
+    business; unless it is done by hand, because a replica's own hooks, which cannot be told apart
+    there, would exchange the gradient once more.
+    """
+    hooked: list[tuple[Tensor, Tensor]] = []
+    added: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        for leaf, update in zip(leaves, updates, strict=True):
+            if update.dim() != leaf.dim() or update.shape != leaf.shape:
+                update = update.view_as(leaf)  # a shape of Python's would take three times as long
+            if update.dtype != leaf.dtype or update.device != leaf.device:
+                update = update.to(leaf.device, leaf.dtype)
+            if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
+                hooked.append((leaf, update))
+            elif leaf.grad is not None:
+                added.append((leaf.grad, update))
+            elif leaf.stride() == update.stride():
+                leaf.grad = update.data  # no view, as optimizers of old take for granted
+            else:  # fused optimizers take for granted that both lie alike in memory
+                leaf.grad = torch.empty_like(leaf).copy_(update)
+        if added:
+            torch._foreach_add_([grad for grad, _ in added], [update for _, update in added])
+    if by_hand:
+        for leaf, update in hooked:
+            _accumulate(leaf, update)
+    elif hooked:
+        torch.autograd.backward([leaf for leaf, _ in hooked], [update for _, update in hooked])
+
+
+@torch.no_grad()
+def _accumulate(leaf: Tensor, update: Tensor) -> None:
+    """What autograd does with a leaf's gradient."""
+    for hook in list((leaf._backward_hooks or {}).values()):
+        changed = hook(update)
+        update = update if changed is None else changed
+    if leaf.grad is None:
+        leaf.grad = torch.empty_like(leaf).copy_(update)
+    else:
+        leaf.grad.add_(update)
+    for hook in list((leaf._post_accumulate_grad_hooks or {}).values()):
+        hook(leaf)
