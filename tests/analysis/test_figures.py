@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from gradvac.analysis import statistics
-from gradvac.analysis.components import weighty
 from gradvac.analysis.figures import _bars, _heatmaps, _lines, write_figures
 from gradvac.analysis.figures._method import altered
 from gradvac.analysis.figures.style import (
@@ -28,6 +27,7 @@ from gradvac.analysis.figures.style import (
     save,
 )
 from gradvac.analysis.run import KnownDistances, Run
+from gradvac.analysis.similarities import weighty
 from gradvac.lab.runs import TaskScores
 from gradvac.rules import GradVac, PCGrad
 from gradvac.sides import side_of

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.analysis.report import compare, render, summarise, write_report
-from gradvac.analysis.report._packing import pack, unpack
-from gradvac.analysis.report._scores import score_table
-from gradvac.analysis.report._sentences import describe_source
+from gradvac.analysis.report import describe_difference, render, summarise, write_report
+from gradvac.analysis.report.quantities import pack, unpack
+from gradvac.analysis.report.sentences import describe_source
+from gradvac.analysis.report.tables import score_table
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import Similarities
 from gradvac.lab.runs import TaskScores
@@ -257,18 +257,20 @@ def test_comparison_of_two_runs() -> None:
     ]
     first = run_with(low, tasks, name="joint", scores=bleu[0])
     second = run_with(high, tasks, name="gradvac", scores=bleu[1])
-    text = "\n".join(sentence.text for sentence in compare(first, second))
+    text = "\n".join(sentence.text for sentence in describe_difference(first, second))
     assert "Their 7 tasks are more similar in gradvac (0.45 against 0.15" in text
     assert "The same pairs are similar in both (r = 1.00" in text
     assert "BLEU is 0.4 higher in gradvac on average, and higher in 3 of 7 tasks" in text
     assert "does not show that one is better" in text
-    same = "\n".join(sentence.text for sentence in compare(first, replace(first, name="again")))
+    same = "\n".join(
+        sentence.text for sentence in describe_difference(first, replace(first, name="again"))
+    )
     assert "Similarity over their 7 tasks, not beyond chance: 0.15 against 0.15" in same
     assert "BLEU is the same in again" in same
 
 
 def compared(first: Run, second: Run) -> str:
-    return "\n".join(sentence.text for sentence in compare(first, second))
+    return "\n".join(sentence.text for sentence in describe_difference(first, second))
 
 
 def test_what_was_measured_differently_is_not_compared() -> None:

@@ -13,7 +13,7 @@ lines, the cosine of whole gradients is cos(A_i + B_i, A_j + B_j). On *different
 mean of cos(A_i, B_j) and cos(B_i, A_j), so what the lines have in common (in an aligned set, their
 content) does not count. The cosines and lengths of both halves are kept, so that
 `statistics.corrected` can estimate the cosine with unlimited data, with an interval, and
-`statistics.measured_pushes` who pushes whom.
+`statistics.measured_influence` how tasks influence each other.
 
 Memory: the gradients of all tasks' halves, 2 T P numbers (in `storage_dtype`; on the host with
 `offload=True`), besides the model and one batch; and those of the largest parameter once more, on
@@ -60,7 +60,7 @@ class Measured:
     Attributes:
         same: On the same lines.
         different: On different lines, with what `statistics.corrected` and
-            `statistics.measured_pushes` need.
+            `statistics.measured_influence` need.
     """
 
     same: Mapping[str, Similarities]

@@ -38,7 +38,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Part:
+class Section:
     """Tasks of one direction in one side of the model: what can be compared with each other.
 
     Attributes:
@@ -113,18 +113,18 @@ def side_matrix(
     return statistics.mean_matrix(chosen, None if side == MODEL else side)
 
 
-def by_layer(similarities: Similarities) -> list[tuple[Part, list[tuple[int, float]]]]:
+def by_layer(similarities: Similarities) -> list[tuple[Section, list[tuple[int, float]]]]:
     """Mean similarity (layer, mean) of every direction in every side, without what is unknown."""
     lines = []
     for direction, tasks in task_names.directions(similarities.tasks):
-        for side, points in statistics.by_layer(similarities.select(tasks=tasks)).items():
+        for side, points in statistics.mean_by_layer(similarities.select(tasks=tasks)).items():
             known_points = [(layer, mean) for layer, mean in points if not np.isnan(mean)]
             if known_points:
-                lines.append((Part(side, direction, tasks), known_points))
+                lines.append((Section(side, direction, tasks), known_points))
     return lines
 
 
-def telling_pairs(similarities: Similarities) -> list[tuple[str, str]]:
+def example_pairs(similarities: Similarities) -> list[tuple[str, str]]:
     """The most similar, a middling and the least similar pair."""
     matrix = statistics.mean_matrix(similarities)
     rows, columns = np.tril_indices(len(matrix), -1)
@@ -162,10 +162,10 @@ def pair_mean(matrix: Matrix) -> float:
     return float(values.mean()) if values.size else float("nan")
 
 
-def parts(similarities: Similarities) -> list[Part]:
+def sections(similarities: Similarities) -> list[Section]:
     """Every direction in every side."""
     return [
-        Part(side, direction, tasks)
+        Section(side, direction, tasks)
         for side in sides_of(similarities)
         for direction, tasks in task_names.directions(similarities.tasks)
     ]
@@ -177,23 +177,23 @@ def two_halves(run: Run) -> Similarities | None:
     return next((s for s in halves if s.across is not None), None)
 
 
-def pushes(run: Run) -> statistics.Pushes | None:
-    """Who pushes whom: unbiased on the aligned set, else as recorded; None if neither is there."""
+def find_influence(run: Run) -> statistics.Influence | None:
+    """Influence: unbiased on the aligned set, else as recorded; None if neither is there."""
     halves = two_halves(run)
-    measured = None if halves is None else statistics.measured_pushes(halves)
+    measured = None if halves is None else statistics.measured_influence(halves)
     if measured is not None or run.record is None or len(run.record.tasks) < 2:
         return measured
-    return statistics.recorded_pushes(run.record)
+    return statistics.recorded_influence(run.record)
 
 
 def against_distance(
     similarities: Similarities, known: KnownDistances | None
-) -> list[tuple[Part, Matrix, Matrix]]:
+) -> list[tuple[Section, Matrix, Matrix]]:
     """Similarities and known distances, each `[T, T]`, of every part that has enough of both."""
-    with_distances: list[tuple[Part, Matrix, Matrix]] = []
+    with_distances: list[tuple[Section, Matrix, Matrix]] = []
     if known is None:
         return with_distances
-    for part in parts(similarities):
+    for part in sections(similarities):
         tasks = [task for task in part.tasks if task in known.tasks]
         if len(tasks) < _FEWEST_FOR_DISTANCE:
             continue

@@ -11,8 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from gradvac.analysis import views
 from gradvac.analysis.figures.style import INKS, MissingError, legend, new_figure, zero_line
-from gradvac.analysis.run import Run
-from gradvac.analysis.scores import by_one_metric
+from gradvac.analysis.run import Run, scores_by_one_metric
 from gradvac.run_files import level_rank
 from gradvac.tasks import labels, languages_of
 
@@ -20,7 +19,9 @@ from gradvac.tasks import labels, languages_of
 def scores_by_level(runs: Sequence[Run], sizes: Mapping[str, int]) -> dict[str, Figure]:
     """Figure 6: the score of each run minus that of the first, largest languages on the left."""
     scored = [
-        (run, scores) for run, scores in zip(runs, by_one_metric(runs), strict=True) if scores
+        (run, scores)
+        for run, scores in zip(runs, scores_by_one_metric(runs), strict=True)
+        if scores
     ]
     if len(scored) < 2:
         raise MissingError("needs at least two runs with scores; the first is the baseline.")

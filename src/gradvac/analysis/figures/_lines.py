@@ -23,8 +23,7 @@ from gradvac.analysis.figures.style import (
     name_points,
     new_figure,
 )
-from gradvac.analysis.run import Run
-from gradvac.analysis.scores import by_one_metric
+from gradvac.analysis.run import Run, scores_by_one_metric
 from gradvac.analysis.similarities import Similarities
 from gradvac.sides import DECODER, ENCODER, SHARED, side_of
 
@@ -36,7 +35,7 @@ _MOST_TICKS = 12
 
 def score_against_similarity(runs: Sequence[Run]) -> dict[str, Figure]:
     """Figure 2b: score of a task that all runs share against its similarity to their others."""
-    sources = zip(runs, map(views.main_source, runs), by_one_metric(runs), strict=True)
+    sources = zip(runs, map(views.main_source, runs), scores_by_one_metric(runs), strict=True)
     full = [(run, main, scores) for run, main, scores in sources if main is not None and scores]
     if len(full) < 3:
         raise MissingError("needs at least 3 runs with similarities and scores.")
@@ -151,7 +150,7 @@ def steps(runs: Sequence[Run], pairs: Sequence[tuple[str, str]] | None) -> dict[
         main = views.main_source(run)
         if main is None or len(main.steps) < 2 or len(main.tasks) < 2:
             continue
-        chosen = [p for p in pairs or views.telling_pairs(main) if set(p) <= set(main.tasks)]
+        chosen = [p for p in pairs or views.example_pairs(main) if set(p) <= set(main.tasks)]
         if not chosen:
             continue
         drawn[run.name] = _steps(run.name, main, chosen)
@@ -174,7 +173,7 @@ def _steps(name: str, main: Similarities, pairs: Sequence[tuple[str, str]]) -> F
         ]
         part = main.select(components=inside)
         for number, pair in enumerate(pairs):
-            values = statistics.by_step(part, pair)
+            values = statistics.mean_by_step(part, pair)
             color = INKS[number % len(INKS)]
             label = " and ".join(views.short(labels[task], 16) for task in pair)
             drawn[label] = axes.plot(main.steps, values, color=color)[0]
@@ -203,7 +202,7 @@ def distance(runs: Sequence[Run]) -> dict[str, Figure]:
 
 
 def _distance(
-    name: str, what: str, with_distances: Sequence[tuple[views.Part, views.Matrix, views.Matrix]]
+    name: str, what: str, with_distances: Sequence[tuple[views.Section, views.Matrix, views.Matrix]]
 ) -> Figure:
     sides = list(dict.fromkeys(part.side for part, _, _ in with_distances))
     figure = new_figure(3.4 * len(sides) + 0.6, 3.1)

@@ -8,10 +8,9 @@ import numpy as np
 
 from gradvac import tasks as task_names
 from gradvac.analysis import views
-from gradvac.analysis.components import weighty
-from gradvac.analysis.report._packing import rounded
+from gradvac.analysis.report.quantities import rounded
 from gradvac.analysis.run import Run
-from gradvac.analysis.similarities import Similarities, mean_where_known
+from gradvac.analysis.similarities import Similarities, mean_where_known, weighty
 
 
 def against_distance(main: Similarities, run: Run) -> list[dict[str, Any]]:

@@ -6,58 +6,56 @@ runs), or from leaving them out one at a time. Where all permutations can be enu
 otherwise a p-value is (1 + as extreme) / (1 + permutations), never 0. NaN (unknown) pairs are left
 out. Parallel tests are corrected by `holm`.
 
-    _summaries.py    by side, by layer, by step
-    _chance.py       permutations, tests over tasks, several tests at once
-    _families.py     cluster order, dendrogram, family contrast, Mantel test
-    _differences.py  sides, layers, steps: differences within pairs
-    _reliability.py  similarity without the noise of small samples
-    _groups.py       groups of tasks that are stable
-    _pushes.py       who pushes whom: predicted changes of losses
-    _rule.py         how often the rule acted
-    _runs.py         similarity against score, comparison of two runs
+    summaries.py     means by side, layer, step; the rule; cosines without noise; influence
+    significance.py  permutations, tests over tasks, families, Mantel, differences, runs
+    clusters.py      cluster order, dendrogram, groups of tasks that are stable
 """
 
-from gradvac.analysis.statistics._chance import OverTasks, holm, mean_over_tasks
-from gradvac.analysis.statistics._differences import (
-    Change,
-    ChangeOverSteps,
-    Depth,
-    change_over_steps,
-    depth,
-    encoder_minus_decoder,
-    paired,
-)
-from gradvac.analysis.statistics._families import (
-    Correlation,
-    FamilyContrast,
+from gradvac.analysis.statistics.clusters import (
+    TaskGroup,
+    TaskGroups,
     cluster_order,
     dendrogram,
+    stable_groups,
+)
+from gradvac.analysis.statistics.significance import (
+    Change,
+    ChangeOverSteps,
+    Correlation,
+    Depth,
+    FamilyContrast,
+    OverTasks,
+    RankCorrelation,
+    SimilarityComparison,
+    change_over_steps,
+    compare_similarities,
+    depth,
+    encoder_minus_decoder,
     families_of,
     family_contrast,
+    holm,
     mantel,
-)
-from gradvac.analysis.statistics._groups import Group, Groups, stable_groups
-from gradvac.analysis.statistics._pushes import (
-    Pushes,
-    measured_pushes,
-    recorded_products,
-    recorded_pushes,
-)
-from gradvac.analysis.statistics._reliability import REACH, Corrected, correct, corrected
-from gradvac.analysis.statistics._rule import RuleCounts, rule_counts
-from gradvac.analysis.statistics._runs import (
-    RankCorrelation,
-    RunComparison,
-    compare_runs,
     match_tasks,
+    mean_over_tasks,
+    paired,
     similarity_against_score,
 )
-from gradvac.analysis.statistics._summaries import (
-    by_layer,
-    by_step,
+from gradvac.analysis.statistics.summaries import (
+    REACH,
+    Corrected,
+    Influence,
+    RuleCounts,
+    correct,
+    corrected,
     layer_matrices,
+    mean_by_layer,
+    mean_by_step,
     mean_matrix,
     mean_of_pairs,
+    measured_influence,
+    recorded_influence,
+    recorded_products,
+    rule_counts,
 )
 
 __all__ = [
@@ -68,18 +66,16 @@ __all__ = [
     "Correlation",
     "Depth",
     "FamilyContrast",
-    "Group",
-    "Groups",
+    "Influence",
     "OverTasks",
-    "Pushes",
     "RankCorrelation",
     "RuleCounts",
-    "RunComparison",
-    "by_layer",
-    "by_step",
+    "SimilarityComparison",
+    "TaskGroup",
+    "TaskGroups",
     "change_over_steps",
     "cluster_order",
-    "compare_runs",
+    "compare_similarities",
     "correct",
     "corrected",
     "dendrogram",
@@ -91,13 +87,15 @@ __all__ = [
     "layer_matrices",
     "mantel",
     "match_tasks",
+    "mean_by_layer",
+    "mean_by_step",
     "mean_matrix",
     "mean_of_pairs",
     "mean_over_tasks",
-    "measured_pushes",
+    "measured_influence",
     "paired",
+    "recorded_influence",
     "recorded_products",
-    "recorded_pushes",
     "rule_counts",
     "similarity_against_score",
     "stable_groups",

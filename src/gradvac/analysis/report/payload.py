@@ -11,13 +11,11 @@ from scipy.cluster import hierarchy
 
 from gradvac import tasks as task_names
 from gradvac.analysis import statistics, views
-from gradvac.analysis.components import weighty
 from gradvac.analysis.record import Record
 from gradvac.analysis.report import _points
-from gradvac.analysis.report._packing import pack_tasks, rounded
-from gradvac.analysis.report._quantities import ALL, Values, quantities
+from gradvac.analysis.report.quantities import ALL, Values, pack_tasks, quantities, rounded
 from gradvac.analysis.run import Run
-from gradvac.analysis.similarities import Similarities, mean_where_known
+from gradvac.analysis.similarities import Similarities, mean_where_known, weighty
 from gradvac.sides import side_of
 
 Order = tuple[list[int], list[views.Block]]
@@ -49,11 +47,11 @@ def payload(runs: Sequence[Run]) -> dict[str, Any]:
 def _describe(run: Run, stride: int, runs: Sequence[Run]) -> dict[str, Any]:
     sources = views.sources(run)
     main = views.main_source(run)
-    pushes = views.pushes(run)
+    pushes = views.find_influence(run)
     return {
         "name": run.name,
         "sources": [_source(name, s, run, stride, runs) for name, s in sources.items()],
-        "telling": [] if main is None else views.telling_pairs(main),
+        "telling": [] if main is None else views.example_pairs(main),
         "layers": [] if main is None else _layers(main),
         "difference": None if main is None else _difference(main, run, runs),
         "tree": None if main is None else _tree(main, run),
@@ -144,7 +142,7 @@ def _map(
     }
 
 
-def _pushes(pushes: statistics.Pushes, run: Run, runs: Sequence[Run]) -> dict[str, Any]:
+def _pushes(pushes: statistics.Influence, run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     """Shares of every task in every other's predicted progress, in the model and by component."""
     order, blocks = _order(pushes.tasks, run, runs)
     shown = _map(pushes.shares, pushes.tasks, order, blocks)

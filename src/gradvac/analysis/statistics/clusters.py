@@ -1,4 +1,4 @@
-"""Groups of tasks that could train together: branches of the tree that come back.
+"""The tree of tasks, and groups of tasks that could train together: its branches that come back.
 
 Any data give a tree, even noise. So two questions are asked. Do the same pairs stand out in two
 independent halves of the data (of every task's lines, if they were measured that way; else of the
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.cluster import hierarchy
+from scipy.spatial.distance import squareform
 
-from gradvac.analysis.components import weighty
-from gradvac.analysis.similarities import Similarities, mean_where_known
-from gradvac.analysis.statistics._families import Correlation, dendrogram, mantel
-
-Matrix = NDArray[np.floating]
+from gradvac.analysis.similarities import Similarities, mean_where_known, weighty
+from gradvac.analysis.statistics.significance import Correlation, mantel, symmetric
+from gradvac.analysis.statistics.summaries import Matrix
 
 SUPPORT = 0.9
 _FEWEST_TASKS, _FEWEST_COMPONENTS = 4, 4
@@ -25,14 +25,40 @@ _SIGNIFICANT = 0.05
 _NUM_SAMPLES, _SEED = 200, 0  # of the components
 
 
-class Group(NamedTuple):
+def dendrogram(matrix: Matrix, *, ordered: bool = True) -> NDArray[np.float64]:
+    """SciPy's linkage of the tasks: average linkage on 1 - cosine, leaves in optimal order.
+
+    Args:
+        matrix: `[T, T]`.
+        ordered: Whether the order of leaves matters; finding the best one takes most of the time.
+    """
+    if len(matrix) < 2:
+        raise ValueError("matrix: one task has nothing to be clustered with; give at least two.")
+    distances = 1.0 - np.asarray(symmetric(matrix), dtype=np.float64)
+    unknown = np.isnan(distances)
+    distances[unknown] = np.max(distances[~unknown], initial=1.0)
+    np.fill_diagonal(distances, 0.0)
+    condensed = squareform(distances.clip(min=0.0), checks=False)
+    tree = hierarchy.linkage(condensed, method="average", optimal_ordering=ordered)
+    return np.asarray(tree, dtype=np.float64)
+
+
+def cluster_order(matrix: Matrix) -> list[int]:
+    """Task positions such that similar tasks are neighbours."""
+    if len(matrix) < 2:
+        return list(range(len(matrix)))
+    order: list[int] = hierarchy.leaves_list(dendrogram(matrix)).tolist()
+    return order
+
+
+class TaskGroup(NamedTuple):
     """Tasks that belong together, and the share of samples in which they do."""
 
     tasks: tuple[str, ...]
     support: float
 
 
-class Groups(NamedTuple):
+class TaskGroups(NamedTuple):
     """Groups of tasks, the most distinct first; none if they are not stable.
 
     Attributes:
@@ -41,12 +67,12 @@ class Groups(NamedTuple):
         why_none: What is missing, in words; "" if there are groups.
     """
 
-    found: tuple[Group, ...]
+    found: tuple[TaskGroup, ...]
     agreement: Correlation | None
     why_none: str
 
 
-def stable_groups(similarities: Similarities) -> Groups:
+def stable_groups(similarities: Similarities) -> TaskGroups:
     """Suggest groups of tasks, or say why there are none.
 
     Args:
@@ -56,12 +82,12 @@ def stable_groups(similarities: Similarities) -> Groups:
     layers = mean_where_known(values, axis=0)  # [K, T, T]
     if len(similarities.tasks) < _FEWEST_TASKS or len(layers) < _FEWEST_COMPONENTS:
         few = f"{_FEWEST_TASKS} tasks and {_FEWEST_COMPONENTS} components"
-        return Groups((), None, f"groups need at least {few}")
+        return TaskGroups((), None, f"groups need at least {few}")
     first, second = (_apart_from_tasks(half) for half in _halves(similarities, layers))
     agreement = mantel(first, second)
     if not (agreement.r > 0 and agreement.p_value < _SIGNIFICANT):
         why = "other pairs stand out in one half of the data than in the other"
-        return Groups((), agreement, why)
+        return TaskGroups((), agreement, why)
     draw = np.random.default_rng(_SEED)
     drawn = draw.integers(len(layers), size=(_NUM_SAMPLES, len(layers)))
     samples = [_branches(mean_where_known(layers[indices], axis=0)) for indices in drawn]
@@ -71,11 +97,13 @@ def stable_groups(similarities: Similarities) -> Groups:
         support = sum(branch in sample for sample in samples) / _NUM_SAMPLES
         if support >= SUPPORT and all(branch.isdisjoint(other) for other, _ in stable):
             stable.append((branch, support))
-    told = tuple(
-        Group(tuple(similarities.tasks[i] for i in sorted(branch)), support)
+    groups = tuple(
+        TaskGroup(tuple(similarities.tasks[i] for i in sorted(branch)), support)
         for branch, support in stable
     )
-    return Groups(told, agreement, "" if told else "no branch of the tree reappears reliably")
+    return TaskGroups(
+        groups, agreement, "" if groups else "no branch of the tree reappears reliably"
+    )
 
 
 def _halves(similarities: Similarities, layers: Matrix) -> tuple[Matrix, Matrix]:

@@ -1,6 +1,6 @@
-"""Words for numbers."""
+"""Statements, and words for numbers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +12,12 @@ SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True)
-class Sentence:
-    """What to say, and about what.
+class Statement:
+    """A sentence of the report.
 
     Attributes:
         about: The question it answers.
-        text: What is said.
+        text: The sentence.
         claims: Whether it says more than numbers. Then a test stands behind it.
     """
 
@@ -68,9 +68,9 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-def where(part: views.Part) -> str:
+def where(section: views.Section) -> str:
     """As in " in the encoder (en-xx)"."""
-    return inside(part.side) + way(part.direction)
+    return inside(section.side) + way(section.direction)
 
 
 def way(direction: str) -> str:
@@ -81,8 +81,3 @@ def way(direction: str) -> str:
 def inside(side: str) -> str:
     """As in " in the encoder"; nothing for the whole model."""
     return f" in the {side}" if side in views.SIDES else ""
-
-
-def together(parts: Iterable[str]) -> str:
-    """Parts of a sentence, with semicolons."""
-    return "; ".join(parts)

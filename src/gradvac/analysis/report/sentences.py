@@ -1,0 +1,515 @@
+"""The summary of a run in plain sentences, each computed from its data.
+
+A sentence makes a claim only if a test says so (`Statement.claims`); else it gives the numbers
+alone. Tests of one kind that stand side by side are corrected for their number. Here are the
+sentences on similarity; those on the update and on several runs are in `update_sentences.py`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradvac import tasks as task_names
+from gradvac.analysis import statistics, views
+from gradvac.analysis.report import update_sentences
+from gradvac.analysis.report.wording import (
+    Statement,
+    count,
+    inside,
+    is_clear,
+    listed,
+    p_text,
+    range_text,
+    way,
+    where,
+)
+from gradvac.analysis.run import Run
+from gradvac.analysis.similarities import Similarities, mean_where_known, weighty
+from gradvac.run_files import ALL, TaskScores
+
+# What a sentence is about.
+FAMILIES, DISTANCE, GROUPS = "Relatives", "Distance", "Groups"
+PAIRS, DIRECTION, SIDES = "Pairs", "Direction", "Encoder and decoder"
+DEPTH, TIME, NOISE, SCORES = "Depth", "Time", "Reliability", "Scores"
+_SLIGHT = 0.015  # differences that two digits hardly show
+_SAME = 0.005  # the digits shown would be the same
+
+
+def summarise(run: Run) -> list[Statement]:
+    """What a run's data say, most important first."""
+    found: list[Statement] = []
+    main = views.main_source(run)
+    why_not = None if main is None else _why_nothing(main)
+    if why_not:
+        found.append(Statement(PAIRS, why_not))
+    elif main is not None:
+        found += describe_families(main, run) + describe_distances(main, run)
+        found += describe_pairs(main) + describe_groups(main, run)
+        found += describe_directions(main)
+        found += describe_sides(main) + describe_depth(main)
+        found += describe_time(main) + describe_noise(main, run)
+    influence = views.find_influence(run)
+    found += [] if influence is None else update_sentences.describe_influence(influence)
+    found += update_sentences.describe_rule(run)
+    if run.scores is not None and run.scores.by_task:
+        found += _describe_scores(run.scores, main)
+    return found
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the data of some runs say: of each, and of each but the first against the first."""
+
+    by_run: list[list[Statement]]
+    comparison: list[Statement]
+
+
+def summarise_runs(runs: Sequence[Run]) -> Summary:
+    """What the data of some runs say."""
+    comparison = [s for run in runs[1:] for s in update_sentences.describe_difference(runs[0], run)]
+    return Summary([summarise(run) for run in runs], comparison)
+
+
+def run_headline(run: Run) -> Statement:
+    """The one sentence to remember: the clearest finding, or the numbers if nothing is clear."""
+    main = views.main_source(run)
+    why_not = None if main is None else _why_nothing(main)
+    if main is None or why_not:
+        return Statement("", why_not or "This run has no similarities yet.")
+    findings = [*family_findings(main, run), *distance_findings(main, run)]
+    adjusted = statistics.holm([one.p_value for one in findings])
+    pairs = describe_pairs(main)[0].text
+    for one, p_value in zip(findings, adjusted, strict=True):
+        if is_clear(p_value):
+            return Statement("", f"{one.claim}. {pairs}", claims=True)
+    return Statement("", pairs)
+
+
+def _why_nothing(main: Similarities) -> str:
+    """Why nothing can be compared; empty if something can."""
+    if len(main.tasks) < 2:
+        return "There is only one task, so there is nothing to compare."
+    if not views.pair_values(views.side_matrix(main, views.MODEL)).size:
+        return (
+            "No similarity of two tasks is known, so nothing can be compared: no two were in one "
+            "batch, or their gradients were zero or not finite."
+        )
+    return ""
+
+
+def _describe_scores(scores: TaskScores, main: Similarities | None) -> list[Statement]:
+    values = scores.by_task
+    low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+    mean = scores.show(scores.by_level()[ALL])
+    text = f"{scores.metric} is {mean} on average over {count(len(values), 'task')}"
+    ends = [scores.show(values[low]), scores.show(values[high])]
+    between = f", from {ends[0]} ({low}) to {ends[1]} ({high})" if ends[0] != ends[1] else ""
+    found = [Statement(SCORES, f"{text}{between}.")]
+    if main is None:
+        return found
+    points = [(x, y) for _, x, y in views.similarity_and_score(main, scores)]
+    try:
+        correlation = statistics.similarity_against_score(points)
+    except ValueError:  # too few, or all alike
+        return found
+    test = f"Spearman {correlation.rho:z.2f}, {p_text(correlation.p_value)}"
+    if not is_clear(correlation.p_value):
+        text = f"{scores.metric} of tasks against their similarity, not beyond chance: {test}."
+        return [*found, Statement(SCORES, text)]
+    how = "higher" if correlation.rho > 0 else "lower"
+    text = f"Tasks that are more similar to the others have {how} {scores.metric} ({test})."
+    return [*found, Statement(SCORES, text, claims=True)]
+
+
+def describe_source(similarities: Similarities, run: Run) -> str:
+    """What the similarities are, in one sentence."""
+    where = {
+        "same": f"on the same lines of an aligned set ({views.measured_on(run)})",
+        "different": f"on different lines of an aligned set ({views.measured_on(run)})",
+        "training": "on the batches of training",
+    }[similarities.lines]
+    steps = similarities.steps
+    when = (
+        f"at step {steps[0]:,}"
+        if len(steps) == 1
+        else (f"at {len(steps):,} steps from {steps[0]:,} to {steps[-1]:,}")
+    )
+    num = count(len(similarities.components), "component")
+    tasks = count(len(similarities.tasks), "task")
+    small = len(similarities.components) - sum(weighty(similarities.components))
+    but = f" Means leave out the {small} that are normalisations or biases." if small else ""
+    return f"Cosines between the gradients of {tasks} in {num}, {where}, {when}.{but}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a test found in one part of the model, for the sentence and for the headline.
+
+    Attributes:
+        claim: The sentence if the test is clear.
+        numbers: The numbers alone.
+        p_value: Of the test, before others are considered.
+    """
+
+    claim: str
+    numbers: str
+    p_value: float
+
+
+def family_findings(main: Similarities, run: Run) -> list[Finding]:
+    """Within families against between them, in every part that has both."""
+    findings = []
+    noun = _noun(main).capitalize()
+    for section in views.sections(main):
+        families = statistics.families_of(section.tasks, run.families)
+        try:
+            contrast = statistics.family_contrast(
+                views.side_matrix(main, section.side, section.tasks), families
+            )
+        except ValueError:  # no pair of relatives, or of others, is known
+            continue
+        within, between, difference, p_value, least = contrast
+        digits = 2 if abs(difference) >= _SLIGHT else 3
+        more = "more" if difference > 0 else "less"
+        shown = abs(round(within, digits) - round(between, digits))  # what a reader subtracts
+        claim = (
+            f"{noun} of one family are {shown:.{digits}f} {more} similar than "
+            f"others{where(section)}: {within:z.{digits}f} against {between:z.{digits}f}"
+        )
+        few = f"; so few cannot go below {least:.2f}" if least >= 0.05 else ""
+        numbers = f"{within:z.2f} against {between:z.2f}{where(section)} ({p_text(p_value)}{few})"
+        findings.append(Finding(claim, numbers, p_value))
+    return findings
+
+
+def describe_families(main: Similarities, run: Run) -> list[Statement]:
+    """What families have to do with similarity, and who is left out."""
+    if not any(run.families.get(task) for task in main.tasks):
+        text = "The families of the tasks are not known, so nothing is said about them."
+        return [Statement(FAMILIES, text)]
+    noun = _noun(main)
+    findings = family_findings(main, run)
+    what = f"{noun.capitalize()} of one family against others"
+    found = _describe_findings(FAMILIES, findings, what)
+    if not findings:
+        found.append(Statement(FAMILIES, _why_no_contrast(main, run)))
+    for direction, tasks in task_names.directions(main.tasks):
+        families = [run.families.get(task, "") for task in tasks]
+        large = [name for name in dict.fromkeys(families) if name and families.count(name) > 1]
+        members = {
+            name: [t for t, f in zip(tasks, families, strict=True) if f == name] for name in large
+        }
+        if members:
+            found.append(Statement(FAMILIES, _shares(main, members, noun, way(direction))))
+    unknown = [task for task in main.tasks if not run.families.get(task)]
+    if unknown:
+        text = f"Of no known family, and left out of this: {listed(unknown)} (see --families)."
+        found.append(Statement(FAMILIES, text))
+    return found
+
+
+def distance_findings(main: Similarities, run: Run) -> list[Finding]:
+    """Similarity against known distance, in every part."""
+    findings = []
+    for section, matrix, distances in views.against_distance(main, run.distances):
+        r, p_value = statistics.mantel(matrix, distances)
+        assert run.distances is not None
+        follows = "falls with" if r < 0 else "rises with"
+        claim = f"Similarity {follows} {run.distances.name}{where(section)}: r = {r:z.2f}"
+        numbers = f"r = {r:z.2f}{where(section)} ({p_text(p_value)})"
+        findings.append(Finding(claim, numbers, p_value))
+    return findings
+
+
+def describe_distances(main: Similarities, run: Run) -> list[Statement]:
+    """Whether similarity follows known distances."""
+    if run.distances is None:
+        return []
+    what = f"Similarity against {run.distances.name}"
+    found = _describe_findings(DISTANCE, distance_findings(main, run), what)
+    missing = [task for task in main.tasks if task not in run.distances.tasks]
+    if found and missing:
+        text = f"Of unknown {run.distances.name}, and left out of this: {listed(missing)}."
+        found.append(Statement(DISTANCE, text))
+    return found
+
+
+def describe_groups(main: Similarities, run: Run) -> list[Statement]:
+    """Groups that come back in samples of the data."""
+    source = views.two_halves(run) or main
+    suggestion = statistics.stable_groups(source)
+    if suggestion.agreement is None:
+        return [Statement(GROUPS, f"No groups are suggested: {suggestion.why_none}.")]
+    test = f"r = {suggestion.agreement.r:z.2f}, {p_text(suggestion.agreement.p_value)}"
+    if not suggestion.found:
+        return [Statement(GROUPS, f"There are no stable groups: {suggestion.why_none} ({test}).")]
+    names = dict(zip(source.tasks, task_names.labels(source.tasks), strict=True))
+    groups = [
+        f"{listed([names[task] for task in group.tasks], 12)} ({group.support:.0%})"
+        for group in suggestion.found
+    ]
+    grouped = {task for group in suggestion.found for task in group.tasks}
+    alone = [names[task] for task in source.tasks if task not in grouped]
+    rest = f". In none: {listed(alone, 12)}" if alone else ""
+    text = (
+        f"Tasks that could train together, with the share of samples in which they do: "
+        f"{'; '.join(groups)}{rest}. The same pairs stand out in two halves of the data ({test})."
+    )
+    return [Statement(GROUPS, text, claims=True)]
+
+
+def _describe_findings(about: str, findings: list[Finding], what: str) -> list[Statement]:
+    """A sentence for every clear finding, and one for the numbers of all others."""
+    adjusted = statistics.holm([one.p_value for one in findings])
+    found = [
+        Statement(about, f"{one.claim} ({p_text(p)}).", claims=True)
+        for one, p in zip(findings, adjusted, strict=True)
+        if is_clear(p)
+    ]
+    rest = [one.numbers for one, p in zip(findings, adjusted, strict=True) if not is_clear(p)]
+    if rest:
+        found.append(Statement(about, f"{what}, not beyond chance: {'; '.join(rest)}."))
+    return found
+
+
+def _why_no_contrast(main: Similarities, run: Run) -> str:
+    families = [run.families.get(task, "") for task in main.tasks]
+    named = [name for name in families if name]
+    if len(set(named)) == 1 and len(named) > 1:
+        return "All tasks are of one family, so there is nothing to compare it with."
+    if len(set(named)) == len(named):
+        return "No family has two tasks here, so nothing can be said about families."
+    return "Too few pairs are known to compare families."
+
+
+def _shares(main: Similarities, members: Mapping[str, list[str]], noun: str, suffix: str) -> str:
+    """What the most and the least similar families share."""
+    sides = views.sides_of(main)
+    shared = {
+        name: {side: views.pair_mean(views.side_matrix(main, side, tasks)) for side in sides}
+        for name, tasks in members.items()
+    }
+    ranked = sorted(shared, key=lambda name: -np.nan_to_num(max(shared[name].values()), nan=-9))
+    shown = ranked if len(ranked) <= 3 else [*ranked[:2], ranked[-1]]
+    parts = [
+        f"{name} {noun} share "
+        + ", ".join(f"{value:z.2f}{inside(side)}" for side, value in shared[name].items())
+        for name in shown
+    ]
+    return "; ".join(parts) + suffix + "."
+
+
+def _noun(main: Similarities) -> str:
+    return "languages" if task_names.are_directions(main.tasks) else "tasks"
+
+
+def describe_pairs(main: Similarities) -> list[Statement]:
+    """The mean, the most and the least similar pair; numbers alone."""
+    matrix, labels = views.side_matrix(main, views.MODEL), task_names.labels(main.tasks)
+    rows, columns = np.tril_indices(len(labels), -1)
+    values = matrix[rows, columns]
+    known = values[~np.isnan(values)]
+    best, worst = int(np.nanargmax(values)), int(np.nanargmin(values))
+
+    def name(pair: int) -> str:
+        return f"{views.short(labels[columns[pair]])} and {views.short(labels[rows[pair]])}"
+
+    mean = f"Two tasks share {known.mean():z.2f} on average"
+    if len(known) == 1:
+        return [Statement(PAIRS, f"{mean}: there is only one pair, {name(best)}.")]
+    if known.max() - known.min() < _SAME:
+        return [Statement(PAIRS, f"{mean}, and all pairs about the same.")]
+    below = int((known < 0).sum())
+    low = f"{below} of {len(known)} pairs are below 0" if below else "no pair is below 0"
+    text = (
+        f"{mean}, from {values[best]:z.2f} ({name(best)}) down to {values[worst]:z.2f} "
+        f"({name(worst)}); {low}."
+    )
+    return [Statement(PAIRS, text)]
+
+
+def describe_directions(main: Similarities) -> list[Statement]:
+    """Into the pivot against out of it, over the languages that go both ways."""
+    both_ways = task_names.both_ways(main.tasks)
+    if both_ways is None:
+        return []
+    pivot, inward, outward = both_ways
+    there = dict(zip(task_names.other_languages(inward), inward, strict=True))
+    back = dict(zip(task_names.other_languages(outward), outward, strict=True))
+    both = [language for language in there if language in back]
+    if len(both) < 2:
+        return []
+    changes = []
+    for side in views.sides_of(main):
+        one, two = (
+            views.side_matrix(main, side, [tasks[language] for language in both])
+            for tasks in (back, there)
+        )
+        changes.append((side, statistics.paired(one, two)))
+    return _compared(
+        changes,
+        DIRECTION,
+        lambda side, change: (
+            f"Tasks into {pivot} are {'more' if change.difference.mean > 0 else 'less'} similar "
+            f"than tasks out of it{inside(side)}"
+        ),
+        f"Tasks into {pivot} against tasks out of it",
+        inside,
+    )
+
+
+def describe_sides(main: Similarities) -> list[Statement]:
+    """The encoder against the decoder."""
+    if views.sides_of(main) != views.SIDES:
+        return []
+    changes = []
+    for direction, tasks in task_names.directions(main.tasks):
+        if len(tasks) > 1:
+            encoder, decoder = (views.side_matrix(main, side, tasks) for side in views.SIDES)
+            changes.append((direction, statistics.paired(decoder, encoder)))
+
+    def claim(direction: str, change: statistics.Change) -> str:
+        sides = views.SIDES if change.difference.mean > 0 else views.SIDES[::-1]
+        return f"The {sides[0]} is more similar than the {sides[1]}{way(direction)}"
+
+    return _compared(changes, SIDES, claim, "Encoder against decoder", way)
+
+
+def _compared(
+    changes: Sequence[tuple[str, statistics.Change]],
+    about: str,
+    claim: Callable[[str, statistics.Change], str],
+    what: str,
+    suffix: Callable[[str], str],
+) -> list[Statement]:
+    """Differences that tests find as claims, all others as numbers."""
+    changes = [(key, change) for key, change in changes if not np.isnan(change.difference.mean)]
+    adjusted = statistics.holm([change.difference.p_value for _, change in changes])
+    found, rest = [], []
+    for (key, change), p_value in zip(changes, adjusted, strict=True):
+        means = f"{change.second:z.2f} against {change.first:z.2f}"
+        if is_clear(p_value):
+            high, low = max(change.second, change.first), min(change.second, change.first)
+            more = " more " in claim(key, change) and about == SIDES
+            means = f"{high:z.2f} against {low:z.2f}" if more else means
+            test = f"{range_text(change.difference)}, {p_text(p_value)}"
+            found.append(Statement(about, f"{claim(key, change)}: {means} ({test}).", claims=True))
+        else:
+            rest.append(f"{means}{suffix(key)} ({range_text(change.difference)})")
+    if rest:
+        found.append(Statement(about, f"{what}, not beyond chance: {'; '.join(rest)}."))
+    return found
+
+
+def describe_depth(main: Similarities) -> list[Statement]:
+    """From the first layer to the last."""
+    profiles, tests = [], []
+    for direction, tasks in task_names.directions(main.tasks):
+        if len(tasks) < 2:
+            continue
+        for side, layers in statistics.layer_matrices(main.select(tasks=tasks)).items():
+            means = [(n, float(statistics.mean_of_pairs(matrix))) for n, matrix in layers]
+            if len(layers) > 1 and not np.isnan([mean for _, mean in means]).any():
+                name = "model" if side == "shared" else side  # one without encoder and decoder
+                profiles.append((name + way(direction), means))
+                tests.append(statistics.depth([matrix for _, matrix in layers]))
+    slopes = [test.slope.p_value for test in tests]
+    bends = [np.nan if test.bend is None else test.bend.p_value for test in tests]
+    adjusted = statistics.holm([*slopes, *bends])
+    found, rest = [], []
+    for n, ((name, means), test) in enumerate(zip(profiles, tests, strict=True)):
+        slope, bend = adjusted[n], adjusted[len(tests) + n]
+        (first, start), (last, end) = means[0], means[-1]
+        text = f"{start:z.2f} in layer {first}, {end:z.2f} in layer {last}"
+        if is_clear(bend) and not (is_clear(slope) and slope <= bend):
+            assert test.bend is not None
+            inner = np.mean([mean for _, mean in means[1:-1]])
+            how = "more" if test.bend.mean > 0 else "less"
+            text = (
+                f"The middle layers of the {name} are {how} similar than its first and last "
+                f"on average: {inner:z.2f} against {(start + end) / 2:z.2f} ({text}; "
+                f"{p_text(bend)})."
+            )
+            found.append(Statement(DEPTH, text, claims=True))
+        elif is_clear(slope):
+            verb = "rises" if test.slope.mean > 0 else "falls"
+            text = f"Similarity {verb} with depth in the {name}: {text} ({p_text(slope)})."
+            found.append(Statement(DEPTH, text, claims=True))
+        else:
+            rest.append(f"{text} of the {name}")
+    if rest:
+        found.append(Statement(DEPTH, f"By depth, no trend beyond chance: {'; '.join(rest)}."))
+    return found
+
+
+def describe_time(main: Similarities) -> list[Statement]:
+    """Early steps against late ones, within pairs."""
+    over_steps = statistics.change_over_steps(main)
+    if over_steps is None or np.isnan(over_steps.change.difference.mean):
+        return []
+    change, first, last = over_steps.change, int(main.steps[0]), int(main.steps[-1])
+    before = (
+        f"at step {first:,}" if over_steps.until == first else f"up to step {over_steps.until:,}"
+    )
+    after = (
+        f"at step {last:,}" if over_steps.since == last else f"from step {over_steps.since:,} on"
+    )
+    means = f"{change.first:z.2f} {before}, {change.second:z.2f} {after}"
+    p_value = change.difference.p_value
+    if is_clear(p_value):
+        verb = "rose" if change.difference.mean > 0 else "fell"
+        text = f"Similarity {verb} in training, within pairs: {means} ({p_text(p_value)})."
+        return [Statement(TIME, text, claims=True)]
+    text = f"Over steps, no change beyond chance: {means} ({range_text(change.difference)})."
+    return [Statement(TIME, text)]
+
+
+def describe_noise(main: Similarities, run: Run) -> list[Statement]:
+    """How far the numbers can be trusted, and what they would be without noise."""
+    if main.lines == "training":
+        text = (
+            "These are raw cosines of training batches, and larger batches give larger cosines. "
+            "Measured on an aligned set (gradvac similarity), they can be corrected for that."
+        )
+        return [Statement(NOISE, text)]
+    halves = views.two_halves(run)
+    if halves is None:
+        text = (
+            "The reliability of the cosines was not stored; measure again with gradvac similarity."
+        )
+        return [Statement(NOISE, text)]
+    found = [_describe_reliability(halves)]
+    parts = []
+    for side in views.sides_of(halves):
+        corrected = statistics.corrected(halves, None if side == views.MODEL else side)
+        if corrected is None:
+            continue
+        mean, reach = corrected.mean, corrected.mean_reach
+        value = "not reliable enough to say" if np.isnan(mean) else f"{mean:z.2f}"
+        if reach < 1:  # more than a cosine can be off says nothing
+            value += f" (give or take {reach:.2f})"
+        parts.append(f"{value}{inside(side)}")
+    if parts:
+        text = f"With unlimited data, two tasks would share on average: {'; '.join(parts)}."
+        found.append(Statement(NOISE, text))
+    return found
+
+
+def _describe_reliability(halves: Similarities) -> Statement:
+    assert halves.reliability is not None
+    parts = []
+    for side in views.sides_of(halves):
+        chosen = weighty(halves.components, None if side == views.MODEL else side)
+        by_step = mean_where_known(halves.reliability[:, chosen], axis=(1, 2))
+        known = by_step[~np.isnan(by_step)]
+        if not len(known):
+            continue
+        steps = (
+            f", from {by_step[0]:z.2f} at the first step to {by_step[-1]:z.2f} at the last"
+            if len(known) == len(by_step) > 1
+            else ""
+        )
+        parts.append(f"{known.mean():z.2f}{inside(side)}{steps}")
+    text = f"A task agrees with itself on other lines (split halves) by {'; '.join(parts)}."
+    return Statement(NOISE, text)
