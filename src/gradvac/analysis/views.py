@@ -113,7 +113,7 @@ def side_matrix(
     return statistics.mean_matrix(chosen, None if side == MODEL else side)
 
 
-def by_layer(similarities: Similarities) -> list[tuple[Section, list[tuple[int, float]]]]:
+def layer_means(similarities: Similarities) -> list[tuple[Section, list[tuple[int, float]]]]:
     """Mean similarity (layer, mean) of every direction in every side, without what is unknown."""
     lines = []
     for direction, tasks in task_names.directions(similarities.tasks):

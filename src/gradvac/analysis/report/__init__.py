@@ -40,16 +40,7 @@ from gradvac.analysis.statistics import Influence
 from gradvac.files import write_text
 
 _PAGE = Path(__file__).parent / "page"
-_SCRIPTS = (
-    "data.js",
-    "drawing.js",
-    "matrix.js",
-    "heatmap.js",
-    "lines.js",
-    "trees.js",
-    "points.js",
-    "page.js",
-)
+_SCRIPTS = ("data.js", "drawing.js", "matrix.js", "heatmap.js", "plots.js", "page.js")
 # What a sentence is about -> the question of the page that it answers.
 _QUESTIONS = {
     sentences.FAMILIES: "relatives",
@@ -106,8 +97,8 @@ def render(
     if len(set(names)) < len(names):
         raise ValueError(f"runs: two have the same name ({', '.join(names)}); rename one.")
     summary = summary or summarise_runs(runs)
-    scores, data = score_table(runs), payload(runs)
-    data |= {"metric": "" if scores is None else scores.metric, "live": live}
+    scores = score_table(runs)
+    data = payload(runs, "" if scores is None else scores.metric) | {"live": live}
     sources = [views.main_source(run) for run in runs]
     influences = [views.find_influence(run) for run in runs]
     return render_page(

@@ -135,23 +135,9 @@ def pack(values: NDArray[np.floating]) -> str:
     return base64.b64encode(gzip.compress(planes.tobytes(), 6, mtime=0)).decode("ascii")
 
 
-def pack_tasks(values: NDArray[np.floating]) -> list[list[float | None]]:
-    """`[K, T]` with two digits: what fading needs."""
-    nested: list[list[float | None]] = rounded(values, 2)
-    return nested
-
-
 def unpack(text: str, shape: tuple[int, int, int]) -> NDArray[np.float64]:
     """What the page does, in NumPy: the inverse of `pack` up to rounding."""
     planes = np.frombuffer(gzip.decompress(base64.b64decode(text)), np.uint8).reshape(2, -1)
     moves = np.ascontiguousarray(planes.T).view("<u2").reshape(shape)
     coded = np.cumsum(moves, axis=0, dtype=np.uint16).view(np.int16)
     return np.where(coded == MISSING, np.nan, coded * UNIT)
-
-
-def rounded(values: Any, digits: int = 4) -> Any:
-    """Nested lists of short numbers for JSON; None where a value is not finite."""
-    array = np.asarray(values, dtype=np.float64)
-    nested = np.round(array, digits).astype(object)
-    nested[~np.isfinite(array)] = None
-    return nested.tolist()

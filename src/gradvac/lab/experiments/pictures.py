@@ -18,7 +18,7 @@ from gradvac.analysis.figures.style import (
     STYLE,
     name_points,
     new_figure,
-    save,
+    save_figure,
     unknown_glyphs_as_boxes,
 )
 from gradvac.lab.experiments.comparison import Comparison
@@ -42,7 +42,7 @@ def write_pictures(comparison: Comparison, directory: Path) -> list[Path]:
     return [
         path
         for name, figure in draw(comparison).items()
-        for path in save(figure, directory / name, FORMATS)
+        for path in save_figure(figure, directory / name, FORMATS)
     ]
 
 
