@@ -12,7 +12,7 @@ from torch import nn
 
 from gradvac import Aligner, GradVac
 from gradvac.analysis import Record, Recorder, read_record, statistics
-from gradvac.analysis.report.update_sentences import describe_influence, describe_progress
+from gradvac.analysis.report.sentences import describe_influence, describe_progress
 
 from . import structure
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gradvac.analysis.report import describe_difference, render, summarise, write_report
-from gradvac.analysis.report.quantities import pack, unpack
+from gradvac.analysis.report.payload import pack, unpack
 from gradvac.analysis.report.sentences import describe_source
 from gradvac.analysis.report.tables import score_table
 from gradvac.analysis.run import KnownDistances, Run

@@ -37,7 +37,7 @@ LOOK = """
 import runpy, sys
 from pathlib import Path
 import gradvac
-from gradvac.analysis.report.update_sentences import describe_method
+from gradvac.analysis.report.sentences import describe_method
 from gradvac.lab.training import AlignConfig
 
 assert gradvac.__file__.startswith(sys.argv[1])

@@ -10,8 +10,10 @@ reports how reliable they are. Both give `Similarities`: steps, components, task
     record.py        Alignment -> `record.bin` -> Record; a format that NumPy alone can read
     step_log.py      an Alignment as a few numbers and as pixels, for the log of any loop
     run.py           a run folder as report and figures see it
-    statistics/      families, distances, layers, steps, runs (SciPy)
-    views.py         what is drawn, once for figures and report
+    statistics.py    families, distances, layers, steps, noise, influence, groups (SciPy)
+    views.py         which similarities of a run are shown, in which order and by which names
+    plots.py         what a heat map and a plot are, for figures and report
+    pictures.py      which heat maps and plots some runs give
     figures/         the paper's figures
     report/          one HTML page about runs
 

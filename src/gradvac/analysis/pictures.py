@@ -3,8 +3,8 @@
 # S steps, K components, T tasks
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,9 @@ from gradvac.analysis.plots import (
     INKS,
     HeatMap,
     MissingError,
-    Numbers,
     Plot,
     Series,
+    TaskTree,
     all_values,
     honest_range,
     range_around_one,
@@ -36,6 +36,7 @@ _RUN_MARKERS = ("circle", "diamond-open", "cross-thin-open", "square-open")
 _FAMILY_MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon")
 _MOST_METRIC_POINTS = 1000
 _MANY_POINTS = 40  # of a line: more need no markers
+_CONFLICTS, _ACTIVE = "pairs below 0 (PCGrad)", "below the target (active)"
 _LOSSES, _TASK_LOSSES = "loss, training and validation", "validation loss of each task"
 
 Order = tuple[list[int], list[views.Block]]
@@ -108,25 +109,18 @@ def similarity_maps(run: Run, main: Similarities) -> dict[str, HeatMap]:
 
 def side_maps(runs: Sequence[Run]) -> list[HeatMap | None]:
     """Encoder minus decoder of every run, in the same colours; None without both sides."""
-    matrices: list[Matrix | None] = []
+    maps: list[HeatMap | None] = []
     for run in runs:
         main = views.main_source(run)
-        has_both = main is not None and views.sides_of(main) == views.SIDES and len(main.tasks) > 1
-        matrices.append(statistics.encoder_minus_decoder(main) if main and has_both else None)
-    found = [views.pair_values(matrix) for matrix in matrices if matrix is not None]
-    limit = max((float(np.abs(values).max(initial=0.0)) for values in found), default=0.0)
-    maps: list[HeatMap | None] = []
-    for run, matrix in zip(runs, matrices, strict=True):
-        main = views.main_source(run)
-        if main is None or matrix is None:
+        if main is None or views.sides_of(main) != views.SIDES or len(main.tasks) < 2:
             maps.append(None)
             continue
+        matrix, what = statistics.encoder_minus_decoder(main), "encoder minus decoder"
+        look = {"title": f"{views.short(run.name, 40)}: {what}", "unit": "difference of cosines"}
         order = shared_order(main.tasks, run, runs)
-        title = f"{views.short(run.name, 40)}: encoder minus decoder"
-        look = {"title": title, "unit": "difference of cosines"}
-        bounds = (-limit, limit)
-        maps.append(_map(matrix, main.tasks, order, "encoder minus decoder", bounds, **look))
-    return maps
+        maps.append(_map(matrix, main.tasks, order, what, _bounds([matrix]), **look))
+    limit = max((abs(bound) for one in maps if one for bound in one.bounds), default=0.0)
+    return [one and replace(one, bounds=(-limit, limit)) for one in maps]
 
 
 def maps_beside(
@@ -238,8 +232,7 @@ def reliability_plot(runs: Sequence[Run]) -> Plot:
         for side in views.sides_of(halves):
             chosen = weighty(halves.components, None if side == views.MODEL else side)
             means = mean_where_known(halves.reliability[:, chosen], axis=(1, 2))
-            colour = max(0, views.SIDES.index(side) if side in views.SIDES else 0)
-            name = _of_run(side, run, runs)
+            colour, name = int(side == DECODER), _of_run(side, run, runs)
             look: dict[str, Any] = {"mode": "lines+markers", "size": 6}
             series.append(Series(name, halves.steps, means, colour, number, **look))
     return Plot(
@@ -253,41 +246,15 @@ def reliability_plot(runs: Sequence[Run]) -> Plot:
 
 def rule_plots(runs: Sequence[Run]) -> dict[str, Plot]:
     """What the rule did, by step: "active", "target", "cosine" and "ratio"."""
-    plots: dict[str, list[Series]] = {"active": [], "target": [], "cosine": [], "ratio": []}
+    drawn: dict[str, list[Series]] = {"active": [], "target": [], "cosine": [], "ratio": []}
     for number, run in enumerate(runs):
-        record = run.record
-        if record is None:
-            continue
-
-        def add(
-            plot: str,
-            name: str,
-            values: Numbers,
-            run: Run = run,
-            steps: Numbers = record.steps,
-            number: int = number,
-            **more: Any,
-        ) -> None:
-            named = _of_run(name, run, runs, "{} ({})") if name else run.name
-            plots[plot].append(Series(named, steps, values, number, **more))
-
-        counts = statistics.rule_counts(record)
-        if counts.active.any():
-            add("active", "altered", counts.share(counts.active))
-        add("active", "in conflict", counts.share(counts.conflicts), dash=2)
-        add("target", "similarity", _over_pairs(record.similarity))
-        if not np.isnan(record.target).all():
-            add("target", "target", _over_pairs(record.target), dash=2)
-        for plot, values in (("cosine", record.update_cosine), ("ratio", record.update_ratio)):
-            known = ~np.isnan(values)
-            least = np.where(known, values, np.inf).min(axis=1)
-            most = np.where(known, values, -np.inf).max(axis=1)
-            mean = mean_where_known(values, axis=1)
-            add(plot, "" if len(runs) > 1 else "mean", mean, band=(least, most))
-    made = {}
-    for name, series in plots.items():
+        if run.record is not None:
+            for name, series in _rule_series(run, run.record, runs).items():
+                drawn[name] += [replace(one, colour=number) for one in series]
+    plots = {}
+    for name, series in drawn.items():
         by_pair = name in ("active", "target")
-        made[name] = Plot(
+        plots[name] = Plot(
             series,
             y_range=(honest_range if by_pair else range_around_one)(all_values(series)),
             missing="Nothing was recorded in training.",
@@ -295,7 +262,31 @@ def rule_plots(runs: Sequence[Run]) -> dict[str, Plot]:
             as_percent=name == "active",
             has_legend=len(runs) > 1 or by_pair,
         )
-    return made
+    return plots
+
+
+def _rule_series(run: Run, record: Record, runs: Sequence[Run]) -> dict[str, list[Series]]:
+    """Lines of one run; those of the update with their range over components."""
+    counts, steps = statistics.rule_counts(record), record.steps
+    altered, conflicts, similarity, target = (
+        _of_run(name, run, runs, "{} ({})")
+        for name in ("altered", "in conflict", "similarity", "target")
+    )
+    active = [Series(conflicts, steps, counts.share(counts.conflicts), dash=2)]
+    if counts.active.any():
+        active.insert(0, Series(altered, steps, counts.share(counts.active)))
+    pairs = [Series(similarity, steps, _over_pairs(record.similarity))]
+    if not np.isnan(record.target).all():
+        pairs.append(Series(target, steps, _over_pairs(record.target), dash=2))
+    series = {"active": active, "target": pairs}
+    for name, values in (("cosine", record.update_cosine), ("ratio", record.update_ratio)):
+        known = ~np.isnan(values)
+        least = np.where(known, values, np.inf).min(axis=1)
+        most = np.where(known, values, -np.inf).max(axis=1)
+        mean = mean_where_known(values, axis=1)
+        of_whom = run.name if len(runs) > 1 else "mean"
+        series[name] = [Series(of_whom, steps, mean, band=(least, most))]
+    return series
 
 
 def _over_pairs(values: Matrix) -> Matrix:
@@ -326,13 +317,8 @@ def active_plots(runs: Sequence[Run]) -> list[Plot]:
         "has_legend": len(recorded) > 1,
     }
     return [
-        Plot(
-            conflicts,
-            y_title="of the pairs it could alter",
-            title="pairs below 0 (PCGrad)",
-            **look,
-        ),
-        Plot(active, title="below the target (active)", missing="no run has targets", **look),
+        Plot(conflicts, "step", "of the pairs it could alter", title=_CONFLICTS, **look),
+        Plot(active, title=_ACTIVE, missing="no run has targets", **look),
     ]
 
 
@@ -373,48 +359,33 @@ def step_plots(run: Run, main: Similarities, pairs: Sequence[tuple[str, str]]) -
     return [replace(first, y_title="cosine"), *others]
 
 
-class DistancePoints(NamedTuple):
-    """Every pair's known distance and similarity in one section."""
-
-    section: views.Section
-    distances: Matrix
-    cosines: Matrix
-    pairs: list[str]
-    correlation: statistics.Correlation | None
-
-
-def _distance_points(run: Run, *, tested: bool) -> list[DistancePoints]:
+def _with_distances(run: Run) -> list[tuple[views.Section, Matrix, Matrix]]:
     main = views.main_source(run)
-    found = []
-    for section, matrix, far in [] if main is None else views.against_distance(main, run.distances):
-        labels = task_names.labels(section.tasks)
-        rows, columns = np.tril_indices(len(labels), -1)
-        known = ~np.isnan(matrix[rows, columns]) & ~np.isnan(far[rows, columns])
-        rows, columns = rows[known], columns[known]
-        pairs = [f"{labels[j]} and {labels[i]}" for i, j in zip(rows, columns, strict=True)]
-        correlation = statistics.mantel(matrix, far) if tested else None
-        points = far[rows, columns], matrix[rows, columns]
-        found.append(DistancePoints(section, *points, pairs, correlation))
-    return found
+    return [] if main is None else views.against_distance(main, run.distances)
+
+
+def _known_pairs(one: Matrix, other: Matrix) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows and columns of the pairs that are known in both matrices."""
+    rows, columns = np.tril_indices(len(one), -1)
+    known = ~np.isnan(one[rows, columns]) & ~np.isnan(other[rows, columns])
+    return rows[known], columns[known]
 
 
 def distance_plot(runs: Sequence[Run]) -> Plot:
     """Similarity of every pair against its known distance, in all sections of all runs."""
-    series = [
-        Series(
-            _of_run(points.section.name, run, runs),
-            points.distances,
-            points.cosines,
-            colour=colour,
-            mode="markers",
-            marker=_RUN_MARKERS[number % len(_RUN_MARKERS)],
-            size=5 if len(points.pairs) > 200 else 8,
-            alpha=0.75,
-            points=points.pairs,
-        )
-        for number, run in enumerate(runs)
-        for colour, points in enumerate(_distance_points(run, tested=False))
-    ]
+    series = []
+    for number, run in enumerate(runs):
+        for colour, (section, matrix, far) in enumerate(_with_distances(run)):
+            labels, pairs = task_names.labels(section.tasks), _known_pairs(matrix, far)
+            look: dict[str, Any] = {
+                "mode": "markers",
+                "marker": _RUN_MARKERS[number % len(_RUN_MARKERS)],
+                "size": 5 if len(pairs[0]) > 200 else 8,
+                "alpha": 0.75,
+                "points": [f"{labels[j]} and {labels[i]}" for i, j in zip(*pairs, strict=True)],
+            }
+            name = _of_run(section.name, run, runs)
+            series.append(Series(name, far[pairs], matrix[pairs], colour, **look))
     names = [run.distances.name for run in runs if run.distances is not None]
     what = names[0] if names else ""
     return Plot(
@@ -432,16 +403,15 @@ def distance_plot(runs: Sequence[Run]) -> Plot:
 def distance_panels(run: Run) -> list[Plot]:
     """The same for one run: a plot for each side, with Mantel's test."""
     by_side: dict[str, list[Series]] = {}
-    for points in _distance_points(run, tested=True):
-        assert points.correlation is not None
-        r, p_value = points.correlation
-        direction = points.section.direction
-        way = f"{direction}: " if direction else ""
-        is_outward = bool(direction) and not task_names.is_into_pivot(direction)
+    for section, matrix, far in _with_distances(run):
+        pairs = _known_pairs(matrix, far)
+        r, p_value = statistics.mantel(matrix, far)
+        way = f"{section.direction}: " if section.direction else ""
+        is_outward = bool(way) and not task_names.is_into_pivot(section.direction)
         name = f"{way}r = {r:z.2f}, p = {p_value:.4f}"
         look: dict[str, Any] = {"mode": "markers", "alpha": 0.6}
-        series = Series(name, points.distances, points.cosines, int(is_outward), **look)
-        by_side.setdefault(points.section.side, []).append(series)
+        series = Series(name, far[pairs], matrix[pairs], int(is_outward), **look)
+        by_side.setdefault(section.side, []).append(series)
     both = honest_range(all_values([one for series in by_side.values() for one in series]))
     what = "" if run.distances is None else run.distances.name
     return [
@@ -568,76 +538,38 @@ def _metrics(metrics: Sequence[dict[str, Any]]) -> dict[str, tuple[list[int], li
     return thinned
 
 
-@dataclass(frozen=True)
-class Tree:
-    """The dendrogram of a run's tasks: cosines at which they join.
-
-    Attributes:
-        x: Cosines along the branches, with None between two of them.
-        y: Positions of the tasks, likewise.
-        leaf: Where leaves end: a task alone would be at 1, far from where anything happens.
-        range: Cosines that are shown, leaves first.
-        labels: Names of the leaves, from the top.
-        families: Family, colour, marker and positions of its leaves.
-    """
-
-    x: list[float | None]
-    y: list[float | None]
-    leaf: float
-    range: tuple[float, float]
-    labels: list[str]
-    families: list[tuple[str, int, str, list[int]]] = field(default_factory=list)
-
-    def for_page(self) -> dict[str, Any]:
-        """As the page reads it."""
-        return asdict(self)
-
-
-def trees(runs: Sequence[Run]) -> list[Tree | None]:
-    """Of every run with three tasks; a family has the same mark in all of them."""
-    drawn: list[tuple[Tree, list[str]] | None] = []
-    for run in runs:
-        main = views.main_source(run)
-        drawn.append(None if main is None or len(main.tasks) < 3 else _tree(main, run))
-    known = [families for one in drawn if one is not None for families in one[1]]
-    marks = {}
-    for number, family in enumerate(dict.fromkeys(filter(None, known))):
-        # Colours and markers meet anew in every round.
-        turn, which = divmod(number, len(_FAMILY_MARKERS))
-        marks[family] = number + turn, _FAMILY_MARKERS[which] + ("-open" if turn % 2 else "")
-    return [
-        None
-        if one is None
-        else replace(
-            one[0],
-            families=[
-                (family, *mark, [n for n, other in enumerate(one[1]) if other == family])
-                for family, mark in marks.items()
-                if family in one[1]
-            ],
-        )
-        for one in drawn
-    ]
-
-
-def _tree(main: Similarities, run: Run) -> tuple[Tree, list[str]]:
-    """The tree without marks, and the families of its leaves."""
+def task_tree(run: Run) -> TaskTree | None:
+    """The tree of a run's tasks; None with fewer than three."""
+    main = views.main_source(run)
+    if main is None or len(main.tasks) < 3:
+        return None
     linkage = statistics.dendrogram(statistics.mean_matrix(main))
     drawn = hierarchy.dendrogram(linkage, no_plot=True)
-    labels = task_names.labels(main.tasks)
     heights = np.round(np.array(drawn["dcoord"]), 4)
     joins = 1 - heights[heights > 0]
-    low, high = (joins.min(), joins.max()) if joins.size else (1.0, 1.0)
+    low, high = (float(joins.min()), float(joins.max())) if joins.size else (1.0, 1.0)
     room = (high - low) * 0.2 or 0.05
-    leaf = float(high + room)
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for places, levels in zip(np.array(drawn["icoord"]), heights, strict=True):
-        x += [*(float(1 - level) if level > 0 else leaf for level in levels), None]
-        y += [*(float(place) / 10 - 0.5 for place in places), None]  # SciPy: leaf n at 5 + 10 n
-    leaves = [labels[i] for i in drawn["leaves"]]
-    families = [run.families.get(main.tasks[i], "") for i in drawn["leaves"]]
-    return Tree(x, y, leaf, (leaf, float(low - room / 2)), leaves), families
+    cosines = np.where(heights > 0, 1 - heights, high + room)
+    places = np.array(drawn["icoord"]) / 10 - 0.5  # SciPy puts leaf n at 5 + 10 n
+    labels = task_names.labels(main.tasks)
+    return TaskTree(
+        places.tolist(),
+        cosines.tolist(),
+        high + room,
+        (high + room, low - room / 2),
+        [labels[i] for i in drawn["leaves"]],
+        [run.families.get(main.tasks[i], "") for i in drawn["leaves"]],
+    )
+
+
+def family_marks(trees: Sequence[TaskTree | None]) -> dict[str, tuple[int, str]]:
+    """Family -> its colour and marker in all trees, which meet anew in every round."""
+    families = [family for tree in trees if tree is not None for family in tree.families]
+    marks = {}
+    for number, family in enumerate(dict.fromkeys(filter(None, families))):
+        turn, which = divmod(number, len(_FAMILY_MARKERS))
+        marks[family] = number + turn, _FAMILY_MARKERS[which] + ("-open" if turn % 2 else "")
+    return marks
 
 
 def score_bars(runs: Sequence[Run], sizes: Mapping[str, int]) -> list[Plot]:
@@ -675,10 +607,9 @@ def score_bars(runs: Sequence[Run], sizes: Mapping[str, int]) -> list[Plot]:
     order = "largest data first" if all(task in sizes for task in tasks) else "by resource level"
     y_title = f"{base.metric} minus {views.short(first.name, 20)}"
     labels = [views.short(name, 20) for name in task_names.labels(tasks)]
-    bars: dict[str, Any] = {"x_title": ""}
     return [
-        Plot(by_task, y_title=y_title, x_names=labels, title=f"by task, {order}", **bars),
-        Plot(averages, x_names=names, title="averages", x_title="", has_legend=False),
+        Plot(by_task, "", y_title, x_names=labels, title=f"by task, {order}"),
+        Plot(averages, "", x_names=names, title="averages", has_legend=False),
     ]
 
 

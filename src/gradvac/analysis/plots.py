@@ -212,6 +212,27 @@ class Plot:
         return {**vars(self), "series": series}
 
 
+@dataclass(frozen=True)
+class TaskTree:
+    """The dendrogram of a run's tasks.
+
+    Attributes:
+        places: Positions of the four corners of every join, from the top.
+        cosines: Cosines at these corners.
+        leaf: Where leaves end: a task alone would be at 1, far from where anything happens.
+        limits: Cosines that are shown, leaves first.
+        labels: Names of the leaves, from the top.
+        families: Their families; "" where unknown.
+    """
+
+    places: list[list[float]]
+    cosines: list[list[float]]
+    leaf: float
+    limits: tuple[float, float]
+    labels: list[str]
+    families: list[str]
+
+
 def rounded(values: ArrayLike, digits: int = 4) -> Any:
     """Nested lists of short numbers for JSON; None where a value is not finite."""
     array = np.asarray(values, dtype=np.float64)

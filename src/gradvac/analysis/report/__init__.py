@@ -6,14 +6,11 @@ sentence and a map, and goes on by question: which component, which step, which 
 whom. A sentence claims something only if a test says so. Several runs are shown under the same
 controls.
 
-    sentences.py         the summary of a run: families, distances, groups, layers, steps, noise
-    update_sentences.py  sentences on the rule, on influence, and on how two runs differ
-    wording.py           words for numbers
-    tables.py            scores by task, and the settings that differ
-    payload.py           what the drawings show, as JSON
-    quantities.py        what every pair of tasks has, packed into short text
-    live.py              the page while training goes on
-    page/                template, style and scripts
+    sentences.py  everything the page says: similarity, the update, scores, how two runs differ
+    tables.py     scores by task, and the settings that differ
+    payload.py    what the drawings show, as JSON
+    live.py       the page while training goes on
+    page/         template, style and scripts
 """
 
 import importlib.metadata
@@ -28,13 +25,20 @@ import jinja2
 import plotly.offline
 
 from gradvac.analysis import views
-from gradvac.analysis.report import sentences, update_sentences
+from gradvac.analysis.report import sentences
 from gradvac.analysis.report.live import LivePage, serve_live
 from gradvac.analysis.report.payload import payload
-from gradvac.analysis.report.sentences import Summary, run_headline, summarise, summarise_runs
+from gradvac.analysis.report.sentences import (
+    Statement,
+    Summary,
+    describe_difference,
+    describe_progress,
+    ordinal,
+    run_headline,
+    summarise,
+    summarise_runs,
+)
 from gradvac.analysis.report.tables import changed_settings, score_table
-from gradvac.analysis.report.update_sentences import describe_difference, describe_progress
-from gradvac.analysis.report.wording import Statement, ordinal
 from gradvac.analysis.run import Run
 from gradvac.analysis.statistics import Influence
 from gradvac.files import write_text
@@ -53,8 +57,8 @@ _QUESTIONS = {
     sentences.TIME: "steps",
     sentences.NOISE: "noise",
     sentences.SCORES: "scores",
-    update_sentences.INFLUENCE: "pushes",
-    update_sentences.RULE: "rule",
+    sentences.INFLUENCE: "pushes",
+    sentences.RULE: "rule",
 }
 
 

@@ -61,13 +61,16 @@ function drawInfluence() {
 function drawTree(n) {
   const id = `tree-${n}`, tree = DATA.trees[n];
   if (!tree) return sayInstead(id, "A tree needs three tasks.");
-  const { x, y, leaf, labels, families } = tree;
-  const dots = families.map(([family, number, symbol, places]) => ({ type: "scatter", mode: "markers", x: places.map(() => leaf), y: places, name: plain(family), cliponaxis: false,
-    marker: { color: ink(number), symbol, size: 9, line: { width: 2, color: ink(number) } }, hoverinfo: "skip" }));
-  const lines = { type: "scatter", mode: "lines", x, y, line: { color: paper().quiet, width: 1.6 }, hoverinfo: "skip", showlegend: false };
+  const { leaf, labels, families } = tree, gaps = (corners) => corners.flatMap((own) => [...own, null]);
+  const dots = Object.entries(DATA.familyMarks).filter(([family]) => families.includes(family)).map(([family, [number, symbol]]) => {
+    const places = range(labels.length).filter((i) => families[i] === family), color = ink(number);
+    return { type: "scatter", mode: "markers", x: places.map(() => leaf), y: places, name: plain(family), cliponaxis: false,
+      marker: { color, symbol, size: 9, line: { width: 2, color } }, hoverinfo: "skip" };
+  });
+  const lines = { type: "scatter", mode: "lines", x: gaps(tree.cosines), y: gaps(tree.places), line: { color: paper().quiet, width: 1.6 }, hoverinfo: "skip", showlegend: false };
   return show(id, [lines, ...dots], lineLayout(id, "cosine", "", {
     height: 20 * labels.length + 60, hovermode: false, showlegend: dots.length > 0,
-    xaxis: titled("cosine", { range: tree.range, zeroline: false }),
+    xaxis: titled("cosine", { range: tree.limits, zeroline: false }),
     yaxis: axis({ tickmode: "array", tickvals: range(labels.length), ticktext: labels.map((label) => short(label, 18)), range: [labels.length - 0.5, -0.5],
       showgrid: false, zeroline: false, layer: "below traces", tickfont: { size: 12, color: paper().ink }, ticks: "outside", ticklen: 10, tickcolor: "rgba(0,0,0,0)" }),
   }), { label: `Tree of ${labels.length} tasks: ${labels.join(", ")}` });
