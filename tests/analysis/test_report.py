@@ -1,5 +1,7 @@
 """The report without a browser: its sentences say the numbers, its data come back, it is small."""
 
+import base64
+import gzip
 import json
 import re
 from dataclasses import replace
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from gradvac.analysis.report import describe_difference, render, summarise, write_report
-from gradvac.analysis.report.payload import pack, unpack
+from gradvac.analysis.report.payload import MISSING, UNIT, pack
 from gradvac.analysis.report.sentences import describe_source
 from gradvac.analysis.report.tables import score_table
 from gradvac.analysis.run import KnownDistances, Run
@@ -382,6 +384,14 @@ def test_equal_scores_have_no_extremes() -> None:
     run = make_run(codes=CODES, num_layers=1, num_steps=1)
     same = TaskScores("BLEU", dict.fromkeys(run.tasks, 0.01), {}, "")
     assert "BLEU is 0.0 on average over 7 tasks." in said(replace(run, scores=same))
+
+
+def unpack(text: str, shape: tuple[int, ...]) -> np.ndarray:
+    """What the page does, in NumPy: the inverse of `pack` up to rounding."""
+    planes = np.frombuffer(gzip.decompress(base64.b64decode(text)), np.uint8).reshape(2, -1)
+    moves = np.ascontiguousarray(planes.T).view("<u2").reshape(shape)
+    coded = np.cumsum(moves, axis=0, dtype=np.uint16).view(np.int16)
+    return np.where(coded == MISSING, np.nan, coded * UNIT)
 
 
 def test_packing_keeps_three_digits_and_gaps() -> None:

@@ -22,25 +22,18 @@ INKS = {
     "light": ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#8c6d00", "#3d9bd1", "#5b5b5b"),
     "dark": ("#5ab4f0", "#ff9248", "#3fd0a4", "#e59ad0", "#f0d350", "#a3d8ff", "#c4c4c4"),
 }
+_PAPER = (  # colour on light and on dark ground
+    ("ink", "#1c2128", "#e6eaef"),
+    ("quiet", "#59636e", "#9aa5b1"),
+    ("rule", "#e1e5ea", "#2c343e"),
+    ("ground", "#ffffff", "#12161c"),
+    ("hover", "#ffffff", "#232b35"),
+    ("blank", "#e6e9ed", "#2a323c"),  # of a diagonal
+    ("hatch", "#9aa5b1", "#6b7682"),  # of what is unknown
+)
 PAPERS = {
-    "light": {
-        "ink": "#1c2128",
-        "quiet": "#59636e",
-        "rule": "#e1e5ea",
-        "hover": "#ffffff",
-        "ground": "#ffffff",
-        "blank": "#e6e9ed",  # of a diagonal
-        "hatch": "#9aa5b1",  # of what is unknown
-    },
-    "dark": {
-        "ink": "#e6eaef",
-        "quiet": "#9aa5b1",
-        "rule": "#2c343e",
-        "hover": "#232b35",
-        "ground": "#12161c",
-        "blank": "#2a323c",
-        "hatch": "#6b7682",
-    },
+    "light": {name: light for name, light, _ in _PAPER},
+    "dark": {name: dark for name, _, dark in _PAPER},
 }
 # Orange below 0, blue above; 0 is the colour of the page, so that nothing looks like something.
 SCALE = (  # position, colour on light and on dark ground
@@ -76,33 +69,19 @@ class ColourLimits(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HeatMap:
-    """A map of pairs of tasks, in the order shown.
+    """A map of pairs of tasks, in the order shown."""
 
-    Attributes:
-        values: `[T, T]`; NaN where unknown.
-        labels: Short names of rows and columns.
-        tasks: Their full names.
-        blocks: Families, which are framed.
-        what: What a cell is, in words.
-        bounds: Lowest and highest value of all maps that have the same colours.
-        rows: What the task of a row is; "" where (i, j) is (j, i).
-        columns: What the task of a column is.
-        as_percent: Whether values are shares.
-        title: Above the map.
-        unit: Below the colours.
-    """
-
-    values: Matrix
-    labels: tuple[str, ...]
-    tasks: tuple[str, ...]
-    blocks: list[views.Block]
-    what: str
-    bounds: tuple[float, float]
-    rows: str = ""
+    values: Matrix  # [T, T]; NaN where unknown
+    labels: tuple[str, ...]  # short names of rows and columns
+    tasks: tuple[str, ...]  # their full names
+    blocks: list[views.Block]  # families, which are framed
+    what: str  # a cell, in words
+    bounds: tuple[float, float]  # lowest and highest value of all maps that share the colours
+    rows: str = ""  # what the task of a row is; "" where (i, j) is (j, i)
     columns: str = ""
     as_percent: bool = False
     title: str = ""
-    unit: str = "cosine"
+    unit: str = "cosine"  # below the colours
 
     def colour_limits(self) -> ColourLimits:
         """Centred at 0, unless all values are above it and close together.
@@ -119,85 +98,43 @@ class HeatMap:
 
     def for_page(self) -> dict[str, Any]:
         """As the page reads it."""
-        return {
-            "values": rounded(self.values),
-            "labels": self.labels,
-            "tasks": self.tasks,
-            "blocks": listed_blocks(self.blocks),
-            "what": self.what,
-            "bounds": self.bounds,
-            "rows": self.rows,
-            "columns": self.columns,
-            "asPercent": self.as_percent,
-        }
+        return vars(self) | {"values": rounded(self.values)}
 
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """Lines, points or bars of one colour.
+    """Lines, points or bars of one colour."""
 
-    Attributes:
-        name: In the legend; "" for none.
-        x: Of every point.
-        y: Of every point; NaN leaves a gap.
-        colour: Position in the palette.
-        dash: Number of the dash; 0 is solid.
-        mode: "lines", "markers", "lines+markers", "markers+text", or "bars".
-        marker: Its form, by Plotly's name.
-        size: Of markers, in pixels of the page; the width of bars.
-        alpha: Opacity of markers.
-        points: Name of every point.
-        band: Lowest and highest value at every x.
-        is_faint: Whether it only stands behind its running mean.
-    """
-
-    name: str
+    name: str  # in the legend; "" for none
     x: Numbers
-    y: Numbers
-    colour: int = 0
-    dash: int = 0
-    mode: str = "lines"
-    marker: str = "circle"
-    size: float = 5
-    alpha: float = 1.0
-    points: Sequence[str] = ()
-    band: tuple[Numbers, Numbers] | None = None
-    is_faint: bool = False
+    y: Numbers  # NaN leaves a gap
+    colour: int = 0  # position in the palette
+    dash: int = 0  # 0 is solid
+    mode: str = "lines"  # or "markers", "lines+markers", "markers+text", "bars"
+    marker: str = "circle"  # by Plotly's name
+    size: float = 5  # of markers, in pixels of the page; the width of bars
+    alpha: float = 1.0  # of markers
+    points: Sequence[str] = ()  # name of every point
+    band: tuple[Numbers, Numbers] | None = None  # lowest and highest value at every x
+    is_faint: bool = False  # it only stands behind its running mean
 
 
 @dataclass(frozen=True, eq=False)
 class Plot:
-    """Series on two axes.
-
-    Attributes:
-        series: What is drawn.
-        x_title: Below.
-        y_title: At the side.
-        y_range: Limits; None: as the values have it.
-        missing: What to say if there is nothing to draw.
-        label: The plot in words, for those who do not see it.
-        number_format: Of values, in the notation of d3.
-        as_percent: Whether values are shares.
-        has_legend: None: if it has more than one series.
-        layers: First and last number of a layer, if x is layers.
-        x_names: Names of the positions 0, 1, ... of bars.
-        point_words: Of named points: what a point is, what x and y are, what a series is.
-        title: Above the plot, in figures.
-        is_log: Whether y is logarithmic.
-    """
+    """Series on two axes."""
 
     series: list[Series]
     x_title: str = "step"
     y_title: str = ""
-    y_range: tuple[float, float] | None = None
-    missing: str = ""
-    label: str = ""
-    number_format: str = ".3f"
+    y_range: tuple[float, float] | None = None  # None: as the values have it
+    missing: str = ""  # what to say if there is nothing to draw
+    label: str = ""  # the plot in words, for those who do not see it
+    number_format: str = ".3f"  # of values, in the notation of d3
     as_percent: bool = False
-    has_legend: bool | None = None
-    layers: tuple[int, int] | None = None
-    x_names: Sequence[str] = ()
-    point_words: Sequence[str] = ()
+    has_legend: bool | None = None  # None: if it has more than one series
+    layers: tuple[int, int] | None = None  # first and last number of a layer, if x is layers
+    x_names: Sequence[str] = ()  # of the positions 0, 1, ... of bars
+    point_words: Sequence[str] = ()  # of named points: what a point, x, y and a series are
     title: str = ""
     is_log: bool = False
 
@@ -214,23 +151,14 @@ class Plot:
 
 @dataclass(frozen=True)
 class TaskTree:
-    """The dendrogram of a run's tasks.
+    """The dendrogram of a run's tasks."""
 
-    Attributes:
-        places: Positions of the four corners of every join, from the top.
-        cosines: Cosines at these corners.
-        leaf: Where leaves end: a task alone would be at 1, far from where anything happens.
-        limits: Cosines that are shown, leaves first.
-        labels: Names of the leaves, from the top.
-        families: Their families; "" where unknown.
-    """
-
-    places: list[list[float]]
-    cosines: list[list[float]]
-    leaf: float
-    limits: tuple[float, float]
-    labels: list[str]
-    families: list[str]
+    places: list[list[float]]  # of the four corners of every join, from the top
+    cosines: list[list[float]]  # at these corners
+    leaf: float  # where leaves end: a task alone would be at 1, far from where anything happens
+    limits: tuple[float, float]  # cosines that are shown, leaves first
+    labels: list[str]  # of the leaves, from the top
+    families: list[str]  # "" where unknown
 
 
 def rounded(values: ArrayLike, digits: int = 4) -> Any:
@@ -247,11 +175,6 @@ def _short_numbers(values: Numbers) -> list[float | None]:
     if array.dtype.kind in "iu":
         return list(array.tolist())
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in array.tolist()]
-
-
-def listed_blocks(blocks: Iterable[views.Block]) -> list[list[Any]]:
-    """Family, start and stop of each."""
-    return [[block.family, block.start, block.stop] for block in blocks]
 
 
 def page_style() -> dict[str, Any]:

@@ -5,6 +5,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,7 @@ _WHERE = {
 }
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Neighbouring rows of one family: rows `start` to `stop - 1`."""
 
     family: str

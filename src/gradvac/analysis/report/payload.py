@@ -103,7 +103,7 @@ def _source(
         "tasks": list(similarities.tasks),
         "labels": task_names.labels(similarities.tasks),
         "order": order,
-        "blocks": plots.listed_blocks(blocks),
+        "blocks": blocks,
         "components": list(similarities.components),
         "averages": _averages(similarities),
         "reliability": None  # `[K, T]`: two digits are what fading needs
@@ -229,11 +229,3 @@ def pack(values: NDArray[np.floating]) -> str:
     moves = np.diff(coded, axis=0, prepend=np.zeros_like(coded[:1]))
     planes = moves.reshape(-1).view(np.uint8).reshape(-1, 2).T  # low bytes, then high bytes
     return base64.b64encode(gzip.compress(planes.tobytes(), 6, mtime=0)).decode("ascii")
-
-
-def unpack(text: str, shape: tuple[int, int, int]) -> NDArray[np.float64]:
-    """What the page does, in NumPy: the inverse of `pack` up to rounding."""
-    planes = np.frombuffer(gzip.decompress(base64.b64decode(text)), np.uint8).reshape(2, -1)
-    moves = np.ascontiguousarray(planes.T).view("<u2").reshape(shape)
-    coded = np.cumsum(moves, axis=0, dtype=np.uint16).view(np.int16)
-    return np.where(coded == MISSING, np.nan, coded * UNIT)

@@ -110,7 +110,7 @@ class HeatMaps {
       return;
     }
     const shown = $("colours").value === "own" ? [view] : this.runs.map(viewOf).filter(Boolean);
-    const bounds = hull(shown.map(boundsOf)), asPercent = quantity.key.startsWith("share");
+    const bounds = hull(shown.map(boundsOf)), as_percent = quantity.key.startsWith("share");
     const when = quantity.whole ? WHOLE : position === null ? "mean of all steps" : `step ${quantity.steps[position].toLocaleString("en")}`;
     const { zmin, zmax } = coloursOf(bounds);
     const stretch = isNarrow(bounds) ? `; colours from ${[zmin, zmax].map((bound) => bound.toFixed(2)).join(" to ")}` : "";
@@ -118,7 +118,7 @@ class HeatMaps {
     const hatched = unknown ? `; hatched: ${quantity.key === "without noise" ? "not reliable enough" : "unknown"}` : "";
     $(`heat-note-${n}`).textContent = `${quantity.key}, ${$("component").value}, ${when}${stretch}${hatched}`;
     drawMatrix(`heat-${n}`, {
-      values, bounds, labels: order.map((i) => source.labels[i]), tasks: order.map((i) => source.tasks[i]), asPercent,
+      values, bounds, labels: order.map((i) => source.labels[i]), tasks: order.map((i) => source.tasks[i]), as_percent,
       blocks: byFamily ? source.blocks : [], what: quantity.key, rows: quantity.rows, columns: quantity.columns,
       reliability: $("fade").checked ? this.reliabilityOf(source, components, order) : null,
     });

@@ -58,9 +58,9 @@ function veil(reliability) {
 }
 
 // The bar that explains the colours, below the names: `y` in heights of the plot.
-function colourBar(y, asPercent) {
+function colourBar(y, as_percent) {
   return { orientation: "h", thickness: 9, len: 1, x: 0.5, xanchor: "center", y, yanchor: "top", xpad: 0, ypad: 0, outlinewidth: 0,
-    nticks: 5, tickformat: asPercent ? ".0%" : ".2~f", tickfont: { size: 11, color: paper().quiet } };
+    nticks: 5, tickformat: as_percent ? ".0%" : ".2~f", tickfont: { size: 11, color: paper().quiet } };
 }
 
 // Every n-th name, so that they do not overlap.
@@ -70,7 +70,7 @@ function spaced(labels, room) {
 }
 
 // A square map. `view`: values, labels, tasks, blocks, bounds, what; rows and columns in words where
-// (i, j) is not (j, i); asPercent; reliability of every cell.
+// (i, j) is not (j, i); as_percent; reliability of every cell.
 function drawMatrix(id, view) {
   const width = $(id).clientWidth, narrow = width < NARROW, size = view.labels.length;
   const most = narrow ? 10 : 16, labels = view.labels.map((label) => short(label, most));
@@ -82,13 +82,13 @@ function drawMatrix(id, view) {
   const font = { size: Math.max(8, Math.min(13, (cells / size) * 0.85)), color: paper().ink };
   const ticks = { tickmode: "array", tickvals: range(size), ticktext: spaced(labels, cells / size), tickfont: font, showgrid: false,
     zeroline: false, ticks: "", automargin: false, fixedrange: size <= STYLE.mostNumbers };
-  const form = view.asPercent ? percent : cosine, several = size <= STYLE.mostNumbers && cells / size > 21;
+  const form = view.as_percent ? percent : cosine, several = size <= STYLE.mostNumbers && cells / size > 21;
   const trace = {
     type: "heatmap", z: view.values, x: range(size), y: range(size), ...coloursOf(view.bounds), hoverongaps: false, xgap: 0.6, ygap: 0.6,
     customdata: view.values.map((row, i) => row.map((value, j) => [plain(view.tasks[i]), plain(view.tasks[j]), value === null ? "" : form(value)])),
     hovertemplate: view.rows ? `${view.rows}: %{customdata[0]}<br>${view.columns}: %{customdata[1]}<br>${view.what}: <b>%{customdata[2]}</b><extra></extra>`
       : `%{customdata[0]} and %{customdata[1]}<br>${view.what}: <b>%{customdata[2]}</b><extra></extra>`,
-    colorbar: colourBar(-(edge + named) / cells, view.asPercent),
+    colorbar: colourBar(-(edge + named) / cells, view.as_percent),
   };
   if (several) Object.assign(trace, { text: view.values.map((row) => row.map((value) => (value === null ? "" : form(value)))), texttemplate: "%{text}", textfont: { size: Math.min(15, cells / size / 3.2) } });
   const heading = (text) => ({ text, standoff: 2, font: { size: 11, color: paper().quiet } });
