@@ -98,7 +98,7 @@ class HeatMap:
 
     def for_page(self) -> dict[str, Any]:
         """As the page reads it."""
-        return vars(self) | {"values": rounded(self.values)}
+        return vars(self) | {"values": rounded(self.values), "bounds": rounded(self.bounds)}
 
 
 @dataclass(frozen=True, eq=False)

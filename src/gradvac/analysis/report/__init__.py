@@ -51,13 +51,13 @@ _QUESTIONS = {
     sentences.DISTANCE: "relatives",
     sentences.GROUPS: "groups",
     sentences.PAIRS: "relatives",
-    sentences.DIRECTION: "place",
-    sentences.SIDES: "place",
-    sentences.DEPTH: "place",
+    sentences.DIRECTION: "layers",
+    sentences.SIDES: "layers",
+    sentences.DEPTH: "layers",
     sentences.TIME: "steps",
     sentences.NOISE: "noise",
     sentences.SCORES: "scores",
-    sentences.INFLUENCE: "pushes",
+    sentences.INFLUENCE: "influence",
     sentences.RULE: "rule",
 }
 

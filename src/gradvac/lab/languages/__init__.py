@@ -39,6 +39,7 @@ families; a few lines of TOML make another. Everything follows from a seed, on a
     _distance.py          distances known by construction
     _export.py            a corpus as plain files
     languages.py          the table of the paper's real languages
+    known.py              families, names and distances of tasks, from these tables or from files
     _genealogy.py         the family tree of real languages, and distances read off it
     _uriel.py             distances after URIEL
     _nearest.py           suggestions for error messages

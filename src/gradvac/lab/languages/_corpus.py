@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from gradvac.lab.languages._distance import Distances, measure
+from gradvac.lab.languages._distance import Distances, measure_distances
 from gradvac.lab.languages._generator import Generator, text
 from gradvac.lab.languages._meaning import Sentence
 from gradvac.lab.languages._nearest import nearest
@@ -151,7 +151,7 @@ class Corpus:
     def _distances(self) -> Distances:
         lexicons = {code: self._generator.lexicon(code) for code in self.languages}
         grammars = {code: language.grammar for code, language in self.languages.items()}
-        return measure(self.codes, lexicons, grammars)
+        return measure_distances(self.codes, lexicons, grammars)
 
     def distances(self) -> Distances:
         """Cognate shares, typological distances and their combination, with names."""

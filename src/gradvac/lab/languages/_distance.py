@@ -34,7 +34,7 @@ class Distances:
         return float(self.distance[self.codes.index(one), self.codes.index(other)])
 
 
-def measure(
+def measure_distances(
     codes: Sequence[str], lexicons: Mapping[str, Lexicon], grammars: Mapping[str, Grammar]
 ) -> Distances:
     """Measure all distances from realised lexicons and grammars."""

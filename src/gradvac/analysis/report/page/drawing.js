@@ -49,7 +49,7 @@ function drawAll(inside = document) {
   drawings.forEach((draw, id) => { if (inside.contains($(id)) && isShown($(id))) draw(); });
 }
 
-function sayInstead(id, text) {
+function showMessage(id, text) {
   const element = $(id);
   Plotly.purge(element);
   element.classList.add("empty");

@@ -109,9 +109,9 @@ async function start() {
     runs.forEach((_, n) => keepDrawn(`tree-${n}`, () => drawTree(n)));
   }
   for (const id of Object.keys(DATA.plots)) if ($(id)) keepDrawn(id, () => drawPlot(id, DATA.plots[id]));
-  fill($("push-component"), [["", [WHOLE_MODEL]], ["components", unique(DATA.influence.flatMap(Object.keys)).filter((name) => name !== WHOLE_MODEL)]]);
-  $("push-component").addEventListener("change", drawInfluence);
-  keepDrawn("pushes-0", drawInfluence);
+  fill($("influence-component"), [["", [WHOLE_MODEL]], ["components", unique(DATA.influence.flatMap(Object.keys)).filter((name) => name !== WHOLE_MODEL)]]);
+  $("influence-component").addEventListener("change", drawInfluence);
+  keepDrawn("influence-0", drawInfluence);
   fill($("metric"), [["", Object.keys(DATA.metrics)]]);
   $("metric").addEventListener("change", drawMetric);
   keepDrawn("metrics-plot", drawMetric);

@@ -20,7 +20,7 @@ function tracesOf(series, { number_format, point_words }) {
 }
 
 function drawPlot(id, plot) {
-  if (!plot.series.length) return sayInstead(id, plot.missing);
+  if (!plot.series.length) return showMessage(id, plot.missing);
   const traces = plot.series.flatMap((series) => tracesOf(series, plot)), words = plot.point_words ?? [];
   const named = words.length > 0, layout = lineLayout(id, plot.x_title, "");
   const yaxis = { fixedrange: !named && !plot.zooms, ...(plot.y_range && { range: plot.y_range }), ...(plot.as_percent && { tickformat: ".0%" }) };
@@ -44,23 +44,23 @@ function drawMetric() {
 
 function drawSides(n) {
   const view = DATA.sides[n];
-  return view ? drawMatrix(`sides-${n}`, view) : sayInstead(`sides-${n}`, "This needs components of an encoder and of a decoder.");
+  return view ? drawMatrix(`sides-${n}`, view) : showMessage(`sides-${n}`, "This needs components of an encoder and of a decoder.");
 }
 
 // Row: whose loss; column: who influences it. Green would praise: blue lets a loss fall, orange lets it rise.
 function drawInfluence() {
-  const choice = $("push-component").value;
+  const choice = $("influence-component").value;
   DATA.influence.forEach((maps, n) => {
-    const id = `pushes-${n}`, view = maps[choice];
-    if (!view) return sayInstead(id, "This needs a record of training, or similarities measured on halves.");
-    if (view.values.flat().every((value) => value === null)) return sayInstead(id, "No task is predicted to make progress.");
+    const id = `influence-${n}`, view = maps[choice];
+    if (!view) return showMessage(id, "This needs a record of training, or similarities measured on halves.");
+    if (view.values.flat().every((value) => value === null)) return showMessage(id, "No task is predicted to make progress.");
     return drawMatrix(id, view);
   });
 }
 
 function drawTree(n) {
   const id = `tree-${n}`, tree = DATA.trees[n];
-  if (!tree) return sayInstead(id, "A tree needs three tasks.");
+  if (!tree) return showMessage(id, "A tree needs three tasks.");
   const { leaf, labels, families } = tree, gaps = (corners) => corners.flatMap((own) => [...own, null]);
   const dots = Object.entries(DATA.familyMarks).filter(([family]) => families.includes(family)).map(([family, [number, symbol]]) => {
     const places = range(labels.length).filter((i) => families[i] === family), color = ink(number);
@@ -143,7 +143,7 @@ class Trajectories {
     });
     const directed = series.length && seen.some(({ quantity }) => quantity.rows);
     $("steps-note").textContent = `${shown}, ${$("component").value}: as chosen above.${directed ? ": the first task is altered, against the second" : ""}`;
-    if (seen.some(({ quantity }) => quantity.whole)) return sayInstead("steps-plot", `One value for the ${WHOLE}: there are no steps to follow. Choose something else to be shown above.`);
+    if (seen.some(({ quantity }) => quantity.whole)) return showMessage("steps-plot", `One value for the ${WHOLE}: there are no steps to follow. Choose something else to be shown above.`);
     return drawPlot("steps-plot", { series, x_title: "step", y_title: `cosine: ${shown}`, y_range: honest(series.flatMap(({ y }) => y)), number_format: ".3f", zooms: true,
       missing: "Choose two different tasks above, or a cell of the heat map.",
       label: `${shown} of pairs over steps: ${this.pairs.map((pair) => pair.join(" and ")).join("; ")}` });
