@@ -4,7 +4,7 @@ A sentence makes a claim only if a test says so (`Statement.claims`); else it gi
 alone. Tests of one kind that stand side by side are corrected for their number.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -158,11 +158,13 @@ class Finding:
         claim: The sentence if the test is clear.
         numbers: The numbers alone.
         p_value: Of the test, before others are considered.
+        interval: Of a difference, in words.
     """
 
     claim: str
     numbers: str
     p_value: float
+    interval: str = ""
 
 
 def family_findings(main: Similarities, run: Run) -> list[Finding]:
@@ -271,7 +273,7 @@ def _describe_findings(about: str, findings: list[Finding], what: str) -> list[S
     """A sentence for every clear finding, and one for the numbers of all others."""
     adjusted = statistics.holm([one.p_value for one in findings])
     found = [
-        Statement(about, f"{one.claim} ({p_text(p)}).", claims=True)
+        Statement(about, f"{one.claim} ({one.interval}{p_text(p)}).", claims=True)
         for one, p in zip(findings, adjusted, strict=True)
         if is_clear(p)
     ]
@@ -348,66 +350,47 @@ def describe_directions(main: Similarities) -> list[Statement]:
     both = [language for language in there if language in back]
     if len(both) < 2:
         return []
-    changes = []
+    findings = []
     for side in views.sides_of(main):
         one, two = (
             views.side_matrix(main, side, [tasks[language] for language in both])
             for tasks in (back, there)
         )
-        changes.append((side, statistics.paired(one, two)))
-    return _compared(
-        changes,
-        DIRECTION,
-        lambda side, change: (
-            f"Tasks into {pivot} are {'more' if change.difference.mean > 0 else 'less'} similar "
-            f"than tasks out of it{inside(side)}"
-        ),
-        f"Tasks into {pivot} against tasks out of it",
-        inside,
-    )
+        change = statistics.paired(one, two)
+        more = "more" if change.difference.mean > 0 else "less"
+        claim = f"Tasks into {pivot} are {more} similar than tasks out of it{inside(side)}"
+        findings += _difference_finding(claim, change, inside(side))
+    return _describe_findings(DIRECTION, findings, f"Tasks into {pivot} against tasks out of it")
 
 
 def describe_sides(main: Similarities) -> list[Statement]:
     """The encoder against the decoder."""
     if views.sides_of(main) != views.SIDES:
         return []
-    changes = []
+    findings = []
     for direction, tasks in task_names.directions(main.tasks):
         if len(tasks) > 1:
             encoder, decoder = (views.side_matrix(main, side, tasks) for side in views.SIDES)
-            changes.append((direction, statistics.paired(decoder, encoder)))
+            change, (high, low) = statistics.paired(decoder, encoder), views.SIDES
+            is_more = change.difference.mean > 0
+            high, low = (high, low) if is_more else (low, high)
+            claim = f"The {high} is more similar than the {low}{way(direction)}"
+            findings += _difference_finding(claim, change, way(direction), turned=not is_more)
+    return _describe_findings(SIDES, findings, "Encoder against decoder")
 
-    def claim(direction: str, change: statistics.Change) -> str:
-        sides = views.SIDES if change.difference.mean > 0 else views.SIDES[::-1]
-        return f"The {sides[0]} is more similar than the {sides[1]}{way(direction)}"
 
-    return _compared(changes, SIDES, claim, "Encoder against decoder", way)
-
-
-def _compared(
-    changes: Sequence[tuple[str, statistics.Change]],
-    about: str,
-    claim: Callable[[str, statistics.Change], str],
-    what: str,
-    suffix: Callable[[str], str],
-) -> list[Statement]:
-    """Differences that tests find as claims, all others as numbers."""
-    changes = [(key, change) for key, change in changes if not np.isnan(change.difference.mean)]
-    adjusted = statistics.holm([change.difference.p_value for _, change in changes])
-    found, rest = [], []
-    for (key, change), p_value in zip(changes, adjusted, strict=True):
-        means = f"{change.second:z.2f} against {change.first:z.2f}"
-        if is_clear(p_value):
-            high, low = max(change.second, change.first), min(change.second, change.first)
-            more = " more " in claim(key, change) and about == SIDES
-            means = f"{high:z.2f} against {low:z.2f}" if more else means
-            test = f"{range_text(change.difference)}, {p_text(p_value)}"
-            found.append(Statement(about, f"{claim(key, change)}: {means} ({test}).", claims=True))
-        else:
-            rest.append(f"{means}{suffix(key)} ({range_text(change.difference)})")
-    if rest:
-        found.append(Statement(about, f"{what}, not beyond chance: {'; '.join(rest)}."))
-    return found
+def _difference_finding(
+    claim: str, change: statistics.Change, suffix: str, *, turned: bool = False
+) -> list[Finding]:
+    """A difference within pairs; `turned`: the claim names the first of the two means first."""
+    if np.isnan(change.difference.mean):
+        return []
+    interval = range_text(change.difference)
+    means = f"{change.second:z.2f} against {change.first:z.2f}"
+    numbers = f"{means}{suffix} ({interval})"
+    claimed = f"{change.first:z.2f} against {change.second:z.2f}" if turned else means
+    p_value = change.difference.p_value
+    return [Finding(f"{claim}: {claimed}", numbers, p_value, f"{interval}, ")]
 
 
 def describe_depth(main: Similarities) -> list[Statement]:
