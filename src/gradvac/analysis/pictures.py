@@ -550,10 +550,10 @@ def task_tree(run: Run) -> TaskTree | None:
     low, high = (float(joins.min()), float(joins.max())) if joins.size else (1.0, 1.0)
     room = (high - low) * 0.2 or 0.05
     cosines = np.where(heights > 0, 1 - heights, high + room)
-    places = np.array(drawn["icoord"]) / 10 - 0.5  # SciPy puts leaf n at 5 + 10 n
+    positions = np.array(drawn["icoord"]) / 10 - 0.5  # SciPy puts leaf n at 5 + 10 n
     labels = task_names.labels(main.tasks)
     return TaskTree(
-        places.tolist(),
+        positions.tolist(),
         cosines.tolist(),
         high + room,
         (high + room, low - room / 2),
@@ -599,10 +599,10 @@ def score_bars(runs: Sequence[Run], sizes: Mapping[str, int]) -> list[Plot]:
         shift = (number - (len(others) - 1) / 2) * width
         means = replace(base, by_task=gains).by_level()
         look: dict[str, Any] = {"colour": number, "mode": "bars", "size": width}
-        places = [tasks.index(task) + shift for task in gains]
-        by_task.append(Series(run.name, places, list(gains.values()), **look))
-        places = [n + shift for n in range(len(means))]
-        averages.append(Series(run.name, places, list(means.values()), **look))
+        positions = [tasks.index(task) + shift for task in gains]
+        by_task.append(Series(run.name, positions, list(gains.values()), **look))
+        positions = [n + shift for n in range(len(means))]
+        averages.append(Series(run.name, positions, list(means.values()), **look))
         names = [name.replace("_", " ") for name in means]
     order = "largest data first" if all(task in sizes for task in tasks) else "by resource level"
     y_title = f"{base.metric} minus {views.short(first.name, 20)}"
@@ -632,9 +632,9 @@ def size_bars(runs: Sequence[Run], sizes: Mapping[str, int]) -> Plot:
     heights = [sizes[task] for task in tasks]
     series = []
     for colour, name in enumerate(names):
-        places = [n for n, family in enumerate(families) if family == name]
-        values = [heights[n] for n in places]
-        series.append(Series(name, places, values, colour, mode="bars", size=0.8))
+        positions = [n for n, family in enumerate(families) if family == name]
+        values = [heights[n] for n in positions]
+        series.append(Series(name, positions, values, colour, mode="bars", size=0.8))
     return Plot(
         series,
         x_title="",

@@ -153,7 +153,7 @@ class Plot:
 class TaskTree:
     """The dendrogram of a run's tasks."""
 
-    places: list[list[float]]  # of the four corners of every join, from the top
+    positions: list[list[float]]  # of the four corners of every join, from the top
     cosines: list[list[float]]  # at these corners
     leaf: float  # where leaves end: a task alone would be at 1, far from where anything happens
     limits: tuple[float, float]  # cosines that are shown, leaves first

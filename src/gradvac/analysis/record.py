@@ -332,18 +332,18 @@ def _join(path: Path, parts: list[tuple["np.lib.npyio.NpzFile", NDArray[np.int64
 
     def joined(name: str) -> Any:
         pieces = []
-        for (part, chosen), places in zip(parts, where, strict=True):
+        for (part, chosen), positions in zip(parts, where, strict=True):
             values = part[name][chosen]
             dims = 2 if name in _PAIRS else 1 if name in _TASKS else 0
-            if dims and places != list(range(len(tasks))):
+            if dims and positions != list(range(len(tasks))):
                 fill = False if values.dtype == bool else np.nan
-                whole = np.full((*values.shape[:2], *[len(tasks)] * dims), fill, values.dtype)
-                where_to: Any = (..., *np.ix_(*[places] * dims))
-                whole[where_to] = values
-                values = whole
+                padded = np.full((*values.shape[:2], *[len(tasks)] * dims), fill, values.dtype)
+                where_to: Any = (..., *np.ix_(*[positions] * dims))
+                padded[where_to] = values
+                values = padded
             pieces.append(values)
-        whole = np.concatenate(pieces)
-        return whole.astype(np.float32) if whole.dtype.kind == "f" else whole
+        values = np.concatenate(pieces)
+        return values.astype(np.float32) if values.dtype.kind == "f" else values
 
     arrays = {name: joined(name) for name in ("steps", *_PAIRS, *_TASKS, *_COMPONENTS)}
     vaccinated = None
@@ -510,11 +510,11 @@ def _to_arrays(chunk: _Pending, tasks: tuple[str, ...], num_components: int) -> 
     active = torch.zeros(gram.shape, dtype=torch.bool)
     is_present = torch.zeros(num_records, 1, num_tasks, dtype=torch.bool)
     for record, (names, copies) in enumerate(zip(chunk.present, chunk.copies, strict=True)):
-        places = torch.tensor([tasks.index(name) for name in names])
-        for whole, name in ((gram, "gram"), (target, "target"), (active, "active")):
-            whole[record, :, places[:, None], places] = copies[name].to(whole.dtype)
-        weights[record, :, places] = copies["weights"].double()
-        is_present[record, :, places] = True
+        positions = torch.tensor([tasks.index(name) for name in names])
+        for values, name in ((gram, "gram"), (target, "target"), (active, "active")):
+            values[record, :, positions[:, None], positions] = copies[name].to(values.dtype)
+        weights[record, :, positions] = copies["weights"].double()
+        is_present[record, :, positions] = True
     norms = geometry.norms(gram)
     tensors = {
         "similarity": geometry.known_cosine(gram).half(),

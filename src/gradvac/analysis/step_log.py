@@ -57,14 +57,14 @@ def heat_maps(alignment: Alignment, tasks: Sequence[str]) -> dict[str, NDArray[n
     Returns:
         "similarity/encoder" and so on -> `[16 T, 16 T, 3]`; "similarity" for a model without sides.
     """
-    places = [tasks.index(task) for task in alignment.tasks]
+    positions = [tasks.index(task) for task in alignment.tasks]
     similarity = alignment.similarity.float().cpu().numpy()
     sides = [side_of(name) for name in alignment.components]
     drawn = {}
     for side in dict.fromkeys(sides):
         chosen = [position for position, other in enumerate(sides) if other == side]
         matrix = np.full((len(tasks), len(tasks)), np.nan)
-        matrix[np.ix_(places, places)] = similarity[chosen].mean(axis=0)
+        matrix[np.ix_(positions, positions)] = similarity[chosen].mean(axis=0)
         name = f"similarity/{side}" if len(set(sides)) > 1 else "similarity"
         drawn[name] = _pixels(matrix)
     return drawn

@@ -67,7 +67,7 @@ function drawTree(n) {
     return { type: "scatter", mode: "markers", x: places.map(() => leaf), y: places, name: plain(family), cliponaxis: false,
       marker: { color, symbol, size: 9, line: { width: 2, color } }, hoverinfo: "skip" };
   });
-  const lines = { type: "scatter", mode: "lines", x: gaps(tree.cosines), y: gaps(tree.places), line: { color: paper().quiet, width: 1.6 }, hoverinfo: "skip", showlegend: false };
+  const lines = { type: "scatter", mode: "lines", x: gaps(tree.cosines), y: gaps(tree.positions), line: { color: paper().quiet, width: 1.6 }, hoverinfo: "skip", showlegend: false };
   return show(id, [lines, ...dots], lineLayout(id, "cosine", "", {
     height: 20 * labels.length + 60, hovermode: false, showlegend: dots.length > 0,
     xaxis: titled("cosine", { range: tree.limits, zeroline: false }),
