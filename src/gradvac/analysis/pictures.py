@@ -25,7 +25,7 @@ from gradvac.analysis.plots import (
 )
 from gradvac.analysis.record import Record
 from gradvac.analysis.run import Run, scores_by_one_metric
-from gradvac.analysis.similarities import Similarities, mean_where_known, weighty
+from gradvac.analysis.similarities import Similarities, mean_where_known
 from gradvac.analysis.views import Matrix
 from gradvac.run_files import level_rank
 from gradvac.sides import DECODER, ENCODER, SHARED, side_of
@@ -227,11 +227,9 @@ def reliability_plot(runs: Sequence[Run]) -> Plot:
     series = []
     for number, run in enumerate(runs):
         halves = views.two_halves(run)
-        if halves is None or halves.reliability is None:
+        if halves is None:
             continue
-        for side in views.sides_of(halves):
-            chosen = weighty(halves.components, None if side == views.MODEL else side)
-            means = mean_where_known(halves.reliability[:, chosen], axis=(1, 2))
+        for side, means in views.reliability_by_step(halves).items():
             colour, name = int(side == DECODER), _of_run(side, run, runs)
             look: dict[str, Any] = {"mode": "lines+markers", "size": 6}
             series.append(Series(name, halves.steps, means, colour, number, **look))
@@ -308,9 +306,9 @@ def active_plots(runs: Sequence[Run]) -> list[Plot]:
     active: list[Series] = []
     for number, (run, record) in enumerate(recorded):
         counts = statistics.rule_counts(record)
-        conflicts += _smoothed(run.name, record, counts.conflicts, counts.eligible, number)
+        conflicts += _smoothed(run, record, counts, counts.conflicts, number)
         if not np.isnan(record.target).all():
-            active += _smoothed(run.name, record, counts.active, counts.eligible, number)
+            active += _smoothed(run, record, counts, counts.active, number)
     look: dict[str, Any] = {
         "y_range": honest_range(all_values([*conflicts, *active])),
         "as_percent": True,
@@ -323,18 +321,11 @@ def active_plots(runs: Sequence[Run]) -> list[Plot]:
 
 
 def _smoothed(
-    name: str, record: Record, counts: NDArray[np.int64], eligible: NDArray[np.int64], colour: int
+    run: Run, record: Record, counts: statistics.RuleCounts, part: NDArray[np.int64], colour: int
 ) -> list[Series]:
-    near = np.ones(min(len(counts), max(1, len(counts) // 30)))
-    mean = _share(np.convolve(counts, near, "same"), np.convolve(eligible, near, "same"))
-    raw = Series("", record.steps, _share(counts, eligible), colour, is_faint=True)
-    return [raw, Series(name, record.steps, mean, colour)]
-
-
-def _share(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
-    share = np.full(len(part), np.nan)
-    np.divide(part, whole, out=share, where=whole > 0)
-    return share
+    window = min(len(part), max(1, len(part) // 30))
+    raw = Series("", record.steps, counts.share(part), colour, is_faint=True)
+    return [raw, Series(run.name, record.steps, counts.share(part, window), colour)]
 
 
 def step_plots(run: Run, main: Similarities, pairs: Sequence[tuple[str, str]]) -> list[Plot]:
@@ -530,7 +521,7 @@ def _metrics(metrics: Sequence[dict[str, Any]]) -> dict[str, tuple[list[int], li
             if name != "step" and isinstance(value, int | float):
                 steps, values = logged.setdefault(name, ([], []))
                 steps.append(int(entry["step"]))
-                values.append(float(f"{value:.6g}"))
+                values.append(float(value))
     thinned = {}
     for name, (steps, values) in logged.items():
         every = -(-len(steps) // _MOST_METRIC_POINTS)

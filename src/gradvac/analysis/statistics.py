@@ -144,10 +144,12 @@ class RuleCounts:
     active: Counts
     conflicts: Counts
 
-    def share(self, part: Counts) -> NDArray[np.float64]:
-        """Part of the eligible pairs at every step; NaN where there are none."""
+    def share(self, part: Counts, window: int = 1) -> NDArray[np.float64]:
+        """Part of the eligible pairs at every step, or near it; NaN where there are none."""
+        near = np.ones(window)
+        some, all_pairs = (np.convolve(counts, near, "same") for counts in (part, self.eligible))
         shares = np.full(len(part), np.nan)
-        np.divide(part, self.eligible, out=shares, where=self.eligible > 0)
+        np.divide(some, all_pairs, out=shares, where=all_pairs > 0)
         return shares
 
 

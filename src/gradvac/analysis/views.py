@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gradvac import tasks as task_names
 from gradvac.analysis import statistics
 from gradvac.analysis.run import KnownDistances, Run
-from gradvac.analysis.similarities import Similarities, mean_where_known
+from gradvac.analysis.similarities import Similarities, mean_where_known, weighty
 from gradvac.run_files import TaskScores
 from gradvac.sides import DECODER, ENCODER, side_of
 
@@ -132,8 +132,8 @@ def example_pairs(similarities: Similarities) -> list[tuple[str, str]]:
     ranked = [int(i) for i in np.argsort(-values) if not np.isnan(values[i])]
     if not ranked:
         return []
-    places = dict.fromkeys((ranked[0], ranked[len(ranked) // 2], ranked[-1]))
-    return [(similarities.tasks[columns[i]], similarities.tasks[rows[i]]) for i in places]
+    shown = dict.fromkeys((ranked[0], ranked[len(ranked) // 2], ranked[-1]))
+    return [(similarities.tasks[columns[i]], similarities.tasks[rows[i]]) for i in shown]
 
 
 def similarity_and_score(
@@ -177,6 +177,20 @@ def two_halves(run: Run) -> Similarities | None:
     return next((s for s in halves if s.across is not None), None)
 
 
+def reliability_by_step(halves: Similarities) -> dict[str, Matrix]:
+    """Side -> how well tasks agree with themselves on other lines, `[S]`; empty if unknown."""
+    if halves.reliability is None:
+        return {}
+    chosen = {
+        side: weighty(halves.components, None if side == MODEL else side)
+        for side in sides_of(halves)
+    }
+    return {
+        side: mean_where_known(halves.reliability[:, components], axis=(1, 2))
+        for side, components in chosen.items()
+    }
+
+
 def find_influence(run: Run) -> statistics.Influence | None:
     """Influence: unbiased on the aligned set, else as recorded; None if neither is there."""
     halves = two_halves(run)
@@ -216,16 +230,16 @@ def order_by_family(
     order: list[int] = []
     blocks: list[Block] = []
     for direction, members in task_names.directions(tasks):
-        places = [position for position, task in enumerate(tasks) if task in members]
+        positions = [position for position, task in enumerate(tasks) if task in members]
         inner, inner_blocks = _order_of_one(
-            matrix[np.ix_(places, places)], [families.get(tasks[i], "") for i in places]
+            matrix[np.ix_(positions, positions)], [families.get(tasks[i], "") for i in positions]
         )
         start = len(order)
         blocks += [
             Block(f"{block.family} {direction}".strip(), start + block.start, start + block.stop)
             for block in inner_blocks
         ]
-        order += [places[i] for i in inner]
+        order += [positions[i] for i in inner]
     return order, blocks
 
 

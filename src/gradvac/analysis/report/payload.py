@@ -115,13 +115,18 @@ def _source(
 
 def _averages(similarities: Similarities) -> dict[str, list[int]]:
     """Name of a mean -> positions of the components it is over, as the sentences take them."""
-    sides = {side_of(name) for name in similarities.components}
-    named = [(ALL, None)] + [(s, s) for s in views.SIDES if s in sides and len(sides) > 1]
     return {
         name: np.flatnonzero(weighty(similarities.components, side)).tolist()
-        for name, side in named
-        if name not in similarities.components
+        for name, side in _means(similarities).items()
     }
+
+
+def _means(similarities: Similarities) -> dict[str, str | None]:
+    """Name of a mean -> the side it is over (None: the model), unless a component is called so."""
+    sides = {side_of(name) for name in similarities.components}
+    means: dict[str, str | None] = {ALL: None}
+    means |= {side: side for side in views.SIDES if side in sides and len(sides) > 1}
+    return {name: side for name, side in means.items() if name not in similarities.components}
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,13 +189,10 @@ def _without_noise(similarities: Similarities) -> Quantity:
     assert similarities.across is not None
     by_component = mean_where_known(similarities.across, axis=0)  # [K, T, T]
     values = [statistics.correct(one).values for one in by_component]
-    sides = {side_of(name) for name in similarities.components}
-    means: dict[str, str | None] = {ALL: None}
-    means |= {side: side for side in views.SIDES if side in sides and len(sides) > 1}
     averages = {}
-    for name, side in means.items():
+    for name, side in _means(similarities).items():
         corrected = statistics.corrected(similarities, side)
-        if corrected is not None and name not in similarities.components:
+        if corrected is not None:
             averages[name] = len(values)
             values.append(corrected.values)
     last = similarities.steps[-1:]

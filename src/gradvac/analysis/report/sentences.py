@@ -488,11 +488,8 @@ def describe_noise(main: Similarities, run: Run) -> list[Statement]:
 
 
 def _describe_reliability(halves: Similarities) -> Statement:
-    assert halves.reliability is not None
     parts = []
-    for side in views.sides_of(halves):
-        chosen = weighty(halves.components, None if side == views.MODEL else side)
-        by_step = mean_where_known(halves.reliability[:, chosen], axis=(1, 2))
+    for side, by_step in views.reliability_by_step(halves).items():
         known = by_step[~np.isnan(by_step)]
         if not len(known):
             continue
@@ -548,17 +545,16 @@ def describe_rule(run: Run) -> list[Statement]:
 
 
 def describe_method(rule: str) -> list[Statement]:
-    rule_class = RULES.get(rule.partition("(")[0].lower())
-    return (
-        [] if rule_class is None else [Statement(RULE, f"{rule_class.__name__} {rule_class.does}.")]
-    )
+    """What a rule does, as its class says it."""
+    method = RULES.get(rule.partition("(")[0].lower())
+    return [] if method is None else [Statement(RULE, f"{method.__name__} {method.does}.")]
 
 
 def _rule_name(rule: str) -> str:
     """The name without its settings: "GradVac" for "gradvac(beta=0.01)"."""
     name = rule.partition("(")[0]
-    rule_class = RULES.get(name.lower())
-    return rule_class.__name__ if rule_class is not None else name or "The rule"
+    method = RULES.get(name.lower())
+    return method.__name__ if method is not None else name or "The rule"
 
 
 def describe_influence(influence: statistics.Influence) -> list[Statement]:
