@@ -195,15 +195,15 @@ def layer_plot(runs: Sequence[Run]) -> Plot:
     series = []
     for number, run in enumerate(runs):
         main = views.main_source(run)
-        for section, points in [] if main is None else views.layer_means(main):
-            inward = task_names.is_into_pivot(section.direction)
+        for subset, points in [] if main is None else views.layer_means(main):
+            inward = task_names.is_into_pivot(subset.direction)
             layers, means = zip(*points, strict=True)
             series.append(
                 Series(
-                    _of_run(section.name, run, runs),
+                    _of_run(subset.name, run, runs),
                     layers,
                     means,
-                    colour=_SIDES.index(section.side),
+                    colour=_SIDES.index(subset.side),
                     dash=number,
                     mode="lines+markers",
                     marker="square-open" if inward else "circle",
@@ -350,7 +350,7 @@ def step_plots(run: Run, main: Similarities, pairs: Sequence[tuple[str, str]]) -
     return [replace(first, y_title="cosine"), *others]
 
 
-def _with_distances(run: Run) -> list[tuple[views.Section, Matrix, Matrix]]:
+def _with_distances(run: Run) -> list[tuple[views.TaskSubset, Matrix, Matrix]]:
     main = views.main_source(run)
     return [] if main is None else views.against_distance(main, run.distances)
 
@@ -366,8 +366,8 @@ def distance_plot(runs: Sequence[Run]) -> Plot:
     """Similarity of every pair against its known distance, in all sections of all runs."""
     series = []
     for number, run in enumerate(runs):
-        for colour, (section, matrix, far) in enumerate(_with_distances(run)):
-            labels, pairs = task_names.labels(section.tasks), _known_pairs(matrix, far)
+        for colour, (subset, matrix, far) in enumerate(_with_distances(run)):
+            labels, pairs = task_names.labels(subset.tasks), _known_pairs(matrix, far)
             look: dict[str, Any] = {
                 "mode": "markers",
                 "marker": _RUN_MARKERS[number % len(_RUN_MARKERS)],
@@ -375,7 +375,7 @@ def distance_plot(runs: Sequence[Run]) -> Plot:
                 "alpha": 0.75,
                 "points": [f"{labels[j]} and {labels[i]}" for i, j in zip(*pairs, strict=True)],
             }
-            name = _of_run(section.name, run, runs)
+            name = _of_run(subset.name, run, runs)
             series.append(Series(name, far[pairs], matrix[pairs], colour, **look))
     names = [run.distances.name for run in runs if run.distances is not None]
     what = names[0] if names else ""
@@ -394,15 +394,15 @@ def distance_plot(runs: Sequence[Run]) -> Plot:
 def distance_panels(run: Run) -> list[Plot]:
     """The same for one run: a plot for each side, with Mantel's test."""
     by_side: dict[str, list[Series]] = {}
-    for section, matrix, far in _with_distances(run):
+    for subset, matrix, far in _with_distances(run):
         pairs = _known_pairs(matrix, far)
         r, p_value = statistics.mantel(matrix, far)
-        way = f"{section.direction}: " if section.direction else ""
-        is_outward = bool(way) and not task_names.is_into_pivot(section.direction)
+        way = f"{subset.direction}: " if subset.direction else ""
+        is_outward = bool(way) and not task_names.is_into_pivot(subset.direction)
         name = f"{way}r = {r:z.2f}, p = {p_value:.4f}"
         look: dict[str, Any] = {"mode": "markers", "alpha": 0.6}
         series = Series(name, far[pairs], matrix[pairs], int(is_outward), **look)
-        by_side.setdefault(section.side, []).append(series)
+        by_side.setdefault(subset.side, []).append(series)
     both = honest_range(all_values([one for series in by_side.values() for one in series]))
     what = "" if run.distances is None else run.distances.name
     return [

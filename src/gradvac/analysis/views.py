@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Section:
+class TaskSubset:
     """Tasks of one direction in one side of the model: what can be compared with each other.
 
     Attributes:
@@ -113,14 +113,14 @@ def side_matrix(
     return statistics.mean_matrix(chosen, None if side == MODEL else side)
 
 
-def layer_means(similarities: Similarities) -> list[tuple[Section, list[tuple[int, float]]]]:
+def layer_means(similarities: Similarities) -> list[tuple[TaskSubset, list[tuple[int, float]]]]:
     """Mean similarity (layer, mean) of every direction in every side, without what is unknown."""
     lines = []
     for direction, tasks in task_names.directions(similarities.tasks):
         for side, points in statistics.mean_by_layer(similarities.select(tasks=tasks)).items():
             known_points = [(layer, mean) for layer, mean in points if not np.isnan(mean)]
             if known_points:
-                lines.append((Section(side, direction, tasks), known_points))
+                lines.append((TaskSubset(side, direction, tasks), known_points))
     return lines
 
 
@@ -162,10 +162,10 @@ def pair_mean(matrix: Matrix) -> float:
     return float(values.mean()) if values.size else float("nan")
 
 
-def sections(similarities: Similarities) -> list[Section]:
+def subsets(similarities: Similarities) -> list[TaskSubset]:
     """Every direction in every side."""
     return [
-        Section(side, direction, tasks)
+        TaskSubset(side, direction, tasks)
         for side in sides_of(similarities)
         for direction, tasks in task_names.directions(similarities.tasks)
     ]
@@ -202,20 +202,20 @@ def find_influence(run: Run) -> statistics.Influence | None:
 
 def against_distance(
     similarities: Similarities, known: KnownDistances | None
-) -> list[tuple[Section, Matrix, Matrix]]:
-    """Similarities and known distances, each `[T, T]`, of every part that has enough of both."""
-    with_distances: list[tuple[Section, Matrix, Matrix]] = []
+) -> list[tuple[TaskSubset, Matrix, Matrix]]:
+    """Similarities and known distances, each `[T, T]`, of every subset that has enough of both."""
+    with_distances: list[tuple[TaskSubset, Matrix, Matrix]] = []
     if known is None:
         return with_distances
-    for part in sections(similarities):
-        tasks = [task for task in part.tasks if task in known.tasks]
+    for subset in subsets(similarities):
+        tasks = [task for task in subset.tasks if task in known.tasks]
         if len(tasks) < _FEWEST_FOR_DISTANCE:
             continue
         where = [known.tasks.index(task) for task in tasks]
-        matrix = side_matrix(similarities, part.side, tasks)
+        matrix = side_matrix(similarities, subset.side, tasks)
         distances = np.where(np.isnan(matrix), np.nan, known.values[np.ix_(where, where)])
         if len(set(pair_values(distances))) > 1:  # equal distances correlate with nothing
-            with_distances.append((replace(part, tasks=tasks), matrix, distances))
+            with_distances.append((replace(subset, tasks=tasks), matrix, distances))
     return with_distances
 
 

@@ -171,11 +171,11 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
     """Within families against between them, in every part that has both."""
     findings = []
     noun = _noun(main).capitalize()
-    for section in views.sections(main):
-        families = statistics.families_of(section.tasks, run.families)
+    for subset in views.subsets(main):
+        families = statistics.families_of(subset.tasks, run.families)
         try:
             contrast = statistics.family_contrast(
-                views.side_matrix(main, section.side, section.tasks), families
+                views.side_matrix(main, subset.side, subset.tasks), families
             )
         except ValueError:  # no pair of relatives, or of others, is known
             continue
@@ -185,10 +185,10 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
         shown = abs(round(within, digits) - round(between, digits))  # what a reader subtracts
         claim = (
             f"{noun} of one family are {shown:.{digits}f} {more} similar than "
-            f"others{where(section)}: {within:z.{digits}f} against {between:z.{digits}f}"
+            f"others{where(subset)}: {within:z.{digits}f} against {between:z.{digits}f}"
         )
         few = f"; so few cannot go below {least:.2f}" if least >= 0.05 else ""
-        numbers = f"{within:z.2f} against {between:z.2f}{where(section)} ({p_text(p_value)}{few})"
+        numbers = f"{within:z.2f} against {between:z.2f}{where(subset)} ({p_text(p_value)}{few})"
         findings.append(Finding(claim, numbers, p_value))
     return findings
 
@@ -222,12 +222,12 @@ def describe_families(main: Similarities, run: Run) -> list[Statement]:
 def distance_findings(main: Similarities, run: Run) -> list[Finding]:
     """Similarity against known distance, in every part."""
     findings = []
-    for section, matrix, distances in views.against_distance(main, run.distances):
+    for subset, matrix, distances in views.against_distance(main, run.distances):
         r, p_value = statistics.mantel(matrix, distances)
         assert run.distances is not None
         follows = "falls with" if r < 0 else "rises with"
-        claim = f"Similarity {follows} {run.distances.name}{where(section)}: r = {r:z.2f}"
-        numbers = f"r = {r:z.2f}{where(section)} ({p_text(p_value)})"
+        claim = f"Similarity {follows} {run.distances.name}{where(subset)}: r = {r:z.2f}"
+        numbers = f"r = {r:z.2f}{where(subset)} ({p_text(p_value)})"
         findings.append(Finding(claim, numbers, p_value))
     return findings
 
@@ -785,9 +785,9 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-def where(section: views.Section) -> str:
+def where(subset: views.TaskSubset) -> str:
     """As in " in the encoder (en-xx)"."""
-    return inside(section.side) + way(section.direction)
+    return inside(subset.side) + way(subset.direction)
 
 
 def way(direction: str) -> str:
