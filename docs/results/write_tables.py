@@ -26,7 +26,7 @@ from questions import CONSTRUCTED, QUESTIONS, Question
 from together import together_table
 from updates import length_table, noise_table, update_table
 
-from gradvac.analysis.figures.style import save
+from gradvac.analysis.figures.style import save_figure
 from gradvac.analysis.record import Record, read_record
 from gradvac.lab.experiments import compare_runs, to_markdown
 from gradvac.lab.experiments.methods import LOSS
@@ -152,7 +152,7 @@ def write_picture(runs: Runs, out: Path) -> None:
     paths = [path for own in runs.shared(methods).values() for path in own]
     if paths:
         figures = comparison_figures(compare_runs(paths, baseline=methods[0]))
-        save(figures["trade_off"], out / _DRAWN, ("svg",))
+        save_figure(figures["trade_off"], out / _DRAWN, ("svg",))
 
 
 def cost(runs: Runs) -> str:

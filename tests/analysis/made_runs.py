@@ -34,8 +34,8 @@ def cosines(
 ) -> np.ndarray:
     """Symmetric `[S, K, T, T]`: a base, something for relatives, less in the decoder, noise."""
     draw = np.random.default_rng(seed)
-    kin = [FAMILIES.get(task.replace("en", "").strip("-"), task) for task in tasks]
-    related = np.array([[a == b for b in kin] for a in kin])
+    families = [FAMILIES.get(task.replace("en", "").strip("-"), task) for task in tasks]
+    related = np.array([[a == b for b in families] for a in families])
     pairs = draw.normal(0, 0.03, (len(tasks), len(tasks)))
     values = np.empty((num_steps, len(components), len(tasks), len(tasks)), np.float32)
     for k, name in enumerate(components):

@@ -36,11 +36,11 @@ def gradients(
     last layer `by_depth` more than in the first, at the last step `by_step` more than at the first.
     """
     found = np.empty((num_steps, len(COMPONENTS), num_tasks, SIZE))
-    kin = np.array([FAMILIES.index(FAMILIES[i % len(FAMILIES)]) for i in range(num_tasks)])
+    relatives = np.array([FAMILIES.index(FAMILIES[i % len(FAMILIES)]) for i in range(num_tasks)])
     for k, name in enumerate(COMPONENTS):
         common, own = draw.normal(size=SIZE), draw.normal(size=(num_tasks, SIZE))
         common *= SIZE**0.5 / np.linalg.norm(common)  # longer in one layer would be a difference
-        families = draw.normal(size=(num_tasks, SIZE))[kin]
+        families = draw.normal(size=(num_tasks, SIZE))[relatives]
         here = shared + by_side / 2 * (1 if name.startswith("encoder") else -1)
         here += by_depth * (k % LAYERS / (LAYERS - 1) - 0.5)
         for s in range(num_steps):

@@ -16,18 +16,18 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from gradvac.analysis import statistics
-from gradvac.analysis.components import weighty
-from gradvac.analysis.figures import _bars, _heatmaps, _lines, write_figures
-from gradvac.analysis.figures._method import altered
+from gradvac.analysis.figures import paper, write_figures
+from gradvac.analysis.figures.method import altered
 from gradvac.analysis.figures.style import (
     DIVERGING,
     SEQUENTIAL,
     STYLE,
     name_points,
     new_figure,
-    save,
+    save_figure,
 )
 from gradvac.analysis.run import KnownDistances, Run
+from gradvac.analysis.similarities import weighty
 from gradvac.lab.runs import TaskScores
 from gradvac.rules import GradVac, PCGrad
 from gradvac.sides import side_of
@@ -54,7 +54,7 @@ def drawn(draw: Callable[..., dict[str, Figure]], *args: object) -> dict[str, Fi
 
 def written(figure: Figure, folder: Path) -> list[str]:
     """All text of a figure, written as SVG."""
-    (path,) = save(figure, folder / "figure", ["svg"])
+    (path,) = save_figure(figure, folder / "figure", ["svg"])
     return texts(path)
 
 
@@ -64,7 +64,7 @@ def test_two_runs(tmp_path: Path) -> None:
     ]
     said: list[str] = []
     sizes = {f"en-{code}": 1000 for code in EUROPE}
-    done = write_figures(runs, tmp_path, ["png"], sizes=sizes, say=said.append)
+    done = write_figures(runs, tmp_path, ["png"], sizes=sizes, on_written=said.append)
     assert said == [path.stem for path in done.paths]  # each as it is written
     assert all(path.stat().st_size > 2000 for path in done.paths)
     names, sides = ("joint", "gradvac"), ("encoder", "decoder")
@@ -81,7 +81,9 @@ def test_the_same_data_give_the_same_file(tmp_path: Path) -> None:
 
     def files(folder: Path) -> list[Path]:
         paths = write_figures([run], folder, ["svg"]).paths
-        return paths + save(drawn(_heatmaps.sides, [run])["gradvac"], folder / "one", ["pdf"])
+        return paths + save_figure(
+            drawn(paper.draw_sides, [run])["gradvac"], folder / "one", ["pdf"]
+        )
 
     first, second = files(tmp_path / "a"), files(tmp_path / "b")
     assert [a.read_bytes() for a in first] == [b.read_bytes() for b in second]
@@ -89,18 +91,18 @@ def test_the_same_data_give_the_same_file(tmp_path: Path) -> None:
 
 def test_all_languages_and_families_are_named(tmp_path: Path) -> None:
     run = make_run(num_layers=1, num_steps=2)
-    figures = drawn(_heatmaps.similarity_by_family, [run])
+    figures = drawn(paper.draw_families, [run])
     said = written(figures["gradvac_encoder_en-xx"], tmp_path)
     assert set(FAMILIES) | set(FAMILIES.values()) <= set(said)
 
 
 def test_both_directions(tmp_path: Path) -> None:
     run = make_run("both", codes=EUROPE, directions=("xx-en", "en-xx"), num_layers=2, num_steps=3)
-    assert "both_encoder_xx-en" in drawn(_heatmaps.similarity_by_family, [run])
+    assert "both_encoder_xx-en" in drawn(paper.draw_families, [run])
     into = run.measured[0].select(tasks=[f"{code}-en" for code in EUROPE])
     matrix = into.values[:, weighty(into.components)].mean(axis=(0, 1))
     mean = matrix[np.tril_indices(len(EUROPE), -1)].mean()
-    figure = drawn(_heatmaps.directions, [run])["both"]
+    figure = drawn(paper.draw_directions, [run])["both"]
     assert f"xx-en, mean {mean:.2f}" in written(figure, tmp_path)
 
 
@@ -113,7 +115,7 @@ def test_score_against_similarity(tmp_path: Path) -> None:
         scores = TaskScores("BLEU", {"en-fr": 20.0 + n})
         similarities = replace(run.measured[0], values=values, reliability=None)
         runs.append(replace(run, measured=(similarities,), scores=scores))
-    said = written(drawn(_lines.score_against_similarity, runs)["en-fr"], tmp_path)
+    said = written(drawn(paper.draw_score_of_one_task, runs)["en-fr"], tmp_path)
     assert set(others) <= set(said)
     title = next(text for text in said if text.startswith("Spearman"))
     assert re.match(r"Spearman 1\.00 \[1\.00, 1\.00\], p = 0\.0[0-2]", title)
@@ -124,7 +126,7 @@ def test_distance(tmp_path: Path) -> None:
     tasks = run.measured[0].tasks
     place = np.array([EUROPE.index(task.replace("en", "").strip("-")) for task in tasks])
     distances = KnownDistances(tasks, np.abs(place[:, None] - place) / 4.0, "steps apart")
-    figures = drawn(_lines.distance, [replace(run, distances=distances)])
+    figures = drawn(paper.draw_distance, [replace(run, distances=distances)])
     said = written(figures["both"], tmp_path)
     assert {"both: encoder", "both: decoder", "steps apart"} <= set(said)
     for way in ("xx-en", "en-xx"):
@@ -147,15 +149,15 @@ def test_colours_show_differences() -> None:
     def image(draw: Callable[..., dict[str, Figure]], run: Run) -> AxesImage:
         return next(iter(draw([run]).values())).axes[0].images[0]
 
-    wide = image(_heatmaps.similarity_by_family, uniform(0.1, 0.5))
+    wide = image(paper.draw_families, uniform(0.1, 0.5))
     assert (wide.get_cmap().name, wide.norm.vmin) == (DIVERGING.name, -wide.norm.vmax)
-    mixed = image(_heatmaps.similarity_by_family, uniform(-0.9, 0.1))
+    mixed = image(paper.draw_families, uniform(-0.9, 0.1))
     assert (mixed.get_cmap().name, mixed.norm.vmin) == (DIVERGING.name, -mixed.norm.vmax)
-    close = image(_heatmaps.similarity_by_family, uniform(0.8, 0.9))
+    close = image(paper.draw_families, uniform(0.8, 0.9))
     assert close.get_cmap().name == SEQUENTIAL.name
     assert 0.76 < close.norm.vmin < 0.81 < 0.87 < close.norm.vmax < 0.91
     assert close.norm.vmax - close.norm.vmin >= 0.1 - 1e-9  # little does not look like much
-    difference = image(_heatmaps.sides, uniform(0.8, 0.9))
+    difference = image(paper.draw_sides, uniform(0.8, 0.9))
     assert (difference.get_cmap().name, difference.norm.vmin) == (
         DIVERGING.name,
         -difference.norm.vmax,
@@ -168,7 +170,7 @@ def test_long_names_unknown_pairs_and_equal_scales() -> None:
     values = run.measured[0].values.copy()
     values[..., 0, 1] = values[..., 1, 0] = np.nan
     measured = (replace(run.measured[0], tasks=names, values=values),)
-    figures = _heatmaps.similarity_by_family([replace(run, measured=measured, families={})])
+    figures = paper.draw_families([replace(run, measured=measured, families={})])
     encoder, decoder = (figures[f"gradvac_{side}"].axes for side in ("encoder", "decoder"))
     assert encoder[0].images[0].get_clim() == decoder[0].images[0].get_clim()
     labels = [text.get_text() for text in encoder[0].get_yticklabels()]
@@ -187,7 +189,7 @@ def test_long_names_unknown_pairs_and_equal_scales() -> None:
 def test_nothing_sticks_out_of_a_map(has_families: bool) -> None:
     run = make_run(codes=tuple(FAMILIES)[:20], num_layers=1, num_steps=1)
     run = run if has_families else replace(run, families={})
-    figure = drawn(_heatmaps.similarity_by_family, [run])["gradvac_encoder_en-xx"]
+    figure = drawn(paper.draw_families, [run])["gradvac_encoder_en-xx"]
     with mpl.rc_context(dict(STYLE)):
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
@@ -198,7 +200,7 @@ def test_nothing_sticks_out_of_a_map(has_families: bool) -> None:
 
 def test_few_tasks_have_numbers_in_their_cells() -> None:
     run = make_run(codes=EUROPE, num_layers=1, num_steps=1)
-    axes = _heatmaps.similarity_by_family([run])["gradvac_encoder_en-xx"].axes[0]
+    axes = paper.draw_families([run])["gradvac_encoder_en-xx"].axes[0]
     numbers = [text.get_text() for text in axes.texts]
     assert sum(bool(re.fullmatch(r"-?\.\d\d", text)) for text in numbers) == 20
 
@@ -207,7 +209,7 @@ def test_the_palest_stretched_colour_is_not_that_of_0(tmp_path: Path) -> None:
     assert SEQUENTIAL(0.0) == pytest.approx(DIVERGING(0.56), abs=0.02)
     assert SEQUENTIAL(1.0) == pytest.approx(DIVERGING(1.0), abs=0.02)
     for low, high, said in ((0.8, 0.9, 1), (0.1, 0.5, 0)):
-        figures = drawn(_heatmaps.similarity_by_family, [uniform(low, high)])
+        figures = drawn(paper.draw_families, [uniform(low, high)])
         legend = re.compile(r"cosine, colours from 0\.\d\d to 0\.\d\d$")
         told = written(figures["gradvac_encoder_en-xx"], tmp_path)
         assert sum(bool(legend.match(text)) for text in told) == said
@@ -240,7 +242,7 @@ def test_names_are_drawn_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFi
     sizes = {task: 10**n for n, task in enumerate(ODD)}
     with caplog.at_level(logging.WARNING):
         write_figures(runs[2:], tmp_path, ["png"], sizes=sizes)
-        save(drawn(_heatmaps.sides, runs[2:])[names[2]], tmp_path / "one", ["pdf"])
+        save_figure(drawn(paper.draw_sides, runs[2:])[names[2]], tmp_path / "one", ["pdf"])
         done = write_figures(runs, tmp_path, ["svg"], sizes=sizes)
     assert set(done.missing) == {"fig02a"}
     assert caplog.records == []
@@ -253,7 +255,7 @@ def test_names_are_drawn_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert {*names, "BLEU of _old"} <= said("fig02b__old")
     assert set(names) <= said("fig03")
     sides = ("encoder", "decoder")
-    assert {f"{name}, {side}" for name in names for side in sides} <= said("fig04b")
+    assert {f"{side}, {name}" for name in names for side in sides} <= said("fig04b")
     assert "a$^$b: encoder" in said("fig04c_a$^$b")
     assert {"BLEU minus _old", *names[1:]} <= said("fig06")
     assert {*ODD, *families, "100", "1,000"} <= said("fig07")
@@ -272,7 +274,7 @@ def test_active_pairs_are_shares(tmp_path: Path) -> None:
     similarity[1] = np.nan  # nothing is known of a step
     active = small.record.active & ~np.isnan(similarity)
     small = replace(small, record=replace(small.record, similarity=similarity, active=active))
-    left, right = _lines.active_shares([small, large])[""].axes
+    left, right = paper.draw_active([small, large])[""].axes
     for run, row in ((small, 0), (large, 2)):  # a pale and a strong line of each run
         assert run.record is not None
         counts = statistics.rule_counts(run.record)
@@ -292,7 +294,7 @@ def test_panels_that_share_a_scale_show_all_lines() -> None:
     for number, component in enumerate(main.components):
         values[:, number] = 0.9 if side_of(component) == "decoder" else 0.1
     measured = (replace(main, values=values), *run.measured[1:])
-    figure = _lines.steps([replace(run, measured=measured)], None)[run.name]
+    figure = paper.draw_steps([replace(run, measured=measured)], None)[run.name]
     for axes in figure.axes:
         low, high = axes.get_ylim()
         for line in axes.lines:
@@ -303,7 +305,7 @@ def test_panels_that_share_a_scale_show_all_lines() -> None:
 @pytest.mark.parametrize(("num_layers", "ticks"), [(4, [0, 1, 2, 3]), (30, list(range(0, 30, 3)))])
 def test_ticks_are_layers(num_layers: int, ticks: list[int]) -> None:
     run = make_run(codes=EUROPE[:3], num_layers=num_layers, num_steps=2)
-    (axes,) = _lines.layers([run])[""].axes
+    (axes,) = paper.draw_layers([run])[""].axes
     low, high = axes.get_xlim()
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == ticks
 
@@ -314,7 +316,7 @@ def test_scores_are_compared_where_tasks_are_shared(tmp_path: Path) -> None:
         make_run("second", codes=EUROPE, seed=1),
         make_run("back", codes=EUROPE, directions=("xx-en",)),
     ]
-    said = written(drawn(_bars.scores_by_level, runs, {})[""], tmp_path)
+    said = written(drawn(paper.draw_scores, runs, {})[""], tmp_path)
     assert "second" in said
     assert "back" not in said
 

@@ -212,9 +212,9 @@ def test_reliability_and_corrected_cosine_with_exact_noise() -> None:
     np.testing.assert_allclose(found.values, expected, atol=1e-6)
     assert found.mean == pytest.approx(0.5, abs=1e-6)
     assert found.mean_reach == pytest.approx(0, abs=1e-6)  # both measurements are the same
-    pushes = statistics.measured_pushes(different)
-    assert pushes is not None
-    np.testing.assert_allclose(pushes.values, expected, atol=1e-6)  # free of the noise's length
+    influence = statistics.measured_influence(different)
+    assert influence is not None
+    np.testing.assert_allclose(influence.values, expected, atol=1e-6)  # free of the noise's length
 
 
 def test_corrected_cosine_does_not_depend_on_the_amount_of_data() -> None:

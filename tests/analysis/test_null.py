@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binom
 
 from gradvac.analysis import Similarities, statistics
-from gradvac.analysis.report import compare, headline, summarise
+from gradvac.analysis.report import describe_difference, run_headline, summarise
 from gradvac.analysis.run import Run
 from gradvac.lab.languages import default_corpus
 
@@ -19,11 +19,11 @@ from . import structure
 def claims(run: Run) -> set[str]:
     """Kinds of sentences that claim something."""
     found = {sentence.about for sentence in summarise(run) if sentence.claims}
-    return found | ({"headline"} if headline(run).claims else set())
+    return found | ({"headline"} if run_headline(run).claims else set())
 
 
 def claims_of_two(first: Run, second: Run) -> set[str]:
-    said = [sentence.text for sentence in compare(first, second) if sentence.claims]
+    said = [sentence.text for sentence in describe_difference(first, second) if sentence.claims]
     return {"pattern" if text.startswith("The same pairs") else "difference" for text in said}
 
 
@@ -124,14 +124,14 @@ def test_predicted_harm_is_claimed_rarely_without_any() -> None:
         true = np.zeros((8, len(structure.COMPONENTS), 5, structure.SIZE))
         true[..., range(5), range(5)] = 1.0
         a, b = (structure.noisy(draw, true, 0.5) for _ in range(2))
-        measured = statistics.measured_pushes(structure.halves_of(tuple("abcde"), a, b)[1])
+        measured = statistics.measured_influence(structure.halves_of(tuple("abcde"), a, b)[1])
         batches = true + draw.normal(size=true.shape) / structure.SIZE**0.5
         record = structure.record_of(tuple("abcde"), batches)
-        recorded = statistics.recorded_pushes(record)
-        for name, pushes in (("measured", measured), ("recorded", recorded)):
-            assert pushes is not None
+        recorded = statistics.recorded_influence(record)
+        for name, influence in (("measured", measured), ("recorded", recorded)):
+            assert influence is not None
             apart = ~np.eye(5, dtype=bool)
-            alarms[name] += min(statistics.holm(pushes.p_values[apart].tolist())) < 0.05
+            alarms[name] += min(statistics.holm(influence.p_values[apart].tolist())) < 0.05
     assert max(alarms.values()) <= binom.ppf(0.995, num, 0.05), alarms
 
 

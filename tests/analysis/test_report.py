@@ -1,5 +1,7 @@
 """The report without a browser: its sentences say the numbers, its data come back, it is small."""
 
+import base64
+import gzip
 import json
 import re
 from dataclasses import replace
@@ -8,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.analysis.report import compare, render, summarise, write_report
-from gradvac.analysis.report._packing import pack, unpack
-from gradvac.analysis.report._scores import score_table
-from gradvac.analysis.report._sentences import describe_source
+from gradvac.analysis.report import describe_difference, render, summarise, write_report
+from gradvac.analysis.report.payload import MISSING, UNIT, pack
+from gradvac.analysis.report.sentences import describe_source
+from gradvac.analysis.report.tables import score_table
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import Similarities
 from gradvac.lab.runs import TaskScores
@@ -32,11 +34,11 @@ def run_with(values: np.ndarray, tasks: list[str], **changes: object) -> Run:
 
 def related(within: float, between: float) -> np.ndarray:
     """`[T, T]` of CODES: relatives share `within`, others `between`."""
-    kin = [0, 0, 0, 1, 1, 2, 2]
-    return np.array([[within if a == b else between for b in kin] for a in kin])
+    relatives = [0, 0, 0, 1, 1, 2, 2]
+    return np.array([[within if a == b else between for b in relatives] for a in relatives])
 
 
-def said(run: Run) -> str:
+def summary_text(run: Run) -> str:
     return "\n".join(sentence.text for sentence in summarise(run))
 
 
@@ -44,7 +46,7 @@ def test_sentences_say_the_numbers() -> None:
     encoder, decoder = related(0.31, 0.19), related(0.05, 0.02)
     values = np.stack([encoder + 0.1, encoder - 0.1, decoder, decoder])[None].repeat(8, axis=0)
     values = values * np.linspace(1.5, 0.5, 8).reshape(-1, 1, 1, 1)
-    text = said(run_with(values, [f"en-{code}" for code in CODES]))
+    text = summary_text(run_with(values, [f"en-{code}" for code in CODES]))
     # The true families are 2 of 210 ways to give them; two tests stand side by side.
     contrast = "0.12 more similar than others in the encoder: 0.31 against 0.19 (p = 0.019)"
     assert f"Languages of one family are {contrast}" in text
@@ -62,7 +64,7 @@ def test_sentences_say_the_numbers() -> None:
 
 def test_a_difference_is_that_of_the_numbers_shown() -> None:
     values = related(0.134, 0.066)[None, None].repeat(8, axis=0).repeat(4, axis=1)
-    text = said(run_with(values, [f"en-{code}" for code in CODES]))
+    text = summary_text(run_with(values, [f"en-{code}" for code in CODES]))
     assert "0.06 more similar than others in the encoder: 0.13 against 0.07" in text
 
 
@@ -70,7 +72,7 @@ def test_noise_is_not_significant() -> None:
     draw = np.random.default_rng(4)
     values = draw.normal(0, 0.1, (1, 4, 7, 7))
     values = (values + values.swapaxes(-1, -2)) / 2
-    text = said(run_with(values, [f"en-{code}" for code in CODES]))
+    text = summary_text(run_with(values, [f"en-{code}" for code in CODES]))
     assert "Languages of one family against others, not beyond chance: " in text
     assert "not significant" in text
     assert "There are no stable groups: other pairs stand out in one half" in text
@@ -81,7 +83,7 @@ def test_noise_is_not_significant() -> None:
 def test_less_similar_relatives_are_told() -> None:
     """The test is two-sided: it does not hide the opposite of what one expects."""
     values = related(0.1, 0.4)[None, None].repeat(4, axis=1)
-    text = said(run_with(values, [f"en-{code}" for code in CODES]))
+    text = summary_text(run_with(values, [f"en-{code}" for code in CODES]))
     assert "Languages of one family are 0.30 less similar than others in the encoder" in text
 
 
@@ -89,16 +91,16 @@ def test_who_is_left_out_is_named() -> None:
     values = related(0.4, 0.1)[None, None].repeat(4, axis=1)
     tasks = [f"en-{code}" for code in CODES]
     families = dict(zip(tasks, ["x", "x", "x", "y", "y", "", ""], strict=True))
-    text = said(run_with(values, tasks, families=families))
+    text = summary_text(run_with(values, tasks, families=families))
     assert "Of no known family, and left out of this: en-fi and en-et (see --families)." in text
     known = KnownDistances(tuple(tasks[:5]), far_apart()[:5, :5], "any distance")
-    text = said(run_with(values, tasks, distances=known))
+    text = summary_text(run_with(values, tasks, distances=known))
     assert "Of unknown any distance, and left out of this: en-fi and en-et." in text
 
 
 def test_equal_pairs_have_no_extremes() -> None:
     values = np.full((1, 4, 7, 7), 0.3)
-    text = said(run_with(values, [f"en-{code}" for code in CODES]))
+    text = summary_text(run_with(values, [f"en-{code}" for code in CODES]))
     assert "Two tasks share 0.30 on average, and all pairs about the same." in text
 
 
@@ -106,7 +108,7 @@ def test_too_few_tasks_for_a_test() -> None:
     values = related(0.5, 0.1)[None, None].repeat(4, axis=1)
     keep = [0, 1, 3, 4]
     tasks = [f"en-{CODES[i]}" for i in keep]
-    text = said(run_with(values[..., keep, :][..., keep], tasks))
+    text = summary_text(run_with(values[..., keep, :][..., keep], tasks))
     assert "(p = 0.33, not significant; so few cannot go below 0.33)" in text
 
 
@@ -121,7 +123,7 @@ def test_distances_in_encoder_and_decoder() -> None:
     distance, other = far_apart(), far_apart(seed=5)
     values = np.stack([1 - distance, 1 - distance, other, other])[None]
     known = KnownDistances(tuple(tasks), distance, "genealogical distance")
-    text = said(run_with(values, tasks, distances=known))
+    text = summary_text(run_with(values, tasks, distances=known))
     falls = r"Similarity falls with genealogical distance in the encoder: r = -1\.00 \(p = 0\.0"
     assert re.search(falls, text)
     unclear = r"genealogical distance, not beyond chance: r = .* in the decoder .*not significant"
@@ -134,7 +136,7 @@ def test_distances_in_each_direction() -> None:
     values = np.full((14, 14), 0.3)
     values[:7, :7], values[7:, 7:] = 1 - distance, distance
     known = KnownDistances(tuple(tasks), np.tile(distance, (2, 2)), "distance")
-    text = said(run_with(values[None, None].repeat(4, axis=1), tasks, distances=known))
+    text = summary_text(run_with(values[None, None].repeat(4, axis=1), tasks, distances=known))
     assert "Similarity falls with distance in the encoder (xx-en): r = -1.00" in text
     assert "Similarity rises with distance in the decoder (en-xx): r = 1.00" in text
     assert text.count("with distance") == 4
@@ -147,7 +149,7 @@ def test_distances_that_tell_nothing() -> None:
     few = KnownDistances(tuple(tasks[:4]), far_apart()[:4, :4], "any distance")
     unknown = KnownDistances(tuple(tasks), np.full((7, 7), np.nan), "any distance")
     for known in (strangers, few, unknown):
-        assert "any distance" not in said(run_with(values, tasks, distances=known))
+        assert "any distance" not in summary_text(run_with(values, tasks, distances=known))
 
 
 def test_directions_and_families_in_each() -> None:
@@ -155,7 +157,7 @@ def test_directions_and_families_in_each() -> None:
     values = np.full((14, 14), 0.3)
     values[:7, :7], values[7:, 7:] = related(0.9, 0.7), related(0.3, 0.2)
     families = make_run(codes=CODES, directions=("xx-en", "en-xx")).families
-    text = said(run_with(values[None, None].repeat(4, axis=1), tasks, families=families))
+    text = summary_text(run_with(values[None, None].repeat(4, axis=1), tasks, families=families))
     assert "0.20 more similar than others in the encoder (xx-en): 0.90 against 0.70" in text
     assert "0.10 more similar than others in the decoder (en-xx): 0.30 against 0.20" in text
     into = "Tasks into en are more similar than tasks out of it in the encoder: 0.75 against 0.22"
@@ -170,7 +172,7 @@ def test_directions_and_families_in_each() -> None:
 def test_tasks_that_are_no_translations() -> None:
     values = related(0.4, 0.1)[None, None].repeat(4, axis=1)
     families = dict(zip("abcdefg", ["x", "x", "x", "y", "y", "z", "z"], strict=True))
-    text = said(run_with(values, list("abcdefg"), families=families))
+    text = summary_text(run_with(values, list("abcdefg"), families=families))
     assert "Tasks of one family are 0.30 more similar than others in the encoder" in text
     assert "x tasks share 0.40 in the encoder, 0.40 in the decoder" in text
 
@@ -190,15 +192,15 @@ def test_noise_is_told_from_different_lines() -> None:
         half_norms=np.ones((1, 4, 2, 7), np.float32),
         lines="different",
     )
-    text = said(replace(run, measured=(same, apart)))
+    text = summary_text(replace(run, measured=(same, apart)))
     assert "agrees with itself on other lines (split halves) by 0.64 in the encoder; 0.64" in text
     free = "0.50 (give or take 0.00) in the encoder; 0.50 (give or take 0.00) in the decoder"
     assert f"With unlimited data, two tasks would share on average: {free}." in text
     draw = np.random.default_rng(0)
     noise = across + draw.normal(0, 0.2, across.shape).astype(np.float32)
-    text = said(replace(run, measured=(same, replace(apart, across=noise))))
+    text = summary_text(replace(run, measured=(same, replace(apart, across=noise))))
     assert "share on average: not reliable enough to say (give or take" in text
-    assert "was not stored; measure again" in said(run)
+    assert "was not stored; measure again" in summary_text(run)
 
 
 def test_few_steps_are_named_alone() -> None:
@@ -207,7 +209,7 @@ def test_few_steps_are_named_alone() -> None:
         * np.array([1, 2, 3, 4])[:, None, None, None]
         / 4
     )
-    text = said(run_with(values, [f"en-{code}" for code in CODES]))
+    text = summary_text(run_with(values, [f"en-{code}" for code in CODES]))
     steps = "0.10 at step 100, 0.40 at step 400 (p < 0.0001)."
     assert f"Similarity rose in training, within pairs: {steps}" in text
 
@@ -230,7 +232,7 @@ def test_what_the_rule_did() -> None:
         update_ratio=np.full((4, num), 2.68, np.float32),
         vaccinated=("en-fr", "en-es"),
     )
-    text = said(replace(run, record=record))
+    text = summary_text(replace(run, record=record))
     who = "those of en-fr and en-es, the vaccinated tasks, in layers"
     assert f"GradVac altered 40% of the pairs it could, {who}; 50% of these pairs, " in text
     assert "cosine 0.975 with the plain sum and 2.68 times its length." in text
@@ -243,7 +245,7 @@ def test_what_the_rule_did() -> None:
         active=np.zeros_like(active),
         vaccinated=None,
     )
-    text = said(replace(run, record=plain))
+    text = summary_text(replace(run, record=plain))
     assert "The update was the plain sum." in text
     assert "50% of all pairs in layers were in conflict" in text
 
@@ -257,18 +259,20 @@ def test_comparison_of_two_runs() -> None:
     ]
     first = run_with(low, tasks, name="joint", scores=bleu[0])
     second = run_with(high, tasks, name="gradvac", scores=bleu[1])
-    text = "\n".join(sentence.text for sentence in compare(first, second))
+    text = "\n".join(sentence.text for sentence in describe_difference(first, second))
     assert "Their 7 tasks are more similar in gradvac (0.45 against 0.15" in text
     assert "The same pairs are similar in both (r = 1.00" in text
     assert "BLEU is 0.4 higher in gradvac on average, and higher in 3 of 7 tasks" in text
     assert "does not show that one is better" in text
-    same = "\n".join(sentence.text for sentence in compare(first, replace(first, name="again")))
+    same = "\n".join(
+        sentence.text for sentence in describe_difference(first, replace(first, name="again"))
+    )
     assert "Similarity over their 7 tasks, not beyond chance: 0.15 against 0.15" in same
     assert "BLEU is the same in again" in same
 
 
 def compared(first: Run, second: Run) -> str:
-    return "\n".join(sentence.text for sentence in compare(first, second))
+    return "\n".join(sentence.text for sentence in describe_difference(first, second))
 
 
 def test_what_was_measured_differently_is_not_compared() -> None:
@@ -307,12 +311,12 @@ def test_few_or_unknown_tasks_give_no_verdict() -> None:
     assert "too few tasks for a test" in compared(two, second)
     unknown = run_with(np.full_like(values, np.nan), tasks, name="c")
     assert "not compared: one of them is unknown" in compared(first, unknown)
-    assert "No similarity of two tasks is known" in said(unknown)
+    assert "No similarity of two tasks is known" in summary_text(unknown)
 
 
 def test_a_side_that_is_unknown() -> None:
     values = np.stack([np.full((7, 7), np.nan)] * 2 + [related(0.4, 0.1)] * 2)[None]
-    text = said(run_with(values, [f"en-{code}" for code in CODES]))
+    text = summary_text(run_with(values, [f"en-{code}" for code in CODES]))
     assert "others in the encoder" not in text
     assert "0.30 more similar than others in the decoder" in text
 
@@ -324,7 +328,7 @@ def test_depth_tells_a_turn() -> None:
     run = make_run(codes=CODES, recorded=False, bleu=None)
     tasks = tuple(f"en-{code}" for code in CODES)
     found = Similarities(tasks, components, np.array([10]), flat.astype(np.float32))
-    text = said(replace(run, measured=(found,)))
+    text = summary_text(replace(run, measured=(found,)))
     turn = "0.10 against 0.40 (0.40 in layer 0, 0.40 in layer 2; p < 0.0001)."
     middle = "The middle layers of the encoder are less similar than its first and last"
     assert f"{middle} on average: {turn}" in text
@@ -337,7 +341,7 @@ def test_sides_that_do_not_clearly_differ() -> None:
     values = 0.3 + draw.normal(0, 0.2, (1, 4, 7, 7))
     values = (values + values.swapaxes(-1, -2)) / 2
     values[:, :2] += values[:, 2:].mean() - values[:, :2].mean() + 0.02
-    text = said(run_with(values, [f"en-{code}" for code in CODES]))
+    text = summary_text(run_with(values, [f"en-{code}" for code in CODES]))
     assert "Encoder against decoder, not beyond chance: " in text
 
 
@@ -354,9 +358,9 @@ def test_the_source_is_described() -> None:
 
 def test_one_task_and_no_families() -> None:
     alone = make_run(codes=("fr",), num_layers=1, num_steps=1)
-    assert "only one task" in said(alone)
+    assert "only one task" in summary_text(alone)
     unknown = replace(make_run(codes=CODES, num_layers=1, num_steps=1), families={})
-    assert "families of the tasks are not known" in said(unknown)
+    assert "families of the tasks are not known" in summary_text(unknown)
 
 
 def test_controls_and_legend_name_only_what_there_is() -> None:
@@ -373,13 +377,21 @@ def test_layers_without_sides_are_those_of_the_model() -> None:
     values = np.random.default_rng(0).uniform(-0.3, 0.3, (1, 2, 4, 4)).astype(np.float32)
     found = Similarities(("a", "b", "c", "d"), ("0", "2"), np.array([10]), values)
     run = replace(make_run(codes=CODES, recorded=False, bleu=None), measured=(found,))
-    assert re.search(r"in layer 0, .* in layer 2 of the model\.", said(run))
+    assert re.search(r"in layer 0, .* in layer 2 of the model\.", summary_text(run))
 
 
 def test_equal_scores_have_no_extremes() -> None:
     run = make_run(codes=CODES, num_layers=1, num_steps=1)
     same = TaskScores("BLEU", dict.fromkeys(run.tasks, 0.01), {}, "")
-    assert "BLEU is 0.0 on average over 7 tasks." in said(replace(run, scores=same))
+    assert "BLEU is 0.0 on average over 7 tasks." in summary_text(replace(run, scores=same))
+
+
+def unpack(text: str, shape: tuple[int, ...]) -> np.ndarray:
+    """What the page does, in NumPy: the inverse of `pack` up to rounding."""
+    planes = np.frombuffer(gzip.decompress(base64.b64decode(text)), np.uint8).reshape(2, -1)
+    moves = np.ascontiguousarray(planes.T).view("<u2").reshape(shape)
+    coded = np.cumsum(moves, axis=0, dtype=np.uint16).view(np.int16)
+    return np.where(coded == MISSING, np.nan, coded * UNIT)
 
 
 def test_packing_keeps_three_digits_and_gaps() -> None:
@@ -423,9 +435,9 @@ def test_another_pivot_than_english() -> None:
     both = np.kron(np.eye(2), np.ones((7, 7))) * 0.3 + 0.1
     values = both[None, None].repeat(4, axis=1)
     tasks = [f"{code}-de" for code in codes] + [f"de-{code}" for code in codes]
-    assert "Tasks into de against tasks out of it" in said(run_with(values, tasks))
+    assert "Tasks into de against tasks out of it" in summary_text(run_with(values, tasks))
     english = [task.replace("en", "xx").replace("de", "en") for task in tasks]
-    assert "Tasks into en against tasks out of it" in said(run_with(values, english))
+    assert "Tasks into en against tasks out of it" in summary_text(run_with(values, english))
 
 
 def test_scores_are_within_noise_unless_seeds_say_otherwise() -> None:

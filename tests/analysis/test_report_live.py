@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gradvac.analysis.report import LivePage, render, serve
-from gradvac.analysis.report._live import SHARE
+from gradvac.analysis.report import LivePage, render, serve_live
+from gradvac.analysis.report.live import SHARE
 
 from .. import browser
 from .made_runs import make_run
@@ -98,7 +98,7 @@ def test_nothing_to_show_yet(folder: Path) -> None:
 def served(folder: Path) -> Iterator[tuple[str, LivePage, list[Any], Clock]]:
     runs, clock = [RUN], Clock()
     page = LivePage(lambda live: render(runs, live=live), [folder], clock)
-    with serve(page) as server:
+    with serve_live(page) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://localhost:{server.server_port}/", page, runs, clock
         server.shutdown()

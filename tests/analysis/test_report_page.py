@@ -11,8 +11,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from gradvac.analysis import statistics
-from gradvac.analysis.components import weighty
 from gradvac.analysis.report import write_report
+from gradvac.analysis.similarities import weighty
 
 from .. import browser
 from .made_runs import make_run

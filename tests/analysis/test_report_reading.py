@@ -101,7 +101,7 @@ def test_everything_has_a_role_and_words(page: Page, odd: Path) -> None:
         ".map(p => p.id)"
     )
     assert bare == []
-    maps = ["heat-0", "layers-pairs-0", "sides-0", "pushes-0"]
+    maps = ["heat-0", "layers-pairs-0", "sides-0", "influence-0"]
     for one in (*maps, "distance-plot", "scores-plot"):
         rows = page.js(
             f"(() => {{ const d = document.querySelector('#{one} + .tools details');"
@@ -173,9 +173,9 @@ def test_direction_is_in_words(page: Page, odd: Path) -> None:
     titles = page.js(f"(l => [l.yaxis.title.text, l.xaxis.title.text])({HEAT}.layout)")
     assert titles == ["the task that is altered", "against this task"]
     page.unfold()
-    label = page.find("#pushes-0").get_attribute("aria-label")
-    assert "Rows: whose loss; columns: who pushes it" in label
-    shares = np.array(page.js("document.getElementById('pushes-0').data[0].z"), dtype=float)
+    label = page.find("#influence-0").get_attribute("aria-label")
+    assert "Rows: whose loss; columns: who influence it" in label
+    shares = np.array(page.js("document.getElementById('influence-0').data[0].z"), dtype=float)
     np.testing.assert_allclose(shares.sum(axis=1), 1, atol=2e-3)
 
 

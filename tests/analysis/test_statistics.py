@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from gradvac.analysis import Record, Similarities, statistics
-from gradvac.analysis.components import layer_of, weighty
+from gradvac.analysis.similarities import layer_of, weighty
 from gradvac.sides import side_of
 
 # Two families, {0, 1} and {2, 3}: within 0.8 and 0.6, between 0.1, 0.2, 0.3, 0.0.
@@ -74,8 +74,8 @@ def test_normalisations_do_not_count_as_much_as_layers() -> None:
     found = similarities(values, components, ("a", "b"))
     assert statistics.encoder_minus_decoder(found)[0, 1] == pytest.approx(0.1)
     assert statistics.mean_matrix(found)[0, 1] == pytest.approx(0.25)
-    assert statistics.by_step(found) == pytest.approx([0.25])
-    assert statistics.by_step(found, ("a", "b")) == pytest.approx([0.25])
+    assert statistics.mean_by_step(found) == pytest.approx([0.25])
+    assert statistics.mean_by_step(found, ("a", "b")) == pytest.approx([0.25])
 
 
 def test_means_by_side_layer_and_step() -> None:
@@ -87,14 +87,14 @@ def test_means_by_side_layer_and_step() -> None:
     assert statistics.mean_matrix(found, "encoder")[0, 1] == pytest.approx(0.3)
     assert statistics.mean_matrix(found)[0, 1] == pytest.approx((0.1 + 0.3 + 0.5 + 1.8 + 0.8) / 7)
     assert statistics.encoder_minus_decoder(found)[0, 1] == pytest.approx(-0.2)
-    by_layer = statistics.by_layer(found)
+    by_layer = statistics.mean_by_layer(found)
     assert set(by_layer) == {"encoder", "decoder"}
     assert [n for n, _ in by_layer["encoder"]] == [0, 1]
     np.testing.assert_allclose([mean for _, mean in by_layer["encoder"]], [0.2, 0.4], atol=1e-6)
     np.testing.assert_allclose(by_layer["decoder"], [(0, 0.5)], atol=1e-6)
     expected = [(0.1 + 0.3 + 0.5 + 0.9) / 4, (0.3 + 0.5 + 0.9) / 3]
-    np.testing.assert_allclose(statistics.by_step(found), expected, atol=1e-6)
-    np.testing.assert_allclose(statistics.by_step(found, ("b", "a")), expected, atol=1e-6)
+    np.testing.assert_allclose(statistics.mean_by_step(found), expected, atol=1e-6)
+    np.testing.assert_allclose(statistics.mean_by_step(found, ("b", "a")), expected, atol=1e-6)
     with pytest.raises(ValueError, match="side: no component is in 'head'"):
         statistics.mean_matrix(found, "head")
 
@@ -283,7 +283,7 @@ def test_compare_runs() -> None:
     first = similarities(MATRIX[None, None], ("encoder.0",))
     other = MATRIX * 0.5
     second = similarities(other[None, None][..., ::-1, ::-1], ("encoder.0",), TASKS[::-1])
-    found = statistics.compare_runs(first, second)
+    found = statistics.compare_similarities(first, second)
     assert found.tasks == TASKS
     np.testing.assert_allclose(found.difference, -0.5 * MATRIX, atol=1e-6)
     assert found.change.first == pytest.approx(2.0 / 6)

@@ -53,7 +53,7 @@ LOOK = """
 import runpy, sys
 from pathlib import Path
 import gradvac
-from gradvac.analysis.report._update import _what_it_does
+from gradvac.analysis.report.sentences import describe_method
 from gradvac.lab.training import AlignConfig
 
 assert gradvac.__file__.startswith(sys.argv[1])
@@ -63,7 +63,7 @@ config = AlignConfig(rule="equalnorms", length=3.0, spared=["low"])
 rule = config.build_rule(["a", "b"], {"a": "low", "b": "high"}, seed=0)
 assert (rule.length, rule.spared) == (3.0, ["a"])
 assert config.describe_rule().startswith("equalnorms(length=3.0,")
-said = _what_it_does("equalnorms")[0].text
+said = describe_method("equalnorms")[0].text
 assert said == "EqualNorms gives the gradients of all tasks one length."
 runpy.run_path(sys.argv[1] + "/docs/write_pages.py", run_name="__main__")
 docs = Path(sys.argv[1], "docs")

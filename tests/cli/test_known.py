@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gradvac.analysis import KnownDistances
-from gradvac.cli._known import GENEALOGY, find_distances, find_families
 from gradvac.lab.languages import default_corpus, genealogical_distances
+from gradvac.lab.languages.known import GENEALOGY, find_distances, find_families
 
 SQUARE = "\tfr\ten-es\tde\nfr\t0\t1\t2\nen-es\t1\t0\t3\nde\t2\t3\t0\n"
 

@@ -19,7 +19,7 @@ from selenium.webdriver.common.keys import Keys
 from gradvac import GradVac, PCGrad
 from gradvac import gram as geometry
 from gradvac.analysis.figures import write_figures
-from gradvac.analysis.figures._method import altered
+from gradvac.analysis.figures.method import altered
 from gradvac.rules import Rule
 
 from .. import browser

@@ -105,7 +105,7 @@ def test_an_error_while_closing_does_not_hide_the_first(
     def break_everything(step: int, _: object) -> None:
         if step == 7:
             monkeypatch.setattr("gradvac.lab.training.checkpoint.write_weights", fail)
-            monkeypatch.setattr("gradvac.analysis.recorder.append_chunk", fail)
+            monkeypatch.setattr("gradvac.analysis.record.append_chunk", fail)
 
     with pytest.raises(CheckpointError, match="make room") as caught:
         run_toy(config, tmp_path / "run", watch=break_everything)
@@ -118,7 +118,7 @@ def test_an_error_while_closing_alone_is_told(
     settings: Run, run_toy: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = settings(train={"record_every": 1})
-    monkeypatch.setattr("gradvac.analysis.recorder.append_chunk", fail)
+    monkeypatch.setattr("gradvac.analysis.record.append_chunk", fail)
     with pytest.raises(OSError, match=r"record\.bin; make room"):
         run_toy(config, tmp_path / "run")
 

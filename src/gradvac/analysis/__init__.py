@@ -5,19 +5,17 @@ steps and for free (`Recorder`); but its batches are small and differ from task 
 compares gradients on given batches, such as a set that says the same things in all languages, and
 reports how reliable they are. Both give `Similarities`: steps, components, tasks, cosines.
 
-    similarities.py      the data class; `similarity.npz`
-    measurement.py       gradients of any PyTorch model -> Similarities
-    recorder.py          Alignment -> `record.bin`, while training
-    record.py            `record.bin` -> Record; a format that NumPy alone can read
-    components.py        where a component is in the model, by its name
-    heat_map_images.py   an Alignment as pixels, for TensorBoard
-    step_log.py          an Alignment as a few numbers, for the log of any loop
-    run.py               a run folder as report and figures see it
-    scores.py            scores of several runs, by one metric
-    statistics/          families, distances, layers, steps, runs (SciPy)
-    views.py             what figures and report have in common
-    figures/             the paper's figures
-    report/              one HTML page about runs
+    similarities.py  the data class; `similarity.npz`; where a component is, by its name
+    measurement.py   gradients of any PyTorch model -> Similarities
+    record.py        Alignment -> `record.bin` -> Record; a format that NumPy alone can read
+    step_log.py      an Alignment as a few numbers and as pixels, for the log of any loop
+    run.py           a run folder as report and figures see it
+    statistics.py    families, distances, layers, steps, noise, influence, groups (SciPy)
+    views.py         which similarities of a run are shown, in which order and by which names
+    plots.py         what a heat map and a plot are, for figures and report
+    pictures.py      which heat maps and plots some runs give
+    figures/         the paper's figures
+    report/          one HTML page about runs
 
 A loop of your own:
 
@@ -26,10 +24,8 @@ A loop of your own:
         recorder(step, aligner.backward(losses, tasks))
 """
 
-from gradvac.analysis.heat_map_images import heat_maps
 from gradvac.analysis.measurement import Measured, measure
-from gradvac.analysis.record import Record, read_record
-from gradvac.analysis.recorder import Recorder
+from gradvac.analysis.record import Record, Recorder, read_record
 from gradvac.analysis.run import KnownDistances, Run, load_run
 from gradvac.analysis.similarities import (
     Similarities,
@@ -37,7 +33,7 @@ from gradvac.analysis.similarities import (
     load_similarities,
     save_similarities,
 )
-from gradvac.analysis.step_log import step_values
+from gradvac.analysis.step_log import heat_maps, step_values
 
 __all__ = [
     "KnownDistances",

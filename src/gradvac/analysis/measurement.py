@@ -9,11 +9,11 @@
 Raw cosines measure noise as much as tasks: with few sentences all are near 0. So every task's
 batches are split into two halves A and B (even and odd numbers), and three things are measured.
 The *reliability* of a task is the cosine of its own halves, r_i = cos(A_i, B_i). On the *same*
-lines, the cosine of whole gradients is cos(A_i + B_i, A_j + B_j). On *different* lines it is the
+lines, the cosine of full gradients is cos(A_i + B_i, A_j + B_j). On *different* lines it is the
 mean of cos(A_i, B_j) and cos(B_i, A_j), so what the lines have in common (in an aligned set, their
 content) does not count. The cosines and lengths of both halves are kept, so that
 `statistics.corrected` can estimate the cosine with unlimited data, with an interval, and
-`statistics.measured_pushes` who pushes whom.
+`statistics.measured_influence` how tasks influence each other.
 
 Memory: the gradients of all tasks' halves, 2 T P numbers (in `storage_dtype`; on the host with
 `offload=True`), besides the model and one batch; and those of the largest parameter once more, on
@@ -60,7 +60,7 @@ class Measured:
     Attributes:
         same: On the same lines.
         different: On different lines, with what `statistics.corrected` and
-            `statistics.measured_pushes` need.
+            `statistics.measured_influence` need.
     """
 
     same: Mapping[str, Similarities]
@@ -171,14 +171,14 @@ def _compare(
 ) -> tuple[Similarities, Similarities]:
     """Similarities on the same and on different lines, from `[K, 2T, 2T]`: halves A, then B."""
     num = len(tasks)
-    whole = grams.unflatten(1, (2, num)).unflatten(3, (2, num)).sum((1, 3))  # [K, T, T]
+    both_halves = grams.unflatten(1, (2, num)).unflatten(3, (2, num)).sum((1, 3))  # [K, T, T]
     across = geometry.known_cosine(grams)[:, :num, num:]  # [i, j]: cos(A_i, B_j)
     reliability = across.diagonal(dim1=1, dim2=2)  # [K, T]
     half_norms = geometry.norms(grams).unflatten(1, (2, num))  # [K, 2, T]
     same, different, agreement, crossed, norms = (
         one.float().numpy()[None]
         for one in (
-            geometry.known_cosine(whole),
+            geometry.known_cosine(both_halves),
             (across + across.mT) / 2,
             reliability,
             across,

@@ -1,7 +1,7 @@
 """A run folder as reports and figures see it: plain files, whatever recipe wrote them."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,3 +134,15 @@ def load_run(
     )
     run.families.update({task: "" for task in run.tasks if task not in run.families})
     return run
+
+
+def scores_by_one_metric(runs: Sequence[Run]) -> list[TaskScores | None]:
+    """The scores of each run, by the metric of the first that was scored.
+
+    None for a run that was not scored, or scored by another metric, which is not comparable.
+    """
+    metric = next((run.scores.metric for run in runs if run.scores is not None), None)
+    return [
+        run.scores if run.scores is not None and run.scores.metric == metric else None
+        for run in runs
+    ]

@@ -8,6 +8,7 @@ lines L `G.L.values`, `G.L.reliability`, and for different lines `G.L.across`, `
 # S steps, K components, T tasks
 
 import io
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
@@ -20,10 +21,16 @@ from numpy.typing import NDArray
 
 from gradvac.files import replacing
 from gradvac.hints import some
+from gradvac.sides import side_of
 
 Floats = NDArray[np.float32]
 
 LINES = ("same", "different", "training")
+_SMALL = re.compile(
+    r"(?:^|[._])(?:(?:layer|rms|batch|group)?_?norms?\d*|bn\d*|ln(?:_?\d+|_\w+)?|bias)(?:[._]|$)",
+    re.IGNORECASE,
+)
+_LAYER = re.compile(r"(?:^|[._])(?:layer|block|stage)?(\d+)(?=[._]|$)")
 _OPTIONAL = ("reliability", "across", "half_norms")
 _MOST_BYTES = 1 << 32  # unpacked; 400 steps of 40 components and 100 tasks in three granularities
 
@@ -41,7 +48,7 @@ class Similarities:
             for what was recorded in training.
         across: `[S, K, T, T]`, cosine of the first half of task i and the second of task j: on the
             diagonal the reliability, elsewhere two measurements of the same thing. The cosines
-            without noise (`statistics.corrected`), and who pushes whom, follow from it.
+            without noise (`statistics.corrected`), and influence, follow from it.
         half_norms: `[S, K, 2, T]`, lengths of the gradients of both halves.
         lines: "same" or "different" lines of an aligned set, or "training".
         granularity: How parameters were divided into components.
@@ -247,3 +254,22 @@ def _positions(
     if missing:
         raise ValueError(f"{name}: there is no {missing[0]!r}; there are {some(available, 8)}.")
     return [where[value] for value in wanted]
+
+
+def layer_of(component: str) -> int | None:
+    """The number of the layer, the outermost one named; None for embeddings and the like."""
+    number = _LAYER.search(component)
+    return None if number is None else int(number[1])
+
+
+def weighty(components: Sequence[str], side: str | None = None) -> list[bool]:
+    """Which components count in the mean of a side (None: of the model).
+
+    Components that are only normalisations or biases do not, if there is anything else: they hold
+    few numbers, behave differently, and would count as much as a whole layer.
+    """
+    inside = [side is None or side_of(name) == side for name in components]
+    large = [
+        is_inside and not _SMALL.search(n) for is_inside, n in zip(inside, components, strict=True)
+    ]
+    return large if any(large) else inside

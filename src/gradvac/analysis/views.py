@@ -5,6 +5,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from gradvac import tasks as task_names
 from gradvac.analysis import statistics
 from gradvac.analysis.run import KnownDistances, Run
-from gradvac.analysis.similarities import Similarities, mean_where_known
+from gradvac.analysis.similarities import Similarities, mean_where_known, weighty
 from gradvac.run_files import TaskScores
 from gradvac.sides import DECODER, ENCODER, side_of
 
@@ -28,8 +29,7 @@ _WHERE = {
 }
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Neighbouring rows of one family: rows `start` to `stop - 1`."""
 
     family: str
@@ -38,7 +38,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Part:
+class TaskSubset:
     """Tasks of one direction in one side of the model: what can be compared with each other.
 
     Attributes:
@@ -113,18 +113,18 @@ def side_matrix(
     return statistics.mean_matrix(chosen, None if side == MODEL else side)
 
 
-def by_layer(similarities: Similarities) -> list[tuple[Part, list[tuple[int, float]]]]:
+def layer_means(similarities: Similarities) -> list[tuple[TaskSubset, list[tuple[int, float]]]]:
     """Mean similarity (layer, mean) of every direction in every side, without what is unknown."""
     lines = []
     for direction, tasks in task_names.directions(similarities.tasks):
-        for side, points in statistics.by_layer(similarities.select(tasks=tasks)).items():
+        for side, points in statistics.mean_by_layer(similarities.select(tasks=tasks)).items():
             known_points = [(layer, mean) for layer, mean in points if not np.isnan(mean)]
             if known_points:
-                lines.append((Part(side, direction, tasks), known_points))
+                lines.append((TaskSubset(side, direction, tasks), known_points))
     return lines
 
 
-def telling_pairs(similarities: Similarities) -> list[tuple[str, str]]:
+def example_pairs(similarities: Similarities) -> list[tuple[str, str]]:
     """The most similar, a middling and the least similar pair."""
     matrix = statistics.mean_matrix(similarities)
     rows, columns = np.tril_indices(len(matrix), -1)
@@ -132,8 +132,8 @@ def telling_pairs(similarities: Similarities) -> list[tuple[str, str]]:
     ranked = [int(i) for i in np.argsort(-values) if not np.isnan(values[i])]
     if not ranked:
         return []
-    places = dict.fromkeys((ranked[0], ranked[len(ranked) // 2], ranked[-1]))
-    return [(similarities.tasks[columns[i]], similarities.tasks[rows[i]]) for i in places]
+    shown = dict.fromkeys((ranked[0], ranked[len(ranked) // 2], ranked[-1]))
+    return [(similarities.tasks[columns[i]], similarities.tasks[rows[i]]) for i in shown]
 
 
 def similarity_and_score(
@@ -162,10 +162,10 @@ def pair_mean(matrix: Matrix) -> float:
     return float(values.mean()) if values.size else float("nan")
 
 
-def parts(similarities: Similarities) -> list[Part]:
+def subsets(similarities: Similarities) -> list[TaskSubset]:
     """Every direction in every side."""
     return [
-        Part(side, direction, tasks)
+        TaskSubset(side, direction, tasks)
         for side in sides_of(similarities)
         for direction, tasks in task_names.directions(similarities.tasks)
     ]
@@ -177,31 +177,45 @@ def two_halves(run: Run) -> Similarities | None:
     return next((s for s in halves if s.across is not None), None)
 
 
-def pushes(run: Run) -> statistics.Pushes | None:
-    """Who pushes whom: unbiased on the aligned set, else as recorded; None if neither is there."""
+def reliability_by_step(halves: Similarities) -> dict[str, Matrix]:
+    """Side -> how well tasks agree with themselves on other lines, `[S]`; empty if unknown."""
+    if halves.reliability is None:
+        return {}
+    chosen = {
+        side: weighty(halves.components, None if side == MODEL else side)
+        for side in sides_of(halves)
+    }
+    return {
+        side: mean_where_known(halves.reliability[:, components], axis=(1, 2))
+        for side, components in chosen.items()
+    }
+
+
+def find_influence(run: Run) -> statistics.Influence | None:
+    """Influence: unbiased on the aligned set, else as recorded; None if neither is there."""
     halves = two_halves(run)
-    measured = None if halves is None else statistics.measured_pushes(halves)
+    measured = None if halves is None else statistics.measured_influence(halves)
     if measured is not None or run.record is None or len(run.record.tasks) < 2:
         return measured
-    return statistics.recorded_pushes(run.record)
+    return statistics.recorded_influence(run.record)
 
 
 def against_distance(
     similarities: Similarities, known: KnownDistances | None
-) -> list[tuple[Part, Matrix, Matrix]]:
-    """Similarities and known distances, each `[T, T]`, of every part that has enough of both."""
-    with_distances: list[tuple[Part, Matrix, Matrix]] = []
+) -> list[tuple[TaskSubset, Matrix, Matrix]]:
+    """Similarities and known distances, each `[T, T]`, of every subset that has enough of both."""
+    with_distances: list[tuple[TaskSubset, Matrix, Matrix]] = []
     if known is None:
         return with_distances
-    for part in parts(similarities):
-        tasks = [task for task in part.tasks if task in known.tasks]
+    for subset in subsets(similarities):
+        tasks = [task for task in subset.tasks if task in known.tasks]
         if len(tasks) < _FEWEST_FOR_DISTANCE:
             continue
         where = [known.tasks.index(task) for task in tasks]
-        matrix = side_matrix(similarities, part.side, tasks)
+        matrix = side_matrix(similarities, subset.side, tasks)
         distances = np.where(np.isnan(matrix), np.nan, known.values[np.ix_(where, where)])
         if len(set(pair_values(distances))) > 1:  # equal distances correlate with nothing
-            with_distances.append((replace(part, tasks=tasks), matrix, distances))
+            with_distances.append((replace(subset, tasks=tasks), matrix, distances))
     return with_distances
 
 
@@ -216,16 +230,16 @@ def order_by_family(
     order: list[int] = []
     blocks: list[Block] = []
     for direction, members in task_names.directions(tasks):
-        places = [position for position, task in enumerate(tasks) if task in members]
+        positions = [position for position, task in enumerate(tasks) if task in members]
         inner, inner_blocks = _order_of_one(
-            matrix[np.ix_(places, places)], [families.get(tasks[i], "") for i in places]
+            matrix[np.ix_(positions, positions)], [families.get(tasks[i], "") for i in positions]
         )
         start = len(order)
         blocks += [
             Block(f"{block.family} {direction}".strip(), start + block.start, start + block.stop)
             for block in inner_blocks
         ]
-        order += [places[i] for i in inner]
+        order += [positions[i] for i in inner]
     return order, blocks
 
 

@@ -25,7 +25,6 @@ with exit status 1.
     __main__.py     `python -m gradvac.cli`
     _commands.py    the commands under their names
     _common.py      where configs are, which extras are needed, how mistakes are reported
-    _known.py       families and distances of tasks, from tables or files
     _lines.py       lines that a command reads and writes
     _options.py     options that several commands have
     _runs.py        runs as report and figures need them

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gradvac.analysis import Run, load_run
-from gradvac.cli._known import find_distances, find_families, find_names
-from gradvac.cli._options import GENEALOGY
 from gradvac.lab.languages import default_corpus
+from gradvac.lab.languages.known import GENEALOGY, find_distances, find_families, find_names
 from gradvac.lab.runs import RunFolder, prepared_sizes
 from gradvac.tasks import other_languages, turned
 

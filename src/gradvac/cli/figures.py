@@ -44,7 +44,7 @@ def figures(
         kinds,
         sizes=sizes_of(loaded),
         pairs=chosen,
-        say=lambda name: print(f"{out / name}.{ending}", flush=True),
+        on_written=lambda name: print(f"{out / name}.{ending}", flush=True),
     )
     for name, reason in done.missing.items():
         print(f"{name}: not drawn, {reason}")

@@ -19,13 +19,16 @@ from gradvac.cli._options import GENEALOGY, Distances, Families, Runs
 
 if TYPE_CHECKING:
     from gradvac.analysis import Run
+    from gradvac.analysis.report import Summary
 
 
-def write_page(runs: Sequence[Run], out: Path, *, show: bool) -> None:
-    """Write the page, say where it is, and open it if asked to."""
+def write_page(
+    runs: Sequence[Run], out: Path, *, show: bool, summary: Summary | None = None
+) -> None:
+    """Write the page, print where it is, and open it if asked to."""
     from gradvac.analysis.report import write_report
 
-    path = write_report(runs, out)
+    path = write_report(runs, out, summary=summary)
     print(f"The report is {path} ({path.stat().st_size / 1e6:.1f} MB).")
     if show:
         webbrowser.open(path.resolve().as_uri())
@@ -35,7 +38,7 @@ def serve_page(
     runs: Sequence[Path], *, distances: str, families: Path | None, port: int, show: bool
 ) -> None:
     """Serve the page until the user stops it."""
-    from gradvac.analysis.report import LivePage, render, serve
+    from gradvac.analysis.report import LivePage, render, serve_live
     from gradvac.cli._runs import load_runs
 
     missing = [path for path in runs if not path.is_dir()]
@@ -47,7 +50,7 @@ def serve_page(
 
     if hasattr(os, "nice"):
         os.nice(10)  # training goes first
-    with serve(LivePage(build, runs), port=port) as server:
+    with serve_live(LivePage(build, runs), port=port) as server:
         address = f"http://localhost:{server.server_port}/"
         print(f"The page is at {address} and keeps up with the run; stop with Ctrl-C.", flush=True)
         if show:
@@ -77,32 +80,31 @@ def report(
 
     With --live nothing is written: the page is served on this machine and keeps up with the run.
     """
+    from gradvac.analysis.report import summarise_runs
     from gradvac.cli._runs import load_runs
 
     if live:
         serve_page(runs, distances=distances, families=families, port=port, show=show)
         return
     loaded = load_runs(runs, distances=distances, families=families)
-    _say(loaded)
-    write_page(loaded, out, show=show)
+    summary = summarise_runs(loaded)
+    _print_summary([run.name for run in loaded], summary)
+    write_page(loaded, out, show=show, summary=summary)
 
 
-def _say(runs: Sequence[Run]) -> None:
+def _print_summary(names: Sequence[str], summary: Summary) -> None:
     """Print the sentences that the page begins with."""
-    from gradvac.analysis.report import compare, summarise
-
     console = Console(highlight=False)
-    told = {run.name: summarise(run) for run in runs}
-    told["side by side"] = [line for run in runs[1:] for line in compare(runs[0], run)]
-    for name, sentences in told.items():
-        if not sentences:
+    titles = [*names, "side by side"]
+    for title, statements in zip(titles, [*summary.by_run, summary.comparison], strict=True):
+        if not statements:
             continue
-        console.rule(Text(name), align="left")
+        console.rule(Text(title), align="left")
         shown = Table.grid(padding=(0, 2))
         about = ""
-        for sentence in sentences:  # as text: a name may look like markup
+        for statement in statements:  # as text: a name may look like markup
             shown.add_row(
-                Text("" if sentence.about == about else sentence.about), Text(sentence.text)
+                Text("" if statement.about == about else statement.about), Text(statement.text)
             )
-            about = sentence.about
+            about = statement.about
         console.print(shown)

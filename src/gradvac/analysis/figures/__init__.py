@@ -17,11 +17,9 @@ figure would need. Files are named after the figures of the paper:
 
 One more is not in the paper: `distance_RUN`, similarity against the known distance of tasks.
 
-    _bars.py       figures by resource level: 6 and 7
-    _heatmaps.py   figures made of heat maps: 1, 2a, 4a, 8, 9, 10 and 11
-    _lines.py      figures made of lines and points: 2b, 3, 4b, 4c, distance
-    _method.py     figure 5, the method in the plane
-    style.py       how figures look, and how they are saved
+    paper.py    each figure: which plots and maps of `gradvac.analysis.plots`, and how large
+    style.py    how matplotlib draws a plot and a map, and how figures are saved
+    method.py   figure 5, the method in the plane
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +30,10 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from gradvac.analysis.figures import _bars, _heatmaps, _lines
-from gradvac.analysis.figures._method import method
-from gradvac.analysis.figures.style import STYLE, MissingError, save
+from gradvac.analysis.figures import paper
+from gradvac.analysis.figures.method import draw_method
+from gradvac.analysis.figures.style import STYLE, save_figure
+from gradvac.analysis.plots import MissingError
 from gradvac.analysis.run import Run
 
 FORMATS = ("pdf", "svg", "png")
@@ -60,7 +59,7 @@ def write_figures(
     *,
     sizes: Mapping[str, int] | None = None,
     pairs: Sequence[tuple[str, str]] | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    on_written: Callable[[str], None] = lambda _: None,
 ) -> Figures:
     """Draw the paper's figures for some runs.
 
@@ -71,7 +70,7 @@ def write_figures(
         sizes: Task -> number of training pairs.
         pairs: Pairs of tasks to follow over steps; None: the most similar, a middling and the least
             similar one.
-        say: Called with the name of every figure as it is written.
+        on_written: Called with the name of every figure as it is written.
 
     Raises:
         ValueError: A format is unknown, there is no run, or two have the same name.
@@ -87,18 +86,18 @@ def write_figures(
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     drawers: dict[str, Callable[[], dict[str, Figure]]] = {
-        "fig01": partial(_heatmaps.similarity_by_family, runs),
-        "fig02a": partial(_heatmaps.directions, runs),
-        "fig02b": partial(_lines.score_against_similarity, runs),
-        "fig03": partial(_lines.active_shares, runs),
-        "fig04a": partial(_heatmaps.sides, runs),
-        "fig04b": partial(_lines.layers, runs),
-        "fig04c": partial(_lines.steps, runs, pairs),
-        "fig05": method,
-        "fig06": partial(_bars.scores_by_level, runs, sizes or {}),
-        "fig07": partial(_bars.data_sizes, runs, sizes or {}),
-        "fig09": partial(_heatmaps.two_runs, runs),
-        "distance": partial(_lines.distance, runs),
+        "fig01": partial(paper.draw_families, runs),
+        "fig02a": partial(paper.draw_directions, runs),
+        "fig02b": partial(paper.draw_score_of_one_task, runs),
+        "fig03": partial(paper.draw_active, runs),
+        "fig04a": partial(paper.draw_sides, runs),
+        "fig04b": partial(paper.draw_layers, runs),
+        "fig04c": partial(paper.draw_steps, runs, pairs),
+        "fig05": draw_method,
+        "fig06": partial(paper.draw_scores, runs, sizes or {}),
+        "fig07": partial(paper.draw_sizes, runs, sizes or {}),
+        "fig09": partial(paper.draw_two_runs, runs),
+        "distance": partial(paper.draw_distance, runs),
     }
     paths: list[Path] = []
     missing = {}
@@ -111,8 +110,8 @@ def write_figures(
             continue
         for what, figure in drawn.items():
             stem = f"{name}_{what}" if what else name
-            paths += save(figure, directory / stem, formats)
-            say(stem)
+            paths += save_figure(figure, directory / stem, formats)
+            on_written(stem)
     return Figures(paths, missing)
 
 

@@ -2,24 +2,15 @@
 
 `write_report` turns runs, as `gradvac.analysis.load_run` reads them, into a single HTML file. It
 needs no network and no server: scripts, styles and data are inside. The page opens with one
-sentence and a map, and goes on by question: which component, which step, which pair, who pushes
+sentence and a map, and goes on by question: which component, which step, which pair, who influences
 whom. A sentence claims something only if a test says so. Several runs are shown under the same
 controls.
 
-    _sentences.py   the summary of a run, from the statistics, and its headline
-    _kin.py         sentences on families, distances and groups
-    _places.py      sentences on pairs, directions, sides, layers, steps and noise
-    _update.py      sentences on the rule, and on who pushes whom
-    _comparison.py  how two runs differ
-    _wording.py     words for numbers
-    _scores.py      the table of scores
-    _settings.py    the settings that differ
-    _payload.py     what the drawings show, as JSON
-    _quantities.py  what every pair of tasks has
-    _points.py      points of scatters
-    _packing.py     the large arrays, as short text
-    _live.py        the page while training goes on
-    page/           template, style and scripts
+    sentences.py  everything the page says: similarity, the update, scores, how two runs differ
+    tables.py     scores by task, and the settings that differ
+    payload.py    what the drawings show, as JSON
+    live.py       the page while training goes on
+    page/         template, style and scripts
 """
 
 import importlib.metadata
@@ -34,51 +25,50 @@ import jinja2
 import plotly.offline
 
 from gradvac.analysis import views
-from gradvac.analysis.report import _kin, _places, _update
-from gradvac.analysis.report._comparison import compare
-from gradvac.analysis.report._live import LivePage, serve
-from gradvac.analysis.report._payload import payload
-from gradvac.analysis.report._scores import score_table
-from gradvac.analysis.report._sentences import SCORES, describe_source, headline, summarise
-from gradvac.analysis.report._settings import changed_settings
-from gradvac.analysis.report._wording import Sentence, ordinal
+from gradvac.analysis.report import sentences
+from gradvac.analysis.report.live import LivePage, serve_live
+from gradvac.analysis.report.payload import payload
+from gradvac.analysis.report.sentences import (
+    Statement,
+    Summary,
+    describe_difference,
+    describe_progress,
+    ordinal,
+    run_headline,
+    summarise,
+    summarise_runs,
+)
+from gradvac.analysis.report.tables import changed_settings, score_table
 from gradvac.analysis.run import Run
+from gradvac.analysis.statistics import Influence
 from gradvac.files import write_text
 
 _PAGE = Path(__file__).parent / "page"
-_SCRIPTS = (
-    "data.js",
-    "drawing.js",
-    "matrix.js",
-    "heatmap.js",
-    "lines.js",
-    "trees.js",
-    "points.js",
-    "page.js",
-)
+_SCRIPTS = ("data.js", "drawing.js", "matrix.js", "heatmap.js", "plots.js", "page.js")
 # What a sentence is about -> the question of the page that it answers.
 _QUESTIONS = {
-    _kin.FAMILIES: "relatives",
-    _kin.DISTANCE: "relatives",
-    _kin.GROUPS: "groups",
-    _places.PAIRS: "relatives",
-    _places.DIRECTION: "place",
-    _places.SIDES: "place",
-    _places.DEPTH: "place",
-    _places.TIME: "steps",
-    _places.NOISE: "noise",
-    _update.PUSHES: "pushes",
-    _update.RULE: "rule",
-    SCORES: "scores",
+    sentences.FAMILIES: "relatives",
+    sentences.DISTANCE: "relatives",
+    sentences.GROUPS: "groups",
+    sentences.PAIRS: "relatives",
+    sentences.DIRECTION: "layers",
+    sentences.SIDES: "layers",
+    sentences.DEPTH: "layers",
+    sentences.TIME: "steps",
+    sentences.NOISE: "noise",
+    sentences.SCORES: "scores",
+    sentences.INFLUENCE: "influence",
+    sentences.RULE: "rule",
 }
 
 
-def write_report(runs: Sequence[Run], path: str | Path) -> Path:
+def write_report(runs: Sequence[Run], path: str | Path, *, summary: Summary | None = None) -> Path:
     """Write one offline HTML page about one or more runs.
 
     Args:
         runs: From `load_run`; the first is what the others are compared with.
         path: The file to write; its folder is made if missing.
+        summary: What `summarise_runs` said of these runs, if that is known already.
 
     Returns:
         The file.
@@ -86,18 +76,21 @@ def write_report(runs: Sequence[Run], path: str | Path) -> Path:
     Raises:
         ValueError: There is no run, or two have the same name.
     """
-    page = render(runs)
+    page = render(runs, summary=summary)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page)
     return path
 
 
-def render(runs: Sequence[Run], *, live: dict[str, Any] | None = None) -> str:
+def render(
+    runs: Sequence[Run], *, summary: Summary | None = None, live: dict[str, Any] | None = None
+) -> str:
     """The page as text.
 
     Args:
         runs: As in `write_report`.
+        summary: As in `write_report`.
         live: For a page that a server keeps up to date: its `version`, and after how many
             `seconds` it asks for a newer one.
     """
@@ -107,29 +100,28 @@ def render(runs: Sequence[Run], *, live: dict[str, Any] | None = None) -> str:
         raise ValueError("runs: give at least one.")
     if len(set(names)) < len(names):
         raise ValueError(f"runs: two have the same name ({', '.join(names)}); rename one.")
-    scores, data = score_table(runs), payload(runs)
-    data |= {"metric": "" if scores is None else scores.metric, "live": live}
+    summary = summary or summarise_runs(runs)
+    scores = score_table(runs)
+    data = payload(runs, "" if scores is None else scores.metric) | {"live": live}
     sources = [views.main_source(run) for run in runs]
-    pushes = [views.pushes(run) for run in runs]
+    influences = [views.find_influence(run) for run in runs]
     return render_page(
         _PAGE / "page.html",
         title=f"{', '.join(names)}: gradient geometry",
         runs=runs,
         live=live,
-        headlines=[headline(run).text for run in runs],
+        headlines=[run_headline(run).text for run in runs],
         described=[
-            "" if source is None else describe_source(source, run)
+            "" if source is None else sentences.describe_source(source, run)
             for source, run in zip(sources, runs, strict=True)
         ],
-        answers=[_answers(summarise(run)) for run in runs],
-        comparison=_grouped([line for run in runs[1:] for line in compare(runs[0], run)]),
-        biased=any(run_pushes is not None and not run_pushes.unbiased for run_pushes in pushes),
-        pushed_on=[_pushed_on(run_pushes) for run_pushes in pushes],
-        each_push=[
-            []
-            if run_pushes is None
-            else [s.text for s in _update.say_each_push(run_pushes, run.names)]
-            for run_pushes, run in zip(pushes, runs, strict=True)
+        answers=[_answers(statements) for statements in summary.by_run],
+        comparison=_grouped(summary.comparison),
+        biased=any(one is not None and not one.unbiased for one in influences),
+        influence_from=[_influence_from(one) for one in influences],
+        progress=[
+            [] if one is None else [s.text for s in describe_progress(one, run.names)]
+            for one, run in zip(influences, runs, strict=True)
         ],
         has_similarities=any(source is not None for source in sources),
         has_families=any(run.families.get(task) for run in runs for task in run.tasks),
@@ -146,19 +138,18 @@ def render(runs: Sequence[Run], *, live: dict[str, Any] | None = None) -> str:
     )
 
 
-def _answers(sentences: Sequence[Sentence]) -> dict[str, list[str]]:
+def _answers(statements: Sequence[Statement]) -> dict[str, list[str]]:
     """Sentences by the question they answer, those that claim something first."""
     by_question: dict[str, list[str]] = {}
-    for sentence in sorted(sentences, key=lambda sentence: not sentence.claims):
-        by_question.setdefault(_QUESTIONS[sentence.about], []).append(sentence.text)
+    for statement in sorted(statements, key=lambda statement: not statement.claims):
+        by_question.setdefault(_QUESTIONS[statement.about], []).append(statement.text)
     return by_question
 
 
-def _pushed_on(pushes: object) -> str:
-    unbiased = getattr(pushes, "unbiased", None)
-    if unbiased is None:
+def _influence_from(influence: Influence | None) -> str:
+    if influence is None:
         return "unknown"
-    return "measured on halves, plain sum" if unbiased else "recorded in training"
+    return "measured on halves, plain sum" if influence.unbiased else "recorded in training"
 
 
 def render_page(template: Path, **content: object) -> str:
@@ -179,11 +170,11 @@ def _read_template(path: Path) -> jinja2.Template:
     return environment.get_template(path.name)
 
 
-def _grouped(sentences: Sequence[Sentence]) -> list[tuple[str, list[str]]]:
+def _grouped(statements: Sequence[Statement]) -> list[tuple[str, list[str]]]:
     """Sentences about the same thing together, in order."""
     return [
-        (about, [sentence.text for sentence in group])
-        for about, group in itertools.groupby(sentences, key=lambda sentence: sentence.about)
+        (about, [statement.text for statement in group])
+        for about, group in itertools.groupby(statements, key=lambda statement: statement.about)
     ]
 
 
@@ -195,12 +186,14 @@ def _script_json(value: object) -> str:
 
 __all__ = [
     "LivePage",
-    "Sentence",
-    "compare",
-    "headline",
+    "Statement",
+    "Summary",
+    "describe_difference",
     "render",
     "render_page",
-    "serve",
+    "run_headline",
+    "serve_live",
     "summarise",
+    "summarise_runs",
     "write_report",
 ]

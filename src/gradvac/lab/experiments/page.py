@@ -19,7 +19,7 @@ from gradvac.analysis.figures.style import (
     STYLE,
     name_points,
     new_figure,
-    save,
+    save_figure,
     unknown_glyphs_as_boxes,
 )
 from gradvac.analysis.report import render_page
@@ -50,7 +50,7 @@ def write_pictures(comparison: Comparison, directory: Path) -> list[Path]:
     return [
         path
         for name, figure in comparison_figures(comparison).items()
-        for path in save(figure, directory / name, FORMATS)
+        for path in save_figure(figure, directory / name, FORMATS)
     ]
 
 

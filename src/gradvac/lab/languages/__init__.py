@@ -27,6 +27,7 @@ families; a few lines of TOML make another. Everything follows from a seed, on a
     words.py       how words descend, change, are replaced, borrowed and inflected
     rendering.py   meanings put into English and into a constructed language
     real.py        real languages: the paper's tables, family tree, distances
+    known.py       families, names and distances of tasks, from these tables or from files
 
 `real` is the table of the paper's real languages. How nearly real languages are related say
 `genealogical_distances` and, with the package `urielplus`, `uriel_distances`.

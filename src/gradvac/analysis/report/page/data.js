@@ -1,6 +1,8 @@
 "use strict";
-// Reads the page's data: see _packing.py for how arrays were packed.
+// Reads the page's data: see quantities.py for how arrays were packed.
 
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const STYLE = DATA.style; // colours and limits, as in plots.py
 const UNIT = 0.001, MISSING = -32768;
 
 async function unpackArray(packed, stride) {

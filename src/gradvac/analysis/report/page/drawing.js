@@ -2,21 +2,14 @@
 // How everything is drawn: colours of both themes, axes, names, what stands beside a picture.
 
 const $ = (id) => document.getElementById(id);
-// Okabe and Ito's colours, which people with any colour vision tell apart.
-const INKS = {
-  light: ["#0072b2", "#d55e00", "#009e73", "#aa4499", "#8c6d00", "#3d9bd1", "#5b5b5b"],
-  dark: ["#5ab4f0", "#ff9248", "#3fd0a4", "#e59ad0", "#f0d350", "#a3d8ff", "#c4c4c4"],
-};
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
-const PAPER = { light: { ink: "#1c2128", quiet: "#59636e", rule: "#e1e5ea", hover: "#ffffff", ground: "#ffffff", blank: "#e6e9ed", hatch: "#9aa5b1" },
-  dark: { ink: "#e6eaef", quiet: "#9aa5b1", rule: "#2c343e", hover: "#232b35", ground: "#12161c", blank: "#2a323c", hatch: "#6b7682" } };
 const CONFIG = { displaylogo: false, displayModeBar: false, responsive: false, doubleClick: "reset" };
 const NARROW = 520;
 const FONT = "system-ui, sans-serif";
 
 const theme = () => document.documentElement.dataset.theme;
-const ink = (n) => INKS[theme()][n % INKS[theme()].length];
-const paper = () => PAPER[theme()];
+const ink = (n) => STYLE.inks[theme()][n % STYLE.inks[theme()].length];
+const paper = () => STYLE.papers[theme()];
 const drawings = new Map(); // element id -> function that draws it again
 
 // Plotly reads names as markup; these are names.
@@ -56,7 +49,7 @@ function drawAll(inside = document) {
   drawings.forEach((draw, id) => { if (inside.contains($(id)) && isShown($(id))) draw(); });
 }
 
-function sayInstead(id, text) {
+function showMessage(id, text) {
   const element = $(id);
   Plotly.purge(element);
   element.classList.add("empty");

@@ -90,8 +90,8 @@ class HeatMaps {
     const view = viewOf(this.runs[n]);
     $(`heat-note-${n}`).textContent = "";
     if (!view) {
-      sayInstead(`heat-${n}`, "This run has nothing of the kind; choose another source or component.");
-      sayInstead(`layers-pairs-${n}`, "");
+      showMessage(`heat-${n}`, "This run has nothing of the kind; choose another source or component.");
+      showMessage(`layers-pairs-${n}`, "");
       return;
     }
     const { source, quantity, components } = view, size = source.tasks.length;
@@ -105,12 +105,12 @@ class HeatMaps {
     };
     const values = order.map((i) => order.map((j) => at(i, j)));
     if (values.flat().every((value) => value === null)) {
-      sayInstead(`heat-${n}`, quantity.key === "without noise" ? "Not reliable enough to show without noise: measure on more lines." : "Nothing is known here: no two tasks were seen together.");
+      showMessage(`heat-${n}`, quantity.key === "without noise" ? "Not reliable enough to show without noise: measure on more lines." : "Nothing is known here: no two tasks were seen together.");
       this.drawLayers(n, view, position);
       return;
     }
     const shown = $("colours").value === "own" ? [view] : this.runs.map(viewOf).filter(Boolean);
-    const bounds = hull(shown.map(boundsOf)), asPercent = quantity.key.startsWith("share");
+    const bounds = hull(shown.map(boundsOf)), as_percent = quantity.key.startsWith("share");
     const when = quantity.whole ? WHOLE : position === null ? "mean of all steps" : `step ${quantity.steps[position].toLocaleString("en")}`;
     const { zmin, zmax } = coloursOf(bounds);
     const stretch = isNarrow(bounds) ? `; colours from ${[zmin, zmax].map((bound) => bound.toFixed(2)).join(" to ")}` : "";
@@ -118,7 +118,7 @@ class HeatMaps {
     const hatched = unknown ? `; hatched: ${quantity.key === "without noise" ? "not reliable enough" : "unknown"}` : "";
     $(`heat-note-${n}`).textContent = `${quantity.key}, ${$("component").value}, ${when}${stretch}${hatched}`;
     drawMatrix(`heat-${n}`, {
-      values, bounds, labels: order.map((i) => source.labels[i]), tasks: order.map((i) => source.tasks[i]), asPercent,
+      values, bounds, labels: order.map((i) => source.labels[i]), tasks: order.map((i) => source.tasks[i]), as_percent,
       blocks: byFamily ? source.blocks : [], what: quantity.key, rows: quantity.rows, columns: quantity.columns,
       reliability: $("fade").checked ? this.reliabilityOf(source, components, order) : null,
     });
@@ -157,7 +157,7 @@ class HeatMaps {
       if (i !== j && !Number.isNaN(means[p])) found.push([means[p], p, quantity.symmetric ? [j, i] : [i, j]]);
     }));
     found.sort((a, b) => b[0] - a[0]);
-    if (!found.length || source.components.length < 2) return sayInstead(id, "Layers by pairs need two components, and pairs that are known.");
+    if (!found.length || source.components.length < 2) return showMessage(id, "Layers by pairs need two components, and pairs that are known.");
     const names = found.map(([, , [i, j]]) => `${source.labels[i]} ${quantity.symmetric ? "and" : "against"} ${source.labels[j]}`);
     const rows = range(source.components.length).map((k) => {
       const values = meanPairs(quantity, [k], position);

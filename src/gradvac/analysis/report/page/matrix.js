@@ -1,16 +1,6 @@
 "use strict";
 // Maps of pairs: square, with numbers in the cells where they have room.
 
-// Orange below 0, blue above; 0 is the colour of the page, so that nothing looks like something.
-const SCALES = {
-  light: [[0, "#7f3b08"], [0.15, "#b35806"], [0.32, "#f1a340"], [0.44, "#fddcb0"], [0.5, "#fafafa"],
-    [0.56, "#cfe3f1"], [0.68, "#67a9cf"], [0.85, "#2166ac"], [1, "#08306b"]],
-  dark: [[0, "#ffe0a8"], [0.15, "#f5a142"], [0.32, "#b3661a"], [0.44, "#4a3220"], [0.5, "#1c222a"],
-    [0.56, "#1f3a55"], [0.68, "#2f75b5"], [0.85, "#6cb6f5"], [1, "#d5ecff"]],
-};
-const PALE_BLUE = 5; // position in both scales
-const MOST_NUMBERS = 12; // tasks whose cells hold numbers
-const LEAST_RANGE = 0.1; // of colours: less would make nothing look like something
 const MOST_FADED = 0.65, RELIABLE = 0.5; // a task that agrees with itself by this much is not faded
 
 // Frames around families, and their names: to the right where there is room, else above.
@@ -30,14 +20,14 @@ function familyMarks(blocks, narrow) {
 
 // Colours for values between two bounds: centred at 0, unless all values are above it and close to
 // each other. Then the blues run over them alone, lest all look the same; the first is a clear one,
-// for the colour of the page means 0. They never run over less than a tenth.
+// for the colour of the page means 0. They never run over less than a tenth. As in `HeatMap`.
 function coloursOf([low, high]) {
-  const scale = SCALES[theme()];
+  const scale = STYLE.scales[theme()];
   if (isNarrow([low, high])) {
-    const [first] = scale[PALE_BLUE], room = Math.max(0, LEAST_RANGE - (high - low)) / 2;
-    return { zmin: low - room, zmax: high + room, colorscale: scale.slice(PALE_BLUE).map(([at, colour]) => [(at - first) / (1 - first), colour]) };
+    const [first] = scale[STYLE.paleBlue], room = Math.max(0, STYLE.leastRange - (high - low)) / 2;
+    return { zmin: low - room, zmax: high + room, colorscale: scale.slice(STYLE.paleBlue).map(([at, colour]) => [(at - first) / (1 - first), colour]) };
   }
-  const limit = Math.max(Math.abs(low), Math.abs(high), LEAST_RANGE);
+  const limit = Math.max(Math.abs(low), Math.abs(high), STYLE.leastRange);
   return { zmin: -limit, zmax: limit, zmid: 0, colorscale: scale };
 }
 
@@ -68,9 +58,9 @@ function veil(reliability) {
 }
 
 // The bar that explains the colours, below the names: `y` in heights of the plot.
-function colourBar(y, asPercent) {
+function colourBar(y, as_percent) {
   return { orientation: "h", thickness: 9, len: 1, x: 0.5, xanchor: "center", y, yanchor: "top", xpad: 0, ypad: 0, outlinewidth: 0,
-    nticks: 5, tickformat: asPercent ? ".0%" : ".2~f", tickfont: { size: 11, color: paper().quiet } };
+    nticks: 5, tickformat: as_percent ? ".0%" : ".2~f", tickfont: { size: 11, color: paper().quiet } };
 }
 
 // Every n-th name, so that they do not overlap.
@@ -80,7 +70,7 @@ function spaced(labels, room) {
 }
 
 // A square map. `view`: values, labels, tasks, blocks, bounds, what; rows and columns in words where
-// (i, j) is not (j, i); asPercent; reliability of every cell.
+// (i, j) is not (j, i); as_percent; reliability of every cell.
 function drawMatrix(id, view) {
   const width = $(id).clientWidth, narrow = width < NARROW, size = view.labels.length;
   const most = narrow ? 10 : 16, labels = view.labels.map((label) => short(label, most));
@@ -91,20 +81,20 @@ function drawMatrix(id, view) {
   const cells = Math.max(120, Math.min(width - edge - named - side, Math.max(360, innerHeight - 290 - tall + 110), 96 * size));
   const font = { size: Math.max(8, Math.min(13, (cells / size) * 0.85)), color: paper().ink };
   const ticks = { tickmode: "array", tickvals: range(size), ticktext: spaced(labels, cells / size), tickfont: font, showgrid: false,
-    zeroline: false, ticks: "", automargin: false, fixedrange: size <= MOST_NUMBERS };
-  const form = view.asPercent ? percent : cosine, several = size <= MOST_NUMBERS && cells / size > 21;
+    zeroline: false, ticks: "", automargin: false, fixedrange: size <= STYLE.mostNumbers };
+  const form = view.as_percent ? percent : cosine, several = size <= STYLE.mostNumbers && cells / size > 21;
   const trace = {
     type: "heatmap", z: view.values, x: range(size), y: range(size), ...coloursOf(view.bounds), hoverongaps: false, xgap: 0.6, ygap: 0.6,
     customdata: view.values.map((row, i) => row.map((value, j) => [plain(view.tasks[i]), plain(view.tasks[j]), value === null ? "" : form(value)])),
     hovertemplate: view.rows ? `${view.rows}: %{customdata[0]}<br>${view.columns}: %{customdata[1]}<br>${view.what}: <b>%{customdata[2]}</b><extra></extra>`
       : `%{customdata[0]} and %{customdata[1]}<br>${view.what}: <b>%{customdata[2]}</b><extra></extra>`,
-    colorbar: colourBar(-(edge + named) / cells, view.asPercent),
+    colorbar: colourBar(-(edge + named) / cells, view.as_percent),
   };
   if (several) Object.assign(trace, { text: view.values.map((row) => row.map((value) => (value === null ? "" : form(value)))), texttemplate: "%{text}", textfont: { size: Math.min(15, cells / size / 3.2) } });
   const heading = (text) => ({ text, standoff: 2, font: { size: 11, color: paper().quiet } });
   const layout = baseLayout(id, {
     height: Math.ceil(cells + 8 + edge + named + 30), margin: { l: edge + named, r: width - edge - named - cells, t: 8, b: edge + named + 30 },
-    images: groundOf(view.values, true), dragmode: narrow || size <= MOST_NUMBERS ? false : "zoom",
+    images: groundOf(view.values, true), dragmode: narrow || size <= STYLE.mostNumbers ? false : "zoom",
     xaxis: axis({ ...ticks, range: [-0.5, size - 0.5], tickangle: cells / size < 7 * letters + 5 ? -90 : 0, title: heading(view.rows ? view.columns : "") }),
     yaxis: axis({ ...ticks, range: [size - 0.5, -0.5], title: heading(view.rows) }), ...familyMarks(view.blocks, narrow),
   });

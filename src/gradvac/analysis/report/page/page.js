@@ -1,8 +1,6 @@
 "use strict";
 // Puts the page together: theme, folds, data, drawings, printing, live.
 
-const DATA = JSON.parse($("data").textContent);
-
 function setTheme(name) {
   document.documentElement.dataset.theme = name;
   $("theme").textContent = name === "dark" ? "Light" : "Dark";
@@ -107,20 +105,16 @@ async function start() {
     let trajectories = null;
     const heatMaps = new HeatMaps(runs, (one, other) => trajectories.follow(one, other));
     trajectories = new Trajectories(runs, heatMaps);
-    keepDrawn("layers-plot", () => drawLayers(runs));
-    keepDrawn("distance-plot", () => drawDistance(runs));
-    keepDrawn("reliability-plot", () => drawReliability(runs));
-    const limit = sidesLimit(runs), marks = familyDots(runs);
-    runs.forEach((run, n) => keepDrawn(`sides-${n}`, () => drawSides(run, n, limit)));
-    runs.forEach((run, n) => keepDrawn(`tree-${n}`, () => drawTree(run, n, marks)));
+    runs.forEach((_, n) => keepDrawn(`sides-${n}`, () => drawSides(n)));
+    runs.forEach((_, n) => keepDrawn(`tree-${n}`, () => drawTree(n)));
   }
-  $("push-component").addEventListener("change", () => drawPushes(runs));
-  keepDrawn("pushes-0", () => drawPushes(runs));
-  if ($("scores-plot")) keepDrawn("scores-plot", () => drawScores(runs, DATA.metric));
-  keepDrawn("active-plot", () => drawRule(runs));
-  fill($("metric"), [["", metricChoices(runs)]]);
-  $("metric").addEventListener("change", () => drawMetric(runs));
-  keepDrawn("metrics-plot", () => drawMetric(runs));
+  for (const id of Object.keys(DATA.plots)) if ($(id)) keepDrawn(id, () => drawPlot(id, DATA.plots[id]));
+  fill($("influence-component"), [["", [WHOLE_MODEL]], ["components", unique(DATA.influence.flatMap(Object.keys)).filter((name) => name !== WHOLE_MODEL)]]);
+  $("influence-component").addEventListener("change", drawInfluence);
+  keepDrawn("influence-0", drawInfluence);
+  fill($("metric"), [["", Object.keys(DATA.metrics)]]);
+  $("metric").addEventListener("change", drawMetric);
+  keepDrawn("metrics-plot", drawMetric);
   watchPrinting();
   watchWidth();
   if (DATA.live) watchServer(DATA.live);

@@ -1,4 +1,4 @@
-"""Who pushes whom, against what real steps do to real losses."""
+"""Influence, against what real steps do to real losses."""
 
 # T tasks
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from gradvac import Aligner, GradVac
 from gradvac.analysis import Record, Recorder, read_record, statistics
-from gradvac.analysis.report._update import say_each_push, say_pushes
+from gradvac.analysis.report.sentences import describe_influence, describe_progress
 
 from . import structure
 
@@ -50,9 +50,9 @@ def test_predicted_changes_are_those_of_a_small_step(tmp_path: Path) -> None:
     with Recorder(tmp_path / "record.bin", every=1) as recorder:
         rows = (model(inputs) - wanted).square()[:, 0] / 8
         recorder(1, aligner.backward(rows, tasks))
-    pushes = statistics.recorded_pushes(read_record(tmp_path))
-    assert pushes.tasks == tuple(TASKS)
-    assert pushes.values[0, 1] < 0  # opposites
+    influence = statistics.recorded_influence(read_record(tmp_path))
+    assert influence.tasks == tuple(TASKS)
+    assert influence.values[0, 1] < 0  # opposites
     before, rate = losses_of(model).detach(), 1e-5
 
     def fall(gradients: list[torch.Tensor]) -> np.ndarray:
@@ -63,10 +63,10 @@ def test_predicted_changes_are_those_of_a_small_step(tmp_path: Path) -> None:
         return ((before - losses_of(moved)) / rate).detach().numpy()
 
     whole = fall([p.grad for p in model.parameters() if p.grad is not None])
-    scale = np.abs(pushes.values).max()
-    np.testing.assert_allclose(pushes.totals, whole, atol=2e-3 * scale)
+    scale = np.abs(influence.values).max()
+    np.testing.assert_allclose(influence.totals, whole, atol=2e-3 * scale)
     # Cell by cell: the plain sum has weights 1, so that each task's step is its own gradient.
-    plain = statistics.recorded_pushes(_plain(tmp_path / "plain.bin"))
+    plain = statistics.recorded_influence(_plain(tmp_path / "plain.bin"))
     for j in range(3):
         alone = torch.autograd.grad(losses_of(model)[j], list(model.parameters()))
         np.testing.assert_allclose(plain.values[:, j], fall(list(alone)), atol=2e-3 * scale)
@@ -92,10 +92,10 @@ def test_absent_tasks_push_nobody() -> None:
     products = statistics.recorded_products(record)
     assert np.isnan(products[4:, :, 2]).all()
     assert (products[4:, :, 0, 2] == 0).all()
-    pushes = statistics.recorded_pushes(record)
-    assert pushes.values[0, 2] == pytest.approx(products[:4, :, 0, 2].sum() / 8, rel=1e-5)
-    assert pushes.values[2, 0] == pytest.approx(products[:4, :, 2, 0].sum() / 4, rel=1e-5)
-    np.testing.assert_allclose(pushes.shares.sum(axis=1), 1, atol=1e-5)
+    influence = statistics.recorded_influence(record)
+    assert influence.values[0, 2] == pytest.approx(products[:4, :, 0, 2].sum() / 8, rel=1e-5)
+    assert influence.values[2, 0] == pytest.approx(products[:4, :, 2, 0].sum() / 4, rel=1e-5)
+    np.testing.assert_allclose(influence.shares.sum(axis=1), 1, atol=1e-5)
 
 
 def test_halves_are_unbiased_where_one_batch_is_not() -> None:
@@ -105,11 +105,11 @@ def test_halves_are_unbiased_where_one_batch_is_not() -> None:
         draw = np.random.default_rng(seed)
         true = np.ones((1, len(structure.COMPONENTS), 4, structure.SIZE)) / structure.SIZE**0.5
         a, b = (structure.noisy(draw, true, 0.3) for _ in range(2))
-        measured = statistics.measured_pushes(structure.halves_of(tuple("abcd"), a, b)[1])
+        measured = statistics.measured_influence(structure.halves_of(tuple("abcd"), a, b)[1])
         assert measured is not None
         assert measured.unbiased
         own_halves.append(measured.shares.diagonal().mean())
-        recorded = statistics.recorded_pushes(structure.record_of(tuple("abcd"), a))
+        recorded = statistics.recorded_influence(structure.record_of(tuple("abcd"), a))
         assert not recorded.unbiased
         own_batch.append(recorded.shares.diagonal().mean())
     assert np.mean(own_halves) == pytest.approx(0.25, abs=0.01)
@@ -119,11 +119,11 @@ def test_halves_are_unbiased_where_one_batch_is_not() -> None:
 def test_one_sentence_per_task() -> None:
     values = np.array([[6.0, 3.0, 1.0], [2.0, 8.0, -2.0], [-3.0, 0.0, 1.0]])
     certain = np.zeros((3, 3))
-    pushes = statistics.Pushes(
+    influence = statistics.Influence(
         ("en-hi", "en-mr", "en-fr"), values, certain, values.sum(axis=1), certain[0], {}, True
     )
     names = {"en-hi": "Hindi", "en-mr": "Marathi"}
-    hindi, marathi, french = (s.text for s in say_each_push(pushes, names))
+    hindi, marathi, french = (s.text for s in describe_progress(influence, names))
     assert hindi == (
         "Hindi (en-hi) gets 60% of its predicted progress from its own data, 30% from Marathi and "
         "10% from en-fr."
@@ -133,14 +133,19 @@ def test_one_sentence_per_task() -> None:
         "held back by en-fr (-25%)."
     )
     assert french == "en-fr is predicted to get worse by the update."
-    said = [sentence.text for sentence in say_pushes(pushes)]
+    said = [sentence.text for sentence in describe_influence(influence)]
     assert "Losses that other tasks are predicted to push up: mr (by fr) and fr (by hi)." in said
     assert "Predicted to get worse by the whole update: fr." in said
     help_of = "The largest help from another task: hi gets 30% of its predicted progress from mr."
     assert help_of in said
-    unsure = replace(pushes, p_values=certain + 1, total_p_values=certain[0] + 1)
-    assert "en-fr (-25%, can be chance)" in say_each_push(unsure)[1].text
-    assert say_pushes(unsure)[-1].text == "No task is clearly predicted to push another's loss up."
+    unsure = replace(influence, p_values=certain + 1, total_p_values=certain[0] + 1)
+    assert "en-fr (-25%, can be chance)" in describe_progress(unsure)[1].text
+    assert (
+        describe_influence(unsure)[-1].text
+        == "No task is clearly predicted to push another's loss up."
+    )
     # Shares of a progress that may be none are no news, however large.
-    assert say_each_push(unsure)[0].text.endswith("; this progress itself is not beyond chance.")
-    assert not [s for s in say_pushes(unsure) if "largest help" in s.text]
+    assert describe_progress(unsure)[0].text.endswith(
+        "; this progress itself is not beyond chance."
+    )
+    assert not [s for s in describe_influence(unsure) if "largest help" in s.text]

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradvac.analysis import KnownDistances
-from gradvac.cli._options import GENEALOGY
 from gradvac.hints import some
 from gradvac.lab.languages import default_corpus, genealogical_distances, real, uriel_distances
 from gradvac.tasks import find_direction, other_languages, pivot_of
 
+GENEALOGY = "genealogy"
 _URIEL = "uriel:"
 _FEWEST = 3  # tasks; two have a single distance, which cannot correlate with anything
 

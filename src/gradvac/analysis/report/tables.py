@@ -1,19 +1,19 @@
-"""The table of scores."""
+"""Tables of the page: scores by task and resource level, and the settings that differ."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.stats import t as student
 
-from gradvac.analysis.report._settings import repeats
-from gradvac.analysis.run import Run
-from gradvac.analysis.scores import by_one_metric
+from gradvac.analysis.run import Run, scores_by_one_metric
 from gradvac.run_files import ALL, TaskScores
 
 
 @dataclass(frozen=True)
-class Row:
+class ScoreRow:
     """A line of the table.
 
     Attributes:
@@ -41,13 +41,13 @@ class ScoreTable:
     """All rows, by which metric, and how each run was scored."""
 
     metric: str
-    rows: list[Row]
+    rows: list[ScoreRow]
     notes: list[str]
 
 
 def score_table(runs: Sequence[Run]) -> ScoreTable | None:
     """Scores by task and by resource level; None if no run was scored."""
-    by_run = by_one_metric(runs)
+    by_run = scores_by_one_metric(runs)
     scored = [scores for scores in by_run if scores is not None]
     tasks = list(dict.fromkeys(task for scores in scored for task in scores.by_task))
     if not tasks:
@@ -117,14 +117,14 @@ def _row(
     reach: float | None,
     *,
     is_mean: bool = False,
-) -> Row:
+) -> ScoreRow:
     first = values[0]
     gains = [None if v is None or first is None else v - first for v in values[1:]]
     shown = ["" if value is None else how.show(value) for value in values]
     differences = ["" if gain is None else f"{gain:+z.{how.digits}f}" for gain in gains]
     verdicts = [_verdict(gain, how, reach) for gain in gains]
     level = level.replace("_", " ")
-    return Row(task, family, level, shown, ["", *differences], ["", *verdicts], is_mean)
+    return ScoreRow(task, family, level, shown, ["", *differences], ["", *verdicts], is_mean)
 
 
 def _verdict(gain: float | None, how: TaskScores, reach: float | None) -> str:
@@ -153,3 +153,41 @@ def _note(run: Run, how: TaskScores) -> str:
     if run.scores.metric != how.metric:
         return f"{run.name}: {run.scores.metric}, which is not comparable with {how.metric}"
     return f"{run.name}: {run.scores.note}" if run.scores.note else run.name
+
+
+def changed_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Settings that are not the same in all runs: name, and the value in each run."""
+    if len(runs) < 2:
+        return []
+    flat = [_flat(_parsed(run.settings)) for run in runs]
+    names = dict.fromkeys(name for one in flat for name in one)
+    rows = [(name, [one.get(name, "") for one in flat]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def repeats(runs: Sequence[Run]) -> list[list[int]]:
+    """Positions of runs that differ by nothing but their seeds, where there are two or more."""
+    by_settings: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for position, run in enumerate(runs):
+        flat = _flat(_parsed(run.settings))
+        key = tuple(sorted(item for item in flat.items() if item[0].split(".")[-1] != "seed"))
+        if key:
+            by_settings.setdefault(key, []).append(position)
+    return [group for group in by_settings.values() if len(group) > 1]
+
+
+def _parsed(settings: str) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(settings)
+    except tomllib.TOMLDecodeError:
+        return {}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = str(value)
+    return flat

@@ -78,7 +78,7 @@ class LivePage:
         return f"{hash(tuple(stamps)) & (1 << 64) - 1:x}"
 
 
-def serve(page: LivePage, *, port: int = 0) -> ThreadingHTTPServer:
+def serve_live(page: LivePage, *, port: int = 0) -> ThreadingHTTPServer:
     """A server of the page on this machine alone; `serve_forever` starts it.
 
     Args:

@@ -19,7 +19,7 @@ _LENGTHS = (1.0, 1.15)
 _ALTERED = "g\u2032_i"  # an apostrophe would take a font that browsers do not have, and show 0
 
 
-def method() -> dict[str, Figure]:
+def draw_method() -> dict[str, Figure]:
     """Figure 5: a negative and a positive similarity, PCGrad on the left, GradVac on the right."""
     figure = new_figure(5.2, 3.8)
     rows = figure.subplots(2, 2, sharex=True, sharey=True)

@@ -1,0 +1,800 @@
+"""The summary of a run in plain sentences, each computed from its data.
+
+A sentence makes a claim only if a test says so (`Statement.claims`); else it gives the numbers
+alone. Tests of one kind that stand side by side are corrected for their number.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradvac import tasks as task_names
+from gradvac.analysis import statistics, views
+from gradvac.analysis.run import Run, scores_by_one_metric
+from gradvac.analysis.similarities import Similarities, mean_where_known, weighty
+from gradvac.rules import RULES
+from gradvac.run_files import ALL, TaskScores
+
+# What a sentence is about.
+FAMILIES, DISTANCE, GROUPS = "Relatives", "Distance", "Groups"
+PAIRS, DIRECTION, SIDES = "Pairs", "Direction", "Encoder and decoder"
+DEPTH, TIME, NOISE, SCORES = "Depth", "Time", "Reliability", "Scores"
+RULE, INFLUENCE = "Rule", "Who pushes whom"
+_SLIGHT = 0.015  # differences that two digits hardly show
+_SAME = 0.005  # the digits shown would be the same
+_SAME_UPDATE = 1e-5
+_MOST_HELPERS = 3
+_WORTH_NAMING = 0.005  # of a task's progress
+SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A sentence of the report.
+
+    Attributes:
+        about: The question it answers.
+        text: The sentence.
+        claims: Whether it says more than numbers. Then a test stands behind it.
+    """
+
+    about: str
+    text: str
+    claims: bool = False
+
+
+def summarise(run: Run) -> list[Statement]:
+    """What a run's data say, most important first."""
+    found: list[Statement] = []
+    main = views.main_source(run)
+    why_not = None if main is None else _why_nothing(main)
+    if why_not:
+        found.append(Statement(PAIRS, why_not))
+    elif main is not None:
+        found += describe_families(main, run) + describe_distances(main, run)
+        found += describe_pairs(main) + describe_groups(main, run)
+        found += describe_directions(main)
+        found += describe_sides(main) + describe_depth(main)
+        found += describe_time(main) + describe_noise(main, run)
+    influence = views.find_influence(run)
+    found += [] if influence is None else describe_influence(influence)
+    found += describe_rule(run)
+    if run.scores is not None and run.scores.by_task:
+        found += _describe_scores(run.scores, main)
+    return found
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the data of some runs say: of each, and of each but the first against the first."""
+
+    by_run: list[list[Statement]]
+    comparison: list[Statement]
+
+
+def summarise_runs(runs: Sequence[Run]) -> Summary:
+    """What the data of some runs say."""
+    comparison = [s for run in runs[1:] for s in describe_difference(runs[0], run)]
+    return Summary([summarise(run) for run in runs], comparison)
+
+
+def run_headline(run: Run) -> Statement:
+    """The one sentence to remember: the clearest finding, or the numbers if nothing is clear."""
+    main = views.main_source(run)
+    why_not = None if main is None else _why_nothing(main)
+    if main is None or why_not:
+        return Statement("", why_not or "This run has no similarities yet.")
+    findings = [*family_findings(main, run), *distance_findings(main, run)]
+    adjusted = statistics.holm([one.p_value for one in findings])
+    pairs = describe_pairs(main)[0].text
+    for one, p_value in zip(findings, adjusted, strict=True):
+        if is_clear(p_value):
+            return Statement("", f"{one.claim}. {pairs}", claims=True)
+    return Statement("", pairs)
+
+
+def _why_nothing(main: Similarities) -> str:
+    """Why nothing can be compared; empty if something can."""
+    if len(main.tasks) < 2:
+        return "There is only one task, so there is nothing to compare."
+    if not views.pair_values(views.side_matrix(main, views.MODEL)).size:
+        return (
+            "No similarity of two tasks is known, so nothing can be compared: no two were in one "
+            "batch, or their gradients were zero or not finite."
+        )
+    return ""
+
+
+def _describe_scores(scores: TaskScores, main: Similarities | None) -> list[Statement]:
+    values = scores.by_task
+    low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+    mean = scores.show(scores.by_level()[ALL])
+    text = f"{scores.metric} is {mean} on average over {count(len(values), 'task')}"
+    ends = [scores.show(values[low]), scores.show(values[high])]
+    between = f", from {ends[0]} ({low}) to {ends[1]} ({high})" if ends[0] != ends[1] else ""
+    found = [Statement(SCORES, f"{text}{between}.")]
+    if main is None:
+        return found
+    points = [(x, y) for _, x, y in views.similarity_and_score(main, scores)]
+    try:
+        correlation = statistics.similarity_against_score(points)
+    except ValueError:  # too few, or all alike
+        return found
+    test = f"Spearman {correlation.rho:z.2f}, {p_text(correlation.p_value)}"
+    if not is_clear(correlation.p_value):
+        text = f"{scores.metric} of tasks against their similarity, not beyond chance: {test}."
+        return [*found, Statement(SCORES, text)]
+    how = "higher" if correlation.rho > 0 else "lower"
+    text = f"Tasks that are more similar to the others have {how} {scores.metric} ({test})."
+    return [*found, Statement(SCORES, text, claims=True)]
+
+
+def describe_source(similarities: Similarities, run: Run) -> str:
+    """What the similarities are, in one sentence."""
+    where = {
+        "same": f"on the same lines of an aligned set ({views.measured_on(run)})",
+        "different": f"on different lines of an aligned set ({views.measured_on(run)})",
+        "training": "on the batches of training",
+    }[similarities.lines]
+    steps = similarities.steps
+    when = (
+        f"at step {steps[0]:,}"
+        if len(steps) == 1
+        else (f"at {len(steps):,} steps from {steps[0]:,} to {steps[-1]:,}")
+    )
+    num = count(len(similarities.components), "component")
+    tasks = count(len(similarities.tasks), "task")
+    small = len(similarities.components) - sum(weighty(similarities.components))
+    but = f" Means leave out the {small} that are normalisations or biases." if small else ""
+    return f"Cosines between the gradients of {tasks} in {num}, {where}, {when}.{but}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a test found in one part of the model, for the sentence and for the headline.
+
+    Attributes:
+        claim: The sentence if the test is clear.
+        numbers: The numbers alone.
+        p_value: Of the test, before others are considered.
+        interval: Of a difference, in words.
+    """
+
+    claim: str
+    numbers: str
+    p_value: float
+    interval: str = ""
+
+
+def family_findings(main: Similarities, run: Run) -> list[Finding]:
+    """Within families against between them, in every part that has both."""
+    findings = []
+    noun = _noun(main).capitalize()
+    for subset in views.subsets(main):
+        families = statistics.families_of(subset.tasks, run.families)
+        try:
+            contrast = statistics.family_contrast(
+                views.side_matrix(main, subset.side, subset.tasks), families
+            )
+        except ValueError:  # no pair of relatives, or of others, is known
+            continue
+        within, between, difference, p_value, least = contrast
+        digits = 2 if abs(difference) >= _SLIGHT else 3
+        more = "more" if difference > 0 else "less"
+        shown = abs(round(within, digits) - round(between, digits))  # what a reader subtracts
+        claim = (
+            f"{noun} of one family are {shown:.{digits}f} {more} similar than "
+            f"others{where(subset)}: {within:z.{digits}f} against {between:z.{digits}f}"
+        )
+        few = f"; so few cannot go below {least:.2f}" if least >= 0.05 else ""
+        numbers = f"{within:z.2f} against {between:z.2f}{where(subset)} ({p_text(p_value)}{few})"
+        findings.append(Finding(claim, numbers, p_value))
+    return findings
+
+
+def describe_families(main: Similarities, run: Run) -> list[Statement]:
+    """What families have to do with similarity, and who is left out."""
+    if not any(run.families.get(task) for task in main.tasks):
+        text = "The families of the tasks are not known, so nothing is said about them."
+        return [Statement(FAMILIES, text)]
+    noun = _noun(main)
+    findings = family_findings(main, run)
+    what = f"{noun.capitalize()} of one family against others"
+    found = _describe_findings(FAMILIES, findings, what)
+    if not findings:
+        found.append(Statement(FAMILIES, _why_no_contrast(main, run)))
+    for direction, tasks in task_names.directions(main.tasks):
+        families = [run.families.get(task, "") for task in tasks]
+        large = [name for name in dict.fromkeys(families) if name and families.count(name) > 1]
+        members = {
+            name: [t for t, f in zip(tasks, families, strict=True) if f == name] for name in large
+        }
+        if members:
+            found.append(Statement(FAMILIES, _shares(main, members, noun, way(direction))))
+    unknown = [task for task in main.tasks if not run.families.get(task)]
+    if unknown:
+        text = f"Of no known family, and left out of this: {listed(unknown)} (see --families)."
+        found.append(Statement(FAMILIES, text))
+    return found
+
+
+def distance_findings(main: Similarities, run: Run) -> list[Finding]:
+    """Similarity against known distance, in every part."""
+    findings = []
+    for subset, matrix, distances in views.against_distance(main, run.distances):
+        r, p_value = statistics.mantel(matrix, distances)
+        assert run.distances is not None
+        follows = "falls with" if r < 0 else "rises with"
+        claim = f"Similarity {follows} {run.distances.name}{where(subset)}: r = {r:z.2f}"
+        numbers = f"r = {r:z.2f}{where(subset)} ({p_text(p_value)})"
+        findings.append(Finding(claim, numbers, p_value))
+    return findings
+
+
+def describe_distances(main: Similarities, run: Run) -> list[Statement]:
+    """Whether similarity follows known distances."""
+    if run.distances is None:
+        return []
+    what = f"Similarity against {run.distances.name}"
+    found = _describe_findings(DISTANCE, distance_findings(main, run), what)
+    missing = [task for task in main.tasks if task not in run.distances.tasks]
+    if found and missing:
+        text = f"Of unknown {run.distances.name}, and left out of this: {listed(missing)}."
+        found.append(Statement(DISTANCE, text))
+    return found
+
+
+def describe_groups(main: Similarities, run: Run) -> list[Statement]:
+    """Groups that come back in samples of the data."""
+    source = views.two_halves(run) or main
+    suggestion = statistics.stable_groups(source)
+    if suggestion.agreement is None:
+        return [Statement(GROUPS, f"No groups are suggested: {suggestion.why_none}.")]
+    test = f"r = {suggestion.agreement.r:z.2f}, {p_text(suggestion.agreement.p_value)}"
+    if not suggestion.found:
+        return [Statement(GROUPS, f"There are no stable groups: {suggestion.why_none} ({test}).")]
+    names = dict(zip(source.tasks, task_names.labels(source.tasks), strict=True))
+    groups = [
+        f"{listed([names[task] for task in group.tasks], 12)} ({group.support:.0%})"
+        for group in suggestion.found
+    ]
+    grouped = {task for group in suggestion.found for task in group.tasks}
+    alone = [names[task] for task in source.tasks if task not in grouped]
+    rest = f". In none: {listed(alone, 12)}" if alone else ""
+    text = (
+        f"Tasks that could train together, with the share of samples in which they do: "
+        f"{'; '.join(groups)}{rest}. The same pairs stand out in two halves of the data ({test})."
+    )
+    return [Statement(GROUPS, text, claims=True)]
+
+
+def _describe_findings(about: str, findings: list[Finding], what: str) -> list[Statement]:
+    """A sentence for every clear finding, and one for the numbers of all others."""
+    adjusted = statistics.holm([one.p_value for one in findings])
+    found = [
+        Statement(about, f"{one.claim} ({one.interval}{p_text(p)}).", claims=True)
+        for one, p in zip(findings, adjusted, strict=True)
+        if is_clear(p)
+    ]
+    rest = [one.numbers for one, p in zip(findings, adjusted, strict=True) if not is_clear(p)]
+    if rest:
+        found.append(Statement(about, f"{what}, not beyond chance: {'; '.join(rest)}."))
+    return found
+
+
+def _why_no_contrast(main: Similarities, run: Run) -> str:
+    families = [run.families.get(task, "") for task in main.tasks]
+    named = [name for name in families if name]
+    if len(set(named)) == 1 and len(named) > 1:
+        return "All tasks are of one family, so there is nothing to compare it with."
+    if len(set(named)) == len(named):
+        return "No family has two tasks here, so nothing can be said about families."
+    return "Too few pairs are known to compare families."
+
+
+def _shares(main: Similarities, members: Mapping[str, list[str]], noun: str, suffix: str) -> str:
+    """What the most and the least similar families share."""
+    sides = views.sides_of(main)
+    shared = {
+        name: {side: views.pair_mean(views.side_matrix(main, side, tasks)) for side in sides}
+        for name, tasks in members.items()
+    }
+    ranked = sorted(shared, key=lambda name: -np.nan_to_num(max(shared[name].values()), nan=-9))
+    shown = ranked if len(ranked) <= 3 else [*ranked[:2], ranked[-1]]
+    parts = [
+        f"{name} {noun} share "
+        + ", ".join(f"{value:z.2f}{inside(side)}" for side, value in shared[name].items())
+        for name in shown
+    ]
+    return "; ".join(parts) + suffix + "."
+
+
+def _noun(main: Similarities) -> str:
+    return "languages" if task_names.are_directions(main.tasks) else "tasks"
+
+
+def describe_pairs(main: Similarities) -> list[Statement]:
+    """The mean, the most and the least similar pair; numbers alone."""
+    matrix, labels = views.side_matrix(main, views.MODEL), task_names.labels(main.tasks)
+    rows, columns = np.tril_indices(len(labels), -1)
+    values = matrix[rows, columns]
+    known = values[~np.isnan(values)]
+    best, worst = int(np.nanargmax(values)), int(np.nanargmin(values))
+
+    def name(pair: int) -> str:
+        return f"{views.short(labels[columns[pair]])} and {views.short(labels[rows[pair]])}"
+
+    mean = f"Two tasks share {known.mean():z.2f} on average"
+    if len(known) == 1:
+        return [Statement(PAIRS, f"{mean}: there is only one pair, {name(best)}.")]
+    if known.max() - known.min() < _SAME:
+        return [Statement(PAIRS, f"{mean}, and all pairs about the same.")]
+    below = int((known < 0).sum())
+    low = f"{below} of {len(known)} pairs are below 0" if below else "no pair is below 0"
+    text = (
+        f"{mean}, from {values[best]:z.2f} ({name(best)}) down to {values[worst]:z.2f} "
+        f"({name(worst)}); {low}."
+    )
+    return [Statement(PAIRS, text)]
+
+
+def describe_directions(main: Similarities) -> list[Statement]:
+    """Into the pivot against out of it, over the languages that go both ways."""
+    both_ways = task_names.both_ways(main.tasks)
+    if both_ways is None:
+        return []
+    pivot, inward, outward = both_ways
+    there = dict(zip(task_names.other_languages(inward), inward, strict=True))
+    back = dict(zip(task_names.other_languages(outward), outward, strict=True))
+    both = [language for language in there if language in back]
+    if len(both) < 2:
+        return []
+    findings = []
+    for side in views.sides_of(main):
+        one, two = (
+            views.side_matrix(main, side, [tasks[language] for language in both])
+            for tasks in (back, there)
+        )
+        change = statistics.paired(one, two)
+        more = "more" if change.difference.mean > 0 else "less"
+        claim = f"Tasks into {pivot} are {more} similar than tasks out of it{inside(side)}"
+        findings += _difference_finding(claim, change, inside(side))
+    return _describe_findings(DIRECTION, findings, f"Tasks into {pivot} against tasks out of it")
+
+
+def describe_sides(main: Similarities) -> list[Statement]:
+    """The encoder against the decoder."""
+    if views.sides_of(main) != views.SIDES:
+        return []
+    findings = []
+    for direction, tasks in task_names.directions(main.tasks):
+        if len(tasks) > 1:
+            encoder, decoder = (views.side_matrix(main, side, tasks) for side in views.SIDES)
+            change, (high, low) = statistics.paired(decoder, encoder), views.SIDES
+            is_more = change.difference.mean > 0
+            high, low = (high, low) if is_more else (low, high)
+            claim = f"The {high} is more similar than the {low}{way(direction)}"
+            findings += _difference_finding(claim, change, way(direction), turned=not is_more)
+    return _describe_findings(SIDES, findings, "Encoder against decoder")
+
+
+def _difference_finding(
+    claim: str, change: statistics.Change, suffix: str, *, turned: bool = False
+) -> list[Finding]:
+    """A difference within pairs; `turned`: the claim names the first of the two means first."""
+    if np.isnan(change.difference.mean):
+        return []
+    interval = range_text(change.difference)
+    means = f"{change.second:z.2f} against {change.first:z.2f}"
+    numbers = f"{means}{suffix} ({interval})"
+    claimed = f"{change.first:z.2f} against {change.second:z.2f}" if turned else means
+    p_value = change.difference.p_value
+    return [Finding(f"{claim}: {claimed}", numbers, p_value, f"{interval}, ")]
+
+
+def describe_depth(main: Similarities) -> list[Statement]:
+    """From the first layer to the last."""
+    profiles, tests = [], []
+    for direction, tasks in task_names.directions(main.tasks):
+        if len(tasks) < 2:
+            continue
+        for side, layers in statistics.layer_matrices(main.select(tasks=tasks)).items():
+            means = [(n, float(statistics.mean_of_pairs(matrix))) for n, matrix in layers]
+            if len(layers) > 1 and not np.isnan([mean for _, mean in means]).any():
+                name = "model" if side == "shared" else side  # one without encoder and decoder
+                profiles.append((name + way(direction), means))
+                tests.append(statistics.depth([matrix for _, matrix in layers]))
+    slopes = [test.slope.p_value for test in tests]
+    bends = [np.nan if test.bend is None else test.bend.p_value for test in tests]
+    adjusted = statistics.holm([*slopes, *bends])
+    found, rest = [], []
+    for n, ((name, means), test) in enumerate(zip(profiles, tests, strict=True)):
+        slope, bend = adjusted[n], adjusted[len(tests) + n]
+        (first, start), (last, end) = means[0], means[-1]
+        text = f"{start:z.2f} in layer {first}, {end:z.2f} in layer {last}"
+        if is_clear(bend) and not (is_clear(slope) and slope <= bend):
+            assert test.bend is not None
+            inner = np.mean([mean for _, mean in means[1:-1]])
+            how = "more" if test.bend.mean > 0 else "less"
+            text = (
+                f"The middle layers of the {name} are {how} similar than its first and last "
+                f"on average: {inner:z.2f} against {(start + end) / 2:z.2f} ({text}; "
+                f"{p_text(bend)})."
+            )
+            found.append(Statement(DEPTH, text, claims=True))
+        elif is_clear(slope):
+            verb = "rises" if test.slope.mean > 0 else "falls"
+            text = f"Similarity {verb} with depth in the {name}: {text} ({p_text(slope)})."
+            found.append(Statement(DEPTH, text, claims=True))
+        else:
+            rest.append(f"{text} of the {name}")
+    if rest:
+        found.append(Statement(DEPTH, f"By depth, no trend beyond chance: {'; '.join(rest)}."))
+    return found
+
+
+def describe_time(main: Similarities) -> list[Statement]:
+    """Early steps against late ones, within pairs."""
+    over_steps = statistics.change_over_steps(main)
+    if over_steps is None or np.isnan(over_steps.change.difference.mean):
+        return []
+    change, first, last = over_steps.change, int(main.steps[0]), int(main.steps[-1])
+    before = (
+        f"at step {first:,}" if over_steps.until == first else f"up to step {over_steps.until:,}"
+    )
+    after = (
+        f"at step {last:,}" if over_steps.since == last else f"from step {over_steps.since:,} on"
+    )
+    means = f"{change.first:z.2f} {before}, {change.second:z.2f} {after}"
+    p_value = change.difference.p_value
+    if is_clear(p_value):
+        verb = "rose" if change.difference.mean > 0 else "fell"
+        text = f"Similarity {verb} in training, within pairs: {means} ({p_text(p_value)})."
+        return [Statement(TIME, text, claims=True)]
+    text = f"Over steps, no change beyond chance: {means} ({range_text(change.difference)})."
+    return [Statement(TIME, text)]
+
+
+def describe_noise(main: Similarities, run: Run) -> list[Statement]:
+    """How far the numbers can be trusted, and what they would be without noise."""
+    if main.lines == "training":
+        text = (
+            "These are raw cosines of training batches, and larger batches give larger cosines. "
+            "Measured on an aligned set (gradvac similarity), they can be corrected for that."
+        )
+        return [Statement(NOISE, text)]
+    halves = views.two_halves(run)
+    if halves is None:
+        text = (
+            "The reliability of the cosines was not stored; measure again with gradvac similarity."
+        )
+        return [Statement(NOISE, text)]
+    found = [_describe_reliability(halves)]
+    parts = []
+    for side in views.sides_of(halves):
+        corrected = statistics.corrected(halves, None if side == views.MODEL else side)
+        if corrected is None:
+            continue
+        mean, reach = corrected.mean, corrected.mean_reach
+        value = "not reliable enough to say" if np.isnan(mean) else f"{mean:z.2f}"
+        if reach < 1:  # more than a cosine can be off says nothing
+            value += f" (give or take {reach:.2f})"
+        parts.append(f"{value}{inside(side)}")
+    if parts:
+        text = f"With unlimited data, two tasks would share on average: {'; '.join(parts)}."
+        found.append(Statement(NOISE, text))
+    return found
+
+
+def _describe_reliability(halves: Similarities) -> Statement:
+    parts = []
+    for side, by_step in views.reliability_by_step(halves).items():
+        known = by_step[~np.isnan(by_step)]
+        if not len(known):
+            continue
+        steps = (
+            f", from {by_step[0]:z.2f} at the first step to {by_step[-1]:z.2f} at the last"
+            if len(known) == len(by_step) > 1
+            else ""
+        )
+        parts.append(f"{known.mean():z.2f}{inside(side)}{steps}")
+    text = f"A task agrees with itself on other lines (split halves) by {'; '.join(parts)}."
+    return Statement(NOISE, text)
+
+
+def describe_rule(run: Run) -> list[Statement]:
+    """How often the rule acted, of the pairs it could act on, and what became of the update."""
+    record = run.record
+    if record is None or len(record.tasks) < 2:
+        return []
+    counts = statistics.rule_counts(record)
+    eligible = int(counts.eligible.sum())
+    if not eligible:
+        return []
+    conflicts = counts.conflicts.sum() / eligible
+    which = "of these pairs, altered or not,"
+    text = f"{conflicts:.0%} {which} were in conflict (below 0), where PCGrad would act."
+    active = counts.active.sum() / eligible
+    rows = record.eligible()
+    of_whom = (
+        "of all tasks"
+        if len(rows) == len(record.tasks)
+        else f"of {listed([record.tasks[i] for i in rows])}, the vaccinated tasks"
+    )
+    if active or not np.isnan(record.target).all():
+        text = (
+            f"{_rule_name(record.rule)} altered {active:.0%} of the pairs it could, those "
+            f"{of_whom}, in layers; {text}"
+        )
+    else:
+        text = text.replace(which, "of all pairs in layers")
+    found = [*describe_method(record.rule), Statement(RULE, text)]
+    cosine = float(mean_where_known(record.update_cosine, axis=(0, 1)))
+    ratio = float(mean_where_known(record.update_ratio, axis=(0, 1)))
+    if np.isfinite(cosine) and np.isfinite(ratio):
+        if cosine > 1 - _SAME_UPDATE and abs(ratio - 1) < _SAME_UPDATE:
+            return [*found, Statement(RULE, "The update was the plain sum.")]
+        small = ": it hardly changed the direction" if cosine > 0.99 else ""
+        text = (
+            f"The update had cosine {cosine:.3f} with the plain sum and {ratio:.2f} times its "
+            f"length{small}."
+        )
+        found.append(Statement(RULE, text))
+    return found
+
+
+def describe_method(rule: str) -> list[Statement]:
+    """What a rule does, as its class says it."""
+    method = RULES.get(rule.partition("(")[0].lower())
+    return [] if method is None else [Statement(RULE, f"{method.__name__} {method.does}.")]
+
+
+def _rule_name(rule: str) -> str:
+    """The name without its settings: "GradVac" for "gradvac(beta=0.01)"."""
+    name = rule.partition("(")[0]
+    method = RULES.get(name.lower())
+    return method.__name__ if method is not None else name or "The rule"
+
+
+def describe_influence(influence: statistics.Influence) -> list[Statement]:
+    """In short: the strongest help between tasks, and every predicted harm that is clear."""
+    labels = task_names.labels(influence.tasks)
+    shares = influence.shares.copy()
+    np.fill_diagonal(shares, np.nan)
+    better = _tasks_that_move(influence, 1)
+    shares[[i for i in range(len(labels)) if i not in better]] = np.nan  # shares of a small number
+    found = []
+    if not np.isnan(shares).all():
+        task, helper = np.unravel_index(int(np.nanargmax(shares)), shares.shape)
+        if shares[task, helper] > 0:
+            text = (
+                f"The largest help from another task: {labels[task]} gets "
+                f"{shares[task, helper]:.0%} of its predicted progress from {labels[helper]}."
+            )
+            found.append(Statement(INFLUENCE, text))
+    harmful = _harmful_pairs(influence)
+    by_task = {i: [labels[j] for task, j in harmful if task == i] for i, _ in harmful}
+    harm = [f"{labels[i]} (by {listed(others, 5)})" for i, others in by_task.items()]
+    if harm:
+        text = f"Losses that other tasks are predicted to push up: {listed(harm)}."
+        found.append(Statement(INFLUENCE, text, claims=True))
+    worse = [labels[i] for i in _tasks_that_move(influence, -1)]
+    if worse:
+        text = f"Predicted to get worse by the whole update: {listed(worse)}."
+        found.append(Statement(INFLUENCE, text, claims=True))
+    if not harm and not worse:
+        text = "No task is clearly predicted to push another's loss up."
+        found.append(Statement(INFLUENCE, text))
+    return found
+
+
+def describe_progress(
+    influence: statistics.Influence, names: Mapping[str, str] | None = None
+) -> list[Statement]:
+    """One sentence per task: where its predicted progress comes from.
+
+    Args:
+        influence: Predicted effects of tasks on each other's losses.
+        names: Task -> how to call it; others by task name.
+    """
+    labels = [(names or {}).get(task, task) for task in influence.tasks]
+    if len(set(labels)) < len(labels):  # one language, both ways
+        labels = list(influence.tasks)
+    return [Statement(labels[task], text) for task, text in enumerate(_each(influence, labels))]
+
+
+def _each(influence: statistics.Influence, labels: list[str]) -> Iterator[str]:
+    harmful = set(_harmful_pairs(influence))
+    better, worse = _tasks_that_move(influence, 1), _tasks_that_move(influence, -1)
+    for task, label in enumerate(labels):
+        shares = influence.shares[task]
+        own_name = influence.tasks[task]
+        name = label if label == own_name else f"{label} ({own_name})"
+        if np.isnan(influence.totals[task]):
+            yield f"{name} was never seen."
+            continue
+        if np.isnan(shares).all():
+            clearly = "is" if task in worse else "is, not beyond chance,"
+            yield f"{name} {clearly} predicted to get worse by the update."
+            continue
+        others = [j for j in np.argsort(-shares) if j != task and shares[j] > _WORTH_NAMING]
+        helpers = [f"{shares[j]:.0%} from {labels[j]}" for j in others[:_MOST_HELPERS]]
+        rest = float(sum(shares[j] for j in others[_MOST_HELPERS:]))
+        helpers += [f"{rest:.0%} from {count(len(others) - _MOST_HELPERS, 'other')}"] * (rest > 0)
+        from_itself = f"{shares[task]:.0%} of its predicted progress from its own data"
+        text = f"{name} gets {listed([from_itself, *helpers])}"
+        against = [j for j in range(len(labels)) if j != task and shares[j] < -_WORTH_NAMING]
+        held = [
+            f"{labels[j]} ({shares[j]:z.0%}{'' if (task, j) in harmful else ', can be chance'})"
+            for j in sorted(against, key=lambda j: shares[j])
+        ]
+        text += f"; held back by {listed(held, 4)}" if held else ""
+        yield text + ("." if task in better else "; this progress itself is not beyond chance.")
+
+
+def _harmful_pairs(influence: statistics.Influence) -> list[tuple[int, int]]:
+    """Pairs whose predicted harm a test finds, all pairs considered."""
+    num = len(influence.tasks)
+    apart = [(i, j) for i in range(num) for j in range(num) if i != j]
+    adjusted = statistics.holm([influence.p_values[pair] for pair in apart])
+    return [
+        pair
+        for pair, p_value in zip(apart, adjusted, strict=True)
+        if is_clear(p_value) and influence.values[pair] < 0
+    ]
+
+
+def _tasks_that_move(influence: statistics.Influence, sign: int) -> list[int]:
+    """Tasks that a test finds to get better (1) or worse (-1), all tasks considered."""
+    adjusted = statistics.holm(influence.total_p_values.tolist())
+    return [i for i, p in enumerate(adjusted) if is_clear(p) and sign * influence.totals[i] > 0]
+
+
+def describe_difference(first: Run, second: Run) -> list[Statement]:
+    """How a run differs from another, where both have the data."""
+    about = f"{second.name} against {first.name}"
+    found = _compare_similarities(about, first, second)
+    found += [Statement(about, line) for line in _compare_scores(first, second)]
+    return found
+
+
+def _compare_scores(first: Run, second: Run) -> list[str]:
+    one, other = scores_by_one_metric([first, second])
+    if one is None or other is None:
+        return []
+    both = [task for task in one.by_task if task in other.by_task]
+    if not both:
+        return []
+    gains = np.array([other.by_task[task] - one.by_task[task] for task in both])
+    gain, metric = float(gains.mean()), one.metric
+    how = (
+        "the same"
+        if abs(gain) < 0.5 * 10**-one.digits
+        else f"{one.show(abs(gain))} {'higher' if gain > 0 else 'lower'}"
+    )
+    return [
+        f"{metric} is {how} in {second.name} on average, and higher in {int((gains > 0).sum())} of "
+        f"{count(len(both), 'task')}. One run each: another seed alone can move {metric} as much, "
+        "so this does not show that one is better."
+    ]
+
+
+def _compare_similarities(about: str, first: Run, second: Run) -> list[Statement]:
+    a, b = views.main_source(first), views.main_source(second)
+    if a is None or b is None:
+        return []
+    reason = _why_not(first, second, a, b)
+    if reason:
+        return [Statement(about, f"Their similarities are not compared: {reason}.")]
+    common = sorted(set(a.steps.tolist()) & set(b.steps.tolist()))
+    if common:
+        a, b = a.select(steps=common), b.select(steps=common)
+    try:
+        comparison = statistics.compare_similarities(a, b)
+    except ValueError:
+        return [Statement(about, "They have fewer than two tasks in common.")]
+    if np.isnan(comparison.change.difference.mean):
+        return [Statement(about, "Their similarities are not compared: one of them is unknown.")]
+    found = [_verdict(about, comparison, second.name)]
+    if a.lines == "training":
+        text = "These are raw cosines of training; other batches alone can change them."
+        found.append(Statement(about, text))
+    if comparison.pattern is not None:
+        test = f"r = {comparison.pattern.r:z.2f}, {p_text(comparison.pattern.p_value)}"
+        clear = comparison.pattern.r > 0 and is_clear(comparison.pattern.p_value)
+        text = (
+            f"The same pairs are similar in both ({test})."
+            if clear
+            else f"Whether the same pairs are similar in both is unclear ({test})."
+        )
+        found.append(Statement(about, text, claims=clear))
+    return found
+
+
+def _why_not(first: Run, second: Run, a: Similarities, b: Similarities) -> str:
+    """Why two similarities mean different things; empty if they do not."""
+    if a.lines != b.lines:
+        return "one was measured on an aligned set, the other in training"
+    if a.lines == "training":
+        divisions = [run.signature.get("granularity", "") for run in (first, second)]
+        sets = ["", ""]
+    else:
+        divisions = [a.granularity, b.granularity]
+        sets = [views.measured_on(run) for run in (first, second)]
+    if divisions[0] != divisions[1]:
+        return f"one is of {divisions[0]}, the other of {divisions[1]}"
+    if sets[0] != sets[1]:
+        return f"one was measured on {sets[0]}, the other on {sets[1]}"
+    return ""
+
+
+def _verdict(about: str, comparison: statistics.SimilarityComparison, second: str) -> Statement:
+    change = comparison.change
+    num = len(comparison.tasks)
+    text = f"{change.second:z.2f} against {change.first:z.2f}"
+    text += f", {range_text(change.difference)}, one seed each"
+    if not is_clear(change.difference.p_value):
+        text = f"Similarity over their {num} tasks, not beyond chance: {text}."
+        return Statement(about, text)
+    more = "more" if change.difference.mean > 0 else "less"
+    return Statement(
+        about, f"Their {num} tasks are {more} similar in {second} ({text}).", claims=True
+    )
+
+
+def is_clear(p_value: float) -> bool:
+    """Whether a test says that something is there; a test that could not be made does not."""
+    return bool(p_value < SIGNIFICANT)
+
+
+def p_text(p_value: float) -> str:
+    """A p-value, and a verdict where it shows nothing."""
+    if not np.isfinite(p_value):
+        return "too few for a test"
+    if p_value < 0.0001:
+        return "p < 0.0001"
+    digits = 4 if p_value < 0.01 else 3 if p_value < 0.1 else 2
+    return f"p = {p_value:.{digits}f}" + ("" if is_clear(p_value) else ", not significant")
+
+
+def range_text(difference: statistics.OverTasks) -> str:
+    """The interval of a difference, if there is one."""
+    low, high = difference.interval
+    if np.isnan(low):
+        return "too few tasks for a test"
+    return f"difference {low:+z.2f} to {high:+z.2f} over tasks"
+
+
+def count(number: int, noun: str) -> str:
+    """A number and its noun: "1 task", "2 tasks"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def ordinal(number: int) -> str:
+    """As in "every 2nd step"."""
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    ending = "th" if number % 100 in (11, 12, 13) else endings.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names in a row, not too many: "a, b and c", "a, b and 7 others"."""
+    if len(names) > most:
+        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} others"
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def where(subset: views.TaskSubset) -> str:
+    """As in " in the encoder (en-xx)"."""
+    return inside(subset.side) + way(subset.direction)
+
+
+def way(direction: str) -> str:
+    """As in " (en-xx)"; nothing where all tasks go the same way."""
+    return f" ({direction})" if direction else ""
+
+
+def inside(side: str) -> str:
+    """As in " in the encoder"; nothing for the whole model."""
+    return f" in the {side}" if side in views.SIDES else ""

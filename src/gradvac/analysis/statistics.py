@@ -1,0 +1,928 @@
+"""Statistics of similarities: do related tasks share gradients? Where, when, and does it matter?
+
+Matrices are `[T, T]` cosines, rows in task order. Pairs (i, j) of a matrix share tasks and are not
+independent, so every p-value and interval here is two-sided and comes from permuting *tasks* (or
+runs), or from leaving them out one at a time. Where all permutations can be enumerated, they are;
+otherwise a p-value is (1 + as extreme) / (1 + permutations), never 0. NaN (unknown) pairs are left
+out. Parallel tests are corrected by `holm`.
+
+*Without noise* (`corrected`), from two halves of every task's lines. If a task's two halves agree
+by r (its reliability), the cosine of two tasks is too small by a factor of sqrt(r_i r_j). Single
+reliabilities are as noisy as cosines, and a mean of ratios is biased and unstable, so products are
+pooled over components and steps first, and divided once. How far chance moves the result shows in
+cos(A_i, B_j) - cos(B_i, A_j), two measurements of the same thing: a value that chance may have
+moved by more than `REACH` is not reported at all.
+
+*Influence*: the predicted effect of a step of task j on the loss of task i. A step of plain SGD
+moves the parameters by -lr u, where u = sum_j w_j g_j is the update. To first order, the loss of
+task i falls by lr g_i . u = lr sum_j w_j g_i . g_j, so that every task j has its share:
+w_j cos_ij ||g_i|| ||g_j|| in every component, and components add up. Negative: j raises the loss of
+i. Adam scales every parameter by its own history, so that its steps differ from this. From a record
+of training, g_i comes from the same batch as the update, and a task's own share counts the noise of
+its batch as progress. From two halves of an aligned set (`measure`), g_i comes from one half and
+the update from the other, so that the shares are unbiased.
+
+*Groups* of tasks that could train together (`stable_groups`) are branches of the tree that come
+back. Any data give a tree, even noise. So two questions are asked. Do the same pairs stand out in
+two independent halves of the data (of every task's lines, if they were measured that way; else of
+the components)? If not, there are no groups. And does a branch reappear when components are
+resampled (Felsenstein's bootstrap)? Only branches that reappear nine times out of ten are reported.
+"""
+
+# S steps, K components, T tasks, L layers, N permutations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, permutations
+from math import factorial, prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.cluster import hierarchy
+from scipy.spatial.distance import squareform
+from scipy.stats import rankdata, spearmanr
+from scipy.stats import t as student
+
+from gradvac.analysis.record import Record
+from gradvac.analysis.similarities import (
+    Floats,
+    Similarities,
+    layer_of,
+    mean_where_known,
+    weighty,
+)
+from gradvac.sides import DECODER, ENCODER, side_of
+from gradvac.tasks import turned
+
+Matrix = NDArray[np.floating]
+Counts = NDArray[np.int64]
+
+REACH = 0.05  # half a 99 % interval: more is "not reliable enough"
+SUPPORT = 0.9  # share of samples in which a group must reappear
+MOST_COUNTED = 20_000  # permutations that are enumerated; if there are more, they are drawn
+_MOST_BLOCKS = 10  # neighbouring steps are correlated, so means over long stretches are compared
+_NOTHING = 1e-7  # rounding errors around 0
+_FEWEST_TASKS = 3  # two tasks are one pair, which shows no variation
+_FEWEST_IN_GROUPS = 4  # tasks, and components
+_SIGNIFICANT = 0.05
+_AT_ONCE = 2048  # shuffles
+_NUM_PERMUTATIONS, _SEED = 9999, 0
+_NUM_SAMPLES = 200  # of the components
+
+
+def mean_matrix(similarities: Similarities, side: str | None = None) -> Floats:
+    """Mean over steps and over the components of a side (None: all), `[T, T]`.
+
+    Of the components, those that `weighty` names.
+    """
+    chosen = weighty(similarities.components, side)
+    if not any(chosen):
+        raise ValueError(
+            f"side: no component is in {side!r}; the components are "
+            f"{', '.join(similarities.components[:6])}."
+        )
+    return mean_where_known(similarities.values[:, chosen], axis=(0, 1))
+
+
+def mean_of_pairs(values: Matrix) -> Floats:
+    """Mean over all pairs of different tasks, `[..., T, T]` -> `[...]`; NaN without any."""
+    apart = ~np.eye(values.shape[-1], dtype=bool)
+    return mean_where_known(values[..., apart], axis=-1)
+
+
+def mean_by_layer(similarities: Similarities) -> dict[str, list[tuple[int, float]]]:
+    """Side -> (layer, mean similarity of all pairs and steps), from the first layer to the last."""
+    return {
+        side: [(layer, float(mean_of_pairs(matrix))) for layer, matrix in matrices]
+        for side, matrices in layer_matrices(similarities).items()
+    }
+
+
+def layer_matrices(similarities: Similarities) -> dict[str, list[tuple[int, Floats]]]:
+    """Side -> (layer, mean similarity of every pair over steps `[T, T]`), from the first layer."""
+    means = similarities.mean_over_steps()
+    by_side: dict[str, dict[int, list[Floats]]] = {}
+    chosen = weighty(similarities.components)
+    for name, mean, counts in zip(similarities.components, means, chosen, strict=True):
+        layer = layer_of(name)
+        if layer is not None and counts:
+            by_side.setdefault(side_of(name), {}).setdefault(layer, []).append(mean)
+    return {
+        side: [
+            (layer, mean_where_known(np.stack(layers[layer]), axis=0)) for layer in sorted(layers)
+        ]
+        for side, layers in by_side.items()
+    }
+
+
+def mean_by_step(similarities: Similarities, pair: tuple[str, str] | None = None) -> Floats:
+    """Mean similarity at every step over components, of one pair or (None) of all, `[S]`."""
+    chosen = weighty(similarities.components)
+    if pair is None:
+        return mean_where_known(mean_of_pairs(similarities.values[:, chosen]), axis=1)
+    values = similarities.select(tasks=pair).values
+    return mean_where_known(values[:, chosen, 0, -1], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class RuleCounts:
+    """Directed pairs (i, j) at every step, over the layers of the model, each `[S]`.
+
+    Only eligible pairs count: task i is vaccinated, and their similarity is known. Normalisations
+    are left out: they hold few numbers and would count as much as a layer.
+
+    Attributes:
+        eligible: Pairs that the rule could alter.
+        active: Of these, pairs that it altered.
+        conflicts: Of these, pairs with negative similarity, where PCGrad would act.
+    """
+
+    eligible: Counts
+    active: Counts
+    conflicts: Counts
+
+    def share(self, part: Counts, window: int = 1) -> NDArray[np.float64]:
+        """Part of the eligible pairs at every step, or near it; NaN where there are none."""
+        near = np.ones(window)
+        some, all_pairs = (np.convolve(counts, near, "same") for counts in (part, self.eligible))
+        shares = np.full(len(part), np.nan)
+        np.divide(some, all_pairs, out=shares, where=all_pairs > 0)
+        return shares
+
+
+def rule_counts(record: Record) -> RuleCounts:
+    """Count what the rule could do and what it did."""
+    layers = weighty(record.components)
+    rows = np.ix_(np.arange(len(record.steps)), np.flatnonzero(layers), record.eligible())
+    others = ~np.eye(len(record.tasks), dtype=bool)[record.eligible()]
+    similarity = record.similarity[rows]
+    eligible = ~np.isnan(similarity) & others
+
+    def counted(which: NDArray[np.bool_]) -> Counts:
+        return np.asarray((which & eligible).sum(axis=(1, 2, 3)), dtype=np.int64)
+
+    return RuleCounts(counted(eligible), counted(record.active[rows]), counted(similarity < 0))
+
+
+@dataclass(frozen=True, eq=False)
+class Corrected:
+    """Corrected similarities of all pairs.
+
+    Attributes:
+        values: `[T, T]`, NaN where a pair is not reliable enough; the diagonal is 1.
+        reach: `[T, T]`, half of the 95 % interval; NaN where nothing is known.
+        reliability: `[T]`, cosine of a task's two halves, pooled.
+        mean: Over all pairs; NaN if not reliable enough.
+        mean_reach: Half of its 95 % interval, cautiously that of a typical pair.
+    """
+
+    values: Matrix
+    reach: Matrix
+    reliability: Matrix
+    mean: float
+    mean_reach: float
+
+
+def corrected(similarities: Similarities, side: str | None = None) -> Corrected | None:
+    """Similarity on different lines with unlimited data; None without both halves.
+
+    Args:
+        similarities: Of different lines, with `across`.
+        side: Only the components of "encoder", "decoder" or "shared".
+    """
+    if similarities.across is None:
+        return None
+    chosen = weighty(similarities.components, side)
+    if not any(chosen):
+        return None
+    return correct(mean_where_known(similarities.across[:, chosen], axis=(0, 1)))
+
+
+def correct(across: Matrix) -> Corrected:
+    """`corrected` of pooled cosines `[T, T]`: [i, j] of the first half of i, the second of j."""
+    pooled = np.array(across, dtype=np.float64)
+    num = len(pooled)
+    apart = ~np.eye(num, dtype=bool)
+    raw, reliability = (pooled + pooled.T) / 2, pooled.diagonal().copy()
+    twice = (pooled - pooled.T)[apart]
+    twice = twice[~np.isnan(twice)]
+    if not len(twice):
+        unknown = np.full_like(raw, np.nan)
+        return Corrected(unknown, unknown, reliability, np.nan, np.nan)
+    variance = float((twice**2).mean() / 4)  # of raw; that of a reliability is twice as much
+    num_known = int((~np.isnan(reliability)).sum())
+    # The noise of a task is in all of its pairs: there are as many observations as tasks.
+    factor, strict = (float(student.ppf(q, max(1, num_known - 1))) for q in (0.975, 0.995))
+    positive = np.where(reliability > 0, reliability, np.nan)
+    scale = np.sqrt(positive[:, None] * positive[None])
+    ratio = raw / scale
+    relative = 1 / positive[:, None] ** 2 + 1 / positive[None] ** 2
+    reach = factor * np.sqrt(variance / scale**2 + ratio**2 * variance / 2 * relative)
+    enough = REACH * factor / strict
+    values = np.where(reach <= enough, ratio, np.nan)
+    np.fill_diagonal(values, 1.0)
+    known = apart & ~np.isnan(ratio)
+    complete = (
+        known.sum() == (apart & ~np.isnan(raw)).sum()
+    )  # else the least reliable would be missing
+    mean = float(raw[known].sum() / scale[known].sum()) if complete and known.any() else np.nan
+    mean_reach = float(np.sqrt((reach[known] ** 2).mean())) if known.any() else np.nan
+    return Corrected(
+        values, reach, reliability, mean if mean_reach <= enough else np.nan, mean_reach
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Influence:
+    """Predicted fall of every task's loss, per unit of learning rate.
+
+    Attributes:
+        tasks: Names of rows and columns.
+        values: `[T, T]`: [i, j] is the fall of task i's loss by task j, in a mean step.
+        p_values: `[T, T]`, two-sided, of no fall or rise; NaN where there is no test.
+        totals: `[T]`: the fall of task i's loss by all together.
+        total_p_values: `[T]`.
+        by_component: Component -> its part of `values`, which they add up to.
+        unbiased: Whether a task's own share is free of its batch's noise.
+    """
+
+    tasks: tuple[str, ...]
+    values: Matrix
+    p_values: Matrix
+    totals: Matrix
+    total_p_values: Matrix
+    by_component: Mapping[str, Matrix]
+    unbiased: bool
+
+    @property
+    def shares(self) -> Matrix:
+        """Part of every task in a task's predicted progress, `[T, T]`; NaN without progress."""
+        positive = np.where(self.totals > 0, self.totals, np.nan)
+        shares: Matrix = self.values / positive[:, None]
+        return shares
+
+
+def recorded_products(record: Record) -> Matrix:
+    """Predicted fall by step, component and pair, `[S, K, T, T]`: w_j cos_ij ||g_i|| ||g_j||.
+
+    NaN in the rows of an absent task; an absent task has no influence.
+    """
+    cosines = np.array(record.similarity, dtype=np.float64)
+    diagonal = np.arange(len(record.tasks))
+    cosines[..., diagonal, diagonal] = 1.0
+    norms = np.asarray(record.norms, dtype=np.float64)
+    # A component without gradient of a task has no cosines, and adds nothing.
+    lengths = norms[..., :, None] * np.nan_to_num(norms)[..., None, :]
+    falls = np.nan_to_num(record.weights)[..., None, :] * lengths * np.nan_to_num(cosines)
+    products: Matrix = np.where(np.isnan(norms)[..., None], np.nan, falls)
+    return products
+
+
+def recorded_influence(record: Record) -> Influence:
+    """Influence in training, averaged over the recorded steps."""
+    products = recorded_products(record)
+    by_step = products.sum(axis=1)  # [S, T, T], NaN where a task was absent
+    parts = dict(zip(record.components, _mean(products), strict=True))
+    values, p_values = _over_blocks(by_step)
+    totals, total_p_values = _over_blocks(by_step.sum(axis=2))
+    return Influence(record.tasks, values, p_values, totals, total_p_values, parts, unbiased=False)
+
+
+def _over_blocks(values: Matrix) -> tuple[Matrix, Matrix]:
+    """Means over steps `[S, ...]`, and p-values of a mean of 0 by the means of stretches."""
+    mean = _mean(values)
+    num = min(_MOST_BLOCKS, len(values) // 2)
+    if num < 3:
+        return mean, np.full_like(mean, np.nan)
+    blocks = np.stack([_mean(part) for part in np.array_split(values, num)])
+    spread = blocks.std(axis=0, ddof=1) / np.sqrt(num)
+    return mean, _p_values(blocks.mean(axis=0), spread, num - 1)
+
+
+def measured_influence(similarities: Similarities) -> Influence | None:
+    """Influence in a step of the joint gradient on the aligned set; None without both halves.
+
+    Args:
+        similarities: Of different lines, with `across` and `half_norms`.
+    """
+    if similarities.across is None or similarities.half_norms is None:
+        return None
+    first, second = (similarities.half_norms[:, :, half] for half in (0, 1))  # [S, K, T]
+    across = np.nan_to_num(similarities.across.astype(np.float64))
+    # The same lines at every step: one measurement.
+    products = (across * first[..., :, None] * second[..., None, :]).mean(axis=0)  # [K, T, T]
+    lengths = (first**2).sum(axis=1, dtype=np.float64) + (second**2).sum(axis=1, dtype=np.float64)
+    lengths = np.sqrt(lengths.mean(axis=0) / 2)  # [T]
+    parts = (products + products.swapaxes(1, 2)) / 2
+    both, values = products.sum(axis=0), parts.sum(axis=0)
+    totals = values.sum(axis=1)
+    # Two measurements of one thing show the noise, assumed equal once lengths are 1.
+    scale = np.where(lengths > 0, lengths, np.nan)
+    scale = scale[:, None] * scale[None]
+    apart = ~np.eye(len(both), dtype=bool)
+    twice = ((both - both.T) / scale)[apart]
+    twice = twice[~np.isnan(twice)]
+    if not len(twice):
+        return None
+    noise = np.sqrt((twice**2).mean() / 4) * scale
+    noise[~apart] *= np.sqrt(2)  # measured once
+    num = max(1, int((lengths > 0).sum()) - 1)  # a task's noise is in all of its pairs
+    # Cautiously, as if the noise of all of a task's pairs had the same sign.
+    total_noise = np.nansum(noise, axis=1)
+    return Influence(
+        similarities.tasks,
+        values,
+        _p_values(values, noise, num),
+        totals,
+        _p_values(totals, total_noise, num),
+        dict(zip(similarities.components, parts, strict=True)),
+        unbiased=True,
+    )
+
+
+def _mean(values: Matrix) -> Matrix:
+    return np.asarray(mean_where_known(values, axis=0), dtype=np.float64)
+
+
+def _p_values(mean: Matrix, spread: Matrix, freedom: int) -> Matrix:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p_values: Matrix = 2 * student.sf(np.abs(mean) / spread, freedom)
+    return p_values
+
+
+class OverTasks(NamedTuple):
+    """A mean over pairs of tasks, and how far it generalises beyond these tasks.
+
+    Attributes:
+        mean: Over all known pairs.
+        interval: 95 %, by leaving out one task at a time; NaN with fewer than 3 tasks.
+        p_value: Two-sided, of a mean of 0; NaN with fewer than 3 tasks.
+    """
+
+    mean: float
+    interval: tuple[float, float]
+    p_value: float
+
+
+def mean_over_tasks(matrix: Matrix) -> OverTasks:
+    """The mean of a symmetric matrix over pairs, tested over *tasks* (jackknife, Student's t).
+
+    Pairs that share a task are not independent: ten pairs of five tasks are five observations, not
+    ten. The test is cautious where pairs do not depend on their tasks at all.
+
+    Args:
+        matrix: `[T, T]`, such as differences; NaN where unknown, and the diagonal does not count.
+    """
+    values = np.array(matrix, dtype=np.float64)
+    np.fill_diagonal(values, np.nan)
+    values = values[np.ix_(*[~np.isnan(values).all(axis=1)] * 2)]
+    num = len(values)
+    mean = float(mean_where_known(values, axis=(0, 1)))
+    without = np.array([_mean_without(values, task) for task in range(num)])
+    if num < _FEWEST_TASKS or np.isnan(without).any():
+        return OverTasks(mean, (np.nan, np.nan), np.nan)
+    error = np.sqrt((num - 1) / num * np.sum((without - without.mean()) ** 2))
+    reach = float(student.ppf(0.975, num - 1)) * error
+    if abs(mean) < _NOTHING:
+        p_value = 1.0
+    elif error <= _NOTHING * abs(mean):  # all pairs alike
+        p_value = 0.0
+    else:
+        p_value = float(2 * student.sf(abs(mean) / error, num - 1))
+    return OverTasks(mean, (mean - reach, mean + reach), p_value)
+
+
+def _mean_without(values: Matrix, task: int) -> float:
+    rest = np.delete(np.delete(values, task, axis=0), task, axis=1)
+    known = rest[~np.isnan(rest)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values of parallel tests after Holm's correction: one false alarm in 20 for all of them.
+
+    NaN (no test) stays NaN and does not count.
+    """
+    adjusted = [float("nan")] * len(p_values)
+    tested = sorted((p, n) for n, p in enumerate(p_values) if not np.isnan(p))
+    least = 0.0
+    for rank, (p, n) in enumerate(tested):
+        least = max(least, min(1.0, p * (len(tested) - rank)))
+        adjusted[n] = least
+    return adjusted
+
+
+@dataclass(frozen=True, eq=False)
+class Shuffles:
+    """Shuffled orders `[N, T]`, and whether they are all that exist (including the true one)."""
+
+    orders: NDArray[np.int64]
+    all_of_them: bool
+
+    def p_value(self, chance: ArrayLike, observed: float) -> float:
+        """Share of shuffles with a statistic as large as the observed one; never 0."""
+        values = np.asarray(chance, dtype=np.float64)
+        as_extreme = int((values >= observed - 1e-12).sum())  # rounding must not break ties
+        if self.all_of_them:
+            return as_extreme / len(values)
+        return (1 + as_extreme) / (1 + len(values))
+
+
+def shuffled_orders(num: int, *, num_permutations: int, seed: int) -> Shuffles:
+    """Orders of `num` tasks: all of them if they can be enumerated, else random ones."""
+    if factorial(num) <= MOST_COUNTED:
+        return Shuffles(_all_orders(num), True)
+    draw = np.random.default_rng(seed)
+    tiled = np.tile(np.arange(num), (num_permutations, 1))
+    return Shuffles(draw.permuted(tiled, axis=1), False)
+
+
+@cache
+def _all_orders(num: int) -> NDArray[np.int64]:
+    orders = np.array(list(permutations(range(num))), dtype=np.int64)
+    orders.flags.writeable = False
+    return orders
+
+
+def shuffled_labels(labels: NDArray[np.int64], *, num_permutations: int, seed: int) -> Shuffles:
+    """Ways to assign labels to tasks: all of them if they can be enumerated, else random ones."""
+    if count_labelings(labels.tolist()) <= MOST_COUNTED:
+        labelings = np.array(_labelings(labels), dtype=np.int64)
+        return Shuffles(labelings, True)
+    draw = np.random.default_rng(seed)
+    return Shuffles(draw.permuted(np.tile(labels, (num_permutations, 1)), axis=1), False)
+
+
+def count_labelings(labels: Sequence[object]) -> int:
+    """The number of ways to assign these labels: n! / (sizes!)."""
+    sizes = Counter(labels).values()
+    return factorial(len(labels)) // prod(map(factorial, sizes))
+
+
+def _labelings(labels: NDArray[np.int64]) -> list[list[int]]:
+    """Each kind in turn takes its places among those that are left."""
+    num = len(labels)
+    partial: list[tuple[list[int], tuple[int, ...]]] = [([-1] * num, tuple(range(num)))]
+    for label, size in Counter(labels.tolist()).items():
+        following = []
+        for given, free in partial:
+            for taken in combinations(free, size):
+                labeling = list(given)
+                for place in taken:
+                    labeling[place] = label
+                following.append((labeling, tuple(place for place in free if place not in taken)))
+        partial = following
+    return [given for given, _ in partial]
+
+
+def families_of(tasks: Sequence[str], families: Mapping[str, str]) -> list[str]:
+    """The family of every task in order, "" where unknown: what `family_contrast` takes."""
+    return [families.get(task, "") for task in tasks]
+
+
+class FamilyContrast(NamedTuple):
+    """Are relatives more similar, or less? Mean cosines, and a two-sided permutation p-value.
+
+    `least_p_value` is the smallest p-value that this many tasks in such families could give.
+    """
+
+    within: float
+    between: float
+    difference: float
+    p_value: float
+    least_p_value: float
+
+
+def family_contrast(
+    matrix: Matrix,
+    families: Sequence[str],
+    *,
+    num_permutations: int = 9999,
+    seed: int = 0,
+) -> FamilyContrast:
+    """Mean similarity within families minus between them, against shuffled families.
+
+    All assignments of families to tasks are enumerated if there are few enough.
+
+    Args:
+        matrix: `[T, T]`.
+        families: The family of every task, in the matrix's order; "" (unknown) leaves a task out.
+        num_permutations: How often families are shuffled over the tasks.
+        seed: Seed of the shuffling.
+    """
+    if len(families) != len(matrix):
+        raise ValueError(
+            f"families: must name the family of each of {len(matrix)} tasks, got {len(families)}."
+        )
+    with_family = [i for i, family in enumerate(families) if family]
+    names = list(dict.fromkeys(families[i] for i in with_family))
+    labels = np.array([names.index(families[i]) for i in with_family], dtype=np.int64)
+    values, rows, columns = _pairs(_symmetric(matrix)[np.ix_(with_family, with_family)])
+    same = labels[rows] == labels[columns]
+    if not same.any() or same.all():
+        raise ValueError(
+            "families: a contrast needs two tasks of one family and two of different families; "
+            f"got {dict(Counter(families))}."
+        )
+
+    def contrasts(shuffled: NDArray[np.int64]) -> NDArray[np.float64]:
+        same = shuffled[:, rows] == shuffled[:, columns]  # [N, pairs]
+        num, inside = same.sum(axis=1), same @ values
+        differences = np.full(len(shuffled), np.nan)
+        usable = (num > 0) & (num < len(values))  # unknown pairs may leave one of the two empty
+        rest = (values.sum() - inside[usable]) / (len(values) - num[usable])
+        differences[usable] = inside[usable] / num[usable] - rest
+        return differences
+
+    shuffles = shuffled_labels(labels, num_permutations=num_permutations, seed=seed)
+    chance = np.concatenate([contrasts(part) for part in _chunks(shuffles.orders)])
+    chance = np.where(np.isnan(chance), np.inf, np.abs(chance))  # to be cautious
+    within, between = float(values[same].mean()), float(values[~same].mean())
+    p_value = shuffles.p_value(chance, abs(within - between))
+    alike = prod(map(factorial, Counter(Counter(labels.tolist()).values()).values()))
+    least = max(alike / count_labelings(labels.tolist()), 1 / (1 + num_permutations))
+    return FamilyContrast(within, between, within - between, p_value, least)
+
+
+class Correlation(NamedTuple):
+    """A correlation and its p-value."""
+
+    r: float
+    p_value: float
+
+
+def mantel(
+    matrix: Matrix,
+    distances: ArrayLike,
+    *,
+    num_permutations: int = 9999,
+    seed: int = 0,
+    ranks: bool = False,
+) -> Correlation:
+    """Mantel test: correlation of two matrices over pairs, two-sided, tasks permuted.
+
+    Similar tasks that are near each other give a *negative* r.
+
+    Args:
+        matrix: Similarities `[T, T]`.
+        distances: Known distances `[T, T]`, in the same order.
+        num_permutations: How often the tasks of one matrix are shuffled.
+        seed: Seed of the shuffling.
+        ranks: Correlate ranks (Spearman) instead of values (Pearson).
+    """
+    other = np.asarray(distances, dtype=np.float64)
+    if other.shape != matrix.shape:
+        raise ValueError(f"distances: must have shape {matrix.shape}, got {other.shape}.")
+    if len(matrix) < 3:
+        raise ValueError(f"matrix: a correlation over pairs needs 3 tasks, got {len(matrix)}.")
+    one, other = _symmetric(matrix), _symmetric(other)
+    one = np.where(np.isnan(other), np.nan, one)
+    values, rows, columns = _pairs(one)
+    if ranks:
+        values, other = rankdata(values), _ranked(other)
+
+    def correlations(orders: NDArray[np.int64]) -> NDArray[np.float64]:
+        theirs = other[orders[:, rows], orders[:, columns]]  # [N, pairs]
+        known = ~np.isnan(theirs)  # a shuffle brings unknown distances to known pairs
+        num = known.sum(axis=1, keepdims=True).clip(min=1)
+        mine = np.where(known, values, 0.0)
+        theirs = np.where(known, theirs, 0.0)
+        mine = np.where(known, mine - mine.sum(axis=1, keepdims=True) / num, 0.0)
+        theirs = np.where(known, theirs - theirs.sum(axis=1, keepdims=True) / num, 0.0)
+        scale = np.sqrt((mine**2).sum(axis=1) * (theirs**2).sum(axis=1))
+        coefficients = np.zeros(len(orders))
+        np.divide((mine * theirs).sum(axis=1), scale, out=coefficients, where=scale > 1e-15)
+        return coefficients
+
+    shuffles = shuffled_orders(len(matrix), num_permutations=num_permutations, seed=seed)
+    chance = np.concatenate([correlations(part) for part in _chunks(shuffles.orders)])
+    r = float(correlations(np.arange(len(matrix))[None])[0])
+    return Correlation(r, shuffles.p_value(np.abs(chance), abs(r)))
+
+
+def _chunks(orders: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """In blocks: all pairs of all shuffles would take too much memory."""
+    return np.array_split(orders, -(-len(orders) // _AT_ONCE))
+
+
+def _symmetric(matrix: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(matrix, dtype=np.float64)
+    if values.ndim != 2 or values.shape[0] != values.shape[1]:
+        raise ValueError(f"matrix: must be square, [T, T], got shape {values.shape}.")
+    return (values + values.T) / 2
+
+
+def _pairs(
+    matrix: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.intp], NDArray[np.intp]]:
+    """Known values above the diagonal, and their rows and columns."""
+    rows, columns = np.triu_indices(len(matrix), k=1)
+    known = ~np.isnan(matrix[rows, columns])
+    rows, columns = rows[known], columns[known]
+    return matrix[rows, columns], rows, columns
+
+
+def _ranked(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    values, rows, columns = _pairs(matrix)
+    ranked = np.full_like(matrix, np.nan)
+    ranked[rows, columns] = ranked[columns, rows] = rankdata(values)
+    return ranked
+
+
+def encoder_minus_decoder(similarities: Similarities) -> Floats:
+    """How much more similar tasks are in the encoder than in the decoder, `[T, T]`."""
+    return mean_matrix(similarities, ENCODER) - mean_matrix(similarities, DECODER)
+
+
+class Change(NamedTuple):
+    """Two means over the same pairs, and the difference of the second from the first."""
+
+    first: float
+    second: float
+    difference: OverTasks
+
+
+def paired(first: Matrix, second: Matrix) -> Change:
+    """Compare two matrices `[T, T]` pair by pair; only pairs known in both count."""
+    both = ~np.isnan(first) & ~np.isnan(second)
+    one, two = (np.where(both, values, np.nan) for values in (first, second))
+    return Change(float(mean_of_pairs(one)), float(mean_of_pairs(two)), mean_over_tasks(two - one))
+
+
+class Depth(NamedTuple):
+    """How similarity changes from the first layer to the last.
+
+    Attributes:
+        slope: Rise of a straight line from the first layer to the last.
+        bend: How much the middle lies above the ends, by a parabola; None with two layers.
+    """
+
+    slope: OverTasks
+    bend: OverTasks | None
+
+
+def depth(layers: Sequence[Matrix]) -> Depth:
+    """Test a rise and a bend over layers.
+
+    Args:
+        layers: `[T, T]` of every layer, at least two, in order.
+    """
+    values = np.stack([np.asarray(layer, dtype=np.float64) for layer in layers])  # [L, T, T]
+    place = np.linspace(-1, 1, len(values))
+    slope = mean_over_tasks(_fit(place, values) * 2)
+    if len(values) < 3:
+        return Depth(slope, None)
+    arch = place**2 - (place**2).mean()
+    return Depth(slope, mean_over_tasks(-_fit(arch, values)))
+
+
+def _fit(shape: NDArray[np.float64], values: Matrix) -> Matrix:
+    """Coefficient of a centred shape over layers, for every pair; NaN where a layer is unknown."""
+    coefficients: Matrix = np.tensordot(shape, values, axes=1) / (shape @ shape)
+    return coefficients
+
+
+class ChangeOverSteps(NamedTuple):
+    """The first quarter of the steps against the last, within pairs.
+
+    Attributes:
+        change: Means over what is known in both quarters, and their difference.
+        until: Last step of the first quarter.
+        since: First step of the last quarter.
+    """
+
+    change: Change
+    until: int
+    since: int
+
+
+def change_over_steps(similarities: Similarities) -> ChangeOverSteps | None:
+    """How similarity changed in training; None with fewer than four steps.
+
+    Tasks may come and go: a pair counts in a component only if it is known early *and* late, so
+    that no pair is compared with another.
+    """
+    steps = similarities.steps
+    if len(steps) < 4:
+        return None
+    fourth = len(steps) // 4
+    values = similarities.values[:, weighty(similarities.components)]
+    early, late = (mean_where_known(part, axis=0) for part in (values[:fourth], values[-fourth:]))
+    both = ~np.isnan(early) & ~np.isnan(late)  # [K, T, T]
+    first, second = (mean_where_known(np.where(both, v, np.nan), axis=0) for v in (early, late))
+    return ChangeOverSteps(paired(first, second), int(steps[fourth - 1]), int(steps[-fourth]))
+
+
+class RankCorrelation(NamedTuple):
+    """Spearman's rho, its 95 % bootstrap interval, and a permutation p-value."""
+
+    rho: float
+    interval: tuple[float, float]
+    p_value: float
+
+
+def similarity_against_score(points: Sequence[tuple[float, float]]) -> RankCorrelation:
+    """Does more similarity go with better scores, over a set of runs?
+
+    Args:
+        points: (similarity, score) of every run; at least 4.
+    """
+    values = np.asarray(points, dtype=np.float64)
+    if values.ndim != 2 or values.shape[1] != 2 or len(values) < 4:
+        raise ValueError(f"points: need (similarity, score) of at least 4 runs, got {len(points)}.")
+    if np.isnan(values).any():
+        raise ValueError("points: hold NaN; leave out runs without similarity or score.")
+    if (values == values[0]).all(axis=0).any():
+        raise ValueError("points: all similarities or all scores are equal; nothing to correlate.")
+    rho = float(spearmanr(values[:, 0], values[:, 1]).statistic)
+    draw = np.random.default_rng(_SEED)
+    drawn = values[draw.integers(len(values), size=(_NUM_PERMUTATIONS, len(values)))]
+    samples = _row_correlations(rankdata(drawn[..., 0], axis=1), rankdata(drawn[..., 1], axis=1))
+    low, high = np.nanquantile(samples, [0.025, 0.975])
+    first, second = rankdata(values[:, 0]), rankdata(values[:, 1])
+    shuffles = shuffled_orders(len(values), num_permutations=_NUM_PERMUTATIONS, seed=_SEED)
+    shuffled = second[shuffles.orders]
+    chance = _row_correlations(np.broadcast_to(first, shuffled.shape), shuffled)
+    p_value = shuffles.p_value(np.abs(chance), abs(rho))
+    return RankCorrelation(rho, (float(low), float(high)), p_value)
+
+
+@dataclass(frozen=True, eq=False)
+class SimilarityComparison:
+    """Two runs on the same tasks.
+
+    `difference` is second minus first, `[T, T]`; `change` tests it over tasks; `pattern` says
+    whether the same pairs are similar in both.
+    """
+
+    tasks: tuple[str, ...]
+    difference: Floats
+    change: Change
+    pattern: Correlation | None
+
+
+def compare_similarities(first: Similarities, second: Similarities) -> SimilarityComparison:
+    """Compare the similarities of two runs: batch size, model size, direction.
+
+    Args:
+        first: One run.
+        second: Another. Tasks are matched by name; "fr-en" matches "en-fr" where no name does.
+    """
+    matches = match_tasks(first.tasks, second.tasks)
+    tasks = tuple(matches)
+    one = mean_matrix(first.select(tasks=tasks))
+    two = mean_matrix(second.select(tasks=list(matches.values())))
+    pattern = mantel(one, two) if len(tasks) > 2 else None
+    return SimilarityComparison(tasks, two - one, paired(one, two), pattern)
+
+
+def match_tasks(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
+    """Tasks of one run -> those of another: by name, or else reversed ("en-fr": "fr-en")."""
+    partners = {task: task for task in first if task in second}
+    if len(partners) < 2:
+        partners = {task: turned(task) for task in first if turned(task) in second}
+    if len(partners) < 2:
+        raise ValueError(
+            f"runs: fewer than two tasks are in both; one has {', '.join(first)}; the other "
+            f"{', '.join(second)}."
+        )
+    return partners
+
+
+def _row_correlations(
+    first: NDArray[np.float64], second: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Pearson correlation row by row; NaN where a row does not vary."""
+    first = first - first.mean(axis=1, keepdims=True)
+    second = second - second.mean(axis=1, keepdims=True)
+    scale = np.sqrt((first**2).sum(axis=1) * (second**2).sum(axis=1))
+    product = (first * second).sum(axis=1)
+    correlations = np.full(len(scale), np.nan)
+    np.divide(product, scale, out=correlations, where=scale > 0)
+    return correlations
+
+
+def dendrogram(matrix: Matrix, *, ordered: bool = True) -> NDArray[np.float64]:
+    """SciPy's linkage of the tasks: average linkage on 1 - cosine, leaves in optimal order.
+
+    Args:
+        matrix: `[T, T]`.
+        ordered: Whether the order of leaves matters; finding the best one takes most of the time.
+    """
+    if len(matrix) < 2:
+        raise ValueError("matrix: one task has nothing to be clustered with; give at least two.")
+    distances = 1.0 - np.asarray(_symmetric(matrix), dtype=np.float64)
+    unknown = np.isnan(distances)
+    distances[unknown] = np.max(distances[~unknown], initial=1.0)
+    np.fill_diagonal(distances, 0.0)
+    condensed = squareform(distances.clip(min=0.0), checks=False)
+    tree = hierarchy.linkage(condensed, method="average", optimal_ordering=ordered)
+    return np.asarray(tree, dtype=np.float64)
+
+
+def cluster_order(matrix: Matrix) -> list[int]:
+    """Task positions such that similar tasks are neighbours."""
+    if len(matrix) < 2:
+        return list(range(len(matrix)))
+    order: list[int] = hierarchy.leaves_list(dendrogram(matrix)).tolist()
+    return order
+
+
+class TaskGroup(NamedTuple):
+    """Tasks that belong together, and the share of samples in which they do."""
+
+    tasks: tuple[str, ...]
+    support: float
+
+
+class TaskGroups(NamedTuple):
+    """Groups of tasks, the most distinct first; none if they are not stable.
+
+    Attributes:
+        found: The groups.
+        agreement: Whether the same pairs stand out in two halves of the data.
+        why_none: What is missing, in words; "" if there are groups.
+    """
+
+    found: tuple[TaskGroup, ...]
+    agreement: Correlation | None
+    why_none: str
+
+
+def stable_groups(similarities: Similarities) -> TaskGroups:
+    """Suggest groups of tasks, or say why there are none.
+
+    Args:
+        similarities: Of at least 4 tasks and 4 components.
+    """
+    values = similarities.values[:, weighty(similarities.components)]
+    layers = mean_where_known(values, axis=0)  # [K, T, T]
+    if min(len(similarities.tasks), len(layers)) < _FEWEST_IN_GROUPS:
+        few = f"{_FEWEST_IN_GROUPS} tasks and {_FEWEST_IN_GROUPS} components"
+        return TaskGroups((), None, f"groups need at least {few}")
+    first, second = (_apart_from_tasks(half) for half in _halves(similarities, layers))
+    agreement = mantel(first, second)
+    if not (agreement.r > 0 and agreement.p_value < _SIGNIFICANT):
+        why = "other pairs stand out in one half of the data than in the other"
+        return TaskGroups((), agreement, why)
+    draw = np.random.default_rng(_SEED)
+    drawn = draw.integers(len(layers), size=(_NUM_SAMPLES, len(layers)))
+    samples = [_branches(mean_where_known(layers[indices], axis=0)) for indices in drawn]
+    lengths = _branches(mean_where_known(layers, axis=0))
+    stable: list[tuple[frozenset[int], float]] = []
+    for branch in sorted(lengths, key=lengths.__getitem__, reverse=True):  # the most distinct first
+        support = sum(branch in sample for sample in samples) / _NUM_SAMPLES
+        if support >= SUPPORT and all(branch.isdisjoint(other) for other, _ in stable):
+            stable.append((branch, support))
+    groups = tuple(
+        TaskGroup(tuple(similarities.tasks[i] for i in sorted(branch)), support)
+        for branch, support in stable
+    )
+    return TaskGroups(
+        groups, agreement, "" if groups else "no branch of the tree reappears reliably"
+    )
+
+
+def _halves(similarities: Similarities, layers: Matrix) -> tuple[Matrix, Matrix]:
+    """Two measurements of every pair that share no noise, each `[T, T]`."""
+    if similarities.across is None:
+        one, two = (mean_where_known(layers[start::2], axis=0) for start in (0, 1))
+        return one, two
+    chosen = weighty(similarities.components)
+    across = mean_where_known(similarities.across[:, chosen], axis=(0, 1))
+    upper, lower = np.triu(across, 1), np.tril(across, -1)
+    return upper + upper.T, lower + lower.T
+
+
+def _apart_from_tasks(matrix: Matrix) -> Matrix:
+    """What remains of a pair without both tasks' own means: one odd task is not a group."""
+    values = np.array(matrix, dtype=np.float64)
+    np.fill_diagonal(values, np.nan)
+    num = len(values)
+    rows, columns = np.nonzero(~np.isnan(values))
+    design = np.zeros((len(rows), num))
+    design[np.arange(len(rows)), rows] += 1
+    design[np.arange(len(rows)), columns] += 1
+    task_means, *_ = np.linalg.lstsq(design, values[rows, columns], rcond=None)
+    left: Matrix = values - task_means[:, None] - task_means[None]
+    return left
+
+
+def _branches(matrix: Matrix) -> dict[frozenset[int], float]:
+    """Tasks below every join of the tree -> how much closer they are than with any other task.
+
+    Joins of nearly all tasks do not count: all but one is not a group.
+    """
+    num, tree = len(matrix), dendrogram(matrix, ordered=False)
+    below = {n: frozenset([n]) for n in range(num)}
+    heights: dict[frozenset[int], float] = {}
+    lengths: dict[frozenset[int], float] = {}
+    for join, (one, other, height, _) in enumerate(tree, start=num):
+        parts = below[int(one)], below[int(other)]
+        lengths.update({part: height - heights[part] for part in parts if part in heights})
+        below[join] = parts[0] | parts[1]
+        heights[below[join]] = float(height)
+    return {branch: length for branch, length in lengths.items() if len(branch) <= num - 2}
