@@ -174,7 +174,7 @@ def test_direction_is_in_words(page: Page, odd: Path) -> None:
     assert titles == ["the task that is altered", "against this task"]
     page.unfold()
     label = page.find("#influence-0").get_attribute("aria-label")
-    assert "Rows: whose loss; columns: who influence it" in label
+    assert "Rows: whose loss; columns: who pushes it" in label
     shares = np.array(page.js("document.getElementById('influence-0').data[0].z"), dtype=float)
     np.testing.assert_allclose(shares.sum(axis=1), 1, atol=2e-3)
 
@@ -222,9 +222,9 @@ def test_scatters(page: Page, odd: Path) -> None:
 def test_a_thinned_page_means_over_all_steps(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gradvac.analysis.report import _payload
+    from gradvac.analysis.report import payload
 
-    monkeypatch.setattr(_payload, "MAX_PACKED", 20_000)
+    monkeypatch.setattr(payload, "MAX_PACKED", 20_000)
     run = make_run(codes=CODES, num_layers=2, num_steps=64)
     path = write_report([run], tmp_path / "page.html")
     assert re.search(

@@ -27,7 +27,7 @@ import plotly.offline
 from gradvac.analysis import views
 from gradvac.analysis.report import sentences
 from gradvac.analysis.report.live import LivePage, serve_live
-from gradvac.analysis.report.payload import payload
+from gradvac.analysis.report.payload import page_data
 from gradvac.analysis.report.sentences import (
     Statement,
     Summary,
@@ -102,7 +102,7 @@ def render(
         raise ValueError(f"runs: two have the same name ({', '.join(names)}); rename one.")
     summary = summary or summarise_runs(runs)
     scores = score_table(runs)
-    data = payload(runs, "" if scores is None else scores.metric) | {"live": live}
+    data = page_data(runs, "" if scores is None else scores.metric) | {"live": live}
     sources = [views.main_source(run) for run in runs]
     influences = [views.find_influence(run) for run in runs]
     return render_page(

@@ -35,7 +35,7 @@ MAX_PACKED = 6_000_000  # characters of packed arrays in a page; plotly itself t
 _LEAST_PACKED = 0.3  # characters a cosine takes at the very least: where to begin
 
 
-def payload(runs: Sequence[Run], metric: str) -> dict[str, Any]:
+def page_data(runs: Sequence[Run], metric: str) -> dict[str, Any]:
     """Everything the scripts of the page need.
 
     Args:
