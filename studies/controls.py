@@ -111,7 +111,8 @@ class Control(GradVac):
         return Weighing(other, weighing.target, weighing.active)
 
     def __repr__(self) -> str:
-        return f"Control({self.control!r}, {self.target_rule}, vaccinated={self.vaccinated})"
+        vaccinated = "all" if self.vaccinated is None else list(self.vaccinated)
+        return f"Control({self.control!r}, {self.target_rule}, vaccinated={vaccinated})"
 
 
 def _ratio(first: Tensor, second: Tensor) -> Tensor:

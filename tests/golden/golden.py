@@ -454,7 +454,9 @@ def library() -> dict[str, Any]:
         "MGDA": gradvac.MGDA,
         "MGDA, loss+": lambda: gradvac.MGDA("loss+"),
         "GradNorm": gradvac.GradNorm,
-        "Control, norm": lambda: gradvac.Control("norm", beta=0.5),
+        "Control, norm": lambda: gradvac.rule_named(
+            "studies/controls.py:Control", control="norm", beta=0.5
+        ),
         "Only": lambda: gradvac.Only(gradvac.GradVac(target=0.5), ["*"], from_step=1),
     }
     found: dict[str, Any] = {"names": list(gradvac.__all__)}
