@@ -25,7 +25,7 @@ def kernels(args: argparse.Namespace, mode: str) -> tuple[Counter[str], Counter[
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         step = make_step(args, args.size, args.tasks, mode)
-        for _ in range(12):  # the first looks are over then
+        for _ in range(12):  # the first probes are over then
             step()
         run = captured(step) if args.graph else step
         on_gpu = args.device == "cuda"

@@ -15,7 +15,7 @@ the same with `backend="gradvac"`; `torchjd` is TorchJD's GradVac per layer;
 includes the optimizer. `--graph` replays the whole step as a CUDA graph, where launches cost
 nothing. `--rounds 3` measures every mode three times, taking turns, and gives the median of the
 rounds' ratios: a host whose speed changes within a run does not decide. Peak memory is that of
-ordinary steps; `looks` that of all steps from the second on, those that verify the layout of rows
+ordinary steps; `probes` that of all steps from the second on, those that verify the layout of rows
 included.
 """
 
@@ -211,14 +211,14 @@ def measure(args: argparse.Namespace, size: str, num_tasks: int, mode: str) -> d
     step = make_step(args, size, num_tasks, mode)
     repeat(step, 1, device, clock)
     peak_gib(device)
-    # The looks of its first steps are not ordinary: they must be over, however long they take.
+    # The probes of its first steps are not ordinary: they must be over, however long they take.
     patience = math.inf if mode in LOOKING else 6.0
     repeat(step, args.warmup, device, clock, patience)
     run = captured(step) if args.graph else step
-    looks = peak_gib(device)
+    probes = peak_gib(device)
     times = repeat(run, args.iterations, device, clock)
     ordinary = peak_gib(device)
-    return {"seconds": statistics.median(times), "gib": ordinary, "looks": max(looks, ordinary)}
+    return {"seconds": statistics.median(times), "gib": ordinary, "probes": max(probes, ordinary)}
 
 
 def peak_gib(device: str) -> float:
@@ -255,7 +255,7 @@ def compare(args: argparse.Namespace, size: str, num_tasks: int) -> Iterator[dic
         row |= {"time": statistics.median(ratios), "ratios": ratios}
         row["gib"] = max(own["gib"] for own in measured)
         most = max(one["gib"] for one in floor)
-        for column, peak in (("memory", "gib"), ("looks", "looks")):
+        for column, peak in (("memory", "gib"), ("probes", "probes")):
             row[column] = max(own[peak] for own in measured) / most if most else 1.0
         yield row
 
@@ -305,7 +305,7 @@ def main() -> None:
         default=["joint", "one_backward", "per_task", "pairwise", "torchjd"],
     )
     parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument("--warmup", type=int, default=11, help="the first looks are over then")
+    parser.add_argument("--warmup", type=int, default=11, help="the first probes are over then")
     parser.add_argument("--rounds", type=int, default=1, help="the modes take turns so often")
     parser.add_argument("--graph", action="store_true")
     parser.add_argument("--interleaved", action="store_true", help="rows not sorted by task")
@@ -322,7 +322,7 @@ def main() -> None:
     rows = []
     print(
         f"{'size':5} {'tasks':>5} {'mode':21} {'ms':>9} {'time':>6} {'GiB':>7} {'memory':>6}"
-        f" {'looks':>6}"
+        f" {'probes':>6}"
     )
     for size in args.size:
         for num_tasks in args.tasks:
@@ -331,7 +331,7 @@ def main() -> None:
                 print(
                     f"{size:5} {num_tasks:5} {row['mode']:21} {1e3 * row['seconds']:9.2f} "
                     f"{row['time']:6.2f} {row['gib']:7.2f} {row['memory']:6.2f} "
-                    f"{row['looks']:6.2f}",
+                    f"{row['probes']:6.2f}",
                     flush=True,
                 )
     if args.out:

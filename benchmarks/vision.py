@@ -63,7 +63,7 @@ def main() -> None:
         aligned.zero_grad()
         aligner.backward(losses(aligned), tasks)
 
-    for _ in range(11):  # the first looks are over then
+    for _ in range(11):  # the first probes are over then
         joint()
         ours()
     pairs = [(timed(joint), timed(ours)) for _ in range(args.rounds)]
