@@ -41,7 +41,7 @@ from gradvac.lab.recipes.nmt.cleaning import (
     warn_of_overlap,
     write_pairs,
 )
-from gradvac.lab.recipes.nmt.readers import Line, check_readable, pair_files, read_pairs
+from gradvac.lab.recipes.nmt.readers import Line, check_characters, pair_files, read_pairs
 from gradvac.lab.recipes.nmt.settings import DEV, TRAIN, DataConfig
 from gradvac.lab.recipes.nmt.tokens import SUFFIXES, TokenShards, shard_name, tokenise_shard
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary, draw_lines, extend, learn
@@ -272,7 +272,7 @@ class _Corpus:
                     columns=self.config.columns,
                     is_shared=len(self.pairs) > 1 and not isinstance(self.sources[split], dict),
                 )
-                yield from check_readable(pairs, f"{source!r} for {pair}")
+                yield from check_characters(pairs, f"{source!r} for {pair}")
 
         if split != TRAIN:
             return keep_readable(lines(), report)

@@ -100,7 +100,7 @@ def read_pairs(
     return _from_rows(str(paths[0]) if paths else name, rows, first, second)
 
 
-def check_readable(lines: Iterator[Line], where: str) -> Iterator[Line]:
+def check_characters(lines: Iterator[Line], where: str) -> Iterator[Line]:
     """Pass lines on, and refuse a source of which too much cannot be read."""
     problems: Counter[str] = Counter()
     num_read = 0
