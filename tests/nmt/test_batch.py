@@ -12,7 +12,7 @@ import torch
 
 import gradvac
 from gradvac.lab.recipes.nmt import Batch, Ragged, Transformer, make_batch
-from gradvac.lab.recipes.nmt.batch import Frame
+from gradvac.lab.recipes.nmt.batches import Frame
 
 SOURCES = Ragged.of([[9, 4], [9, 5, 6, 7]]).enclose(np.array([30, 31]), 2)
 TARGETS = Ragged.of([[8, 8, 8], []]).enclose(1, 2)

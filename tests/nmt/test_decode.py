@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from gradvac.lab.recipes.nmt import Batch, Decoder, Ragged, Search, Transformer, make_batch, search
-from gradvac.lab.recipes.nmt.beams import largest
-from gradvac.lab.recipes.nmt.slots import length_penalty
+from gradvac.lab.recipes.nmt.beam_search import largest, length_penalty
 
 BOS, EOS = 1, 2
 NUM_WORDS = 3

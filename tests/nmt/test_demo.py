@@ -17,8 +17,14 @@ from rich.console import Console
 
 from gradvac.analysis import load_run
 from gradvac.lab.recipes.nmt import NmtConfig
-from gradvac.lab.recipes.nmt.demo import DemoResult, _program, run_demo, verdict
-from gradvac.lab.recipes.nmt.side_by_side import _Sender, run_side_by_side
+from gradvac.lab.recipes.nmt.demo import (
+    DemoResult,
+    _program,
+    _Sender,
+    run_demo,
+    run_side_by_side,
+    verdict,
+)
 from gradvac.lab.training import Display, config
 from gradvac.lab.training.processes import StopSignals
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gradvac.lab.recipes.nmt.filling import cut_full, make_frame, rows_to_draw
+from gradvac.lab.recipes.nmt.batches import cut_full, make_frame, rows_to_draw
 
 LONGEST = 130
 Numbers = npt.NDArray[np.int64]

@@ -24,7 +24,7 @@ from gradvac.lab.recipes.nmt import (
     attention,
     train_translation,
 )
-from gradvac.lab.recipes.nmt.batch import Frame
+from gradvac.lab.recipes.nmt.batches import Frame
 from gradvac.lab.recipes.nmt.loss import cross_entropy, plain_cross_entropy
 from gradvac.lab.training import Display
 
@@ -105,7 +105,7 @@ def test_the_loss_of_kernels_is_the_plain_one(
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_short_sentences(causal: bool) -> None:
-    from gradvac.lab.recipes.nmt._triton_attention import attend_short
+    from gradvac.lab.recipes.nmt.triton_kernels import attend_short
 
     device, heads, width = torch.device("cuda"), 3, 32
     lengths = [1, 5, 32, 33, 70, 31, 64, 3, 0, 0]

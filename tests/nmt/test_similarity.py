@@ -16,7 +16,7 @@ from rich.console import Console
 
 from gradvac.analysis import load_similarities
 from gradvac.lab.recipes.nmt import NmtConfig, Prepared, prepare, train_translation
-from gradvac.lab.recipes.nmt.batch import make_batch
+from gradvac.lab.recipes.nmt.batches import make_batch
 from gradvac.lab.recipes.nmt.similarity import aligned_lines, measure_run
 from gradvac.lab.recipes.nmt.stream import TaskData
 from gradvac.lab.runs import RunFolder

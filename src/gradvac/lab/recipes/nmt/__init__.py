@@ -42,15 +42,14 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     side_by_side.py    two trainings at once, a process and a thread each
 """
 
-from gradvac.lab.recipes.nmt.batch import Batch, Side, make_batch
+from gradvac.lab.recipes.nmt.batches import Batch, Ragged, Side, make_batch
+from gradvac.lab.recipes.nmt.beam_search import Decoder, Hypothesis, Search, search
 from gradvac.lab.recipes.nmt.cleaning import CleaningConfig, Report
 from gradvac.lab.recipes.nmt.data_settings import DataConfig
-from gradvac.lab.recipes.nmt.decode import Decoder, Hypothesis, Search, search
 from gradvac.lab.recipes.nmt.export import export_run
 from gradvac.lab.recipes.nmt.model import SIZES, Size, Transformer
 from gradvac.lab.recipes.nmt.preparation import open_or_prepare, prepare
 from gradvac.lab.recipes.nmt.prepared import Prepared
-from gradvac.lab.recipes.nmt.ragged import Ragged
 from gradvac.lab.recipes.nmt.readers import read_pairs
 from gradvac.lab.recipes.nmt.recipe import TranslationRecipe, train_translation
 from gradvac.lab.recipes.nmt.score import Score, Scores, score_files, score_lines, score_run

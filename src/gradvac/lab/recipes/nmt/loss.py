@@ -29,7 +29,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 
 
 def _kernels() -> Any:
-    return triton_module("gradvac.lab.recipes.nmt._triton_loss")
+    return triton_module("gradvac.lab.recipes.nmt.triton_kernels")
 
 
 class _KernelLoss(torch.autograd.Function):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from gradvac.lab.recipes.nmt.batch import Batch
+from gradvac.lab.recipes.nmt.batches import Batch
 from gradvac.lab.recipes.nmt.data_settings import DEV, TRAIN
 from gradvac.lab.recipes.nmt.model import Transformer
 from gradvac.lab.recipes.nmt.preparation import open_or_prepare

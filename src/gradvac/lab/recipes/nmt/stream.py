@@ -26,10 +26,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gradvac.lab.recipes.nmt.batch import Batch, Frame, make_batch
-from gradvac.lab.recipes.nmt.filling import cut_full, make_frame, rows_to_draw
+from gradvac.lab.recipes.nmt.batches import (
+    Batch,
+    Frame,
+    Ragged,
+    cut_full,
+    make_batch,
+    make_frame,
+    rows_to_draw,
+)
 from gradvac.lab.recipes.nmt.prepared import Prepared
-from gradvac.lab.recipes.nmt.ragged import Ragged
 from gradvac.lab.recipes.nmt.settings import BatchConfig
 from gradvac.lab.recipes.nmt.tokens import TokenFile, TokenShards
 from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradvac.lab.recipes.nmt.ragged import Ragged, Tokens
+from gradvac.lab.recipes.nmt.batches import Ragged, Tokens
 from gradvac.lab.recipes.nmt.sealed import Seal, sealing
 
 OFFSETS = ".offsets.npy"

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gradvac.lab.recipes.nmt.decode import Decoder, Search
+from gradvac.lab.recipes.nmt.batches import Ragged
+from gradvac.lab.recipes.nmt.beam_search import Decoder, Search
 from gradvac.lab.recipes.nmt.model import Transformer
-from gradvac.lab.recipes.nmt.ragged import Ragged
 from gradvac.lab.recipes.nmt.settings import DecodingConfig, NmtConfig
 from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS, Vocabulary
 from gradvac.lab.training import FromRun, checkpoint

@@ -1,22 +1,69 @@
-"""A batch of sentence pairs: rows of many tasks, padded or packed."""
+"""Sentences of any length, one after the other: how text is held between files and batches.
 
-# B sentences, S tokens of the longest, N tokens of all, D width
+A batch of sentence pairs: rows of many tasks, padded or packed.
+
+Batches of one size, cut so that all of them are full.
+
+Sentences come sorted by length within each task. Batches are cut one after the other, each taking
+the same share of every task, as many sentences as fit. The last one would have what is left over:
+so sizes are first made smaller, for as long as there are no more batches than with the whole size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 import gradvac
 from gradvac.engine import RowTasks
-from gradvac.lab.recipes.nmt.ragged import Ragged, Tokens
+
+# N tokens, B sentences
+
+
+Tokens = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Sentences of any length, one after the other."""
+
+    tokens: Tokens  # [N]
+    lengths: Tokens  # [B]
+
+    @classmethod
+    def of(cls, sentences: Iterable[Sequence[int] | Tokens]) -> Ragged:
+        """Put sentences together."""
+        arrays = [np.asarray(sentence, dtype=np.int64) for sentence in sentences]
+        return cls(np.concatenate(arrays), np.array([len(array) for array in arrays]))
+
+    def enclose(self, first: int | Tokens, last: int) -> Ragged:
+        """Put a token before every sentence (one for all, or one each) and one after it."""
+        lengths = self.lengths + 2
+        ends = np.cumsum(lengths)
+        tokens = np.empty(int(lengths.sum()), dtype=np.int64)
+        inner = np.ones(len(tokens), dtype=bool)
+        inner[ends - lengths] = inner[ends - 1] = False
+        tokens[ends - lengths], tokens[ends - 1], tokens[inner] = first, last, self.tokens
+        return Ragged(tokens, lengths)
+
+    @classmethod
+    def join(cls, parts: Sequence[Ragged]) -> Ragged:
+        """Put the sentences of several together."""
+        tokens = np.concatenate([part.tokens for part in parts])
+        return cls(tokens, np.concatenate([part.lengths for part in parts]))
+
+
+# B sentences, S tokens of the longest, N tokens of all, D width
+
 
 Change = Callable[[Tensor], Tensor]
 _PADDING = 0
@@ -309,3 +356,101 @@ def _move(values: Tensor, device: torch.device) -> Tensor:
 def _noted(into: list[Tensor], tensor: Tensor) -> Tensor:
     into.append(tensor)
     return tensor
+
+
+# N sentences of all tasks, T tasks
+
+
+Numbers = npt.NDArray[np.int64]
+Limits = npt.NDArray[np.float64]
+
+_TOKEN_UNIT = 64  # what matrix products like
+_SPARE = 1.01  # the ratio of the sides differs from batch to batch
+_ROWS = 3.0  # times as many as a batch of mean sentences has; a batch of shorter ones is not full
+_DRAWN = 0.985  # of what the batches of a chunk hold: tokens vary, and one more would be empty
+_TRIES = 12
+
+
+def make_frame(tokens: int, means: npt.NDArray[np.float64], longest: int) -> Frame:
+    """The size of all batches: the longer side has `tokens`, the other what goes with them.
+
+    Args:
+        tokens: Of the longer side.
+        means: Mean lengths of the sides, `[2]`.
+        longest: Tokens of the longest sentence there can be.
+    """
+    room = longest + -(-tokens // longest)  # one sentence fits, and the rows that do not count
+    sides = [
+        max(room, min(tokens, _TOKEN_UNIT * math.ceil(_SPARE * share * tokens / _TOKEN_UNIT)))
+        for share in means / np.max(means)
+    ]
+    rows = math.ceil(_ROWS * tokens / np.max(means)) + -(-tokens // longest)
+    return Frame(sides[0], sides[1], rows, longest)
+
+
+def rows_to_draw(frame: Frame, means: npt.NDArray[np.float64], num_batches: int) -> int:
+    """How many sentence pairs nearly fill some batches."""
+    fullest = np.max(means / [frame.source, frame.target])
+    return max(1, round(_DRAWN * num_batches / float(fullest)))
+
+
+def cut_full(frame: Frame, lengths: Sequence[Numbers]) -> list[list[slice]]:
+    """Cut sorted sentences into full batches.
+
+    Args:
+        frame: The size of a batch.
+        lengths: Tokens of both sides of every task's sentences, `[2, n]` each.
+
+    Returns:
+        For every batch, which sentences it has of every task.
+    """
+    # A sentence lies where its middle is, as a share of its task.
+    costs = [sides.sum(0) for sides in lengths]
+    places = [(np.cumsum(cost) - cost / 2) / max(1, cost.sum()) for cost in costs]
+    order = np.argsort(np.concatenate(places), kind="stable")
+    sizes, limits = _sizes(frame, np.concatenate(lengths, axis=1)[:, order])
+    owners = np.repeat(np.arange(len(lengths)), [len(cost) for cost in costs])[order]
+    taken = np.zeros((len(order) + 1, len(lengths)), dtype=np.int64)
+    taken[1:] = np.cumsum(owners[:, None] == np.arange(len(lengths)), axis=0)
+    edges = taken[_even_ends(sizes, limits)]
+    pairs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    return [[slice(*ends) for ends in zip(start, end, strict=True)] for start, end in pairs]
+
+
+def _sizes(frame: Frame, lengths: Numbers) -> tuple[Limits, Limits]:
+    """What sentences before each place add up to, `[3, N + 1]`, and what a batch may have, `[3]`.
+
+    Each row that fills up a target needs a token of the source: that much of the source is not to
+    be had, the less the more of the target is taken.
+    """
+    source, target = lengths
+    held = source - target / frame.longest
+    sizes = np.zeros((3, len(source) + 1))
+    sizes[:, 1:] = np.cumsum([held, target, np.ones(len(source))], axis=1)
+    limits = [frame.source - frame.target / frame.longest - 1, frame.target, frame.most_rows]
+    return sizes, np.array(limits, dtype=np.float64)
+
+
+def _even_ends(sizes: Limits, limits: Limits) -> list[int]:
+    """Where batches end, 0 first, with tokens as even as keeps their number."""
+    best = _ends(sizes, limits)
+    low, high = 0.0, 1.0
+    for _ in range(_TRIES):
+        share = (low + high) / 2
+        ends = _ends(sizes, limits * [share, share, 1.0])
+        if len(ends) > len(best):
+            low = share
+        else:
+            best, high = ends, share
+    return best
+
+
+def _ends(sizes: Limits, limits: Limits) -> list[int]:
+    num = sizes.shape[1] - 1
+    ends = [0]
+    while ends[-1] < num:
+        start = ends[-1]
+        pairs = zip(sizes, sizes[:, start] + limits, strict=True)
+        fits = min(int(np.searchsorted(size, most, side="right")) - 1 for size, most in pairs)
+        ends.append(max(fits, start + 1))  # the frame holds the longest sentence alone
+    return ends
