@@ -164,7 +164,7 @@ def check_loss() -> None:
         for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
             for smoothing in (0.0, 0.1):
                 logits = torch.empty(num, vocabulary, device=DEVICE, dtype=dtype).normal_(0, 3)
-                losses, sums = triton_kernels.losses_of(logits, labels, smoothing)
+                losses, sums = triton_kernels.smoothed_losses(logits, labels, smoothing)
                 found = triton_kernels.logit_gradients(logits, labels, sums, starts, smoothing)
                 rows = slice(max(0, num - 100), num)
                 exact = logits[rows].double().requires_grad_()
@@ -175,7 +175,7 @@ def check_loss() -> None:
                 report(f"its gradient {name}", error(found[rows], gradient), limit)
                 del logits, found
     beyond = torch.tensor([50, -1, 3], device=DEVICE)
-    losses, _ = triton_kernels.losses_of(torch.zeros(3, 50, device=DEVICE), beyond, 0.1)
+    losses, _ = triton_kernels.smoothed_losses(torch.zeros(3, 50, device=DEVICE), beyond, 0.1)
     report("labels outside", float((losses.isfinite() != (beyond == 3)).sum()), 0)
 
 

@@ -12,10 +12,10 @@ import torch
 
 import gradvac
 from gradvac.lab.recipes.nmt import Batch, Ragged, Transformer, make_batch
-from gradvac.lab.recipes.nmt.batches import Frame
+from gradvac.lab.recipes.nmt.batches import StaticShape
 
-SOURCES = Ragged.of([[9, 4], [9, 5, 6, 7]]).enclose(np.array([30, 31]), 2)
-TARGETS = Ragged.of([[8, 8, 8], []]).enclose(1, 2)
+SOURCES = Ragged.of([[9, 4], [9, 5, 6, 7]]).add_special_tokens(np.array([30, 31]), 2)
+TARGETS = Ragged.of([[8, 8, 8], []]).add_special_tokens(1, 2)
 
 
 def test_padded_layout() -> None:
@@ -55,23 +55,27 @@ def test_mixed_up_tasks_are_our_own_mistake() -> None:
         make_batch(SOURCES, TARGETS, [1, 0])
 
 
-def framed(frame: Frame, seed: int = 3) -> tuple[Batch, Batch]:
+def filled_up(shape: StaticShape, seed: int = 3) -> tuple[Batch, Batch]:
     """A packed batch, and the same one filled up."""
     draw = np.random.default_rng(seed)
     tasks = [0] * 5 + [1] * 3 + [2] * 4
-    sources = Ragged.of([draw.integers(4, 50, n) for n in draw.integers(1, 8, 12)]).enclose(3, 2)
-    targets = Ragged.of([draw.integers(4, 50, n) for n in draw.integers(1, 7, 12)]).enclose(1, 2)
+    sources = Ragged.of(
+        [draw.integers(4, 50, n) for n in draw.integers(1, 8, 12)]
+    ).add_special_tokens(3, 2)
+    targets = Ragged.of(
+        [draw.integers(4, 50, n) for n in draw.integers(1, 7, 12)]
+    ).add_special_tokens(1, 2)
     plain = make_batch(sources, targets, tasks, packed=True)
-    return plain, make_batch(sources, targets, tasks, packed=True, frame=frame)
+    return plain, make_batch(sources, targets, tasks, packed=True, static_shape=shape)
 
 
 @pytest.mark.parametrize("rule", [gradvac.Sum(), gradvac.GradVac()])
 def test_rows_that_do_not_count_change_nothing(
     tiny_model: Callable[..., Transformer], rule: Any
 ) -> None:
-    frame = Frame(source=120, target=96, rows=24, longest=11)
+    shape = StaticShape(source=120, target=96, rows=24, longest=11)
     results = []
-    for batch in framed(frame):
+    for batch in filled_up(shape):
         model = tiny_model()
         names = ["a", "b", "c"]
         aligner = gradvac.Aligner(model, names, copy.deepcopy(rule), engine="one_backward")
@@ -81,24 +85,24 @@ def test_rows_that_do_not_count_change_nothing(
         grads = {name: p.grad for name, p in model.named_parameters()}
         results.append((losses.detach(), batch.num_tokens, alignment.similarity, grads))
     (losses, num_tokens, similarity, grads), (filled, num_filled, also, more) = results
-    assert (num_tokens, len(filled)) == (num_filled, frame.rows)
+    assert (num_tokens, len(filled)) == (num_filled, shape.rows)
     torch.testing.assert_close(filled[: len(losses)], losses)
-    assert filled[len(losses) :].tolist() == [0.0] * (frame.rows - len(losses))
+    assert filled[len(losses) :].tolist() == [0.0] * (shape.rows - len(losses))
     torch.testing.assert_close(also, similarity)
     torch.testing.assert_close(more, grads)
 
 
-def test_framed_batches_have_one_size() -> None:
-    frame = Frame(source=130, target=80, rows=30, longest=40)
-    plain, batch = framed(frame)
+def test_batches_of_a_static_shape_are_filled_up() -> None:
+    shape = StaticShape(source=130, target=80, rows=30, longest=40)
+    plain, batch = filled_up(shape)
     assert (len(batch.source.tokens), len(batch.target.tokens)) == (130, 80)
     assert (len(batch.labels), len(batch), batch.source.longest) == (80, 30, 40)
     lengths = batch.source.ends.diff()
     assert lengths.max() <= 40
     read = batch.target.ends.diff()
     assert lengths[read > 0].min() >= 1  # nobody reads a source of nothing
-    assert not frame.holds(129, 10, 3)
-    into, other = batch.copy(), framed(frame, seed=4)[1]
+    assert not shape.fits(129, 10, 3)
+    into, other = batch.copy(), filled_up(shape, seed=4)[1]
     into.copy_(other)
     assert torch.equal(into.source.tokens, other.source.tokens)
     assert torch.equal(into.target.task_of_row, other.target.task_of_row)

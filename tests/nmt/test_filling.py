@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gradvac.lab.recipes.nmt.batches import cut_full, make_frame, rows_to_draw
+from gradvac.lab.recipes.nmt.batches import cut_full, make_static_shape, rows_to_draw
 
 LONGEST = 130
 Numbers = npt.NDArray[np.int64]
@@ -28,30 +28,30 @@ def test_batches_are_full_and_lose_no_sentence(
     tokens: int, ratio: float, shares: tuple[float, ...]
 ) -> None:
     means = drawn(20_000, 0, ratio=ratio).mean(1)
-    frame = make_frame(tokens, means, LONGEST)
-    num = rows_to_draw(frame, means, 24)
+    shape = make_static_shape(tokens, means, LONGEST)
+    num = rows_to_draw(shape, means, 24)
     full = []
     for seed in range(1, 4):
         lengths = [
             drawn(max(1, int(share * num)), 10 * seed + task, ratio=ratio)
             for task, share in enumerate(shares)
         ]
-        batches = cut_full(frame, lengths)
+        batches = cut_full(shape, lengths)
         for task, own in enumerate(lengths):
             ends = [(batch[task].start, batch[task].stop) for batch in batches]
             assert [0, *(stop for _, stop in ends)] == [*(start for start, _ in ends), own.shape[1]]
         for batch in batches:
             parts = [own[:, cut] for own, cut in zip(lengths, batch, strict=True)]
             taken = np.concatenate(parts, axis=1)
-            assert frame.holds(*taken.sum(1).tolist(), taken.shape[1])
-            full.append(float(np.max(taken.sum(1) / [frame.source, frame.target])))
+            assert shape.fits(*taken.sum(1).tolist(), taken.shape[1])
+            full.append(float(np.max(taken.sum(1) / [shape.source, shape.target])))
     assert np.mean(full) > (0.96 if tokens > 4096 else 0.93)
 
 
 def test_tasks_have_the_same_share_of_every_batch() -> None:
-    frame = make_frame(16384, drawn(20_000, 0).mean(1), LONGEST)
+    shape = make_static_shape(16384, drawn(20_000, 0).mean(1), LONGEST)
     lengths = [drawn(9000, 1), drawn(3000, 2)]
-    batches = cut_full(frame, lengths)
+    batches = cut_full(shape, lengths)
     assert len(batches) > 20
     tokens = np.array(
         [[own[:, cut].sum() for own, cut in zip(lengths, batch, strict=True)] for batch in batches]
@@ -61,6 +61,6 @@ def test_tasks_have_the_same_share_of_every_batch() -> None:
 
 
 def test_sentences_that_fit_one_at_a_time_do_so() -> None:
-    frame = make_frame(LONGEST, np.array([LONGEST, LONGEST / 2]), LONGEST)
+    shape = make_static_shape(LONGEST, np.array([LONGEST, LONGEST / 2]), LONGEST)
     lengths = np.full((2, 5), LONGEST)
-    assert [batch[0].stop for batch in cut_full(frame, [lengths])] == [1, 2, 3, 4, 5]
+    assert [batch[0].stop for batch in cut_full(shape, [lengths])] == [1, 2, 3, 4, 5]

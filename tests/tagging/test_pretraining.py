@@ -160,7 +160,7 @@ def test_framed_batches_hold_the_same_text(root: Path) -> None:
     recipe = PretrainRecipe(config, TextData(config, say=lambda _: None))
     batch = next(recipe.batches())
     framed = batch.framed()
-    assert framed.frame == (8, 16)
+    assert framed.static_shape == (8, 16)
     assert torch.equal(framed.tokens, batch.tokens)
     assert torch.as_tensor(framed.languages).tolist() == batch.languages
     recipe.model.eval()

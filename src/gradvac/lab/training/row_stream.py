@@ -21,8 +21,8 @@ B = TypeVar("B", bound="TensorBatch")
 class TensorBatch(ABC):
     """A batch that moves with all of its tensors.
 
-    With a `frame` (its rows and columns) all batches of a run have one size, and nothing that
-    differs between them stays on the host, so a step can be recorded.
+    With a `static_shape` (rows and columns) all batches of a run have it, and nothing that differs
+    between them stays on the host, so a step can be recorded.
     """
 
     @abstractmethod
@@ -42,7 +42,7 @@ class TensorBatch(ABC):
         return self._map(Tensor.clone)
 
     def copy_(self, other: Self) -> None:
-        """Copy another batch of the same frame into this one, asynchronously."""
+        """Copy another batch of the same shape into this one, asynchronously."""
         theirs = other._tensors()
         for name, tensor in self._tensors().items():
             assert tensor.shape == theirs[name].shape, "batches of a run have one size"

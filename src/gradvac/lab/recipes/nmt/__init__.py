@@ -19,31 +19,23 @@ trains, `Translator` translates, `score_run` scores with sacreBLEU.
     preparation.py     text -> clean text -> vocabulary -> token files
     cutting.py         the last step: text cut into tokens, shard by shard
     prepared.py        what the preparation left, opened
-    ragged.py          sentences of any length, one after the other
-    batch.py           a batch, padded or packed
+    batches.py         a batch, padded or packed, of any or of a static shape
     stream.py          batches that mix tasks, cut from token files
-    filling.py         batches of one size, all of them full
-    model.py           the Transformer and its loss
-    attention.py       its attention
-    _triton_attention.py   that of short sentences, as kernels
+    model.py           the Transformer: layers, attention, KV cache
     loss.py            cross-entropy in few passes over the logits
-    _triton_loss.py    the same as two kernels
-    decode.py          translations searched for, in slots
-    slots.py           the state of sentences that are being translated
-    beams.py           which tokens go on: beam search
-    greedy.py          the same for one beam
+    triton_kernels.py  attention and loss on a GPU
+    beam_search.py     beam and greedy search, many sentences at a time
     translator.py      text -> text
     score.py           BLEU and chrF++
     similarity.py      gradient similarity of a translation run
     export.py          the model for Hugging Face and CTranslate2
     start.py           another run's weights to start from; schedules that cannot work
     recipe.py          what the training loop needs to know
-    demo.py            everything above, in a few minutes
-    side_by_side.py    two trainings at once, a process and a thread each
+    demo.py            two trainings side by side and all that follows, in a few minutes
 """
 
 from gradvac.lab.recipes.nmt.batches import Batch, Ragged, Side, make_batch
-from gradvac.lab.recipes.nmt.beam_search import Decoder, Hypothesis, Search, search
+from gradvac.lab.recipes.nmt.beam_search import BeamSearch, Hypothesis, SearchOptions
 from gradvac.lab.recipes.nmt.cleaning import CleaningConfig, Report
 from gradvac.lab.recipes.nmt.data_settings import DataConfig
 from gradvac.lab.recipes.nmt.export import export_run
@@ -62,9 +54,9 @@ from gradvac.lab.recipes.nmt.vocabulary import Vocabulary, VocabularyConfig
 __all__ = [
     "SIZES",
     "Batch",
+    "BeamSearch",
     "CleaningConfig",
     "DataConfig",
-    "Decoder",
     "Hypothesis",
     "NmtConfig",
     "Prepared",
@@ -72,7 +64,7 @@ __all__ = [
     "Report",
     "Score",
     "Scores",
-    "Search",
+    "SearchOptions",
     "Side",
     "Size",
     "Stream",
@@ -92,6 +84,5 @@ __all__ = [
     "score_files",
     "score_lines",
     "score_run",
-    "search",
     "train_translation",
 ]

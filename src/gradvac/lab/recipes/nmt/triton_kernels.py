@@ -1,14 +1,14 @@
-"""Triton kernels: attention within packed sentences, for sentences that are short.
+"""Triton kernels: attention within short packed sentences, and cross-entropy with smoothing.
 
-Kernels made for long texts work on tiles of 128 tokens, of which a sentence fills a quarter. Here
-one program computes a whole head of a sentence, in tiles of few tokens, and reads queries, keys and
-values where the product left them. The reference is the padded form in `attention.py`.
+Attention: kernels made for long texts work on tiles of 128 tokens, of which a sentence fills a
+quarter. Here one program computes a head of a sentence, in tiles of few tokens, and reads queries,
+keys and values where the product left them. The reference is the padded form in `model.py`.
 
-Triton kernels: the cross-entropy of labels with smoothing, and its gradient.
-
-Bound by memory: the forward reads the logits once, the backward reads them once and writes their
-gradient. The reference is `plain_cross_entropy` in `loss.py`.
+Cross-entropy is bound by memory: the forward reads the logits once, the backward reads them once
+and writes their gradient. The reference is `plain_cross_entropy` in `loss.py`.
 """
+
+# N tokens of all, or labels, B sentences, H heads, W width of a head, V vocabulary
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradvac.lab.recipes.nmt.model import parts
-
-# N tokens of all, B sentences, H heads, W width of a head
-
+from gradvac.lab.recipes.nmt.model import split_qkv
 
 # Tokens of a tile and warps of a program, forward and backward: the fastest for sentences of 30
 # tokens, on an H200.
 _FORWARD = {"TILE": 32, "num_warps": 1}
 _BACKWARD = {"TILE": 64, "num_warps": 4}
 _LOG2_E = 1.4426950408889634
+_BLOCK, _WARPS = 4096, 8  # of the loss: logits of a row at a time
 
 
 @triton.jit
@@ -162,7 +160,7 @@ def _attend_backward_kernel(
     Q, DQ, DO, OUT = Q + q_from, DQ + q_from, DO + out_from, OUT + out_from
     K, V, DK, DV = K + k_from, V + k_from, DK + k_from, DV + k_from
     SUMS = SUMS + head * num_tokens + q_start
-    if q_num + k_num == 0:  # many rows of a batch of fixed size are empty
+    if q_num + k_num == 0:  # many rows of a batch of static shape are empty
         return
     if q_num <= TILE and k_num <= TILE:
         q, do, inner, sums = _read_queries(Q, DO, OUT, SUMS, 0, q_num, q_step, step, TILE, WIDTH)
@@ -205,18 +203,18 @@ def _attend_backward_kernel(
 
 
 def attend_short(
-    read: Tensor, memory: Tensor | None, q_ends: Tensor, k_ends: Tensor, *, causal: bool
+    qkv: Tensor, kv: Tensor | None, q_ends: Tensor, k_ends: Tensor, *, causal: bool
 ) -> Tensor:
     """Attention within sentences that lie one after the other, `[N, H, W]`.
 
     Args:
-        read: Queries, and without `memory` keys and values too, `[N, 1 or 3, H, W]`.
-        memory: Keys and values, `[M, 2, H, W]`.
+        qkv: Queries, and without `kv` keys and values too, `[N, 1 or 3, H, W]`.
+        kv: Keys and values, `[M, 2, H, W]`.
         q_ends: Ends of the queries' sentences, int32 `[B + 1]`, starting with 0.
         k_ends: The same of keys and values.
         causal: A query sees the keys up to its own place.
     """
-    seen: Tensor = _Attend.apply(read, memory, q_ends, k_ends, causal)
+    seen: Tensor = _Attend.apply(qkv, kv, q_ends, k_ends, causal)
     return seen
 
 
@@ -224,15 +222,15 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        read: Tensor,
-        memory: Tensor | None,
+        qkv: Tensor,
+        kv: Tensor | None,
         q_ends: Tensor,
         k_ends: Tensor,
         causal: bool,
     ) -> Tensor:
-        read = read.contiguous()
-        memory = None if memory is None else memory.contiguous()
-        q, k, v = parts(read, memory)
+        qkv = qkv.contiguous()
+        kv = None if kv is None else kv.contiguous()
+        q, k, v = split_qkv(qkv, kv)
         num, heads, width = q.shape
         seen = torch.empty_like(q, memory_format=torch.contiguous_format)
         sums = q.new_empty(heads, num, dtype=torch.float32)
@@ -242,30 +240,23 @@ class _Attend(torch.autograd.Function):
         _attend_kernel[ctx.grid](
             q, k, v, seen, sums, q_ends, k_ends, *steps, num, **ctx.sizes, **_FORWARD
         )
-        ctx.save_for_backward(read, memory, seen, sums, q_ends, k_ends)
+        ctx.save_for_backward(qkv, kv, seen, sums, q_ends, k_ends)
         return seen
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        read, memory, seen, sums, q_ends, k_ends = ctx.saved_tensors
-        d_read = torch.empty_like(read)
-        d_memory = None if memory is None else torch.empty_like(memory)
-        (q, k, v), (dq, dk, dv) = parts(read, memory), parts(d_read, d_memory)
+        qkv, kv, seen, sums, q_ends, k_ends = ctx.saved_tensors
+        d_qkv = torch.empty_like(qkv)
+        d_kv = None if kv is None else torch.empty_like(kv)
+        (q, k, v), (dq, dk, dv) = split_qkv(qkv, kv), split_qkv(d_qkv, d_kv)
         steps = (q.stride(0), k.stride(0), ctx.scale * _LOG2_E, ctx.scale)
         grads = (gradients[0].contiguous(), dq, dk, dv)
         options = {**ctx.sizes, **_BACKWARD}
         _attend_backward_kernel[ctx.grid](
             q, k, v, seen, sums, *grads, q_ends, k_ends, *steps, len(q), **options
         )
-        return d_read, d_memory, None, None, None
-
-
-# N labels, V vocabulary
-
-
-_BLOCK = 4096
-_WARPS = 8
+        return d_qkv, d_kv, None, None, None
 
 
 @triton.jit
@@ -293,10 +284,10 @@ def _losses_kernel(
     log_sum = top + tl.log(tl.sum(total * tl.exp(most - top), 0))
     label = tl.load(LABELS + row)
     valid = (label >= 0) & (label < V)
-    said = tl.load(start + label, mask=valid, other=float("nan")).to(tl.float32)
-    loss = log_sum - said
+    logit = tl.load(start + label, mask=valid, other=float("nan")).to(tl.float32)
+    loss = log_sum - logit
     if SMOOTH:
-        loss = log_sum - (1.0 - SMOOTHING) * said - SMOOTHING * (tl.sum(plain, 0) / V)
+        loss = log_sum - (1.0 - SMOOTHING) * logit - SMOOTHING * (tl.sum(plain, 0) / V)
     tl.store(LOSSES + row, loss)
     tl.store(LOG_SUMS + row, log_sum)
 
@@ -313,7 +304,7 @@ def _gradient_kernel(LOGITS, LABELS, LOG_SUMS, INCOMING, OUT, V, SMOOTHING, BLOC
     tl.store(OUT + row * V + columns, gradient.to(OUT.dtype.element_ty), mask=inside)
 
 
-def losses_of(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+def smoothed_losses(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """The loss of every label, and the logarithm of the sum that its probability is a share of.
 
     Args:

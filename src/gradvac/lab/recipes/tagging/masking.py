@@ -29,7 +29,7 @@ class MaskedBatch(TensorBatch):
         languages: The language of every row; on the host, unless the batch is framed.
         num_tokens: Hidden sub-words, of all parts of the batch.
         counts: Whether the rows count; they do not if a process has none of its own.
-        frame: Rows and columns that all batches of the run have; None: they may differ.
+        static_shape: Rows and columns that all batches of the run have; None: they may differ.
     """
 
     tokens: Tensor
@@ -38,7 +38,7 @@ class MaskedBatch(TensorBatch):
     languages: list[int] | Tensor
     num_tokens: int
     counts: bool = True
-    frame: tuple[int, int] | None = None
+    static_shape: tuple[int, int] | None = None
 
     def take(self, part: Part, costs: Sequence[float] | None = None) -> MaskedBatch:
         """The part of one process; if it has no rows, one row that does not count."""
@@ -54,7 +54,7 @@ class MaskedBatch(TensorBatch):
     def framed(self) -> MaskedBatch:
         """The same with nothing left on the host, and as large as all batches of the run."""
         rows, size = self.tokens.shape
-        return replace(self, languages=torch.tensor(self.languages), frame=(rows, size))
+        return replace(self, languages=torch.tensor(self.languages), static_shape=(rows, size))
 
 
 def cut_blocks(tokenizer: Any, lines: Sequence[str], size: int) -> Blocks:
