@@ -1,10 +1,8 @@
 """The demo: joint training against GradVac on constructed languages, in a few minutes.
 
-Two trainings as two processes of one thread each, with one display.
-
-On two cores that is as fast as it gets: threads of one small training meet after every little
-product, and where other work holds one of them up, all wait. Two processes never wait for each
-other.
+The two trainings are two processes of one thread each, with one display. On two cores nothing is
+faster: the threads of one small training synchronise after every small product, and where other
+work holds one of them up, all wait. Two processes never wait for each other.
 """
 
 from __future__ import annotations
@@ -260,11 +258,13 @@ def _show_way_on(config: NmtConfig, out: Path, result: DemoResult, console: Cons
 
 
 def _program() -> str:
-    """How to call us from a shell, also one in which our environment is not active."""
+    """How to call gradvac from a shell, also where its environment is not active."""
     found = shutil.which("gradvac")
     is_ours = found is not None and Path(found).parent == Path(sys.executable).parent
     return "gradvac" if is_ours else f"{os.path.relpath(sys.executable)} -m gradvac"
 
+
+# --- two trainings side by side -------------------------------------------------------------------
 
 Job = Callable[[Display], Any]
 # One thread each. And glibc would give the memory of every step back to the system and ask for it
@@ -275,7 +275,6 @@ _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
-_SILENT = "its process ended without a word"
 
 
 def run_side_by_side(jobs: Mapping[str, Job], console: Console) -> dict[str, Any]:
@@ -314,9 +313,11 @@ def run_side_by_side(jobs: Mapping[str, Job], console: Console) -> dict[str, Any
             raise
     for process in processes:
         process.join()
-    silent = {name: _SILENT for name in jobs if name not in results and name not in errors}
-    if errors or silent:
-        raise ValueError("; ".join(f"{name}: {what}" for name, what in (errors | silent).items()))
+    for name in jobs:
+        if name not in results:
+            errors.setdefault(name, "its process ended without a word")
+    if errors:
+        raise ValueError("; ".join(f"{name}: {what}" for name, what in errors.items()))
     return results
 
 
@@ -339,7 +340,7 @@ def _listen(pipes: dict[Any, str], console: Console) -> tuple[dict[str, Any], di
                     continue
                 if kind == "bar":
                     progress.update(bars[name], **content)
-                elif kind == "say":
+                elif kind == "message":
                     progress.console.print(f"{name}: {content}", markup=False)
                 elif kind == "result":
                     results[name] = content
@@ -351,33 +352,33 @@ def _listen(pipes: dict[Any, str], console: Console) -> tuple[dict[str, Any], di
 def _work(job: Job, pipe: Connection) -> None:
     """What a process does."""
     try:
-        told = ("result", job(_Sender(pipe)))
+        outcome = ("result", job(_RemoteDisplay(pipe)))
     except (ValueError, OSError, CheckpointError, DivergedError) as error:
-        told = ("error", str(error))
+        outcome = ("error", str(error))
     with suppress(OSError):  # nobody listens any more
-        pipe.send(told)
+        pipe.send(outcome)
     pipe.close()
 
 
-class _Sender(Display):
-    """A display in another process."""
+class _RemoteDisplay(Display):
+    """Sends what to display to the process that started this one."""
 
     def __init__(self, pipe: Connection) -> None:
         with open(os.devnull, "w") as nowhere:
             super().__init__(Console(file=nowhere), quiet=True)
         self.console.quiet = True
-        self._pipe, self._is_heard = pipe, True
+        self._pipe, self._is_open = pipe, True
 
     def _send(self, kind: str, content: Any) -> None:
         try:
             self._pipe.send((kind, content))
-        except OSError:  # whoever started us was killed: save, and end too
-            if self._is_heard:
-                self._is_heard = False
+        except OSError:  # that process was killed: save, and end too
+            if self._is_open:
+                self._is_open = False
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def say(self, message: str) -> None:
-        self._send("say", message)
+        self._send("message", message)
 
     def open(self, step: int, max_steps: int) -> None:
         self._send("bar", {"completed": step, "total": max_steps})
@@ -398,15 +399,15 @@ def _stops_as_interrupts() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    former = {}
+    previous = {}
     with suppress(ValueError):  # not the main thread
         for number in (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")):
             if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-                former[number] = signal.signal(number, stop)
+                previous[number] = signal.signal(number, stop)
     try:
         yield
     finally:
-        for number, handler in former.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
