@@ -28,7 +28,7 @@ from gradvac.lab.recipes.nmt.loss import cross_entropy, plain_cross_entropy
 from gradvac.lab.training import Display
 
 from .. import needs
-from .test_batch import filled_up
+from .test_batches import filled_up
 
 pytestmark = needs.GPU
 
