@@ -21,6 +21,7 @@ from gradvac.engine import compile_tapped
 from gradvac.engine.contributions import NormScale, OuterProduct, SharedShift
 from gradvac.engine.kernels import Segments, grouped_outer, stacked, triton_kernels
 from gradvac.engine.kernels.stacks import combine_reference, gram_reference
+from gradvac.lab.recipes.nmt import triton_kernels as nmt_kernels
 from gradvac.lab.recipes.nmt.loss import plain_cross_entropy
 from gradvac.rules import pairwise
 
@@ -165,8 +166,8 @@ def check_loss() -> None:
         for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
             for smoothing in (0.0, 0.1):
                 logits = torch.empty(num, vocabulary, device=DEVICE, dtype=dtype).normal_(0, 3)
-                losses, sums = triton_kernels.smoothed_losses(logits, labels, smoothing)
-                found = triton_kernels.logit_gradients(logits, labels, sums, starts, smoothing)
+                losses, sums = nmt_kernels.smoothed_losses(logits, labels, smoothing)
+                found = nmt_kernels.logit_gradients(logits, labels, sums, starts, smoothing)
                 rows = slice(max(0, num - 100), num)
                 exact = logits[rows].double().requires_grad_()
                 expected = plain_cross_entropy(exact, labels[rows], smoothing)
@@ -176,7 +177,7 @@ def check_loss() -> None:
                 report(f"its gradient {name}", error(found[rows], gradient), limit)
                 del logits, found
     beyond = torch.tensor([50, -1, 3], device=DEVICE)
-    losses, _ = triton_kernels.smoothed_losses(torch.zeros(3, 50, device=DEVICE), beyond, 0.1)
+    losses, _ = nmt_kernels.smoothed_losses(torch.zeros(3, 50, device=DEVICE), beyond, 0.1)
     report("labels outside", float((losses.isfinite() != (beyond == 3)).sum()), 0)
 
 

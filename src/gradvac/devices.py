@@ -39,5 +39,7 @@ def triton_module(name: str) -> Any:
     """A module of Triton kernels by its full name, or None where Triton is not installed."""
     try:
         return import_module(name)
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "triton":
+            raise
         return None

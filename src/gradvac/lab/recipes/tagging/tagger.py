@@ -81,7 +81,7 @@ def make_tag_batch(
         width: Columns that all batches of the run have; None: as many as the longest row needs.
     """
     rows = [(task, int(n)) for task, numbers in enumerate(chosen) for n in numbers]
-    has_frame = width is not None
+    has_static_shape = width is not None
     width = width or max(int(tasks[task].lengths[n]) for task, n in rows)
     tokens = np.full((len(rows), width), pad, dtype=np.int64)
     mask = np.zeros((len(rows), width), dtype=bool)
@@ -98,9 +98,9 @@ def make_tag_batch(
         torch.from_numpy(tokens),
         torch.from_numpy(mask),
         torch.from_numpy(labels),
-        torch.tensor(owners) if has_frame else owners,
+        torch.tensor(owners) if has_static_shape else owners,
         int((labels != NO_LABEL).sum()),
-        (len(rows), width) if has_frame else None,
+        (len(rows), width) if has_static_shape else None,
     )
 
 
