@@ -7,27 +7,37 @@ for weights, and adds the weighted sum to `.grad`. The rest of a training loop s
 The rule that gave the library its name is Gradient Vaccine (Wang et al., ICLR 2021); PCGrad, MGDA,
 GradNorm and plain joint training are available too. See `Aligner` for an example.
 
-    gram.py          norms, cosines and products read off a Gram matrix
-    tasks.py         a task's name: direction, source, target, pivot
-    hints.py         words that messages share, and the line a warning is for
-    sides.py         encoder or decoder: the side of a model, by a name
-    devices.py       index tensors and Triton kernels for a GPU
-    cuda_graph.py    work on a GPU, recorded once as a CUDA graph and replayed
-    models.py        what the aligner asks of a model before it reads its graphs
-    rules/           Gram matrix -> weights: one method per file
-    engine/          autograd engines: task gradients -> Gram matrix, weights -> .grad
+The library, which needs torch and numpy:
+
+    aligner.py       engine -> Gram matrix -> rule -> `.grad`; options; state
     alignment.py     what one step did, for people and records to look at
-    aligner.py       engine -> Gram -> rule -> .grad; state
-    runs/            the run folder: every file name, one atomic write, one lock, scores by task
-    corpora/         constructed languages with a known family tree
-    analysis/        measure, record, statistics, figures, report
-    training/        config, sampling, checkpoints, run log, and the one training loop
-    nmt/             multilingual translation: data, Transformer, beam search, scores
-    tagging/         parts of speech and named entities with Hugging Face encoders
-    integrations/    the aligner inside other trainers: Transformers, Accelerate, Lightning
-    experiments/     sweeps, and methods compared over seeds and sentences, for any recipe
-    cli/             the command `gradvac`
-    __main__.py      `python -m gradvac` is `gradvac`
+    gram.py          norms, cosines and products read off a Gram matrix
+    rules/           a method is a function of the Gram matrix: one file each
+    engine/          task gradients -> Gram matrices, weights -> `.grad`; one process or many
+    sampling/        how often each task is drawn, and which of its rows; resumable
+    analysis/        measure, record, statistics, figures, report (extra: report)
+    integrations/    inside Hugging Face's Trainer, Accelerate and Lightning
+
+    tasks.py         a task's name: direction, source, target, pivot
+    models.py        what the aligner asks of a model before it reads its graphs
+    devices.py       index tensors and Triton kernels for a GPU
+    cuda_graph.py    a step recorded as a CUDA graph and replayed
+    files.py         files that are written completely or not at all
+    run_files.py     the files of a run that reports read: names, scores, weights
+    sides.py         encoder or decoder, by a parameter's name
+    hints.py         what error messages share
+
+The laboratory, which trains whole systems with it (extras: nmt, tagging):
+
+    lab/languages/   constructed languages with a known family tree; the table of real ones
+    lab/runs/        the run folder: checksums, one lock, scores, sentences
+    lab/training/    config, checkpoints, log, and the one training loop
+    lab/recipes/     what is trained: nmt/, tagging/, and what they share in common/
+    lab/experiments/ sweeps, and methods compared over seeds and sentences
+
+    cli/             the command `gradvac`, above both
+
+The laboratory imports the library, never the reverse; a test enforces it.
 
 Names are imported when they are first used: the command line answers `--help` without torch.
 """
@@ -47,7 +57,7 @@ if TYPE_CHECKING:
     __all__ += ["__version__", "rows"]
     __all__ += rules.__all__  # type: ignore[has-type]
 
-_ROOMS = {
+_MODULES = {
     "gradvac.aligner": ("Aligner", "Restored"),
     "gradvac.alignment": ("Alignment",),
     "gradvac.engine": ("AdamMetric", "Components", "RowTasks", "rows"),
@@ -56,7 +66,7 @@ _ROOMS = {
         *("Rule", "Weighing", "rule_named"),
     ),
 }
-_NAMES = {name: room for room, names in _ROOMS.items() for name in names}
+_NAMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

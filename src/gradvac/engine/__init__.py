@@ -23,9 +23,9 @@ happens:
     components.py      which parameters share one Gram matrix
     task_gradients.py  contributions by parameter -> Gram matrices -> weights -> `.grad`
     metric.py          in which units Gram matrices see task gradients
-    kernels            products and sums of tensors, and *segments*, the entries of each task
-    compiled           compiled regions, whose parameters are left outside
-    processes          the same between processes; all collectives are in one file
+    kernels/           products and sums of tensors, and *segments*, the entries of each task
+    compiled.py        compiled regions, whose parameters are left outside
+    distributed.py     the same between processes; collectives.py: every call between them
 """
 
 from gradvac.engine.choice import ENGINES, LocalEngine
