@@ -194,10 +194,9 @@ def test_submitit_runs_jobs(sweep: Make) -> None:
 
 KILLED = """
 import os, signal
-from gradvac.lab.recipes import Recipe
-from gradvac.lab.recipes.nmt import registered
+from gradvac.lab.recipes import Recipe, recipe_named
 
-translation = registered.TRANSLATION
+translation = recipe_named("nmt")
 
 def train(config, run):
     print("here", os.getppid(), flush=True)

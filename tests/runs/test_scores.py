@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.lab.runs import RunFolder, TaskScores, prepared_sizes, read_scores, write_scores
+from gradvac.lab.runs import (
+    PREPARED_MANIFEST,
+    RunFolder,
+    TaskScores,
+    prepared_sizes,
+    read_scores,
+    write_scores,
+)
 
 F1 = TaskScores("F1", {"de": 91.0, "fr": 88.0, "hi": 70.0}, {"de": "low", "fr": "high"}, "test set")
 
@@ -60,7 +67,7 @@ def test_sizes_of_prepared_data(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert prepared_sizes(run) == {}
     run.config.write_text(f'[data]\nprepared = "{tmp_path.as_posix()}"\n')
-    (tmp_path / "manifest.json").write_text('{"sizes": {"train": {"en-fr": 7}}}')
+    (tmp_path / PREPARED_MANIFEST).write_text('{"sizes": {"train": {"en-fr": 7}}}')
     assert prepared_sizes(run) == {"en-fr": 7}
 
 

@@ -205,14 +205,14 @@ def test_dump_is_read_back_to_an_equal_config(load: Callable[..., Any]) -> None:
 def test_differences_name_the_keys(load: Callable[..., Any]) -> None:
     weighted = "align.rule=sum", "align.weights.fr=2.0"
     old, new = load(), load(TEXT, "optimizer.lr=0.5", *weighted, "data.limit=3")
-    assert config.changed_settings(old, new) == {
+    assert config.compare_settings(old, new) == {
         "optimizer.lr": (1e-3, 0.5),
         "align.rule": ("gradvac", "sum"),
         "align.weights": ({}, None),
         "align.weights.fr": (None, 2.0),
         "data.limit": (None, 3),
     }
-    assert config.changed_settings(old, old) == {}
+    assert config.compare_settings(old, old) == {}
 
 
 def test_sections_do_not_change_once_made() -> None:

@@ -85,7 +85,7 @@ class ToyStream:
 
 
 class ToyRecipe:
-    """Conforms to `Recipe`.
+    """Conforms to `TrainingRecipe`.
 
     Args:
         settings: The config.

@@ -44,8 +44,8 @@ from gradvac.lab.training.recipe import (
     BatchSlice,
     BatchStream,
     MicroBatch,
-    Recipe,
     StepLosses,
+    TrainingRecipe,
 )
 from gradvac.lab.training.settings import (
     FromRun,
@@ -71,7 +71,6 @@ __all__ = [
     "OptimizerConfig",
     "Prefetch",
     "RankError",
-    "Recipe",
     "Result",
     "RowStream",
     "RunConfig",
@@ -82,6 +81,7 @@ __all__ = [
     "TemperaturePhase",
     "TensorBatch",
     "TrainConfig",
+    "TrainingRecipe",
     "checkpoint",
     "choose_device",
     "config",

@@ -111,7 +111,7 @@ def dump(config: BaseModel) -> str:
     return write_toml(config.model_dump(mode="json", exclude_none=True))
 
 
-def changed_settings(old: BaseModel, new: BaseModel) -> dict[str, tuple[Any, Any]]:
+def compare_settings(old: BaseModel, new: BaseModel) -> dict[str, tuple[Any, Any]]:
     """Key path -> (old value, new value) of everything that differs; None for an unset key."""
     before, after = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
     keys = dict.fromkeys([*before, *after])

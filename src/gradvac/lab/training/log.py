@@ -72,7 +72,7 @@ class RunLog:
             ConfigError: A setting differs that may not change within a run; one line each.
         """
         before = config.load(type(self._settings), self.folder.config)
-        changed = config.changed_settings(before, self._settings)
+        changed = config.compare_settings(before, self._settings)
         allowed = {*TECHNICAL_ELSEWHERE, *(f"train.{key}" for key in (*TECHNICAL, *EXTENSIBLE))}
         lines = [
             f"{key}: the run in {self.run} has {old!r}, now {new!r} was asked for; a run keeps it. "

@@ -24,7 +24,7 @@ from gradvac.lab.training.environment import StopSignals, around_forward, untouc
 from gradvac.lab.training.log import Display, RunLog, after
 from gradvac.lab.training.optimizer import set_lr
 from gradvac.lab.training.parallel import unsharded
-from gradvac.lab.training.recipe import BatchT, Recipe
+from gradvac.lab.training.recipe import BatchT, TrainingRecipe
 from gradvac.lab.training.settings import RunConfig, run_signature
 from gradvac.lab.training.state import RunState
 from gradvac.lab.training.step import EagerStep, GraphStep, StepResult
@@ -65,7 +65,7 @@ class Result:
 
 
 def train(
-    recipe: Recipe[BatchT],
+    recipe: TrainingRecipe[BatchT],
     settings: RunConfig,
     run: str | Path,
     *,
@@ -107,7 +107,7 @@ def train(
 class _Loop(Generic[BatchT]):
     def __init__(
         self,
-        recipe: Recipe[BatchT],
+        recipe: TrainingRecipe[BatchT],
         settings: RunConfig,
         log: RunLog,
         display: Display,

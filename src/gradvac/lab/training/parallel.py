@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 from torch import Tensor, nn
 
-from gradvac.lab.training.recipe import BatchT, Recipe, StepLosses
+from gradvac.lab.training.recipe import BatchT, StepLosses, TrainingRecipe
 from gradvac.models import is_sharded
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LossesOf = Callable[[BatchT, bool], StepLosses]
 
 
-def build_losses(recipe: Recipe[BatchT], group: "ProcessGroup | None") -> LossesOf[BatchT]:
+def build_losses(recipe: TrainingRecipe[BatchT], group: "ProcessGroup | None") -> LossesOf[BatchT]:
     """The losses of a batch, by (batch, whether it is the last of its step).
 
     Args:
@@ -42,7 +42,7 @@ def build_losses(recipe: Recipe[BatchT], group: "ProcessGroup | None") -> Losses
 
 
 class _Replicated(Generic[BatchT]):
-    def __init__(self, recipe: Recipe[BatchT], group: "ProcessGroup") -> None:
+    def __init__(self, recipe: TrainingRecipe[BatchT], group: "ProcessGroup") -> None:
         from torch.nn.parallel import DistributedDataParallel
 
         self._losses = _Losses(recipe)
@@ -69,7 +69,7 @@ class _Losses(nn.Module):
 
     found: StepLosses
 
-    def __init__(self, recipe: Recipe[Any]) -> None:
+    def __init__(self, recipe: TrainingRecipe[Any]) -> None:
         super().__init__()
         self.model = recipe.model
         self._of = recipe.losses

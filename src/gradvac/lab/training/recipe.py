@@ -1,6 +1,6 @@
 """What a recipe gives to the loop: a model, batches, losses by task, and a validation.
 
-The loop (`loop.py`) knows nothing of translation or tagging. It knows a `Recipe`:
+The loop (`loop.py`) knows nothing of translation or tagging. It knows a `TrainingRecipe`:
 
     seed_everything(config.train.seed)       # before the model is built
     recipe = MyRecipe(config)                # builds the model, opens the data
@@ -125,7 +125,7 @@ class StepLosses:
     shown: Mapping[str, Tensor | float] = field(default_factory=dict)
 
 
-class Recipe(Protocol[BatchT]):
+class TrainingRecipe(Protocol[BatchT]):
     """A training task for the loop."""
 
     @property

@@ -17,7 +17,7 @@ from gradvac.lab.training.environment import (
 )
 from gradvac.lab.training.log import Meters, RunLog
 from gradvac.lab.training.optimizer import move_to_device
-from gradvac.lab.training.recipe import BatchT, Recipe
+from gradvac.lab.training.recipe import BatchT, TrainingRecipe
 from gradvac.lab.training.settings import RunConfig
 from gradvac.lab.training.weights import (
     SHARDS,
@@ -52,7 +52,7 @@ class RunState(Generic[BatchT]):
         job: The processes that train it.
     """
 
-    def __init__(self, recipe: Recipe[BatchT], settings: RunConfig, job: Job) -> None:
+    def __init__(self, recipe: TrainingRecipe[BatchT], settings: RunConfig, job: Job) -> None:
         set_threads(settings.train.threads)
         self.job, self._seed = job, settings.train.seed
         seed_everything(job.seed(self._seed))

@@ -233,7 +233,7 @@ def _open_scorer(
 
 def _searched(trained: NmtConfig, asked: NmtConfig) -> str:
     """Settings of the search that differ from the run's own."""
-    changed = config.changed_settings(trained, asked)
+    changed = config.compare_settings(trained, asked)
     return ", ".join(
         f"{key} = {new}"
         for key, (_, new) in changed.items()
