@@ -21,7 +21,7 @@ from gradvac.engine import compile_tapped
 from gradvac.engine.kernels import _kernels, _triton_stacks, _triton_sums
 from gradvac.engine.kernels._segments import Segments
 from gradvac.engine.uses._waiting import Beside, Normed, Outer
-from gradvac.lab.recipes.nmt import _triton_loss
+from gradvac.lab.recipes.nmt import triton_kernels
 from gradvac.lab.recipes.nmt.loss import plain_cross_entropy
 from gradvac.rules import pairwise
 
@@ -164,8 +164,8 @@ def check_loss() -> None:
         for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
             for smoothing in (0.0, 0.1):
                 logits = torch.empty(num, vocabulary, device=DEVICE, dtype=dtype).normal_(0, 3)
-                losses, sums = _triton_loss.losses_of(logits, labels, smoothing)
-                found = _triton_loss.logit_gradients(logits, labels, sums, starts, smoothing)
+                losses, sums = triton_kernels.smoothed_losses(logits, labels, smoothing)
+                found = triton_kernels.logit_gradients(logits, labels, sums, starts, smoothing)
                 rows = slice(max(0, num - 100), num)
                 exact = logits[rows].double().requires_grad_()
                 expected = plain_cross_entropy(exact, labels[rows], smoothing)
@@ -175,7 +175,7 @@ def check_loss() -> None:
                 report(f"its gradient {name}", error(found[rows], gradient), limit)
                 del logits, found
     beyond = torch.tensor([50, -1, 3], device=DEVICE)
-    losses, _ = _triton_loss.losses_of(torch.zeros(3, 50, device=DEVICE), beyond, 0.1)
+    losses, _ = triton_kernels.smoothed_losses(torch.zeros(3, 50, device=DEVICE), beyond, 0.1)
     report("labels outside", float((losses.isfinite() != (beyond == 3)).sum()), 0)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from gradvac.lab import languages as corpora
+from gradvac.lab.languages import default_corpus, dictionary_translate
 from gradvac.lab.recipes.nmt import (
     NmtConfig,
     Translator,
@@ -73,13 +73,13 @@ def run(name: str, seed: int, steps: int) -> dict[str, object]:
 
 
 def dictionary() -> dict[str, float]:
-    corpus = corpora.default()
+    corpus = default_corpus()
     bleu = {}
     for split in SPLITS:
         source, reference = (
             list(side)[:500] for side in zip(*corpus.pairs(LOW, split), strict=True)
         )
-        said = corpora.dictionary_translate(corpus, LOW, source, direction="from_en")
+        said = dictionary_translate(corpus, LOW, source, direction="from_en")
         bleu[split] = score_lines(said, reference, LOW).bleu
     return bleu
 

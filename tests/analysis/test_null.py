@@ -11,7 +11,7 @@ from scipy.stats import binom
 from gradvac.analysis import Similarities, statistics
 from gradvac.analysis.report import compare, headline, summarise
 from gradvac.analysis.run import Run
-from gradvac.lab import languages as corpora
+from gradvac.lab.languages import default_corpus
 
 from . import structure
 
@@ -153,7 +153,7 @@ def test_groups_need_more_than_one_odd_task() -> None:
 
 
 def test_groups_of_constructed_languages_are_branches_of_their_families() -> None:
-    corpus = corpora.default()
+    corpus = default_corpus()
     known, draw = corpus.distances(), np.random.default_rng(0)
     noise = draw.normal(0, 0.05, (1, len(structure.COMPONENTS), *known.distance.shape))
     values = (0.8 - known.distance + noise + noise.swapaxes(-1, -2)).astype(np.float32)

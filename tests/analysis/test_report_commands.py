@@ -18,7 +18,7 @@ from gradvac.analysis.similarities import Similarities, save_similarities
 from gradvac.cli import figures, report
 from gradvac.cli._common import tells_mistakes
 from gradvac.cli._runs import load_runs, sizes_of
-from gradvac.lab import languages as corpora
+from gradvac.lab.languages import default_corpus, genealogical_distances
 
 COMPONENTS = ("encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1")
 app = typer.Typer()
@@ -39,14 +39,14 @@ def write_run(folder: Path, tasks: list[str], matrix: np.ndarray, settings: str 
 @pytest.fixture(scope="module")
 def constructed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Similarity that falls with the known distance."""
-    known = corpora.default().distances()
+    known = default_corpus().distances()
     tasks = [f"en-{code}" for code in known.codes]
     return write_run(tmp_path_factory.mktemp("runs") / "made", tasks, 0.8 - known.distance)
 
 
 def test_constructed_languages_are_known(constructed: Path) -> None:
     (run,) = load_runs([constructed])
-    corpus = corpora.default()
+    corpus = default_corpus()
     assert {run.families[f"en-{code}"] for code in corpus.codes} == set(corpus.families)
     assert run.distances is not None
     assert np.array_equal(run.distances.values, corpus.distances().distance)
@@ -82,7 +82,7 @@ def test_report(constructed: Path, tmp_path: Path) -> None:
 def test_report_of_real_languages_in_both_directions(tmp_path: Path) -> None:
     codes = ["fr", "es", "de", "cs", "pl", "fi", "et", "tr"]
     tasks = [f"{code}-en" for code in codes] + [f"en-{code}" for code in codes]
-    known = corpora.genealogical_distances(codes)
+    known = genealogical_distances(codes)
     folder = write_run(tmp_path / "run", tasks, np.tile(0.8 - known, (2, 2)))
     done = CliRunner().invoke(app, ["report", str(folder), "-o", str(tmp_path / "page.html")])
     assert done.exit_code == 0, done.output

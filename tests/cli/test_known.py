@@ -9,7 +9,7 @@ import pytest
 
 from gradvac.analysis import KnownDistances
 from gradvac.cli._known import GENEALOGY, find_distances, find_families
-from gradvac.lab import languages as corpora
+from gradvac.lab.languages import default_corpus, genealogical_distances
 
 SQUARE = "\tfr\ten-es\tde\nfr\t0\t1\t2\nen-es\t1\t0\t3\nde\t2\t3\t0\n"
 
@@ -30,14 +30,14 @@ def test_real_languages_are_known_by_descent() -> None:
     found = one(GENEALOGY, "fr-en", "en-fr", "en-xx", "en-cs", "en")
     assert found.name == "genealogical distance"
     assert found.tasks == ("fr-en", "en-fr", "en-cs", "en")
-    assert np.array_equal(found.values, corpora.genealogical_distances(["fr", "fr", "cs", "en"]))
+    assert np.array_equal(found.values, genealogical_distances(["fr", "fr", "cs", "en"]))
 
 
 def test_the_more_numerous_of_real_and_constructed_count() -> None:
     built = one(GENEALOGY, "en-qso", "en-qsm", "en-qtu", "en-fr", "en-cs")
     assert built.tasks == ("en-qso", "en-qsm", "en-qtu")
     assert built.name == "distance by construction"
-    assert built.values[0, 1] == corpora.default().distances().between("qso", "qsm")
+    assert built.values[0, 1] == default_corpus().distances().between("qso", "qsm")
     real = one(GENEALOGY, "en-qso", "en-qsm", "en-fr", "en-cs", "en-de")
     assert real.tasks == ("en-fr", "en-cs", "en-de")
 

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.lab import languages as corpora
+from gradvac.lab.languages import Corpus, default_corpus, load_corpus
 
 
 @pytest.fixture(scope="session")
-def corpus() -> corpora.Corpus:
+def corpus() -> Corpus:
     """The default corpus; what one test generates the others reuse."""
-    return corpora.default()
+    return default_corpus()
 
 
 @pytest.fixture
-def load_text(tmp_path: Path) -> Callable[[str], corpora.Corpus]:
+def load_text(tmp_path: Path) -> Callable[[str], Corpus]:
     """Loads a corpus from TOML text."""
 
-    def load(text: str) -> corpora.Corpus:
+    def load(text: str) -> Corpus:
         path = tmp_path / "families.toml"
         path.write_text(text, encoding="utf-8")
-        return corpora.load(path)
+        return load_corpus(path)
 
     return load

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.lab import languages as corpora
-from gradvac.lab.languages import SPLITS, Corpus, _export
+from gradvac.lab.languages import SPLITS, Corpus, write_corpus
+from gradvac.lab.languages import corpus as corpus_module
 
 CODES = ["qtm", "qnm"]
 
@@ -28,7 +28,7 @@ def read(path: Path) -> list[str]:
 
 def test_round_trip(small: Corpus, tmp_path: Path) -> None:
     out = tmp_path / "new" / "corpus"
-    written = corpora.write(small, out)
+    written = write_corpus(small, out)
     assert sorted(written) == sorted(out.iterdir())
     for code in CODES:
         pairs = [tuple(line.split("\t")) for line in read(out / f"train.en-{code}.tsv")]
@@ -53,9 +53,9 @@ def test_round_trip(small: Corpus, tmp_path: Path) -> None:
 
 def test_earlier_export_is_replaced_and_stale_files_go(small: Corpus, tmp_path: Path) -> None:
     out = tmp_path / "corpus"
-    corpora.write(small, out)
+    write_corpus(small, out)
     (out / "notes.txt").write_text("mine")
-    corpora.write(small.select(["qnm"]), out)
+    write_corpus(small.select(["qnm"]), out)
     assert not (out / "train.en-qtm.tsv").exists()
     assert not (out / "dev.qtm").exists()
     assert (out / "train.en-qnm.tsv").exists()
@@ -65,20 +65,20 @@ def test_earlier_export_is_replaced_and_stale_files_go(small: Corpus, tmp_path: 
 def test_foreign_directory_is_refused_unless_told(small: Corpus, tmp_path: Path) -> None:
     out = tmp_path / "corpus"
     out.mkdir()
-    corpora.write(small, out)  # empty is fine
+    write_corpus(small, out)  # empty is fine
     (out / "languages.json").write_text('{"generator": "another"}')
     before = sorted(out.iterdir())
     with pytest.raises(ValueError, match=r"is not empty and not an earlier export; .*overwrite"):
-        corpora.write(small, out)
+        write_corpus(small, out)
     assert sorted(out.iterdir()) == before
     (out / "notes.txt").write_text("mine")
-    corpora.write(small, out, overwrite=True)
+    write_corpus(small, out, overwrite=True)
     assert json.loads((out / "languages.json").read_text())["generator"] == "gradvac.lab.languages"
     assert (out / "notes.txt").read_text() == "mine"
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(ValueError, match="is a file"):
-        corpora.write(small, file)
+        write_corpus(small, file)
 
 
 def test_failure_leaves_nothing_behind(
@@ -87,9 +87,9 @@ def test_failure_leaves_nothing_behind(
     def fail(corpus: Corpus) -> dict[str, object]:
         raise OSError("disk full")
 
-    monkeypatch.setattr(_export, "describe", fail)
+    monkeypatch.setattr(corpus_module, "describe_corpus", fail)
     with pytest.raises(OSError, match="disk full"):
-        corpora.write(small, tmp_path / "corpus")
+        write_corpus(small, tmp_path / "corpus")
     assert not list(tmp_path.iterdir())
 
 
@@ -97,7 +97,7 @@ def test_interrupted_replacement_does_not_pass_for_an_export(
     small: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "corpus"
-    corpora.write(small, out)
+    write_corpus(small, out)
     moved: list[Path] = []
 
     def fail_after_two(source: Path, target: Path) -> None:
@@ -105,22 +105,22 @@ def test_interrupted_replacement_does_not_pass_for_an_export(
             raise OSError("interrupted")
         moved.append(source.rename(target))
 
-    monkeypatch.setattr(_export.os, "replace", fail_after_two)
+    monkeypatch.setattr(corpus_module.os, "replace", fail_after_two)
     with pytest.raises(OSError, match="interrupted"):
-        corpora.write(small.select(["qnm"]), out)
+        write_corpus(small.select(["qnm"]), out)
     assert not (out / "languages.json").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
     monkeypatch.undo()
     with pytest.raises(ValueError, match="not an earlier export"):
-        corpora.write(small, out)
+        write_corpus(small, out)
 
 
 def test_a_manifest_cannot_delete_files_elsewhere(small: Corpus, tmp_path: Path) -> None:
     out, outside = tmp_path / "corpus", tmp_path / "precious"
     outside.write_text("mine")
-    corpora.write(small, out)
+    write_corpus(small, out)
     manifest = json.loads((out / "languages.json").read_text(encoding="utf-8"))
     manifest["files"].append("../precious")
     (out / "languages.json").write_text(json.dumps(manifest), encoding="utf-8")
-    corpora.write(small, out)
+    write_corpus(small, out)
     assert outside.read_text() == "mine"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradvac.lab.languages import Corpus, Word, dictionary_translate
-from gradvac.lab.languages._dictionary import _align
+from gradvac.lab.languages.corpus import _align
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.lab import languages as corpora
-from gradvac.lab.languages import Corpus
+from gradvac.lab.languages import Corpus, load_corpus
 
 SMALL = """
 seed = 3
@@ -124,6 +123,6 @@ def test_too_few_sounds_for_the_words_are_refused(load_text: Callable[[str], Cor
 def test_seed_can_be_replaced(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text(SMALL, encoding="utf-8")
-    same, other = corpora.load(path, seed=3), corpora.load(path, seed=4)
+    same, other = load_corpus(path, seed=3), load_corpus(path, seed=4)
     assert same.aligned("dev") == Corpus.from_toml(path).aligned("dev")
     assert other.aligned("dev") != same.aligned("dev")

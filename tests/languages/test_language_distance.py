@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from gradvac.lab.languages import Corpus, Grammar
-from gradvac.lab.languages._concepts import CONTENT
-from gradvac.lab.languages._grammar import PARAMETERS, typological_distance
-from gradvac.lab.languages._scripts import SCRIPTS, writer
-from gradvac.lab.languages._sounds import SOUNDS
+from gradvac.lab.languages.grammar import PARAMETERS, typological_distance
+from gradvac.lab.languages.meanings import CONTENT
+from gradvac.lab.languages.sounds import SCRIPTS, SOUNDS, writer
 
 
 def relation(corpus: Corpus, one: str, other: str) -> str:

@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.lab import languages as corpora
-from gradvac.lab.languages import Clause, Corpus, Sentence, Thing
-from gradvac.lab.languages._grammar import PARAMETERS
-from gradvac.lab.languages._scripts import SCRIPTS
+from gradvac.lab.languages import SPLITS, Clause, Corpus, Sentence, Thing, default_corpus
+from gradvac.lab.languages.grammar import PARAMETERS
+from gradvac.lab.languages.sounds import SCRIPTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "languages.md"
 BLOCK = re.compile(r"<!-- generated: (\w+) -->\n\n(.*?)\n\n<!-- end -->", re.DOTALL)
@@ -130,13 +129,13 @@ def test_example_family_on_the_page_loads_and_speaks(load_text: Callable[[str], 
     assert 0.5 < share < 0.95
 
 
-@pytest.mark.parametrize("name", [*PARAMETERS, *SCRIPTS, *corpora.SPLITS])
+@pytest.mark.parametrize("name", [*PARAMETERS, *SCRIPTS, *SPLITS])
 def test_page_explains_every_parameter_script_and_split(name: str) -> None:
     assert f"`{name}`" in PAGE.read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":
-    default = corpora.default()
+    default = default_corpus()
     page = PAGE.read_text(encoding="utf-8")
     page = BLOCK.sub(
         lambda match: (

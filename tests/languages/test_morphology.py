@@ -6,23 +6,30 @@ from dataclasses import replace
 
 import pytest
 
-from gradvac.lab import languages as corpora
-from gradvac.lab.languages import Clause, Corpus, Grammar, Sentence, SoundChange, Thing
-from gradvac.lab.languages._concepts import RELATIONS
-from gradvac.lab.languages._inflection import Inflection
-from gradvac.lab.languages._lexicon import (
+from gradvac.lab.languages import (
+    Clause,
+    Corpus,
+    Grammar,
+    Sentence,
+    SoundChange,
+    Thing,
+    default_corpus,
+    part_of_speech,
+)
+from gradvac.lab.languages.meanings import RELATIONS, Tense
+from gradvac.lab.languages.sounds import BACK
+from gradvac.lab.languages.words import (
     _FUSED,
     _SEPARATE,
     CASES,
     CLASSES,
     PERSONS,
     TENSES,
+    Inflection,
     Lexicon,
     Stem,
     lexicon_of,
 )
-from gradvac.lab.languages._meaning import Tense
-from gradvac.lab.languages._sounds import BACK
 
 
 def forms(corpus: Corpus, code: str, clause: Clause) -> dict[str, str]:
@@ -229,11 +236,11 @@ def test_affixes_have_names_of_their_own() -> None:
 
 
 def test_every_word_has_a_part_of_speech() -> None:
-    corpus = corpora.default().select(["qso", "qpp"]).resize({"qso": 50, "qpp": 50})
+    corpus = default_corpus().select(["qso", "qpp"]).resize({"qso": 50, "qpp": 50})
     for code in corpus.codes:
         for split in ("train", "dev"):
             spoken = corpus.spoken(code, split)
             lines = [line for _, line in corpus.pairs(code, split)]
             assert [" ".join(word.form for word in words) for words in spoken] == lines
-            parts = {corpora.part_of_speech(word.concept) for words in spoken for word in words}
+            parts = {part_of_speech(word.concept) for words in spoken for word in words}
             assert {"NOUN", "VERB", "ADJ", "PROPN", "ADP"} <= parts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gradvac.lab.languages import Clause, Corpus, Sentence, SoundChange, Thing
-from gradvac.lab.languages._concepts import CONTENT
-from gradvac.lab.languages._sounds import CONSONANTS, VOWELS, adapt, evolve
+from gradvac.lab.languages.meanings import CONTENT
+from gradvac.lab.languages.sounds import CONSONANTS, VOWELS, adapt, evolve
 
 
 @pytest.mark.parametrize(

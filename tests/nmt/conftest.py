@@ -54,7 +54,10 @@ def random_batch() -> Callable[..., Batch]:
             lengths = [longest if equal else draw.integers(1, longest) for _ in tasks]
             return Ragged.of([draw.integers(4, vocabulary, length) for length in lengths])
 
-        sources, targets = sentences(8).enclose(3, 2), sentences(7).enclose(1, 2)
+        sources, targets = (
+            sentences(8).add_special_tokens(3, 2),
+            sentences(7).add_special_tokens(1, 2),
+        )
         return make_batch(sources, targets, tasks, packed=packed)
 
     return build

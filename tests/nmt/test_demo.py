@@ -17,8 +17,14 @@ from rich.console import Console
 
 from gradvac.analysis import load_run
 from gradvac.lab.recipes.nmt import NmtConfig
-from gradvac.lab.recipes.nmt.demo import DemoResult, _program, run_demo, verdict
-from gradvac.lab.recipes.nmt.side_by_side import _Sender, run_side_by_side
+from gradvac.lab.recipes.nmt.demo import (
+    DemoResult,
+    _program,
+    _RemoteDisplay,
+    run_demo,
+    run_side_by_side,
+    verdict,
+)
 from gradvac.lab.training import Display, config
 from gradvac.lab.training.environment import StopSignals
 
@@ -121,10 +127,10 @@ def test_a_stop_leaves_no_process_behind() -> None:
 def test_a_job_that_nobody_hears_stops_itself() -> None:
     here, there = multiprocessing.Pipe(duplex=False)
     here.close()
-    sender = _Sender(there)
+    display = _RemoteDisplay(there)
     with StopSignals() as signals:
-        sender.say("hello?")
-        sender.say("hello?")  # a second signal would end it at once, unsaved
+        display.say("hello?")
+        display.say("hello?")  # a second signal would end it at once, unsaved
     assert signals.received == "SIGTERM"
 
 

@@ -15,30 +15,31 @@ from gradvac import Aligner, GradVac
 from gradvac.lab.recipes.nmt import (
     SIZES,
     Batch,
-    Decoder,
+    BeamSearch,
     NmtConfig,
     Ragged,
-    Search,
+    SearchOptions,
     Transformer,
     Translator,
-    attention,
     train_translation,
 )
-from gradvac.lab.recipes.nmt.batch import Frame
+from gradvac.lab.recipes.nmt.batches import StaticShape
 from gradvac.lab.recipes.nmt.loss import cross_entropy, plain_cross_entropy
 from gradvac.lab.training import Display
 
 from .. import needs
-from .test_batch import framed
+from .test_batches import filled_up
 
 pytestmark = needs.GPU
 
 
-@pytest.mark.parametrize("most", [attention._SHORT, 0], ids=["short", "long"])
+@pytest.mark.parametrize("most", [256, 0], ids=["short", "long"])
 def test_packed_attention_equals_padded(
     random_batch: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(attention, "_SHORT", most)  # 0: sentences of any length are long
+    monkeypatch.setattr(
+        "gradvac.lab.recipes.nmt.model._SHORT", most
+    )  # 0: sentences of any length are long
     device = torch.device("cuda")
     torch.manual_seed(0)
     model = Transformer(SIZES["tiny"], 50, dropout=0.0).to(device)
@@ -59,9 +60,9 @@ def test_packed_attention_equals_padded(
 def test_tasks_on_the_device_give_the_gradients_of_tasks_on_the_host() -> None:
     """There they are said to ascend instead of being sorted, and a task may be absent unseen."""
     device = torch.device("cuda")
-    frame = Frame(source=120, target=96, rows=24, longest=11)
+    shape = StaticShape(source=120, target=96, rows=24, longest=11)
     found = []
-    for batch in framed(frame):
+    for batch in filled_up(shape):
         torch.manual_seed(0)
         model = Transformer(SIZES["tiny"], 50, dropout=0.0).to(device)
         names = ["a", "b", "c", "never"]
@@ -105,7 +106,7 @@ def test_the_loss_of_kernels_is_the_plain_one(
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_short_sentences(causal: bool) -> None:
-    from gradvac.lab.recipes.nmt._triton_attention import attend_short
+    from gradvac.lab.recipes.nmt.triton_kernels import attend_short
 
     device, heads, width = torch.device("cuda"), 3, 32
     lengths = [1, 5, 32, 33, 70, 31, 64, 3, 0, 0]
@@ -177,14 +178,14 @@ def test_graphs_and_refilled_slots_say_the_same(num_beams: int) -> None:
         model.embedding.weight.mul_(3.0)
     draw = np.random.default_rng(0)
     sources = Ragged.of([draw.integers(4, 3000, n) for n in draw.integers(2, 40, 150)])
-    sources = sources.enclose(3, 2)
+    sources = sources.add_special_tokens(3, 2)
     limits = [int(limit) for limit in draw.integers(2, 60, 150)]
-    options = Search(1, 2, num_beams, 0.6, (0, 1, 3))
-    expected = Decoder(model, options).decode(sources, limits)
+    options = SearchOptions(1, 2, num_beams, 0.6, (0, 1, 3))
+    expected = BeamSearch(model, options).decode(sources, limits)
     on_gpu = model.cuda()
     for graphs, memory in ((False, None), (True, None), (True, 30_000_000)):
-        decoder = Decoder(on_gpu, options, graphs=graphs, memory=memory)
+        search = BeamSearch(on_gpu, options, graphs=graphs, memory=memory)
         for _ in range(2):  # the second time graphs are there
-            found = decoder.decode(sources, limits)
+            found = search.decode(sources, limits)
             same = [a.tokens == b.tokens for a, b in zip(found, expected, strict=True)]
             assert sum(same) >= 147  # float32 on two devices: a tie may break the other way

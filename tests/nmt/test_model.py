@@ -192,7 +192,9 @@ def test_dropout_is_for_training_only(tiny_model: Build, random_batch: Build) ->
 
 def test_positions_reach_any_length(tiny_model: Build) -> None:
     model = tiny_model()
-    long = make_batch(Ragged.of([np.full(700, 5)]), Ragged.of([np.full(600, 6)]).enclose(1, 2), [0])
+    long = make_batch(
+        Ragged.of([np.full(700, 5)]), Ragged.of([np.full(600, 6)]).add_special_tokens(1, 2), [0]
+    )
     assert model(long).isfinite().all()
 
 

@@ -169,10 +169,10 @@ def test_fixed_batches_are_full_and_lose_no_sentence(toy_config: Build) -> None:
     seen, filled = 0, []
     for _ in range(60):
         batch = next(batches)
-        assert batch.frame is not None
+        assert batch.static_shape is not None
         assert batch.counts is not None
-        assert len(batch.source.tokens) == batch.frame.source <= 300
-        assert len(batch.labels) == batch.frame.target <= 300
+        assert len(batch.source.tokens) == batch.static_shape.source <= 300
+        assert len(batch.labels) == batch.static_shape.target <= 300
         num = int(batch.counts.sum())
         assert batch.num_tokens == int(batch.target.ends[num])
         # Every sentence that counts starts with its language and ends with </s>.
@@ -182,7 +182,7 @@ def test_fixed_batches_are_full_and_lose_no_sentence(toy_config: Build) -> None:
             recipe.prepared.vocabulary.tag(code) for code in ("xx", "yy")
         }
         seen += num
-        filled.append(batch.num_tokens / batch.frame.target)
+        filled.append(batch.num_tokens / batch.static_shape.target)
     plain = build_recipe(toy_config(batch={"packed": True, "tokens": 300, "chunk": 6})).batches()
     assert seen > 0.95 * sum(len(next(plain)) for _ in range(60))
     assert sum(filled) / len(filled) > 0.88  # of 300 tokens; sentences of 20 do not fit gaplessly

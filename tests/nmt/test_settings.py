@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gradvac.lab.languages import RESOURCE_LEVELS, languages
+from gradvac.lab.languages import RESOURCE_LEVELS, real
 from gradvac.lab.recipes.nmt import NmtConfig, Transformer, train_translation
 from gradvac.lab.runs import scores
 from gradvac.lab.training import ConfigError, RunConfig, config
@@ -23,11 +23,11 @@ def test_every_config_loads(path: Path) -> None:
 
 
 def test_the_configs_of_the_paper_are_there() -> None:
-    paper = {code for code, real in languages.LANGUAGES.items() if real.resource_level}
+    paper = {code for code, real in real.LANGUAGES.items() if real.resource_level}
     massive = config.load(NmtConfig, CONFIGS / "massive25.toml")
     assert set(massive.data.languages) == paper
     big, base = (config.load(NmtConfig, CONFIGS / f"transformer_{s}.toml") for s in ("big", "base"))
-    assert set(big.data.languages) == set(languages.WMT)
+    assert set(big.data.languages) == set(real.WMT)
     assert big.model.dimensions().inner == 8192
     for settings in (big, base):  # appendix B
         optimizer = settings.optimizer

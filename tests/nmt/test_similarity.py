@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gradvac.analysis import load_similarities
 from gradvac.lab.recipes.nmt import NmtConfig, PreparedCorpus, prepare_corpus, train_translation
-from gradvac.lab.recipes.nmt.batch import make_batch
+from gradvac.lab.recipes.nmt.batches import make_batch
 from gradvac.lab.recipes.nmt.similarity import aligned_lines, measure_translation
 from gradvac.lab.recipes.nmt.stream import TaskData
 from gradvac.lab.runs import RunFolder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.lab import languages as corpora
+from gradvac.lab.languages import default_corpus
 from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.nmt import NmtConfig, open_corpus, prepare_corpus
 from gradvac.lab.recipes.nmt.cleaning import warn_of_languages
@@ -40,7 +40,7 @@ def test_languages_that_are_not_what_they_are_called(
 
 @pytest.mark.parametrize("code", ["qso", "qtu", "qnk", "qpp"])
 def test_constructed_languages_give_no_warning(code: str) -> None:
-    pairs = corpora.default().pairs(code, "dev")[:200]
+    pairs = default_corpus().pairs(code, "dev")[:200]
     assert warn_of_languages("en", code, pairs) is None
     turned = [(right, left) for left, right in pairs]
     assert "the wrong way round" in str(warn_of_languages("en", code, turned))

@@ -121,7 +121,7 @@ def test_batches_of_one_size_train_alike(settings: Settings, tmp_path: Path, sho
         recipe = TaggingRecipe(config, prepare_sentences(config))
         batches = list(islice(recipe.batches(), 5))
         if fixed:
-            shapes = {(tuple(batch.tokens.shape), batch.frame) for batch in batches}
+            shapes = {(tuple(batch.tokens.shape), batch.static_shape) for batch in batches}
             assert len(shapes) == 1
             own = batches[0].copy()
             own.copy_(batches[1])

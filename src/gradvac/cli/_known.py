@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gradvac.analysis import KnownDistances
 from gradvac.cli._options import GENEALOGY
 from gradvac.hints import some
-from gradvac.lab import languages as corpora
+from gradvac.lab.languages import default_corpus, genealogical_distances, real, uriel_distances
 from gradvac.tasks import find_direction, other_languages, pivot_of
 
 _URIEL = "uriel:"
@@ -26,11 +26,11 @@ def find_families(runs: Sequence[Sequence[str]], path: Path | None = None) -> li
 
     The file takes precedence over the tables.
     """
-    families = {code: built.family for code, built in corpora.default().languages.items()}
+    families = {code: built.family for code, built in default_corpus().languages.items()}
     for code in (code for tasks in runs for code in other_languages(tasks)):
-        real = corpora.languages.find(code)
-        if real is not None:
-            families.setdefault(code, real.family)
+        known = real.find(code)
+        if known is not None:
+            families.setdefault(code, known.family)
     if path is not None:
         from_file = _read_families(path)
         names = {name for tasks in runs for name in (*tasks, *other_languages(tasks))}
@@ -46,10 +46,10 @@ def find_families(runs: Sequence[Sequence[str]], path: Path | None = None) -> li
 
 def find_names(tasks: Sequence[str]) -> dict[str, str]:
     """Task -> name of its language, for the languages of the tables."""
-    constructed = corpora.default().languages
+    constructed = default_corpus().languages
     names = {}
     for task, code in _with_languages(tasks):
-        language = constructed.get(code) or corpora.languages.find(code)
+        language = constructed.get(code) or real.find(code)
         if language is not None:
             names[task] = language.name
     return names
@@ -91,20 +91,20 @@ def _tables(source: str, codes: Sequence[str]) -> list[KnownDistances]:
     """Distances between languages, or whatever a file names."""
     if source.startswith(_URIEL):
         kind = source.removeprefix(_URIEL)
-        values = corpora.uriel_distances(codes, kind)
+        values = uriel_distances(codes, kind)
         return [KnownDistances(tuple(codes), values, f"URIEL {kind} distance")]
     if source != GENEALOGY:
         return [_read_distances(Path(source))]
     tables = []
-    constructed = corpora.default()
+    constructed = default_corpus()
     if any(code in constructed.languages for code in codes):
         built = constructed.distances()
         tables.append(KnownDistances(built.codes, built.distance, "distance by construction"))
-    languages = {code: corpora.languages.find(code) for code in codes}
-    real = {code: language.code for code, language in languages.items() if language is not None}
-    if real:
-        values = corpora.genealogical_distances(list(real.values()))
-        tables.append(KnownDistances(tuple(real), values, "genealogical distance"))
+    languages = {code: real.find(code) for code in codes}
+    listed = {code: language.code for code, language in languages.items() if language is not None}
+    if listed:
+        values = genealogical_distances(list(listed.values()))
+        tables.append(KnownDistances(tuple(listed), values, "genealogical distance"))
     return tables
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from gradvac.analysis import Run, load_run
 from gradvac.cli._known import find_distances, find_families, find_names
 from gradvac.cli._options import GENEALOGY
-from gradvac.lab import languages as corpora
+from gradvac.lab.languages import default_corpus
 from gradvac.lab.runs import RunFolder, prepared_sizes
 from gradvac.tasks import other_languages, turned
 
@@ -42,7 +42,7 @@ def _unique_names(runs: Sequence[Run]) -> list[str]:
 
 def sizes_of(runs: Sequence[Run]) -> dict[str, int]:
     """Training pairs of each task: as prepared, or else as the constructed languages have them."""
-    constructed = corpora.default().languages
+    constructed = default_corpus().languages
     sizes: dict[str, int] = {}
     for run in reversed(runs):
         prepared = prepared_sizes(RunFolder(run.path))

@@ -12,7 +12,7 @@ from rich.table import Table
 from gradvac.cli._common import tells_mistakes
 
 if TYPE_CHECKING:
-    from gradvac.lab import languages as corpora
+    from gradvac.lab.languages import Corpus
 
 app = typer.Typer(help="The constructed languages.", no_args_is_help=True)
 
@@ -42,18 +42,18 @@ def write(
     ] = None,
 ) -> None:
     """Write a multi-way parallel corpus as text files."""
-    from gradvac.lab import languages as corpora
+    from gradvac.lab.languages import default_corpus, load_corpus, write_corpus
 
-    corpus = corpora.default(seed=seed) if families is None else corpora.load(families, seed=seed)
+    corpus = default_corpus(seed=seed) if families is None else load_corpus(families, seed=seed)
     if languages is not None:
         corpus = corpus.select([code.strip() for code in languages.split(",")])
-    paths = corpora.write(corpus, directory)
+    paths = write_corpus(corpus, directory)
     console = Console()
     console.print(language_table(corpus))
     print(f"Wrote {len(paths)} files to {directory}.")
 
 
-def language_table(corpus: corpora.Corpus) -> Table:
+def language_table(corpus: Corpus) -> Table:
     """The languages of a corpus as a table."""
     shown = Table()
     for column in ("code", "name", "family", "branch", "script", "level"):

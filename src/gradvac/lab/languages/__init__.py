@@ -13,53 +13,41 @@ differ), every language has exactly the data size it was given, and the developm
 evaluation sets say the same things in all languages. The default set has 16 languages in 4
 families; a few lines of TOML make another. Everything follows from a seed, on any machine.
 
-    corpus = corpora.default()
+    corpus = default_corpus()
     corpus.pairs("qso", "train")       # [(English, Ostrel), ...], 20,000 pairs
     corpus.aligned("eval")             # {"en": (...), "qso": (...), ...}, line by line
     corpus.distances().distance        # [16, 16]
-    corpora.write(corpus, "data/constructed")
+    write_corpus(corpus, "data/constructed")
 
-    _corpus.py            Corpus: what users see of the constructed languages
-    _settings.py          families from TOML, with errors that name the key
-    _tree.py              the family tree: languages, their sizes and resource levels
-    _draw.py              draws that are the same on every machine
-    _concepts.py          what sentences are about, with the English words
-    _meaning.py           meanings: small typed trees that every language can put into words
-    _sampling.py          an endless stream of plausible meanings
-    _generator.py         sentences in every language, held-out ones kept apart
-    _pivot.py             meanings in English
-    _grammar.py           the parameters in which languages differ
-    _lexicon.py           how words descend, change, are replaced and are borrowed
-    _sounds.py            sounds and regular sound change
-    _scripts.py           spellings of the sounds
-    _inflection.py        from a concept and its features to a written word
-    _rendering.py         meanings in a constructed language
-    _parts_of_speech.py   the part of speech of every word
-    _dictionary.py        translation word by word, a baseline
-    _distance.py          distances known by construction
-    _export.py            a corpus as plain files
-    languages.py          the table of the paper's real languages
-    _genealogy.py         the family tree of real languages, and distances read off it
-    _uriel.py             distances after URIEL
-    _nearest.py           suggestions for error messages
+    corpus.py      what users see: sentences, splits, distances, export, the dictionary baseline
+    families.py    family trees from TOML, with errors that name the key
+    meanings.py    what sentences are about, and an endless stream of plausible meanings
+    grammar.py     the parameters in which languages differ
+    sounds.py      sounds, regular sound change, and scripts
+    words.py       how words descend, change, are replaced, borrowed and inflected
+    rendering.py   meanings put into English and into a constructed language
+    real.py        real languages: the paper's tables, family tree, distances
 
-`languages` is the table of the paper's real languages. How nearly real languages are related say
+`real` is the table of the paper's real languages. How nearly real languages are related say
 `genealogical_distances` and, with the package `urielplus`, `uriel_distances`.
 """
 
-from gradvac.lab.languages import languages
-from gradvac.lab.languages._corpus import Corpus, default, load
-from gradvac.lab.languages._dictionary import dictionary_translate
-from gradvac.lab.languages._distance import Distances
-from gradvac.lab.languages._export import describe, write
-from gradvac.lab.languages._genealogy import genealogical_distances
-from gradvac.lab.languages._grammar import Grammar
-from gradvac.lab.languages._meaning import Clause, Sentence, Thing
-from gradvac.lab.languages._parts_of_speech import part_of_speech
-from gradvac.lab.languages._pivot import PIVOT, Word
-from gradvac.lab.languages._sounds import SoundChange
-from gradvac.lab.languages._tree import RESOURCE_LEVELS, SPLITS, Language
-from gradvac.lab.languages._uriel import URIEL_KINDS, uriel_distances
+from gradvac.lab.languages import real
+from gradvac.lab.languages.corpus import (
+    Corpus,
+    Distances,
+    default_corpus,
+    describe_corpus,
+    dictionary_translate,
+    load_corpus,
+    write_corpus,
+)
+from gradvac.lab.languages.families import PIVOT, RESOURCE_LEVELS, SPLITS, Language
+from gradvac.lab.languages.grammar import Grammar
+from gradvac.lab.languages.meanings import Clause, Sentence, Thing
+from gradvac.lab.languages.real import URIEL_KINDS, genealogical_distances, uriel_distances
+from gradvac.lab.languages.rendering import Word, part_of_speech
+from gradvac.lab.languages.sounds import SoundChange
 
 __all__ = [
     "PIVOT",
@@ -75,13 +63,13 @@ __all__ = [
     "SoundChange",
     "Thing",
     "Word",
-    "default",
-    "describe",
+    "default_corpus",
+    "describe_corpus",
     "dictionary_translate",
     "genealogical_distances",
-    "languages",
-    "load",
+    "load_corpus",
     "part_of_speech",
+    "real",
     "uriel_distances",
-    "write",
+    "write_corpus",
 ]

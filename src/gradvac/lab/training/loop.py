@@ -212,8 +212,8 @@ class _Loop(Generic[BatchT]):
     def choose_step(self, batch: BatchT) -> Callable[[list[BatchT]], StepResult]:
         """An eager step; or a recorded one, if all batches have the same size."""
         step, wanted = EagerStep(self.settings, self.state), self.settings.train.graph
-        on_gpu, framed = self.state.device.type == "cuda", getattr(batch, "frame", None) is not None
-        is_possible = on_gpu and framed and self.job.size == 1
+        is_static = getattr(batch, "static_shape", None) is not None
+        is_possible = self.state.device.type == "cuda" and is_static and self.job.size == 1
         if wanted is True and not is_possible:
             raise ValueError(
                 "train.graph = true needs a GPU, one process and batches of one size (batch.fixed "

@@ -67,9 +67,9 @@ FULL_BATCH = BatchSlice()
 class MicroBatch(Protocol):
     """One micro-batch: anything that knows how many tokens it is worth.
 
-    A batch with an attribute `frame` that is not None says that all batches of the run have one
-    size; it also has `to(device)`, `copy()` and `copy_(other)`, and all its tensors, the tasks of
-    its rows included, move to the device. A step can then be recorded as a CUDA graph.
+    A batch with an attribute `static_shape` that is not None says that all batches of the run have
+    it; there are also `to(device)`, `copy()` and `copy_(other)`, and all tensors, the tasks of rows
+    included, move to the device. A step can then be recorded as a CUDA graph.
     """
 
     @property

@@ -2,7 +2,7 @@
 
 A graph replays a step that was recorded once, so that the host's only work is to copy the next
 batch to where the recorded one lay. It needs batches of one size whose tasks live on the device
-(`frame`), and an aligner that decides nothing on the host.
+(`static_shape`), and an aligner that decides nothing on the host.
 """
 
 import logging

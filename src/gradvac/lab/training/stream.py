@@ -31,8 +31,8 @@ _WORKERS: "weakref.WeakSet[_Worker]" = weakref.WeakSet()
 class TensorBatch(ABC):
     """A batch that moves with all of its tensors.
 
-    With a `frame` (its rows and columns) all batches of a run have one size, and nothing that
-    differs between them stays on the host, so a step can be recorded.
+    With a `static_shape` (its rows and columns) all batches of a run have one size, and nothing
+    that differs between them stays on the host, so a step can be recorded.
     """
 
     @abstractmethod
@@ -52,7 +52,7 @@ class TensorBatch(ABC):
         return self._map(Tensor.clone)
 
     def copy_(self, other: Self) -> None:
-        """Copy another batch of the same frame into this one, asynchronously."""
+        """Copy another batch of the same shape into this one, asynchronously."""
         new = other._tensors()
         for name, tensor in self._tensors().items():
             assert tensor.shape == new[name].shape, "batches of a run have one size"

@@ -4,40 +4,34 @@ One Transformer learns all directions; the target language is the first token of
 is a direction such as "en-fr". `prepare_corpus` turns text files into token files,
 `train_translation` trains, `Translator` translates, `score_translation` scores with sacreBLEU.
 
-    settings.py      the config of a run: [data], [model], [batch], [validation], [decoding]
-    readers.py       sentence pairs from text, tables, JSON, TMX, Hugging Face, our own languages
-    cleaning.py      what is dropped, the report of it, and warnings
-    workers.py       work on all cores, in order
-    vocabulary.py    SentencePiece with a token <2xx> for every target language
-    tokens.py        token files: written by tokenising text, mapped into memory
-    preparation.py   text -> clean text -> vocabulary -> token files, and the folder opened
-    ragged.py        sentences of any length, one after the other
-    batch.py         a batch, padded or packed
-    stream.py        batches that mix tasks, cut from token files
-    filling.py       batches of one size, all of them full
-    model.py         the Transformer and its loss
-    attention.py     its attention; _triton_attention.py: kernels for short sentences
-    loss.py          cross-entropy in few passes over the logits; _triton_loss.py: its kernels
-    decode.py        translations searched for, in slots
-    slots.py         the state of sentences that are being translated
-    beams.py         which tokens go on: beam search; greedy.py: the same for one beam
-    translator.py    text -> text
-    score.py         BLEU and chrF++
-    similarity.py    what `gradvac similarity` measures
-    export.py        the model for Hugging Face and CTranslate2
-    start.py         another run's weights to start from; schedules that cannot work
-    recipe.py        what the training loop needs to know, and the entry of the registry
-    demo.py          everything above, in a few minutes
-    side_by_side.py  two trainings at once, a process and a thread each
+    settings.py        the config of a run: [data], [model], [batch], [validation], [decoding]
+    readers.py         sentence pairs from text, tables, JSON, TMX, Hugging Face, our own languages
+    cleaning.py        what is dropped, the report of it, and warnings
+    workers.py         work on all cores, in order
+    vocabulary.py      SentencePiece with a token <2xx> for every target language
+    tokens.py          token files: written by tokenising text, mapped into memory
+    preparation.py     text -> clean text -> vocabulary -> token files, and the folder opened
+    batches.py         a batch, padded or packed, of any or of a static shape
+    stream.py          batches that mix tasks, cut from token files
+    model.py           the Transformer: layers, attention, KV cache
+    loss.py            cross-entropy in few passes over the logits
+    triton_kernels.py  attention and loss on a GPU
+    beam_search.py     beam and greedy search, many sentences at a time
+    translator.py      text -> text
+    score.py           BLEU and chrF++
+    similarity.py      what `gradvac similarity` measures
+    export.py          the model for Hugging Face and CTranslate2
+    start.py           another run's weights to start from; schedules that cannot work
+    recipe.py          what the training loop needs to know, and the entry of the registry
+    demo.py            two trainings side by side and all that follows, in a few minutes
 """
 
-from gradvac.lab.recipes.nmt.batch import Batch, Side, make_batch
+from gradvac.lab.recipes.nmt.batches import Batch, Ragged, Side, make_batch
+from gradvac.lab.recipes.nmt.beam_search import BeamSearch, Hypothesis, SearchOptions
 from gradvac.lab.recipes.nmt.cleaning import CleaningConfig, Report
-from gradvac.lab.recipes.nmt.decode import Decoder, Hypothesis, Search, search
 from gradvac.lab.recipes.nmt.export import export_run
 from gradvac.lab.recipes.nmt.model import SIZES, Size, Transformer
 from gradvac.lab.recipes.nmt.preparation import PreparedCorpus, open_corpus, prepare_corpus
-from gradvac.lab.recipes.nmt.ragged import Ragged
 from gradvac.lab.recipes.nmt.readers import read_pairs
 from gradvac.lab.recipes.nmt.recipe import TranslationRecipe, train_translation
 from gradvac.lab.recipes.nmt.score import (
@@ -57,16 +51,16 @@ from gradvac.lab.recipes.nmt.vocabulary import Vocabulary, VocabularyConfig
 __all__ = [
     "SIZES",
     "Batch",
+    "BeamSearch",
     "CleaningConfig",
     "DataConfig",
-    "Decoder",
     "Hypothesis",
     "NmtConfig",
     "PreparedCorpus",
     "Ragged",
     "Report",
     "Score",
-    "Search",
+    "SearchOptions",
     "Side",
     "Size",
     "Stream",
@@ -88,6 +82,5 @@ __all__ = [
     "score_files",
     "score_lines",
     "score_translation",
-    "search",
     "train_translation",
 ]

@@ -1,29 +1,39 @@
-"""The demo: joint training against GradVac on constructed languages, in a few minutes."""
+"""The demo: joint training against GradVac on constructed languages, in a few minutes.
+
+The two trainings are two processes of one thread each, with one display. On two cores nothing is
+faster: the threads of one small training synchronise after every small product, and where other
+work holds one of them up, all wait. Two processes never wait for each other.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gradvac.lab import languages as corpora
+from gradvac.lab.languages import PIVOT, Corpus, default_corpus, dictionary_translate
 from gradvac.lab.recipes.nmt.preparation import PreparedCorpus, open_corpus
 from gradvac.lab.recipes.nmt.recipe import train_translation
 from gradvac.lab.recipes.nmt.score import bleu_p_value, score_lines, score_translation, translations
 from gradvac.lab.recipes.nmt.settings import TEST, TRAIN, NmtConfig
-from gradvac.lab.recipes.nmt.side_by_side import run_side_by_side
 from gradvac.lab.recipes.nmt.similarity import measure_translation
 from gradvac.lab.runs.files import write_json
-from gradvac.lab.training import AlignConfig, Display
+from gradvac.lab.training import AlignConfig, CheckpointError, Display, DivergedError
 from gradvac.tasks import Direction, parse
 
 DICTIONARY, JOINT, GRADVAC = "dictionary", "joint", "gradvac"
@@ -68,7 +78,7 @@ def run_demo(config: NmtConfig, out: Path, *, console: Console, num_lines: int =
             "validations; leave it out, or set it to some steps."
         )
     begin = time.perf_counter()
-    corpus = corpora.default().select(config.data.languages)
+    corpus = default_corpus().select(config.data.languages)
     data = config.data.model_copy(update={"prepared": out / "data"})
     config = config.model_copy(update={"data": data})
     console.rule("1. Data", align="left")
@@ -121,13 +131,11 @@ def _target(task: str) -> str:
     return parse(task).target
 
 
-def _look_up(corpus: corpora.Corpus, sources: Lines) -> dict[str, list[str]]:
-    return {
-        t: corpora.dictionary_translate(corpus, _target(t), lines) for t, lines in sources.items()
-    }
+def _look_up(corpus: Corpus, sources: Lines) -> dict[str, list[str]]:
+    return {t: dictionary_translate(corpus, _target(t), lines) for t, lines in sources.items()}
 
 
-def _show_languages(corpus: corpora.Corpus, prepared: PreparedCorpus, console: Console) -> None:
+def _show_languages(corpus: Corpus, prepared: PreparedCorpus, console: Console) -> None:
     console.print(
         "English into constructed languages with a known family tree. Two of a branch are siblings:"
         " the small one can learn from the big one."
@@ -137,7 +145,7 @@ def _show_languages(corpus: corpora.Corpus, prepared: PreparedCorpus, console: C
         shown.add_column(column)
     shown.add_column("pairs", justify="right")
     for code, language in corpus.languages.items():
-        size = prepared.sizes[TRAIN][Direction(corpora.PIVOT, code).name]
+        size = prepared.sizes[TRAIN][Direction(PIVOT, code).name]
         facts = (language.name, language.family, language.branch, language.script)
         shown.add_row(code, *facts, language.resource_level.replace("_", " "), f"{size:,}")
     console.print(shown)
@@ -145,7 +153,7 @@ def _show_languages(corpus: corpora.Corpus, prepared: PreparedCorpus, console: C
 
 
 def _show_samples(
-    corpus: corpora.Corpus,
+    corpus: Corpus,
     sources: Lines,
     references: Lines,
     said: Mapping[str, Lines],
@@ -162,9 +170,7 @@ def _show_samples(
     console.print(shown)
 
 
-def _show_scores(
-    corpus: corpora.Corpus, result: DemoResult, num_lines: int, console: Console
-) -> None:
+def _show_scores(corpus: Corpus, result: DemoResult, num_lines: int, console: Console) -> None:
     shown = Table()
     shown.add_column("BLEU")
     for column in (DICTIONARY, JOINT, GRADVAC, "change", "p"):
@@ -250,7 +256,166 @@ def _show_way_on(config: NmtConfig, out: Path, result: DemoResult, console: Cons
 
 
 def _program() -> str:
-    """How to call us from a shell, also one in which our environment is not active."""
+    """How to call gradvac from a shell, also where its environment is not active."""
     found = shutil.which("gradvac")
     is_ours = found is not None and Path(found).parent == Path(sys.executable).parent
     return "gradvac" if is_ours else f"{os.path.relpath(sys.executable)} -m gradvac"
+
+
+# --- two trainings side by side -------------------------------------------------------------------
+
+Job = Callable[[Display], Any]
+# One thread each. And glibc would give the memory of every step back to the system and ask for it
+# again in the next, which took a fifth of the time (docs/log.md).
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+
+
+def run_side_by_side(jobs: Mapping[str, Job], console: Console) -> dict[str, Any]:
+    """Run jobs at the same time, each in a process of its own, and show how far they are.
+
+    Args:
+        jobs: Name -> what to do, given a display; must be picklable, and so must what it returns.
+        console: Where to show it.
+
+    Returns:
+        Name -> what the job returned.
+
+    Raises:
+        ValueError: A job failed; says which and why. The others were done to their end.
+        KeyboardInterrupt: Somebody stopped them; they have saved where they stand.
+    """
+    context = multiprocessing.get_context("spawn")
+    pipes: dict[Any, str] = {}
+    processes: list[Any] = []
+    with _stops_as_interrupts():
+        try:
+            with _environment():
+                for name, job in jobs.items():
+                    here, there = context.Pipe(duplex=False)
+                    process = context.Process(target=_work, args=(job, there), name=name)
+                    process.start()
+                    there.close()  # so that the pipe ends with the process
+                    pipes[here] = name
+                    processes.append(process)
+            results, errors = _listen(pipes, console)
+        except KeyboardInterrupt:
+            for process in processes:
+                process.terminate()  # they save where they stand
+            for process in processes:
+                process.join()
+            raise
+    for process in processes:
+        process.join()
+    for name in jobs:
+        if name not in results:
+            errors.setdefault(name, "its process ended without a word")
+    if errors:
+        raise ValueError("; ".join(f"{name}: {what}" for name, what in errors.items()))
+    return results
+
+
+def _listen(pipes: dict[Any, str], console: Console) -> tuple[dict[str, Any], dict[str, str]]:
+    results: dict[str, Any] = {}
+    errors: dict[str, str] = {}
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn())
+    with Progress(
+        *columns, TextColumn("{task.fields[shown]}"), TimeElapsedColumn(), console=console
+    ) as progress:
+        bars = {name: progress.add_task(name, total=None, shown="") for name in pipes.values()}
+        while pipes:
+            for pipe in wait(list(pipes)):
+                assert isinstance(pipe, Connection)
+                name = pipes[pipe]
+                try:
+                    kind, content = pipe.recv()
+                except (EOFError, OSError):
+                    del pipes[pipe]
+                    continue
+                if kind == "bar":
+                    progress.update(bars[name], **content)
+                elif kind == "message":
+                    progress.console.print(f"{name}: {content}", markup=False)
+                elif kind == "result":
+                    results[name] = content
+                else:
+                    errors[name] = content
+    return results, errors
+
+
+def _work(job: Job, pipe: Connection) -> None:
+    """What a process does."""
+    try:
+        outcome = ("result", job(_RemoteDisplay(pipe)))
+    except (ValueError, OSError, CheckpointError, DivergedError) as error:
+        outcome = ("error", str(error))
+    with suppress(OSError):  # nobody listens any more
+        pipe.send(outcome)
+    pipe.close()
+
+
+class _RemoteDisplay(Display):
+    """Sends what to display to the process that started this one."""
+
+    def __init__(self, pipe: Connection) -> None:
+        with open(os.devnull, "w") as nowhere:
+            super().__init__(Console(file=nowhere), quiet=True)
+        self.console.quiet = True
+        self._pipe, self._is_open = pipe, True
+
+    def _send(self, kind: str, content: Any) -> None:
+        try:
+            self._pipe.send((kind, content))
+        except OSError:  # that process was killed: save, and end too
+            if self._is_open:
+                self._is_open = False
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def say(self, message: str) -> None:
+        self._send("message", message)
+
+    def open(self, step: int, max_steps: int) -> None:
+        self._send("bar", {"completed": step, "total": max_steps})
+
+    def advance(self, step: int) -> None:
+        if step % 10 == 0:
+            self._send("bar", {"completed": step})
+
+    def show(self, step: int, values: Mapping[str, float], *, seconds_left: float) -> None:
+        shown = f"loss {values['train/loss']:.3f}, {seconds_left:.0f} s left"
+        self._send("bar", {"completed": step, "shown": shown})
+
+
+@contextmanager
+def _stops_as_interrupts() -> Iterator[None]:
+    """SIGTERM and SIGHUP act like Ctrl-C, so that no process is left behind."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = {}
+    with suppress(ValueError):  # not the main thread
+        for number in (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")):
+            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+                previous[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Variables for processes that are started here, unless the user has set them."""
+    new = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            del os.environ[name]

@@ -1,6 +1,6 @@
-"""A run's model for others: a Hugging Face folder, or CTranslate2's.
+"""A run's model for other programs: as a Hugging Face folder, or CTranslate2's.
 
-The Transformer with pre-norm is a Pegasus model: sinusoidal positions (ours are saved with it),
+The Transformer with pre-norm is a Pegasus model: sinusoidal positions (its table is saved too),
 embeddings scaled by the square root of the width, tied to the softmax. A source is written as
 `<2de> some text`; the tokenizer adds `</s>`.
 """
@@ -56,7 +56,7 @@ def export_run(
         ValueError: A package is missing, the folder is not empty, or the model is no Pegasus.
     """
     run, folder = Path(run), Path(folder)
-    _require(to)
+    _check_packages(to)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"folder: {folder} is there and not empty; choose a new one.")
     if quantization is not None and to != "ctranslate2":
@@ -84,7 +84,7 @@ def export_run(
     return folder
 
 
-def _require(to: str) -> None:
+def _check_packages(to: str) -> None:
     if to not in _PACKAGES:
         raise ValueError(f"to: must be one of {', '.join(_PACKAGES)}, got {to!r}.")
     missing = [name for name in _PACKAGES[to] if importlib.util.find_spec(name) is None]

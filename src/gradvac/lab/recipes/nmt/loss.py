@@ -17,19 +17,19 @@ from torch.autograd.function import once_differentiable
 
 from gradvac.triton_modules import triton_module
 
-_OF_KERNELS = (torch.bfloat16, torch.float16, torch.float32)
+_KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     """Like `F.cross_entropy` of every label, `[N]`, in float32 or better."""
-    if logits.is_cuda and logits.dtype in _OF_KERNELS and _kernels() is not None:
+    if logits.is_cuda and logits.dtype in _KERNEL_DTYPES and _kernels() is not None:
         losses: Tensor = _KernelLoss.apply(logits, labels, smoothing)
         return losses
     return plain_cross_entropy(logits, labels, smoothing)
 
 
 def _kernels() -> Any:
-    return triton_module("gradvac.lab.recipes.nmt._triton_loss")
+    return triton_module("gradvac.lab.recipes.nmt.triton_kernels")
 
 
 class _KernelLoss(torch.autograd.Function):
@@ -39,7 +39,7 @@ class _KernelLoss(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         logits = logits.contiguous()
         losses: Tensor
-        losses, log_sums = _kernels().losses_of(logits, labels, smoothing)
+        losses, log_sums = _kernels().smoothed_losses(logits, labels, smoothing)
         ctx.save_for_backward(logits, labels, log_sums)
         ctx.smoothing = smoothing
         return losses
@@ -57,8 +57,8 @@ def plain_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Ten
     `F.cross_entropy` has, under autocast, a copy of the log-probabilities in float32, a gradient of
     the labels' and one of the smoothing, each `[N, V]`, and their sum.
     """
-    chances = logits.log_softmax(-1, dtype=logits.dtype)
-    losses: Tensor = _SmoothedLoss.apply(chances, labels, smoothing)
+    log_probs = logits.log_softmax(-1, dtype=logits.dtype)
+    losses: Tensor = _SmoothedLoss.apply(log_probs, labels, smoothing)
     return losses
 
 
@@ -66,14 +66,14 @@ class _SmoothedLoss(torch.autograd.Function):
     """-(1 - smoothing) of the label's log-probability - smoothing of the mean of all."""
 
     @staticmethod
-    def forward(ctx: Any, chances: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        kind = torch.promote_types(chances.dtype, torch.float32)
+    def forward(ctx: Any, log_probs: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        kind = torch.promote_types(log_probs.dtype, torch.float32)
         ctx.save_for_backward(labels)
-        ctx.shape, ctx.dtype, ctx.smoothing = chances.shape, chances.dtype, smoothing
-        said = chances.gather(1, labels[:, None])[:, 0].to(kind)
+        ctx.shape, ctx.dtype, ctx.smoothing = log_probs.shape, log_probs.dtype, smoothing
+        of_labels = log_probs.gather(1, labels[:, None])[:, 0].to(kind)
         if not smoothing:
-            return -said
-        return (smoothing - 1) * said - smoothing * chances.mean(1, dtype=kind)
+            return -of_labels
+        return (smoothing - 1) * of_labels - smoothing * log_probs.mean(1, dtype=kind)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -86,7 +86,7 @@ class _SmoothedLoss(torch.autograd.Function):
 
 
 @cache
-def most_logits(device: torch.device) -> int:
+def max_logits(device: torch.device) -> int:
     """How many logits may be held at once: a quarter of a GPU's memory."""
     if device.type != "cuda":
         return 1 << 27

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from gradvac.lab import languages as corpora
-from gradvac.lab.languages.languages import LANGUAGES
+from gradvac.lab.languages import PIVOT, Corpus, default_corpus, load_corpus
+from gradvac.lab.languages.real import LANGUAGES
 from gradvac.lab.recipes.common.readers import (
     HUB,
     UNREADABLE,
@@ -300,20 +300,20 @@ def _read_constructed(rest: str, first: str, second: str, root: Path) -> Iterato
     corpus = _corpus(root / file if file else None)
     if split not in ("train", "dev", "test"):
         raise ValueError(f"data: constructed:{rest} must end in train, dev or test.")
-    if corpora.PIVOT not in (first, second):
+    if PIVOT not in (first, second):
         raise ValueError(
-            f"data: the constructed languages are paired with {corpora.PIVOT!r}; "
+            f"data: the constructed languages are paired with {PIVOT!r}; "
             f"{first}-{second} has no training pairs."
         )
-    if first == corpora.PIVOT:
+    if first == PIVOT:
         yield from corpus.pairs(second, split)  # type: ignore[arg-type]
     else:
         yield from ((right, left) for left, right in corpus.pairs(first, split))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=2)
-def _corpus(path: Path | None) -> corpora.Corpus:
-    return corpora.default() if path is None else corpora.load(path)
+def _corpus(path: Path | None) -> Corpus:
+    return default_corpus() if path is None else load_corpus(path)
 
 
 def _from_rows(where: str, rows: Iterable[Any], first: str, second: str) -> Iterator[Line]:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.common.batches import has_static_shape, is_on_gpu
-from gradvac.lab.recipes.nmt.batch import Batch
+from gradvac.lab.recipes.nmt.batches import Batch
 from gradvac.lab.recipes.nmt.model import Transformer
 from gradvac.lab.recipes.nmt.preparation import (
     VOCABULARY,

@@ -17,7 +17,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
-from gradvac.lab.languages.languages import find
+from gradvac.lab.languages.real import find
 from gradvac.lab.recipes.common.readers import read_all_lines
 from gradvac.lab.recipes.common.scoring import RunScores, Scorer, TaskResult, score_run
 from gradvac.lab.recipes.nmt.cleaning import read_written

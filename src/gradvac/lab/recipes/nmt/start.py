@@ -1,4 +1,4 @@
-"""Where a run starts: from the weights of another one, and with a schedule that can work."""
+"""Before a run starts: the weights of another one to start from, and warnings of its schedule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from gradvac.lab.recipes.nmt.model import Size, Transformer
 from gradvac.lab.recipes.nmt.settings import ModelConfig, NmtConfig
@@ -15,12 +14,15 @@ from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import RunConfig, checkpoint, config
 from gradvac.sampling.tasks import TaskEpochs
 
-_BY_PIECE = ("embedding.weight", "head.weight")  # one and the same: a row for every piece
 _MOST_EPOCHS = 100
 
 
 def require_parent(settings: ModelConfig) -> None:
-    """Refuse, before anything is prepared, to start from no run, other sizes or absent weights."""
+    """Check, before anything is prepared, the run to start from: its sizes and its weights.
+
+    Raises:
+        ValueError: There is no such run, its model has another size, or the weights are missing.
+    """
     if settings.init is None:
         return
     folder = RunFolder(settings.init)
@@ -28,14 +30,14 @@ def require_parent(settings: ModelConfig) -> None:
         raise ValueError(f"model.init: {settings.init} is no run folder: it has no config.toml.")
     theirs = config.load(NmtConfig, folder.config).model
     for name in (*Size._fields, "norm_first"):
-        own, other = (
+        wanted, found = (
             getattr(model if name == "norm_first" else model.dimensions(), name)
             for model in (settings, theirs)
         )
-        if own != other:
+        if wanted != found:
             raise ValueError(
-                f"model.init: {settings.init} has model.{name} = {other}, but this run {own}; take "
-                "over its [model] settings."
+                f"model.init: {settings.init} has model.{name} = {found}, but this run {wanted}; "
+                "take over its [model] settings."
             )
     checkpoint.resolve_weights(settings.init, settings.init_weights)
 
@@ -49,7 +51,7 @@ def start_from(settings: ModelConfig, model: Transformer, vocabulary: Vocabulary
         A hash of those weights: what a run starts from is part of its data.
 
     Raises:
-        ValueError: The other run has another vocabulary or another size.
+        ValueError: The other run has another vocabulary.
     """
     if settings.init is None:
         return ""
@@ -62,36 +64,18 @@ def start_from(settings: ModelConfig, model: Transformer, vocabulary: Vocabulary
         )
     weights = dict(checkpoint.weights(settings.init, settings.init_weights))
     drawn = model.state_dict()
-    wrong = [
-        name
-        for name in {*drawn, *weights}
-        if name not in drawn
-        or name not in weights
-        or drawn[name].shape[1:] != weights[name].shape[1:]
-    ]
-    wrong = wrong or [n for n in drawn if n not in _BY_PIECE and len(drawn[n]) != len(weights[n])]
-    if wrong:
-        raise ValueError(
-            f"model.init: {settings.init} has a model of another size: {min(wrong)!r} differs; "
-            "take over its [model] settings."
-        )
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(weights):
         digest.update(weights[name].contiguous().view(torch.uint8).numpy().tobytes())
-    model.load_state_dict({n: _enlarged(weights[n], drawn[n]) for n in drawn})
+    # Only the embedding can have more rows: new pieces follow the others.
+    model.load_state_dict(
+        {name: torch.cat([weights[name], new[len(weights[name]) :]]) for name, new in drawn.items()}
+    )
     return digest.hexdigest()
 
 
-def _enlarged(values: Tensor, drawn: Tensor) -> Tensor:
-    return torch.cat([values, drawn[len(values) :]])
-
-
-def _epochs(number: float) -> str:
-    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
-
-
 def warn_of_schedule(settings: RunConfig, epochs: Sequence[TaskEpochs]) -> Iterator[str]:
-    """What a schedule cannot do, with the settings that decide it, to say before training."""
+    """What a schedule cannot do, with the settings that decide it, to log before training."""
     steps, warmup = settings.train.max_steps, settings.optimizer.warmup_steps
     if warmup >= steps:
         yield (
@@ -103,9 +87,13 @@ def warn_of_schedule(settings: RunConfig, epochs: Sequence[TaskEpochs]) -> Itera
         (f"sees more than {_MOST_EPOCHS} times", [r for r in epochs if r.epochs > _MOST_EPOCHS]),
     ):
         if rows:
-            shown = ", ".join(f"{row.task} ({_epochs(row.epochs)} epochs)" for row in rows[:4])
+            shown = ", ".join(f"{row.task} ({_shown(row.epochs)} epochs)" for row in rows[:4])
             more = f" and {len(rows) - 4} more" if len(rows) > 4 else ""
             yield (
                 f"note: training {what} {shown}{more}; it depends on train.max_steps, batch.tokens "
                 "and sampling.temperature."
             )
+
+
+def _shown(epochs: float) -> str:
+    return f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.2g}"

@@ -4,7 +4,7 @@ Sentences are drawn for a *chunk* of some batches. Within a task they are sorted
 into as many parts as there are batches, each of the same number of tokens; part j of every task
 makes batch j. So a batch holds sentences of like length, and all tasks in the proportion in which
 they were drawn. The batches of a chunk come in random order. Those of one size are cut by
-`filling.py`, in the same proportion.
+`cut_full`, in the same proportion.
 
 A task's sentences come in a new random order on every pass, which is a function of the seed, the
 task and the number of the pass: where a stream stands is a handful of numbers.
@@ -26,10 +26,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gradvac.lab.recipes.nmt.batch import Batch, Frame, make_batch
-from gradvac.lab.recipes.nmt.filling import cut_full, make_frame, rows_to_draw
+from gradvac.lab.recipes.nmt.batches import (
+    Batch,
+    Ragged,
+    StaticShape,
+    cut_full,
+    make_batch,
+    make_static_shape,
+    rows_to_draw,
+)
 from gradvac.lab.recipes.nmt.preparation import PreparedCorpus
-from gradvac.lab.recipes.nmt.ragged import Ragged
 from gradvac.lab.recipes.nmt.settings import BatchConfig
 from gradvac.lab.recipes.nmt.tokens import TokenFile, TokenShards
 from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS
@@ -77,7 +83,7 @@ class TaskData:
     def gather(self, numbers: Numbers) -> tuple[Ragged, Ragged]:
         """Read pairs: `<2xx> x_1 ... x_n </s>` and `<s> y_1 ... y_m </s>`."""
         sources, targets = self.sources.gather(numbers), self.targets.gather(numbers)
-        return sources.enclose(self.tag, EOS), targets.enclose(BOS, EOS)
+        return sources.add_special_tokens(self.tag, EOS), targets.add_special_tokens(BOS, EOS)
 
 
 def gather_batch(
@@ -85,7 +91,7 @@ def gather_batch(
     chosen: Sequence[Numbers],
     *,
     packed: bool = False,
-    frame: Frame | None = None,
+    static_shape: StaticShape | None = None,
 ) -> Batch:
     """Make a batch of the chosen sentence pairs of every task."""
     present = [
@@ -96,7 +102,7 @@ def gather_batch(
     sources, targets = zip(*(task.gather(numbers) for _, task, numbers in present), strict=True)
     owners = np.repeat([t for t, _, _ in present], [len(numbers) for _, _, numbers in present])
     pairs = (Ragged.join(sources), Ragged.join(targets))
-    return make_batch(*pairs, owners, packed=packed, frame=frame)
+    return make_batch(*pairs, owners, packed=packed, static_shape=static_shape)
 
 
 def _sampler(
@@ -132,7 +138,7 @@ class Stream:
         sampling: Temperature and its schedule; a new temperature holds from the next chunk on.
         config: Tokens of a batch, batches of a chunk.
         packed: Whether batches are packed.
-        longest: All packed batches get one size (a `Frame`), for sentences up to so many tokens;
+        longest: All packed batches get one static shape, for sentences up to so many tokens;
             None: each is as large as it comes.
         accumulation: Batches of an optimizer step, by which the schedule counts.
         num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
@@ -157,11 +163,13 @@ class Stream:
         self._accumulation, self._seed, self._part = accumulation, seed, part
         num_batches = None if num_steps is None else num_steps * accumulation
         self._sampler, means = _sampler(tasks, sampling, config, num_batches, seed)
-        self.frame = None if longest is None else make_frame(config.tokens, means, longest)
-        if self.frame is None:
+        self.static_shape = (
+            None if longest is None else make_static_shape(config.tokens, means, longest)
+        )
+        if self.static_shape is None:
             self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
         else:
-            self._rows_per_chunk = rows_to_draw(self.frame, means, config.chunk)
+            self._rows_per_chunk = rows_to_draw(self.static_shape, means, config.chunk)
         self._epochs = Epochs([len(task) for task in tasks], seed=seed)
         self._num_before = 0  # batches before this chunk
         self._open_chunk()
@@ -177,7 +185,9 @@ class Stream:
         chosen = self._open[self._next]
         self._next += 1
         if self._part.of == 1:
-            return gather_batch(self._tasks, chosen, packed=self._packed, frame=self.frame)
+            return gather_batch(
+                self._tasks, chosen, packed=self._packed, static_shape=self.static_shape
+            )
         return self._own_part(chosen)
 
     def _own_part(self, chosen: list[Numbers]) -> Batch:
@@ -210,7 +220,10 @@ class Stream:
 
     def _form(self) -> list[Any]:
         """How batches are cut: with another form, the same number is another batch."""
-        return [self._packed, None if self.frame is None else [*self.frame, self._rows_per_chunk]]
+        return [
+            self._packed,
+            None if self.static_shape is None else [*self.static_shape, self._rows_per_chunk],
+        ]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue there.
@@ -251,8 +264,8 @@ class Stream:
         orders = [np.lexsort((sides[0], sides.sum(0))) for sides in lengths]
         chosen = [numbers[order] for numbers, order in zip(chosen, orders, strict=True)]
         lengths = [sides[:, order] for sides, order in zip(lengths, orders, strict=True)]
-        if self.frame is not None:
-            cuts = cut_full(self.frame, lengths)
+        if self.static_shape is not None:
+            cuts = cut_full(self.static_shape, lengths)
             return [[own[cut] for own, cut in zip(chosen, batch, strict=True)] for batch in cuts]
         costs = [sides.sum(0) for sides in lengths]
         total = sum(sides.sum(1) for sides in lengths)

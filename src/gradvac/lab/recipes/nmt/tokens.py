@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradvac.lab.recipes.nmt.batches import Ragged, Tokens
 from gradvac.lab.recipes.nmt.cleaning import Pair, Report
-from gradvac.lab.recipes.nmt.ragged import Ragged, Tokens
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary
 from gradvac.lab.recipes.nmt.workers import chunks, num_cores, ordered_map
 from gradvac.lab.runs.files import replacing

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gradvac.lab.recipes.nmt.decode import Decoder, Search
+from gradvac.lab.recipes.nmt.batches import Ragged
+from gradvac.lab.recipes.nmt.beam_search import BeamSearch, SearchOptions
 from gradvac.lab.recipes.nmt.model import Transformer
-from gradvac.lab.recipes.nmt.ragged import Ragged
 from gradvac.lab.recipes.nmt.settings import DecodingConfig, NmtConfig
 from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS, Vocabulary
 from gradvac.lab.training import FromRun, checkpoint
@@ -111,8 +111,8 @@ class Translator(FromRun):
         translations = [""] * len(lines)
         rows = [row for row, sentence in enumerate(pieces) if sentence]
         if rows:
-            sources = Ragged.of([pieces[row] for row in rows]).enclose(tag, EOS)
-            for row, text in zip(rows, self._search(sources), strict=True):
+            sources = Ragged.of([pieces[row] for row in rows]).add_special_tokens(tag, EOS)
+            for row, text in zip(rows, self._translate_tokens(sources), strict=True):
                 translations[row] = text
         return translations
 
@@ -123,23 +123,18 @@ class Translator(FromRun):
             yield from self.translate(block, target)
 
     @cached_property
-    def _decoder(self) -> Decoder:
+    def _beam_search(self) -> BeamSearch:
         """Made when it is needed; on a GPU it has a copy of the weights in bf16."""
         settings, model = self.settings, self.model
         if self._precision == "bf16" and model.embedding.weight.device.type != "cpu":
             model = copy.deepcopy(model).bfloat16()
-        search = Search(
-            BOS,
-            EOS,
-            settings.beams,
-            settings.length_penalty,
-            tuple(self.vocabulary.unspeakable),
-        )
+        forbidden = tuple(self.vocabulary.unspeakable)
+        options = SearchOptions(BOS, EOS, settings.beams, settings.length_penalty, forbidden)
         memory = None if settings.memory is None else int(settings.memory * (1 << 30))
-        return Decoder(model, search, memory=memory, graphs=settings.graph)
+        return BeamSearch(model, options, memory=memory, graphs=settings.graph)
 
-    def _search(self, sources: Ragged) -> list[str]:
+    def _translate_tokens(self, sources: Ragged) -> list[str]:
         settings = self.settings
         limits = np.ceil((sources.lengths - 2) * settings.max_ratio) + settings.max_extra
-        hypotheses = self._decoder.decode(sources, limits.astype(int).tolist())
+        hypotheses = self._beam_search.decode(sources, limits.astype(int).tolist())
         return [self.vocabulary.decode(hypothesis.tokens) for hypothesis in hypotheses]

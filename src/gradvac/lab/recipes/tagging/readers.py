@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from gradvac.hints import some
-from gradvac.lab import languages as corpora
+from gradvac.lab.languages import Corpus, default_corpus, part_of_speech
 from gradvac.lab.recipes.common.readers import (
     HUB,
     Problem,
@@ -316,7 +316,7 @@ def _read_constructed(name: str, lang: str) -> Reading:
     scheme, _, split = name.partition(":")
     reading = Reading()
     for words in _corpus().spoken(lang, split):  # type: ignore[arg-type]
-        parts = [corpora.part_of_speech(word.concept) for word in words]
+        parts = [part_of_speech(word.concept) for word in words]
         if scheme != "constructed":
             parts = ["B-PER" if part == "PROPN" else "O" for part in parts]
         reading.add([word.form for word in words], parts)
@@ -324,5 +324,5 @@ def _read_constructed(name: str, lang: str) -> Reading:
 
 
 @lru_cache(maxsize=1)
-def _corpus() -> corpora.Corpus:
-    return corpora.default()
+def _corpus() -> Corpus:
+    return default_corpus()

@@ -39,9 +39,9 @@ class TagBatch(TensorBatch):
         mask: True where there is a sub-word, `[B, S]`.
         labels: The label of a word on its first sub-word, `NO_LABEL` elsewhere, `[B, S]`.
         tasks: The task of every row; rows of a task are together. On the host, where an aligner
-            can read them without waiting, unless the batch has a frame.
+            can read them without waiting, unless the batch has a static shape.
         num_tokens: Words with a label, of all parts of the batch.
-        frame: Rows and columns that all batches of the run have; None: these are its own.
+        static_shape: Rows and columns that all batches of the run have; None: these are its own.
     """
 
     tokens: Tensor
@@ -49,7 +49,7 @@ class TagBatch(TensorBatch):
     labels: Tensor
     tasks: list[int] | Tensor
     num_tokens: int
-    frame: tuple[int, int] | None = None
+    static_shape: tuple[int, int] | None = None
 
     def take(self, part: BatchSlice, costs: Sequence[float] | None = None) -> TagBatch:
         """The part of one process; if it has no rows, one row whose words have no label."""
@@ -81,7 +81,7 @@ def make_tag_batch(
         width: Columns that all batches of the run have; None: as many as the longest row needs.
     """
     rows = [(task, int(n)) for task, numbers in enumerate(chosen) for n in numbers]
-    has_frame = width is not None
+    is_static = width is not None
     width = width or max(int(tasks[task].lengths[n]) for task, n in rows)
     tokens = np.full((len(rows), width), pad, dtype=np.int64)
     mask = np.zeros((len(rows), width), dtype=bool)
@@ -98,9 +98,9 @@ def make_tag_batch(
         torch.from_numpy(tokens),
         torch.from_numpy(mask),
         torch.from_numpy(labels),
-        torch.tensor(owners) if has_frame else owners,
+        torch.tensor(owners) if is_static else owners,
         int((labels != NO_LABEL).sum()),
-        (len(rows), width) if has_frame else None,
+        (len(rows), width) if is_static else None,
     )
 
 

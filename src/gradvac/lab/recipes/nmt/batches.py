@@ -1,29 +1,72 @@
-"""A batch of sentence pairs: rows of many tasks, padded or packed."""
+"""Batches of sentence pairs: rows of many tasks, padded or packed, of any or of a static shape.
 
-# B sentences, S tokens of the longest, N tokens of all, D width
+A static shape lets a training step be recorded as a CUDA graph. All batches of a run then have the
+same tokens and rows, and what is left over is filled with rows that do not count. So that little is
+left over, sentences, sorted by length within each task, are cut into batches one after the other,
+each taking the same share of every task, as many sentences as fit. The last one would have what is
+left over: so sizes are first made smaller, for as long as there are no more batches than with the
+full size.
+"""
+
+# B sentences, S tokens of the longest, N tokens of all, D width, T tasks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 import gradvac
 from gradvac.engine import RowTasks
-from gradvac.lab.recipes.nmt.ragged import Ragged, Tokens
 
+Tokens = npt.NDArray[np.integer]
+Numbers = npt.NDArray[np.int64]
+Limits = npt.NDArray[np.float64]
 Change = Callable[[Tensor], Tensor]
+
 _PADDING = 0
 
 
-class Frame(NamedTuple):
-    """One size for all batches of a run: what is left over is filled with rows that do not count.
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Sentences of any length, one after the other."""
+
+    tokens: Tokens  # [N]
+    lengths: Tokens  # [B]
+
+    @classmethod
+    def of(cls, sentences: Iterable[Sequence[int] | Tokens]) -> Ragged:
+        """Put sentences together."""
+        arrays = [np.asarray(sentence, dtype=np.int64) for sentence in sentences]
+        return cls(np.concatenate(arrays), np.array([len(array) for array in arrays]))
+
+    @classmethod
+    def join(cls, parts: Sequence[Ragged]) -> Ragged:
+        """Put the sentences of several together."""
+        tokens = np.concatenate([part.tokens for part in parts])
+        return cls(tokens, np.concatenate([part.lengths for part in parts]))
+
+    def add_special_tokens(self, first: int | Tokens, last: int) -> Ragged:
+        """Put a token before every sentence (one for all, or one each) and one after it."""
+        lengths = self.lengths + 2
+        ends = np.cumsum(lengths)
+        tokens = np.empty(int(lengths.sum()), dtype=np.int64)
+        inner = np.ones(len(tokens), dtype=bool)
+        inner[ends - lengths] = inner[ends - 1] = False
+        tokens[ends - lengths], tokens[ends - 1], tokens[inner] = first, last, self.tokens
+        return Ragged(tokens, lengths)
+
+
+class StaticShape(NamedTuple):
+    """One shape for all batches of a run: what is left over is filled with rows that do not count.
 
     Attributes:
         source: Source tokens.
@@ -38,19 +81,19 @@ class Frame(NamedTuple):
     longest: int
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """The most that count: the others can hold whatever is left over."""
         return self.rows + max(self.source, self.target) // -self.longest
 
-    def holds(self, source: int, target: int, rows: int) -> bool:
+    def fits(self, source: int, target: int, rows: int) -> bool:
         """Whether so many tokens and rows fit, with a source token for each row of a target."""
         left = self.target - target
         fillers = -(-left // self.longest)
-        return left >= 0 and source + fillers <= self.source and rows <= self.most_rows
+        return left >= 0 and source + fillers <= self.source and rows <= self.max_rows
 
     def fill(self, sources: Ragged, targets: Ragged) -> tuple[Ragged, Ragged]:
         """Add rows of padding, as few as hold it, and then empty ones."""
-        assert self.holds(len(sources.tokens), len(targets.tokens), len(sources.lengths))
+        assert self.fits(len(sources.tokens), len(targets.tokens), len(sources.lengths))
         sides = ((sources, self.source), (targets, self.target))
         left = [size - len(side.tokens) for side, size in sides]
         num = max(1, *(-(-tokens // self.longest) for tokens in left))
@@ -144,10 +187,10 @@ class Side:
         return (places < self.ends.diff()[:, None])[:, None, None]
 
     def rows(self) -> AbstractContextManager[None]:
-        """Tell an aligner whose rows the operations inside have.
+        """Declare to an aligner whose rows the operations inside have.
 
-        Padded, too: whoever looks back from the losses cannot know what `pack` has chosen, and
-        would have to measure it in every step.
+        Padded, too: from the losses alone it cannot know what `pack` has chosen, and would have to
+        measure it in every step.
         """
         return gradvac.rows(self._row_tasks)
 
@@ -189,19 +232,19 @@ class Side:
 class Batch:
     """Sentence pairs of several tasks, those of a task next to each other.
 
-    Tasks stay on the host, where an aligner can look at them without waiting, unless the batch is
-    framed: then nothing that differs from batch to batch may stay there.
+    Tasks stay on the host, where an aligner can look at them without waiting, unless the batch has
+    a static shape: then nothing that differs from batch to batch may stay there.
 
     Attributes:
         source: `<2xx> x_1 ... x_n </s>`.
         target: What the decoder reads: `<s> y_1 ... y_m`.
-        labels: What it must say, `y_1 ... y_m </s>`, always packed `[N]`.
+        labels: What it must predict, `y_1 ... y_m </s>`, always packed `[N]`.
         sentence_of_label: The sentence of every label, `[N]`.
         task_of_label: Its task position, `[N]`.
         tasks: Task position of every sentence, `[B]`, ascending.
         num_tokens: Target tokens that count, `</s>` included: what losses are averaged over.
         counts: Which sentences count, `[B]`; None: all do.
-        frame: The size that all batches of the run have; None: this one is of its own.
+        static_shape: That of all batches of the run; None: they differ.
     """
 
     source: Side
@@ -212,21 +255,21 @@ class Batch:
     tasks: Tensor
     num_tokens: int
     counts: Tensor | None = None
-    frame: Frame | None = None
+    static_shape: StaticShape | None = None
 
     def __len__(self) -> int:
         return len(self.tasks)
 
     def _map(self, change: Change) -> Batch:
-        framed = self.frame is not None
+        static = self.static_shape is not None
         return replace(
             self,
-            source=self.source.map(change, tasks=framed),
-            target=self.target.map(change, tasks=framed),
+            source=self.source.map(change, tasks=static),
+            target=self.target.map(change, tasks=static),
             labels=change(self.labels),
             sentence_of_label=change(self.sentence_of_label),
-            task_of_label=change(self.task_of_label) if framed else self.task_of_label,
-            tasks=change(self.tasks) if framed else self.tasks,
+            task_of_label=change(self.task_of_label) if static else self.task_of_label,
+            tasks=change(self.tasks) if static else self.tasks,
             counts=None if self.counts is None else change(self.counts),
         )
 
@@ -243,13 +286,17 @@ class Batch:
         return self._map(Tensor.clone)
 
     def copy_(self, other: Batch) -> None:
-        """Take over another batch of the same frame, in place; a copy need not be waited for."""
-        assert self.frame is not None
-        assert self.frame == other.frame
-        theirs: list[Tensor] = []
-        other._map(lambda tensor: _noted(theirs, tensor))
-        waiting = iter(theirs)
-        self._map(lambda tensor: tensor.copy_(next(waiting), non_blocking=True))
+        """Copy another batch of the same static shape into this one, asynchronously."""
+        assert self.static_shape is not None
+        assert self.static_shape == other.static_shape
+        for ours, theirs in zip(self._tensors(), other._tensors(), strict=True):
+            ours.copy_(theirs, non_blocking=True)
+
+    def _tensors(self) -> list[Tensor]:
+        tensors = [self.labels, self.sentence_of_label, self.task_of_label, self.tasks]
+        for side in (self.source, self.target):
+            tensors += [side.tokens, side.positions, side.ends, side.task_of_row]
+        return tensors if self.counts is None else [*tensors, self.counts]
 
 
 def make_batch(
@@ -258,7 +305,7 @@ def make_batch(
     tasks: Sequence[int] | Tokens,
     *,
     packed: bool = False,
-    frame: Frame | None = None,
+    static_shape: StaticShape | None = None,
 ) -> Batch:
     """Make a batch of pairs whose tasks ascend.
 
@@ -267,24 +314,25 @@ def make_batch(
         targets: `<s> y_1 ... y_m </s>`.
         tasks: Task position of every pair.
         packed: One sentence after the other instead of padding.
-        frame: Fill a packed batch up to this size, with rows of the last task that do not count.
+        static_shape: Fill a packed batch up to it, with rows of the last task that do not count.
     """
     owners = torch.from_numpy(np.asarray(tasks, dtype=np.int64))
     assert bool((owners[1:] >= owners[:-1]).all()), "pairs of a task must lie together"
     lengths = targets.lengths - 1
     ends = np.cumsum(targets.lengths)
-    inside, said = (np.ones(len(targets.tokens), dtype=bool) for _ in range(2))
-    inside[ends - 1] = False  # the decoder does not read </s>
-    said[ends - targets.lengths] = False  # and does not say <s>
-    labels, read = targets.tokens[said].astype(np.int64), Ragged(targets.tokens[inside], lengths)
+    is_read, is_label = (np.ones(len(targets.tokens), dtype=bool) for _ in range(2))
+    is_read[ends - 1] = False  # the decoder does not read </s>
+    is_label[ends - targets.lengths] = False  # and does not predict <s>
+    labels = targets.tokens[is_label].astype(np.int64)
+    read = Ragged(targets.tokens[is_read], lengths)
     num_tokens, counts, longest = len(labels), None, None
-    if frame is not None:
-        assert packed, "a frame is for packed batches"
-        counts = torch.arange(frame.rows) < len(owners)
-        sources, read = frame.fill(sources, read)
-        labels = np.concatenate([labels, np.full(frame.target - len(labels), _PADDING)])
-        owners = torch.cat([owners, owners[-1:].expand(frame.rows - len(owners))])
-        longest = frame.longest
+    if static_shape is not None:
+        assert packed, "a static shape is for packed batches"
+        counts = torch.arange(static_shape.rows) < len(owners)
+        sources, read = static_shape.fill(sources, read)
+        labels = np.concatenate([labels, np.full(static_shape.target - len(labels), _PADDING)])
+        owners = torch.cat([owners, owners[-1:].expand(static_shape.rows - len(owners))])
+        longest = static_shape.longest
     sentence = torch.arange(len(owners)).repeat_interleave(torch.from_numpy(read.lengths))
     return Batch(
         Side.make(sources, tasks=owners, packed=packed, longest=longest),
@@ -295,7 +343,7 @@ def make_batch(
         owners,
         num_tokens,
         counts,
-        frame,
+        static_shape,
     )
 
 
@@ -306,6 +354,95 @@ def _move(values: Tensor, device: torch.device) -> Tensor:
     return pinned.to(device, non_blocking=True)
 
 
-def _noted(into: list[Tensor], tensor: Tensor) -> Tensor:
-    into.append(tensor)
-    return tensor
+# --- batches of a static shape, all of them full --------------------------------------------------
+
+_TOKEN_UNIT = 64  # what matrix products like
+_SPARE = 1.01  # the ratio of the sides differs from batch to batch
+_ROWS = 3.0  # times as many as a batch of mean sentences has; a batch of shorter ones is not full
+_DRAWN = 0.985  # of what the batches of a chunk hold: tokens vary, and one more would be empty
+_TRIES = 12
+
+
+def make_static_shape(tokens: int, means: npt.NDArray[np.float64], longest: int) -> StaticShape:
+    """The shape of all batches: the longer side has `tokens`, the other what goes with them.
+
+    Args:
+        tokens: Of the longer side.
+        means: Mean lengths of the sides, `[2]`.
+        longest: Tokens of the longest sentence there can be.
+    """
+    room = longest + -(-tokens // longest)  # one sentence fits, and the rows that do not count
+    sides = [
+        max(room, min(tokens, _TOKEN_UNIT * math.ceil(_SPARE * share * tokens / _TOKEN_UNIT)))
+        for share in means / np.max(means)
+    ]
+    rows = math.ceil(_ROWS * tokens / np.max(means)) + -(-tokens // longest)
+    return StaticShape(sides[0], sides[1], rows, longest)
+
+
+def rows_to_draw(shape: StaticShape, means: npt.NDArray[np.float64], num_batches: int) -> int:
+    """How many sentence pairs nearly fill some batches."""
+    fullest = np.max(means / [shape.source, shape.target])
+    return max(1, round(_DRAWN * num_batches / float(fullest)))
+
+
+def cut_full(shape: StaticShape, lengths: Sequence[Numbers]) -> list[list[slice]]:
+    """Cut sorted sentences into full batches.
+
+    Args:
+        shape: Of a batch.
+        lengths: Tokens of both sides of every task's sentences, `[2, n]` each.
+
+    Returns:
+        For every batch, which sentences it has of every task.
+    """
+    # A sentence lies where its middle is, as a share of its task.
+    costs = [sides.sum(0) for sides in lengths]
+    places = [(np.cumsum(cost) - cost / 2) / max(1, cost.sum()) for cost in costs]
+    order = np.argsort(np.concatenate(places), kind="stable")
+    sizes, limits = _sizes(shape, np.concatenate(lengths, axis=1)[:, order])
+    owners = np.repeat(np.arange(len(lengths)), [len(cost) for cost in costs])[order]
+    taken = np.zeros((len(order) + 1, len(lengths)), dtype=np.int64)
+    taken[1:] = np.cumsum(owners[:, None] == np.arange(len(lengths)), axis=0)
+    edges = taken[_even_ends(sizes, limits)]
+    pairs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    return [[slice(*ends) for ends in zip(start, end, strict=True)] for start, end in pairs]
+
+
+def _sizes(shape: StaticShape, lengths: Numbers) -> tuple[Limits, Limits]:
+    """What sentences before each place add up to, `[3, B + 1]`, and what a batch may have, `[3]`.
+
+    Each row that fills up a target needs a token of the source: that much of the source is not
+    available, the less the more of the target is taken.
+    """
+    source, target = lengths
+    held = source - target / shape.longest
+    sizes = np.zeros((3, len(source) + 1))
+    sizes[:, 1:] = np.cumsum([held, target, np.ones(len(source))], axis=1)
+    limits = [shape.source - shape.target / shape.longest - 1, shape.target, shape.max_rows]
+    return sizes, np.array(limits, dtype=np.float64)
+
+
+def _even_ends(sizes: Limits, limits: Limits) -> list[int]:
+    """Where batches end, 0 first, with tokens as even as keeps their number."""
+    best = _ends(sizes, limits)
+    low, high = 0.0, 1.0
+    for _ in range(_TRIES):
+        share = (low + high) / 2
+        ends = _ends(sizes, limits * [share, share, 1.0])
+        if len(ends) > len(best):
+            low = share
+        else:
+            best, high = ends, share
+    return best
+
+
+def _ends(sizes: Limits, limits: Limits) -> list[int]:
+    num = sizes.shape[1] - 1
+    ends = [0]
+    while ends[-1] < num:
+        start = ends[-1]
+        pairs = zip(sizes, sizes[:, start] + limits, strict=True)
+        fits = min(int(np.searchsorted(size, most, side="right")) - 1 for size, most in pairs)
+        ends.append(max(fits, start + 1))  # the shape holds the longest sentence alone
+    return ends

@@ -4,18 +4,265 @@ Table 4 lists 25 languages with a family and a level of data size; table 5 lists
 their numbers of sentence pairs. The paper merges Germanic and Romance into "Western European"; we
 put Germanic and Romance languages that it does not have into the same family, so that the family
 contrast means the same everywhere, and keep the finer grouping as `branch`. How the languages are
-related is `lineage`, which knows nothing of the paper's grouping.
+related is `lineage`, which knows nothing of the paper's grouping: distances in the family tree are
+read off it, and those of URIEL from the files of the optional package `urielplus`.
+
+That package's own class copies files into its folder, sets up logging for the whole program and
+takes long for families of many languages, so we read its four data files and apply its formula.
+Where little is recorded we say "unknown" instead: the package puts Danish and Croatian, of which it
+can compare 12 features, at distance 0, and likewise Basque and Bokmål, of no known family.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from gradvac.lab.languages._genealogy import LINEAGES
-from gradvac.lab.languages._nearest import nearest
-from gradvac.lab.languages._tree import RESOURCE_LEVELS, ResourceLevel
-from gradvac.lab.languages._uriel import LONG_CODES
+import numpy as np
+from numpy.typing import NDArray
+
+from gradvac.hints import nearest
+from gradvac.lab.languages.families import ResourceLevel
+
+# Levels on which handbooks agree. A level that is disputed, or that splits nothing off, is left
+# out, so that depth is roughly alike from stock to stock.
+_TREE = """
+Indo-European
+  Germanic
+    West Germanic: en de nl af lb
+    North Germanic: da sv no nb nn is fo
+  Romance
+    Western Romance
+      Gallo-Romance: fr
+      Ibero-Romance: es pt gl
+      Occitano-Romance: ca
+    Italo-Dalmatian: it
+    Eastern Romance: ro
+  Celtic
+    Brythonic: cy
+    Goidelic: ga
+  Greek: el
+  Albanian: sq
+  Armenian: hy
+  Balto-Slavic
+    Baltic: lv lt
+    Slavic
+      West Slavic: pl cs sk
+      South Slavic: hr bs sr sl
+        Eastern South Slavic: mk bg
+      East Slavic: uk be ru
+  Indo-Iranian
+    Indo-Aryan
+      Western Hindi: hi bgc ur
+      Marathi-Konkani: mr
+      Gujarati: gu
+      Eastern Pahari: ne
+      Western Pahari: bfz
+      Bengali-Assamese: bn
+      Greater Punjabi: pa
+      Sindhi: sd
+      Insular Indo-Aryan: si dv
+    Iranian
+      Western Iranian: fa prs tg ku kmr ckb
+      Eastern Iranian: ps
+Uralic
+  Finnic: et fi
+  Ugric: hu
+Turkic
+  Common Turkic
+    Kipchak: kk ky tt ba
+    Oghuz: tr az tk
+    Karluk: ug uz
+Mongolic: mn
+Niger-Congo
+  Benue-Congo
+    Yoruboid: yo
+    Igboid: ig
+    Bantu
+      Sabaki: sw
+      Shona: sn
+      Nguni: zu xh nd ss
+      Sotho-Tswana: nso tn
+      Great Lakes: rw
+      Nyasa: ny
+      Sabi: bem
+      Venda: ve
+  Gbe: ee
+  Atlantic
+    Wolof: wo
+    Fula: fuc
+Austronesian
+  Malayo-Polynesian
+    Malayic
+      Malay: id ms
+    Barito
+      Malagasy: tdx mg
+    Javanese: jv
+    Philippine: tl
+    Oceanic
+      Fijian: fj
+      Polynesian: mi sm ty to
+Afro-Asiatic
+  Semitic
+    Central Semitic
+      Canaanite: he
+      Arabic: ar mt mey
+    Ethiopian Semitic: am ti
+  Cushitic
+    Lowland East Cushitic: om so
+  Berber: shi
+  Chadic
+    West Chadic: ha
+Dravidian
+  South Dravidian: ta kn ml
+  South-Central Dravidian: te
+Austroasiatic
+  Vietic: vi
+  Khmeric: km
+Sino-Tibetan
+  Lolo-Burmese
+    Burmish: my
+  Sinitic: zh yue
+  Tibetic: bo dz
+Kra-Dai
+  Tai: th lo
+Hmong-Mien
+  Hmongic: hmn
+Japonic: ja
+Koreanic: ko
+Kartvelian: ka
+Basque: eu
+"""
+
+
+def _read(tree: str) -> dict[str, tuple[str, ...]]:
+    lineages = {}
+    path: list[str] = []
+    for line in tree.strip().splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        name, _, codes = line.strip().partition(":")
+        path[depth:] = [name]
+        lineages.update({code: tuple(path) for code in codes.split()})
+    return lineages
+
+
+LINEAGES: dict[str, tuple[str, ...]] = _read(_TREE)
+
+
+def genealogical_distances(codes: Sequence[str]) -> NDArray[np.float64]:
+    """How distantly real languages are related, from 0 (the same) to 1 (unrelated), `[L, L]`.
+
+    A language stands at the end of its lineage: Indo-European, Germanic, West Germanic, German.
+    Two that share the first `shared` of such steps are at 1 - 2 shared / (depth_i + depth_j).
+
+    Args:
+        codes: Codes of languages of the table, in the order of rows and columns.
+
+    Raises:
+        ValueError: A code is not in the table.
+
+    Example:
+        >>> from gradvac.lab.languages import genealogical_distances
+        >>> genealogical_distances(["de", "en", "da", "fi"])[0].tolist()
+        [0.0, 0.25, 0.5, 1.0]
+    """
+    for code in codes:
+        if code not in LINEAGES:
+            raise ValueError(f"no language {code!r} in the table; {nearest(code, LINEAGES)}")
+    paths = [(*LINEAGES[code], code) for code in codes]
+    return np.array([[_distance(one, other) for other in paths] for one in paths])
+
+
+def _distance(one: tuple[str, ...], other: tuple[str, ...]) -> float:
+    shared = 0
+    while shared < min(len(one), len(other)) and one[shared] == other[shared]:
+        shared += 1
+    return 1 - 2 * shared / (len(one) + len(other))
+
+
+# Kind of distance -> file, and how the names of its features begin.
+_SOURCES = {
+    "featural": ("features", ""),
+    "syntactic": ("features", "S_"),
+    "phonological": ("features", "P_"),
+    "inventory": ("features", "INV_"),
+    "genetic": ("family_features", ""),
+    "geographic": ("geocoord_features", ""),
+    "script": ("script_features", ""),
+}
+URIEL_KINDS = tuple(_SOURCES)
+_FEWEST_SHARED = 20  # features known of both languages
+
+# ISO 639-1 -> 639-3, which URIEL goes by.
+_ISO_639 = """
+aa:aar ab:abk ae:ave af:afr ak:aka am:amh an:arg ar:ara as:asm av:ava ay:aym az:aze ba:bak be:bel
+bg:bul bi:bis bm:bam bn:ben bo:bod br:bre bs:bos ca:cat ce:che ch:cha co:cos cr:cre cs:ces cu:chu
+cv:chv cy:cym da:dan de:deu dv:div dz:dzo ee:ewe el:ell en:eng eo:epo es:spa et:est eu:eus fa:fas
+ff:ful fi:fin fj:fij fo:fao fr:fra fy:fry ga:gle gd:gla gl:glg gn:grn gu:guj gv:glv ha:hau he:heb
+hi:hin ho:hmo hr:hrv ht:hat hu:hun hy:hye hz:her ia:ina id:ind ie:ile ig:ibo ii:iii ik:ipk io:ido
+is:isl it:ita iu:iku ja:jpn jv:jav ka:kat kg:kon ki:kik kj:kua kk:kaz kl:kal km:khm kn:kan ko:kor
+kr:kau ks:kas ku:kur kv:kom kw:cor ky:kir la:lat lb:ltz lg:lug li:lim ln:lin lo:lao lt:lit lu:lub
+lv:lav mg:mlg mh:mah mi:mri mk:mkd ml:mal mn:mon mr:mar ms:msa mt:mlt my:mya na:nau nb:nob nd:nde
+ne:nep ng:ndo nl:nld nn:nno no:nor nr:nbl nv:nav ny:nya oc:oci oj:oji om:orm or:ori os:oss pa:pan
+pi:pli pl:pol ps:pus pt:por qu:que rm:roh rn:run ro:ron ru:rus rw:kin sa:san sc:srd sd:snd se:sme
+sg:sag si:sin sk:slk sl:slv sm:smo sn:sna so:som sq:sqi sr:srp ss:ssw st:sot su:sun sv:swe sw:swa
+ta:tam te:tel tg:tgk th:tha ti:tir tk:tuk tl:tgl tn:tsn to:ton tr:tur ts:tso tt:tat tw:twi ty:tah
+ug:uig uk:ukr ur:urd uz:uzb ve:ven vi:vie vo:vol wa:wln wo:wol xh:xho yi:yid yo:yor za:zha zh:zho
+zu:zul
+"""
+LONG_CODES = dict(pair.split(":") for pair in _ISO_639.split())
+
+
+def uriel_distances(codes: Sequence[str], kind: str) -> NDArray[np.float64]:
+    """The distances between real languages according to URIEL, from 0 to 1, `[L, L]`.
+
+    The distance of two languages is the angle between their vectors of features, as a part of a
+    right angle, over the features that are known of both; NaN if those are fewer than 20.
+
+    Args:
+        codes: ISO 639-1 or 639-3 codes, in the order of rows and columns.
+        kind: "featural", or its parts "syntactic", "phonological" and "inventory"; "genetic",
+            "geographic" or "script".
+
+    Raises:
+        ValueError: `urielplus` is not installed, or there is no such kind.
+    """
+    if kind not in _SOURCES:
+        raise ValueError(f"kind of URIEL distance {kind!r}: {nearest(kind, _SOURCES)}")
+    name, prefix = _SOURCES[kind]
+    with np.load(_folder() / f"{name}.npz") as file:
+        chosen = np.char.startswith(file["feats"], prefix)
+        rows = {str(language): row for row, language in enumerate(file["langs"])}
+        data = file["data"].max(axis=2)  # over sources; -1 is unknown
+    values = np.full((len(codes), int(chosen.sum())), -1.0)  # [L, features]
+    for place, code in enumerate(codes):
+        row = rows.get(LONG_CODES.get(code, code))
+        if row is not None:
+            values[place] = data[row, chosen]
+    return _angles(values)
+
+
+def _angles(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    known = values >= 0
+    values = np.where(known, values, 0.0)
+    lengths = values**2 @ known.T  # of a row's vector, over what a column's language has too
+    scale = np.sqrt(lengths * lengths.T)
+    cosines = np.full_like(scale, np.nan)
+    enough = known.astype(np.float64) @ known.T >= _FEWEST_SHARED
+    np.divide(values @ values.T, scale, out=cosines, where=enough & (scale > 0))
+    angles = np.arccos(cosines.clip(-1, 1)) * 2 / np.pi
+    np.fill_diagonal(angles, 0.0)
+    return np.asarray(angles)
+
+
+def _folder() -> Path:
+    spec = importlib.util.find_spec("urielplus")
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError("URIEL distances need the package `urielplus`; pip install urielplus.")
+    return Path(spec.submodule_search_locations[0]) / "database" / "original_uriel"
 
 
 class RealLanguage(NamedTuple):
@@ -221,32 +468,3 @@ def find(code: str) -> RealLanguage | None:
     """
     short = re.split(r"[_-]", code.lower(), maxsplit=1)[0]
     return LANGUAGES.get(code) or LANGUAGES.get(short) or LANGUAGES.get(_SHORT_CODES.get(short, ""))
-
-
-def family_of(code: str) -> str:
-    """The family of a real language.
-
-    Args:
-        code: Code of the language, as `find` takes it.
-
-    Raises:
-        ValueError: The language is not in the table.
-    """
-    language = find(code)
-    if language is None:
-        raise ValueError(f"no language {code!r} in the table; {nearest(code, LANGUAGES)}")
-    return language.family
-
-
-def codes_by_level(level: ResourceLevel) -> tuple[str, ...]:
-    """The codes of the paper's languages of a resource level.
-
-    Args:
-        level: "high", "medium", "low" or "extremely_low".
-
-    Raises:
-        ValueError: There is no such level.
-    """
-    if level not in RESOURCE_LEVELS:
-        raise ValueError(f"resource level {level!r}: {nearest(level, RESOURCE_LEVELS)}")
-    return tuple(code for code, real in LANGUAGES.items() if real.resource_level == level)

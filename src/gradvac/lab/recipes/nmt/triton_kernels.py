@@ -1,11 +1,14 @@
-"""Triton kernels: attention within packed sentences, for sentences that are short.
+"""Triton kernels: attention within short packed sentences, and cross-entropy with smoothing.
 
-Kernels made for long texts work on tiles of 128 tokens, of which a sentence fills a quarter. Here
-one program computes a whole head of a sentence, in tiles of few tokens, and reads queries, keys and
-values where the product left them. The reference is the padded form in `attention.py`.
+Attention: kernels made for long texts work on tiles of 128 tokens, of which a sentence fills a
+quarter. Here one program computes a head of a sentence, in tiles of few tokens, and reads queries,
+keys and values where the product left them. The reference is the padded form in `model.py`.
+
+Cross-entropy is bound by memory: the forward reads the logits once, the backward reads them once
+and writes their gradient. The reference is `plain_cross_entropy` in `loss.py`.
 """
 
-# N tokens of all, B sentences, H heads, W width of a head
+# N tokens of all, or labels, B sentences, H heads, W width of a head, V vocabulary
 
 from __future__ import annotations
 
@@ -17,13 +20,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradvac.lab.recipes.nmt.attention import parts
+from gradvac.lab.recipes.nmt.model import split_qkv
 
 # Tokens of a tile and warps of a program, forward and backward: the fastest for sentences of 30
 # tokens, on an H200.
 _FORWARD = {"TILE": 32, "num_warps": 1}
 _BACKWARD = {"TILE": 64, "num_warps": 4}
 _LOG2_E = 1.4426950408889634
+_BLOCK, _WARPS = 4096, 8  # of the loss: logits of a row at a time
 
 
 @triton.jit
@@ -156,7 +160,7 @@ def _attend_backward_kernel(
     Q, DQ, DO, OUT = Q + q_from, DQ + q_from, DO + out_from, OUT + out_from
     K, V, DK, DV = K + k_from, V + k_from, DK + k_from, DV + k_from
     SUMS = SUMS + head * num_tokens + q_start
-    if q_num + k_num == 0:  # many rows of a batch of fixed size are empty
+    if q_num + k_num == 0:  # many rows of a batch of static shape are empty
         return
     if q_num <= TILE and k_num <= TILE:
         q, do, inner, sums = _read_queries(Q, DO, OUT, SUMS, 0, q_num, q_step, step, TILE, WIDTH)
@@ -199,18 +203,18 @@ def _attend_backward_kernel(
 
 
 def attend_short(
-    read: Tensor, memory: Tensor | None, q_ends: Tensor, k_ends: Tensor, *, causal: bool
+    qkv: Tensor, kv: Tensor | None, q_ends: Tensor, k_ends: Tensor, *, causal: bool
 ) -> Tensor:
     """Attention within sentences that lie one after the other, `[N, H, W]`.
 
     Args:
-        read: Queries, and without `memory` keys and values too, `[N, 1 or 3, H, W]`.
-        memory: Keys and values, `[M, 2, H, W]`.
+        qkv: Queries, and without `kv` keys and values too, `[N, 1 or 3, H, W]`.
+        kv: Keys and values, `[M, 2, H, W]`.
         q_ends: Ends of the queries' sentences, int32 `[B + 1]`, starting with 0.
         k_ends: The same of keys and values.
         causal: A query sees the keys up to its own place.
     """
-    seen: Tensor = _Attend.apply(read, memory, q_ends, k_ends, causal)
+    seen: Tensor = _Attend.apply(qkv, kv, q_ends, k_ends, causal)
     return seen
 
 
@@ -218,15 +222,15 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        read: Tensor,
-        memory: Tensor | None,
+        qkv: Tensor,
+        kv: Tensor | None,
         q_ends: Tensor,
         k_ends: Tensor,
         causal: bool,
     ) -> Tensor:
-        read = read.contiguous()
-        memory = None if memory is None else memory.contiguous()
-        q, k, v = parts(read, memory)
+        qkv = qkv.contiguous()
+        kv = None if kv is None else kv.contiguous()
+        q, k, v = split_qkv(qkv, kv)
         num, heads, width = q.shape
         seen = torch.empty_like(q, memory_format=torch.contiguous_format)
         sums = q.new_empty(heads, num, dtype=torch.float32)
@@ -236,20 +240,112 @@ class _Attend(torch.autograd.Function):
         _attend_kernel[ctx.grid](
             q, k, v, seen, sums, q_ends, k_ends, *steps, num, **ctx.sizes, **_FORWARD
         )
-        ctx.save_for_backward(read, memory, seen, sums, q_ends, k_ends)
+        ctx.save_for_backward(qkv, kv, seen, sums, q_ends, k_ends)
         return seen
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        read, memory, seen, sums, q_ends, k_ends = ctx.saved_tensors
-        d_read = torch.empty_like(read)
-        d_memory = None if memory is None else torch.empty_like(memory)
-        (q, k, v), (dq, dk, dv) = parts(read, memory), parts(d_read, d_memory)
+        qkv, kv, seen, sums, q_ends, k_ends = ctx.saved_tensors
+        d_qkv = torch.empty_like(qkv)
+        d_kv = None if kv is None else torch.empty_like(kv)
+        (q, k, v), (dq, dk, dv) = split_qkv(qkv, kv), split_qkv(d_qkv, d_kv)
         steps = (q.stride(0), k.stride(0), ctx.scale * _LOG2_E, ctx.scale)
         grads = (gradients[0].contiguous(), dq, dk, dv)
         options = {**ctx.sizes, **_BACKWARD}
         _attend_backward_kernel[ctx.grid](
             q, k, v, seen, sums, *grads, q_ends, k_ends, *steps, len(q), **options
         )
-        return d_read, d_memory, None, None, None
+        return d_qkv, d_kv, None, None, None
+
+
+@triton.jit
+def _losses_kernel(
+    LOGITS, LABELS, LOSSES, LOG_SUMS, V, SMOOTHING, BLOCK: tl.constexpr, SMOOTH: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    start = LOGITS + row * V
+    columns = tl.arange(0, BLOCK)
+    # By place first, one sum over places at the end.
+    most = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    plain = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, V, BLOCK):
+        inside = first + columns < V
+        x = tl.load(start + first + columns, mask=inside, other=float("-inf")).to(tl.float32)
+        above = tl.maximum(most, x)
+        # exp(-inf - -inf) is no number: a place that has seen nothing has a total of 0.
+        safe = tl.where(above == float("-inf"), 0.0, above)
+        total = total * tl.exp(most - safe) + tl.exp(x - safe)
+        most = above
+        if SMOOTH:
+            plain += tl.where(inside, x, 0.0)
+    top = tl.max(most, 0)
+    log_sum = top + tl.log(tl.sum(total * tl.exp(most - top), 0))
+    label = tl.load(LABELS + row)
+    valid = (label >= 0) & (label < V)
+    logit = tl.load(start + label, mask=valid, other=float("nan")).to(tl.float32)
+    loss = log_sum - logit
+    if SMOOTH:
+        loss = log_sum - (1.0 - SMOOTHING) * logit - SMOOTHING * (tl.sum(plain, 0) / V)
+    tl.store(LOSSES + row, loss)
+    tl.store(LOG_SUMS + row, log_sum)
+
+
+@triton.jit
+def _gradient_kernel(LOGITS, LABELS, LOG_SUMS, INCOMING, OUT, V, SMOOTHING, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < V
+    x = tl.load(LOGITS + row * V + columns, mask=inside, other=float("-inf")).to(tl.float32)
+    gradient = tl.exp(x - tl.load(LOG_SUMS + row)) - SMOOTHING / V
+    gradient -= tl.where(columns == tl.load(LABELS + row), 1.0 - SMOOTHING, 0.0)
+    gradient *= tl.load(INCOMING + row)
+    tl.store(OUT + row * V + columns, gradient.to(OUT.dtype.element_ty), mask=inside)
+
+
+def smoothed_losses(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The loss of every label, and the logarithm of the sum that its probability is a share of.
+
+    Args:
+        logits: `[N, V]`, contiguous, of at most 32 bits.
+        labels: `[N]`, int64; the loss of one outside the vocabulary is no number.
+        smoothing: Share of the probability spread over the vocabulary.
+
+    Returns:
+        Both `[N]`, in float32.
+    """
+    num, vocabulary = logits.shape
+    losses, log_sums = (logits.new_empty(num, dtype=torch.float32) for _ in range(2))
+    _losses_kernel[(num,)](
+        logits,
+        labels.contiguous(),
+        losses,
+        log_sums,
+        vocabulary,
+        smoothing,
+        BLOCK=_BLOCK,
+        SMOOTH=smoothing > 0,
+        num_warps=_WARPS,
+    )
+    return losses, log_sums
+
+
+def logit_gradients(
+    logits: Tensor, labels: Tensor, log_sums: Tensor, incoming: Tensor, smoothing: float
+) -> Tensor:
+    """The gradient of the logits, `[N, V]`, for a gradient of every loss, `[N]`."""
+    num, vocabulary = logits.shape
+    gradient = torch.empty_like(logits)
+    _gradient_kernel[(num, triton.cdiv(vocabulary, _BLOCK))](
+        logits,
+        labels.contiguous(),
+        log_sums,
+        incoming.float().contiguous(),
+        gradient,
+        vocabulary,
+        smoothing,
+        BLOCK=_BLOCK,
+        num_warps=_WARPS,
+    )
+    return gradient

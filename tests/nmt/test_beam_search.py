@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from gradvac.lab.recipes.nmt import Batch, Decoder, Ragged, Search, Transformer, make_batch, search
-from gradvac.lab.recipes.nmt.beams import largest
-from gradvac.lab.recipes.nmt.slots import length_penalty
+from gradvac.lab.recipes.nmt import (
+    Batch,
+    BeamSearch,
+    Hypothesis,
+    Ragged,
+    SearchOptions,
+    Transformer,
+    make_batch,
+)
+from gradvac.lab.recipes.nmt.beam_search import largest, length_penalty
 
 BOS, EOS = 1, 2
 NUM_WORDS = 3
@@ -31,25 +39,33 @@ def model(tiny_model: Callable[..., Transformer]) -> Transformer:
 
 
 def ragged(sources: list[list[int]]) -> Ragged:
-    return Ragged.of(sources).enclose(3, EOS)
+    return Ragged.of(sources).add_special_tokens(3, EOS)
+
+
+def search(
+    model: Transformer, sources: list[list[int]], limits: list[int], **options: Any
+) -> list[Hypothesis]:
+    return BeamSearch(model, SearchOptions(BOS, EOS, **options)).decode(ragged(sources), limits)
 
 
 @torch.no_grad()
-def chances(model: Transformer, source: list[int], words: tuple[int, ...]) -> torch.Tensor:
+def log_probs(model: Transformer, source: list[int], words: tuple[int, ...]) -> torch.Tensor:
     """Log-probabilities of every next token, without any cache, `[len(words) + 1, V]`."""
     batch = make_batch(
-        Ragged.of([source]).enclose(3, EOS), Ragged.of([list(words)]).enclose(BOS, EOS), [0]
+        Ragged.of([source]).add_special_tokens(3, EOS),
+        Ragged.of([list(words)]).add_special_tokens(BOS, EOS),
+        [0],
     )
     states = model.decode(batch.target, model.encode(batch.source), batch.source)
     return model.head(states).log_softmax(-1)
 
 
 def log_probability(model: Transformer, source: list[int], words: tuple[int, ...]) -> float:
-    found = chances(model, source, words)
+    found = log_probs(model, source, words)
     return float(found[torch.arange(len(words) + 1), torch.tensor([*words, EOS])].sum())
 
 
-def simple_beam_search(
+def reference_search(
     model: Transformer, source: list[int], limit: int, num_beams: int, alpha: float
 ) -> tuple[int, ...]:
     """The same search, a sentence at a time, with plain lists and no cache."""
@@ -58,7 +74,7 @@ def simple_beam_search(
     for length in range(1, limit + 1):
         candidates = []
         for score, words in beams:
-            next_word = chances(model, source, words)[-1]
+            next_word = log_probs(model, source, words)[-1]
             words_left = range(3, len(next_word)) if length < limit else ()
             for token in (EOS, *words_left):
                 candidates.append((score + float(next_word[token]), words, token))
@@ -77,14 +93,7 @@ def simple_beam_search(
 def test_a_wide_beam_finds_the_best_of_all(model: Transformer, alpha: float) -> None:
     limit = 5
     wide = search(
-        model,
-        ragged(SOURCES),
-        bos=BOS,
-        eos=EOS,
-        limits=[limit] * 4,
-        num_beams=NUM_WORDS**limit,
-        alpha=alpha,
-        forbidden=[0, BOS],
+        model, SOURCES, [limit] * 4, num_beams=NUM_WORDS**limit, alpha=alpha, forbidden=(0, BOS)
     )
     lengths = set()
     for source, found in zip(SOURCES, wide, strict=True):
@@ -106,23 +115,14 @@ def test_equals_a_search_without_cache_or_batch(
     model: Transformer, num_beams: int, alpha: float
 ) -> None:
     limits = [9, 4, 12, 7]
-    found = search(
-        model,
-        ragged(SOURCES),
-        bos=BOS,
-        eos=EOS,
-        limits=limits,
-        num_beams=num_beams,
-        alpha=alpha,
-        forbidden=[0, BOS],
-    )
+    found = search(model, SOURCES, limits, num_beams=num_beams, alpha=alpha, forbidden=(0, BOS))
     for source, limit, hypothesis in zip(SOURCES, limits, found, strict=True):
-        assert hypothesis.tokens == simple_beam_search(model, source, limit, num_beams, alpha)
+        assert hypothesis.tokens == reference_search(model, source, limit, num_beams, alpha)
 
 
 @pytest.fixture
 def talkative(tiny_model: Callable[..., Transformer]) -> Transformer:
-    """A model with so many words that the largest chances are sought by chunks."""
+    """A model with so many words that the largest probabilities are sought by chunks."""
     model = tiny_model(2200, seed=1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -138,16 +138,16 @@ def test_sentences_do_not_notice_each_other(talkative: Transformer, num_beams: i
     limits = [int(limit) for limit in draw.integers(1, 13, 14)]
     expected = []
     for source, limit in zip(sources, limits, strict=True):
-        words = simple_beam_search(talkative, source, limit, num_beams, 0.6)
+        words = reference_search(talkative, source, limit, num_beams, 0.6)
         score = log_probability(talkative, source, words) / length_penalty(len(words) + 1, 0.6)
         expected.append((words, pytest.approx(score, rel=1e-6)))
     assert len({len(words) for words, _ in expected}) > 4
-    search_for = Search(BOS, EOS, num_beams, 0.6, (0, BOS))
-    for memory, look_every in [(1, 1), (400_000, 3), (None, 1), (None, 5)]:
-        decoder = Decoder(talkative, search_for, memory=memory, look_every=look_every)
-        assert decoder.decode(ragged(sources), limits) == expected
+    options = SearchOptions(BOS, EOS, num_beams, 0.6, (0, BOS))
+    for memory, check_every in [(1, 1), (400_000, 3), (None, 1), (None, 5)]:
+        beam_search = BeamSearch(talkative, options, memory=memory, check_every=check_every)
+        assert beam_search.decode(ragged(sources), limits) == expected
         # What one call leaves in the slots must not reach the next.
-        assert decoder.decode(ragged(sources[::-1]), limits[::-1]) == expected[::-1]
+        assert beam_search.decode(ragged(sources[::-1]), limits[::-1]) == expected[::-1]
 
 
 @pytest.mark.parametrize("length", [5, 64, 2048, 2200])
@@ -164,7 +164,7 @@ def test_one_beam_is_greedy(model: Transformer) -> None:
     for source in SOURCES:
         words: tuple[int, ...] = ()
         while len(words) < 7:
-            allowed = chances(model, source, words)[-1]
+            allowed = log_probs(model, source, words)[-1]
             allowed[[0, BOS]] = -math.inf
             token = int(allowed.argmax())
             if token == EOS:
@@ -172,37 +172,27 @@ def test_one_beam_is_greedy(model: Transformer) -> None:
             words = (*words, token)
         (found,) = search(
             model,
-            ragged([source]),
-            bos=BOS,
-            eos=EOS,
-            limits=[8],
+            [source],
+            [8],
             num_beams=1,
-            forbidden=[0, BOS],
+            forbidden=(0, BOS),
         )
         assert found.tokens == words
 
 
 def test_forbidden_tokens_and_limits_hold(model: Transformer) -> None:
     found = search(
-        model,
-        ragged(SOURCES * 5),
-        bos=BOS,
-        eos=EOS,
-        limits=[1, 2, 3, 4] * 5,
-        num_beams=4,
-        alpha=3.0,
-        forbidden=[0, BOS, 5],
+        model, SOURCES * 5, [1, 2, 3, 4] * 5, num_beams=4, alpha=3.0, forbidden=(0, BOS, 5)
     )
     assert all(len(h.tokens) < limit for h, limit in zip(found, [1, 2, 3, 4] * 5, strict=True))
     assert not {0, BOS, 5, EOS} & {token for h in found for token in h.tokens}
 
 
 def test_search_leaves_no_graph_and_wants_sense(model: Transformer) -> None:
-    options = {"bos": BOS, "eos": EOS, "limits": [3]}
     with pytest.raises(ValueError, match="num_beams: must be at least 1, got 0"):
-        search(model, ragged([[3]]), num_beams=0, **options)  # type: ignore[arg-type]
+        search(model, [[3]], [3], num_beams=0)
     with pytest.raises(ValueError, match="alpha: must not be negative"):
-        search(model, ragged([[3]]), alpha=-1.0, **options)  # type: ignore[arg-type]
+        search(model, [[3]], [3], alpha=-1.0)
     assert length_penalty(7, 0.5) == pytest.approx(np.sqrt(2.0))
 
 
@@ -211,12 +201,12 @@ def test_a_model_of_no_numbers_does_not_translate(model: Transformer, num_beams:
     with torch.no_grad():
         next(model.decoder.parameters())[0] = math.nan
     with pytest.raises(ValueError, match="model: its scores are not finite"):
-        search(model, ragged(SOURCES), bos=BOS, eos=EOS, limits=[4, 5, 6, 7], num_beams=num_beams)
+        search(model, SOURCES, [4, 5, 6, 7], num_beams=num_beams)
 
 
 def test_what_a_search_leaves_in_the_model_can_be_trained(
     model: Transformer, random_batch: Callable[..., Batch]
 ) -> None:
-    search(model, ragged([[3] * 300]), bos=BOS, eos=EOS, limits=[2])  # the table of positions grows
+    search(model, [[3] * 300], [2])  # the table of positions grows
     model.train()(random_batch(packed=False, vocabulary=6)).sum().backward()
     assert not model.positions.table.is_inference()

@@ -1,0 +1,510 @@
+"""The corpus: what users see of the constructed languages, and what it is made with.
+
+The generator draws meanings, keeps the held-out ones apart, and has every language put them into
+words. What belongs to one language is drawn from streams with its code in the key, so neither the
+size of another language nor its presence changes a letter of it. All languages draw their training
+meanings from one endless pool, each taking a third of it: a size only decides how far down the pool
+a language reads, and two languages share a third of what they have both read.
+
+The dictionary baseline is what a trained model must beat: each word is replaced by the form that
+most often stands for it, found with the true word alignment; order, agreement and particles stay as
+they were in the source.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradvac.hints import nearest
+from gradvac.lab.languages.families import (
+    PIVOT,
+    SPLITS,
+    Language,
+    Split,
+    Tree,
+    read_tree,
+    resource_level,
+)
+from gradvac.lab.languages.grammar import Grammar, typological_distance
+from gradvac.lab.languages.meanings import CONTENT, Combinations, Draw, Sentence, meanings
+from gradvac.lab.languages.rendering import Speaker, Word, in_english
+from gradvac.lab.languages.words import Inflection, Lexicon, lexicon_of
+
+
+@dataclass(frozen=True, eq=False)
+class Distances:
+    """How near the languages of a corpus are to each other.
+
+    Attributes:
+        codes: Codes of the languages, in the order of rows and columns.
+        cognates: Share of the concepts whose words go back to the same etymon, [L, L].
+        typology: Share of the grammar parameters that differ, [L, L].
+        distance: Mean of `1 - cognates` and `typology`: 0 is the same language, [L, L].
+    """
+
+    codes: tuple[str, ...]
+    cognates: NDArray[np.float64]
+    typology: NDArray[np.float64]
+    distance: NDArray[np.float64]
+
+    def between(self, one: str, other: str) -> float:
+        """The distance between two languages, by code."""
+        return float(self.distance[self.codes.index(one), self.codes.index(other)])
+
+
+def measure_distances(
+    codes: Sequence[str], lexicons: Mapping[str, Lexicon], grammars: Mapping[str, Grammar]
+) -> Distances:
+    """Measure all distances from realised lexicons and grammars."""
+    etyma = np.array([[lexicons[code].stems[word].etymon for word in CONTENT] for code in codes])
+    cognates = (etyma[:, None, :] == etyma[None, :, :]).mean(axis=2)  # [L, L]
+    typology = np.array(
+        [[typological_distance(grammars[a], grammars[b]) for b in codes] for a in codes]
+    )
+    distance = (1 - cognates + typology) / 2
+    for matrix in (cognates, typology, distance):
+        matrix.flags.writeable = False
+    return Distances(tuple(codes), cognates, typology, distance)
+
+
+_POOL_SHARE = 1 / 3
+
+
+def text(words: Iterable[Word]) -> str:
+    """Write words as a line of text."""
+    return " ".join(word.form for word in words)
+
+
+class _Line(NamedTuple):
+    meaning: Sentence
+    english: str
+    text: str
+
+
+class Generator:
+    """Generates the sentences of a tree on demand and keeps them.
+
+    Args:
+        tree: The family tree; the training sizes in it are not used here.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.combinations = Combinations(tree.seed)
+        self.held_out: dict[Split, list[Sentence]] = {}
+        self._seen: set[str] = set()
+        for split in SPLITS:
+            stream = meanings(self.combinations, tree.seed, split, novel=split == "novel")
+            fresh = (meaning for meaning, _ in self._unseen(stream))
+            self.held_out[split] = list(islice(fresh, tree.splits[split]))
+        self._pool: list[tuple[Sentence, str]] = []
+        self._stream = self._unseen(meanings(self.combinations, tree.seed, "pool"))
+        self._lexicons: dict[str, Lexicon] = {}
+        self._speakers: dict[str, Speaker] = {}
+        self._aligned: dict[tuple[Split, str], tuple[str, ...]] = {}
+        self._training: dict[str, list[_Line]] = {}
+        self._readers: dict[str, Iterator[_Line]] = {}
+
+    def _unseen(self, stream: Iterable[Sentence]) -> Iterator[tuple[Sentence, str]]:
+        """Pass on the meanings whose English no split has had before."""
+        for meaning in stream:
+            english = text(in_english(meaning))
+            if english not in self._seen:
+                self._seen.add(english)
+                yield meaning, english
+
+    def lexicon(self, code: str) -> Lexicon:
+        """The lexicon of a language."""
+        if code not in self._lexicons:
+            self._lexicons[code] = lexicon_of(self.tree, code)
+        return self._lexicons[code]
+
+    def say(self, meaning: Sentence, code: str) -> list[Word]:
+        """Put a meaning into the words of a language or of the pivot."""
+        if code == PIVOT:
+            return in_english(meaning)
+        if code not in self._speakers:
+            language = self.tree.lineages[code].language
+            inflection = Inflection(language.grammar, self.lexicon(code), language.script)
+            self._speakers[code] = Speaker(language.grammar, inflection)
+        return self._speakers[code].say(meaning)
+
+    def aligned(self, split: Split, code: str) -> tuple[str, ...]:
+        """The lines of a held-out split in one language."""
+        key = (split, code)
+        if key not in self._aligned:
+            self._aligned[key] = tuple(text(self.say(m, code)) for m in self.held_out[split])
+        return self._aligned[key]
+
+    def training(self, code: str, num_pairs: int) -> list[tuple[str, str]]:
+        """The first training pairs of a language."""
+        return [(line.english, line.text) for line in self._training_lines(code, num_pairs)]
+
+    def training_meanings(self, code: str, num_pairs: int) -> list[Sentence]:
+        """What the first training pairs of a language say."""
+        return [line.meaning for line in self._training_lines(code, num_pairs)]
+
+    def _training_lines(self, code: str, num_lines: int) -> list[_Line]:
+        lines = self._training.setdefault(code, [])
+        reader = self._readers.setdefault(code, self._read(code))
+        lines.extend(islice(reader, max(num_lines - len(lines), 0)))
+        return lines[:num_lines]
+
+    def _read(self, code: str) -> Iterator[_Line]:
+        """Read down the pool, taking a share of it, for ever."""
+        # A language may say two meanings alike; what it says in a held-out line is left out too.
+        held_out = {line for split in SPLITS for line in self.aligned(split, code)}
+        draw = Draw(self.tree.seed, "training", code)
+        position = 0
+        while True:
+            if position == len(self._pool):
+                self._pool.append(next(self._stream))
+            if draw.chance(_POOL_SHARE):
+                meaning, english = self._pool[position]
+                line = text(self.say(meaning, code))
+                if line not in held_out:
+                    yield _Line(meaning, english, line)
+            position += 1
+
+
+DEFAULT_PATH = Path(__file__).with_name("default.toml")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A multi-way parallel corpus of English and constructed languages.
+
+    Make one with `default` or `load`. Sentences are generated on first use and kept.
+
+    Attributes:
+        tree: The family tree it is drawn from.
+        languages: Code to language, for the languages selected from the tree.
+
+    Example:
+        >>> corpus = default_corpus().select(["qso", "qsm"]).resize({"qso": 100})
+        >>> english, ostrel = corpus.pairs("qso", "train")[0]
+        >>> len(english.split()), len(ostrel.split())
+        (10, 7)
+    """
+
+    tree: Tree
+    languages: Mapping[str, Language]
+    _generator: Generator = field(repr=False, compare=False)
+
+    @classmethod
+    def from_toml(cls, path: str | Path, *, seed: int | None = None) -> Corpus:
+        """Read the families from a TOML file.
+
+        Args:
+            path: The file; `docs/languages.md` explains its keys.
+            seed: Replaces the file's seed: other words, other sentences, the same grammars.
+
+        Raises:
+            ValueError: A key or value is wrong; the message names it and the fix.
+        """
+        tree = read_tree(Path(path), seed=seed)
+        languages = {code: lineage.language for code, lineage in tree.lineages.items()}
+        return cls(tree, MappingProxyType(languages), Generator(tree))
+
+    def __repr__(self) -> str:
+        """Name the languages; the whole tree would fill pages."""
+        return f"Corpus(seed={self.tree.seed}, languages={', '.join(self.languages)})"
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Codes of the languages, without the pivot."""
+        return tuple(self.languages)
+
+    @property
+    def families(self) -> dict[str, tuple[str, ...]]:
+        """Name of each family to the codes of its languages."""
+        families: dict[str, tuple[str, ...]] = {}
+        for code, language in self.languages.items():
+            families[language.family] = (*families.get(language.family, ()), code)
+        return families
+
+    def select(self, codes: Sequence[str]) -> Corpus:
+        """Keep only some languages; their text stays the same.
+
+        Args:
+            codes: Codes of the languages to keep, in the order wanted.
+        """
+        kept = {code: self.languages[self._known(code)] for code in codes}
+        return Corpus(self.tree, MappingProxyType(kept), self._generator)
+
+    def resize(self, train: Mapping[str, int]) -> Corpus:
+        """Change the number of training pairs of some languages.
+
+        A smaller size keeps the first pairs, a larger one adds pairs at the end.
+
+        Args:
+            train: Code to number of pairs.
+        """
+        languages = dict(self.languages)
+        for code, num_pairs in train.items():
+            language = languages[self._known(code)]
+            if num_pairs < 0:
+                raise ValueError(f"train[{code!r}] = {num_pairs}: give a number of pairs from 0 up")
+            level = resource_level(num_pairs, self.tree.thresholds)
+            languages[code] = replace(language, train=num_pairs, resource_level=level)
+        return Corpus(self.tree, MappingProxyType(languages), self._generator)
+
+    def pairs(self, code: str, split: Split | Literal["train"]) -> list[tuple[str, str]]:
+        """Sentence pairs (English, language).
+
+        Args:
+            code: Code of the language.
+            split: "train", or an aligned split: "dev", "test", "eval" or "novel".
+        """
+        language = self.languages[self._known(code)]
+        if split == "train":
+            return self._generator.training(code, language.train)
+        lines = self._lines(split, PIVOT), self._lines(split, code)
+        return list(zip(*lines, strict=True))
+
+    def aligned(self, split: Split) -> dict[str, tuple[str, ...]]:
+        """The lines of an aligned split by code, English first: line i is one meaning."""
+        return {code: self._lines(split, code) for code in (PIVOT, *self.languages)}
+
+    def spoken(self, code: str, split: Split | Literal["train"]) -> list[list[Word]]:
+        """The sentences of a language as words, each with the concept it stands for.
+
+        Args:
+            code: Code of the language.
+            split: As in `pairs`; sentence i is the language's side of pair i.
+        """
+        language = self.languages[self._known(code)]
+        if split == "train":
+            said: Sequence[Sentence] = self._generator.training_meanings(code, language.train)
+        else:
+            said = self.meanings(split)
+        return [self._generator.say(meaning, code) for meaning in said]
+
+    def words(self, meaning: Sentence, code: str) -> list[Word]:
+        """Put a meaning into words, each with the concept it stands for.
+
+        Args:
+            meaning: What to say.
+            code: Code of a language, or "en".
+        """
+        return self._generator.say(meaning, code if code == PIVOT else self._known(code))
+
+    def say(self, meaning: Sentence, code: str) -> str:
+        """Put a meaning into a line of text; see `words`."""
+        return text(self.words(meaning, code))
+
+    def meanings(self, split: Split) -> tuple[Sentence, ...]:
+        """The meanings of an aligned split, line by line."""
+        return tuple(self._generator.held_out[self._split(split)])
+
+    @cached_property
+    def _distances(self) -> Distances:
+        lexicons = {code: self._generator.lexicon(code) for code in self.languages}
+        grammars = {code: language.grammar for code, language in self.languages.items()}
+        return measure_distances(self.codes, lexicons, grammars)
+
+    def distances(self) -> Distances:
+        """Cognate shares, typological distances and their combination, with names."""
+        return self._distances
+
+    def _lines(self, split: Split, code: str) -> tuple[str, ...]:
+        return self._generator.aligned(self._split(split), code)
+
+    def _split(self, split: Split) -> Split:
+        if split not in SPLITS:
+            raise ValueError(f"split {split!r}: {nearest(split, ('train', *SPLITS))}")
+        return split
+
+    def _known(self, code: str) -> str:
+        if code not in self.languages:
+            raise ValueError(f"no language {code!r} in this corpus; {nearest(code, self.codes)}")
+        return code
+
+
+def load_corpus(path: str | Path, *, seed: int | None = None) -> Corpus:
+    """Load a corpus from a TOML file of families; see `Corpus.from_toml`."""
+    return Corpus.from_toml(path, seed=seed)
+
+
+def default_corpus(*, seed: int | None = None) -> Corpus:
+    """Load the default corpus: 16 languages in 4 families, from 20,000 to 400 training pairs.
+
+    Args:
+        seed: Another seed gives other words and sentences with the same grammars and sizes.
+    """
+    return Corpus.from_toml(DEFAULT_PATH, seed=seed)
+
+
+MANIFEST = "languages.json"
+_GENERATOR = "gradvac.lab.languages"
+
+
+def write_corpus(corpus: Corpus, directory: str | Path, *, overwrite: bool = False) -> list[Path]:
+    """Write a corpus as text files.
+
+    `train.en-xx.tsv` holds English and the language, tab between them; `dev.xx`, `test.xx`,
+    `eval.xx` and `novel.xx` hold one sentence a line, and line i of a split is the same meaning in
+    every language, English included. `languages.json` holds the facts and the distances. The files
+    appear all at once in a new directory; in an existing one each appears whole or not at all, the
+    manifest last.
+
+    Args:
+        corpus: What to write.
+        directory: Where to; made if missing.
+        overwrite: Write into a directory with files that this function did not write. Only files
+            of the names above are replaced.
+
+    Returns:
+        The written files.
+
+    Raises:
+        ValueError: The directory holds something else and `overwrite` is not set.
+    """
+    directory = Path(directory)
+    stale = _previous(directory, overwrite)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        names = _write_all(corpus, staging)
+        if not directory.exists() or not any(directory.iterdir()):
+            staging.chmod(0o755)
+            os.replace(staging, directory)
+        else:
+            # Without its manifest, a directory that is half replaced does not pass for a whole one.
+            (directory / MANIFEST).unlink(missing_ok=True)
+            for name in names:
+                os.replace(staging / name, directory / name)
+            for name in stale - set(names):
+                (directory / name).unlink(missing_ok=True)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return [directory / name for name in names]
+
+
+def _previous(directory: Path, overwrite: bool) -> set[str]:
+    """The files of an earlier export; a directory that is not one is refused."""
+    if not directory.exists():
+        return set()
+    if not directory.is_dir():
+        raise ValueError(f"directory {directory}: is a file; give a new or empty directory")
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["generator"] == _GENERATOR:
+            # Names only: a manifest that was tampered with must not delete files elsewhere.
+            return {name for name in manifest["files"] if Path(name).name == name}
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    if any(directory.iterdir()) and not overwrite:
+        raise ValueError(
+            f"directory {directory}: is not empty and not an earlier export; give a new directory "
+            "(in a program, overwrite=True writes beside what is there)"
+        )
+    return set()
+
+
+def _write_all(corpus: Corpus, directory: Path) -> list[str]:
+    names = []
+    for code in corpus.codes:
+        names.append(f"train.{PIVOT}-{code}.tsv")
+        pairs = ("\t".join(pair) for pair in corpus.pairs(code, "train"))
+        _write_lines(directory / names[-1], pairs)
+    for split in SPLITS:
+        for code, lines in corpus.aligned(split).items():
+            names.append(f"{split}.{code}")
+            _write_lines(directory / names[-1], lines)
+    names.append(MANIFEST)
+    facts = json.dumps(describe_corpus(corpus) | {"files": names}, ensure_ascii=False, indent=1)
+    _write_lines(directory / MANIFEST, [facts])
+    return names
+
+
+def describe_corpus(corpus: Corpus) -> dict[str, object]:
+    """The facts about a corpus, ready for JSON: languages, sizes and distances."""
+    languages = {code: asdict(language) for code, language in corpus.languages.items()}
+    distances = corpus.distances()
+    return {
+        "generator": _GENERATOR,
+        "seed": corpus.tree.seed,
+        "pivot": PIVOT,
+        "splits": dict(corpus.tree.splits),
+        "resource_levels": dict(corpus.tree.thresholds),
+        "languages": languages,
+        "distances": {
+            "codes": list(distances.codes),
+            "cognates": distances.cognates.round(6).tolist(),
+            "typology": distances.typology.round(6).tolist(),
+            "distance": distances.distance.round(6).tolist(),
+        },
+    }
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+_NUM_MEANINGS = 4000
+
+
+def dictionary_translate(
+    corpus: Corpus,
+    code: str,
+    lines: Iterable[str],
+    *,
+    direction: Literal["from_en", "to_en"] = "from_en",
+) -> list[str]:
+    """Translate lines word by word.
+
+    Args:
+        corpus: The corpus.
+        code: Code of the language.
+        lines: Lines to translate.
+        direction: From English into the language, or the other way.
+
+    Returns:
+        The translated lines. Words that have no counterpart of their own, such as an article where
+        the other language has none, are dropped; unknown words are copied.
+    """
+    if direction not in ("from_en", "to_en"):
+        raise ValueError(f"direction {direction!r}: use 'from_en' or 'to_en'")
+    ends = (PIVOT, code) if direction == "from_en" else (code, PIVOT)
+    table = _most_frequent(corpus, *ends)
+    translated = ([table.get(word, word) for word in line.split()] for line in lines)
+    return [" ".join(word for word in words if word) for words in translated]
+
+
+def _most_frequent(corpus: Corpus, source: str, target: str) -> dict[str, str]:
+    """Source form -> the target form it is most often aligned with, or nothing."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    combinations = Combinations(corpus.tree.seed)
+    stream = meanings(combinations, corpus.tree.seed, "dictionary")
+    for meaning in islice(stream, _NUM_MEANINGS):
+        pairs = _align(corpus.words(meaning, source), corpus.words(meaning, target))
+        for form, aligned in pairs:
+            counts[form][aligned] += 1
+    # Ties go to the form seen first, so the table does not depend on hashing.
+    return {form: max(counter, key=counter.__getitem__) for form, counter in counts.items()}
+
+
+def _align(source: Sequence[Word], target: Sequence[Word]) -> list[tuple[str, str]]:
+    """Pair the n-th word for a concept with the n-th word for it on the other side."""
+    waiting: dict[str, list[str]] = defaultdict(list)
+    for word in reversed(target):
+        waiting[word.concept].append(word.form)
+    return [
+        (word.form, waiting[word.concept].pop() if waiting[word.concept] else "") for word in source
+    ]
