@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     BertConfig,
@@ -94,7 +95,7 @@ def pretrain(arguments: argparse.Namespace) -> list[float]:
                 folder, max_steps=arguments.steps, per_device_train_batch_size=arguments.rows,
                 learning_rate=arguments.lr, warmup_steps=arguments.steps // 10,
                 logging_steps=max(1, arguments.steps // 8), save_strategy="no", report_to=[],
-                disable_tqdm=True, seed=arguments.seed,
+                disable_tqdm=True, seed=arguments.seed, use_cpu=not torch.cuda.is_available(),
             ),
             train_dataset=rows,
             data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
@@ -114,9 +115,8 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--text", nargs="+", default=["constructed:train"], help="sources")
     parser.add_argument("--rule", default="sum", help="sum: joint training; gradvac, pcgrad, ...")
     for name, default in (("vocabulary", 1000), ("longest", 64), ("layers", 2), ("width", 64),
-                          ("steps", 400), ("rows", 32), ("seed", 0)):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--lr", type=float, default=3e-3)
+                          ("steps", 400), ("rows", 32), ("seed", 0), ("lr", 3e-3)):  # fmt: skip
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     return parser.parse_args(given)
 
 
