@@ -26,7 +26,7 @@ from torch import Tensor
 from gradvac.cuda_graph import DEVICE_WORK, free_generator
 from gradvac.lab.recipes.nmt.batches import Ragged, Side, Tokens
 from gradvac.lab.recipes.nmt.model import KVCache, StepContext, Transformer
-from gradvac.lab.training.forward import any_shape_attention
+from gradvac.lab.training.environment import any_shape_attention
 
 _CPU_MEMORY = 1 << 28
 _CPU_ROWS = 256  # beams of all slots: a processor gains nothing from more
