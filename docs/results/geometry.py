@@ -36,8 +36,8 @@ from write_tables import fill
 
 from gradvac.analysis import Run, statistics, views
 from gradvac.cli._runs import load_runs
+from gradvac.files import read_json, write_text
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.files import read_json, write_text
 
 _LEVEL = 0.05
 _FAMILIES = ("within", "between")

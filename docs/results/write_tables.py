@@ -28,12 +28,12 @@ from updates import length_table, noise_table, update_table
 
 from gradvac.analysis.figures.style import save_figure
 from gradvac.analysis.record import Record, read_record
+from gradvac.files import read_json, write_text
 from gradvac.lab.experiments import compare_runs, to_markdown
 from gradvac.lab.experiments.methods import LOSS
 from gradvac.lab.experiments.page import comparison_figures
 from gradvac.lab.experiments.sweep import HALVING
 from gradvac.lab.runs import RunFolder, read_scores
-from gradvac.lab.runs.files import read_json, write_text
 
 _FEWEST = 2  # seeds
 _PREDICTED = {"prediction": ("table1", "main", "mixture"), "prediction_long": ("long",)}

@@ -25,8 +25,8 @@ from gradvac.engine import (
     TasksOfRows,
     Weigh,
     digest,
+    read_local_losses,
     read_losses,
-    read_own_losses,
     sharded_modules,
     split,
     unsharded_backward,
@@ -191,7 +191,7 @@ class Aligner:
             given = read_losses(losses, tasks_of_rows, self.tasks)
             run = partial(self._backward_alone, given)
         else:
-            read = partial(read_own_losses, losses, tasks_of_rows, self.tasks)
+            read = partial(read_local_losses, losses, tasks_of_rows, self.tasks)
             run = partial(self._backward_together, self._exchange, read)
         try:
             run(step, accumulate)

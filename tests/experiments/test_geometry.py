@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gradvac.analysis import Similarities, save_similarities
+from gradvac.files import write_json
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.files import write_json
 
 from .conftest import ROOT
 

@@ -6,7 +6,8 @@ the reference. `one_backward` runs one backward for all tasks, on the graph that
 behind, and holds task gradients only one component at a time. A step, in the order in which it
 happens:
 
-    losses.py          what `backward` was given, and the joint gradient it must add up to
+    losses.py          what `backward` was given, checked and in one form
+    joint_gradient.py  the gradient that task gradients must add up to
     row_tasks.py       `gradvac.rows`, with which a forward names the tasks of packed rows
     choice.py          which engine runs, and what is accumulated over micro-batches
     per_task.py        the reference: one backward per task, for every model
@@ -14,6 +15,7 @@ happens:
     graph.py           the autograd graph: its nodes, and their structure
     junctions.py       where parameters meet the rows of the batch
     passes.py          backward passes to junctions or leaves
+    planner.py         the plan of a graph: kept by structure, made by a probe, verified
     probe.py, plan.py  from a graph to evidence, and from that to a *plan*: whose entries are whose
     layouts.py         where rows lie, followed from the losses down, operation by operation
     ownership.py       codes, by which the owners of entries are measured
@@ -40,7 +42,7 @@ from gradvac.engine.distributed import (
     unsharded_backward,
 )
 from gradvac.engine.kernels import gram
-from gradvac.engine.losses import Losses, TasksOfRows, positions, read_losses, read_own_losses
+from gradvac.engine.losses import Losses, TasksOfRows, positions, read_local_losses, read_losses
 from gradvac.engine.metric import AdamMetric, Metric
 from gradvac.engine.row_tasks import RowTasks, rows
 from gradvac.engine.task_gradients import AccumulatedGradients, Weigh
@@ -64,8 +66,8 @@ __all__ = [
     "digest",
     "gram",
     "positions",
+    "read_local_losses",
     "read_losses",
-    "read_own_losses",
     "rows",
     "sharded_modules",
     "split",

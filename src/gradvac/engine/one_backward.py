@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from gradvac.engine.builder import Deliver, GradientBuilder
 from gradvac.engine.contributions import Contribution
 from gradvac.engine.graph import Graph, NotSeparable, check_parameters, release
+from gradvac.engine.joint_gradient import GradientSketches, is_due
 from gradvac.engine.kernels import Segments, sketch
-from gradvac.engine.losses import GradientSketches, Losses, is_due
+from gradvac.engine.losses import Losses
 from gradvac.engine.ownership import Key, MeasuredOwners, task_codes
 from gradvac.engine.passes import Arrive, ReachedNodes, check_hidden_backwards, run_pass
 from gradvac.engine.per_task import Expect, Receive
 from gradvac.engine.plan import How, Plan
-from gradvac.engine.probe import Planner
+from gradvac.engine.planner import Planner
 from gradvac.engine.row_tasks import DeclaredRows
 from gradvac.engine.task_gradients import TaskGradients, Weigh, Write, add_to_grad
 from gradvac.gram import working_dtype
@@ -329,7 +330,7 @@ class PlannedBackward:
         if wrong:
             names = [name for p, name in self.plan.names.items() if any(p is w for w in wrong)]
             self.plan.refuse(
-                f"engine: the task gradients of {some(names)} do not add up to the plain gradient, "
+                f"engine: the task gradients of {some(names)} do not add up to the joint gradient, "
                 "as with a hook between a parameter and its use, or with a function whose backward "
                 'can run only once. Use engine="per_task".'
             )

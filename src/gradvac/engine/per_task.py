@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.engine.graph import LEAF, Graph, check_parameters, is_python_function, is_selective
-from gradvac.engine.losses import GradientSketches, JointGradient, Losses, is_due
+from gradvac.engine.joint_gradient import GradientSketches, JointGradient, is_due
+from gradvac.engine.losses import Losses
 from gradvac.engine.passes import (
     check_hidden_backwards,
     set_aside,

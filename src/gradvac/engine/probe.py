@@ -14,16 +14,16 @@ data say (masks, routing, sorting) is not learned: it is measured every step.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.graph import LEAF, Graph, GraphSignature, NotSeparable, check_readable
+from gradvac.engine.graph import LEAF, Graph, NotSeparable, check_readable
+from gradvac.engine.joint_gradient import JointGradient
 from gradvac.engine.junctions import Junction, Partition, find_junctions
 from gradvac.engine.kernels import negligible, repeatable, sketch, tolerance
 from gradvac.engine.layouts import Layout, follow_losses
-from gradvac.engine.losses import JointGradient, Losses
+from gradvac.engine.losses import Losses
 from gradvac.engine.ownership import Key, row_codes, unexplained
 from gradvac.engine.passes import (
     Arrive,
@@ -33,13 +33,11 @@ from gradvac.engine.passes import (
     run_pass,
 )
 from gradvac.engine.plan import How, Ownership, Plan
-from gradvac.engine.row_tasks import DeclaredRows, RowTasks, listen
-from gradvac.hints import some, warn_caller
+from gradvac.engine.row_tasks import DeclaredRows, RowTasks
+from gradvac.hints import some
 
 _FEW = 40  # nodes that are cheap to push T gradients through
 _SAME = 0.6  # a code that all rows share shows what rounding alone does
-_MOST_KEPT = 256  # structures
-_MOST_SIZES = 16  # of batches, for which a plan or a refusal is kept by structure
 
 Sketches = Mapping[Key, Tensor]
 
@@ -505,90 +503,3 @@ class TaskOwners:
             every = range(len(total))
             local = torch.stack([torch.where(owner == t, self._most, 0.0).sum() for t in every])
         return float(((total - local) / total.clamp_min(torch.finfo(total.dtype).tiny)).max())
-
-
-class Planner:
-    """Makes plans for the graphs of a model, keeps them by structure, and verifies them.
-
-    Args:
-        names: Of the model's parameters.
-        component_of: Parameter -> component.
-        tasks: Task names.
-    """
-
-    def __init__(
-        self,
-        names: Mapping[nn.Parameter, str],
-        component_of: Mapping[nn.Parameter, int],
-        tasks: Sequence[str],
-    ) -> None:
-        self._names, self._component_of, self._tasks = names, component_of, tasks
-        self._known: dict[GraphSignature, _Known] = {}
-        self._lengths: dict[int, float] = {}  # of tasks' gradients
-        self.identities = frozenset(map(id, names))  # by which graphs tell them apart
-        listen(self)
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """A copy has parameters of its own, and knows nothing of them."""
-        return Planner, (self._names, self._component_of, self._tasks)
-
-    def knows(self, graph: Graph) -> bool:
-        """Whether such a graph was seen before, without leaves that are not the model's."""
-        known = self._known.get(graph.signature)
-        return known is not None and any(not plan.partition.outside for plan in known.plans)
-
-    def plan(self, graph: Graph, losses: Losses, declared: DeclaredRows, *, verify: bool) -> Plan:
-        """The plan for a graph, probed if it is new, does not hold for its sizes, or on request.
-
-        Raises:
-            NotSeparable: Rows influence each other; or they did whenever such a graph was probed.
-        """
-        known = self._known.pop(graph.signature, None) or _Known([], {})
-        self._known[graph.signature] = known  # the latest: a model may make a new one every step
-        if len(self._known) > _MOST_KEPT:
-            del self._known[next(iter(self._known))]
-        if known.refusals:
-            known.check(graph)
-        num_rows = None if losses.index is None else len(losses.index)
-        is_finished = not any(plan.unfinished for plan in known.plans)
-        fitting = [plan for plan in known.plans if plan.holds_for(graph, num_rows)]
-        is_seen = bool(fitting) and fitting[0].has_seen(losses.present)
-        if is_seen and is_finished and not verify:
-            if fitting[0].refusal is not None:
-                raise NotSeparable(fitting[0].refusal)
-            return fitting[0]
-        earlier = known.plans[0] if known.plans else None
-        subject = Subject(graph, losses, declared, self._names, self._tasks)
-        try:
-            plan = probe(subject, self._component_of, earlier, self._lengths)
-        except NotSeparable as refusal:
-            known.refusals[graph.sizes()] = str(refusal)
-            if len(known.refusals) > _MOST_KEPT:
-                del known.refusals[next(iter(known.refusals))]
-            raise
-        except torch.OutOfMemoryError:
-            if not fitting or not is_finished:
-                raise
-            warn_caller(
-                "engine: this step was to verify whose gradients are whose, but its passes, which "
-                "keep the graph, ran out of memory; verification skipped."
-            )
-            return fitting[0]
-        rest = [other for other in known.plans if not other.unfinished and other not in fitting]
-        known.plans[:] = [plan, *rest][:_MOST_SIZES]
-        return plan
-
-
-class _Known(NamedTuple):
-    """What is known of graphs of one structure: plans, the latest first; refusals by sizes."""
-
-    plans: list[Plan]
-    refusals: dict[int, str]
-
-    def check(self, graph: Graph) -> None:
-        """Raise if a batch of these sizes was refused, or every one of many sizes."""
-        reason = self.refusals.get(graph.sizes())
-        if reason is None and not self.plans and len(self.refusals) >= _MOST_SIZES:
-            reason = next(iter(self.refusals.values()))
-        if reason is not None:
-            raise NotSeparable(reason)

@@ -17,8 +17,8 @@ from gradvac.hints import nearest, some
 from gradvac.lab.experiments import methods
 from gradvac.lab.experiments.methods import LOSS, Cost, Method, ScoredRun
 from gradvac.lab.experiments.statistics import LEVEL, ComparisonRow, Scored, cells_of, judged
-from gradvac.lab.runs.scores import ALL, level_rank
 from gradvac.lab.runs.sentences import FORMULAS
+from gradvac.run_files import ALL, level_rank
 
 Floats = NDArray[np.float64]
 JOINT = "joint"  # the name of the method that others are compared with, if one has it

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from gradvac.files import hash_of
 from gradvac.lab.runs import RunFolder, TaskScores, read_scores
-from gradvac.lab.runs.files import hash_of
 from gradvac.lab.runs.sentences import SentenceCounts, read_counts
 from gradvac.lab.training.config import flatten
 from gradvac.lab.training.settings import TECHNICAL, TECHNICAL_ELSEWHERE, RunConfig

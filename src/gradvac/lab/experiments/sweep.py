@@ -28,12 +28,13 @@ from typing import Any
 
 import numpy as np
 
+from gradvac.files import hash_of, read_json, write_json
 from gradvac.hints import nearest
 from gradvac.lab.experiments.methods import LOSS
 from gradvac.lab.experiments.plan import SweepConfig, Trial, plan_trials
 from gradvac.lab.experiments.worker import INTERRUPTED, STOPS, Launcher, Processes, load_settings
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.files import FolderLock, hash_of, read_json, write_json
+from gradvac.lab.runs.locks import FolderLock
 from gradvac.lab.training import ConfigError, RunConfig
 
 DONE, FAILED, PAUSED, WAITING = "done", "failed", "paused", "waiting"

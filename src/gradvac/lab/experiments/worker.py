@@ -22,10 +22,10 @@ from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, Protocol
 
+from gradvac.files import write_json
 from gradvac.lab.messages import log_to
 from gradvac.lab.recipes import recipe_named
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.files import write_json
 from gradvac.lab.training import RunConfig, config
 from gradvac.lab.training.config import write_value
 

@@ -5,8 +5,7 @@ it is written by `gradvac.files`, completely or not at all. Nothing here needs t
 
     folder.py     RunFolder: every file by name; `gradvac.run_files` has what reports read
     manifest.py   one manifest of checksums for any folder: written last, verified first
-    files.py      one lock, what killed processes left, hashes
-    scores.py     TaskScores: a metric by task, which any recipe writes and any report reads
+    locks.py      one lock, what killed processes left, hashes
     sentences.py  the counts behind scores, sentence by sentence, for resampling
 
 A recipe of your own:
@@ -22,7 +21,7 @@ from gradvac.lab.runs.folder import (
     other_settings,
     prepared_sizes,
 )
-from gradvac.lab.runs.scores import TaskScores, read_scores, write_scores
+from gradvac.run_files import TaskScores, read_scores, write_scores
 
 __all__ = [
     "PREPARED_MANIFEST",

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradvac.files import write_bytes, write_text
-from gradvac.lab.runs.files import FolderLock, remove_leftovers
+from gradvac.lab.runs.locks import FolderLock, remove_leftovers
 from gradvac.lab.runs.manifest import read_manifest, verify_manifest, write_manifest
 from gradvac.run_files import RunFiles, TaskScores, write_scores
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.lab.runs.files import hash_of, write_bytes
+from gradvac.files import hash_of, write_bytes
 
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -17,8 +17,8 @@ from pydantic import Field, NonNegativeInt, field_validator, model_validator
 from torch import nn
 
 from gradvac import AdamMetric, Aligner
+from gradvac.files import hash_of
 from gradvac.hints import nearest
-from gradvac.lab.runs.files import hash_of
 from gradvac.lab.training.config import Section
 from gradvac.rules import RULES, Only, Rule, rule_class, rule_named
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from gradvac.files import TEMPORARY, sync
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.files import remove_leftovers
+from gradvac.lab.runs.locks import remove_leftovers
 from gradvac.lab.runs.manifest import MANIFEST, find_damage, read_manifest, write_manifest
 from gradvac.lab.training.weights import (
     SHARDS,

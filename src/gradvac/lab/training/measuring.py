@@ -26,7 +26,7 @@ from gradvac.analysis import (
 from gradvac.analysis.measurement import Batches
 from gradvac.engine import split
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.files import remove_leftovers
+from gradvac.lab.runs.locks import remove_leftovers
 from gradvac.lab.training.checkpoint import RunWeights, list_checkpoints, resolve_weights
 
 logger = logging.getLogger(__name__)

@@ -23,16 +23,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
+from gradvac.files import hash_of, read_json, write_bytes, write_json
 from gradvac.lab.runs import PREPARED_MANIFEST as METADATA
 from gradvac.lab.runs import RunFolder, other_data, other_settings
-from gradvac.lab.runs.files import (
-    FolderLock,
-    hash_of,
-    read_json,
-    remove_leftovers,
-    write_bytes,
-    write_json,
-)
+from gradvac.lab.runs.locks import FolderLock, remove_leftovers
 from gradvac.lab.runs.manifest import (
     MANIFEST,
     Checksum,

@@ -22,10 +22,10 @@ import py3langid
 from pydantic import Field
 from rich.table import Table
 
+from gradvac.files import replacing
 from gradvac.lab.recipes.common.readers import Problem
 from gradvac.lab.recipes.nmt.readers import Line
 from gradvac.lab.recipes.nmt.workers import chunks, ordered_map
-from gradvac.lab.runs.files import replacing
 from gradvac.lab.training import Section
 
 Pair = tuple[str, str]

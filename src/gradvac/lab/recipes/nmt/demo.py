@@ -26,13 +26,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gradvac.files import write_json
 from gradvac.lab.languages import PIVOT, Corpus, default_corpus, dictionary_translate
 from gradvac.lab.recipes.nmt.preparation import PreparedCorpus, open_corpus
 from gradvac.lab.recipes.nmt.recipe import train_translation
 from gradvac.lab.recipes.nmt.score import bleu_p_value, score_lines, score_translation, translations
 from gradvac.lab.recipes.nmt.settings import TEST, TRAIN, NmtConfig
 from gradvac.lab.recipes.nmt.similarity import measure_translation
-from gradvac.lab.runs.files import write_json
 from gradvac.lab.training import AlignConfig, CheckpointError, Display, DivergedError
 from gradvac.tasks import Direction, parse
 
@@ -87,7 +87,7 @@ def run_demo(config: NmtConfig, out: Path, *, console: Console, num_lines: int =
     console.rule("2. Two trainings side by side, then translation and gradients", align="left")
     joint = config.model_copy(update={"align": AlignConfig(rule="none")})
     jobs = {
-        name: partial(_train_and_look, settings=settings, run=out / name, num_lines=num_lines)
+        name: partial(_train_one, settings=settings, run=out / name, num_lines=num_lines)
         for name, settings in ((JOINT, joint), (GRADVAC, config))
     }
     seconds = run_side_by_side(jobs, console)
@@ -117,7 +117,7 @@ def run_demo(config: NmtConfig, out: Path, *, console: Console, num_lines: int =
     return result
 
 
-def _train_and_look(display: Display, *, settings: NmtConfig, run: Path, num_lines: int) -> float:
+def _train_one(display: Display, *, settings: NmtConfig, run: Path, num_lines: int) -> float:
     """One of the two processes; returns the seconds of training."""
     result = train_translation(settings, run, display=display)
     if result.reason == "interrupted":

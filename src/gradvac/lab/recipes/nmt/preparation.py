@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from gradvac.files import hash_of, replacing
 from gradvac.lab.recipes.common.prepared import (
     Preparation,
     PreparedFolder,
@@ -46,7 +47,7 @@ from gradvac.lab.recipes.nmt.settings import DEV, TRAIN, DataConfig
 from gradvac.lab.recipes.nmt.tokens import SUFFIXES, TokenShards, shard_name, tokenise_shard
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary, draw_lines, extend, learn
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.files import hash_file, hash_of, replacing
+from gradvac.lab.runs.locks import hash_file
 from gradvac.tasks import parse, turned
 
 VOCABULARY = "vocabulary.model"

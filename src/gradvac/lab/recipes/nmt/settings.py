@@ -17,9 +17,9 @@ from gradvac.lab.recipes.nmt.model import SIZES, Size, Transformer
 from gradvac.lab.recipes.nmt.readers import fill
 from gradvac.lab.recipes.nmt.vocabulary import VocabularyConfig
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.scores import RESOURCE_LEVELS
 from gradvac.lab.training import RunConfig, Section, TrainConfig
 from gradvac.lab.training.config import Folder
+from gradvac.run_files import RESOURCE_LEVELS
 from gradvac.tasks import DEFAULT_PIVOT, Direction, parse, turned
 
 Source = str | list[str]

@@ -187,9 +187,9 @@ class Stream:
             return gather_batch(
                 self._tasks, chosen, packed=self._packed, static_shape=self.static_shape
             )
-        return self._own_part(chosen)
+        return self._local_slice(chosen)
 
-    def _own_part(self, chosen: list[Numbers]) -> Batch:
+    def _local_slice(self, chosen: list[Numbers]) -> Batch:
         num_rows = [len(numbers) for numbers in chosen]
         lengths = [task.lengths(numbers) for task, numbers in zip(self._tasks, chosen, strict=True)]
         sizes = np.concatenate(lengths, axis=1)  # [2, B]

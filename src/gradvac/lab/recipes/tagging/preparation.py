@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from typing import Any
 
+from gradvac.files import hash_of, replacing, write_text
 from gradvac.lab.recipes.common.prepared import (
     Preparation,
     PreparedFolder,
@@ -36,7 +37,7 @@ from gradvac.lab.recipes.tagging.settings import (
     rename_tag,
     unseen_labels,
 )
-from gradvac.lab.runs.files import hash_file, hash_of, replacing, write_text
+from gradvac.lab.runs.locks import hash_file
 
 # These choose among what was prepared, or say where things are; they do not change it.
 _IRRELEVANT = {"prepared", "root", "resource_levels"}

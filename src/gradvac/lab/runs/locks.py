@@ -1,25 +1,11 @@
-"""Locks of a folder, what killed processes left in it, hashes of files.
-
-`gradvac.files` writes; its names are importable from here too.
-"""
+"""Locks of a folder, what killed processes left in it, hashes of files."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
 
-from gradvac.files import (
-    TEMPORARY,
-    hash_of,
-    read_json,
-    replacing,
-    replacing_path,
-    short_digest,
-    sync,
-    write_bytes,
-    write_json,
-    write_text,
-)
+from gradvac.files import TEMPORARY, short_digest
 
 LOCK = ".lock"
 
@@ -90,20 +76,3 @@ def hash_file(path: Path) -> str:
     """Hash the contents of a file as `hash_of` hashes a value."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, short_digest).hexdigest()
-
-
-__all__ = [
-    "LOCK",
-    "TEMPORARY",
-    "FolderLock",
-    "hash_file",
-    "hash_of",
-    "read_json",
-    "remove_leftovers",
-    "replacing",
-    "replacing_path",
-    "sync",
-    "write_bytes",
-    "write_json",
-    "write_text",
-]
