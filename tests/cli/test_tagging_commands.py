@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from gradvac.cli import app
 from gradvac.cli._common import config_folders
-from gradvac.lab import languages
+from gradvac.lab.languages import default_corpus
 from gradvac.lab.recipes.tagging import TaggingConfig
 from gradvac.lab.training import config
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     runner = CliRunner()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        corpus = languages.default()
+        corpus = default_corpus()
         lines = [text for code in ("qsm", "qpl") for _, text in corpus.pairs(code, "dev")]
         save_tiny_encoder(folder / "runs" / "encoder", lines, size=500, layers=1, longest=64)
         done = runner.invoke(app, ["tagging", "train", "tiny", *FEW])
