@@ -7,10 +7,14 @@ BIN := $(VENV)/bin
 # Two workers on two cores: one torch thread each, or they fight over the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: help install demo test lint docs bench clean
+FAST := tests/gram tests/rules tests/aligner tests/sampling tests/tasks tests/runs tests/studies tests/engine/test_rows.py \
+	tests/engine/test_components.py tests/engine/test_per_task.py tests/architecture/test_imports.py \
+	tests/architecture/test_names.py tests/architecture/test_public_api.py
+
+.PHONY: help install demo test test-fast lint docs bench clean
 
 help:  ## say what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +38,10 @@ lint: install  ## ruff and mypy
 
 test: lint  ## lint, type-check, run all tests
 	$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+test-fast: install  ## what a minute can test: library, rules, names, imports
+	$(BIN)/ruff check .
+	$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --quiet $(FAST)
 
 docs: install  ## write what follows from the code into the pages, build them into site/
 	$(BIN)/python docs/write_pages.py

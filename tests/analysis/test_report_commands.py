@@ -56,7 +56,7 @@ def test_constructed_languages_are_known(constructed: Path) -> None:
 def test_real_languages_and_prepared_sizes(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     sizes = {"sizes": {"train": {"en-fr": 21_000, "en-xx": 7}}}
-    (tmp_path / "data" / "manifest.json").write_text(json.dumps(sizes), encoding="utf-8")
+    (tmp_path / "data" / "prepared.json").write_text(json.dumps(sizes), encoding="utf-8")
     settings = f'[data]\nprepared = "{(tmp_path / "data").as_posix()}"\n'
     folder = write_run(tmp_path / "run", ["fr-en", "en-cs", "xx-en"], np.eye(3), settings)
     (run,) = load_runs([folder])

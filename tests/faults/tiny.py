@@ -20,7 +20,7 @@ from rich.console import Console
 from gradvac.analysis import load_similarities, read_record
 from gradvac.lab.recipes.nmt import NmtConfig, prepare_corpus, score_translation, train_translation
 from gradvac.lab.recipes.nmt.similarity import measure_translation
-from gradvac.lab.runs import PREPARED_MANIFEST, RunFolder
+from gradvac.lab.runs import PREPARED_METADATA, RunFolder
 from gradvac.lab.training import Display, checkpoint, config
 
 WORDS = ("ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu")
@@ -82,7 +82,7 @@ def outcome(stage: str) -> str:
         for path in sorted(Path("data").rglob("*")):
             if path.is_file() and path.suffix not in (".json", ".lock") and path.name != ".lock":
                 found[str(path)] = path.read_bytes()
-        metadata = json.loads((Path("data") / PREPARED_MANIFEST).read_text())
+        metadata = json.loads((Path("data") / PREPARED_METADATA).read_text())
         found |= {key: repr(metadata[key]) for key in metadata if key != "stamps"}
     elif stage == "train":
         last = checkpoint.latest(RUN)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gradvac.lab.runs import (
-    PREPARED_MANIFEST,
+    PREPARED_METADATA,
     RunFolder,
     TaskScores,
     prepared_sizes,
@@ -67,7 +67,7 @@ def test_sizes_of_prepared_data(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert prepared_sizes(run) == {}
     run.config.write_text(f'[data]\nprepared = "{tmp_path.as_posix()}"\n')
-    (tmp_path / PREPARED_MANIFEST).write_text('{"sizes": {"train": {"en-fr": 7}}}')
+    (tmp_path / PREPARED_METADATA).write_text('{"sizes": {"train": {"en-fr": 7}}}')
     assert prepared_sizes(run) == {"en-fr": 7}
 
 

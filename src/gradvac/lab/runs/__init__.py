@@ -15,7 +15,7 @@ A recipe of your own:
 """
 
 from gradvac.lab.runs.folder import (
-    PREPARED_MANIFEST,
+    PREPARED_METADATA,
     RunFolder,
     other_data,
     other_settings,
@@ -24,7 +24,7 @@ from gradvac.lab.runs.folder import (
 from gradvac.run_files import TaskScores, read_scores, write_scores
 
 __all__ = [
-    "PREPARED_MANIFEST",
+    "PREPARED_METADATA",
     "RunFolder",
     "TaskScores",
     "other_data",

@@ -36,7 +36,7 @@ from gradvac.run_files import RunFiles, TaskScores, write_scores
 if TYPE_CHECKING:
     from gradvac.lab.runs.sentences import SentenceCounts
 
-PREPARED_MANIFEST = "prepared.json"  # what describes a folder of prepared data
+PREPARED_METADATA = "prepared.json"  # what describes a folder of prepared data
 _PUT_BACK = "the command that trained the run, given again, puts it back"
 
 
@@ -171,7 +171,7 @@ def prepared_sizes(run: RunFolder) -> dict[str, int]:
     """
     try:
         prepared = Path(run.read_table()["data"]["prepared"])
-        manifest = json.loads((prepared / PREPARED_MANIFEST).read_bytes())
+        manifest = json.loads((prepared / PREPARED_METADATA).read_bytes())
         return {pair: int(size) for pair, size in manifest["sizes"]["train"].items()}
     except (AttributeError, KeyError, TypeError, OSError, ValueError):
         return {}

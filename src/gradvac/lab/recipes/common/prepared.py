@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from gradvac.files import hash_of, read_json, write_bytes, write_json
-from gradvac.lab.runs import PREPARED_MANIFEST as METADATA
+from gradvac.lab.runs import PREPARED_METADATA as METADATA
 from gradvac.lab.runs import RunFolder, other_data, other_settings
 from gradvac.lab.runs.locks import FolderLock, remove_leftovers
 from gradvac.lab.runs.manifest import (
