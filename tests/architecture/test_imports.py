@@ -10,7 +10,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # From the bottom up: a package imports only from lines above its own.
 LAYERS = """
-gram tasks hints files sides devices cuda_graph models
+gram tasks hints plugins files sides devices cuda_graph models
 run_files rules engine
 alignment
 aligner

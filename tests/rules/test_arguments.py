@@ -118,12 +118,14 @@ def test_rules_of_ones_own_by_file_and_by_module(
     assert type(rule_named(f"{tmp_path}/own_rules.py:EqualNorms")) is type(rule)
     aligner = Aligner(torch.nn.Linear(2, 1), ["a", "b"], "own_rules.py:EqualNorms")
     assert type(aligner.rule) is type(rule)
+    (tmp_path / "random.py").write_text(OWN)  # the file, not Python's module of that name
+    assert type(rule_named("random.py:EqualNorms")).__name__ == "EqualNorms"
     monkeypatch.syspath_prepend(tmp_path)
     assert type(rule_named("own_rules:EqualNorms")).__name__ == "EqualNorms"
     for name, message in (
         ("own_rules.py:NoRule", "'NoRule' of own_rules.py is no subclass of gradvac.Rule"),
         ("missing.py:Rule", "there is no file missing.py"),
-        ("no_such_module:Rule", "cannot import 'no_such_module'"),
+        ("no_such_module:Rule", "there is no module 'no_such_module'"),
         ("", "there is no ''"),
     ):
         with pytest.raises(ValueError, match=f"rule: {message}"):

@@ -15,16 +15,11 @@ A new rule of the package is a file, a line in `RULES` and a config class in
 `Aligner(rule=...)` take "module:Class" and "file.py:Class"; see `studies/` for some.
 """
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from gradvac.hints import nearest
+from gradvac.plugins import import_plugin
 from gradvac.rules.gradnorm import GradNorm
 from gradvac.rules.gradvac import GradVac
 from gradvac.rules.mgda import MGDA
@@ -85,36 +80,10 @@ def rule_class(name: str) -> type[Rule]:
         if (rule := RULES.get(str(name).lower())) is None:
             raise ValueError(f"rule: there is no {name!r}; {nearest(str(name).lower(), RULES)}")
         return rule
-    found = getattr(_module(where), class_name, None)
+    found = getattr(import_plugin(where, "rule"), class_name, None)
     if not (isinstance(found, type) and issubclass(found, Rule)):
         raise ValueError(f"rule: {class_name!r} of {where} is no subclass of gradvac.Rule.")
     return found
-
-
-def _module(where: str) -> ModuleType:
-    """A module by its name, or by its file: from here, or beside the package (`studies/`)."""
-    if not where.endswith(".py"):
-        try:
-            return importlib.import_module(where)
-        except ModuleNotFoundError as error:
-            raise ValueError(f"rule: cannot import {where!r} ({error}).") from None
-    package = Path(__file__).parents[1]
-    places = [folder / where for folder in (Path(), package, package.parents[1])]
-    file = next((place.resolve() for place in places if place.is_file()), None)
-    if file is None:
-        raise ValueError(f"rule: there is no file {where} in {Path().resolve()}.")
-    name = f"gradvac_rules_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
-    if name not in sys.modules:  # once: a class has one identity
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(sys.modules[name])
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
 
 
 __all__ = [

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gradvac.lab.runs import RunFolder
+from gradvac.plugins import import_plugin
 
 if TYPE_CHECKING:
     from gradvac.lab.training import Result, RunConfig
@@ -64,34 +61,11 @@ def recipe_named(name: str) -> Recipe:
             raise ValueError(
                 f"recipe: {name!r} is not one of {known}; a recipe of your own is MODULE:NAME."
             )
-        found = getattr(_import(place), attribute, None)
+        found = getattr(import_plugin(place, "recipe"), attribute, None)
         if not isinstance(found, Recipe):
             raise ValueError(f"recipe: {place} has no Recipe called {attribute!r}.")
         _registered[name] = found
     return _registered[name]
-
-
-def _import(place: str) -> ModuleType:
-    """A module by name, or by the path of its file."""
-    path = Path(place)
-    if path.suffix != ".py":
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-                raise  # something that the module needs
-            raise ValueError(f"recipe: there is no module {place!r}.") from None
-    if not path.is_file():
-        raise ValueError(f"recipe: there is no file {path}.")
-    if path.stem in sys.modules:
-        return sys.modules[path.stem]
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def recipe_of(run: Path) -> str:
