@@ -35,7 +35,7 @@ from similarity_claims import (
 from write_tables import fill
 
 from gradvac.analysis import Run, statistics, views
-from gradvac.cli._runs import load_runs
+from gradvac.cli.runs import load_runs
 from gradvac.files import read_json, write_text
 from gradvac.lab.runs import RunFolder
 

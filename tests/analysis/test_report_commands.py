@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from gradvac.analysis.similarities import Similarities, save_similarities
 from gradvac.cli import figures, report
-from gradvac.cli._common import tells_mistakes
-from gradvac.cli._runs import load_runs, sizes_of
+from gradvac.cli.common import tells_mistakes
+from gradvac.cli.runs import load_runs, sizes_of
 from gradvac.lab.languages import default_corpus, genealogical_distances
 
 COMPONENTS = ("encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1")

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from gradvac.cli._commands import app
+from gradvac.cli.commands import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

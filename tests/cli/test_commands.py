@@ -15,8 +15,8 @@ from click.testing import Result
 from safetensors import SafetensorError
 
 from gradvac.cli import main
-from gradvac.cli._commands import app
-from gradvac.cli._common import load_nmt, tells_mistakes
+from gradvac.cli.commands import app
+from gradvac.cli.common import load_nmt, tells_mistakes
 
 Gradvac = Callable[..., Result]
 # Every command with its options: a change here is a change of the contract.
@@ -145,7 +145,7 @@ def test_stopped_while_it_starts_it_shows_no_traceback(monkeypatch: pytest.Monke
     def stop() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gradvac.cli._commands.app", stop)
+    monkeypatch.setattr("gradvac.cli.commands.app", stop)
     with pytest.raises(SystemExit, match="130"):
         main()
 

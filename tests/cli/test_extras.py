@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from gradvac.cli._common import missing_packages, needs
+from gradvac.cli.common import missing_packages, needs
 
 Gradvac = Callable[..., Any]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gradvac.cli._lines import tolerate_terminal, utf8_output
+from gradvac.cli.common import tolerate_terminal, utf8_output
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from gradvac.cli import app
-from gradvac.cli._common import config_folders
+from gradvac.cli.common import config_folders
 from gradvac.lab.languages import default_corpus
 from gradvac.lab.recipes.tagging import TaggingConfig
 from gradvac.lab.training import config

@@ -22,21 +22,9 @@ CONFIG is a TOML file or the name of one in `configs/nmt` or `configs/tagging`; 
 after it overrides single settings. A user's mistake is reported in one line, without a traceback,
 with exit status 1.
 
-    __main__.py     `python -m gradvac.cli`
-    _commands.py    the commands under their names
-    _common.py      where configs are, which extras are needed, how mistakes are reported
-    _lines.py       lines that a command reads and writes
-    _options.py     options that several commands have
-    _runs.py        runs as report and figures need them
-    compare.py      gradvac compare
-    corpus.py       gradvac corpus
-    demo.py         gradvac demo
-    figures.py      gradvac figures
-    nmt.py          gradvac nmt
-    report.py       gradvac report
-    similarity.py   gradvac similarity
-    sweep.py        gradvac sweep
-    tagging.py      gradvac tagging
+    commands.py     the commands under their names; a file each
+    common.py       options, output, where configs are, how mistakes are reported
+    runs.py         runs as report and figures need them
 
 A command imports what it needs when it runs: `--help` is fast, and a missing extra is one line.
 """
@@ -48,8 +36,8 @@ from typing import Any
 def main() -> None:
     """Run the command line."""
     try:
-        from gradvac.cli._commands import app
-        from gradvac.cli._lines import tolerate_terminal
+        from gradvac.cli.commands import app
+        from gradvac.cli.common import tolerate_terminal
 
         tolerate_terminal()
         app()
@@ -66,7 +54,7 @@ def main() -> None:
 
 def __getattr__(name: str) -> Any:
     if name == "app":
-        from gradvac.cli._commands import app
+        from gradvac.cli.commands import app
 
         return app
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gradvac.cli._common import needs
-from gradvac.cli._lines import utf8_output
-from gradvac.cli._options import Weights, weights_of
+from gradvac.cli.common import Weights, needs, utf8_output, weights_of
 
 
 @needs("nmt", "report")

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradvac.cli._common import tells_mistakes
+from gradvac.cli.common import tells_mistakes
 
 if TYPE_CHECKING:
     from gradvac.lab.languages import Corpus

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradvac.cli._common import load_nmt, needs
+from gradvac.cli.common import load_nmt, needs
 from gradvac.cli.report import write_page
 
 
@@ -22,7 +22,7 @@ def demo(
 ) -> None:
     """Train a joint and a GradVac model on constructed languages, compare them, and report."""
     from gradvac.analysis.report import run_headline
-    from gradvac.cli._runs import load_runs
+    from gradvac.cli.runs import load_runs
     from gradvac.lab.recipes.nmt.demo import GRADVAC, JOINT, run_demo
 
     console = Console(highlight=False)

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gradvac.cli._common import needs
-from gradvac.cli._options import GENEALOGY, Distances, Families, Runs
+from gradvac.cli.common import GENEALOGY, Distances, Families, Runs, needs
 from gradvac.hints import nearest
 
 
@@ -31,7 +30,7 @@ def figures(
 ) -> None:
     """Draw the paper's figures for some runs, and say what the missing ones would need."""
     from gradvac.analysis.figures import FORMATS, write_figures
-    from gradvac.cli._runs import load_runs, sizes_of
+    from gradvac.cli.runs import load_runs, sizes_of
 
     loaded = load_runs(runs, distances=distances, families=families)
     tasks = [task for run in loaded for task in run.tasks]

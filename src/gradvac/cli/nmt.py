@@ -12,9 +12,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradvac.cli._common import load_nmt, needs, require_run, run_folder
-from gradvac.cli._lines import utf8_output
-from gradvac.cli._options import AsJson, Device, Into, Run, Source, Weights, weights_of
+from gradvac.cli.common import (
+    AsJson,
+    Device,
+    Into,
+    Run,
+    Source,
+    Weights,
+    load_nmt,
+    needs,
+    require_run,
+    run_folder,
+    utf8_output,
+    weights_of,
+)
 from gradvac.tasks import Direction
 
 _STDIN = Path("-")

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradvac.cli._common import needs
-from gradvac.cli._options import GENEALOGY, Distances, Families, Runs
+from gradvac.cli.common import GENEALOGY, Distances, Families, Runs, needs
 
 if TYPE_CHECKING:
     from gradvac.analysis import Run
@@ -39,7 +38,7 @@ def serve_page(
 ) -> None:
     """Serve the page until the user stops it."""
     from gradvac.analysis.report import LivePage, render, serve_live
-    from gradvac.cli._runs import load_runs
+    from gradvac.cli.runs import load_runs
 
     missing = [path for path in runs if not path.is_dir()]
     if missing:
@@ -81,7 +80,7 @@ def report(
     With --live nothing is written: the page is served on this machine and keeps up with the run.
     """
     from gradvac.analysis.report import summarise_runs
-    from gradvac.cli._runs import load_runs
+    from gradvac.cli.runs import load_runs
 
     if live:
         serve_page(runs, distances=distances, families=families, port=port, show=show)

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from gradvac.cli._common import needs, require_run
-from gradvac.cli._options import Device, Run, weights_of
+from gradvac.cli.common import Device, Run, needs, require_run, weights_of
 from gradvac.lab.recipes import recipe_named, recipe_of
 from gradvac.lab.runs import RunFolder
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradvac.cli._common import config_folders, needs
+from gradvac.cli.common import config_folders, needs
 
 if TYPE_CHECKING:
     from gradvac.lab.experiments import Sweep

@@ -13,9 +13,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradvac.cli._common import load_config, needs, require_run, run_folder
-from gradvac.cli._lines import utf8_output
-from gradvac.cli._options import AsJson, Device, Into, Run, Source, Weights, weights_of
+from gradvac.cli.common import (
+    AsJson,
+    Device,
+    Into,
+    Run,
+    Source,
+    Weights,
+    load_config,
+    needs,
+    require_run,
+    run_folder,
+    utf8_output,
+    weights_of,
+)
 
 app = typer.Typer(help="Tagging: parts of speech, named entities.", no_args_is_help=True)
 

@@ -1,16 +1,17 @@
-"""What all commands share: where configs are, and how mistakes are reported."""
+"""What commands share: options, output, where configs are, and how mistakes are reported."""
 
 from __future__ import annotations
 
 import errno
 import importlib.metadata
+import io
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Annotated, ParamSpec, TextIO
 
 import typer
 
@@ -18,6 +19,56 @@ import gradvac
 from gradvac.lab.messages import log_to
 from gradvac.lab.recipes import recipe_of
 from gradvac.lab.runs import RunFolder
+
+
+def utf8_output() -> TextIO:
+    """Standard output for what programs read: UTF-8 in any locale.
+
+    Raises:
+        ValueError: It is closed.
+    """
+    if sys.stdout is None:
+        raise ValueError("standard output is closed; send it to a file, or to a pipe.")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+    return sys.stdout
+
+
+def tolerate_terminal() -> None:
+    """Let what a terminal cannot show appear as escapes, instead of ending the command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+GENEALOGY = "genealogy"
+
+Source = Annotated[
+    str, typer.Argument(help="A TOML file, the name of one in configs/, or a run folder.")
+]
+Run = Annotated[Path, typer.Argument(help="A run folder.")]
+Into = Annotated[Path | None, typer.Option(help="The run folder; default: runs/NAME-OF-CONFIG.")]
+Weights = Annotated[str, typer.Option(help="best, last, averaged, or a step.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Runs = Annotated[
+    list[Path], typer.Argument(help="Run folders; the others are compared with the first.")
+]
+Distances = Annotated[
+    str,
+    typer.Option(
+        help="Known distances of tasks: genealogy, uriel:KIND (such as uriel:featural), or a CSV "
+        "file."
+    ),
+]
+Families = Annotated[
+    Path | None, typer.Option(help='Families of tasks: a TOML file with lines fr = "Romance".')
+]
+
+
+def weights_of(name: str) -> str | int:
+    """The weights that a `Weights` option names: a step becomes a number."""
+    return int(name) if name.isdigit() else name
+
 
 if TYPE_CHECKING:
     from gradvac.lab.recipes.nmt import NmtConfig
