@@ -10,7 +10,7 @@ import pytest
 
 from gradvac.lab.languages import RESOURCE_LEVELS, real
 from gradvac.lab.recipes.nmt import NmtConfig, Transformer, train_translation
-from gradvac.lab.runs import scores
+from gradvac import run_files
 from gradvac.lab.training import ConfigError, RunConfig, config
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"
@@ -86,7 +86,7 @@ def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
 
 
 def test_levels_are_those_of_the_language_table() -> None:
-    assert scores.RESOURCE_LEVELS == RESOURCE_LEVELS
+    assert run_files.RESOURCE_LEVELS == RESOURCE_LEVELS
 
 
 def test_a_run_remembers_its_config(toy_config: Callable[..., NmtConfig], tmp_path: Path) -> None:

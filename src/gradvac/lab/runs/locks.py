@@ -40,6 +40,7 @@ class FolderLock:
 
     Example:
         >>> import tempfile
+        >>> from gradvac.files import write_json
         >>> run = Path(tempfile.mkdtemp())
         >>> with FolderLock(run, busy=f"run: another process writes in {run}; wait for it."):
         ...     write_json(run / "facts.json", {"steps": 3})
