@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from gradvac import run_files
 from gradvac.lab.languages import RESOURCE_LEVELS, real
 from gradvac.lab.recipes.nmt import NmtConfig, Transformer, train_translation
-from gradvac import run_files
 from gradvac.lab.training import ConfigError, RunConfig, config
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "nmt"
