@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradvac.engine import probe
+from gradvac.engine import planner
 
 # The tensors are tiny: a second thread would only wait.
 torch.set_num_threads(1)
@@ -37,11 +37,11 @@ def _slow_places_are_no_news() -> None:
 def probes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with every probe of a graph."""
     found: list[int] = []
-    take = probe.probe
+    take = planner.probe
 
     def counted(*given: Any) -> Any:
         found.append(1)
         return take(*given)
 
-    monkeypatch.setattr(probe, "probe", counted)
+    monkeypatch.setattr(planner, "probe", counted)
     return found
