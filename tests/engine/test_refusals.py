@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
 )
 
 from gradvac import Aligner, GradVac, Sum
-from gradvac.engine import one_backward, probe
+from gradvac.engine import one_backward, planner
 
 from .parity import TASKS, UNSORTED, assert_same_gradients, attach, plain_backward
 from .zoo._case import B, Block, Case, D, HandWrittenNorm, Model, S, distance, mlp, output
@@ -460,18 +460,18 @@ def test_a_scheduled_probe_without_memory_is_skipped(monkeypatch: pytest.MonkeyP
     """What is known goes on being used; a first probe needs its memory."""
     model = nn.Linear(D, 3).double()
     aligner, x = attach(model), torch.randn(B, D).double()
-    usual = probe.probe
+    usual = planner.probe
 
     def no_memory(*_: Any) -> Any:
         raise torch.OutOfMemoryError("none left")
 
-    monkeypatch.setattr(probe, "probe", no_memory)
+    monkeypatch.setattr(planner, "probe", no_memory)
     with pytest.raises(torch.OutOfMemoryError):
         aligner.backward(distance(model(x)), ROWS)
-    monkeypatch.setattr(probe, "probe", usual)
+    monkeypatch.setattr(planner, "probe", usual)
     aligner.backward(distance(model(x)), ROWS)
     model.zero_grad()
-    monkeypatch.setattr(probe, "probe", no_memory)
+    monkeypatch.setattr(planner, "probe", no_memory)
     for _ in range(7):
         aligner.backward(distance(model(x)), ROWS)
         model.zero_grad()
@@ -488,7 +488,7 @@ def test_what_fails_while_a_graph_is_recorded_fails_the_recording(
     def failing_probe(*_: object) -> None:
         raise RuntimeError("no waiting for the device")
 
-    monkeypatch.setattr(probe, "probe", failing_probe)
+    monkeypatch.setattr(planner, "probe", failing_probe)
     monkeypatch.setattr(one_backward, "_is_captured", lambda _: True)
     model = nn.Linear(D, 3)
     aligner = attach(model, GradVac(), engine="auto")
