@@ -123,6 +123,12 @@ def rows(count: int) -> Tensor:
             torch.tensor([0.0, 1.0]),
             "tasks_of_rows: .* one integer per row, got torch.float",
         ),
+        (
+            rows(2),
+            torch.tensor([False, True]),
+            r"tasks_of_rows: .* one integer per row, got torch.bool .* mask.long\(\)",
+        ),
+        (rows(2), [False, True], "tasks_of_rows: unknown task False; the tasks are"),
         (rows(2), torch.tensor([[0], [1]]), r"tasks_of_rows: .* shape \(2, 1\)"),
         (rows(2), None, "tasks_of_rows: losses per row need the task of every row"),
         (rows(2).sum(), ["fr", "hi"], r"losses: must have one entry per row .* got shape \(\)"),

@@ -140,21 +140,46 @@ def test_a_hook_that_changes_the_gradient(engine: str, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_optimizer_in_backward(engine: str, x: Tensor) -> None:
+@pytest.mark.parametrize("by_data", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stream_bytes": 1},
+        {"stream_bytes": 1, "granularity": "all_matrix"},
+        {"recompute": True, "granularity": "whole_model"},
+    ],
+    ids=str,
+)
+def test_optimizer_in_backward(
+    engine: str, by_data: bool, options: dict[str, Any], x: Tensor
+) -> None:
+    """Nothing that runs later may see the new weights, whenever components are applied."""
+    if engine == "per_task" and "recompute" in options:
+        pytest.skip("per_task stores task gradients")
+    granularity = options.get("granularity", "all_layer")
+
     def run(in_backward: bool) -> nn.Module:
         torch.manual_seed(0)
         model = nn.Sequential(Block(), Block(), nn.Linear(D, 2)).double()
         optimizers = {p: torch.optim.Adam([p], lr=0.05) for p in model.parameters()}
 
         def step(parameter: nn.Parameter) -> None:
-            optimizers[parameter].step()
+            if by_data:  # which no counter of versions sees
+                assert parameter.grad is not None
+                parameter.data.add_(parameter.grad, alpha=-0.05)
+            else:
+                optimizers[parameter].step()
             optimizers[parameter].zero_grad()
 
-        aligner = attach(model, rule(), engine=engine if in_backward else "per_task")
+        if in_backward:
+            aligner = attach(model, rule(), engine=engine, **options)
+        else:
+            aligner = attach(model, rule(), engine="per_task", granularity=granularity)
         if in_backward:
             for parameter in model.parameters():
                 parameter.register_post_accumulate_grad_hook(step)
-        for _ in range(3):
+        for _ in range(4):
             aligner.backward(distance(model(x)), ROWS)
             if not in_backward:
                 for parameter in model.parameters():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradvac import Aligner, GradVac
+from gradvac import Aligner, GradVac, Sum
 from gradvac.engine import contributions
 from gradvac.engine.contributions import Contribution, NormScale, OuterProduct, SharedShift
 from gradvac.engine.kernels import Segments
@@ -116,3 +116,73 @@ def test_a_shift_beside_a_scale_that_did_not_wait(monkeypatch: pytest.MonkeyPatc
         found.append({name: p.grad.clone() for name, p in model.named_parameters()})
     assert calls
     torch.testing.assert_close(found[1], found[0])
+
+
+class WritesOverGradient(torch.autograd.Function):
+    """In memory that no counter of versions sees, as a kernel does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+        return 3.0 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        gradient.data.mul_(3.0)
+        return gradient
+
+
+class WritingScale(torch.autograd.Function):
+    """The same, with a parameter of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, scale = ctx.saved_tensors
+        of_x, of_scale = gradient * scale, (gradient * x).sum((0, 1))
+        gradient.data.mul_(7.0)
+        return of_x, of_scale
+
+
+class Branches(nn.Module):
+    """A function beside products, a norm and a lookup that get the same gradient before it."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.below, self.beside, self.above = (nn.Linear(D, D) for _ in range(3))
+        self.from_input, self.norm = nn.Linear(D, D), nn.LayerNorm(D)
+        self.table = nn.Embedding(50, D)
+        self.scale, self.way = nn.Parameter(torch.randn(D)), way
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.below(x).sin()
+        if self.way == "without a parameter":
+            changed = WritesOverGradient.apply(hidden * self.scale)
+        else:
+            changed = WritingScale.apply(x if self.way == "at the input" else hidden, self.scale)
+        tokens = torch.arange(x.shape[1]).expand(x.shape[:2])
+        every = self.beside(hidden) + self.norm(hidden) + self.from_input(x) + self.table(tokens)
+        return self.above(every + changed)
+
+
+@pytest.mark.parametrize("engine", ["one_backward", "auto"])
+@pytest.mark.parametrize("options", [{}, {"stream_bytes": 1}, {"table_bytes": 1}], ids=str)
+@pytest.mark.parametrize("way", ["without a parameter", "with a parameter", "at the input"])
+@pytest.mark.parametrize("tasks", [MIXED, [1] * ROWS], ids=["mixed", "one task"])
+def test_a_function_that_writes_over_its_output_gradient(
+    options: dict[str, Any], engine: str, tasks: list[int], way: str
+) -> None:
+    model = Branches(way).double()
+    x = numbers(ROWS, PER_ROW, D)
+    aligner = Aligner(model, ["a", "b", "c"], Sum(), engine=engine, **options)
+    for _ in range(4):
+        model(x).square().sum().backward()
+        expected = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        aligner.backward(model(x).square().sum((1, 2)), tasks)
+        assert aligner.engine == "one_backward"
+        torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+        model.zero_grad()

@@ -16,6 +16,7 @@ from gradvac.engine.kernels import Owned, Segments
 from gradvac.engine.layouts import Layout
 from gradvac.engine.losses import Losses
 from gradvac.engine.ownership import MeasuredOwners
+from gradvac.engine.passes import copies
 from gradvac.engine.plan import How, Plan
 from gradvac.engine.row_tasks import DeclaredRows, RowTasks
 
@@ -141,6 +142,8 @@ class GradientBuilder:
         rows = next(owners.rows for owners in owned if owners is not None)
         if rows.only is None:
             self.slow.append(self._describe(position))
+        elif not callable(self.graph.nodes[position]):
+            gradients = copies(gradients)
 
         def given(task: int) -> list[Tensor | None]:
             return [_only(g, owners, task) for g, owners in zip(gradients, owned, strict=True)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from gradvac.engine.graph import ANCHOR, LEAF, Graph, is_python_function
+from gradvac.engine.graph import ANCHOR, COMPILED, LEAF, Graph, is_python_function
 
 _PRODUCTS = frozenset(
     f"{name}Backward0"
@@ -59,6 +59,7 @@ class Partition:
         holds_no_rows: The roots are made of parameters alone.
         has_taps: Compiled regions left some parameters outside.
         functions: Numbers of the junctions that are Python functions on the way.
+        writers: Positions of Python functions among `row_nodes`; they may write over what they get.
     """
 
     junctions: list[Junction] = field(default_factory=list)
@@ -68,6 +69,7 @@ class Partition:
     holds_no_rows: bool = False
     has_taps: bool = False
     functions: set[int] = field(default_factory=set)
+    writers: list[int] = field(default_factory=list)
 
     def leaves_outside(self, graph: Graph) -> list[Tensor]:
         """The leaves that get their joint gradient."""
@@ -120,11 +122,14 @@ def find_junctions(
                 continue
         made_of.append(None)
         partition.row_nodes.append(position)
+        is_function = is_python_function(graph.nodes[position]) and not graph.is_tap(position)
+        if is_function and name != COMPILED:
+            partition.writers.append(position)
         below[position] = deeper or bool(edges)
         if edges:
             edges = tuple(sorted(edges, key=lambda e: -math.prod(graph.shape(*children[e]))))
             assumed = alone and position not in roots
-            if deeper and is_python_function(graph.nodes[position]) and not graph.is_tap(position):
+            if deeper and is_function:
                 partition.functions.add(len(partition.junctions))
             paths = tuple(parameter_path(graph, *children[edge]) for edge in edges)
             partition.junctions.append(

@@ -64,10 +64,13 @@ def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -
     """Positions in `tasks`, int64; on the device if they came as a tensor there."""
     if isinstance(tasks_of_rows, Tensor):
         is_whole = not (tasks_of_rows.is_floating_point() or tasks_of_rows.is_complex())
-        if tasks_of_rows.dim() != 1 or not is_whole:
+        is_mask = tasks_of_rows.dtype == torch.bool
+        if tasks_of_rows.dim() != 1 or not is_whole or is_mask:
+            hint = f" If False is {tasks[0]!r} and True the next task, give mask.long()."
             raise ValueError(
                 f"{argument}: a tensor must hold one integer per row, got "
                 f"{tasks_of_rows.dtype} of shape {tuple(tasks_of_rows.shape)}."
+                f"{hint if is_mask else ''}"
             )
         index = tasks_of_rows.to(torch.int64)
     else:
@@ -99,7 +102,7 @@ def positions(tasks_of_rows: TasksOfRows, tasks: Sequence[str], argument: str) -
 def _index(task: Any) -> int | None:
     """A whole number as such, whatever type it has; None for anything else."""
     try:
-        return operator.index(task)
+        return None if isinstance(task, bool) else operator.index(task)
     except TypeError:
         return None
 

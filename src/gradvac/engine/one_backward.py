@@ -11,7 +11,7 @@ gradients freed.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -271,7 +271,10 @@ class PlannedBackward:
         *,
         again: bool = False,
     ) -> dict[Tensor, Tensor]:
-        """The backward; calls `done` when all junctions that have a group in `groups` were seen."""
+        """The backward; calls `done` when all junctions that have a group in `groups` were seen.
+
+        And have run: whoever is told may change the parameters, which a node still reads.
+        """
         plan, builder, unreached = self.plan, self.builder, self.plan.unreached
         junctions, sums, reached_nodes = (
             plan.partition.junctions,
@@ -287,10 +290,23 @@ class PlannedBackward:
             if unreached and junctions[number].position in unreached:
                 reached_nodes.see(junctions[number].position, output_gradients)
             builder.build(number, output_gradients)
+            complete = []
             for group in groups[number]:
                 left[group] -= 1
                 if not left[group]:
+                    complete.append(group)
+            if not complete:
+                return
+
+            def tell(*_: object) -> None:
+                for group in complete:
                     done(group)
+
+            if junctions[number].ends or number in after_run:
+                tell()
+            else:
+                node = self.graph.nodes[junctions[number].position]
+                hooks.callback(node.register_hook(tell).remove)
 
         builder.begin(deliver)
         if plan.is_measured and builder.measured is None:
@@ -299,14 +315,17 @@ class PlannedBackward:
         if unreached:
             shown = {junction.position for junction in junctions}
             others = [(position, reached_nodes.see) for position in unreached - shown]
-        with nullcontext() if plan.is_proven else check_hidden_backwards(plan.names, self.graph):
+        after_run = self._of_one_task()
+        with ExitStack() as hooks:
+            if not plan.is_proven:
+                hooks.enter_context(check_hidden_backwards(plan.names, self.graph))
             returned = run_pass(
                 self.graph,
                 plan.partition,
                 self.losses.starts(),
                 arrive,
                 others=others,
-                after_run=self._of_one_task(),
+                after_run=after_run,
                 retain=again or self.keeps_graph,
             )
         if unreached and reached_nodes.unreached() != unreached:

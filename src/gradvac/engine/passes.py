@@ -60,6 +60,8 @@ def run_pass(
                 handles.append(node.register_prehook(partial(arrive, number)))
         for position, show in others:
             handles.append(graph.nodes[position].register_prehook(partial(show, position)))
+        for position in partition.writers:
+            handles.append(graph.nodes[position].register_prehook(copies))
         leaves = partition.leaves_outside(graph)
         # Their edges: torch would not take a leaf that was frozen after the forward.
         edges = [GradientEdge(graph.nodes[position], 0) for position in partition.outside]
@@ -78,6 +80,11 @@ def run_pass(
         for handle in handles:
             handle.remove()
     return list(gradients[len(inputs) : len(inputs) + len(leaves)])
+
+
+def copies(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """For a function that may write over its output gradient, which others still hold."""
+    return tuple(None if gradient is None else gradient.clone() for gradient in gradients)
 
 
 def _arrive_at_tap(
