@@ -152,6 +152,14 @@ def by_an_index_of_another_dimension(m: Any, x: Tensor, is_later: bool) -> Any:
 
 
 @case()
+def by_padding_of_one_more_dimension(m: Any, x: Tensor, is_later: bool) -> Any:
+    """Rows are padded by nothing at first."""
+    by = 2 if is_later else 0
+    moved = F.pad(m.first(x), (1, -1, by, -by))
+    return m.last(m.middle(moved).tanh() + x)
+
+
+@case()
 def by_padding_of_another_dimension(m: Any, x: Tensor, is_later: bool) -> Any:
     moved = F.pad(m.first(x), (0, 0, 2, -2) if is_later else (0, 0))
     return m.last(m.middle(moved).tanh() + x)

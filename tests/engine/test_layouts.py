@@ -573,3 +573,48 @@ def test_a_small_task_beside_a_large_one() -> None:
     model = Model(run, upper=upper, lower=lower).double()
     case = Case(model, losses, (torch.randn(B, D, dtype=torch.float64),))
     Twins(case, lambda: GradVac(target=0.9)).step([0, 1, 0, 0, 1, 1])
+
+
+def padded(m: Any, x: Tensor) -> Tensor:
+    """A padding that names the rows' dimension, and adds nothing to it."""
+    result: Tensor = m.last(F.pad(m.first(x), (1, -1, 2, 0, 0, 0)).tanh())
+    return result
+
+
+def patches(m: Any, x: Tensor) -> Tensor:
+    """[B, 1, S, D] -> [B, 2 * 2, L]."""
+    found = F.unfold(m.first(x)[:, None], (2, 2), padding=1, stride=2)
+    result: Tensor = m.last(F.pad(found, (0, D - found.shape[2])))
+    return result
+
+
+def patches_of_one_entry(m: Any, x: Tensor) -> Tensor:
+    """Rows are the channels of one image: [B, S, D] -> [B, S * D]."""
+    result: Tensor = m.last(F.unfold(m.first(x), (1, 1)).view(B, S, D))
+    return result
+
+
+@pytest.mark.parametrize("run", [padded, patches, patches_of_one_entry])
+def test_rows_that_are_left_alone_are_not_measured(run: Callable[..., Tensor]) -> None:
+    made = linears(run, B, S, D)
+    made = Case(made.model.double(), made.losses, tuple(x.double() for x in made.inputs))
+    twins = Twins(made, lambda: GradVac(beta=0.3))
+    for tasks in (UNSORTED, SORTED, ONE_ABSENT):
+        twins.step(tasks)
+    assert "measured" not in repr(twins.aligner)
+
+
+def test_channels_of_one_image_are_measured() -> None:
+    """Patches of several entries bring several channels, which are the rows, for each."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        found = F.unfold(m.first(x), (1, 2), stride=(1, 2))  # [B * 2, S * D / 2]
+        result: Tensor = m.last(found.view(B, 2, S, -1).transpose(1, 2).flatten(2))
+        return result
+
+    made = linears(run, B, S, D)
+    made = Case(made.model.double(), made.losses, tuple(x.double() for x in made.inputs))
+    twins = Twins(made, lambda: GradVac(beta=0.3))
+    for tasks in (UNSORTED, SORTED, ONE_ABSENT):
+        twins.step(tasks)
+    assert "measured" in repr(twins.aligner)

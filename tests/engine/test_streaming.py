@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradvac import GradVac
 from gradvac.engine import task_gradients
@@ -16,7 +17,17 @@ from gradvac.engine.contributions import Lookup, OuterProduct
 from gradvac.engine.kernels import Segments
 from gradvac.engine.task_gradients import ParameterGradients, TaskGradients
 
-from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, Twins, attach, made
+from .parity import (
+    ONE_ABSENT,
+    SORTED,
+    TASKS,
+    UNSORTED,
+    Twins,
+    assert_same_alignment,
+    assert_same_gradients,
+    attach,
+    made,
+)
 from .zoo._case import B, Block, Case, D, Model, S, distance, output
 
 
@@ -197,6 +208,149 @@ def test_a_table_of_which_few_rows_are_used(monkeypatch: pytest.MonkeyPatch) -> 
     held = Held(monkeypatch)
     twins.aligner.backward(distance(twins.model(tokens)), UNSORTED)
     assert held.most < len(TASKS) * words.weight.nbytes
+
+
+class Sizes(TorchDispatchMode):
+    """The numbers of entries of all tensors that operations gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.found.add(result.numel())
+        return result
+
+
+ROWS = 400  # of tables of which a batch has few
+
+
+def once(m: Any, tokens: Tensor) -> Tensor:
+    result: Tensor = m.block(m.words(tokens))
+    return result
+
+
+def twice(m: Any, tokens: Tensor) -> Tensor:
+    result: Tensor = m.block(m.words(tokens) + m.words(tokens.flip(1) // 2))
+    return result
+
+
+def by_index(m: Any, tokens: Tensor) -> Tensor:
+    result: Tensor = m.block(m.words.weight[tokens - 1] + m.words(tokens))
+    return result
+
+
+def looked_up(run: Callable[..., Tensor], length: int = S) -> tuple[nn.Module, Callable[[], Case]]:
+    """A model with a table, and batches that have few rows of it, some of them often."""
+    model = Model(run, words=nn.Embedding(ROWS, D, padding_idx=3), block=Block()).double()
+
+    def batch() -> Case:
+        some = torch.randperm(ROWS)[:12]
+        tokens = some[torch.randint(0, len(some), (B, length))]
+        tokens[:, 0] = 3
+        return Case(model, output, (tokens,))
+
+    return model, batch
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 4, 1000])
+@pytest.mark.parametrize("granularity", ["all_layer", "whole_model"])
+@pytest.mark.parametrize("run", [once, twice, by_index])
+def test_a_table_above_the_limit_of_which_few_rows_are_used(
+    run: Callable[..., Tensor],
+    granularity: str,
+    rows_at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slices of the batch's rows, not of the table; tokens and tasks change from step to step."""
+    monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", rows_at_once * len(TASKS) * D * 8)
+    _, batch = looked_up(run)
+    twins = Twins(batch(), rule, granularity=granularity, table_bytes=1)
+    for tasks in (UNSORTED, ONE_ABSENT, SORTED, UNSORTED, ONE_ABSENT):
+        twins.case = batch()
+        twins.step(tasks)
+        for model in twins.models:
+            model.zero_grad()
+
+
+@pytest.mark.parametrize("length", [S, 80])
+@pytest.mark.parametrize("options", [{}, {"table_bytes": 1}], ids=["below", "above"])
+@pytest.mark.parametrize("run", [once, twice, by_index])
+def test_task_gradients_of_rows_that_no_token_has_are_not_formed(
+    run: Callable[..., Tensor], options: dict[str, int], length: int
+) -> None:
+    """Below and above the limit; also where few rows have many tokens."""
+    model, batch = looked_up(run, length)
+    aligner = attach(model, rule(), **options)
+    for _ in range(3):
+        losses = output(model, torch.tensor(UNSORTED), *batch().inputs)
+        with Sizes() as sizes:
+            aligner.backward(losses, UNSORTED)
+        assert ROWS * D in sizes.found  # the update
+        assert len(TASKS) * ROWS * D not in sizes.found
+
+
+@pytest.mark.parametrize("options", [{}, {"table_bytes": 1}], ids=["below", "above"])
+def test_many_lookups_of_few_rows_may_have_many(options: dict[str, int]) -> None:
+    """Each has few rows, but not all together: no more is formed than the table's."""
+
+    def run(m: Any, tokens: Tensor) -> Tensor:
+        found = [m.words((tokens + 40 * number) % ROWS) for number in range(10)]
+        result: Tensor = m.block(torch.stack(found).sum(0))
+        return result
+
+    model = Model(run, words=nn.Embedding(ROWS, D), block=Block()).double()
+    tokens = torch.arange(B * 20).view(B, 20)
+    twins = Twins(Case(model, output, (tokens,)), rule, **options)
+    for tasks in (UNSORTED, SORTED, ONE_ABSENT):
+        twins.step(tasks)
+    losses = output(twins.model, torch.tensor(UNSORTED), tokens)
+    with Sizes() as sizes:
+        twins.aligner.backward(losses, UNSORTED)
+    assert max(sizes.found) <= len(TASKS) * ROWS * D
+
+
+@pytest.mark.parametrize("table_bytes", [1, 1 << 32])
+def test_few_rows_over_micro_batches(table_bytes: int) -> None:
+    _, batch = looked_up(twice)
+    twins = Twins(batch(), rule, table_bytes=table_bytes)
+    tasks = torch.tensor(UNSORTED)
+    for _ in range(3):
+        (tokens,) = batch().inputs
+        results = []
+        for model, aligner in ((twins.reference, twins.per_task), (twins.model, twins.aligner)):
+            model.zero_grad()
+            early, late = output(model, tasks[:2], tokens[:2]), output(model, tasks[2:], tokens[2:])
+            aligner.backward(early, tasks[:2], accumulate=True)
+            results.append(aligner.backward(late, tasks[2:]))
+        assert_same_alignment(results[1], results[0], 1e-9)
+        assert_same_gradients(twins.model, twins.reference, 1e-9)
+
+
+@pytest.mark.parametrize("table_bytes", [1, 1 << 32])
+def test_a_lookup_without_tokens(table_bytes: int) -> None:
+    def run(m: Any, x: Tensor, tokens: Tensor) -> Tensor:
+        result: Tensor = m.block(x + m.words(tokens).sum(1))
+        return result
+
+    model = Model(run, words=nn.Embedding(ROWS, D), block=Block()).double()
+    inputs = (torch.randn(B, D).double(), torch.zeros(B, 0, dtype=torch.int64))
+    twins = Twins(Case(model, output, inputs), rule, table_bytes=table_bytes)
+    twins.step(UNSORTED)
+
+
+@pytest.mark.parametrize("table_bytes", [1, 1 << 32])
+@pytest.mark.parametrize("num_rows", [ROWS, 12])
+def test_tokens_of_32_bits(num_rows: int, table_bytes: int) -> None:
+    model = Model(once, words=nn.Embedding(num_rows, D), block=Block()).double()
+    tokens = torch.randint(0, num_rows, (B, S), dtype=torch.int32)
+    twins = Twins(Case(model, output, (tokens,)), rule, table_bytes=table_bytes)
+    for tasks in (UNSORTED, ONE_ABSENT):
+        twins.step(tasks)
 
 
 @pytest.mark.parametrize("rows_at_once", [4, 1000])

@@ -107,16 +107,36 @@ class Lookup(MatrixContribution):
         segments = joined([(one.segments, len(one.tokens)) for one in every])
         return [Lookup(values, tokens, every[0].num_rows, segments)]
 
-    def renumbered(self) -> "tuple[Tensor, Lookup]":
-        """The tokens of the batch `[N]`, and the same for a table of their rows alone.
+    @staticmethod
+    def are_of_few_rows(every: "Sequence[Lookup]") -> bool:
+        """Whether a table's lookups have less than half of its rows, each counted once.
 
-        There are fewer different tokens than N: the rest stands for token 0, and has no values.
+        On a GPU, where counting would mean waiting, every occurrence is counted.
+        """
+        num_rows, tokens = every[0].num_rows, [one.tokens for one in every]
+        num_tokens = sum(map(len, tokens))
+        if 2 * num_tokens < num_rows:
+            return True
+        # Their values must not take more than the task gradients of the table.
+        are_many = num_tokens > every[0].segments.num_tasks * num_rows
+        if are_many or tokens[0].device.type != "cpu":
+            return False
+        is_seen = torch.zeros(num_rows, dtype=torch.bool).index_fill_(0, torch.cat(tokens), True)
+        return 2 * int(is_seen.sum()) < num_rows
+
+    def renumbered(self) -> "tuple[Tensor, Lookup]":
+        """The tokens of the batch, and the same for a table of their rows alone.
+
+        On a GPU, where counting different tokens would mean waiting, there are N of them: the rest
+        stands for token 0, and has no values.
         """
         ascending, order, _, row = _numbered(self.tokens)
-        tokens = torch.zeros_like(ascending).scatter_(0, row, ascending)
+        is_counted = self.tokens.device.type == "cpu" and len(row) > 0
+        num_rows = int(row[-1]) + 1 if is_counted else len(row)
+        tokens = ascending.new_zeros(num_rows).scatter_(0, row, ascending)
         rows = torch.empty_like(ascending).scatter_(0, order, row)
         values = self.values.to(wide(self.values.dtype))
-        return tokens, Lookup(values, rows, len(rows), self.segments)
+        return tokens, Lookup(values, rows, num_rows, self.segments)
 
     def total(self) -> Tensor:
         return self._sum(self.values)

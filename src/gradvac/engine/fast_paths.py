@@ -129,7 +129,7 @@ def embedding(at: NodeInput) -> Contribution | None:
 
 def _lookup(at: NodeInput, segments: Segments, tokens: Tensor, padding: int) -> Contribution:
     num_rows, width = at.shape
-    tokens, values = tokens.reshape(-1), at.gradient.reshape(-1, width)
+    tokens, values = tokens.reshape(-1).long(), at.gradient.reshape(-1, width)
     if len(values) > len(tokens):
         tokens = tokens.repeat(len(values) // len(tokens))
     if 0 <= padding < num_rows:

@@ -42,6 +42,12 @@ def indexed_dims(node: Any) -> tuple[int, ...]:
     return tuple([dim for dim, index in enumerate(every) if index is not None])
 
 
+def padded_dims(node: Any) -> tuple[int, ...]:
+    """The dimensions, counted from the last, to which a padding adds or from which it takes."""
+    pad = node._saved_pad  # before and after, the last dimension first
+    return tuple([-1 - d for d in range(len(pad) // 2) if pad[2 * d] or pad[2 * d + 1]])
+
+
 def _number_of(name: str) -> Callable[[Any], int]:
     return lambda node: len(getattr(node, name))
 
@@ -56,10 +62,8 @@ _SETTINGS: dict[str, Callable[[Any], object]] = {
             *("_saved_offset", "_saved_training", "_saved_batch_first"),
         )
     },
-    **{
-        name: _number_of(name)
-        for name in ("_saved_normalized_shape", "_saved_pad", "_saved_batch_sizes")
-    },
+    **{name: _number_of(name) for name in ("_saved_normalized_shape", "_saved_batch_sizes")},
+    "_saved_pad": padded_dims,
     "_saved_indices": indexed_dims,
 }
 

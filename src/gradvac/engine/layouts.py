@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradvac.engine.graph import LEAF, Graph, indexed_dims
+from gradvac.engine.graph import LEAF, Graph, indexed_dims, padded_dims
 
 
 class Layout(NamedTuple):
@@ -221,10 +221,6 @@ def _after_the_first_index(node: Any) -> Sequence[int]:
     return _ANY[given[0] :] if is_together else _ANY  # apart: their dimension becomes the first
 
 
-def _padded(node: Any) -> Sequence[int]:
-    return range(-(len(node._saved_pad) // 2), 0)
-
-
 def _normalised(node: Any) -> Sequence[int]:
     return range(-len(node._saved_normalized_shape), 0)
 
@@ -250,7 +246,7 @@ VIEWS = frozenset(("View", "UnsafeView", "ReshapeAlias", "Squeeze"))
 _SAME_NUMBER = frozenset(
     (
         *("NllLoss", "MultiMarginLoss", "MultilabelMarginLoss", "ViewAsComplex", "ViewAsReal"),
-        *("Unfold", "Index", "UnsafeIndex"),
+        *("Unfold", "Index", "UnsafeIndex", "Im2Col"),
     )
 )
 # Python functions that hand on what they get; hooks of FSDP2, too
@@ -282,7 +278,7 @@ _WITHIN_ROWS = _kinds(
     """
     ScaledDotProductFlashAttention ScaledDotProductFlashAttentionForCpu
     ScaledDotProductEfficientAttention ScaledDotProductCudnnAttention
-    ScaledDotProductFusedAttentionOverrideable Convolution NativeGroupNorm
+    ScaledDotProductFusedAttentionOverrideable Convolution NativeGroupNorm Im2Col
     """
 )
 _OVER_SPACE = (
@@ -308,7 +304,7 @@ _BY_SETTING: dict[str, Callable[[Any], Sequence[int]]] = {
     **dict.fromkeys(("Flip", "Roll"), _along("dims")),
     "Unfold": _along("dimension"),
     **dict.fromkeys(("Index", "UnsafeIndex"), _after_the_first_index),
-    "ConstantPadNd": _padded,
+    "ConstantPadNd": padded_dims,
     **dict.fromkeys(("NativeLayerNorm", "FusedRmsNorm"), _normalised),
     **dict.fromkeys(("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm"), _by_channel),
     **dict.fromkeys(("PixelShuffle", "PixelUnshuffle"), lambda _: (-3, -2, -1)),

@@ -39,8 +39,9 @@ class ParameterGradients:
 
     Most contributions are built and added up, `[T, *shape]`, with two exceptions. Of a table that
     is only looked up, and of which a batch uses few rows, those rows alone are built. A table that
-    is too large is split: its Gram matrix is taken by slices of rows, and its combined gradient
-    from the contributions themselves, at the price of a second product.
+    is too large is split: its Gram matrix is taken by slices of rows (of those that the batch uses,
+    if it is only looked up), and its combined gradient from the contributions themselves, at the
+    price of a second product.
 
     Args:
         parameter: The parameter.
@@ -88,9 +89,9 @@ class ParameterGradients:
         if isinstance(contribution, MatrixContribution):
             self.is_split |= is_first and contribution.built_bytes > self._table_bytes
             if isinstance(contribution, Lookup):
-                num_tokens = contribution.tokens.shape[0]
-                if self.is_split or (is_first and 2 * num_tokens < contribution.num_rows):
-                    self._lookups.append(contribution)
+                every = [*self._lookups, contribution]
+                if self.is_split or (is_first and Lookup.are_of_few_rows(every)):
+                    self._lookups = every
                     return
             elif self.is_split:
                 self._products.append(contribution)
@@ -124,7 +125,7 @@ class ParameterGradients:
         """Of what is held once all contributions are built."""
         held = 0 if self._gradients is None else self._gradients.nbytes
         for lookup in self._lookups:
-            held += 0 if self.is_split else lookup.rows_bytes
+            held += 0 if self.is_split else min(lookup.rows_bytes, lookup.built_bytes)
         for contribution in self.waiting:
             held += contribution.built_bytes
         return held
@@ -158,13 +159,17 @@ class ParameterGradients:
         """`[T, T]`."""
         if not self.is_split:
             return gram(self.stack())
-        num_rows = self.parameter.shape[0]
         first = (*self._products, *self._lookups)[0]
-        at_once = _CHUNK_BYTES // max(1, first.built_bytes // num_rows)
+        num_rows, part = self.parameter.shape[0], self._slice
+        if not self._products and self._gradients is None:
+            _, rows = Lookup.join(self._lookups)[0].renumbered()
+            if rows.num_rows < num_rows:
+                first, num_rows, part = rows, rows.num_rows, rows.slice
+        at_once = _CHUNK_BYTES // max(1, first.built_bytes // max(1, num_rows))
         # A multiple of 64 rows, which matrix products like; all of them on small tables.
         step = max(1, at_once // 64 * 64 or at_once)
-        starts = range(0, num_rows, step)
-        grams = [gram(self._slice(s, min(s + step, num_rows)).flatten(1)) for s in starts]
+        starts = range(0, max(1, num_rows), step)
+        grams = [gram(part(s, min(s + step, num_rows)).flatten(1)) for s in starts]
         return torch.stack(grams).sum(0)
 
     def _slice(self, start: int, end: int) -> Tensor:
@@ -183,7 +188,8 @@ class ParameterGradients:
         """sum_t weights[t] g_t; of a table that is split, without ever building the g_t."""
         if not self.is_split:
             return self.spread(combine(weights, self.stack()))
-        parts = [one.weighted(weights) for one in (*self._products, *self._lookups)]
+        lookups = Lookup.join(self._lookups) if self._lookups else ()
+        parts = [one.weighted(weights) for one in (*self._products, *lookups)]
         if self._gradients is not None:
             parts.append(combine(weights, self._gradients.flatten(1)).view(self.parameter.shape))
         dtype = wide(parts[0].dtype)
