@@ -281,7 +281,7 @@ class PlannedBackward:
             GradientSketches(),
             ReachedNodes(),
         )
-        left = dict(Counter([group for junction_groups in groups for group in junction_groups]))
+        left = Counter([group for junction_groups in groups for group in junction_groups])
         deliver: Deliver = gradients.add
         if self.losses.joint is not None:
             deliver = _counted(deliver, sums)
@@ -290,13 +290,8 @@ class PlannedBackward:
             if unreached and junctions[number].position in unreached:
                 reached_nodes.see(junctions[number].position, output_gradients)
             builder.build(number, output_gradients)
-            complete = []
-            for group in groups[number]:
-                left[group] -= 1
-                if not left[group]:
-                    complete.append(group)
-            if not complete:
-                return
+            left.subtract(groups[number])
+            complete = [group for group in dict.fromkeys(groups[number]) if not left[group]]
 
             def tell(*_: object) -> None:
                 for group in complete:
@@ -304,7 +299,7 @@ class PlannedBackward:
 
             if junctions[number].ends or number in after_run:
                 tell()
-            else:
+            elif complete:
                 node = self.graph.nodes[junctions[number].position]
                 hooks.callback(node.register_hook(tell).remove)
 
@@ -328,10 +323,7 @@ class PlannedBackward:
                 after_run=after_run,
                 retain=again or self.keeps_graph,
             )
-        if unreached and reached_nodes.unreached() != unreached:
-            plan.expire("a gradient reached a part of it for the first time")
-            if self.losses.joint is None:  # else this batch was probed, and it is rounding
-                raise PlanOutdated
+        self._check_reached(reached_nodes)
         if builder.measured is not None:
             builder.measured.check()
         pairs = zip(plan.partition.leaves_outside(self.graph), returned, strict=True)
@@ -343,6 +335,13 @@ class PlannedBackward:
         if not again:
             plan.succeed()
         return outside
+
+    def _check_reached(self, reached_nodes: ReachedNodes) -> None:
+        """Let the plan expire if a gradient came through what none had come through before."""
+        if self.plan.unreached and reached_nodes.unreached() != self.plan.unreached:
+            self.plan.expire("a gradient reached a part of it for the first time")
+            if self.losses.joint is None:  # else this batch was probed, and it is rounding
+                raise PlanOutdated
 
     def _check_sum(self, wrong: Collection[Tensor]) -> None:
         """Refuse the graph if task gradients do not add up to the joint gradient."""
