@@ -7,8 +7,6 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src"
 TREES = {path: ast.parse(path.read_text("utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 MOST_LINES_OF_A_FUNCTION = 60
-# One per recipe or program, each called by that name from outside.
-SHARED = {"main"}
 
 
 def test_no_public_name_means_two_things() -> None:
@@ -18,7 +16,7 @@ def test_no_public_name_means_two_things() -> None:
         for node in tree.body
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
     )
-    twice = sorted(name for name, count in counts.items() if count > 1 and name not in SHARED)
+    twice = sorted(name for name, count in counts.items() if count > 1)
     assert twice == []
 
 

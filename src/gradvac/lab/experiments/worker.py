@@ -88,7 +88,7 @@ def work(
     return 0
 
 
-def main() -> None:
+def work_from_file() -> None:
     """Do what the file says that is named on the command line."""
     with log_to(partial(print, flush=True)):
         sys.exit(work(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
@@ -192,7 +192,7 @@ def _work_in_child(task: Path, log: Path, directory: Path) -> None:
     for standard in (1, 2):
         os.dup2(output, standard)
     sys.argv = [sys.argv[0], str(task)]
-    main()
+    work_from_file()
 
 
 def _leave_with_parent() -> None:
@@ -243,7 +243,8 @@ class Submitit:
 
 def _work_in_job(task: Path, log: Path) -> int:
     """Run a worker to its end in a process that knows nothing yet; its exit status."""
-    command = [sys.executable, "-c", f"from {__name__} import main; main()", str(task)]
+    program = f"from {__name__} import work_from_file; work_from_file()"
+    command = [sys.executable, "-c", program, str(task)]
     with log.open("ab") as output:
         return subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
 
