@@ -11,6 +11,7 @@ reports how reliable they are. Both give `Similarities`: steps, components, task
     step_log.py      an Alignment as a few numbers and as pixels, for the log of any loop
     run.py           a run folder as report and figures see it
     statistics.py    families, distances, layers, steps, noise, influence, groups (SciPy)
+    grouping.py      tasks divided into groups by what they gain from one another
     views.py         which similarities of a run are shown, in which order and by which names
     plots.py         what a heat map and a plot are, for figures and report
     pictures.py      which heat maps and plots some runs give
@@ -24,6 +25,7 @@ A loop of your own:
         recorder(step, aligner.backward(losses, tasks))
 """
 
+from gradvac.analysis.grouping import best_groups
 from gradvac.analysis.measurement import Measured, measure
 from gradvac.analysis.record import Record, Recorder, read_record
 from gradvac.analysis.run import KnownDistances, Run, load_run
@@ -42,6 +44,7 @@ __all__ = [
     "Recorder",
     "Run",
     "Similarities",
+    "best_groups",
     "concatenate",
     "heat_maps",
     "load_run",
