@@ -160,6 +160,7 @@ def plan(collection: str, joint: Path) -> str:
         if kind != "groups":
             values |= {"model.init": start, "model.init_weights": "4000"}
             values |= {"optimizer.lr": 6e-4, "train.checkpoint_every": 10000}
+            values["data.prepared"] = f"{prepared}_last"  # its vocabulary is that of the joint run
         if kind == "last":
             values["train.metric"] = f"dev/loss/en-{tasks[0][0]}"
         out += ["[[methods]]", f'name = "{name}_{seed}"', f"set = {_toml(values)}"]
