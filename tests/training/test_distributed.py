@@ -117,7 +117,7 @@ def test_several_processes_without_a_meeting_place_are_refused(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(ValueError, match=r"WORLD_SIZE = 2 .* RANK is not set; .* torchrun"), join():
+    with pytest.raises(ValueError, match=r"WORLD_SIZE .* RANK .*torchrun"), join():
         pass
 
 
@@ -131,11 +131,11 @@ def test_every_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     assert job.device("auto") == job.device("cuda") == torch.device("cuda:1")
     assert taken == [torch.device("cuda:1")] * 2
     assert job.device("cpu") == torch.device("cpu")
-    with pytest.raises(ValueError, match=r"'cuda:1' is one GPU, but 8 processes train"):
+    with pytest.raises(ValueError, match=r"'cuda:1' .*8 processes"):
         job.device("cuda:1")
     job = Job(local_rank=2)
     job.rank, job.size = 6, 8
-    with pytest.raises(ValueError, match=r"rank 6 is process 2 of its machine.* finds 2 GPU"):
+    with pytest.raises(ValueError, match=r"rank 6 .*2 GPU"):
         job.device("auto")
 
 
