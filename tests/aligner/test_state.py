@@ -53,11 +53,11 @@ def test_resumed_run_equals_uninterrupted(
 ) -> None:
     whole = Translator()
     expected = Aligner(whole, TASKS, make(), engine=engine)
-    train(whole, expected, range(40))
+    train(whole, expected, range(16))
 
     first = Translator()
     aligner = Aligner(first, TASKS, make(), engine=engine)
-    train(first, aligner, range(20))
+    train(first, aligner, range(8))
     torch.save([first.state_dict(), aligner.state_dict()], tmp_path / "checkpoint.pt")
 
     for listed in (TASKS, REORDERED):
@@ -66,7 +66,7 @@ def test_resumed_run_equals_uninterrupted(
         second.load_state_dict(weights)
         resumed = Aligner(second, listed, make(), engine=engine)
         assert resumed.load_state_dict(state).complete
-        train(second, resumed, range(20, 40))
+        train(second, resumed, range(8, 16))
         assert_equal_models(second, whole)
         if listed == TASKS:
             assert_same_state(resumed.state_dict(), expected.state_dict())

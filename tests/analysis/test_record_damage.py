@@ -49,7 +49,7 @@ def test_a_damaged_chunk_costs_no_other(
     content, borders = whole
     start, end = borders[number - 1 : number + 1]
     draw = random.Random(number)
-    places = range(20) if part == "header" else draw.sample(range(20, end - start), 30)
+    places = range(20) if part == "header" else draw.sample(range(20, end - start), 12)
     left = [step for step in range(1, 11) if step not in (2 * number - 1, 2 * number)]
     path = tmp_path / "record.bin"
     for place in places:

@@ -146,7 +146,22 @@ def test_rungs_are_validated_steps() -> None:
         rungs(100, 100, 8)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_a_sweep_that_can_go_on(sweep: Make, number: signal.Signals) -> None:
+    class Signalled(InProcess):
+        def wait_for_one(self) -> dict[Path, int]:
+            os.kill(os.getpid(), number)
+            return super().wait_for_one()
+
+    made, before = sweep("score = []", **{"train.max_steps": 1}), signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        made.run(Signalled())
+    assert signal.getsignal(number) == before
+    made.run(InProcess())
+    assert statuses(made) == {"twin.seed-0": "done"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_processes_save_when_the_sweep_is_stopped(
     tmp_path: Path, prepared: Path, sources: dict[str, str], number: signal.Signals
 ) -> None:

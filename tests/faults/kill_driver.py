@@ -1,6 +1,6 @@
 """Kills work in the middle and does it again; prints what came of it as JSON.
 
-    python kill_driver.py FOLDER training|translation
+    python -m tests.faults.kill_driver FOLDER training|translation
 
 `training` is the toy recipe, killed at each operation on files that saving consists of.
 `translation` prepares, trains, measures and scores a tiny run, killed at random operations.
@@ -31,12 +31,13 @@ from typing import Any
 import numpy as np
 import py3langid
 import torch
-from faults import tiny
 from rich.console import Console
-from training.toy import ToyConfig, ToyRecipe, outcome
 
 from gradvac.analysis import read_record
 from gradvac.lab.training import Display, train
+
+from ..training.toy import ToyConfig, ToyRecipe, outcome
+from . import tiny
 
 KILLED = -signal.SIGKILL
 SAVING: list[tuple[Any, str]] = [
@@ -46,7 +47,7 @@ SAVING: list[tuple[Any, str]] = [
     (shutil, "rmtree"),
 ]
 ALL = [*SAVING, (os, "unlink"), (Path, "unlink"), (Path, "mkdir")]
-KILLS = {"prepare": 14, "train": 18, "similarity": 8, "score": 8}  # at operations on files
+KILLS = {"prepare": 9, "train": 12, "similarity": 5, "score": 5}  # at operations on files
 TOY = {
     "train": {
         "max_steps": 4,
