@@ -396,7 +396,7 @@ def _checks() -> dict[str, tuple[Check, int]]:
         where = "FSDP2: " if shard else ""
         for name, rule in RULES.items():
             check = partial(equals_one_process, rule=rule, shard=shard)
-            for size in (2, 3, 4) if name == "gradvac" else (3 if shard else 4,):
+            for size in (2, 3, 4) if name == "gradvac" else (2,):
                 found[f"{where}{name}, {size} processes, float64"] = (check, size)
         found[f"{where}hooks"] = (partial(hooks, shard=shard), 3 if shard else 2)
         single = partial(

@@ -5,16 +5,15 @@
 `training` is the toy recipe, killed at each operation on files that saving consists of.
 `translation` prepares, trains, measures and scores a tiny run, killed at random operations.
 
-This is a program, so that torch is imported once and every piece of work is a fork of it; the
-parent never runs autograd, which would not survive a fork. A death is SIGKILL: at the n-th
-operation on files, with the file that was being written cut, or at a random moment.
+Every piece of work is a fork of this program, which never runs autograd itself: that would not
+survive a fork. A death is SIGKILL: at the n-th operation on files, with the file that was being
+written cut, or at a random moment.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import io
 import json
 import os
@@ -229,8 +228,6 @@ def kill_translation(folder: Path, report: Report) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for module in ("torch._dynamo", "torch.distributed.fsdp"):  # which torch imports when needed
-        importlib.import_module(module)
     kinds = {"training": kill_training, "translation": kill_translation}
     made = Report()
     kinds[sys.argv[2]](Path(sys.argv[1]), made)
