@@ -1,34 +1,75 @@
-"""Programs outside the package: run in a Python of their own, or loaded."""
+"""Programs outside the package: run in a process of their own, or loaded."""
 
+import atexit
+import functools
 import importlib.util
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+SERVER = Path(__file__).with_name("fork_server.py")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0"}
+
+
+class Said(NamedTuple):
+    """What a program wrote."""
+
+    stdout: str
+    stderr: str
 
 
 def run_driver(
     driver: Path | str,
     *args: object,
-    options: tuple[str, ...] = ("-W", "error"),
+    strict: bool = True,
     environment: Mapping[str, str] | None = None,
     seconds: float = 300,
-) -> subprocess.CompletedProcess[str]:
-    """Run a program, or a module of the tests by its name, on one thread; it must succeed."""
-    program = ("-m", driver) if isinstance(driver, str) else (str(driver),)
-    done = subprocess.run(
-        [sys.executable, *options, *program, *map(str, args)],
-        cwd=Path(__file__).parents[1] if isinstance(driver, str) else None,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}),
-        capture_output=True,
+) -> Said:
+    """Run a program, or a module by its name, on one thread; it must succeed.
+
+    Args:
+        driver: The program.
+        args: Its arguments.
+        strict: Let warnings be errors.
+        environment: Variables to set.
+        seconds: After which it is killed.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        files = {name: Path(place) / name for name in Said._fields}
+        for file in files.values():
+            file.touch()
+        job = {"program": str(driver), "arguments": list(map(str, args)), "strict": strict}
+        job |= {name: str(file) for name, file in files.items()}
+        job |= {"folder": str(ROOT), "environment": dict(environment or {}), "seconds": seconds}
+        server = _server()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        print(json.dumps(job), file=server.stdin, flush=True)
+        status = server.stdout.readline().strip()
+        said = Said(*(file.read_text("utf-8") for file in files.values()))
+    assert status == "0", f"{driver} ended with status {status}:\n{said.stdout}\n{said.stderr}"
+    return said
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """One for all tests of this process."""
+    server = subprocess.Popen(
+        [sys.executable, str(SERVER)],
+        env=os.environ | ENVIRONMENT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=seconds,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done
+    atexit.register(server.communicate)  # it ends with its input
+    return server
 
 
 def load_module(path: Path) -> ModuleType:

@@ -1,12 +1,11 @@
 """The ranks of a job, started by a driver: one launcher for all tests of several processes.
 
-A driver is a program (`drivers.run_driver`), so that torch is imported once and every rank is a
-fork of it; the driver itself never runs autograd, which would not survive a fork.
+A driver is a program (`drivers.run_driver`) of which every rank is a fork; the driver itself never
+runs autograd, which would not survive that.
 """
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 import socket
@@ -22,9 +21,6 @@ import torch.distributed as dist
 
 PATIENCE = timedelta(seconds=60)
 Work = Callable[[int], object]
-
-for name in ("torch._dynamo", "torch.distributed.fsdp"):  # what forks would import one by one
-    importlib.import_module(name)
 
 
 class Failed(NamedTuple):

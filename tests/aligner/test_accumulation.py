@@ -61,7 +61,7 @@ def test_state_has_no_room_for_half_a_step(engine: str) -> None:
     aligner = Aligner(model, TASKS, engine=engine)
     batch = draw_batch(torch.Generator().manual_seed(0), TASKS)
     aligner.backward(model(batch.source, batch.words), batch.tasks, accumulate=True)
-    with pytest.raises(ValueError, match="state_dict: accumulated"):
+    with pytest.raises(ValueError, match="state_dict: "):
         aligner.state_dict()
     aligner.backward(model(batch.source, batch.words), batch.tasks)
     aligner.state_dict()

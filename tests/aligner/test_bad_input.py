@@ -18,27 +18,27 @@ TASKS = ["fr", "hi"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tasks": ["fr", "hi", "fr"]}, "tasks: 'fr' occurs twice"),
-        ({"tasks": []}, "tasks: must be a non-empty list of names"),
-        ({"tasks": "fr"}, "tasks: must be a non-empty list of names, got 'fr'"),
-        ({"tasks": [0, 1]}, "tasks: must be a non-empty list of names"),
-        ({"tasks": {"fr", "hi"}}, "tasks: must be a non-empty list of names"),  # in no order
-        ({"tasks": 2}, "tasks: must be a non-empty list of names, got 2"),
-        ({"rule": GradVac}, r"rule: is a class; give an instance, GradVac\(\)"),
-        ({"rule": 1}, "rule: must be a Rule or the name of one, got 1"),
-        ({"engine": "fast"}, "engine: must be one of .* got 'fast'"),
-        ({"granularity": "layers"}, "granularity: must be one of .* got 'layers'"),
+        ({"tasks": ["fr", "hi", "fr"]}, "tasks: 'fr' .*twice"),
+        ({"tasks": []}, "tasks: .*list of names"),
+        ({"tasks": "fr"}, "tasks: .*list of names"),
+        ({"tasks": [0, 1]}, "tasks: .*list of names"),
+        ({"tasks": {"fr", "hi"}}, "tasks: .*list of names"),  # in no order
+        ({"tasks": 2}, "tasks: .*list of names"),
+        ({"rule": GradVac}, r"rule: .*GradVac\(\)"),
+        ({"rule": 1}, "rule: .*Rule"),
+        ({"engine": "fast"}, "engine: .*'fast'"),
+        ({"granularity": "layers"}, "granularity: .*'layers'"),
         (
             {"granularity": lambda name: len(name)},
-            r"granularity: the callable must return .*\(str\)",
+            "granularity: .*callable .*str",
         ),
-        ({"rule": GradVac(vaccinated=["de"])}, "vaccinated: unknown task 'de'; the tasks are"),
-        ({"offload": "no"}, "offload: must be True or False, got 'no'"),
-        ({"stream_bytes": -1}, "stream_bytes: must be a whole number of bytes, 0 or more, got -1"),
-        ({"table_bytes": 4e9}, "table_bytes: must be a whole number of bytes"),
-        ({"storage_dtype": torch.int8}, "storage_dtype: must be a floating-point dtype .*int8"),
-        ({"storage_dtype": "bf16"}, "storage_dtype: must be a floating-point dtype .* 'bf16'"),
-        ({"metric": AdamMetric}, r"metric: must be a callable such as AdamMetric\(optimizer\)"),
+        ({"rule": GradVac(vaccinated=["de"])}, "vaccinated: .*'de'"),
+        ({"offload": "no"}, "offload: .*'no'"),
+        ({"stream_bytes": -1}, "stream_bytes: .*whole number .*-1"),
+        ({"table_bytes": 4e9}, "table_bytes: .*whole number"),
+        ({"storage_dtype": torch.int8}, "storage_dtype: .*floating-point .*int8"),
+        ({"storage_dtype": "bf16"}, "storage_dtype: .*floating-point .*'bf16'"),
+        ({"metric": AdamMetric}, r"metric: .*AdamMetric\(optimizer\)"),
     ],
 )
 def test_when_it_is_made(arguments: dict[str, Any], message: str) -> None:
@@ -71,7 +71,7 @@ def test_losses_of_another_model(engine: str, recompute: bool) -> None:
     model = nn.Linear(2, 1)
     aligner = Aligner(model, TASKS, engine=engine, recompute=recompute)
     for _ in range(2):
-        with pytest.raises(ValueError, match="losses: reach no parameter"):
+        with pytest.raises(ValueError, match=r"losses: .*no parameter"):
             aligner.backward(rows(2), [0, 1])
     frozen = model.requires_grad_(False)  # a head outside is trained alone: nothing to complain of
     head = nn.Linear(1, 1)
@@ -96,7 +96,7 @@ def test_a_state_that_is_none_of_an_aligner() -> None:
         Aligner(model, TASKS).load_state_dict(nothing)
     state = Aligner(model, TASKS).state_dict()
     del state["step"]
-    with pytest.raises(ValueError, match="state: lacks 'step'"):
+    with pytest.raises(ValueError, match=r"state: .*'step'"):
         Aligner(model, TASKS).load_state_dict(state)
 
 
@@ -108,47 +108,47 @@ def rows(count: int) -> Tensor:
 @pytest.mark.parametrize(
     ("losses", "tasks", "message"),
     [
-        (rows(3), ["fr", "hi", "de"], "tasks_of_rows: unknown task 'de'; the tasks are"),
-        (rows(3), ["fr", "hi"], "tasks_of_rows: has 2 entries, but losses has 3"),
-        (rows(1), ["fr", "hi"], "tasks_of_rows: has 2 entries, but losses has 1"),
-        (rows(2), [0, 2], r"tasks_of_rows: task index 2 is outside 0\.\.1"),
-        (rows(2), [0, -1], r"tasks_of_rows: task index -1 is outside 0\.\.1"),
-        (rows(2), [0, 0.5], "tasks_of_rows: unknown task 0.5; the tasks are"),
-        (rows(2), [torch.tensor(0), torch.tensor(0.9)], r"unknown task tensor\(0.9000\)"),
-        (rows(2), {"fr", "hi"}, "tasks_of_rows: must be a list .* in their order, got set"),
-        (rows(2), {"fr": 0, "hi": 1}, "tasks_of_rows: must be a list .* got dict"),
-        (rows(2), torch.zeros(2) + 0j, "tasks_of_rows: .* one integer per row, got torch.complex"),
+        (rows(3), ["fr", "hi", "de"], "tasks_of_rows: .*'de'"),
+        (rows(3), ["fr", "hi"], "tasks_of_rows: .*2 .*losses has 3"),
+        (rows(1), ["fr", "hi"], "tasks_of_rows: .*2 .*losses has 1"),
+        (rows(2), [0, 2], r"tasks_of_rows: .*index 2 .*0\.\.1"),
+        (rows(2), [0, -1], r"tasks_of_rows: .*index -1 .*0\.\.1"),
+        (rows(2), [0, 0.5], "tasks_of_rows: .*0.5"),
+        (rows(2), [torch.tensor(0), torch.tensor(0.9)], r"tasks_of_rows: .*tensor\(0.9"),
+        (rows(2), {"fr", "hi"}, "tasks_of_rows: .*list .*set"),
+        (rows(2), {"fr": 0, "hi": 1}, "tasks_of_rows: .*list .*dict"),
+        (rows(2), torch.zeros(2) + 0j, "tasks_of_rows: .*integer .*torch.complex"),
         (
             rows(2),
             torch.tensor([0.0, 1.0]),
-            "tasks_of_rows: .* one integer per row, got torch.float",
+            "tasks_of_rows: .*integer .*torch.float",
         ),
         (
             rows(2),
             torch.tensor([False, True]),
-            r"tasks_of_rows: .* one integer per row, got torch.bool .* mask.long\(\)",
+            r"tasks_of_rows: .*torch.bool .*mask.long\(\)",
         ),
-        (rows(2), [False, True], "tasks_of_rows: unknown task False; the tasks are"),
+        (rows(2), [False, True], "tasks_of_rows: .*False"),
         (rows(2), torch.tensor([[0], [1]]), r"tasks_of_rows: .* shape \(2, 1\)"),
-        (rows(2), None, "tasks_of_rows: losses per row need the task of every row"),
-        (rows(2).sum(), ["fr", "hi"], r"losses: must have one entry per row .* got shape \(\)"),
-        (rows(4).view(2, 2), ["fr", "hi"], r"losses: must have one entry per row .* \(2, 2\)"),
-        (rows(2).mean().expand(2), ["fr", "hi"], "losses: every row has the same entry"),
-        (rows(2).detach(), ["fr", "hi"], "losses: has no graph to differentiate"),
+        (rows(2), None, "tasks_of_rows: .*every row"),
+        (rows(2).sum(), ["fr", "hi"], r"losses: .*one entry per row .*\(\)"),
+        (rows(4).view(2, 2), ["fr", "hi"], r"losses: .*one entry per row .*\(2, 2\)"),
+        (rows(2).mean().expand(2), ["fr", "hi"], "losses: .*same entry"),
+        (rows(2).detach(), ["fr", "hi"], "losses: .*graph"),
         (rows(2) * 1j, ["fr", "hi"], "losses: is complex"),
         ({"fr": rows(1) + 0j}, None, r"losses\['fr'\]: is complex"),
-        (rows(0), [], "losses: is empty"),
-        ([rows(1), rows(1)], None, "losses: must be a 1-D tensor .* or a mapping .* got list"),
-        ({}, None, "losses: the mapping is empty"),
-        ({"de": rows(1)}, None, "losses: unknown task 'de'; the tasks are"),
+        (rows(0), [], "losses: .*empty"),
+        ([rows(1), rows(1)], None, "losses: .*mapping .*list"),
+        ({}, None, "losses: .*mapping .*empty"),
+        ({"de": rows(1)}, None, "losses: .*'de'"),
         (
             {"fr": rows(2)},
             None,
-            r"losses: the loss of 'fr' must be a scalar tensor, got shape \(2,\)",
+            r"losses: .*'fr' .*scalar .*\(2,\)",
         ),
-        ({"fr": 0.5}, None, r"losses: the loss of 'fr' must be a scalar tensor, got 0.5"),
-        ({"fr": rows(1).detach()}, None, r"losses\['fr'\]: has no graph"),
-        ({"fr": rows(1)}, ["fr"], "tasks_of_rows: goes with losses per row"),
+        ({"fr": 0.5}, None, r"losses: .*'fr' .*scalar .*0.5"),
+        ({"fr": rows(1).detach()}, None, r"losses\['fr'\]: .*graph"),
+        ({"fr": rows(1)}, ["fr"], "tasks_of_rows: .*per row"),
     ],
 )
 def test_when_it_is_called(losses: Any, tasks: Any, message: str) -> None:
@@ -179,7 +179,7 @@ def test_identical_gradients_are_reported_once() -> None:
         warnings.simplefilter("error")
         aligner.backward({"fr": losses()["fr"]})  # one task cannot tell
         aligner.backward({task: loss * torch.inf for task, loss in losses().items()})
-    with pytest.warns(UserWarning, match="losses: .*same gradient"):
+    with pytest.warns(UserWarning, match=r"losses: .*same gradient"):
         aligner.backward(losses())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -207,7 +207,7 @@ def test_a_failed_step_leaves_nothing_behind(engine: str) -> None:
     losses = model(batch.source, batch.words)
     losses.sum().backward()  # frees the graph
     model.zero_grad()
-    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+    with pytest.raises(RuntimeError, match="second time"):
         aligner.backward(losses, batch.tasks)
     model.zero_grad()
     for one, own in ((aligner, model), (expected, fresh)):

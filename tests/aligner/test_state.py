@@ -53,11 +53,11 @@ def test_resumed_run_equals_uninterrupted(
 ) -> None:
     whole = Translator()
     expected = Aligner(whole, TASKS, make(), engine=engine)
-    train(whole, expected, range(40))
+    train(whole, expected, range(16))
 
     first = Translator()
     aligner = Aligner(first, TASKS, make(), engine=engine)
-    train(first, aligner, range(20))
+    train(first, aligner, range(8))
     torch.save([first.state_dict(), aligner.state_dict()], tmp_path / "checkpoint.pt")
 
     for listed in (TASKS, REORDERED):
@@ -66,7 +66,7 @@ def test_resumed_run_equals_uninterrupted(
         second.load_state_dict(weights)
         resumed = Aligner(second, listed, make(), engine=engine)
         assert resumed.load_state_dict(state).complete
-        train(second, resumed, range(20, 40))
+        train(second, resumed, range(8, 16))
         assert_equal_models(second, whole)
         if listed == TASKS:
             assert_same_state(resumed.state_dict(), expected.state_dict())
@@ -115,7 +115,7 @@ def test_tasks_added_and_removed() -> None:
 
     now = ["de", "hi", "tr", "fr"]
     resumed = Aligner(model, now, GradVac(beta=0.2), engine="per_task")
-    with pytest.warns(UserWarning, match="tasks .* afresh: de; .*: cs"):
+    with pytest.warns(UserWarning, match=r"tasks .* afresh: de; .*: cs"):
         report = resumed.load_state_dict(saved)
     assert (report.new_tasks, report.dropped_tasks) == (("de",), ("cs",))
     assert (report.new_components, report.dropped_components) == ((), ())
@@ -143,7 +143,7 @@ def test_no_task_in_common(make: Callable[[], Rule]) -> None:
     names = [f"{task}-en" for task in TASKS]
     rule = GradVac(target=0.4, seed=5) if make is RULES["gradvac, some"] else make()
     resumed = Aligner(model, names, rule, engine="per_task")
-    with pytest.warns(UserWarning, match="tasks that start afresh: tr-en, fr-en, hi-en, cs-en; "):
+    with pytest.warns(UserWarning, match="afresh: tr-en, fr-en, hi-en, cs-en; "):
         resumed.load_state_dict(aligner.state_dict())
     train(model, resumed, range(3), names)
 
@@ -154,7 +154,7 @@ def test_gradnorm_with_another_list_of_tasks() -> None:
     train(model, aligner, range(10))
     saved = aligner.state_dict()
     resumed = Aligner(model, ["de", "hi"], GradNorm(), engine="per_task")
-    with pytest.warns(UserWarning, match="saved tasks not used: tr, fr, cs"):
+    with pytest.warns(UserWarning, match="not used: tr, fr, cs"):
         resumed.load_state_dict(saved)
     state = resumed.state_dict()
     assert state["first_losses"][1] == saved["first_losses"][2]
@@ -171,7 +171,7 @@ def test_some_components_changed() -> None:
     deeper = Translator()
     deeper.encoder.append(type(model.encoder[0])(6).double())
     resumed = Aligner(deeper, TASKS, GradVac(beta=0.2), engine="per_task")
-    with pytest.warns(UserWarning, match="components that start afresh: encoder.2"):
+    with pytest.warns(UserWarning, match=r"components .*afresh: encoder.2"):
         report = resumed.load_state_dict(saved)
     assert report.new_components == ("encoder.2",)
     names, target = list(resumed.components), resumed.state_dict()["target"]
@@ -214,7 +214,7 @@ def test_a_fixed_target_is_where_no_moving_average_starts() -> None:
     model = Translator()
     fixed = Aligner(model, TASKS, GradVac(target=0.5)).state_dict()
     moving = Aligner(model, TASKS, GradVac(beta=0.1))
-    with pytest.warns(UserWarning, match="targets were fixed; the moving averages start at 0"):
+    with pytest.warns(UserWarning, match=r"targets .*start at 0"):
         moving.load_state_dict(fixed)
     assert not moving.state_dict()["target"].any()
 

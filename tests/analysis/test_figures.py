@@ -332,11 +332,11 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 
 def test_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"formats: choose from pdf, svg, png, got \['gif'\]"):
+    with pytest.raises(ValueError, match=r"formats: .*pdf, svg, png.*'gif'"):
         write_figures([make_run(codes=EUROPE)], tmp_path, ["gif"])
-    with pytest.raises(ValueError, match="runs: give at least one"):
+    with pytest.raises(ValueError, match=r"runs: .*at least one"):
         write_figures([], tmp_path)
-    with pytest.raises(ValueError, match=r"two have the same name \(gradvac, gradvac\)"):
+    with pytest.raises(ValueError, match=r"same name .*gradvac, gradvac"):
         write_figures([make_run(codes=EUROPE)] * 2, tmp_path)
 
 

@@ -172,9 +172,7 @@ def test_one_backward_refuses_rows_that_influence_each_other(model: Model) -> No
         losses, tasks = rows_of(model, number)
         return losses * losses.roll(1), tasks
 
-    with pytest.raises(
-        ValueError, match=r"engine: rows of the batch influence each other.*per_task"
-    ):
+    with pytest.raises(ValueError, match=r"engine: .*influence each other.*per_task"):
         measure(model, [partial(coupled, n) for n in (0, 1)], tasks=TASKS, engine="one_backward")
 
 
@@ -264,11 +262,11 @@ def test_halves_that_disagree_have_no_corrected_cosine() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda b: {"fr": b["fr"]}, "similarity is between tasks; got 1"),
-        (lambda b: b | {"hi": b["hi"][:1]}, "task 'hi' has 1; give at least two"),
-        (lambda _: [], "tasks: name the tasks"),
-        (lambda b: b | {"hi": iter(b["hi"])}, "batches of 'hi': must be a list .*list_iterator"),
-        (lambda b: b | {"hi": b["hi"][0]}, "batches of 'hi': must be a list of functions"),
+        (lambda b: {"fr": b["fr"]}, "between tasks; got 1"),
+        (lambda b: b | {"hi": b["hi"][:1]}, "'hi' .*at least two"),
+        (lambda _: [], "tasks: "),
+        (lambda b: b | {"hi": iter(b["hi"])}, "'hi': .*list .*list_iterator"),
+        (lambda b: b | {"hi": b["hi"][0]}, "'hi': .*list of functions"),
     ],
 )
 def test_bad_batches(
@@ -290,30 +288,30 @@ def test_names_that_come_twice(
         raise AssertionError("work was done")
 
     idle: Any = {task: [never, never] for task in TASKS}
-    with pytest.raises(ValueError, match="tasks: 'fr' comes 2 times; name every task once"):
+    with pytest.raises(ValueError, match=r"tasks: 'fr' .*once"):
         measure(model, idle, tasks=["fr", *TASKS])
-    with pytest.raises(ValueError, match="tasks: 'a' comes 2 times"):
+    with pytest.raises(ValueError, match=r"tasks: 'a' .*2 times"):
         measure(model, [never, never], tasks=["a", "a", "b"])
     twins = [lambda name: name, lambda name: name[0]]
     for granularity in (twins, ["all_layer", "all_layer"], [partial(str), partial(str)]):
-        with pytest.raises(ValueError, match=r"granularity: .* occurs 2 times; .*def, not lambda"):
+        with pytest.raises(ValueError, match=r"granularity: .*2 times; .*def"):
             measure(model, idle, granularity)
 
 
 def test_batches_of_rows_from_a_generator(model: Model) -> None:
     rows: Any = (partial(rows_of, model, n) for n in range(4))
-    with pytest.raises(ValueError, match=r"batches: must be a list .* generator; .*list\(\.\.\.\)"):
+    with pytest.raises(ValueError, match=r"batches: .*generator; .*list\(\.\.\.\)"):
         measure(model, rows, tasks=TASKS)
 
 
 def test_bad_arguments(model: Model, batches: dict[str, list[Callable[[], Tensor]]]) -> None:
-    with pytest.raises(ValueError, match="engine: must be"):
+    with pytest.raises(ValueError, match=r"engine: .*one_backward"):
         measure(model, batches, engine="fast")
-    with pytest.raises(ValueError, match="granularity: must be one of"):
+    with pytest.raises(ValueError, match=r"granularity: .*all_layer"):
         measure(model, batches, "per_layer")
-    with pytest.raises(ValueError, match="granularity: is empty"):
+    with pytest.raises(ValueError, match=r"granularity: .*empty"):
         measure(model, batches, [])
     with pytest.raises(ValueError, match="tasks: are"):
         measure(model, batches, tasks=["fr", "de"])
-    with pytest.raises(ValueError, match=r"losses: the loss of 'fr' must be a scalar"):
+    with pytest.raises(ValueError, match=r"losses: .*'fr' .*scalar"):
         measure(model, batches | {"fr": [lambda: torch.ones(3, requires_grad=True)] * 2})

@@ -102,7 +102,7 @@ def test_every_and_chunks(tmp_path: Path) -> None:
     recorder.close()
     recorder.close()
     assert read_record(path).steps.tolist() == [2, 4, 6, 8, 10]
-    with pytest.raises(ValueError, match="every, chunk: must be at least 1"):
+    with pytest.raises(ValueError, match=r"every, chunk: .*at least 1"):
         Recorder(path, every=0)
 
 
@@ -156,7 +156,7 @@ def test_a_record_that_is_there_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "r"
     write(path, alignments[:5], chunk=2)
     with Recorder(path, every=1, tasks=TASKS) as recorder:
-        message = re.escape(f"step: got 5, but {path} goes to step 5 already; go on from there")
+        message = rf"step: .*5.*{re.escape(str(path))}.*go on from there"
         with pytest.raises(ValueError, match=message):
             recorder(5, alignments[4])
         for step in (6, 7, 8):
@@ -179,7 +179,7 @@ def test_a_recorder_leaves_foreign_files_alone(tmp_path: Path, content: bytes) -
     path = tmp_path / "precious.pt"
     path.write_bytes(content)
     for after in (None, 0, 7):
-        message = r"precious\.pt: is not a record .*; give the recorder another path, or move"
+        message = r"precious\.pt: .*not a record .*another path"
         with pytest.raises(ValueError, match=message):
             Recorder(path, after=after)
         assert path.read_bytes() == content
@@ -213,9 +213,9 @@ def test_lines_of_the_docs_read_a_record(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "holds no record yet"),
-        (b"gradvac", "is not a record of a training run"),
-        (b"%PDF-1.7 something else altogether", "is not a record .*; remove it, or train again"),
+        (b"", "no record yet"),
+        (b"gradvac", "not a record"),
+        (b"%PDF-1.7 something else altogether", "not a record .*remove it"),
     ],
 )
 def test_empty_and_foreign_files(tmp_path: Path, content: bytes, message: str) -> None:
@@ -231,7 +231,7 @@ def test_records_of_different_components(tmp_path: Path) -> None:
     alignment = Aligner(model, TASKS, Sum()).backward(model(torch.randn(3, 2))[:, 0], list(TASKS))
     with Recorder(path, every=1, after=1) as recorder:
         recorder(2, alignment)
-    with pytest.raises(ValueError, match="continued with other components or another rule"):
+    with pytest.raises(ValueError, match="other components or another rule"):
         read_record(path)
 
 

@@ -422,10 +422,10 @@ def test_names_cannot_break_the_page(tmp_path: Path) -> None:
 
 
 def test_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="runs: give at least one"):
+    with pytest.raises(ValueError, match=r"runs: .*at least one"):
         write_report([], tmp_path / "page.html")
     run = make_run(codes=CODES, num_layers=1, num_steps=1)
-    with pytest.raises(ValueError, match=r"two have the same name \(gradvac, gradvac\)"):
+    with pytest.raises(ValueError, match=r"same name .*gradvac, gradvac"):
         write_report([run, run], tmp_path / "page.html")
 
 

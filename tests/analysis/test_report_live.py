@@ -15,7 +15,6 @@ import pytest
 from gradvac.analysis.report import LivePage, render, serve_live
 from gradvac.analysis.report.live import SHARE
 
-from .. import browser
 from .made_runs import make_run
 from .test_report_page import Page
 
@@ -118,31 +117,31 @@ def test_only_this_machine_and_only_the_page(
 
 
 def test_browser_follows_the_run(
-    served: tuple[str, LivePage, list[Any], Clock], folder: Path
+    served: tuple[str, LivePage, list[Any], Clock], folder: Path, chromium: Any
 ) -> None:
     """New data arrive by themselves, and what was chosen and opened stays so."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     address, _, runs, clock = served
-    with browser.start() as driver:
-        page = Page(driver)
-        driver.get(address)
-        wait = WebDriverWait(driver, 60)
-        wait.until(lambda _: page.js(page.ready))
-        page.choose("component", "decoder.layers.0")
-        page.driver.execute_script("document.getElementById('steps').open = true")
-        runs[:] = [replace(make_run("live", codes=("fr", "es", "de"), num_layers=1), name="live")]
-        grow(folder)
-        clock.now += 3600
-        wait.until(
-            lambda _: (
-                page.js(
-                    "document.documentElement.dataset.ready && DATA.runs[0].sources[0].tasks.length"
-                )
-                == 3
+    page = Page(chromium)
+    page.troubles()  # of pages before
+    chromium.get(address)
+    wait = WebDriverWait(chromium, 60)
+    wait.until(lambda _: page.js(page.ready))
+    page.choose("component", "decoder.layers.0")
+    page.driver.execute_script("document.getElementById('steps').open = true")
+    runs[:] = [replace(make_run("live", codes=("fr", "es", "de"), num_layers=1), name="live")]
+    grow(folder)
+    clock.now += 3600
+    wait.until(
+        lambda _: (
+            page.js(
+                "document.documentElement.dataset.ready && DATA.runs[0].sources[0].tasks.length"
             )
+            == 3
         )
-        assert page.js("document.getElementById('component').value") == "decoder.layers.0"
-        assert page.js("document.getElementById('steps').open") is True
-        assert page.find("#live").text.startswith("live")
-        assert page.troubles() == []
+    )
+    assert page.js("document.getElementById('component').value") == "decoder.layers.0"
+    assert page.js("document.getElementById('steps').open") is True
+    assert page.find("#live").text.startswith("live")
+    assert page.troubles() == []

@@ -1,8 +1,8 @@
 """The report in a real browser: nothing fails, controls work, everything fits."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,9 +53,8 @@ class Page(browser.Page):
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with browser.start() as driver:
-        yield Page(driver)
+def page(chromium: Any) -> Page:
+    return Page(chromium)
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from gradvac.analysis import KnownDistances
 from gradvac.analysis.report import write_report
 from gradvac.analysis.run import Run
 
-from .. import browser
 from .made_runs import FAMILIES, make_run
 from .test_report_page import CODES, VAC, Page
 
@@ -22,9 +21,8 @@ LINK = '<a href="https://example.org">click</a> & <b>x</b>'
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with browser.start() as driver:
-        yield Page(driver)
+def page(chromium: Any) -> Page:
+    return Page(chromium)
 
 
 def renamed(run: Run, names: list[str]) -> Run:

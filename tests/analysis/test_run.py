@@ -63,12 +63,12 @@ def test_only_a_record(tmp_path: Path) -> None:
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"neither record\.bin nor similarity\.npz; train with"):
+    with pytest.raises(ValueError, match=r"neither record\.bin nor similarity\.npz"):
         load_run(tmp_path)
     (tmp_path / "record.bin").touch()  # a run that has just begun
-    with pytest.raises(ValueError, match=r"record\.bin holds no step so far; .* Recorder"):
+    with pytest.raises(ValueError, match=r"record\.bin .*no step .*Recorder"):
         load_run(tmp_path)
-    with pytest.raises(ValueError, match="is not a folder"):
+    with pytest.raises(ValueError, match="not a folder"):
         load_run(tmp_path / "missing")
 
 
@@ -96,15 +96,15 @@ def test_a_name_that_is_still_being_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("metrics.jsonl", b'{"step": 1}\nhello\n', r"l, line 2: is damaged .*; fix or remove"),
-        ("metrics.jsonl", b'\n{"loss": 1}\n', r"l, line 2: is damaged \(has no step: .*fix"),
-        ("metrics.jsonl", b'{"step": NaN}\n', r"l, line 1: is damaged \(has no step"),
-        ("metrics.jsonl", b"[1, 2]\n", r"l, line 1: is damaged \(must be an object"),
-        ("metrics.jsonl", b'{"step": 1, "\xff": 2}\n', r"l, line 1: is damaged \('utf-8"),
-        ("scores/test.best.json", b"", r"test\.best\.json: holds no .*; score again, or remove"),
-        ("scores/test.best.json", b"[]", r"best\.json: holds no scores by task"),
-        ("signature.json", b'{"rule": ', r"signature\.json: is damaged .*; remove it"),
-        ("config.toml", b"name = '\xff'", r"config\.toml: is damaged .*; save it as UTF-8"),
+        ("metrics.jsonl", b'{"step": 1}\nhello\n', r"l, line 2: .*fix or remove"),
+        ("metrics.jsonl", b'\n{"loss": 1}\n', r"l, line 2: .*no step: .*fix"),
+        ("metrics.jsonl", b'{"step": NaN}\n', r"l, line 1: .*no step"),
+        ("metrics.jsonl", b"[1, 2]\n", r"l, line 1: .*object"),
+        ("metrics.jsonl", b'{"step": 1, "\xff": 2}\n', r"l, line 1: .*'utf-8"),
+        ("scores/test.best.json", b"", r"test\.best\.json: .*score again"),
+        ("scores/test.best.json", b"[]", r"best\.json: .*no scores"),
+        ("signature.json", b'{"rule": ', r"signature\.json: .*remove"),
+        ("config.toml", b"name = '\xff'", r"config\.toml: .*UTF-8"),
     ],
 )
 def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -118,13 +118,13 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) 
 @pytest.mark.parametrize("content", [b"gradvac1 cut off", b"%PDF-1.7"])
 def test_a_record_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "record.bin").write_bytes(content)
-    message = r"record\.bin: is not a record of a training run.*; remove it, or train again\."
+    message = r"record\.bin: .*not a record.*remove it"
     with pytest.raises(ValueError, match=message):
         load_run(tmp_path)
     values = np.ones((1, 1, 2, 2), dtype=np.float32)
     measured = Similarities(("a", "b"), ("model",), np.array([7]), values)
     save_similarities(tmp_path / "similarity.npz", [measured])
-    with pytest.warns(UserWarning, match=message + r" Going on with similarity\.npz alone\.$"):
+    with pytest.warns(UserWarning, match=message + r".*similarity\.npz alone"):
         run = load_run(tmp_path)
     assert run.record is None
     assert run.tasks == ("a", "b")

@@ -42,9 +42,9 @@ def test_select_by_name_in_the_order_given() -> None:
     assert chosen.half_norms is not None
     assert found.half_norms is not None
     assert chosen.half_norms[1, 0, 1].tolist() == found.half_norms[0, 1, 1, [2, 0]].tolist()
-    with pytest.raises(ValueError, match="tasks: there is no 'de'; there are fr, hi, tr"):
+    with pytest.raises(ValueError, match=r"tasks: .*'de'; .*fr, hi, tr"):
         found.select(tasks=["de"])
-    with pytest.raises(ValueError, match="steps: there is no 15"):
+    with pytest.raises(ValueError, match=r"steps: .*15"):
         found.select(steps=[15])
 
 
@@ -59,9 +59,9 @@ def test_mean_over_steps_leaves_out_what_is_unknown() -> None:
 
 
 def test_shapes_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"values: must have shape \(1, 2, 3, 3\)"):
+    with pytest.raises(ValueError, match=r"values: .*\(1, 2, 3, 3\)"):
         make([1], values=np.zeros((1, 2, 3, 2), dtype=np.float32))
-    with pytest.raises(ValueError, match="lines: must be one of"):
+    with pytest.raises(ValueError, match="lines: "):
         make([1], lines="other")
 
 
@@ -71,7 +71,7 @@ def test_concatenate_sorts_steps_and_lets_the_later_win() -> None:
     assert found.steps.tolist() == [10, 20, 30]
     np.testing.assert_array_equal(found.values[2], second.values[1])
     np.testing.assert_array_equal(found.values[0], first.values[1])
-    with pytest.raises(ValueError, match="tasks: cannot put together"):
+    with pytest.raises(ValueError, match="tasks: "):
         concatenate([first, make([1], tasks=("fr", "hi", "de"))])
 
 
@@ -109,10 +109,10 @@ def test_truncated_and_foreign_files(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], b"", b"hello", whole[:-8]):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="holds no similarities, or is damaged"):
+        with pytest.raises(ValueError, match="damaged"):
             load_similarities(path)
     np.savez(path, other=np.ones(3))
-    with pytest.raises(ValueError, match="holds no similarities"):
+    with pytest.raises(ValueError, match="no similarities"):
         load_similarities(path)
 
 
@@ -145,7 +145,7 @@ def test_an_array_under_that_name(tmp_path: Path) -> None:
     path = tmp_path / "similarity.npz"
     with path.open("wb") as file:
         np.save(file, np.ones(3))
-    with pytest.raises(ValueError, match=r"holds no similarities, .*; remove it and measure again"):
+    with pytest.raises(ValueError, match="remove it and measure again"):
         load_similarities(path)
     with pytest.raises(FileNotFoundError):
         load_similarities(tmp_path / "missing.npz")
@@ -153,7 +153,7 @@ def test_an_array_under_that_name(tmp_path: Path) -> None:
 
 def test_similarities_of_equal_name_are_refused(tmp_path: Path) -> None:
     twins = [make([1], granularity="<lambda>"), make([1], seed=1, granularity="<lambda>")]
-    message = "measured: '<lambda>, same lines' occurs 2 times; .*names of their own"
+    message = "measured: '<lambda>, same lines' .*names"
     with pytest.raises(ValueError, match=message):
         save_similarities(tmp_path / "x.npz", twins)
     assert not list(tmp_path.iterdir())

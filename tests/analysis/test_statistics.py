@@ -95,7 +95,7 @@ def test_means_by_side_layer_and_step() -> None:
     expected = [(0.1 + 0.3 + 0.5 + 0.9) / 4, (0.3 + 0.5 + 0.9) / 3]
     np.testing.assert_allclose(statistics.mean_by_step(found), expected, atol=1e-6)
     np.testing.assert_allclose(statistics.mean_by_step(found, ("b", "a")), expected, atol=1e-6)
-    with pytest.raises(ValueError, match="side: no component is in 'head'"):
+    with pytest.raises(ValueError, match=r"side: .*'head'"):
         statistics.mean_matrix(found, "head")
 
 
@@ -150,7 +150,7 @@ def test_cluster_order_and_dendrogram() -> None:
     unknown[0, 3] = unknown[3, 0] = np.nan
     assert sorted(statistics.cluster_order(unknown)) == [0, 1, 2, 3]
     assert statistics.cluster_order(np.ones((1, 1))) == [0]
-    with pytest.raises(ValueError, match="one task has nothing to be clustered with"):
+    with pytest.raises(ValueError, match="one task"):
         statistics.dendrogram(np.ones((1, 1)))
 
 
@@ -198,9 +198,9 @@ def test_family_contrast_leaves_out_what_is_unknown() -> None:
     larger[0, 2] = larger[2, 0] = np.nan
     found = statistics.family_contrast(larger, ["x", "x", "y", "y"])
     assert found.between == pytest.approx(0.5 / 3)
-    with pytest.raises(ValueError, match="families: a contrast needs two tasks of one family"):
+    with pytest.raises(ValueError, match=r"families: .*two tasks of one family"):
         statistics.family_contrast(MATRIX, ["x", "y", "z", "w"])
-    with pytest.raises(ValueError, match="families: must name the family of each of 4 tasks"):
+    with pytest.raises(ValueError, match=r"families: .*4 tasks"):
         statistics.family_contrast(MATRIX, ["x"])
     assert statistics.families_of(["a", "q"], {"a": "x"}) == ["x", ""]
 
@@ -244,9 +244,9 @@ def test_mantel_where_little_is_known() -> None:
 
 
 def test_mantel_refuses() -> None:
-    with pytest.raises(ValueError, match=r"distances: must have shape \(4, 4\)"):
+    with pytest.raises(ValueError, match=r"distances: .*\(4, 4\)"):
         statistics.mantel(MATRIX, np.zeros((3, 3)))
-    with pytest.raises(ValueError, match="needs 3 tasks, got 2"):
+    with pytest.raises(ValueError, match="3 tasks, got 2"):
         statistics.mantel(MATRIX[:2, :2], np.zeros((2, 2)))
 
 
@@ -269,9 +269,9 @@ def test_similarity_against_score_is_spearman_s() -> None:
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        ([(0.1, 1.0)] * 3, "at least 4 runs, got 3"),
-        ([(0.1, 1.0), (0.2, np.nan), (0.3, 2.0), (0.4, 3.0)], "hold NaN"),
-        ([(0.1, 1.0), (0.2, 1.0), (0.3, 1.0), (0.4, 1.0)], "all scores are equal"),
+        ([(0.1, 1.0)] * 3, "at least 4"),
+        ([(0.1, 1.0), (0.2, np.nan), (0.3, 2.0), (0.4, 3.0)], "NaN"),
+        ([(0.1, 1.0), (0.2, 1.0), (0.3, 1.0), (0.4, 1.0)], "scores are equal"),
     ],
 )
 def test_similarity_against_score_refuses(points: list[tuple[float, float]], message: str) -> None:
@@ -346,5 +346,5 @@ def test_runs_of_both_directions_are_matched() -> None:
     }
     both = ["en-fr", "en-hi", "fr-en"]
     assert statistics.match_tasks(["en-fr", "en-hi"], both) == {"en-fr": "en-fr", "en-hi": "en-hi"}
-    with pytest.raises(ValueError, match="fewer than two tasks are in both; one has a, b"):
+    with pytest.raises(ValueError, match=r"fewer than two .*a, b"):
         statistics.match_tasks(["a", "b"], ["c", "d"])

@@ -47,7 +47,7 @@ def test_names() -> None:
     assert set(dir(gradvac)) >= PUBLIC
     for name in gradvac.__all__:
         assert getattr(gradvac, name).__doc__, f"gradvac.{name} has no docstring"
-    with pytest.raises(AttributeError, match="module 'gradvac' has no attribute 'Alligner'"):
+    with pytest.raises(AttributeError, match="'Alligner'"):
         gradvac.Alligner  # noqa: B018
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gradvac.cli import app
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def gradvac() -> Callable[..., Result]:
     """Runs `gradvac` in this process."""
 
@@ -22,9 +22,8 @@ def gradvac() -> Callable[..., Result]:
     return run
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    """A folder with a config and a small corpus of two languages: one copies, one turns round."""
+def write_corpus(folder: Path) -> Path:
+    """A config and a small corpus of two languages: one copies, one turns round."""
     words = ["ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu"]
     lines = [f"{a} {b} {c}" for a in words for b in words for c in words[:5]]
     for code in ("xx", "yy"):
@@ -33,12 +32,12 @@ def corpus(tmp_path: Path) -> Path:
         ]
         pairs = [f"{a}\t{b}\n" for a, b in zip(lines, said, strict=True)]
         for split, own in (("test", pairs[:20]), ("dev", pairs[20:40]), ("train", pairs[40:])):
-            (tmp_path / f"{split}.en-{code}.tsv").write_text("".join(own))
-    (tmp_path / "tiny.toml").write_text(
+            (folder / f"{split}.en-{code}.tsv").write_text("".join(own))
+    (folder / "tiny.toml").write_text(
         f"""
 [data]
-prepared = "{tmp_path}/prepared"
-root = "{tmp_path}"
+prepared = "{folder}/prepared"
+root = "{folder}"
 languages = ["xx", "yy"]
 train = "train.{{pair}}.tsv"
 dev = "dev.{{pair}}.tsv"
@@ -62,4 +61,9 @@ device = "cpu"
 writers = []
 """
     )
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path)

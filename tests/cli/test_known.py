@@ -52,7 +52,7 @@ def test_uriel() -> None:
     assert found.tasks == ("en-fr", "en-cs", "en-tdx")
     assert found.name == "URIEL geographic distance"
     assert found.values[0, 1] < found.values[0, 2]
-    with pytest.raises(ValueError, match="uriel:featural: knows fewer than 3 of en-tdx, en-qso"):
+    with pytest.raises(ValueError, match=r"uriel:featural: .*en-tdx, en-qso"):
         find_distances("uriel:featural", [("en-tdx", "en-qso", "en-fr")])
 
 
@@ -77,16 +77,16 @@ def test_a_file_may_be_a_triangle_in_any_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "must name the same tasks or languages, each once; got nothing and nothing"),
-        (SQUARE.replace("\nde\t2\t3\t0", ""), "got fr, en-es, de and fr, en-es"),
+        ("", "each once; got nothing"),
+        (SQUARE.replace("\nde\t2\t3\t0", ""), "fr, en-es, de and fr, en-es"),
         (SQUARE.replace("\nde", "\nfr"), "each once"),
-        (SQUARE.replace("2\t3\t0", "2\t3"), "row de has 2 values, the first row names 3"),
-        (SQUARE.replace("2\t3\t0", "2\tfar\t0"), "row de: could not convert .* 'far'"),
-        (SQUARE.replace("2\t3\t0", "2\t4\t0"), r"3 \(en-es, de\) differs from its mirror image"),
-        (SQUARE.replace("2\t3\t0", "2\t3\t1"), r"1 \(de, de\) is not 0: are these similarities"),
-        (SQUARE.replace("2", "-2"), r"-2 \(fr, de\) is below 0 or infinite"),
-        (SQUARE.replace("2", "inf"), r"inf \(fr, de\) is below 0 or infinite"),
-        (SQUARE.replace("fr", "it"), "knows fewer than 3 of en-fr, en-es, en-de, by task or by"),
+        (SQUARE.replace("2\t3\t0", "2\t3"), "row de .*2 values"),
+        (SQUARE.replace("2\t3\t0", "2\tfar\t0"), "row de: .*'far'"),
+        (SQUARE.replace("2\t3\t0", "2\t4\t0"), r"\(en-es, de\) .*mirror"),
+        (SQUARE.replace("2\t3\t0", "2\t3\t1"), r"\(de, de\) .*similarities"),
+        (SQUARE.replace("2", "-2"), r"-2 \(fr, de\) .*below 0"),
+        (SQUARE.replace("2", "inf"), r"inf \(fr, de\) .*infinite"),
+        (SQUARE.replace("fr", "it"), "fewer than 3 of en-fr, en-es, en-de"),
     ],
 )
 def test_bad_files_of_distances(text: str, message: str, tmp_path: Path) -> None:
@@ -96,10 +96,10 @@ def test_bad_files_of_distances(text: str, message: str, tmp_path: Path) -> None
 
 
 def test_no_such_distances(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="genealgy: no such file; give genealogy, uriel:KIND or"):
+    with pytest.raises(ValueError, match=r"genealgy: .*genealogy, uriel:KIND"):
         find_distances("genealgy", [("en-fr",)])
     (tmp_path / "table.xlsx").write_bytes(b"PK\xff\xfe")
-    with pytest.raises(ValueError, match="is not text; give a CSV or TSV file"):
+    with pytest.raises(ValueError, match="CSV or TSV"):
         find_distances(str(tmp_path / "table.xlsx"), [("en-fr",)])
 
 
@@ -122,9 +122,9 @@ def test_families_of_a_file_go_before_the_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fr: Romance", "is not TOML: "),
-        ("fr = 3", 'fr must be a family in quotes, as in fr = "Romance"; got 3'),
-        ('it = "Romance"', "names none of en-fr, en-es, nor a language"),
+        ("fr: Romance", ".*TOML"),
+        ("fr = 3", '.*in quotes, .*fr = "Romance"'),
+        ('it = "Romance"', ".*none of en-fr, en-es"),
     ],
 )
 def test_bad_files_of_families(text: str, message: str, tmp_path: Path) -> None:

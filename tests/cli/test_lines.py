@@ -43,5 +43,5 @@ def test_what_a_terminal_cannot_show_is_escaped(ascii_only: Callable[[], io.Byte
 def test_a_closed_output_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     tolerate_terminal()
-    with pytest.raises(ValueError, match="standard output is closed"):
+    with pytest.raises(ValueError, match="closed"):
         utf8_output()

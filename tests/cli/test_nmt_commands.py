@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,15 +14,23 @@ from click.testing import Result
 
 from gradvac.analysis.similarities import load_similarities
 
+from .conftest import write_corpus
+
 Gradvac = Callable[..., Result]
 
 
-@pytest.fixture
-def run(gradvac: Gradvac, corpus: Path) -> Path:
+@pytest.fixture(scope="module")
+def trained(gradvac: Gradvac, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    corpus = write_corpus(tmp_path_factory.mktemp("trained"))
     result = gradvac("nmt", "train", corpus / "tiny.toml", "--run", corpus / "run")
     assert result.exit_code == 0, result.output
     assert "What training will see" in result.output
     return corpus / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
 
 
 def test_prepare_reports_and_is_resumable(gradvac: Gradvac, corpus: Path) -> None:

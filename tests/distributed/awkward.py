@@ -254,7 +254,7 @@ def outside_the_group(world: World) -> None:
     """A process that is not in a group cannot train in it."""
     group = dist.new_group([0, 1])
     if world.rank > 1:
-        with pytest.raises(ValueError, match="process_group: must be a process group that this"):
+        with pytest.raises(ValueError, match="process_group: "):
             Aligner(made(Rows), TASKS, process_group=group)
 
 
@@ -266,12 +266,12 @@ def divided_otherwise(world: World) -> None:
     model = parallelize_module(nn.Sequential(*layers), mesh["tensor"], plan)
     replicas = DistributedDataParallel(copy.deepcopy(model), device_mesh=mesh["data"])
     for own, group in ((model, world.group), (model, None), (replicas, "auto")):
-        with pytest.raises(ValueError, match=r"0\.weight is divided by tensor or expert"):
+        with pytest.raises(ValueError, match=r"0\.weight .*tensor or expert"):
             Aligner(own, TASKS, process_group=group)
-    with pytest.raises(ValueError, match=r"0\.weight is placed as .*understands fully_shard"):
+    with pytest.raises(ValueError, match=r"0\.weight .*fully_shard"):
         Aligner(fully_shard(model, mesh=mesh["data"]), TASKS)
     turned = DeviceMesh("cpu", [[2, 3], [0, 1]], mesh_dim_names=("replicate", "shard"))
-    with pytest.raises(ValueError, match="all processes of the job in it, in their order"):
+    with pytest.raises(ValueError, match="in their order"):
         Aligner(fully_shard(made(Deep), mesh=turned), TASKS)
 
 

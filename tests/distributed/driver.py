@@ -5,8 +5,6 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import torchjd.aggregation  # noqa: F401 (once, before the processes part)
-
 from ..ranks import StartedRanks, failures, run_ranks
 from .checks import CHECKS
 from .deaths import KINDS, train_until_one_dies

@@ -147,7 +147,7 @@ def replicas_and_shards(world: World) -> None:
     if world.rank == 3:
         with torch.no_grad():
             plain.head.bias.to_local().add_(1e-9)
-    with pytest.raises(ValueError, match=r"rank 3 and rank 1 differ in .*shard 1 of head\.bias"):
+    with pytest.raises(ValueError, match=r"rank 3 and rank 1 .*shard 1 of head\.bias"):
         Aligner(plain, TASKS).backward(plain(tokens), tasks)
 
 
@@ -192,13 +192,17 @@ def refusals(world: World) -> None:
     hooked = fully_shard(made(Deep), mesh=mesh)
     hooked.set_all_reduce_hook(lambda _: None)
     cases: list[tuple[nn.Module, Mapping[str, object], str]] = [
-        (half, {}, "0 .FSDPLinear. exchanges gradients.*call fully_shard on the model itself"),
-        (ignoring, {}, "head.weight is not sharded"),
+        (half, {}, "0 .FSDPLinear.*fully_shard on the model itself"),
+        (ignoring, {}, "head.weight .*not sharded"),
         (sharded(world, made(Rows)).requires_grad_(False), {}, "nothing to train"),
         (offloading, {}, "CPUOffloadPolicy"),
         (halved, {}, "set_gradient_divide_factor"),
         (hooked, {}, "set_all_reduce_hook"),
-        (sharded(world, made(Rows)), {"process_group": world.group}, "mesh of fully_shard says"),
+        (
+            sharded(world, made(Rows)),
+            {"process_group": world.group},
+            "process_group: .*mesh of fully_shard",
+        ),
         (sharded(world, made(Rows)), {"exact": False}, "exact: False"),
     ]
     for model, options, message in cases:
@@ -210,7 +214,7 @@ def refusals(world: World) -> None:
     aligner = Aligner(model, TASKS)
     model.head.weight.requires_grad_(True)
     tokens, tasks = rows(0, world.rank)
-    with pytest.raises(ValueError, match=r"head\.weight became trainable"):
+    with pytest.raises(ValueError, match=r"head\.weight .*trainable"):
         aligner.backward(model(tokens), tasks)
 
 

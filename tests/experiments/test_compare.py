@@ -88,7 +88,7 @@ def test_methods_are_told_apart_by_settings_but_not_by_seed_or_place(tmp_path: P
     found = compare_runs(paths, baseline="temperature=2.0")
     assert found.seeds == {"temperature=2.0": (0, 1), "temperature=5.0": (0, 1)}
     assert compare_runs(paths, baseline=str(paths[0])).baseline == "temperature=5.0"
-    with pytest.raises(ValueError, match="--baseline: there is no 'temperature=2'"):
+    with pytest.raises(ValueError, match=r"--baseline: .*'temperature=2'"):
         compare_runs(paths, baseline="temperature=2")
 
 
@@ -134,23 +134,23 @@ def test_what_is_missing_or_not_comparable_is_said(tmp_path: Path) -> None:
 
 def test_mistakes_are_refused_with_their_mending(tmp_path: Path) -> None:
     first = make_run(tmp_path / "one", seed=0)
-    with pytest.raises(ValueError, match="same settings and the same seed"):
+    with pytest.raises(ValueError, match="same seed"):
         compare_runs([first, make_run(tmp_path / "two", seed=0)])
-    with pytest.raises(ValueError, match="given twice"):
+    with pytest.raises(ValueError, match="twice"):
         find_runs([first, first])
-    with pytest.raises(ValueError, match="holds no run"):
+    with pytest.raises(ValueError, match="no run"):
         find_runs([tmp_path / "nothing"])
     other = make_run(tmp_path / "three", seed=1, num_sentences=100)
-    with pytest.raises(ValueError, match="on other sentences than"):
+    with pytest.raises(ValueError, match="other sentences"):
         compare_runs([first, other])
-    with pytest.raises(ValueError, match=r"has no 'BLEU'; there are accuracy"):
+    with pytest.raises(ValueError, match=r"'BLEU'.*accuracy"):
         compare_runs([first], metric="BLEU")
     scores = RunFolder(first).scores_of("test", "best")
     content = json.loads(scores.read_text())
     content.pop("check")
     content["scores"][0]["by_task"]["en-fr"] += 1.0
     scores.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="do not belong together: score the run again"):
+    with pytest.raises(ValueError, match=r"score .*again"):
         compare_runs([first])
 
 
@@ -216,5 +216,5 @@ def test_a_setting_that_is_younger_than_a_run_counts_as_its_default(tmp_path: Pa
     assert compare_runs([tmp_path]).seeds["gradvac"] == (0, 1)
     other = {"align.space": "preconditioned"}
     make_run(tmp_path / "gradvac" / "seed-2", rule="gradvac", seed=2, settings=other)
-    with pytest.raises(ValueError, match=r"both called gradvac, but differ in align\.space"):
+    with pytest.raises(ValueError, match=r"called gradvac.* differ in align\.space"):
         compare_runs([tmp_path])

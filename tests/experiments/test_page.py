@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -84,7 +85,9 @@ def test_scores_that_are_all_equal_say_nothing_about_other_seeds(tmp_path: Path)
     assert "| - | **within noise** |" in CliRunner().invoke(app, ["compare", str(tmp_path)]).output
 
 
-def test_the_page_in_a_browser(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_page_in_a_browser(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, chromium: Any
+) -> None:
     folder = mixtures(tmp_path / "sweep", gradvac=(0.68, 0.52))
     out, pictures = tmp_path / "page.html", tmp_path / "pictures"
     command = ["compare", str(folder), "--baseline", "t5", "-o", str(out)]
@@ -94,18 +97,17 @@ def test_the_page_in_a_browser(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert {path.name for path in pictures.iterdir()} == {
         f"{name}.{kind}" for name in ("differences", "trade_off") for kind in ("pdf", "svg", "png")
     }
-    with browser.start() as driver:
-        page = browser.Page(driver)
-        for width in (390, 1440):
-            page.open(out, width=width, dark=width == 390)
-            assert page.js("document.documentElement.scrollWidth") <= width
-            top = "document.querySelector('#differences svg').getBoundingClientRect().top"
-            assert page.js(top) < 600
-            assert page.js("document.documentElement.dataset.theme") == (
-                "dark" if width == 390 else "light"
-            )
-        assert "better than t5" in page.find("main").text
-        assert page.find("td.better").is_displayed()
-        page.find("#theme").click()
-        assert page.js("document.documentElement.dataset.theme") == "dark"
-        assert not page.troubles()
+    page = browser.Page(chromium)
+    for width in (390, 1440):
+        page.open(out, width=width, dark=width == 390)
+        assert page.js("document.documentElement.scrollWidth") <= width
+        top = "document.querySelector('#differences svg').getBoundingClientRect().top"
+        assert page.js(top) < 600
+        assert page.js("document.documentElement.dataset.theme") == (
+            "dark" if width == 390 else "light"
+        )
+    assert "better than t5" in page.find("main").text
+    assert page.find("td.better").is_displayed()
+    page.find("#theme").click()
+    assert page.js("document.documentElement.dataset.theme") == "dark"
+    assert not page.troubles()

@@ -86,11 +86,11 @@ def test_methods_take_turns_and_seeds_come_one_after_the_other() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"methods": [{"name": "a"}, {"name": "a"}]}, "appears twice"),
-        ({"methods": [{"name": "a b"}]}, "'a b' becomes a folder; use letters, digits, - and _"),
-        ({"grid": {"train.seed": []}}, "at least one value"),
+        ({"methods": [{"name": "a"}, {"name": "a"}]}, "twice"),
+        ({"methods": [{"name": "a b"}]}, "'a b' .*letters, digits"),
+        ({"grid": {"train.seed": []}}, "at least one"),
         ({"grid": {"optimizer.lr": [1, 1.0]}}, "each once"),
-        ({"grid": {"train.seed": [0]}, "set": {"train.seed": 1}}, r"train.seed is in \[set\] too"),
+        ({"grid": {"train.seed": [0]}, "set": {"train.seed": 1}}, r"train.seed .*\[set\]"),
         ({"methods": [{"name": "a", "set": {"x.y": 1}, "grid": {"x.y": [2]}}]}, "sets and varies"),
         (
             {"methods": [{"name": "a", "set": {"model.init": "{run:frist}"}}, {"name": "first"}]},
@@ -103,7 +103,7 @@ def test_methods_take_turns_and_seeds_come_one_after_the_other() -> None:
                     {"name": "b", "set": {"model.init": "{run:a}"}},
                 ]
             },
-            "break the circle",
+            "circle",
         ),
         ({"methods": [{"name": "a", "parts": {"x.y": [1], "x.z": [2]}}]}, "give one"),
     ],

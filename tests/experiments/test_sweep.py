@@ -81,9 +81,9 @@ def test_runs_that_go_on_are_scored_again(sweep: Make) -> None:
     folder = RunFolder(made.trials[0].run)
     longer = {"train.max_steps": 12}
     sweep("score = []", **longer).run(InProcess())
-    with pytest.raises(ValueError, match=r"has other best weights than .* score it again"):
+    with pytest.raises(ValueError, match=r"other best weights .*score it again"):
         read_run(folder.path, split="test", weights="best", metric=None)
-    with pytest.warns(UserWarning, match="Its scores are left out"):
+    with pytest.warns(UserWarning, match="left out"):
         assert folder.read_scores() == ()
     shutil.rmtree(made.out / "trials")
     made = sweep("", **longer)
@@ -117,9 +117,9 @@ set = {{ "model.init" = "{{run:broken}}" }}
 
 
 def test_settings_that_cannot_be_used_are_told_before_anything_runs(sweep: Make) -> None:
-    with pytest.raises(ValueError, match=r"joint: override align.bta=0.1.*beta"):
+    with pytest.raises(ValueError, match=r"joint: .*align.bta=0.1.*beta"):
         sweep('[[methods]]\nname = "joint"\nset = { "align.bta" = 0.1 }')
-    with pytest.raises(ValueError, match=r"score: there is no set 'tset'; did you mean 'test'\?"):
+    with pytest.raises(ValueError, match=r"score: .*'tset'.*'test'"):
         sweep('score = ["tset"]')
 
 
@@ -142,11 +142,26 @@ def test_halving_stops_the_weaker_half_and_goes_on_exactly(sweep: Make) -> None:
 def test_rungs_are_validated_steps() -> None:
     assert rungs(3500, 250, 16) == [1000, 1750, 3500]
     assert rungs(1000, 100, 2) == [500, 1000]
-    with pytest.raises(ValueError, match="set a smaller one"):
+    with pytest.raises(ValueError, match="smaller"):
         rungs(100, 100, 8)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_a_sweep_that_can_go_on(sweep: Make, number: signal.Signals) -> None:
+    class Signalled(InProcess):
+        def wait_for_one(self) -> dict[Path, int]:
+            os.kill(os.getpid(), number)
+            return super().wait_for_one()
+
+    made, before = sweep("score = []", **{"train.max_steps": 1}), signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        made.run(Signalled())
+    assert signal.getsignal(number) == before
+    made.run(InProcess())
+    assert statuses(made) == {"twin.seed-0": "done"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_processes_save_when_the_sweep_is_stopped(
     tmp_path: Path, prepared: Path, sources: dict[str, str], number: signal.Signals
 ) -> None:

@@ -1,20 +1,19 @@
 """Kills work in the middle and does it again; prints what came of it as JSON.
 
-    python kill_driver.py FOLDER training|translation
+    python -m tests.faults.kill_driver FOLDER training|translation
 
 `training` is the toy recipe, killed at each operation on files that saving consists of.
 `translation` prepares, trains, measures and scores a tiny run, killed at random operations.
 
-This is a program, so that torch is imported once and every piece of work is a fork of it; the
-parent never runs autograd, which would not survive a fork. A death is SIGKILL: at the n-th
-operation on files, with the file that was being written cut, or at a random moment.
+Every piece of work is a fork of this program, which never runs autograd itself: that would not
+survive a fork. A death is SIGKILL: at the n-th operation on files, with the file that was being
+written cut, or at a random moment.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import io
 import json
 import os
@@ -31,12 +30,13 @@ from typing import Any
 import numpy as np
 import py3langid
 import torch
-from faults import tiny
 from rich.console import Console
-from training.toy import ToyConfig, ToyRecipe, outcome
 
 from gradvac.analysis import read_record
 from gradvac.lab.training import Display, train
+
+from ..training.toy import ToyConfig, ToyRecipe, outcome
+from . import tiny
 
 KILLED = -signal.SIGKILL
 SAVING: list[tuple[Any, str]] = [
@@ -46,7 +46,7 @@ SAVING: list[tuple[Any, str]] = [
     (shutil, "rmtree"),
 ]
 ALL = [*SAVING, (os, "unlink"), (Path, "unlink"), (Path, "mkdir")]
-KILLS = {"prepare": 14, "train": 18, "similarity": 8, "score": 8}  # at operations on files
+KILLS = {"prepare": 9, "train": 12, "similarity": 5, "score": 5}  # at operations on files
 TOY = {
     "train": {
         "max_steps": 4,
@@ -228,8 +228,6 @@ def kill_translation(folder: Path, report: Report) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for module in ("torch._dynamo", "torch.distributed.fsdp"):  # which torch imports when needed
-        importlib.import_module(module)
     kinds = {"training": kill_training, "translation": kill_translation}
     made = Report()
     kinds[sys.argv[2]](Path(sys.argv[1]), made)

@@ -9,17 +9,19 @@ Only the command line (`python -m gradvac`), the files of a run that docs descri
 names of `import gradvac` are used, so that it survives any change inside the package. Times,
 hashes, versions and memory are left out. A part is a function below and a file in `expected/`.
 
-Commands run as `python -m gradvac` does, each in a fork of this process, which has imported the
-other libraries once: that takes longer than most commands.
+Commands run as `python -m gradvac` does, each in a fork of this process, which has imported once
+what they need: that takes longer than most commands.
 """
 
 import argparse
+import contextlib
 import hashlib
 import html
 import importlib
 import io
 import json
 import os
+import pkgutil
 import re
 import runpy
 import sys
@@ -49,11 +51,19 @@ NEEDED = {"helps": ("typer", "rich"), "library": ("torch",)}  # others: SHARED
 # --- commands -------------------------------------------------------------------------------------
 
 
-def import_libraries(names: Sequence[str]) -> None:
+def import_once(part: str) -> None:
+    """What the commands of a part import, our own modules included."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in names:
+        for name in NEEDED.get(part, SHARED):
             importlib.import_module(name)
+        if part not in NEEDED:
+            import gradvac
+
+            for module in pkgutil.walk_packages(gradvac.__path__, "gradvac."):
+                if not module.name.endswith(".__main__"):
+                    with contextlib.suppress(ImportError):  # Triton, without a GPU
+                        importlib.import_module(module.name)
 
 
 def command(*words: str, stdin: str = "", width: int = WIDE, status: int = 0) -> tuple[str, str]:
@@ -604,7 +614,7 @@ _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]\d+)?")
 def produce(part: str) -> dict[str, Any]:
     """What a part says now; it works in a folder of its own."""
     os.environ.update(ENVIRONMENT)
-    import_libraries(NEEDED.get(part, SHARED))
+    import_once(part)
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

@@ -124,7 +124,7 @@ def accelerate(folder: Path) -> Weights:
     weights: Weights = dict(accelerator.unwrap_model(model).state_dict())
     if size() > 1:
         alone = Aligner(network(), TASKS, process_group=None)
-        with pytest.raises(ValueError, match="2 processes train, but the aligner knows of 1"):
+        with pytest.raises(ValueError, match=r"2 processes .*aligner .*1"):
             AcceleratedAligner(accelerator, alone)
     return weights
 

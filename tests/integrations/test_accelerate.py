@@ -140,9 +140,9 @@ def test_what_runs_the_backward_pass_itself_is_refused(monkeypatch: pytest.Monke
     model, _ = accelerator.prepare(*model_and_optimizer())
     aligner = Aligner(model, TASKS, engine="per_task")
     monkeypatch.setattr(Accelerator, "num_processes", property(lambda _: 4))
-    with pytest.raises(ValueError, match="4 processes train, but the aligner knows of 1"):
+    with pytest.raises(ValueError, match=r"4 processes .*aligner .*1"):
         AcceleratedAligner(accelerator, aligner)
     kind = property(lambda _: DistributedType.FSDP)
     monkeypatch.setattr(Accelerator, "distributed_type", kind)
-    with pytest.raises(ValueError, match="accelerator: FSDP runs the backward pass itself"):
+    with pytest.raises(ValueError, match="accelerator: FSDP"):
         AcceleratedAligner(accelerator, aligner)

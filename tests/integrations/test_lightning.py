@@ -141,7 +141,7 @@ def test_a_checkpoint_in_the_middle_of_a_step(tmp_path: Path) -> None:
     class Saving(Aligned):
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             if batch_idx == 3:
-                with pytest.warns(UserWarning, match="this step will lack them"):
+                with pytest.warns(UserWarning, match="lack them"):
                     self.trainer.save_checkpoint(tmp_path / "middle.ckpt")
 
     module = Saving(GradVac(beta=0.3))
@@ -244,14 +244,14 @@ def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             self.aligned_loss(self.losses(batch), TASKS_OF_ROWS).backward()
 
     for module, said in (
-        (ByItself(Sum()), r"call self\.manual_backward\(loss\)"),
-        (Unaware(Sum()), r"did not come from self\.aligned_loss"),
-        (WithAPenalty(Sum()), "a term that is not a row of"),
-        (Detached(Sum()), "does not depend on the rows"),
-        (Unconfigured(), r"Unconfigured\.configure_aligner: is missing"),
+        (ByItself(Sum()), r"self\.manual_backward\(loss\)"),
+        (Unaware(Sum()), r"not .* from self\.aligned_loss"),
+        (WithAPenalty(Sum()), "not a row"),
+        (Detached(Sum()), "not depend"),
+        (Unconfigured(), r"Unconfigured\.configure_aligner: "),
     ):
         with pytest.raises(ValueError, match=said):
             fit(module, tmp_path, max_epochs=1)
     monkeypatch.setattr(Trainer, "world_size", property(lambda _: 2))
-    with pytest.raises(ValueError, match=r'SingleDeviceStrategy .* use strategy="ddp"'):
+    with pytest.raises(ValueError, match=r'SingleDeviceStrategy .*strategy="ddp"'):
         fit(Aligned(Sum()), tmp_path, max_epochs=1)

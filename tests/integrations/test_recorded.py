@@ -84,13 +84,13 @@ def test_a_changed_model_is_recorded_again(monkeypatch: pytest.MonkeyPatch) -> N
         step()
         expected = torch.autograd.grad(MODEL(x).square().sum(), MODEL.weight)[0]
         torch.testing.assert_close(MODEL.weight.grad, expected)
-    with pytest.raises(ValueError, match=r"recorded: a parameter has a gradient before the step"):
+    with pytest.raises(ValueError, match=r"recorded: .*gradient before"):
         steps({"x": x})
     MODEL.zero_grad()
 
 
 def test_needs_are_named(make_model: Callable[..., Any], arguments: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match=r"recorded: needs a GPU, bf16=True; leave it out"):
+    with pytest.raises(ValueError, match=r"recorded: .*GPU, bf16=True"):
         AlignedTrainer(
             model=make_model("tokens"), args=arguments(), tasks=["de", "fr"], recorded=True
         )

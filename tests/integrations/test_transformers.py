@@ -267,7 +267,7 @@ def test_a_loss_of_ones_own_is_noticed_and_can_be_given(
             **options,
         )
 
-    with pytest.raises(ValueError, match=r"row_losses: the model's loss is .* Give row_losses"):
+    with pytest.raises(ValueError, match=r"row_losses: .*Give row_losses"):
         trainer().train()
 
     def rows(outputs: Any, labels: Tensor, num_items: Any) -> Tensor:
@@ -275,7 +275,7 @@ def test_a_loss_of_ones_own_is_noticed_and_can_be_given(
         return sums / num_items + 0.005 / len(labels)
 
     trainer(row_losses=rows).train()
-    with pytest.raises(ValueError, match="gave 1 entries for 6 rows"):
+    with pytest.raises(ValueError, match="1 entries for 6 rows"):
         trainer(row_losses=lambda outputs, *_: outputs.loss[None]).train()
 
 
@@ -361,7 +361,7 @@ def test_several_gpus_of_one_process_are_refused(
 ) -> None:
     args = arguments()
     monkeypatch.setattr(type(args), "n_gpu", property(lambda _: 2))
-    with pytest.raises(ValueError, match=r"over 2 GPUs \(DataParallel\); start one"):
+    with pytest.raises(ValueError, match=r"2 GPUs \(DataParallel\)"):
         AlignedTrainer(make_model("tokens"), args, tasks=TASKS)
 
 
@@ -370,7 +370,7 @@ def test_processes_the_aligner_does_not_know_of_are_refused(
 ) -> None:
     args = arguments()
     monkeypatch.setattr(type(args), "world_size", property(lambda _: 2))
-    with pytest.raises(ValueError, match="2 processes train, but the aligner knows of 1"):
+    with pytest.raises(ValueError, match=r"2 processes .*aligner .*1"):
         AlignedTrainer(make_model("tokens"), args, tasks=TASKS)
 
 
@@ -379,7 +379,7 @@ def test_examples_without_a_task_are_named(
 ) -> None:
     examples = make_examples("tokens")
     rows = [{k: v for k, v in one.items() if k != "task"} for one in examples]
-    with pytest.raises(ValueError, match="example 0 of the batch has no column 'task'"):
+    with pytest.raises(ValueError, match=r"example 0 .*'task'"):
         AlignedTrainer(make_model("tokens"), arguments(), train_dataset=rows, tasks=TASKS).train()
     with pytest.raises(ValueError, match="sw"):
         AlignedTrainer(
@@ -414,7 +414,7 @@ def test_rows_of_a_task_lie_together_where_something_is_learned(
     for given in (examples, unnamed):
         found = trainer.predict(given)
         assert found.label_ids.tolist() == [one["labels"] for one in examples]
-    with pytest.raises(ValueError, match="example 1 of the batch has no column 'task'"):
+    with pytest.raises(ValueError, match=r"example 1 .*'task'"):
         trainer.predict([examples[0], *unnamed])
 
 
@@ -427,7 +427,7 @@ def test_numbers_that_name_the_tasks_otherwise_are_refused(
         features: ClassVar = {"task": SimpleNamespace(names=["fr", "de", "sw"])}
 
     examples = Numbered(one | {"task": n % 3} for n, one in enumerate(make_examples("tokens", 6)))
-    with pytest.raises(ValueError, match=r"stand for \['fr', 'de', 'sw'\], but tasks are \['de'"):
+    with pytest.raises(ValueError, match=r"\['fr', 'de', 'sw'\], .*tasks .*\['de'"):
         AlignedTrainer(make_model("tokens"), arguments(), train_dataset=examples, tasks=TASKS)
     tasks = ["fr", "de", "sw", "zu"]
     AlignedTrainer(make_model("tokens"), arguments(), train_dataset=examples, tasks=tasks).train()

@@ -149,9 +149,9 @@ def test_representation_is_short(corpus: Corpus) -> None:
 
 
 def test_wrong_names_are_answered_with_the_nearest(corpus: Corpus) -> None:
-    with pytest.raises(ValueError, match=r"split 'tests': did you mean 'test'\?"):
+    with pytest.raises(ValueError, match=r"'tests'.*'test'"):
         corpus.aligned("tests")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"no language 'qsoo' in this corpus; did you mean 'qso'"):
+    with pytest.raises(ValueError, match=r"'qsoo'.*'qso'"):
         corpus.pairs("qsoo", "train")
     with pytest.raises(ValueError, match=r"train\['qso'\] = -1"):
         corpus.resize({"qso": -1})

@@ -100,9 +100,9 @@ def test_errors_name_the_key_and_the_fix(
 def test_a_tree_without_families_or_languages_is_refused(
     load_text: Callable[[str], Corpus],
 ) -> None:
-    with pytest.raises(ValueError, match=r"families: a corpus needs at least one"):
+    with pytest.raises(ValueError, match=r"families: .*at least one"):
         load_text("seed = 1")
-    with pytest.raises(ValueError, match=r"families.demo: has no language; add a table"):
+    with pytest.raises(ValueError, match=r"families.demo: .*no language"):
         load_text(SMALL[: SMALL.index("[families.demo.branches.one.languages")])
 
 
@@ -110,13 +110,13 @@ def test_two_families_of_one_name_are_refused(load_text: Callable[[str], Corpus]
     other = SMALL[SMALL.index("[families") :].replace("demo", "copy").replace("qaa", "qab")
     assert load_text(SMALL + other).families == {"Demo": ("qaa",), "Copy": ("qab",)}
     named = other.replace("[families.copy]", '[families.copy]\nname = "Demo"')
-    with pytest.raises(ValueError, match=r"families.copy.name: 'Demo' is another family's name"):
+    with pytest.raises(ValueError, match=r"families.copy.name: 'Demo'"):
         load_text(SMALL + named)
 
 
 def test_too_few_sounds_for_the_words_are_refused(load_text: Callable[[str], Corpus]) -> None:
     text = SMALL.replace('"p t k s m n l r"', '"p t"').replace('"SOV"', '"SOV"\nroots = ["CV"]')
-    with pytest.raises(ValueError, match="demo: the sounds allow too few different words"):
+    with pytest.raises(ValueError, match=r"demo: .*sounds .*too few"):
         load_text(text).pairs("qaa", "train")
 
 

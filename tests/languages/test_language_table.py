@@ -81,7 +81,7 @@ def test_genealogical_distance_of_the_table() -> None:
 
 
 def test_unknown_codes_are_answered_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"no language 'frr' in the table; did you mean 'fr'\?"):
+    with pytest.raises(ValueError, match=r"'frr'.*'fr'"):
         genealogical_distances(["de", "frr"])
 
 

@@ -22,12 +22,12 @@ def apart(codes: str, kind: str) -> np.ndarray:
 
 def test_without_the_package_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", {}.get)
-    with pytest.raises(ValueError, match="need the package `urielplus`; pip install urielplus"):
+    with pytest.raises(ValueError, match="pip install urielplus"):
         apart("de es", "featural")
 
 
 def test_unknown_kinds_are_answered_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"'syntatic': did you mean 'syntactic'\?"):
+    with pytest.raises(ValueError, match=r"'syntatic'.*'syntactic'"):
         apart("de es", "syntatic")
 
 

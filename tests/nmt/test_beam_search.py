@@ -189,9 +189,9 @@ def test_forbidden_tokens_and_limits_hold(model: Transformer) -> None:
 
 
 def test_search_leaves_no_graph_and_wants_sense(model: Transformer) -> None:
-    with pytest.raises(ValueError, match="num_beams: must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"num_beams: .*at least 1"):
         search(model, [[3]], [3], num_beams=0)
-    with pytest.raises(ValueError, match="alpha: must not be negative"):
+    with pytest.raises(ValueError, match=r"alpha: .*negative"):
         search(model, [[3]], [3], alpha=-1.0)
     assert length_penalty(7, 0.5) == pytest.approx(np.sqrt(2.0))
 
@@ -200,7 +200,7 @@ def test_search_leaves_no_graph_and_wants_sense(model: Transformer) -> None:
 def test_a_model_of_no_numbers_does_not_translate(model: Transformer, num_beams: int) -> None:
     with torch.no_grad():
         next(model.decoder.parameters())[0] = math.nan
-    with pytest.raises(ValueError, match="model: its scores are not finite"):
+    with pytest.raises(ValueError, match=r"model: .*not finite"):
         search(model, SOURCES, [4, 5, 6, 7], num_beams=num_beams)
 
 

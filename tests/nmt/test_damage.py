@@ -94,7 +94,7 @@ def test_damage_is_refused_and_mended(toy_config: Build, name: str) -> None:
     use(config)
     for harm in (remove, cut, empty, zero, flip, swap):
         harm(config.prepared / name, config.prepared / NAMES[name])
-        with pytest.raises(ValueError, match=r"run `gradvac nmt prepare` again, which mends it"):
+        with pytest.raises(ValueError, match="gradvac nmt prepare"):
             use(config)
         prepare_corpus(config)
         use(config)

@@ -82,10 +82,10 @@ def test_ctranslate2_translates_alike(toy_run: Path, tmp_path: Path, lines: list
 def test_what_cannot_be_exported_is_refused(toy_run: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(ValueError, match="full is there and not empty"):
+    with pytest.raises(ValueError, match=r"full .*not empty"):
         export_run(toy_run, tmp_path / "full")
-    with pytest.raises(ValueError, match="to: must be one of huggingface, ctranslate2, got 'onnx'"):
+    with pytest.raises(ValueError, match=r"to: .*huggingface, ctranslate2.*'onnx'"):
         export_run(toy_run, tmp_path / "new", to="onnx")
-    with pytest.raises(ValueError, match="quantization: is of --to ctranslate2"):
+    with pytest.raises(ValueError, match=r"quantization: .*ctranslate2"):
         export_run(toy_run, tmp_path / "new", quantization="int8")
     assert not (tmp_path / "new").exists()

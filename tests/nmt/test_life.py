@@ -90,9 +90,9 @@ def test_tags_are_appended_once(toy_run: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.size=small"], r"model\.init: .* has model\.width = 64, but this run 256"),
-        (["model.norm_first=false"], r"has model\.norm_first = True, but this run False"),
-        (["model.init_weights=17"], "there are no weights 17; there are: averaged, best, last"),
+        (["model.size=small"], r"model\.init: .*model\.width = 64, .*256"),
+        (["model.norm_first=false"], r"model\.norm_first = True, .*False"),
+        (["model.init_weights=17"], "17; .*averaged, best, last"),
         (["model.init=/nowhere"], "nowhere"),
     ],
 )
@@ -152,21 +152,21 @@ def test_any_file_is_scored_as_a_set_is(toy_run: Path, tmp_path: Path) -> None:
         score_files(toy_run, *paths, direction="xx-yy")
     assert said == ["xx-yy was not trained; this run knows en-xx, en-yy."]
     (tmp_path / "short").write_text("ba\n")
-    with pytest.raises(ValueError, match=r"has 1 lines, but .* has 60"):
+    with pytest.raises(ValueError, match=r"1 lines, .*60"):
         score_files(toy_run, paths[0], tmp_path / "short", direction="en-yy")
     (tmp_path / "holes").write_text("AB\n\nAB\n \n\n")
     (tmp_path / "five").write_text("ba\nba\nba\nba\n\n")
-    with pytest.raises(ValueError, match="no translation in 2 of 5 lines, the first is line 2"):
+    with pytest.raises(ValueError, match=r"2 of 5 lines, .*line 2"):
         score_files(toy_run, tmp_path / "five", tmp_path / "holes", direction="en-yy")
     (tmp_path / "blank").write_text("\n\n")
-    with pytest.raises(ValueError, match=r"source: .*blank has no line to translate"):
+    with pytest.raises(ValueError, match=r"source: .*blank .*no line"):
         score_files(toy_run, tmp_path / "blank", tmp_path / "blank", direction="en-yy")
 
 
 def test_sources_by_language_name_them_all(toy_config: Callable[..., NmtConfig]) -> None:
     with pytest.raises(ValueError, match="none for en-yy"):
         toy_config(data={"train": {"xx": "train.en-xx.tsv"}})
-    with pytest.raises(ValueError, match="'qq' is none of them"):
+    with pytest.raises(ValueError, match="'qq'"):
         toy_config(data={"dev": {"xx": "a", "yy": "b", "qq": "c"}})
     both = toy_config(data={"train": {"xx": ["a.tsv", "b.tsv"], "en-yy": "c.tsv"}}).data
     assert both.sources_of("train", "en-xx") == ["a.tsv", "b.tsv"]

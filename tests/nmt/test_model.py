@@ -201,7 +201,7 @@ def test_positions_reach_any_length(tiny_model: Build) -> None:
 def test_single_numbers_of_a_size_can_be_replaced() -> None:
     size = ModelConfig(size="base", decoder_layers=2, width=256).dimensions()
     assert size == SIZES["base"]._replace(decoder_layers=2, width=256)
-    with pytest.raises(ValueError, match="width = 100 must be a multiple of 2 \\* heads = 16"):
+    with pytest.raises(ValueError, match=r"width = 100 .*heads = 16"):
         ModelConfig(size="base", width=100)
 
 

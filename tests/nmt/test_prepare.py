@@ -46,7 +46,7 @@ def test_tokens_are_the_clean_text(toy_config: Build) -> None:
 def test_a_task_is_a_pair_or_a_pair_turned_round(toy_config: Build) -> None:
     prepared, _ = run(toy_config().data)
     assert prepared.task_text("dev", "xx-en") == prepared.text("dev", "en-xx")[::-1]
-    with pytest.raises(ValueError, match="no 'novel'; there are train, dev, test"):
+    with pytest.raises(ValueError, match=r"'novel'.*train, dev, test"):
         prepared.text("novel", "en-xx")
 
 
@@ -158,7 +158,7 @@ def test_text_in_another_encoding_is_refused_and_a_stray_line_counted(
     if num_wrong == 3:
         assert run(config)[0].reports()["train en-xx"].dropped == {"not UTF-8": 3}
         return
-    with pytest.raises(ValueError, match=r"4 of 300 rows are not UTF-8.*iconv -f LATIN1"):
+    with pytest.raises(ValueError, match=r"4 of 300 .*iconv -f LATIN1"):
         run(config)
 
 
@@ -208,14 +208,14 @@ def test_an_empty_language_is_an_error_with_the_reasons(toy_config: Build, tmp_p
         text = "same\tsame\n\tempty\n" if split == "train" else "a\tb\n"
         (root / f"{split}.en-xx.tsv").write_text(text)
     config = toy_config(data={"root": str(root), "languages": ["xx"], "limit": {}}).data
-    with pytest.raises(ValueError, match="no sentence pair is left of train en-xx; 2 were read"):
+    with pytest.raises(ValueError, match="left of train en-xx; 2"):
         run(config)
 
 
 def test_training_does_not_replace_what_another_run_may_need(toy_config: Build) -> None:
     prepared, _ = run(toy_config().data)
     other = toy_config(data={"limit": {"yy": 200}}).data
-    with pytest.raises(ValueError, match=r"prepared with other settings \(data\.limit\)"):
+    with pytest.raises(ValueError, match=r"other settings .*data\.limit"):
         open_corpus(other)
     again = PreparedCorpus.open(toy_config().data)
     assert again is not None
@@ -228,10 +228,10 @@ def test_runs_and_prepared_data_do_not_share_a_folder(
 ) -> None:
     """Both hold a `vocabulary.model`, and one would lose its own."""
     config = toy_config()
-    with pytest.raises(ValueError, match=r"run: .*prepared is data\.prepared"):
+    with pytest.raises(ValueError, match=r"run: .*data\.prepared"):
         train_translation(config, tmp_path / "x" / ".." / "prepared", display=quiet)
     config.data.prepared.mkdir()
     (config.data.prepared / "config.toml").write_text("")
-    with pytest.raises(ValueError, match=r"data\.prepared: .* is a run folder"):
+    with pytest.raises(ValueError, match=r"data\.prepared: .*run folder"):
         prepare_corpus(config.data)
     assert [path.name for path in config.data.prepared.iterdir()] == ["config.toml"]

@@ -38,14 +38,14 @@ def test_compressed_files_are_unpacked(tmp_path: Path, suffix: str) -> None:
 def test_a_truncated_archive_is_an_error_and_not_a_short_corpus(tmp_path: Path) -> None:
     whole = gzip.compress(b"a dog\tun chien\n" * 1000)
     (tmp_path / "t.tsv.gz").write_bytes(whole[:-20])
-    with pytest.raises(ValueError, match=r"t\.tsv\.gz cannot be read to its end"):
+    with pytest.raises(ValueError, match=r"t\.tsv\.gz .*to its end"):
         read("t.tsv.gz", tmp_path)
 
 
 def test_sides_of_unequal_length_are_refused_with_both_counts(tmp_path: Path) -> None:
     (tmp_path / "t.en").write_text("a\nb\nc\n")
     (tmp_path / "t.fr").write_text("a\n")
-    with pytest.raises(ValueError, match=r"t\.en has 3 lines, but .*t\.fr has 1"):
+    with pytest.raises(ValueError, match=r"t\.en .*3 lines, .*t\.fr .*1"):
         read("t.{lang}", tmp_path)
 
 
@@ -71,7 +71,7 @@ def test_tsv_with_header_takes_its_columns_and_gaps(tmp_path: Path) -> None:
 
 def test_tsv_without_header_needs_two_columns(tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("1\ta dog\tun chien\n")
-    with pytest.raises(ValueError, match=r"3 column.*no header that names 'en' and 'fr'"):
+    with pytest.raises(ValueError, match=r"3 column.*'en' and 'fr'"):
         read("t.tsv", tmp_path)
 
 
@@ -111,9 +111,9 @@ TMX = """<?xml version="1.0"?><tmx version="1.4"><header/><body>
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("t.json", '[{"en": "a", "fr": "b"}]', r"is one JSON array; .*jq -c '\.\[\]' t\.json"),
-        ("t.csv", "a;b\n", "'a;b', a single column; commas separate"),
-        ("t.tsv", "a ||| b\n", "a single column; tabs separate"),
+        ("t.json", '[{"en": "a", "fr": "b"}]', r"jq -c '\.\[\]' t\.json"),
+        ("t.csv", "a;b\n", "'a;b', .*commas"),
+        ("t.tsv", "a ||| b\n", "single column; tabs"),
     ],
 )
 def test_other_forms_of_the_same_are_refused_with_the_right_one(
@@ -131,7 +131,7 @@ def test_tmx(tmp_path: Path) -> None:
 
 def test_broken_tmx_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "t.tmx").write_text("<tmx><body>")
-    with pytest.raises(ValueError, match=r"t\.tmx is not valid TMX"):
+    with pytest.raises(ValueError, match=r"t\.tmx .*TMX"):
         read("t.tmx", tmp_path)
 
 
@@ -164,13 +164,13 @@ def test_constructed_languages_in_both_orders(tmp_path: Path) -> None:
 
 def test_missing_file_names_path_and_root(tmp_path: Path) -> None:
     (tmp_path / "train.en").touch()
-    with pytest.raises(ValueError, match=r"no file .*train\.fr for en-fr.*data\.root"):
+    with pytest.raises(ValueError, match=r"train\.fr .*en-fr.*data\.root"):
         read("train.{lang}", tmp_path)
 
 
 def test_one_plain_file_is_not_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "train.txt").touch()
-    with pytest.raises(ValueError, match=r"\{lang\} in the name"):
+    with pytest.raises(ValueError, match=r"\{lang\}"):
         read("train.txt", tmp_path)
 
 
@@ -179,7 +179,7 @@ def test_a_truncated_zst_is_an_error_and_not_a_short_corpus(tmp_path: Path, cut:
     text = b"".join(b"a dog %d\tun chien %d\n" % (n, n) for n in range(3000))
     whole = zstandard.ZstdCompressor().compress(text)
     (tmp_path / "t.tsv.zst").write_bytes(whole[:-cut])
-    with pytest.raises(ValueError, match=r"t\.tsv\.zst cannot be read to its end: it is cut off"):
+    with pytest.raises(ValueError, match=r"t\.tsv\.zst .*cut off"):
         read("t.tsv.zst", tmp_path)
 
 
@@ -192,7 +192,7 @@ def test_zst_files_put_together_are_read_to_the_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 def test_an_archive_of_no_bytes_was_cut_off(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"t.tsv.{suffix}").touch()
-    with pytest.raises(ValueError, match="it is empty"):
+    with pytest.raises(ValueError, match="empty"):
         read(f"t.tsv.{suffix}", tmp_path)
 
 
@@ -202,7 +202,7 @@ def test_a_damaged_archive_is_told_and_not_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "t.tsv.gz").write_bytes(packed)
     (tmp_path / "t.tmx.gz").write_bytes(packed)
     for name in ("t.tsv.gz", "t.tmx.gz"):
-        with pytest.raises(ValueError, match="cannot be read to its end"):
+        with pytest.raises(ValueError, match="to its end"):
             read(name, tmp_path)
 
 
@@ -231,15 +231,15 @@ def test_columns_are_what_the_config_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "text", "message"),
     [
-        (["de", "en"], "x\ty\n", "has no 'en' or no 'fr'"),
-        (["fr", "en"], "en\tfr\nx\ty\n", r"begins with 2 cells: 'en', 'fr'"),
-        (["fr", "en"], "1\tx\ty\n", "begins with 3 cells"),
-        ([], "en\ten\tfr\nx\ty\tz\n", "names 'en' twice"),
-        ([], "en\tde\nx\ty\n", "looks like a header"),
-        ([], "EN\tFR\nx\ty\n", "looks like a header"),
-        ([], "English\tFrench\nx\ty\n", "looks like a header"),
-        ([], "source\ttarget\nx\ty\n", "looks like a header"),
-        ([], "en_US\tfr-FR\nx\ty\n", "looks like a header"),
+        (["de", "en"], "x\ty\n", "'en' or no 'fr'"),
+        (["fr", "en"], "en\tfr\nx\ty\n", "2 cells: 'en', 'fr'"),
+        (["fr", "en"], "1\tx\ty\n", "3 cells"),
+        ([], "en\ten\tfr\nx\ty\tz\n", "'en' twice"),
+        ([], "en\tde\nx\ty\n", "header"),
+        ([], "EN\tFR\nx\ty\n", "header"),
+        ([], "English\tFrench\nx\ty\n", "header"),
+        ([], "source\ttarget\nx\ty\n", "header"),
+        ([], "en_US\tfr-FR\nx\ty\n", "header"),
     ],
 )
 def test_columns_that_contradict_each_other_are_refused(
@@ -270,7 +270,7 @@ def test_other_keys_are_told_instead_of_an_empty_corpus(tmp_path: Path, name: st
     rows = [json.dumps({"en": "a dog", "french": "un chien"})] * 100
     tmx = TMX.replace("FR", "fra").replace('"fr"', '"fra"')
     (tmp_path / name).write_text(tmx if name == "t.tmx" else "\n".join(rows) + "\n")
-    with pytest.raises(ValueError, match=r"is called 'fr'; there is .*'(french|fra)'"):
+    with pytest.raises(ValueError, match=r"'fr'; .*'(french|fra)'"):
         read(name, tmp_path)
 
 
@@ -288,5 +288,5 @@ def test_odd_json_is_malformed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["t.{language}.tsv", "t.{}.tsv", "t.{lang.__class__}.tsv"])
 def test_unknown_placeholders_are_refused(tmp_path: Path, source: str) -> None:
-    with pytest.raises(ValueError, match=r"is none of \{pair\}, \{xx\} and \{lang\}"):
+    with pytest.raises(ValueError, match=r"\{pair\}, \{xx\} and \{lang\}"):
         read(source, tmp_path)

@@ -41,7 +41,7 @@ def test_languages_without_blanks_are_cut_otherwise(code: str, tokenizer: str) -
 
 
 def test_every_line_needs_its_reference() -> None:
-    with pytest.raises(ValueError, match="there are 2, but 3 references"):
+    with pytest.raises(ValueError, match=r"2, .*3 references"):
         score_lines(LINES[:2], REFERENCES, "en")
     with pytest.raises(ValueError, match="at least one"):
         score_lines([], [], "en")

@@ -58,17 +58,17 @@ def test_settings_of_older_runs_that_are_no_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"languages": []}, "give either languages or pairs"),
-        ({"pairs": ["fr-de"]}, "give either languages or pairs"),
+        ({"languages": []}, "languages or pairs"),
+        ({"pairs": ["fr-de"]}, "languages or pairs"),
         ({"languages": [], "pairs": ["fr-fr"]}, "two different codes"),
-        ({"languages": ["xx", "xx"]}, "one appears twice"),
-        ({"languages": ["en"]}, "'en' is the pivot"),
-        ({"languages": ["zh-tw"]}, "'zh-tw' has a hyphen"),
-        ({"tasks": ["xx-en"]}, "tasks: 'xx-en' is none of en-xx, en-yy"),
-        ({"limit": {"zz": 5}}, "limit: 'zz' is none of en, en-xx, en-yy, xx, yy"),
-        ({"extra": {"dev": "x.tsv"}}, "'dev' is taken"),
-        ({"max_tokens": 400}, "batch.tokens = 300 is less than the longest sentence"),
-        ({"resource_levels": {"high": 5, "medium": 6, "low": 1}}, "must fall"),
+        ({"languages": ["xx", "xx"]}, "twice"),
+        ({"languages": ["en"]}, "'en' .*pivot"),
+        ({"languages": ["zh-tw"]}, "'zh-tw'"),
+        ({"tasks": ["xx-en"]}, "tasks: 'xx-en' .*en-xx, en-yy"),
+        ({"limit": {"zz": 5}}, "limit: 'zz' .*en, en-xx, en-yy, xx, yy"),
+        ({"extra": {"dev": "x.tsv"}}, "'dev'"),
+        ({"max_tokens": 400}, "batch.tokens = 300"),
+        ({"resource_levels": {"high": 5, "medium": 6, "low": 1}}, "fall"),
     ],
 )
 def test_contradictions_are_refused(
@@ -81,7 +81,7 @@ def test_contradictions_are_refused(
 def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text('[data]\nprepared = "p"\nlanguage = ["fr"]\ntrain = "t"\ndev = "d"\n')
-    with pytest.raises(ConfigError, match=r"data\.language: unknown key; did you mean 'languages'"):
+    with pytest.raises(ConfigError, match=r"data\.language: .*'languages'"):
         config.load(NmtConfig, path)
 
 
@@ -101,10 +101,10 @@ def test_a_run_remembers_its_config(toy_config: Callable[..., NmtConfig], tmp_pa
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        ({"metric": "dev/lss"}, "'dev/lss' is not measured; there are dev/loss, dev/loss/en-xx"),
-        ({"metric": "dev/loss/en-zz"}, "is not measured"),
-        ({"metric": "dev/bleu"}, "BLEU needs validation.bleu_sentences"),
-        ({"higher_is_better": True}, "higher_is_better must be false for 'dev/loss'"),
+        ({"metric": "dev/lss"}, "'dev/lss' .*dev/loss, dev/loss/en-xx"),
+        ({"metric": "dev/loss/en-zz"}, "not measured"),
+        ({"metric": "dev/bleu"}, "validation.bleu_sentences"),
+        ({"higher_is_better": True}, "higher_is_better .*false"),
     ],
 )
 def test_a_wrong_metric_is_told_before_training(
@@ -118,20 +118,20 @@ def test_a_wrong_metric_is_told_before_training(
 
 @pytest.mark.parametrize("key", ["prepared", "root"])
 def test_a_folder_has_a_name(toy_config: Callable[..., NmtConfig], key: str) -> None:
-    with pytest.raises(ValueError, match=r'must name a folder, got ""'):
+    with pytest.raises(ValueError, match=r'folder, got ""'):
         toy_config(data={key: ""})
 
 
 def test_a_chunk_that_takes_minutes_to_choose_is_refused(
     toy_config: Callable[..., NmtConfig],
 ) -> None:
-    with pytest.raises(ValueError, match="less than or equal to 1000"):
+    with pytest.raises(ValueError, match="1000"):
         toy_config(batch={"chunk": 100_000})
 
 
 def test_a_file_is_no_run(toy_config: Callable[..., NmtConfig], tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(ValueError, match="is a file; choose the name of a folder"):
+    with pytest.raises(ValueError, match="name of a folder"):
         train_translation(toy_config(), tmp_path / "run")
     assert not (tmp_path / "prepared").exists()
 

@@ -121,9 +121,9 @@ def test_best_weights_have_the_step_they_come_from(run: Path) -> None:
 
 def test_measurements_that_differ_are_not_mixed(run: Path) -> None:
     measure_translation(run, num_lines=20, weights=[4])
-    with pytest.raises(ValueError, match="was measured with lines = 20, now it is 30"):
+    with pytest.raises(ValueError, match=r"lines = 20, .*30"):
         measure_translation(run, num_lines=30)
-    with pytest.raises(ValueError, match="was measured with set = dev, now it is test"):
+    with pytest.raises(ValueError, match=r"set = dev, .*test"):
         measure_translation(run, split="test", num_lines=20)
 
 
@@ -154,21 +154,21 @@ def _open(run: Path) -> tuple[NmtConfig, PreparedCorpus, torch.nn.Module]:
 
 
 def test_bad_input(run: Path, toy_config: Build, tmp_path: Path, quiet: Display) -> None:
-    with pytest.raises(ValueError, match="set: there is no 'newstest'"):
+    with pytest.raises(ValueError, match=r"set: .*'newstest'"):
         measure_translation(run, split="newstest")
-    with pytest.raises(ValueError, match="weights: must be best, last or a step, got 'averaged'"):
+    with pytest.raises(ValueError, match=r"weights: .*last or a step.*'averaged'"):
         measure_translation(run, weights=["averaged"])
-    with pytest.raises(CheckpointError, match="no weights 5; there are: best, last, 4, 8"):
+    with pytest.raises(CheckpointError, match=r"5; .*best, last, 4, 8"):
         measure_translation(run, weights=[5])
-    with pytest.raises(ValueError, match=r"data\.prepared: .* does not hold the data"):
+    with pytest.raises(ValueError, match=r"data\.prepared: "):
         measure_translation(run, overrides=[f"data.prepared={tmp_path / 'nowhere'}"])
     for path in (run / "checkpoints").glob("step-*"):
         (path / checkpoint.MODEL).write_bytes(b"")
-    with pytest.raises(ValueError, match="has no checkpoint to measure; train first"):
+    with pytest.raises(ValueError, match="no checkpoint"):
         measure_translation(run)
     alone = toy_config(data={"tasks": ["en-xx"]}, align={"rule": "sum"})
     train_translation(alone, tmp_path / "alone", display=quiet)
-    with pytest.raises(ValueError, match="has the single task en-xx; similarity is between tasks"):
+    with pytest.raises(ValueError, match="single task en-xx"):
         measure_translation(tmp_path / "alone")
 
 
@@ -178,14 +178,14 @@ def test_sets_that_are_not_aligned(toy_config: Build, toy_folder: Path, tmp_path
     (toy_folder / "mixed.en-xx.tsv").write_bytes((toy_folder / "dev.en-xx.tsv").read_bytes())
     config = toy_config(data={"extra": {"mixed": "mixed.{pair}.tsv"}})
     prepared = prepare_corpus(config.data)
-    with pytest.raises(ValueError, match="'mixed' is not aligned over all tasks; only 0 lines"):
+    with pytest.raises(ValueError, match=r"'mixed' .*aligned .*0 lines"):
         aligned_lines(prepared, "mixed", ["en-xx", "en-yy"])
 
 
 def test_two_at_once_do_not_lose_each_others_results(run: Path) -> None:
     with (
         RunFolder(run).lock_beside("similarity"),
-        pytest.raises(ValueError, match="another process writes similarity"),
+        pytest.raises(ValueError, match="another process"),
     ):
         measure_translation(run, granularities=["enc_dec"])
     with RunFolder(run).lock():  # while the run is trained, it may be measured
@@ -197,10 +197,10 @@ def test_tokens_of_another_vocabulary_are_refused(run: Path, tmp_path: Path) -> 
     before = path.read_bytes()
     try:
         path.write_bytes(b"another")
-        with pytest.raises(ValueError, match=r"vocabulary\.model has 7 bytes"):
+        with pytest.raises(ValueError, match=r"vocabulary\.model .*7 bytes"):
             measure_translation(run)
         write_manifest(run, [path.name])
-        with pytest.raises(ValueError, match="has another vocabulary than"):
+        with pytest.raises(ValueError, match="another vocabulary"):
             measure_translation(run)
     finally:
         path.write_bytes(before)

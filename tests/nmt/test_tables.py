@@ -47,7 +47,7 @@ def test_every_line_that_a_broken_quote_swallows_is_counted(tmp_path: Path) -> N
     (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
     assert read("t.csv", tmp_path) == [("a", "b"), *[Problem.MALFORMED] * 4, ("l", "m")]
     (tmp_path / "t.csv").write_text("\n".join(lines[:5]) + "\n")
-    with pytest.raises(ValueError, match=r"t\.csv: the row that begins in line 3 .* never closed"):
+    with pytest.raises(ValueError, match=r"t\.csv: .*line 3 .*never closed"):
         read("t.csv", tmp_path)
 
 
@@ -62,13 +62,13 @@ def test_parquet(tmp_path: Path, nested: bool) -> None:
 def test_a_cut_off_parquet_file_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table(ROWS), tmp_path / "t.parquet")
     (tmp_path / "t.parquet").write_bytes((tmp_path / "t.parquet").read_bytes()[:-9])
-    with pytest.raises(ValueError, match=r"t\.parquet cannot be read to its end"):
+    with pytest.raises(ValueError, match=r"t\.parquet .*to its end"):
         read("t.parquet", tmp_path)
 
 
 def test_parquet_without_the_language_names_what_there_is(tmp_path: Path) -> None:
     pq.write_table(pa.table({"en": ROWS["en"], "de": ROWS["fr"]}), tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match="is called 'fr'"):
+    with pytest.raises(ValueError, match="'fr'"):
         read("t.parquet", tmp_path)
 
 
@@ -78,9 +78,9 @@ def test_saved_datasets_with_and_without_splits(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": plain}).save_to_disk(str(tmp_path / "splits"))
     assert read("hf:plain::", tmp_path) == PAIRS
     assert read("hf:splits::train", tmp_path) == PAIRS
-    with pytest.raises(ValueError, match="there is no split 'dev'; there are train"):
+    with pytest.raises(ValueError, match=r"'dev'.*train"):
         read("hf:splits::dev", tmp_path)
-    with pytest.raises(ValueError, match="write hf:FOLDER::"):
+    with pytest.raises(ValueError, match="hf:FOLDER::"):
         read("hf:plain::train", tmp_path)
 
 

@@ -69,7 +69,7 @@ def test_beams_and_batches_do_not_change_a_sure_translation(toy_run: Path) -> No
 @pytest.mark.parametrize("override", ["optimizer.lr=3", "align.rule=sum", "sampling.temperature=2"])
 def test_settings_of_training_are_refused_when_it_is_over(toy_run: Path, override: str) -> None:
     for use in (Translator.from_run, score_translation, measure_translation):
-        with pytest.raises(ValueError, match=f"override {override}: .* leave it out"):
+        with pytest.raises(ValueError, match=f"{override}: .*leave it out"):
             use(toy_run, overrides=[override])
 
 
@@ -82,14 +82,14 @@ def test_long_lines_are_cut_and_counted(toy_run: Path) -> None:
 
 
 def test_unknown_target_language_names_those_trained(toy_run: Path) -> None:
-    with pytest.raises(ValueError, match="'fr' is unknown; this model translates into xx, yy"):
+    with pytest.raises(ValueError, match=r"'fr' .*xx, yy"):
         Translator.from_run(toy_run).translate(["ba"], "fr")
-    with pytest.raises(ValueError, match="'en' is unknown"):  # a token, but no task
+    with pytest.raises(ValueError, match="'en'"):  # a token, but no task
         Translator.from_run(toy_run).translate(["ba"], "en")
 
 
 def test_a_run_translates_without_the_prepared_data(toy_run: Path) -> None:
     translator = Translator.from_run(toy_run, overrides=["data.prepared=/nowhere"])
     assert translator.translate(["ba de fi"], "xx") == ["fi de ba"]
-    with pytest.raises(ValueError, match=r"data\.prepared: /nowhere does not hold the data"):
+    with pytest.raises(ValueError, match=r"data\.prepared: /nowhere"):
         score_translation(toy_run, overrides=["data.prepared=/nowhere"])

@@ -53,7 +53,7 @@ def test_a_tag_within_a_text_is_text(vocabulary: Vocabulary, text: str) -> None:
 
 
 def test_unknown_language_names_the_known_ones(vocabulary: Vocabulary) -> None:
-    with pytest.raises(ValueError, match="'de' is unknown; this model knows en, fr"):
+    with pytest.raises(ValueError, match=r"'de' .*en, fr"):
         vocabulary.tag("de")
 
 
@@ -64,7 +64,7 @@ def test_a_translation_is_one_line(vocabulary: Vocabulary) -> None:
 
 
 def test_too_small_a_size_says_so() -> None:
-    with pytest.raises(ValueError, match=r"data\.vocabulary: SentencePiece could not learn 300"):
+    with pytest.raises(ValueError, match=r"data\.vocabulary: .*300"):
         learn([chr(n) + " x" for n in range(200, 400)], ["en"], VocabularyConfig(size=300))
 
 

@@ -76,10 +76,10 @@ def test_a_sweep_of_two_vision_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_recipes_that_are_not_there_are_told(tmp_path: Path) -> None:
     for name, what in (
-        ("vision", "not one of nmt, tagging"),
-        ("nowhere.module:NAME", "no module 'nowhere.module'"),
+        ("vision", "nmt, tagging"),
+        ("nowhere.module:NAME", "'nowhere.module'"),
         (f"{tmp_path}/none.py:NAME", "no file"),
-        ("gradvac.tasks:parse", "no Recipe called 'parse'"),
+        ("gradvac.tasks:parse", "'parse'"),
     ):
         with pytest.raises(ValueError, match=what):
             recipe_named(name)

@@ -58,11 +58,9 @@ def test_steps_that_are_not_finite_do_not_count() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="'head' is no component; they are 0"):
+    with pytest.raises(ValueError, match=r"'head' .*0"):
         bound(Only(GradVac(), ["head"]), 2)
-    with pytest.raises(ValueError, match="components: must be a list"):
+    with pytest.raises(ValueError, match=r"components: .*list"):
         Only(GradVac(), "encoder*")
-    with pytest.raises(
-        ValueError, match="until_step: the rule would never act from step 5 until 5"
-    ):
+    with pytest.raises(ValueError, match=r"until_step: .*never"):
         Only(GradVac(), None, 5, 5)

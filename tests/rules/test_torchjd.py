@@ -47,7 +47,7 @@ def test_any_gramian_weighting_runs(make: Callable[[], nn.Module]) -> None:
     ids=["gramian aggregator", "aggregator", "weighting of matrices", "its name", "number"],
 )
 def test_what_is_no_gramian_weighting_is_refused(given: object) -> None:
-    with pytest.raises(ValueError, match=r"weighting: needs a Gramian weighting"):
+    with pytest.raises(ValueError, match=r"weighting: .*Gramian"):
         TorchJD(given)
 
 

@@ -133,10 +133,10 @@ def test_saved_files_are_those_the_run_was_begun_with(tmp_path: Path) -> None:
     run.save_files({name: b"pieces"})  # nothing was trained yet
     run.checkpoint(4).mkdir(parents=True)
     assert run.read_saved(name) == b"pieces"
-    with pytest.raises(ValueError, match=r"another inside/vocabulary\.model; choose a new run"):
+    with pytest.raises(ValueError, match=r"another inside/vocabulary\.model"):
         run.save_files({name: b"other pieces"})
     (tmp_path / name).write_bytes(b"damaged")
-    with pytest.raises(ValueError, match="given again, puts it back"):
+    with pytest.raises(ValueError, match="puts it back"):
         run.read_saved(name)
     run.save_files({name: b"pieces"})  # what that command does
     run.verify_saved()
@@ -150,7 +150,7 @@ def test_a_damaged_manifest_locks_no_run(tmp_path: Path, damaged: bytes) -> None
     run.checkpoint(4).mkdir(parents=True)
     good = (tmp_path / MANIFEST).read_bytes()
     (tmp_path / MANIFEST).write_bytes(damaged)
-    with pytest.raises(ValueError, match="given again, puts it back"):
+    with pytest.raises(ValueError, match="puts it back"):
         run.read_saved(name)
     run.save_files({name: b"pieces"})
     assert (tmp_path / MANIFEST).read_bytes() == good
@@ -158,7 +158,7 @@ def test_a_damaged_manifest_locks_no_run(tmp_path: Path, damaged: bytes) -> None
 
 def test_a_damaged_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[data]\nprepared = "x')
-    with pytest.raises(ValueError, match=r"config\.toml: is damaged .*; put back what training"):
+    with pytest.raises(ValueError, match=r"config\.toml: .*put back"):
         RunFolder(tmp_path).read_table()
 
 

@@ -32,7 +32,7 @@ def test_chosen_files(folder: Path) -> None:
     assert list(read_manifest(folder)) == ["a.txt"]
     (folder / "inside" / "b.txt").unlink()
     verify_manifest(folder)
-    with pytest.raises(ValueError, match=r"b\.txt is not in manifest"):
+    with pytest.raises(ValueError, match=r"b\.txt .*manifest"):
         verify_manifest(folder, ["inside/b.txt"])
 
 
@@ -49,7 +49,7 @@ def test_damage_is_an_error_that_names_the_file_and_the_remedy(
     folder: Path, damage: Callable[[Path], None]
 ) -> None:
     damage(folder / "a.txt")
-    with pytest.raises(ValueError, match=r"a\.txt .*; prepare it again"):
+    with pytest.raises(ValueError, match=r"a\.txt .*prepare"):
         verify_manifest(folder, remedy="prepare it again")
     verify_manifest(folder, ["inside/b.txt"])
 
@@ -58,7 +58,7 @@ def test_sizes_alone(folder: Path) -> None:
     change(folder / "a.txt")
     verify_manifest(folder, contents=False)
     cut_off(folder / "a.txt")
-    with pytest.raises(ValueError, match="3 bytes instead of 5"):
+    with pytest.raises(ValueError, match=r"3 bytes .*5"):
         verify_manifest(folder, contents=False)
 
 

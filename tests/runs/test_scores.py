@@ -43,17 +43,17 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("", "is damaged"),
-        ("[]", "holds no scores by task"),
-        ('{"by_task": {"de": {"bleu": 1.0}}}', "no 'scores'.*score again"),
-        ('{"scores": []}', "it holds none"),
+        ("[]", "no scores"),
+        ('{"by_task": {"de": {"bleu": 1.0}}}', "'scores'.*score again"),
+        ('{"scores": []}', "none"),
         ('{"scores": [{"metric": "F1"}]}', "by_task"),
         (
             '{"scores": [{"metric": "F1", "by_task": {"de": "91"}}]}',
-            "F1 of de is 91, no number",
+            "F1 of de .*91",
         ),
-        ('{"scores": [{"metric": "F1", "by_task": {"de": NaN}}]}', "the F1 of de is nan"),
+        ('{"scores": [{"metric": "F1", "by_task": {"de": NaN}}]}', "F1 of de .*nan"),
         ('{"scores": [{"metric": 3, "by_task": {}}]}', "metric is 3"),
-        ('{"scores": [{"metric": "F1", "by_task": 3}]}', "holds no scores"),
+        ('{"scores": [{"metric": "F1", "by_task": 3}]}', "no scores"),
     ],
 )
 def test_other_files_are_refused_in_words(tmp_path: Path, content: str, message: str) -> None:

@@ -67,7 +67,7 @@ def test_counts_survive_the_disk_and_damage_is_told(tmp_path: Path) -> None:
     assert (again.formula, again.sentences) == ("f1", {"de": "x"})
     assert again.score("de") == pytest.approx(200 * 1 / 6)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match="holds no counts by sentence, or is damaged"):
+    with pytest.raises(ValueError, match="damaged"):
         read_counts(path)
     write_counts(path, [SentenceCounts("F1", "f2", {}, {})])
     with pytest.raises(ValueError, match="formula 'f2'"):

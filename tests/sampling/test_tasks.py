@@ -75,9 +75,7 @@ def test_seeds_differ_and_the_config_s_own_goes_first() -> None:
     assert drawn(SamplingConfig(seed=1), 2) == drawn(SamplingConfig(), 1)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "what"), [({"a": 3, "b": 0}, "'b' has no data"), ({}, "no task")]
-)
+@pytest.mark.parametrize(("sizes", "what"), [({"a": 3, "b": 0}, "'b'"), ({}, "no task")])
 def test_empty_tasks_are_named(sizes: dict[str, int], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         SamplingConfig().build(sizes)
@@ -147,9 +145,9 @@ def test_a_sampler_with_a_cap_draws_that_often() -> None:
 
 def test_a_cap_that_cannot_hold_is_refused() -> None:
     config = SamplingConfig(most_epochs=2.0)
-    with pytest.raises(ValueError, match=r"4.9 epochs of all data together; allow more"):
+    with pytest.raises(ValueError, match=r"4.9 epochs .*allow more"):
         config.build(UNEVEN, num_rows=500_000).probabilities(0)
-    with pytest.raises(ValueError, match="does not know in advance how many rows"):
+    with pytest.raises(ValueError, match="in advance"):
         config.build(UNEVEN)
 
 

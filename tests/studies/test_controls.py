@@ -119,11 +119,11 @@ def test_frozen_weights_are_constants_by_component() -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"0": {"a": 1.0, "b": 1.0}}, "'1' has none"),
-        ({"0": {"a": 1.0}, "1": {"a": 1.0, "b": 1.0}}, "one side has task 'b'"),
+        ({"0": {"a": 1.0, "b": 1.0}}, "'1'"),
+        ({"0": {"a": 1.0}, "1": {"a": 1.0, "b": 1.0}}, "'b'"),
         (
             {"0": {"a": 1.0, "b": 1.0, "x": 2.0}, "1": {"a": 1.0, "b": 1.0}},
-            "one side has task 'x'",
+            "'x'",
         ),
         ({str(n): {"a": 1.0, "b": 1.0} for n in range(3)}, "more than components"),
     ],
@@ -136,5 +136,5 @@ def test_weights_of_another_model_are_refused(
 
 
 def test_an_unknown_control_is_refused() -> None:
-    with pytest.raises(ValueError, match="control: must be one of norm, direction"):
+    with pytest.raises(ValueError, match=r"control: .*norm, direction"):
         Control("sign")

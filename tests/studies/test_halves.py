@@ -80,5 +80,5 @@ def test_an_aligner_whose_caller_divides_the_rows() -> None:
 
 
 def test_tasks_that_are_no_halves_are_refused() -> None:
-    with pytest.raises(ValueError, match="tasks: this rule takes the halves of tasks"):
+    with pytest.raises(ValueError, match=r"tasks: .*halves"):
         bound(Halves(GradVac()), 4)

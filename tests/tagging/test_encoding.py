@@ -67,7 +67,7 @@ def test_what_happened_to_words_is_counted(tokenizer: Any) -> None:
 
 
 def test_no_room_beside_special_tokens(tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match=r"max_tokens: 2 leaves no room beside the 2 special"):
+    with pytest.raises(ValueError, match=r"max_tokens: .*2 special"):
         WordEncoder(tokenizer, 2)
 
 
@@ -84,15 +84,15 @@ def test_an_encoder_without_a_fast_tokenizer_is_refused(tmp_path: Path) -> None:
     with quiet_transformers():
         CanineTokenizer().save_pretrained(tmp_path)
         CanineConfig().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"has no fast tokenizer \(CanineTokenizer\)"):
+    with pytest.raises(ValueError, match="CanineTokenizer"):
         load_tokenizer(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["nobody/such-encoder", "/no/such/folder"])
 def test_an_encoder_that_is_not_there(name: str) -> None:
-    with pytest.raises(ValueError, match=r"model.encoder: .* cannot be loaded .*Give a folder"):
+    with pytest.raises(ValueError, match=r"model.encoder: .*Give a folder"):
         load_tokenizer(name)
-    with pytest.raises(ValueError, match=r"model.encoder: .* cannot be loaded"):
+    with pytest.raises(ValueError, match=r"model.encoder: .*loaded"):
         load_model(name, ["A", "B"], dropout=None)
 
 
@@ -106,7 +106,7 @@ def test_an_encoder_without_its_weights_is_refused(encoder: Path, tmp_path: Path
     lost = next(name for name in weights if "layer.1" in name and "query.weight" in name)
     del weights[lost]
     safetensors.torch.save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"no weights for 1 parameters, such as .*query\.weight"):
+    with pytest.raises(ValueError, match=r"no weights .*query\.weight"):
         load_model(str(tmp_path), ["A", "B"], dropout=None)
 
 

@@ -147,9 +147,9 @@ def test_nothing_predicted_is_zero_not_an_error() -> None:
 @pytest.mark.parametrize(
     ("gold", "predicted", "said"),
     [
-        ([["O"]], [], "has 0 sentences, but there are 1"),
-        ([["O", "O"]], [["O"]], "sentence 1 has 1 tags for 2 words"),
-        ([[]], [[]], "no word at all"),
+        ([["O"]], [], "0 sentences"),
+        ([["O", "O"]], [["O"]], "sentence 1 .*2 words"),
+        ([[]], [[]], "no word"),
     ],
 )
 def test_what_cannot_be_scored(

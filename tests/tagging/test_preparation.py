@@ -53,7 +53,7 @@ def test_what_was_read_is_counted(settings: Settings) -> None:
     assert set(report["labels never seen"]) >= {"ADP", "X"}
     assert not {"NOUN", "VERB"} & set(report["labels never seen"])
     assert prepared.sentences("test", "cc")[0].tags[-1] == "PUNCT"
-    with pytest.raises(ValueError, match=r"there is no 'extra'; there are train, dev, test"):
+    with pytest.raises(ValueError, match=r"'extra'.*train, dev, test"):
         prepared.windows("extra", "aa")
 
 
@@ -69,7 +69,7 @@ def test_broken_tags_are_repaired_and_counted(ner: Callable[..., TaggingConfig])
 def test_two_languages_with_other_label_sets(ner: Callable[..., TaggingConfig]) -> None:
     other = GOOD.replace("PER", "PERSON").replace("LOC", "GPE")
     texts = {"aa.train": GOOD, "aa.dev": GOOD, "bb.train": other, "bb.dev": other}
-    with pytest.raises(ValueError, match="bb train has tags that are not in the label set") as told:
+    with pytest.raises(ValueError, match=r"bb train .*label set") as told:
         prepare_sentences(ner(texts))
     assert "B-PERSON (1 words)" in str(told.value)
     assert "data.rename" in str(told.value)
@@ -93,7 +93,7 @@ def test_a_label_unknown_in_training_counts_as_wrong(ner: Callable[..., TaggingC
 
 def test_a_file_without_a_sentence(ner: Callable[..., TaggingConfig]) -> None:
     texts = {"aa.train": "\n\n", "aa.dev": GOOD, "bb.train": GOOD, "bb.dev": GOOD}
-    with pytest.raises(ValueError, match="train aa has no sentence"):
+    with pytest.raises(ValueError, match=r"train aa .*no sentence"):
         prepare_sentences(ner(texts))
 
 
@@ -106,7 +106,7 @@ def test_only_what_changed_is_made_again(settings: Settings, tmp_path: Path) -> 
         assert open_sentences(settings()).signature == first.signature
         assert len(said) == 9
         longer = settings(model={"encoder": settings().model.encoder, "max_tokens": 5})
-        with pytest.raises(ValueError, match=r"prepared with other settings \(model\.max_tokens\)"):
+        with pytest.raises(ValueError, match=r"other settings .*model\.max_tokens"):
             open_sentences(longer)
         second = prepare_sentences(longer)
         assert second.signature != first.signature
@@ -131,7 +131,7 @@ def test_damage_is_refused_and_mended(settings: Settings, tmp_path: Path, name: 
         prepared.sentences("dev", "bb")
         prepared.read_report()
 
-    with pytest.raises(ValueError, match="run `gradvac tagging prepare` again"):
+    with pytest.raises(ValueError, match="gradvac tagging prepare"):
         use()
     assert prepare_sentences(settings()).signature == whole.signature
     use()
@@ -151,14 +151,14 @@ def test_a_missing_file_costs_nothing_of_what_was_prepared(
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"languages": []}, "languages: name at least one"),
-        ({"languages": ["aa", "aa"]}, "each only once"),
-        ({"train": "all.conllu"}, r"has no \{lang\}"),
-        ({"limit": {"zz": 3}}, "limit: 'zz' is not one of aa, bb, cc"),
-        ({"labels": ["A", "A"]}, "'A' appears twice"),
-        ({"kind": "ner", "labels": ["O", "PER"]}, "'PER' is no IOB2 tag"),
-        ({"kind": "ner", "labels": ["B-PER"]}, "O is missing"),
-        ({"kind": "ner", "labels": ["O", "I-PER"]}, "has no B-PER to continue"),
+        ({"languages": []}, "languages: .*at least one"),
+        ({"languages": ["aa", "aa"]}, "once"),
+        ({"train": "all.conllu"}, r"\{lang\}"),
+        ({"limit": {"zz": 3}}, "limit: 'zz' .*aa, bb, cc"),
+        ({"labels": ["A", "A"]}, "'A' .*twice"),
+        ({"kind": "ner", "labels": ["O", "PER"]}, "'PER' .*IOB2"),
+        ({"kind": "ner", "labels": ["B-PER"]}, "O .*missing"),
+        ({"kind": "ner", "labels": ["O", "I-PER"]}, "B-PER"),
     ],
 )
 def test_settings_that_cannot_be_used(settings: Settings, data: dict[str, Any], said: str) -> None:

@@ -122,22 +122,22 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_words(read: Read
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.tsv", "Ada B-PER\n", r"a\.tsv, line 1: must be a word, a tab and a tag"),
-        ("a.tsv", "Ada\tB-PER\n\nx\t\n", r"line 3: must be a word"),
-        ("a.tsv", "Ada\tB-PER\textra\n", r"line 1: must be a word"),
-        ("a.conll", "Ada\n", "line 1: must have 2 columns, a word first and a tag last"),
-        ("a.conll", "EU NNP B-ORG\nrejects VBZ O\nit O\n", "line 3: must have 3 columns"),
-        ("a.tsv", "nb:Ada\tO\nnb:c\tO\n", "all words begin with 'nb:'.* language is 'es'"),
-        ("a.conllu", "1\tAda\tPROPN\n", "line 1: CoNLL-U has 10 columns"),
-        ("a.tsv", b"\xe9t\xe9\tO\n", "line 1: is not UTF-8"),
-        ("a.tsv", "Ada\tO\n".encode("utf-16"), "not UTF-8 but UTF-16"),
-        ("a.tsv.gz", b"no gzip", "cannot be read to its end"),
-        ("a.tsv.zst", zstandard.ZstdCompressor().compress(b"Ada\tO\n" * 99)[:-3], "it is cut off"),
-        ("a.conllu.zst", b"", "it is empty"),
-        ("a.jsonl", '{"tokens": ["a"]}', "needs tokens and one of ner_tags"),
-        ("a.jsonl", "{broken", "row 1: is malformed"),
-        ("a.tsv", "es:Ada\tO\nes:\tO\nes:b\tO\n", "or nothing follows it"),
-        ("a.tsv", "es:Ada\tO\nes:c\tO\nb\tO\n", "2 of 3 words begin with 'es:'"),
+        ("a.tsv", "Ada B-PER\n", r"a\.tsv, line 1: .*tab"),
+        ("a.tsv", "Ada\tB-PER\n\nx\t\n", "line 3: .*tab"),
+        ("a.tsv", "Ada\tB-PER\textra\n", "line 1: .*tab"),
+        ("a.conll", "Ada\n", "line 1: .*2 columns"),
+        ("a.conll", "EU NNP B-ORG\nrejects VBZ O\nit O\n", "line 3: .*3 columns"),
+        ("a.tsv", "nb:Ada\tO\nnb:c\tO\n", "'nb:'.*'es'"),
+        ("a.conllu", "1\tAda\tPROPN\n", "line 1: .*10 columns"),
+        ("a.tsv", b"\xe9t\xe9\tO\n", "line 1: .*UTF-8"),
+        ("a.tsv", "Ada\tO\n".encode("utf-16"), "UTF-16"),
+        ("a.tsv.gz", b"no gzip", "to its end"),
+        ("a.tsv.zst", zstandard.ZstdCompressor().compress(b"Ada\tO\n" * 99)[:-3], "cut off"),
+        ("a.conllu.zst", b"", "empty"),
+        ("a.jsonl", '{"tokens": ["a"]}', "tokens .*ner_tags"),
+        ("a.jsonl", "{broken", "row 1: .*malformed"),
+        ("a.tsv", "es:Ada\tO\nes:\tO\nes:b\tO\n", "nothing follows"),
+        ("a.tsv", "es:Ada\tO\nes:c\tO\nb\tO\n", "2 of 3 .*'es:'"),
     ],
 )
 def test_what_cannot_be_read_is_named(read: Read, name: str, text: str | bytes, said: str) -> None:
@@ -149,11 +149,11 @@ def test_a_missing_language_says_which_are_there(tmp_path: Path) -> None:
     for lang in ("de", "fr"):
         (tmp_path / "ner" / lang).mkdir(parents=True)
     source = "ner/{lang}/{split}.tsv"
-    with pytest.raises(ValueError, match=r"no file .*ner/xx/dev\.tsv for language 'xx'.*de, fr"):
+    with pytest.raises(ValueError, match=r"ner/xx/dev\.tsv .*'xx'.*de, fr"):
         read_sentences(source, "xx", "dev", root=tmp_path, form="auto")
-    with pytest.raises(ValueError, match="the folder holds nothing"):
+    with pytest.raises(ValueError, match="holds nothing"):
         read_sentences(source, "de", "dev", root=tmp_path, form="auto")
-    with pytest.raises(ValueError, match=r"Set data\.root"):
+    with pytest.raises(ValueError, match=r"data\.root"):
         read_sentences(source, "de", "dev", root=tmp_path / "nowhere", form="auto")
 
 
@@ -199,7 +199,7 @@ def test_hugging_face_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert reading.skipped == {"sentences without words": 1}
     hidden = fake([{"tokens": ["Ada"], "ner_tags": [-1]}], tokens=None, ner_tags=names)
     monkeypatch.setitem(sys.modules, "datasets", hidden)
-    with pytest.raises(ValueError, match="has the tag -1, which has no name"):
+    with pytest.raises(ValueError, match="tag -1"):
         read_sentences("hf:wikiann:de:test", "de", "test", root=tmp_path, form="auto")
 
 
@@ -220,11 +220,11 @@ def test_real_datasets_on_disk(tmp_path: Path) -> None:
 
     assert read("hf:all::{split}").sentences == [TaggedSentence(("Ada", "sings"), ("B-PER", "O"))]
     assert read("hf:one::").skipped == {"sentences without words": 1}
-    with pytest.raises(ValueError, match="there is no split 'train'; there are dev"):
+    with pytest.raises(ValueError, match=r"'train'.*dev"):
         read("hf:all::train")
-    with pytest.raises(ValueError, match="no splits: write hf:FOLDER::"):
+    with pytest.raises(ValueError, match="hf:FOLDER::"):
         read("hf:one::dev")
-    with pytest.raises(ValueError, match="cannot be loaded"):
+    with pytest.raises(ValueError, match="loaded"):
         read("hf:nobody/nothing:de:dev")
 
 
@@ -232,9 +232,9 @@ def test_real_datasets_on_disk(tmp_path: Path) -> None:
     ("module", "said"),
     [
         (None, r"gradvac\[datasets\]"),
-        (fake([], tokens=None), "needs tokens and one of ner_tags"),
-        (fake([{"tokens": ["a"], "upos": []}], tokens=None, upos=None), "1 tokens and 0 tags"),
-        (fake([{"tokens": ["a\tb"], "upos": ["X"]}], tokens=None, upos=None), "holds a tab"),
+        (fake([], tokens=None), "tokens .*ner_tags"),
+        (fake([{"tokens": ["a"], "upos": []}], tokens=None, upos=None), "1 tokens .*0 tags"),
+        (fake([{"tokens": ["a\tb"], "upos": ["X"]}], tokens=None, upos=None), "tab"),
     ],
 )
 def test_datasets_that_cannot_be_used(

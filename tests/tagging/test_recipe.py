@@ -108,7 +108,7 @@ def test_slots_give_every_process_few_tasks(settings: Settings, size: int) -> No
 def test_more_slots_than_rows_are_refused(settings: Settings) -> None:
     config = settings(sampling={"slots": 13}, batch={"rows": 12, "epochs": 0.0})
     recipe = TaggingRecipe(config, prepare_sentences(config))
-    with pytest.raises(ValueError, match=r"sampling\.slots = 13 is more than batch\.rows = 12"):
+    with pytest.raises(ValueError, match=r"sampling\.slots = 13 .*batch\.rows = 12"):
         recipe.batches()
 
 
@@ -265,7 +265,7 @@ def test_similarity_at_every_checkpoint(trained: Path, tmp_path: Path) -> None:
     assert len(loaded.measured) == 4
     again = measure_tagging(tmp_path / "run", split="train", num_lines=40)
     assert again[0].values.tobytes() == measured[0].values.tobytes()
-    with pytest.raises(ValueError, match="was measured with set = train, now it is dev"):
+    with pytest.raises(ValueError, match=r"set = train, .*dev"):
         measure_tagging(tmp_path / "run")
 
 
@@ -303,7 +303,7 @@ def test_a_damaged_copy_of_the_tokenizer_is_refused(trained: Path, tmp_path: Pat
     shutil.copytree(trained, tmp_path / "run")
     path = tmp_path / "run" / "encoder" / "tokenizer.json"
     path.write_bytes(path.read_bytes().replace(b"tree", b"eert", 1))
-    with pytest.raises(ValueError, match=r"tokenizer\.json is not what"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
         Tagger.from_run(tmp_path / "run")
 
 
@@ -328,14 +328,14 @@ def test_predictions_do_not_depend_on_the_batch(trained: Path) -> None:
 
 
 def test_scoring_without_the_data_says_what_to_do(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"does not hold the data of .*gradvac tagging prepare"):
+    with pytest.raises(ValueError, match="gradvac tagging prepare"):
         score_tagging(trained, overrides=[f"data.prepared={tmp_path}"])
 
 
 def test_a_run_of_another_kind_is_refused(tmp_path: Path, trained: Path) -> None:
     shutil.copytree(trained, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "encoder")
-    with pytest.raises(ValueError, match="it is not a tagging run"):
+    with pytest.raises(ValueError, match="not a tagging run"):
         Tagger.from_run(tmp_path / "run")
 
 
@@ -359,8 +359,8 @@ def test_unknown_labels_and_broken_predictions_are_told(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        ({"metric": "dev/f1s"}, "'dev/f1s' is not measured; there are dev/loss, dev/loss/aa"),
-        ({"metric": "dev/f1", "higher_is_better": False}, "must be true for 'dev/f1'"),
+        ({"metric": "dev/f1s"}, "'dev/f1s' .*dev/loss, dev/loss/aa"),
+        ({"metric": "dev/f1", "higher_is_better": False}, "true for 'dev/f1'"),
     ],
 )
 def test_a_wrong_metric_is_told_before_training(

@@ -6,7 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,8 @@ class Page(browser.Page):
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with browser.start() as driver:
-        yield Page(driver)
+def page(chromium: Any) -> Page:
+    return Page(chromium)
 
 
 @pytest.fixture(scope="module")

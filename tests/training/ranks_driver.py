@@ -27,6 +27,7 @@ from .toy import ToyBatch, ToyConfig, ToyRecipe, outcome
 
 Found = dict[str, Any]
 Settings = dict[str, dict[str, Any]]
+WHOLE = "whole"  # a run of one process, with the usual settings
 RULES: dict[str, dict[str, Any]] = {
     "gradvac": {"rule": "gradvac"},
     "pcgrad": {"rule": "pcgrad"},
@@ -37,7 +38,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 def settings(**sections: dict[str, Any]) -> ToyConfig:
     base: Settings = {
-        "train": {"max_steps": 12, "log_every": 3, "validate_every": 4, "checkpoint_every": 4}
+        "train": {"max_steps": 8, "log_every": 2, "validate_every": 4, "checkpoint_every": 4}
         | {"record_every": 2, "writers": [], "threads": 1},
         "optimizer": {"warmup_steps": 4, "lr": 1e-2},
         "model": {"dropout": 0.0},
@@ -157,10 +158,11 @@ def other_sizes(folder: Path) -> Found:
         ("shards", "gradvac", shared),
         ("both", "none", ("fsdp", "ddp", "ddp", "fsdp")),
     ):
-        align, own, one = RULES[name], folder / case, folder / name
-        if not one.exists():
+        align, own, one = RULES[name], folder / case, folder.parent / WHOLE
+        if name != "gradvac":
+            one = folder / name
             run(1, one, settings(align=align))
-        for (size, until), mode in zip(((2, 3), (3, 6), (1, 10), (2, 0)), modes, strict=True):
+        for (size, until), mode in zip(((2, 2), (3, 4), (1, 6), (2, 0)), modes, strict=True):
             config = settings(align=align, train={"pause_at": until, "parallel": mode})
             said = run(size, own / "parts", config)
             expected = "paused" if until else "finished"
@@ -208,7 +210,7 @@ def bad_numbers(folder: Path) -> Found:
         skipped.append([entry["train/skipped_steps"] for entry in log])
     alike = gap(folder / "once-ddp", folder / "once-fsdp")
     config = settings(train={"max_bad_steps": 3})
-    often = run(2, folder / "often", config, fail=lambda r, s: "nan" if r and s >= 5 else "")
+    often = run(2, folder / "often", config, fail=lambda r, s: "nan" if r and s >= 4 else "")
     steps = [one.step for one in checkpoint.list_checkpoints(folder / "often" / "run")]
     return {"once": once, "skipped": skipped, "alike": alike, "often": often, "kept": steps}
 
@@ -216,8 +218,7 @@ def bad_numbers(folder: Path) -> Found:
 def damages(folder: Path) -> Found:
     """A shard that is damaged: the checkpoint before is continued from."""
     config = settings(train={"parallel": "fsdp"})
-    run(1, folder / "whole", settings())
-    run(2, folder / "parts", settings(train={"parallel": "fsdp", "pause_at": 10}))
+    run(2, folder / "parts", settings(train={"parallel": "fsdp", "pause_at": 6}))
     last = checkpoint.list_checkpoints(folder / "parts" / "run")[-1]
     shard = sorted((last.path / "shards").glob("*.distcp"))[1]
     content = bytearray(shard.read_bytes())
@@ -226,13 +227,12 @@ def damages(folder: Path) -> Found:
     told = [last.step, last.damage()]
     said = run(3, folder / "parts", config)
     told.append([one.get("reason") for one in said])
-    return {"told": told, "gap": gap(folder / "whole", folder / "parts")}
+    return {"told": told, "gap": gap(folder.parent / WHOLE, folder / "parts")}
 
 
 def deaths(folder: Path) -> Found:
     """A process ends without a word: the others say who, and the run can be continued."""
     found: Found = {}
-    run(1, folder / "whole", settings())
     for name, both in (("gradvac", (0, 1)), ("none", (1,))):
         for dead in both:
 
@@ -248,7 +248,7 @@ def deaths(folder: Path) -> Found:
             ]
             again = run(2, own, config)
             found[own.name] = {"said": said, "intact": intact, "again": again}
-    found["gap"] = gap(folder / "whole", folder / "gradvac-1")
+    found["gap"] = gap(folder.parent / WHOLE, folder / "gradvac-1")
     return found
 
 
@@ -276,6 +276,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     collectives.PATIENCE = 1.0  # seconds to learn who is missing
     found: Found = {}
+    run(1, folder / WHOLE, settings())
     for tried in TRIED:
         begin = time.monotonic()
         try:

@@ -72,7 +72,7 @@ def test_space_reaches_the_aligner_and_the_signature() -> None:
     aligner = align.build(model, TASKS, optimizer=torch.optim.AdamW(model.parameters()))
     assert "metric=AdamMetric(AdamW)" in repr(aligner)
     assert align.describe_rule() == "gradvac(space=preconditioned)"
-    with pytest.raises(ValueError, match=r"align\.space: .*needs the optimizer"):
+    with pytest.raises(ValueError, match=r"align\.space: .*optimizer"):
         align.build(model, TASKS)
 
 
@@ -85,23 +85,23 @@ def test_granularity_and_engine_reach_the_aligner() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "sum", "beta": 0.1, "vaccinated": "low"}, "beta: rule 'sum' takes weights"),
-        ({"rule": "gradvac", "weights": {"fr": 1.0}}, "weights: rule 'gradvac' takes beta, target"),
-        ({"target": 0.5, "beta": 0.1}, "beta: 0.1 would be ignored"),
-        ({"beta": 2.0}, r"beta: must be in \[0, 1\], got 2.0"),
-        ({"rule": "gradnorm", "weight_lr": 0.0}, "weight_lr: must be positive"),
-        ({"rule": "torchjd"}, "weighting: TorchJD needs one"),
-        ({"rule": "torchjd", "weighting": "UpGard"}, "weighting: TorchJD has no 'UpGard'"),
-        ({"rule": "mean"}, "got 'mean'"),
-        ({"rule": "none", "only": ["0"]}, "only: there is no rule to limit"),
-        ({"rule": "none", "space": "preconditioned"}, "space: there is no rule to limit"),
-        ({"recompute": True, "space": "preconditioned"}, "but recompute is true"),
-        ({"rule": CONTROL, "beta": 0.1}, "beta: rule .* takes options; leave this one out"),
-        ({"options": {"beta": 0.1}}, "options: rule 'gradvac' takes beta, target"),
-        ({"rule": CONTROL, "options": {"contol": "norm"}}, "contol: Control has no .*'control'"),
-        ({"rule": CONTROL, "options": {"control": "sign"}}, "control: must be one of norm"),
-        ({"rule": "studies/missing.py:Rule"}, "there is no file studies/missing.py"),
-        ({"from_step": 5, "until_step": 3}, "until_step: the rule would never act"),
+        ({"rule": "sum", "beta": 0.1, "vaccinated": "low"}, "beta: .*weights"),
+        ({"rule": "gradvac", "weights": {"fr": 1.0}}, "weights: .*beta, target"),
+        ({"target": 0.5, "beta": 0.1}, "beta: .*ignored"),
+        ({"beta": 2.0}, "beta: .*0, 1"),
+        ({"rule": "gradnorm", "weight_lr": 0.0}, "weight_lr: .*positive"),
+        ({"rule": "torchjd"}, "weighting: "),
+        ({"rule": "torchjd", "weighting": "UpGard"}, "weighting: .*'UpGard'"),
+        ({"rule": "mean"}, "'mean'"),
+        ({"rule": "none", "only": ["0"]}, "only: .*no rule"),
+        ({"rule": "none", "space": "preconditioned"}, "space: .*no rule"),
+        ({"recompute": True, "space": "preconditioned"}, "recompute"),
+        ({"rule": CONTROL, "beta": 0.1}, "beta: .*takes options"),
+        ({"options": {"beta": 0.1}}, "options: .*beta, target"),
+        ({"rule": CONTROL, "options": {"contol": "norm"}}, "contol: .*'control'"),
+        ({"rule": CONTROL, "options": {"control": "sign"}}, "control: .*norm"),
+        ({"rule": "studies/missing.py:Rule"}, "studies/missing.py"),
+        ({"from_step": 5, "until_step": 3}, "until_step: .*never"),
     ],
 )
 def test_settings_without_effect_or_sense_are_refused(
@@ -139,7 +139,7 @@ def test_torchjd_weightings_by_name() -> None:
     aligner = build(rule="torchjd", weighting="Krum", weighting_options={"n_byzantine": 0})
     assert aligner.rule.weighting.n_byzantine == 0
     assert "MeanWeighting" in repr(build(rule="torchjd", weighting="MeanWeighting").rule)
-    with pytest.raises(ValueError, match=r"weighting: MeanWeighting could not be made: .*'wrong'"):
+    with pytest.raises(ValueError, match=r"weighting: MeanWeighting .*'wrong'"):
         AlignConfig(rule="torchjd", weighting="mean", weighting_options={"wrong": 1})
 
 
@@ -150,10 +150,10 @@ def test_another_rule_sets_the_files_own_settings_aside(tmp_path: Path) -> None:
     assert config.load(RunConfig, path, ["align.rule=sum"]).align.describe_rule() == "sum"
     pcgrad = config.load(RunConfig, path, ["align.rule=pcgrad"]).align.describe_rule()
     assert pcgrad == "pcgrad(vaccinated=low,order=fixed)"  # what both have stays
-    with pytest.raises(ConfigError, match=r"override align.beta=0.2: align.beta: rule 'sum' takes"):
+    with pytest.raises(ConfigError, match=r"align.beta=0.2: align.beta: .*'sum'"):
         config.load(RunConfig, path, ["align.rule=sum", "align.beta=0.2"])
     path.write_text('[align]\nrule = "sum"\nbeta = 0.1\n')
-    with pytest.raises(ConfigError, match=r"run.toml: align.beta: rule 'sum' takes weights"):
+    with pytest.raises(ConfigError, match=r"run.toml: align.beta: .*weights"):
         config.load(RunConfig, path)
 
 

@@ -172,7 +172,7 @@ def test_union_with_literals_names_the_choices(load: Callable[..., Any]) -> None
     class Choice(Section):
         mode: Literal["on", "off"] | None = None
 
-    with pytest.raises(ConfigError, match="mode: got 'of'; did you mean 'off'"):
+    with pytest.raises(ConfigError, match=r"mode: .*'of'.*'off'"):
         load("mode = 'of'", kind=Choice)
 
 
@@ -180,9 +180,9 @@ def test_named_configs_are_found_and_suggested(tmp_path: Path) -> None:
     (tmp_path / "nmt").mkdir()
     (tmp_path / "nmt" / "demo.toml").write_text("[train]\nseed = 5\n", encoding="utf-8")
     assert config.load(RunConfig, "nmt/demo", folders=[tmp_path]).train.seed == 5
-    with pytest.raises(ConfigError, match="no file 'nmt/dmo'; did you mean 'nmt/demo'"):
+    with pytest.raises(ConfigError, match=r"'nmt/dmo'.*'nmt/demo'"):
         config.load(RunConfig, "nmt/dmo", folders=[tmp_path])
-    with pytest.raises(ConfigError, match="no file 'absent'"):
+    with pytest.raises(ConfigError, match="'absent'"):
         config.load(RunConfig, "absent")
 
 

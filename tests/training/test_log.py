@@ -28,7 +28,7 @@ def open_log(run: Path, **train: Any) -> RunLog:
 
 def test_two_trainings_never_share_a_folder(tmp_path: Path) -> None:
     first = open_log(tmp_path)
-    with pytest.raises(ValueError, match="another process is training in"):
+    with pytest.raises(ValueError, match="another process"):
         open_log(tmp_path)
     first.close()
     open_log(tmp_path).close()
@@ -98,7 +98,7 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (30, before[1]))
         try:
-            with pytest.raises(OSError, match=r"metrics\.jsonl; checkpoints are intact"):
+            with pytest.raises(OSError, match=r"metrics\.jsonl.*checkpoints"):
                 log.write(2, {"a": 2.0})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -133,7 +133,7 @@ def test_missing_tensorboard_is_logged_and_missing_wandb_an_error(
     assert "TensorBoard is not installed" in caplog.messages[0]
     with (
         open_log(tmp_path, writers=["wandb"]) as log,
-        pytest.raises(ValueError, match=r"train\.writers: 'wandb' is not installed"),
+        pytest.raises(ValueError, match=r"train\.writers: 'wandb'"),
     ):
         log.begin(step=0, metrics_bytes=0)
 

@@ -71,7 +71,7 @@ def test_too_many_bad_steps_stop_with_the_last_good_checkpoint(
     config = settings(
         train={"max_bad_steps": 3, "log_every": log_every, "checkpoint_every": 2, "max_steps": 40}
     )
-    with pytest.raises(DivergedError, match="checkpoint is that of step 4") as caught:
+    with pytest.raises(DivergedError, match="step 4") as caught:
         run_toy(config, tmp_path, spoil=frozenset(range(5, 40)))
     stopped = {1: 8, 5: 10}[log_every]  # 6, 7, 8 were bad; looked at when logging
     assert f"up to step {stopped}" in str(caught.value)
@@ -137,7 +137,7 @@ def test_early_stop_keeps_the_best_weights(
 def test_unknown_metric_is_named_with_the_nearest(
     tmp_path: Path, settings: Settings, run_toy: RunToy
 ) -> None:
-    with pytest.raises(ValueError, match=r"train\.metric: .*'dev/los'; did you mean 'dev/loss'"):
+    with pytest.raises(ValueError, match=r"train\.metric: .*'dev/los'.*'dev/loss'"):
         run_toy(settings(train={"metric": "dev/los"}), tmp_path)
 
 
@@ -230,9 +230,7 @@ def test_no_rule_is_joint_training_without_task_gradients(
 def test_a_graph_that_cannot_be_is_refused(
     tmp_path: Path, settings: Settings, run_toy: RunToy
 ) -> None:
-    with pytest.raises(
-        ValueError, match=r"train\.graph = true needs a GPU, one process and batches"
-    ):
+    with pytest.raises(ValueError, match=r"train\.graph .*GPU"):
         run_toy(settings(train={"graph": True, "device": "cpu"}), tmp_path)
 
 
@@ -299,7 +297,7 @@ def test_signature_follows_the_engine(
             return type(found)(found.losses * found.losses.mean(), found.tasks)
 
     config = settings()
-    with pytest.warns(UserWarning, match="continues with per_task"):
+    with pytest.warns(UserWarning, match="per_task"):
         train(Coupled(config), config, tmp_path, display=shown)
     signed = json.loads((tmp_path / "signature.json").read_text(encoding="utf-8"))
     assert signed["engine"] == "per_task"

@@ -178,7 +178,7 @@ def test_weights_without_a_checkpoint_are_not_replaced(
     run_toy(settings(), tmp_path)
     before = (tmp_path / "best.safetensors").read_bytes()
     shutil.rmtree(tmp_path / "checkpoints")
-    with pytest.raises(ValueError, match=r"holds best\.safetensors, but no checkpoint"):
+    with pytest.raises(ValueError, match=r"best\.safetensors.*no checkpoint"):
         run_toy(settings(), tmp_path)
     assert (tmp_path / "best.safetensors").read_bytes() == before
 
@@ -212,7 +212,7 @@ def test_run_refuses_other_data(
 ) -> None:
     run_toy(settings(), tmp_path)
     monkeypatch.setattr(toy.ToyRecipe, "data_signature", lambda _: "other data")
-    with pytest.raises(ValueError, match="was trained on other data"):
+    with pytest.raises(ValueError, match="other data"):
         run_toy(settings(), tmp_path)
 
 

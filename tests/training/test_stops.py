@@ -74,7 +74,7 @@ def test_a_checkpoint_of_another_version_that_is_not_finite_is_told(
     assert last is not None
     weights = {name: value * torch.nan for name, value in last.weights().items()}
     checkpoint.write_checkpoint(run, 7, weights, last.state(), keep=5)
-    with pytest.raises(CheckpointError, match=r"step-00000007: its weights are not finite"):
+    with pytest.raises(CheckpointError, match=r"step-00000007: .*not finite"):
         run_toy(settings(), run)
 
 
@@ -119,7 +119,7 @@ def test_an_error_while_closing_alone_is_told(
 ) -> None:
     config = settings(train={"record_every": 1})
     monkeypatch.setattr("gradvac.analysis.record.append_chunk", fail)
-    with pytest.raises(OSError, match=r"record\.bin; make room"):
+    with pytest.raises(OSError, match=r"record\.bin.*make room"):
         run_toy(config, tmp_path / "run")
 
 
@@ -132,7 +132,7 @@ def test_a_run_that_is_moved_away_does_not_end_as_finished(
         if step == 6:
             run.rename(tmp_path / "elsewhere")
 
-    with pytest.raises(CheckpointError, match="could not be written"):
+    with pytest.raises(CheckpointError, match="written"):
         run_toy(settings(), run, watch=move)
     assert not run.exists()
     assert steps_of(tmp_path / "elsewhere")[-1] == 4
@@ -147,7 +147,7 @@ def test_a_run_continues_only_with_its_settings(
     path = RunFolder(run).config
     whole = path.read_text()
     path.write_text(whole.replace("lr = 0.01", "lr = 0.02"))
-    with pytest.raises(ConfigError, match=r"optimizer\.lr: .*has 0\.02, now 0\.01"):
+    with pytest.raises(ConfigError, match=r"optimizer\.lr: .*0\.02.*0\.01"):
         run_toy(settings(), run)
     path.write_text(whole)
     assert run_toy(settings(), run).reason == "finished"
@@ -167,7 +167,7 @@ def test_files_of_a_run_are_written_once_and_mended(
     go(b"a b c", watch=stop_at(6))
     assert (run / "words.txt").read_bytes() == b"a b c"
     before = (run / "words.txt").stat().st_mtime_ns
-    with pytest.raises(ValueError, match=r"trained with another words\.txt"):
+    with pytest.raises(ValueError, match=r"another words\.txt"):
         go(b"other words")
     (run / "words.txt").write_bytes(b"damaged")
     go(b"a b c")

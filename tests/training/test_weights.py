@@ -58,15 +58,15 @@ def test_what_is_no_weights_file_is_told_by_name(tmp_path: Path, size: int) -> N
     path = tmp_path / "w.safetensors"
     for content in (random.Random(size).randbytes(size), bytes(size)):
         path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"w\.safetensors: is not a weights file"):
+        with pytest.raises(CheckpointError, match=r"w\.safetensors: .*weights"):
             read_weights(path)
     safetensors.torch.save_file({"a": torch.ones(2)}, path)
-    with pytest.raises(CheckpointError, match="has no checksum"):
+    with pytest.raises(CheckpointError, match="checksum"):
         read_weights(path)
 
 
 def test_weights_of_another_model_are_no_traceback() -> None:
-    with pytest.raises(CheckpointError, match=r"runs/a: are the weights of another model"):
+    with pytest.raises(CheckpointError, match=r"runs/a: .*another model"):
         load_weights(torch.nn.Linear(2, 2), {"x": torch.ones(2)}, origin="runs/a")
 
 
@@ -101,7 +101,7 @@ def test_damaged_weights_of_a_run_are_named(
 
 @pytest.mark.parametrize("which", ["../run/best", "best.safetensors", "..", "", "/etc/passwd"])
 def test_weights_are_looked_for_in_the_run_alone(finished: Path, which: str) -> None:
-    with pytest.raises(CheckpointError, match="there are: averaged, best, last, 4, 8, 12"):
+    with pytest.raises(CheckpointError, match="averaged, best, last, 4, 8, 12"):
         checkpoint.weights(finished, which)
 
 
