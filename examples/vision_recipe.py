@@ -87,10 +87,10 @@ class VisionTraining:
         self.settings, self.model = settings, build_model()
         self.train, self.dev = (draw_sets(settings.data, split) for split in ("train", "dev"))
 
-    def batches(self, part: Any) -> Any:
+    def batches(self, batch_slice: Any) -> Any:
         data, make = self.settings.data, partial(make_batch, self.train)
         sizes = dict(zip(TASKS, data.sizes, strict=True))
-        return stream_rows(self.settings, sizes, make, rows=data.rows, part=part)
+        return stream_rows(self.settings, sizes, make, rows=data.rows, batch_slice=batch_slice)
 
     def losses(self, batch: DigitBatch) -> StepLosses:
         return StepLosses(*losses_of(self.model, batch))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gradvac import gram as geometry
 from gradvac.alignment import Alignment, WeighedComponents, assemble, warn_if_identical
+from gradvac.devices import index_on
 from gradvac.engine import (
     ENGINES,
     Components,
@@ -113,12 +114,16 @@ class Aligner:
         self.rule = as_rule(rule)
         self.components: Components = split(model, granularity)
         self.rule.bind(self.tasks, tuple(self.components))
+        num_parts = self.rule.parts_per_task
+        parts = self.tasks  # what engines know as tasks
+        if num_parts > 1:
+            parts = tuple(f"{task} #{p}" for task in self.tasks for p in range(num_parts))
         with unsharded_backward(sharded_modules(model)):
             self._engine = LocalEngine(
                 engine,
                 model,
                 self.components,
-                self.tasks,
+                parts,
                 recompute=recompute,
                 storage_dtype=storage_dtype,
                 offload=offload,
@@ -130,11 +135,12 @@ class Aligner:
             )
         allow_second_passes()
         self._pending: dict[int, Tensor] = {}  # losses of accumulated tasks, by position
+        self._num_accumulated = 0  # micro-batches
         self._first = True
         self._exchange: Exchange | None = None
         if group is not None:
             self._exchange = Exchange(
-                model, self.components, self.tasks, Ranks(group), exact=exact, facts=self._facts
+                model, self.components, parts, Ranks(group), exact=exact, facts=self._facts
             )
 
     @property
@@ -187,21 +193,28 @@ class Aligner:
             What the rule did; None with `accumulate=True`.
         """
         step = _RuleStep(self.rule, self._exchange, len(self.components))
+        given = (losses, tasks_of_rows, self.tasks, self.rule.parts_per_task, self._first_part)
         if self._exchange is None:  # a call with wrong arguments changes nothing
-            given = read_losses(losses, tasks_of_rows, self.tasks)
-            run = partial(self._backward_alone, given)
+            run = partial(self._backward_alone, read_losses(*given))
         else:
-            read = partial(read_local_losses, losses, tasks_of_rows, self.tasks)
+            read = partial(read_local_losses, *given)
             run = partial(self._backward_together, self._exchange, read)
         try:
             run(step, accumulate)
             if accumulate:
+                self._num_accumulated += 1
                 return None
-            self._pending = {}
+            self._pending, self._num_accumulated = {}, 0
             return self._report(step)
         except BaseException:
             self.detach()
             raise
+
+    @property
+    def _first_part(self) -> int:
+        """Where dealing rows to parts starts: parts stay equal however rows are spread."""
+        rank = 0 if self._exchange is None else self._exchange.ranks.rank
+        return rank + self._num_accumulated
 
     def _backward_alone(self, losses: Losses, step: "_RuleStep", accumulate: bool) -> None:
         losses.add_to(self._pending)
@@ -250,7 +263,7 @@ class Aligner:
         self._engine.discard()
         if self._exchange is not None:
             self._exchange.discard()
-        self._pending = {}
+        self._pending, self._num_accumulated = {}, 0
 
     @property
     def num_processes(self) -> int:
@@ -336,30 +349,74 @@ class _RuleStep:
         self.weighed: list[WeighedComponents] = []
 
     def begin(self, present: tuple[int, ...], losses: Tensor) -> Weigh:
-        """Open the step, anew if an engine could not finish it; returns what the engine calls."""
-        self.present, self._losses, self.weighed = present, losses, []
+        """Open the step, anew if an engine could not finish it; returns what the engine calls.
+
+        Args:
+            present: Positions of what the engine separates: tasks, or parts of them.
+            losses: Theirs.
+        """
+        self._parts: _Parts | None = None
+        self._losses, self._num_rows, self.weighed = losses, len(present), []
+        if self._rule.parts_per_task > 1:
+            self._parts = _Parts(present, self._rule.parts_per_task, losses.device)
+            present, losses = self._parts.tasks, self._parts.add_up(losses, 0)
+        self.present = present
         self._rule.begin(present, losses)
         return self._weigh
 
     def _weigh(self, components: Sequence[int], gram: Tensor) -> Tensor:
-        weighing = self._rule.weigh(components, gram)
+        parts = self._parts
+        weighing = self._rule.weigh(components, gram if parts is None else parts.complete(gram))
         weights = weighing.weights
         if self._exchange is not None:  # whatever a rule draws, replicas stay equal
             weights = self._exchange.ranks.from_first(weights)
+        of_tasks = gram if parts is None else parts.add_up(parts.add_up(gram, 1), 2)
         self.weighed.append(
-            WeighedComponents(components, gram, weights, weighing.target, weighing.active)
+            WeighedComponents(components, of_tasks, weights, weighing.target, weighing.active)
         )
-        return weights
+        return weights if parts is None else weights[:, parts.task_of_part]
 
     def finish(self) -> None:
         """Weigh what no loss reached, so that it can be reported, and let the rule learn."""
         done = {k for weighed in self.weighed for k in weighed.components}
         unused = [k for k in range(self._num_components) if k not in done]
         if unused:
-            shape = (len(unused), len(self.present), len(self.present))
+            shape = (len(unused), self._num_rows, self._num_rows)
             dtype = geometry.working_dtype(self._losses.device)
             self._weigh(unused, self._losses.new_zeros(shape, dtype=dtype))
         self._rule.commit()
+
+
+class _Parts:
+    """The parts of tasks in a step whose rule divides each task's rows.
+
+    Args:
+        present: Positions of the parts that have rows, in the engine's order.
+        num: Parts of a task.
+        device: Of the gradients.
+
+    Attributes:
+        tasks: Positions of the tasks, in the order in which they come.
+        task_of_part: Position in `tasks` of every present part.
+    """
+
+    def __init__(self, present: Sequence[int], num: int, device: torch.device) -> None:
+        self.tasks = tuple(dict.fromkeys(part // num for part in present))
+        owners = [self.tasks.index(part // num) for part in present]
+        self.task_of_part = index_on(owners, device)
+        rows = [num * owner + part % num for owner, part in zip(owners, present, strict=True)]
+        self._rows, self._num_rows = index_on(rows, device), num * len(self.tasks)
+
+    def add_up(self, values: Tensor, dim: int) -> Tensor:
+        """Sums over the parts of every task."""
+        shape = [*values.shape[:dim], len(self.tasks), *values.shape[dim + 1 :]]
+        return values.new_zeros(shape).index_add(dim, self.task_of_part, values)
+
+    def complete(self, gram: Tensor) -> Tensor:
+        """Gram matrices with a row for every part of every task, 0 for those without rows."""
+        complete = gram.new_zeros(len(gram), self._num_rows, self._num_rows)
+        complete[:, self._rows[:, None], self._rows] = gram
+        return complete
 
 
 # -- options -------------------------------------------------------------------------------------

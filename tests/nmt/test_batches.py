@@ -32,7 +32,7 @@ def test_padded_layout() -> None:
     assert batch.target.tokens.tolist() == [[1, 8, 8, 8], [1, 0, 0, 0]]
     assert batch.labels.tolist() == [8, 8, 8, 2, 2]
     assert batch.sentence_of_label.tolist() == [0, 0, 0, 0, 1]
-    assert batch.task_of_label.tolist() == [0, 0, 0, 0, 3]
+    assert batch.row_of_label.tolist() == [0, 0, 0, 0, 1]
     assert batch.num_tokens == 5
     assert batch.source.mask is not None
     assert batch.source.mask.squeeze().tolist() == [[True] * 4 + [False] * 2, [True] * 6]
@@ -43,7 +43,7 @@ def test_packed_layout() -> None:
     assert batch.source.tokens.tolist() == [30, 9, 4, 2, 31, 9, 5, 6, 7, 2]
     assert batch.source.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
     assert batch.source.ends.tolist() == [0, 4, 10]
-    assert batch.source.task_of_row.tolist() == [0] * 4 + [3] * 6
+    assert batch.source.sentence_of_row.tolist() == [0] * 4 + [1] * 6
     assert batch.target.tokens.tolist() == [1, 8, 8, 8, 1]
     assert batch.labels.tolist() == [8, 8, 8, 2, 2]
 
@@ -110,7 +110,7 @@ def test_batches_of_a_static_shape_are_filled_up() -> None:
     into, other = batch.copy(), filled_up(shape, seed=4)[1]
     into.copy_(other)
     assert torch.equal(into.source.tokens, other.source.tokens)
-    assert torch.equal(into.target.task_of_row, other.target.task_of_row)
+    assert torch.equal(into.target.sentence_of_row, other.target.sentence_of_row)
     assert torch.equal(into.labels, other.labels)
     assert not torch.equal(batch.labels, other.labels)
     assert len(plain) == 12

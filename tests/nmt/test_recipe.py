@@ -53,6 +53,33 @@ def test_resource_levels_come_from_sizes(toy_config: Build) -> None:
     assert recipe.resource_levels == {"en-xx": "high", "en-yy": "low"}
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_rule_that_divides_the_rows_of_tasks(
+    toy_config: Build, tmp_path: Path, quiet: Display, packed: bool
+) -> None:
+    """`studies/halves.py` by a config: both engines do the same, and record whole tasks."""
+    records = {}
+    for engine in ("one_backward", "per_task"):
+        config = toy_config(
+            align={
+                "rule": "studies/halves.py:Halves",
+                "options": {"vaccinated": "low"},
+                "engine": engine,
+            },
+            batch={"packed": packed},
+            optimizer={"accumulation": 2},
+            train={"max_steps": 3, "validate_every": 3, "checkpoint_every": 3, "record_every": 1},
+        )
+        train_translation(config, tmp_path / engine, display=quiet)
+        records[engine] = read_record(RunFolder(tmp_path / engine).record)
+    one, other = records.values()
+    assert one.tasks == ("en-xx", "en-yy")
+    assert one.vaccinated == ("en-yy",)
+    np.testing.assert_allclose(one.target, other.target, rtol=1e-3, atol=1e-6)
+    learned = one.target[2, :, 1, 0] / 0.0199  # from two steps of similar cosines
+    assert (learned > 1.01 * one.similarity[:2, :, 1, 0].mean(0)).all()  # which have the noise
+
+
 def test_a_rule_that_acts_here_and_there_is_recorded_and_continues(
     toy_config: Build, tmp_path: Path, quiet: Display
 ) -> None:

@@ -161,7 +161,7 @@ def test_parts_of_processes_are_the_batch(
 ) -> None:
     """Every row once, tokens in equal shares, few tasks each; and the state of all is one."""
     whole = stream(**form, tokens=120)
-    parts = [stream(**form, tokens=120, part=BatchSlice(n, size)) for n in range(size)]
+    parts = [stream(**form, tokens=120, batch_slice=BatchSlice(n, size)) for n in range(size)]
     shares, num_tasks = [], []
     for _ in range(60):
         batch, own = next(whole), [next(part) for part in parts]
@@ -188,7 +188,7 @@ def test_parts_of_processes_are_the_batch(
 def test_slots_give_every_process_few_tasks(stream: Callable[..., Stream], size: int) -> None:
     def make(part: BatchSlice) -> Stream:
         sampling = SamplingConfig(temperature=100.0, slots=4)
-        return stream(tokens=400, chunk=2, packed=True, sampling=sampling, part=part)
+        return stream(tokens=400, chunk=2, packed=True, sampling=sampling, batch_slice=part)
 
     whole, parts = make(BatchSlice()), [make(BatchSlice(n, size)) for n in range(size)]
     num_tasks = []

@@ -121,11 +121,11 @@ class GradientBuilder:
     def _segments_of(self, rows: int | RowTasks) -> Segments:
         """Of entries that all belong to one task, or of rows that the forward declared."""
         if rows not in self._segments:
-            present, device = self.losses.present, self.losses.device
+            losses, device = self.losses, self.losses.device
             self._segments[rows] = (
-                Segments.of_one_task(rows, len(present), device)
+                Segments.of_one_task(rows, len(losses.present), device)
                 if isinstance(rows, int)
-                else rows.resolve(self._tasks, present, device)
+                else rows.resolve(self._tasks, losses, device)
             )
         return self._segments[rows]
 

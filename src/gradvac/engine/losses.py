@@ -27,12 +27,14 @@ class Losses:
         roots: What a backward starts from: one entry per row `[B]`, or one scalar per present task.
         index: Position in `present` of every entry `[B]`; None for scalars per task.
         joint: Their joint gradient, where it was taken before anything else ran.
+        num_parts: Parts of a task, for a rule that divides its rows; tasks are parts here then.
     """
 
     present: tuple[int, ...]
     roots: tuple[Tensor, ...]
     index: Tensor | None
     joint: JointGradient | None = None
+    num_parts: int = 1
 
     @property
     def device(self) -> torch.device:
@@ -111,14 +113,25 @@ def read_losses(
     losses: Tensor | Mapping[str, Tensor],
     tasks_of_rows: TasksOfRows | None,
     tasks: Sequence[str],
+    num_parts: int = 1,
+    first_part: int = 0,
 ) -> Losses:
-    """Check what `backward` was given."""
+    """Check what `backward` was given.
+
+    With `num_parts`, each task's rows are dealt to its parts in turn, the first row to
+    `first_part`; part p of task t has position `num_parts * t + p`.
+    """
     if isinstance(losses, Tensor):
-        return _read_rows(losses, tasks_of_rows, tasks)
+        return _read_rows(losses, tasks_of_rows, tasks, num_parts, first_part)
     if not isinstance(losses, Mapping):
         raise ValueError(
             "losses: must be a 1-D tensor (with tasks_of_rows) or a mapping task -> scalar loss, "
             f"got {type(losses).__name__}."
+        )
+    if num_parts > 1:
+        raise ValueError(
+            "losses: the rule divides the rows of every task, so it needs losses per row, with "
+            "tasks_of_rows, instead of a mapping."
         )
     return _read_mapping(losses, tasks_of_rows, tasks)
 
@@ -127,14 +140,22 @@ def read_local_losses(
     losses: Tensor | Mapping[str, Tensor],
     tasks_of_rows: TasksOfRows | None,
     tasks: Sequence[str],
+    num_parts: int = 1,
+    first_part: int = 0,
 ) -> Losses | None:
     """The same for one of several processes, which may have nothing."""
     if isinstance(losses, Tensor | Mapping) and not len(losses):
         return None
-    return read_losses(losses, tasks_of_rows, tasks)
+    return read_losses(losses, tasks_of_rows, tasks, num_parts, first_part)
 
 
-def _read_rows(losses: Tensor, tasks_of_rows: TasksOfRows | None, tasks: Sequence[str]) -> Losses:
+def _read_rows(
+    losses: Tensor,
+    tasks_of_rows: TasksOfRows | None,
+    tasks: Sequence[str],
+    num_parts: int,
+    first_part: int,
+) -> Losses:
     if tasks_of_rows is None:
         raise ValueError("tasks_of_rows: losses per row need the task of every row.")
     if losses.dim() != 1:
@@ -152,8 +173,11 @@ def _read_rows(losses: Tensor, tasks_of_rows: TasksOfRows | None, tasks: Sequenc
     if not len(losses):
         raise ValueError("losses: is empty; a batch needs at least one row.")
     _check_loss(losses, "losses")
+    num = num_parts * len(tasks)
+    if num_parts > 1:
+        index = _deal(index, num_parts, first_part)
     if index.device.type != "cpu":  # who is absent is known to the device alone: its norm is 0
-        present = tuple(range(len(tasks)))
+        present = tuple(range(num))
     else:
         present = tuple(dict.fromkeys(index.tolist()))
     if len(present) > 1 and losses.stride() == (0,):
@@ -161,7 +185,17 @@ def _read_rows(losses: Tensor, tasks_of_rows: TasksOfRows | None, tasks: Sequenc
             "losses: every row has the same entry, a scalar that was expanded; a loss summed over "
             'tasks cannot be separated again. Compute one loss per row (reduction="none").'
         )
-    return Losses(present, (losses,), relabel(index, present, len(tasks)))
+    return Losses(present, (losses,), relabel(index, present, num), num_parts=num_parts)
+
+
+def _deal(tasks: Tensor, num_parts: int, first: int) -> Tensor:
+    """Deal the rows of every task to its parts in turn; nothing waits for the device."""
+    order = tasks.argsort(stable=True)
+    in_order = tasks[order]
+    numbers = torch.arange(len(tasks), device=tasks.device)
+    earlier = numbers - torch.searchsorted(in_order, in_order)  # rows of the same task
+    part = torch.empty_like(tasks).index_copy(0, order, (earlier + first) % num_parts)
+    return num_parts * tasks + part
 
 
 def relabel(index: Tensor, present: Sequence[int], num_tasks: int) -> Tensor:

@@ -313,7 +313,7 @@ def _declared_owners(candidate: Candidate, evidence: "Evidence", key: Key) -> Te
     rows, sketches, subject = candidate.declared(key), evidence.joint[key], candidate.subject
     if rows is None:
         return None
-    segments = rows.resolve(subject.tasks, subject.losses.present, sketches.device)
+    segments = rows.resolve(subject.tasks, subject.losses, sketches.device)
     along = segments.along(sketches.shape[0]).view(-1, *(1,) * (sketches.dim() - 2))
     return along.expand(sketches.shape[:-1])
 

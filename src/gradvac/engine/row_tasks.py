@@ -1,8 +1,9 @@
 """`gradvac.rows`: which task every row belongs to, declared by the forward itself.
 
 By default, row r of dimension 0 belongs to the task of loss r. Packed batches, whose dimension 0
-counts tokens, say so with `rows(task_of_token)` around the part of the forward they concern. What
-is remembered is an interval of autograd's sequence numbers: the nodes that were made inside.
+counts tokens, say so with `rows(task_of_token)` around the part of the forward they concern, or
+with the sentence of every token. What is remembered is an interval of autograd's sequence numbers:
+the nodes that were made inside.
 """
 
 import threading
@@ -12,9 +13,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from gradvac.devices import index_on
 from gradvac.engine.kernels import Segments
-from gradvac.engine.losses import TasksOfRows, positions, relabel
+from gradvac.engine.losses import Losses, TasksOfRows, positions, relabel
 
 _MOST_KEPT = 4096  # blocks; a forward that is never differentiated leaves its own behind
 
@@ -23,31 +26,65 @@ class RowTasks:
     """The tasks of rows as the user gave them, before the tasks of the step are known.
 
     Args:
-        given: A task name or position per row.
-        ascending: Declares that positions never decrease from row to row, so the rows of a task are
-            together and nothing has to be sorted on a GPU. If that is wrong, the host raises an
-            error, and a GPU stops with an assertion.
+        tasks_of_rows: A task name or position per row.
+        entries: Instead: the entry of `losses` that each row belongs to. A rule that divides the
+            rows of a task (`Rule.parts_per_task`) needs to know it.
+        ascending: Declares that task positions never decrease from row to row, so the rows of a
+            task are together and nothing has to be sorted on a GPU. If that is wrong, the host
+            raises an error, and a GPU stops with an assertion.
     """
 
-    def __init__(self, given: TasksOfRows, *, ascending: bool = False) -> None:
-        self.given, self._ascending = given, ascending
+    def __init__(
+        self,
+        tasks_of_rows: TasksOfRows | None = None,
+        *,
+        entries: Sequence[int] | Tensor | None = None,
+        ascending: bool = False,
+    ) -> None:
+        given = entries if tasks_of_rows is None else tasks_of_rows
+        if given is None or (entries is not None and tasks_of_rows is not None):
+            raise ValueError("tasks_of_rows, entries: give one of the two.")
+        self._tasks, self._entries, self._ascending = tasks_of_rows, entries, ascending
+        self._num_rows = len(given)
 
     def __len__(self) -> int:
-        return len(self.given)
+        return self._num_rows
 
-    def resolve(
-        self, tasks: Sequence[str], present: Sequence[int], device: torch.device
-    ) -> Segments:
+    def resolve(self, tasks: Sequence[str], losses: Losses, device: torch.device) -> Segments:
         """Segments for a step."""
-        given = positions(self.given, tasks, "rows")
-        index = relabel(given, present, len(tasks))
-        if index.device.type == "cpu":
-            if bool((index < 0).any()):
-                raise ValueError("rows: names a task that has no loss in this backward.")
-            if self._ascending and bool((given[1:] < given[:-1]).any()):
-                raise ValueError("rows: tasks fall from row to row; leave out ascending=True.")
-        ascending = self._ascending and list(present) == sorted(present)
+        present = losses.present
+        ascending = self._ascending and losses.num_parts == 1
+        if self._tasks is None:
+            index = self._by_entry(losses)
+        else:
+            index = self._by_task(self._tasks, tasks, losses)
+        if ascending and index.is_cpu and bool((torch.tensor(present)[index].diff() < 0).any()):
+            raise ValueError("rows: tasks fall from row to row; leave out ascending=True.")
+        ascending = ascending and list(present) == sorted(present)
         return Segments(index, len(present), device, ascending=ascending)
+
+    def _by_task(self, given: TasksOfRows, tasks: Sequence[str], losses: Losses) -> Tensor:
+        if losses.num_parts > 1:
+            raise ValueError(
+                "rows: the rule divides the rows of every task; declare the entry of losses that "
+                "each row belongs to, gradvac.RowTasks(entries=...), instead of its task."
+            )
+        index = relabel(positions(given, tasks, "rows"), losses.present, len(tasks))
+        if index.is_cpu and bool((index < 0).any()):
+            raise ValueError("rows: names a task that has no loss in this backward.")
+        return index
+
+    def _by_entry(self, losses: Losses) -> Tensor:
+        entries = torch.as_tensor(self._entries)
+        if losses.index is None and len(losses.present) == 1:
+            return torch.zeros_like(entries)
+        if losses.index is None:
+            raise ValueError("rows: entries are those of losses per row; name the tasks instead.")
+        num = len(losses.index)
+        if entries.is_cpu and len(entries) and not 0 <= entries.min() <= entries.max() < num:
+            raise ValueError(f"rows: entries must be 0..{num - 1}, as losses has {num}.")
+        device = losses.index.device if entries.is_cpu else entries.device
+        return index_on(losses.index, device)[index_on(entries, device)]
 
 
 class _Block(NamedTuple):

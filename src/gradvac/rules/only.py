@@ -47,6 +47,7 @@ class Only(Rule):
                 "steps are counted from 0."
             )
         self.rule, self.from_step, self.until_step = rule, from_step, until_step
+        self.parts_per_task = rule.parts_per_task
         self.patterns = None if components is None else tuple(components)
 
     @property

@@ -47,6 +47,9 @@ class Rule(ABC):
             "file.py:Class".
         does: What it does, to complete a sentence that begins with its name.
         task_options: Arguments that name tasks; in a config they may name resource levels too.
+        parts_per_task: Into how many parts each task's rows are divided, dealt in turn: Gram
+            matrices then have as many neighbouring rows for each present task, 0 for a part without
+            rows. Weights remain those of tasks. Needs losses per row.
 
     Example:
         >>> from gradvac import Rule, gram
@@ -58,6 +61,7 @@ class Rule(ABC):
     name: ClassVar[str] = ""
     does: ClassVar[str] = ""
     task_options: ClassVar[tuple[str, ...]] = ()
+    parts_per_task: int = 1
 
     tasks: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
@@ -119,9 +123,10 @@ class Rule(ABC):
 
     def answer(self, gram: Tensor, weights: Tensor | None = None) -> Weighing:
         """An answer without targets; weights of 1 unless given."""
-        weights = gram.new_ones(gram.shape[:-1]) if weights is None else weights
-        nothing = torch.full_like(gram, torch.nan)
-        return Weighing(weights, nothing, torch.zeros_like(gram, dtype=torch.bool))
+        num = gram.shape[-1] // self.parts_per_task
+        weights = gram.new_ones(len(gram), num) if weights is None else weights
+        nothing = gram.new_full((len(gram), num, num), torch.nan)
+        return Weighing(weights, nothing, torch.zeros_like(nothing, dtype=torch.bool))
 
 
 def matching(names: Sequence[str], saved: Sequence[str]) -> tuple[Tensor, Tensor]:

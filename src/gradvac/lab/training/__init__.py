@@ -54,7 +54,7 @@ from gradvac.lab.training.settings import (
     TemperaturePhase,
     TrainConfig,
 )
-from gradvac.lab.training.stream import Prefetch, RowStream, TensorBatch
+from gradvac.lab.training.stream import Prefetch, RowStream, TaskStream, TensorBatch
 from gradvac.lab.training.weights import CheckpointError
 
 __all__ = [
@@ -78,6 +78,7 @@ __all__ = [
     "SamplingConfig",
     "Section",
     "StepLosses",
+    "TaskStream",
     "TemperaturePhase",
     "TensorBatch",
     "TrainConfig",

@@ -143,7 +143,7 @@ class TrainingRecipe(Protocol[BatchT]):
         """Task -> "high", "medium", "low", ...; `[align]` may name levels. May be empty."""
         ...
 
-    def batches(self, part: BatchSlice) -> BatchStream[BatchT]:
+    def batches(self, batch_slice: BatchSlice) -> BatchStream[BatchT]:
         """A stream at its beginning; called once per `train`.
 
         With several processes, each gets its slice of every batch. What is drawn, and the stream's

@@ -17,10 +17,11 @@ from torch import Tensor
 from gradvac.cuda_graph import DEVICE_WORK
 from gradvac.lab.training.recipe import FULL_BATCH, BatchCo, BatchSlice, BatchStream
 from gradvac.lab.training.settings import SamplingConfig
-from gradvac.sampling import Epochs, costs_by_slot
+from gradvac.sampling import Epochs, TaskSampler, costs_by_slot
 from gradvac.sampling.epochs import Numbers
 
 B = TypeVar("B", bound="TensorBatch")
+MadeT = TypeVar("MadeT")
 Prepare = Callable[[Any], Any]
 _POLL_EVERY = 0.2  # seconds after which a waiting thread checks whether it was stopped
 _END_WITHIN = 30.0  # seconds that a process waits for its threads when it ends
@@ -36,7 +37,7 @@ class TensorBatch(ABC):
     """
 
     @abstractmethod
-    def take(self, part: BatchSlice, costs: Sequence[float] | None = None) -> Self:
+    def take(self, batch_slice: BatchSlice, costs: Sequence[float] | None = None) -> Self:
         """The slice of one process; `costs` replaces what the rows cost."""
 
     def pin(self) -> Self:
@@ -67,8 +68,85 @@ class TensorBatch(ABC):
         return replace(self, **changed)
 
 
-class RowStream(Generic[B]):
-    """An endless stream of batches of rows that can be stopped and continued exactly.
+class TaskStream(ABC, Generic[MadeT]):
+    """An endless stream of batches of several tasks that can be stopped and continued exactly.
+
+    Rows are drawn for a *chunk* of batches at a time; a subclass says how a chunk is cut into
+    batches, and what a batch is. Where the stream stands is a handful of numbers: those before the
+    chunk was drawn, and how many of its batches have been handed out.
+
+    Args:
+        sizes: Rows of every task.
+        sampler: Draws the tasks.
+        rows: Rows per chunk.
+        accumulation: Batches per optimizer step, which is what a schedule counts.
+        seed: Seed of the order of rows.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        sampler: TaskSampler,
+        *,
+        rows: int,
+        accumulation: int,
+        seed: int,
+    ) -> None:
+        self._sampler, self._epochs = sampler, Epochs(sizes, seed=seed)
+        self._rows_per_chunk, self._accumulation = rows, accumulation
+        self._num_before = 0  # batches before this chunk
+        self._draw_chunk()
+
+    @abstractmethod
+    def _cut(self, chosen: list[Numbers]) -> list[list[Numbers]]:
+        """Cut the rows of a chunk, given by task, into batches: their rows, by task."""
+
+    @abstractmethod
+    def _make(self, chosen: list[Numbers]) -> MadeT:
+        """Make a batch of these rows of every task."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> MadeT:
+        """The next batch."""
+        if self._next == len(self._chunk):
+            self._num_before += len(self._chunk)
+            self._draw_chunk()
+        self._next += 1
+        return self._make(self._chunk[self._next - 1])
+
+    def _draw_chunk(self) -> None:
+        self._start = {
+            "sampler": self._sampler.state_dict(),
+            **self._epochs.state_dict(),
+            "num_before": self._num_before,
+        }
+        step = self._num_before // self._accumulation
+        counts, self._slots = self._sampler.draw_rows(self._rows_per_chunk, step=step)
+        chosen = [self._epochs.take(task, count) for task, count in enumerate(counts.tolist())]
+        self._chunk, self._next = self._cut(chosen), 0
+
+    def _slot_costs(self, chosen: Sequence[Numbers]) -> list[float] | None:
+        """Costs of rows by which slots are divided among processes; None without slots."""
+        num_rows = [len(numbers) for numbers in chosen]
+        return None if self._slots is None else costs_by_slot(num_rows, self._slots)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands."""
+        return {**self._start, "next": self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue there."""
+        self._sampler.load_state_dict(state["sampler"])
+        self._epochs.load_state_dict(state)
+        self._num_before = int(state["num_before"])
+        self._draw_chunk()
+        self._next = int(state["next"])
+
+
+class RowStream(TaskStream[B]):
+    """Batches of equally many rows, each drawn on its own.
 
     Args:
         sizes: Task -> number of its rows.
@@ -78,7 +156,7 @@ class RowStream(Generic[B]):
         accumulation: Batches per optimizer step, which is what a schedule counts.
         num_steps: Optimizer steps of the whole training; a cap on epochs needs it.
         seed: Seed of everything that is drawn.
-        part: Which rows of every batch are handed out here.
+        batch_slice: Which rows of every batch are handed out here.
     """
 
     def __init__(
@@ -91,45 +169,26 @@ class RowStream(Generic[B]):
         accumulation: int,
         num_steps: int | None = None,
         seed: int,
-        part: BatchSlice = FULL_BATCH,
+        batch_slice: BatchSlice = FULL_BATCH,
     ) -> None:
         if sampling.slots is not None and sampling.slots > rows:
             raise ValueError(
                 f"sampling.slots = {sampling.slots} is more than batch.rows = {rows}; every slot "
                 "needs a row."
             )
-        self._make = make
+        self._make_rows, self._slice = make, batch_slice
         num_rows = None if num_steps is None else num_steps * accumulation * rows
-        self._sampler = sampling.build(sizes, seed=seed, num_rows=num_rows)
-        self._epochs = Epochs(list(sizes.values()), seed=seed)
-        self._rows, self._part = rows, part
-        self._accumulation, self._num_batches = accumulation, 0
+        sampler = sampling.build(sizes, seed=seed, num_rows=num_rows)
+        super().__init__(
+            list(sizes.values()), sampler, rows=rows, accumulation=accumulation, seed=seed
+        )
 
-    def __iter__(self) -> Self:
-        return self
+    def _cut(self, chosen: list[Numbers]) -> list[list[Numbers]]:
+        return [chosen]
 
-    def __next__(self) -> B:
-        """Draw the tasks of the rows, then each task's next ones."""
-        number = self._num_batches
-        counts, slots = self._sampler.draw_rows(self._rows, step=number // self._accumulation)
-        self._num_batches += 1
-        chosen = [self._epochs.take(task, count) for task, count in enumerate(counts.tolist())]
-        costs = None if slots is None else costs_by_slot(counts, slots)
-        return self._make(chosen, number).take(self._part, costs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position of the stream."""
-        return {
-            "sampler": self._sampler.state_dict(),
-            **self._epochs.state_dict(),
-            "num_batches": self._num_batches,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue there."""
-        self._sampler.load_state_dict(state["sampler"])
-        self._epochs.load_state_dict(state)
-        self._num_batches = int(state["num_batches"])
+    def _make(self, chosen: list[Numbers]) -> B:
+        batch = self._make_rows(chosen, self._num_before)
+        return batch.take(self._slice, self._slot_costs(chosen))
 
 
 class Prefetch(Generic[BatchCo]):

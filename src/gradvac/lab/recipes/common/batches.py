@@ -34,11 +34,11 @@ class RowBatch(TensorBatch):
     tasks: list[int]
     num_tokens: int
 
-    def take(self, part: BatchSlice, costs: Sequence[float] | None = None) -> Self:
+    def take(self, batch_slice: BatchSlice, costs: Sequence[float] | None = None) -> Self:
         """The part of one process, which needs at least a row."""
-        if part.of == 1:
+        if batch_slice.of == 1:
             return self
-        rows = part.cut([1.0] * len(self.tasks) if costs is None else costs)
+        rows = batch_slice.cut([1.0] * len(self.tasks) if costs is None else costs)
         values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         by_row = {k: value for k, value in values.items() if isinstance(value, Tensor | list)}
         return type(self)(**values | {name: value[rows] for name, value in by_row.items()})
@@ -50,7 +50,7 @@ def stream_rows(
     make: Callable[[Sequence[Numbers]], B],
     *,
     rows: int,
-    part: BatchSlice = FULL_BATCH,
+    batch_slice: BatchSlice = FULL_BATCH,
 ) -> RowStream[B]:
     """The batches of a run, from their beginning.
 
@@ -59,7 +59,7 @@ def stream_rows(
         sizes: Task -> number of its rows.
         make: Makes a batch of the chosen rows of every task.
         rows: Rows per batch.
-        part: Which part of every batch is handed out here.
+        batch_slice: Which part of every batch is handed out here.
     """
     return RowStream(
         sizes,
@@ -69,7 +69,7 @@ def stream_rows(
         accumulation=config.optimizer.accumulation,
         num_steps=config.train.max_steps,
         seed=config.train.seed,
-        part=part,
+        batch_slice=batch_slice,
     )
 
 
@@ -79,20 +79,20 @@ def is_on_gpu(train: TrainConfig) -> bool:
 
 
 def has_static_shape(
-    fixed: bool | Literal["auto"], train: TrainConfig, part: BatchSlice, *, is_possible: Any
+    fixed: bool | Literal["auto"], train: TrainConfig, batch_slice: BatchSlice, *, is_possible: Any
 ) -> bool:
     """Whether all batches get one size, so that a step can be recorded as a CUDA graph.
 
     Args:
         fixed: `batch.fixed`.
         train: [train].
-        part: Which part of every batch this process has: true is for one process.
+        batch_slice: Which part of every batch this process has: true is for one process.
         is_possible: What "auto" needs besides a GPU and `train.graph`.
     """
-    if part.of > 1 and True in (fixed, train.graph):
+    if batch_slice.of > 1 and True in (fixed, train.graph):
         raise ValueError(
-            f"batch.fixed: true is for one process, but {part.of} train; set it and train.graph "
-            'to "auto" or false.'
+            f"batch.fixed: true is for one process, but {batch_slice.of} train; set it and "
+            'train.graph to "auto" or false.'
         )
     if fixed != "auto":
         return fixed

@@ -113,7 +113,7 @@ class Side:
         tokens: Padded `[B, S]` or packed `[N]`, int64.
         positions: Position of every token in its sentence: `[S]` or `[N]`.
         ends: Ends of the packed sentences, int32 `[B + 1]`, starting with 0.
-        task_of_row: Task position of every row: of a sentence in padded form, of a token in packed.
+        sentence_of_row: The sentence of every row: itself in padded form, of a token in packed.
         num_sentences: B.
         num_tokens: N.
         longest: S.
@@ -124,7 +124,7 @@ class Side:
     tokens: Tensor
     positions: Tensor
     ends: Tensor
-    task_of_row: Tensor
+    sentence_of_row: Tensor
     num_sentences: int
     num_tokens: int
     longest: int
@@ -132,14 +132,11 @@ class Side:
     packed: bool
 
     @classmethod
-    def make(
-        cls, sentences: Ragged, *, tasks: Tensor, packed: bool, longest: int | None = None
-    ) -> Side:
+    def make(cls, sentences: Ragged, *, packed: bool, longest: int | None = None) -> Side:
         """Lay out sentences.
 
         Args:
             sentences: What to lay out.
-            tasks: Task position of every sentence, `[B]`.
             packed: Keep them one after the other instead of padding with token 0.
             longest: S, if it shall be more than the longest sentence has.
         """
@@ -149,16 +146,16 @@ class Side:
         if packed:
             flat = tokens.astype(np.int64)
             where = np.arange(len(tokens)) - np.repeat(ends[:-1], lengths)
-            owners = tasks.repeat_interleave(torch.from_numpy(lengths))
+            owners = np.repeat(np.arange(len(lengths)), lengths)
         else:
             flat = np.full((len(lengths), longest), _PADDING, dtype=np.int64)
             flat[np.arange(longest) < lengths[:, None]] = tokens
-            where, owners = np.arange(longest), tasks
+            where, owners = np.arange(longest), np.arange(len(lengths))
         return cls(
             torch.from_numpy(flat),
             torch.from_numpy(where),
             torch.from_numpy(ends.astype(np.int32)),
-            owners,
+            torch.from_numpy(owners),
             len(lengths),
             len(tokens),
             longest,
@@ -197,7 +194,7 @@ class Side:
     @cached_property
     def _row_tasks(self) -> RowTasks:
         """Made once, because all layers ask for the same."""
-        return RowTasks(self.task_of_row, ascending=True)
+        return RowTasks(entries=self.sentence_of_row, ascending=True)
 
     def pad(self, values: Tensor) -> Tensor:
         """`[N, ...]` -> `[B, S, ...]`."""
@@ -212,35 +209,36 @@ class Side:
         flat = values.flatten(0, 1)
         return flat if self.slots is None else flat.index_select(0, self.slots)
 
-    def map(self, change: Change, *, tasks: bool) -> Side:
-        """Change all tensors; the tasks of rows only if asked to."""
-        owners = self.task_of_row
+    def map(self, change: Change, *, sentences: bool) -> Side:
+        """Change all tensors; the sentences of rows only if asked to."""
+        owners = self.sentence_of_row
         return replace(
             self,
             tokens=change(self.tokens),
             positions=change(self.positions),
             ends=change(self.ends),
-            task_of_row=change(owners) if tasks else owners,
+            sentence_of_row=change(owners) if sentences else owners,
         )
 
     def to(self, device: torch.device) -> Side:
-        """Move to a device; the tasks of rows stay on the host."""
-        return self.map(partial(_move, device=device), tasks=False)
+        """Move to a device; the sentences of rows stay on the host."""
+        return self.map(partial(_move, device=device), sentences=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Sentence pairs of several tasks, those of a task next to each other.
 
-    Tasks stay on the host, where an aligner can look at them without waiting, unless the batch has
-    a static shape: then nothing that differs from batch to batch may stay there.
+    What an aligner asks for (tasks, and the sentence of every row) stays on the host, where it can
+    look without waiting, unless the batch has a static shape: then nothing that differs from batch
+    to batch may stay there.
 
     Attributes:
         source: `<2xx> x_1 ... x_n </s>`.
         target: What the decoder reads: `<s> y_1 ... y_m`.
         labels: What it must predict, `y_1 ... y_m </s>`, always packed `[N]`.
         sentence_of_label: The sentence of every label, `[N]`.
-        task_of_label: Its task position, `[N]`.
+        row_of_label: The same, `[N]`, for an aligner.
         tasks: Task position of every sentence, `[B]`, ascending.
         num_tokens: Target tokens that count, `</s>` included: what losses are averaged over.
         counts: Which sentences count, `[B]`; None: all do.
@@ -251,7 +249,7 @@ class Batch:
     target: Side
     labels: Tensor
     sentence_of_label: Tensor
-    task_of_label: Tensor
+    row_of_label: Tensor
     tasks: Tensor
     num_tokens: int
     counts: Tensor | None = None
@@ -264,11 +262,11 @@ class Batch:
         static = self.static_shape is not None
         return replace(
             self,
-            source=self.source.map(change, tasks=static),
-            target=self.target.map(change, tasks=static),
+            source=self.source.map(change, sentences=static),
+            target=self.target.map(change, sentences=static),
             labels=change(self.labels),
             sentence_of_label=change(self.sentence_of_label),
-            task_of_label=change(self.task_of_label) if static else self.task_of_label,
+            row_of_label=change(self.row_of_label) if static else self.row_of_label,
             tasks=change(self.tasks) if static else self.tasks,
             counts=None if self.counts is None else change(self.counts),
         )
@@ -293,9 +291,9 @@ class Batch:
             ours.copy_(theirs, non_blocking=True)
 
     def _tensors(self) -> list[Tensor]:
-        tensors = [self.labels, self.sentence_of_label, self.task_of_label, self.tasks]
+        tensors = [self.labels, self.sentence_of_label, self.row_of_label, self.tasks]
         for side in (self.source, self.target):
-            tensors += [side.tokens, side.positions, side.ends, side.task_of_row]
+            tensors += [side.tokens, side.positions, side.ends, side.sentence_of_row]
         return tensors if self.counts is None else [*tensors, self.counts]
 
 
@@ -335,11 +333,11 @@ def make_batch(
         longest = static_shape.longest
     sentence = torch.arange(len(owners)).repeat_interleave(torch.from_numpy(read.lengths))
     return Batch(
-        Side.make(sources, tasks=owners, packed=packed, longest=longest),
-        Side.make(read, tasks=owners, packed=packed, longest=longest),
+        Side.make(sources, packed=packed, longest=longest),
+        Side.make(read, packed=packed, longest=longest),
         torch.from_numpy(labels),
         sentence,
-        owners[sentence],
+        sentence,
         owners,
         num_tokens,
         counts,

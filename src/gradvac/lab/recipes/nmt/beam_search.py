@@ -240,7 +240,7 @@ class _Group:
             numbers = [waiting.pop() for _ in range(size)]
             taken, places = places[:size], places[size:]
             ragged = Ragged.of([self._sentences[n] for n in numbers])
-            side = Side.make(ragged, tasks=torch.zeros(size, dtype=torch.int64), packed=False)
+            side = Side.make(ragged, packed=False)
             limits = [self._limits[n] for n in numbers]
             self._slots.fill(taken.tolist(), side.to(self._search.device), limits)
             self._in_slots[:, taken] = np.array([numbers, limits, [0] * size, ragged.lengths])

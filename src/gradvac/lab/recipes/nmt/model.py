@@ -119,7 +119,7 @@ class Transformer(Layer):
         """The cross-entropy of every sentence, summed over its labels, `[B]`."""
         memory = self.encode(batch.source)
         states = self.decode(batch.target, memory, batch.source)
-        losses = self._label_losses(states, batch.labels, batch.task_of_label)
+        losses = self._label_losses(states, batch.labels, batch.row_of_label)
         sums = losses.new_zeros(len(batch)).index_add(0, batch.sentence_of_label, losses)
         return sums if batch.counts is None else sums.where(batch.counts, 0.0)
 
@@ -144,22 +144,22 @@ class Transformer(Layer):
             x = x.to(torch.get_autocast_dtype(kind))
         return F.dropout(x, self.dropout, self.training)
 
-    def _label_losses(self, states: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
+    def _label_losses(self, states: Tensor, labels: Tensor, sentences: Tensor) -> Tensor:
         """The cross-entropy of every label, `[N]`."""
         most = self._logits_per_chunk
         if most == "auto":
             most = max_logits(states.device)
         size = max(1, most // len(self.head.weight))
         if len(labels) <= size:
-            return self._chunk_losses(states, labels, tasks)
+            return self._chunk_losses(states, labels, sentences)
         chunks = zip(
-            *(torch.split(values, size) for values in (states, labels, tasks)), strict=True
+            *(torch.split(values, size) for values in (states, labels, sentences)), strict=True
         )
         recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
         return torch.cat([recomputed(self._chunk_losses, *chunk) for chunk in chunks])
 
-    def _chunk_losses(self, states: Tensor, labels: Tensor, tasks: Tensor) -> Tensor:
-        with gradvac.rows(gradvac.RowTasks(tasks, ascending=True)):
+    def _chunk_losses(self, states: Tensor, labels: Tensor, sentences: Tensor) -> Tensor:
+        with gradvac.rows(gradvac.RowTasks(entries=sentences, ascending=True)):
             logits = self.head(states)
         smoothing = self.label_smoothing if self.training else 0.0
         return cross_entropy(logits, labels, smoothing)

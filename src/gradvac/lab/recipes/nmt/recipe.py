@@ -68,14 +68,16 @@ class TranslationRecipe:
             return True
         return is_on_gpu(config.train) and config.train.precision == "bf16"
 
-    def batches(self, part: BatchSlice = FULL_BATCH) -> Prefetch[Batch]:
+    def batches(self, batch_slice: BatchSlice = FULL_BATCH) -> Prefetch[Batch]:
         """The training data, from their beginning; the next batches are prefetched."""
         pin = Batch.pin if is_on_gpu(self.config.train) else None
-        return Prefetch(self._stream(part), prepare=pin)
+        return Prefetch(self._stream(batch_slice), prepare=pin)
 
-    def _stream(self, part: BatchSlice = FULL_BATCH) -> Stream:
+    def _stream(self, batch_slice: BatchSlice = FULL_BATCH) -> Stream:
         config, is_packed = self.config, self._is_packed()
-        is_static = has_static_shape(config.batch.fixed, config.train, part, is_possible=is_packed)
+        is_static = has_static_shape(
+            config.batch.fixed, config.train, batch_slice, is_possible=is_packed
+        )
         return Stream(
             [TaskData.open(self.prepared, TRAIN, task) for task in self.tasks],
             config.sampling,
@@ -85,7 +87,7 @@ class TranslationRecipe:
             accumulation=config.optimizer.accumulation,
             num_steps=config.train.max_steps,
             seed=config.train.seed,
-            part=part,
+            batch_slice=batch_slice,
         )
 
     def losses(self, batch: Batch) -> StepLosses:

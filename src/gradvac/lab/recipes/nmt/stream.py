@@ -39,9 +39,8 @@ from gradvac.lab.recipes.nmt.preparation import PreparedCorpus
 from gradvac.lab.recipes.nmt.settings import BatchConfig
 from gradvac.lab.recipes.nmt.tokens import TokenFile, TokenShards
 from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS
-from gradvac.lab.training import FULL_BATCH, BatchSlice, SamplingConfig
-from gradvac.sampling import Epochs, TaskSampler, task_probabilities
-from gradvac.sampling.tasks import costs_by_slot
+from gradvac.lab.training import FULL_BATCH, BatchSlice, SamplingConfig, TaskStream
+from gradvac.sampling import TaskSampler, task_probabilities
 from gradvac.tasks import parse
 
 Numbers = npt.NDArray[np.int64]
@@ -130,8 +129,8 @@ def _sampler(
     return sampler, means
 
 
-class Stream:
-    """An endless stream of batches that can be stopped and continued exactly.
+class Stream(TaskStream[Batch]):
+    """Batches of sentence pairs, which can be stopped and continued exactly.
 
     Args:
         tasks: The data.
@@ -143,7 +142,7 @@ class Stream:
         accumulation: Batches of an optimizer step, by which the schedule counts.
         num_steps: Optimizer steps of the whole training, by which a cap on epochs counts.
         seed: Of everything drawn.
-        part: Which part of every batch is read here.
+        batch_slice: Which rows of every batch are read here.
     """
 
     def __init__(
@@ -157,49 +156,33 @@ class Stream:
         accumulation: int = 1,
         num_steps: int | None = None,
         seed: int = 0,
-        part: BatchSlice = FULL_BATCH,
+        batch_slice: BatchSlice = FULL_BATCH,
     ) -> None:
         self._tasks, self._config, self._packed = list(tasks), config, packed
-        self._accumulation, self._seed, self._part = accumulation, seed, part
+        self._seed, self._slice = seed, batch_slice
         num_batches = None if num_steps is None else num_steps * accumulation
-        self._sampler, means = _sampler(tasks, sampling, config, num_batches, seed)
+        sampler, means = _sampler(tasks, sampling, config, num_batches, seed)
         self.static_shape: StaticShape | None = None
         if longest is None:
-            self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
+            rows = max(1, round(config.chunk * config.tokens / np.max(means)))
         else:
             self.static_shape = make_static_shape(config.tokens, means, longest)
-            self._rows_per_chunk = rows_to_draw(self.static_shape, means, config.chunk)
-        self._epochs = Epochs([len(task) for task in tasks], seed=seed)
-        self._num_before = 0  # batches before this chunk
-        self._open_chunk()
+            rows = rows_to_draw(self.static_shape, means, config.chunk)
+        sizes = [len(task) for task in tasks]
+        super().__init__(sizes, sampler, rows=rows, accumulation=accumulation, seed=seed)
 
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> Batch:
-        """The next batch."""
-        if self._next == len(self._open):
-            self._num_before += len(self._open)
-            self._open_chunk()
-        chosen = self._open[self._next]
-        self._next += 1
-        if self._part.of == 1:
+    def _make(self, chosen: list[Numbers]) -> Batch:
+        if self._slice.of == 1:
             return gather_batch(
                 self._tasks, chosen, packed=self._packed, static_shape=self.static_shape
             )
-        return self._local_slice(chosen)
-
-    def _local_slice(self, chosen: list[Numbers]) -> Batch:
-        num_rows = [len(numbers) for numbers in chosen]
         lengths = [task.lengths(numbers) for task, numbers in zip(self._tasks, chosen, strict=True)]
         sizes = np.concatenate(lengths, axis=1)  # [2, B]
-        costs: Sequence[float] | Numbers = sizes.sum(0)
-        if self._slots is not None:
-            costs = costs_by_slot(num_rows, self._slots)
-        ours = self._part.cut(costs)
-        is_empty = ours.start == ours.stop
-        first, last = (0, 1) if is_empty else (ours.start, ours.stop)
-        starts = np.cumsum([0, *num_rows])
+        costs = self._slot_costs(chosen)
+        local = self._slice.cut(sizes.sum(0) if costs is None else costs)
+        is_empty = local.start == local.stop
+        first, last = (0, 1) if is_empty else (local.start, local.stop)
+        starts = np.cumsum([0, *map(len, chosen)])
         chosen_here = [
             numbers[max(0, first - start) : max(0, last - start)]
             for numbers, start in zip(chosen, starts.tolist(), strict=False)
@@ -211,11 +194,11 @@ class Stream:
     @property
     def rows_per_batch(self) -> float:
         """The sentence pairs of a batch, on average over the present chunk."""
-        return float(self._rows_per_chunk) / len(self._open)
+        return float(self._rows_per_chunk) / len(self._chunk)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands."""
-        return {**self._start, "next": self._next, "form": self._form()}
+        return super().state_dict() | {"form": self._form()}
 
     def _form(self) -> list[Any]:
         """How batches are cut: with another form, the same number is another batch."""
@@ -228,7 +211,7 @@ class Stream:
         Raises:
             ValueError: Batches were cut otherwise, so that sentences would come twice or never.
         """
-        packed, size = state.get("form", (self._packed, None))  # 0.1.0 knew no size
+        packed, size = state["form"]
         if [packed, size] != self._form():
             raise ValueError(
                 f"batch: this run's batches were packed = {packed} and of size {size}, but are now "
@@ -236,27 +219,16 @@ class Stream:
                 "batch.packed, batch.fixed and train.graph as they were (train.graph=false: of "
                 "any size)."
             )
-        self._sampler.load_state_dict(state["sampler"])
-        self._epochs.load_state_dict(state)
-        self._num_before = int(state["num_before"])
-        self._open_chunk()
-        self._next = int(state["next"])
-
-    def _open_chunk(self) -> None:
-        self._start = {
-            "sampler": self._sampler.state_dict(),
-            **self._epochs.state_dict(),
-            "num_before": self._num_before,
-        }
-        step = self._num_before // self._accumulation
-        counts, self._slots = self._sampler.draw_rows(self._rows_per_chunk, step=step)
-        chosen = [self._epochs.take(t, count) for t, count in enumerate(counts.tolist())]
-        batches = self._cut(chosen)
-        order = np.random.default_rng([self._seed, self._num_before]).permutation(len(batches))
-        self._open, self._next = [batches[number] for number in order], 0
+        super().load_state_dict(state)
 
     def _cut(self, chosen: list[Numbers]) -> list[list[Numbers]]:
         """Cut the drawn sentences into batches, as few as the token budget allows."""
+        batches = self._by_length(chosen)
+        order = np.random.default_rng([self._seed, self._num_before]).permutation(len(batches))
+        return [batches[number] for number in order]
+
+    def _by_length(self, chosen: list[Numbers]) -> list[list[Numbers]]:
+        """The batches in order, the shortest sentences first."""
         lengths = [task.lengths(numbers) for task, numbers in zip(self._tasks, chosen, strict=True)]
         orders = [np.lexsort((sides[0], sides.sum(0))) for sides in lengths]
         chosen = [numbers[order] for numbers, order in zip(chosen, orders, strict=True)]

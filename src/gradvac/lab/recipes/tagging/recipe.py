@@ -84,20 +84,20 @@ class TaggingRecipe:
         }
         self._pad = pad_token(self.tokenizer)
 
-    def batches(self, part: BatchSlice = FULL_BATCH) -> Prefetch[TagBatch]:
+    def batches(self, batch_slice: BatchSlice = FULL_BATCH) -> Prefetch[TagBatch]:
         """The training data, from their beginning."""
         windows = [self.prepared.windows(TRAIN, task) for task in self.tasks]
         longest = max(int(of_task.lengths.max()) for of_task in windows)
         train, fixed = self.config.train, self.config.batch.fixed
-        is_possible = train.precision == "bf16" and part.of == 1
-        is_static = has_static_shape(fixed, train, part, is_possible=is_possible)
+        is_possible = train.precision == "bf16" and batch_slice.of == 1
+        is_static = has_static_shape(fixed, train, batch_slice, is_possible=is_possible)
         width = longest if is_static else None
         stream = stream_rows(
             self.config,
             {task: len(of_task) for task, of_task in zip(self.tasks, windows, strict=True)},
             lambda chosen: make_tag_batch(windows, chosen, pad=self._pad, width=width),
             rows=self.config.batch.rows,
-            part=part,
+            batch_slice=batch_slice,
         )
         return Prefetch(stream, prepare=TagBatch.pin if is_on_gpu(train) else None)
 

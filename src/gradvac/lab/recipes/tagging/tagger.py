@@ -51,11 +51,11 @@ class TagBatch(TensorBatch):
     num_tokens: int
     static_shape: tuple[int, int] | None = None
 
-    def take(self, part: BatchSlice, costs: Sequence[float] | None = None) -> TagBatch:
+    def take(self, batch_slice: BatchSlice, costs: Sequence[float] | None = None) -> TagBatch:
         """The part of one process; if it has no rows, one row whose words have no label."""
-        if part.of == 1:
+        if batch_slice.of == 1:
             return self
-        ours = part.cut(self.mask.sum(1).numpy() if costs is None else costs)
+        ours = batch_slice.cut(self.mask.sum(1).numpy() if costs is None else costs)
         is_empty = ours.start == ours.stop
         rows = slice(0, 1) if is_empty else ours
         columns = slice(0, int(self.mask[rows].sum(1).max()))
