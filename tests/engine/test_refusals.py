@@ -509,8 +509,8 @@ class Routed(nn.Module):
         shares = self.router(hidden).softmax(-1)
         used = F.one_hot(shares.argmax(-1), 4).float().mean((0, 1))
         balance = 4 * (shares.mean((0, 1)) * used).sum()
-        by_expert = torch.stack([expert(hidden) for expert in self.experts], dim=-1)
-        out = self.last(hidden + (by_expert * shares[..., None, :]).sum(-1))
+        weighted = [shares[..., n, None] * expert(hidden) for n, expert in enumerate(self.experts)]
+        out = self.last(sum(weighted, hidden))
         losses = F.cross_entropy(out.mT.float(), x.argmax(-1) % 10, reduction="none")
         return losses.mean(1) + coefficient * balance
 
@@ -519,7 +519,7 @@ class Routed(nn.Module):
 def test_how_small_an_influence_is_noticed(seed: int) -> None:
     """The figures of docs/engines.md: 2 % of a gradient in bf16, .01 % in float32."""
     torch.manual_seed(seed)
-    weights = {"a": -2.0, "b": 3.5, "c": 1.0, "d": 0.5}
+    weights = {"a": 0.2, "b": 3.5, "c": 1.0, "d": 0.5}
     x, rows = torch.randn(16, 8, 32), [row % 4 for row in range(16)]
 
     def error(coefficient: float, dtype: torch.dtype) -> float | None:
@@ -538,11 +538,11 @@ def test_how_small_an_influence_is_noticed(seed: int) -> None:
             pairs.append([p.grad for p in own.parameters()])
         return max(float((a - b).norm() / b.norm()) for a, b in zip(*pairs, strict=True))
 
-    coarse = [error(coefficient, torch.bfloat16) for coefficient in (0.0, 1e-3, 0.1, 10.0)]
+    coarse = [error(coefficient, torch.bfloat16) for coefficient in (0.0, 1e-3, 1e-2, 0.3)]
     assert coarse[0] is not None
     assert coarse[0] < 0.01  # rounding
     assert coarse[-1] is None
     assert all(found is None or found < 0.04 for found in coarse)
-    fine = [error(coefficient, torch.float32) for coefficient in (0.0, 1e-5, 0.1)]
+    fine = [error(coefficient, torch.float32) for coefficient in (0.0, 1e-5, 1e-2)]
     assert fine[-1] is None
     assert all(found is None or found < 2e-4 for found in fine)
