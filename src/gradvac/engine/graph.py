@@ -56,6 +56,17 @@ def padded_dims(node: Any) -> tuple[int, ...]:
     return tuple([-1 - d for d in range(len(pad) // 2) if pad[2 * d] or pad[2 * d + 1]])
 
 
+def is_pooled(node: Any) -> bool:
+    """Whether a node only gives the mean over all of a row's places the strides of a picture.
+
+    As pooling to one place does where channels come last.
+    """
+    below, size = node.next_functions[0][0], node._saved_size
+    is_mean = below is not None and below.name() == "MeanBackward1" and below._saved_keepdim
+    is_one = len(size) > 2 and all(places == 1 for places in size[2:])
+    return is_mean and is_one and tuple(node._saved_stride[:2]) == (size[1], 1)
+
+
 def _number_of(name: str) -> Callable[[Any], int]:
     return lambda node: len(getattr(node, name))
 
@@ -72,6 +83,7 @@ _SETTINGS: dict[str, Callable[[Any], object]] = {
     },
     **{name: _number_of(name) for name in ("_saved_normalized_shape", "_saved_batch_sizes")},
     "_saved_pad": padded_dims,
+    "_saved_storage_offset": is_pooled,
     "_saved_indices": indexed_dims,
 }
 
