@@ -231,6 +231,104 @@ def test_a_backward_that_is_not_linear_is_refused(hook: Callable[[Tensor], Tenso
         aligner.backward(distance(model(torch.randn(B, D))), UNSORTED)
 
 
+def centred(gradient: Tensor) -> Tensor:
+    return gradient - gradient.mean(0)
+
+
+def on_an_activation(m: Any, x: Tensor) -> Any:
+    hidden = m.first(x).tanh()
+    hidden.register_hook(centred)
+    return hidden
+
+
+def on_the_input_of_a_layer(m: Any, x: Tensor) -> Any:
+    x = x.clone().requires_grad_()
+    middle = 1.0 * x
+    middle.register_hook(centred)
+    return m.first(middle).tanh() + centred(middle)
+
+
+def on_a_node(m: Any, x: Tensor) -> Any:
+    hidden = m.first(x).tanh()
+    hidden.grad_fn.register_prehook(lambda gradients: (centred(gradients[0]),))
+    return hidden
+
+
+def behind_a_node(m: Any, x: Tensor) -> Any:
+    hidden = m.first(x).tanh()
+    hidden.grad_fn.register_hook(lambda gradients, _: (centred(gradients[0]),))
+    return hidden
+
+
+def of_a_module(m: Any, x: Tensor) -> Any:
+    handle = m.first.register_full_backward_pre_hook(lambda _, gradients: (centred(gradients[0]),))
+    hidden = m.first(x.clone().requires_grad_()).tanh()
+    handle.remove()
+    return hidden
+
+
+def between_a_parameter_and_its_use(m: Any, x: Tensor) -> Any:
+    doubled = 2.0 * m.first.weight
+    if doubled.requires_grad:
+        doubled.register_hook(lambda gradient: gradient.clamp(max=1e-3))
+    return F.linear(x, doubled).tanh()
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        *(on_an_activation, on_the_input_of_a_layer, on_a_node, behind_a_node, of_a_module),
+        between_a_parameter_and_its_use,
+    ],
+)
+@pytest.mark.parametrize("form", ["rows", "mapping"])
+def test_hooks_that_begin_between_probes(begun: Callable[..., Any], form: str) -> None:
+    """A graph does not show them, but their number."""
+
+    def without(m: Any, x: Tensor) -> Any:
+        if begun is on_the_input_of_a_layer:
+            x = 1.0 * x.clone().requires_grad_()
+            return m.first(x).tanh() + centred(x)
+        weight = m.first.weight
+        is_own = begun is between_a_parameter_and_its_use
+        return F.linear(x, 2.0 * weight).tanh() if is_own else m.first(x).tanh()
+
+    def run(m: Any, x: Tensor, is_later: bool) -> Any:
+        return m.last((begun if is_later else without)(m, x))
+
+    model = Model(run, first=nn.Linear(D, D), last=nn.Linear(D, 3)).double()
+    twin = copy.deepcopy(model)
+    aligner = Aligner(model, TASKS, Sum(WEIGHTS), engine="auto")
+    reference = Aligner(twin, TASKS, Sum(WEIGHTS), engine="per_task")
+    for step in range(6):
+        x, rows = torch.randn(B, D, dtype=torch.float64), torch.tensor(UNSORTED)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message='.*"auto" continues with per_task')
+            for own, by in ((model, aligner), (twin, reference)):
+                own.zero_grad()
+                losses = distance(own(x, step > 2))
+                if form == "rows":
+                    by.backward(losses, rows)
+                else:
+                    by.backward({t: losses[rows == n].sum() for n, t in enumerate(TASKS)})
+        assert_same_gradients(model, twin, 1e-9)
+
+
+def test_hooks_that_were_there_are_not_probed_again(probes: list[int]) -> None:
+    def run(m: Any, x: Tensor, is_watched: bool) -> Any:
+        hidden = m.first(x).tanh()
+        if is_watched:
+            hidden.register_hook(seen.append)
+        return m.last(hidden)
+
+    seen: list[Tensor] = []
+    model = Model(run, first=nn.Linear(D, D), last=nn.Linear(D, 3))
+    aligner = Aligner(model, TASKS, engine="one_backward", check=False)
+    for is_watched in (False, False, True, True, False, True):
+        aligner.backward(distance(model(torch.randn(B, D), is_watched)), UNSORTED)
+    assert len(probes) == 2
+
+
 def test_a_gradient_that_cancels_out_hides_nothing() -> None:
     """What rounding leaves of it is no measure for the rest."""
 

@@ -181,3 +181,85 @@ def test_autocast() -> None:
         check=False,
     )
     assert found.stdout == "exact to rounding: one_backward\n", found.stderr
+
+
+def experts(*, transposed: bool) -> Model:
+    """A router, and experts whose rows come one after the other, as grouped products want them."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        hidden = m.first(x).flatten(0, 1)
+        shares, chosen = m.router(hidden).softmax(-1).max(-1)
+        chosen, order = (chosen % 3 + (chosen > 0)).sort()  # nobody comes to the second expert
+        ends = torch.bincount(chosen, minlength=4).cumsum(0).int()
+        ends[-1] -= num_without
+        weight = m.weight.mT if transposed else m.weight
+        nobodys = (torch.arange(len(hidden)) >= ends[-1])[:, None]
+        out = F.grouped_mm(hidden[order].masked_fill(nobodys, 0.0), weight, offs=ends)
+        out = out.masked_fill(nobodys, 0.0)
+        return m.last((out.tanh() * shares[order, None])[order.argsort()]).view(*x.shape[:2], -1)
+
+    num_without = 2  # rows that no expert has
+    parts = {"first": nn.Linear(D, D), "router": nn.Linear(D, 4), "last": nn.Linear(D, 3)}
+    return Model(run, **parts, weight=nn.Parameter(0.5 * torch.randn(4, D, D)))
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("tasks", [UNSORTED, [1] * B], ids=["mixed", "one task"])
+def test_grouped_products_of_experts(transposed: bool, tasks: list[int]) -> None:
+    """Against a call of the node for every task, and without one."""
+    case = Case(experts(transposed=transposed), output, (torch.randn(B, S, D),))
+    twins = Twins(case, rule, tolerance=1e-5)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no fast path")
+        for _ in range(3):
+            twins.step(tasks)
+
+
+def test_batch_norm_by_running_statistics() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Conv2d(4, 2, 1))
+    model[1].running_mean.normal_()
+    model[1].running_var.uniform_(0.5, 2.0)
+    twins = Twins(Case(model.eval().double(), output, (torch.randn(B, 3, 5, 5).double(),)), rule)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no fast path")
+        for tasks in (UNSORTED, SORTED, [2] * B):
+            twins.step(tasks)
+
+
+def test_pooling_where_channels_come_last() -> None:
+    """The strides of a picture are given to the means; rows stay where they are."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        picture = m.first(x).to(memory_format=torch.channels_last)
+        result: Tensor = m.last(F.adaptive_avg_pool2d(picture, 1)).flatten(1)
+        return result
+
+    model = Model(run, first=nn.Conv2d(3, 4, 3), last=nn.Conv2d(4, 2, 1))
+    twins = Twins(Case(model.double(), output, (torch.randn(B, 3, 5, 5).double(),)), rule)
+    for tasks in (UNSORTED, SORTED):
+        twins.step(tasks)
+    assert "measured" not in repr(twins.aligner)
+
+
+def test_strides_that_move_rows_are_measured() -> None:
+    """The same operations, but for means whose rows come last in memory."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        picture = m.first(x)
+        pooled = picture.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+        pooled = pooled.mean((-1, -2), keepdim=True)
+        turned = pooled.as_strided(pooled.shape, (4, 1, 4, 4))
+        result: Tensor = m.last(turned).flatten(1)
+        return result
+
+    model = Model(run, first=nn.Conv2d(3, 4, 3), last=nn.Conv2d(4, 2, 1)).double()
+    twin = copy.deepcopy(model)
+    aligner = Aligner(model, TASKS, GradVac(target=0.5), engine="auto")
+    reference = Aligner(twin, TASKS, GradVac(target=0.5), engine="per_task")
+    x = torch.randn(B, 3, 5, 5).double()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*continues with per_task")
+        for _ in range(3):
+            aligner.backward(distance(model(x)), UNSORTED)
+            reference.backward(distance(twin(x)), UNSORTED)
+            assert_same_gradients(model, twin, 1e-9)

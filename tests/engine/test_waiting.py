@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from gradvac import Aligner, GradVac, Sum
 from gradvac.engine import contributions
 from gradvac.engine.contributions import Contribution, NormScale, OuterProduct, SharedShift
+from gradvac.engine.graph import Graph
+from gradvac.engine.junctions import find_junctions
 from gradvac.engine.kernels import Segments
 
 ROWS, PER_ROW, D, T = 6, 5, 4, 3
@@ -161,6 +163,9 @@ class Branches(nn.Module):
         hidden = self.below(x).sin()
         if self.way == "without a parameter":
             changed = WritesOverGradient.apply(hidden * self.scale)
+        elif self.way == "by a hook":
+            changed = (hidden * self.scale).cos()
+            changed.register_hook(lambda gradient: gradient.data.mul_(3.0))
         else:
             changed = WritingScale.apply(x if self.way == "at the input" else hidden, self.scale)
         tokens = torch.arange(x.shape[1]).expand(x.shape[:2])
@@ -170,9 +175,11 @@ class Branches(nn.Module):
 
 @pytest.mark.parametrize("engine", ["one_backward", "auto"])
 @pytest.mark.parametrize("options", [{}, {"stream_bytes": 1}, {"table_bytes": 1}], ids=str)
-@pytest.mark.parametrize("way", ["without a parameter", "with a parameter", "at the input"])
+@pytest.mark.parametrize(
+    "way", ["without a parameter", "with a parameter", "at the input", "by a hook"]
+)
 @pytest.mark.parametrize("tasks", [MIXED, [1] * ROWS], ids=["mixed", "one task"])
-def test_a_function_that_writes_over_its_output_gradient(
+def test_what_writes_over_an_output_gradient(
     options: dict[str, Any], engine: str, tasks: list[int], way: str
 ) -> None:
     model = Branches(way).double()
@@ -186,3 +193,19 @@ def test_a_function_that_writes_over_its_output_gradient(
         assert aligner.engine == "one_backward"
         torch.testing.assert_close([p.grad for p in model.parameters()], expected)
         model.zero_grad()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_functions_of_cpp_are_given_copies() -> None:
+    """Here one of TorchScript's, which writes over nothing."""
+
+    @torch.jit.script
+    def gate(x: Tensor) -> Tensor:
+        return torch.tanh(2.0 * x) * torch.sigmoid(x) + 1.0
+
+    first, last = nn.Linear(D, D), nn.Linear(D, D)
+    for _ in range(3):  # it is optimised on the way
+        graph = Graph([last(gate(first(numbers(ROWS, D).float()))).sum(1)])
+    parameters = {*first.parameters(), *last.parameters()}
+    partition = find_junctions(graph, parameters, lambda _: ROWS, ())
+    assert ["Graph" in graph.names[position] for position in partition.writers] == [True]

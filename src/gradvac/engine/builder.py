@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradvac.engine.contributions import Built, Contribution
 from gradvac.engine.fast_paths import FAST_PATHS, NodeInput, embedding
-from gradvac.engine.graph import LEAF, Graph, call_node
+from gradvac.engine.graph import LEAF, Graph, call_node, may_write
 from gradvac.engine.junctions import ParameterPath, parameter_path
 from gradvac.engine.kernels import Owned, Segments
 from gradvac.engine.layouts import Layout
@@ -142,7 +142,7 @@ class GradientBuilder:
         rows = next(owners.rows for owners in owned if owners is not None)
         if rows.only is None:
             self.slow.append(self._describe(position))
-        elif not callable(self.graph.nodes[position]):
+        elif may_write(self.graph.nodes[position]):
             gradients = copies(gradients)
 
         def given(task: int) -> list[Tensor | None]:

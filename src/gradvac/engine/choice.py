@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.engine.components import Components
-from gradvac.engine.graph import NotSeparable
+from gradvac.engine.graph import NotSeparable, count_hooks, forget_hooks
 from gradvac.engine.losses import Losses
 from gradvac.engine.metric import Metric
 from gradvac.engine.one_backward import OneBackward, PlanOutdated
@@ -72,6 +72,7 @@ class LocalEngine:
         self.ran: OneBackward | PerTask = self._one_backward or self._per_task
         self._why: str | None = "as asked" if asked == "per_task" else None
         self._warned: set[str] = set()
+        forget_hooks()
 
     def step(self, losses: Losses, tasks: Sequence[int], begin: Begin) -> None:
         """Differentiate the last micro-batch of a step, and add its update to `.grad`.
@@ -137,10 +138,20 @@ class LocalEngine:
         if self._one_backward is None:
             return do(self._per_task)
         try:
+            return self._run_first(self._one_backward, do)
+        finally:
+            forget_hooks()
+
+    def _run_first(
+        self, one_backward: OneBackward, do: Callable[[OneBackward | PerTask], Found]
+    ) -> Found:
+        num_hooks = count_hooks()
+        try:
             try:
-                result = do(self._one_backward)
+                result = do(one_backward)
             except PlanOutdated:  # it is probed anew
-                result = do(self._one_backward)
+                forget_hooks(but=num_hooks)
+                result = do(one_backward)
         except NotSeparable as refusal:
             if self.asked == "one_backward":
                 raise
@@ -148,7 +159,7 @@ class LocalEngine:
             result = do(self._per_task)
             self.ran = self._per_task
             return result
-        self._why, self.ran = None, self._one_backward
+        self._why, self.ran = None, one_backward
         return result
 
     @property

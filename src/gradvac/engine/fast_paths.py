@@ -26,7 +26,7 @@ from gradvac.engine.contributions import (
 )
 from gradvac.engine.graph import Graph, call_node, saved
 from gradvac.engine.junctions import ParameterPath
-from gradvac.engine.kernels import Owned, Segments, wide
+from gradvac.engine.kernels import Owned, Segments, grouped_outer, wide
 
 
 @dataclass(slots=True)
@@ -116,6 +116,21 @@ def bmm(at: NodeInput) -> Contribution | None:
     return Built(torch.stack(products), at.owned.rows)
 
 
+def grouped_product(at: NodeInput) -> Contribution | None:
+    """Weights of experts (1), whose rows come one expert after the other: by task and expert."""
+    ends, segments = at.node._saved_offs, at.owned.flat()
+    is_usual = at.edge == 1 and len(at.shape) == 3 and at.gradient.dim() == 2 and ends is not None
+    if not is_usual or segments is None or segments.only is not None:
+        return None
+    x, num_experts = saved(at.node, "self"), at.shape[0]
+    experts = torch.bucketize(torch.arange(len(x), device=x.device), ends, right=True)
+    groups = segments.num_tasks * num_experts
+    group = segments.along(len(x)) * num_experts + experts
+    group = torch.where(experts < num_experts, group, groups)  # rows of no expert
+    products = grouped_outer(x, at.gradient, Segments(group, groups + 1, x.device))
+    return Built(products[:-1].unflatten(0, (-1, num_experts)), at.owned.rows)
+
+
 # -- lookups ---------------------------------------------------------------------------------
 
 
@@ -179,6 +194,19 @@ def group_norm(at: NodeInput) -> Contribution | None:
     x, mean, scale = saved(at.node, "input"), saved(at.node, "result1"), saved(at.node, "result2")
     grouped = x.reshape(at.node._saved_N, at.node._saved_group, -1)
     normal = ((grouped - mean[..., None]) * scale[..., None]).view(x.shape)
+    return at.summed_by_channel(at.gradient * normal)
+
+
+def batch_norm(at: NodeInput) -> Contribution | None:
+    """Scale (1) and shift (2) of a batch normalisation `[B, C, ...]` by running statistics."""
+    if at.edge == 0 or at.node._saved_training or at.owned.dim != 0:
+        return None
+    if at.edge == 2:
+        return at.summed_by_channel(at.gradient)
+    x, mean = saved(at.node, "input"), saved(at.node, "running_mean")
+    scale = (saved(at.node, "running_var") + at.node._saved_eps).rsqrt()
+    view = (-1, *[1] * (x.dim() - 2))
+    normal = (x.to(wide(x.dtype)) - mean.view(view)) * scale.view(view)
     return at.summed_by_channel(at.gradient * normal)
 
 
@@ -267,11 +295,14 @@ FAST_PATHS: dict[str, Callable[[NodeInput], Contribution | None]] = {
     "MmBackward0": mm,
     "AddmmBackward0": addmm,
     "BmmBackward0": bmm,
+    "GroupedMmBackward0": grouped_product,
     "EmbeddingBackward0": embedding,
     "IndexBackward0": index,
     "NativeLayerNormBackward0": layer_norm,
     "FusedRmsNormBackward0": rms_norm,
     "NativeGroupNormBackward0": group_norm,
+    "NativeBatchNormBackward0": batch_norm,
+    "CudnnBatchNormBackward0": batch_norm,
     "ConvolutionBackward0": convolution,
     "GradvacProductBackward": tapped_weight,
     "GradvacLookupBackward": tapped_table,

@@ -1,8 +1,8 @@
 """The autograd graph of some losses, read but never changed.
 
 Nodes come in post-order, children before parents. A graph's *signature* is what decides whose
-gradient is whose: which operations there are, how they are connected, and over which dimensions
-they work; not the sizes of this batch.
+gradient is whose: which operations there are, how they are connected, over which dimensions they
+work, and how many hooks came with them; not the sizes of this batch.
 """
 
 import os
@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+_ANY_CPP = "CppFunction"  # the type of all C++ nodes but torch's own
 
 
 @cache
@@ -28,6 +31,11 @@ def kind_of(name: str) -> str:
 def is_python_function(node: Any) -> bool:
     """Whether the node is a Python `autograd.Function`, a compiled region for instance."""
     return not callable(node) and hasattr(node, "apply")
+
+
+def may_write(node: Any) -> bool:
+    """Whether a node is somebody's function, Python or C++, which may write over what it gets."""
+    return is_python_function(node) or type(node).__name__ == _ANY_CPP
 
 
 def indexed_dims(node: Any) -> tuple[int, ...]:
@@ -48,6 +56,17 @@ def padded_dims(node: Any) -> tuple[int, ...]:
     return tuple([-1 - d for d in range(len(pad) // 2) if pad[2 * d] or pad[2 * d + 1]])
 
 
+def is_pooled(node: Any) -> bool:
+    """Whether a node only gives the mean over all of a row's places the strides of a picture.
+
+    As pooling to one place does where channels come last.
+    """
+    below, size = node.next_functions[0][0], node._saved_size
+    is_mean = below is not None and below.name() == "MeanBackward1" and below._saved_keepdim
+    is_one = len(size) > 2 and all(places == 1 for places in size[2:])
+    return is_mean and is_one and tuple(node._saved_stride[:2]) == (size[1], 1)
+
+
 def _number_of(name: str) -> Callable[[Any], int]:
     return lambda node: len(getattr(node, name))
 
@@ -64,6 +83,7 @@ _SETTINGS: dict[str, Callable[[Any], object]] = {
     },
     **{name: _number_of(name) for name in ("_saved_normalized_shape", "_saved_batch_sizes")},
     "_saved_pad": padded_dims,
+    "_saved_storage_offset": is_pooled,
     "_saved_indices": indexed_dims,
 }
 
@@ -205,7 +225,7 @@ def _kind(node: Any) -> _Kind:
         name += " of the model"  # somebody else's function of the same name
     names = (name, settings_of(node))
     # Some C++ nodes share one type, and Python functions of others come and go.
-    is_torchs = kind.__module__ == "builtins" and kind.__name__ != "CppFunction"
+    is_torchs = kind.__module__ == "builtins" and kind.__name__ != _ANY_CPP
     if is_torchs or names[0] in TAPS:
         _KINDS[kind] = names
     return names
@@ -285,6 +305,24 @@ def _walk(
     return met, index, tuple(parts)
 
 
+_FSDP2 = "RegisterPostBackwardFunctionBackward"  # its hooks leave gradients alone
+_COUNTED = [0]  # hooks that were ever registered, when they were last counted
+
+
+def count_hooks() -> int:
+    """How many hooks were registered since the last backward: on activations, for instance.
+
+    A graph does not show its hooks. But those of its activations and nodes are as new as it is, and
+    every registration takes a number.
+    """
+    return RemovableHandle.next_id - _COUNTED[0]
+
+
+def forget_hooks(but: int = 0) -> None:
+    """Count from now on, and from some: a backward is over, which has hooks of its own."""
+    _COUNTED[0] = RemovableHandle.next_id - but
+
+
 class Graph:
     """The nodes behind some losses.
 
@@ -294,20 +332,21 @@ class Graph:
         signature: The same for graphs of the same structure.
         returned: What a node (position) that has just run returned.
         operands: What a tap (position) was handed beside the gradient of its output.
+        has_hooks: Somebody's hooks may run in a backward, and write over gradients.
 
     Args:
         roots: The losses.
         known: Identities (`id`) of the model's parameters: which of them a leaf is belongs to the
             structure.
-        settings: What else does.
+        settings: What else does; so does the number of hooks that came with it.
     """
 
     def __init__(
         self, roots: Sequence[Tensor], known: Collection[int] = (), settings: object = None
     ) -> None:
-        self.roots = tuple(roots)
+        self.roots, num_hooks = tuple(roots), count_hooks()
         starts = [get_gradient_edge(root).node for root in roots]
-        met, index, parts = _walk(starts, known, settings)
+        met, index, parts = _walk(starts, known, (settings, num_hooks))
         signature = _SIGNATURES.get(parts)
         if signature is None:
             signature = GraphSignature(met, index, [index[start] for start in starts])
@@ -317,6 +356,7 @@ class Graph:
         self.signature = signature
         self.nodes: list[Any] = [met[where] for where in signature.order]
         self.names, self.root_positions = signature.names, signature.roots
+        self.has_hooks = num_hooks > 0 and _FSDP2 not in self.names
         self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         self.returned: dict[int, Sequence[Tensor | None]] = {}
         self.operands: dict[int, Tensor | None] = {}

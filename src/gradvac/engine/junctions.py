@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from gradvac.engine.graph import ANCHOR, COMPILED, LEAF, Graph, is_python_function
+from gradvac.engine.graph import ANCHOR, COMPILED, LEAF, Graph, is_python_function, may_write
 
 _PRODUCTS = frozenset(
     f"{name}Backward0"
@@ -59,7 +59,7 @@ class Partition:
         holds_no_rows: The roots are made of parameters alone.
         has_taps: Compiled regions left some parameters outside.
         functions: Numbers of the junctions that are Python functions on the way.
-        writers: Positions of Python functions among `row_nodes`; they may write over what they get.
+        writers: Positions of functions among `row_nodes` that may write over what they get.
     """
 
     junctions: list[Junction] = field(default_factory=list)
@@ -123,7 +123,7 @@ def find_junctions(
         made_of.append(None)
         partition.row_nodes.append(position)
         is_function = is_python_function(graph.nodes[position]) and not graph.is_tap(position)
-        if is_function and name != COMPILED:
+        if may_write(graph.nodes[position]) and name != COMPILED and not graph.is_tap(position):
             partition.writers.append(position)
         below[position] = deeper or bool(edges)
         if edges:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradvac.engine.graph import LEAF, Graph, indexed_dims, padded_dims
+from gradvac.engine.graph import LEAF, Graph, indexed_dims, is_pooled, padded_dims
 
 
 class Layout(NamedTuple):
@@ -305,6 +305,7 @@ _BY_SETTING: dict[str, Callable[[Any], Sequence[int]]] = {
     "Unfold": _along("dimension"),
     **dict.fromkeys(("Index", "UnsafeIndex"), _after_the_first_index),
     "ConstantPadNd": padded_dims,
+    "AsStrided": lambda node: () if is_pooled(node) else _ANY,
     **dict.fromkeys(("NativeLayerNorm", "FusedRmsNorm"), _normalised),
     **dict.fromkeys(("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm"), _by_channel),
     **dict.fromkeys(("PixelShuffle", "PixelUnshuffle"), lambda _: (-3, -2, -1)),

@@ -24,7 +24,7 @@ from gradvac.engine.joint_gradient import GradientSketches, is_due
 from gradvac.engine.kernels import Segments, sketch
 from gradvac.engine.losses import Losses
 from gradvac.engine.ownership import Key, MeasuredOwners, task_codes
-from gradvac.engine.passes import Arrive, ReachedNodes, check_hidden_backwards, run_pass
+from gradvac.engine.passes import Arrive, ReachedNodes, check_hidden_backwards, copies, run_pass
 from gradvac.engine.per_task import Expect, Receive
 from gradvac.engine.plan import How, Plan
 from gradvac.engine.planner import Planner
@@ -289,6 +289,8 @@ class PlannedBackward:
         def arrive(number: int, output_gradients: Sequence[Tensor | None]) -> None:
             if unreached and junctions[number].position in unreached:
                 reached_nodes.see(junctions[number].position, output_gradients)
+            if self.graph.has_hooks:  # some write over a gradient, which contributions hold
+                output_gradients = copies(output_gradients)
             builder.build(number, output_gradients)
             left.subtract(groups[number])
             complete = [group for group in dict.fromkeys(groups[number]) if not left[group]]
@@ -297,7 +299,8 @@ class PlannedBackward:
                 for group in complete:
                     done(group)
 
-            if junctions[number].ends or number in after_run:
+            has_run = junctions[number].ends and not self.graph.has_hooks
+            if has_run or number in after_run:
                 tell()
             elif complete:
                 node = self.graph.nodes[junctions[number].position]

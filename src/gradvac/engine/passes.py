@@ -43,10 +43,14 @@ def run_pass(
     """
     handles, ends = [], []
     inputs: list[Any] = []  # tensors and edges
+    below: list[tuple[Any, int]] = []  # edges that let the junctions above them run
     try:
         for number, junction in enumerate(partition.junctions):
             node = graph.nodes[junction.position]
-            if junction.ends:
+            if junction.ends and graph.has_hooks:  # what a hook writes over must be seen before
+                child, output = graph.children(junction.position)[junction.edges[0]]
+                below.append((graph.nodes[child], output))
+            if junction.ends and not graph.has_hooks:
                 outputs = graph.num_outputs(junction.position)
                 ends.append((number, len(inputs), outputs))
                 inputs += [GradientEdge(node, output) for output in range(outputs)]
@@ -65,10 +69,13 @@ def run_pass(
         leaves = partition.leaves_outside(graph)
         # Their edges: torch would not take a leaf that was frozen after the forward.
         edges = [GradientEdge(graph.nodes[position], 0) for position in partition.outside]
-        with _autocast_off(graph.roots[0].device), without_hooks(leaves):
+        last: list[Any] = [ANCHOR] if partition.has_taps else []
+        last += [GradientEdge(*edge) for edge in dict.fromkeys(below)]
+        shown = [node.variable for node, _ in below if hasattr(node, "variable")]
+        with _autocast_off(graph.roots[0].device), without_hooks([*leaves, *shown]):
             gradients = torch.autograd.grad(
                 graph.roots,
-                [*inputs, *edges, *([ANCHOR] if partition.has_taps else ())],
+                [*inputs, *edges, *last],
                 starts,
                 retain_graph=True if retain else None,
                 allow_unused=True,
