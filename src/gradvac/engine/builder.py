@@ -3,28 +3,38 @@
 # T tasks
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gradvac.engine.contributions import Built, Contribution
-from gradvac.engine.fast_paths import FAST_PATHS, NodeInput, embedding
-from gradvac.engine.graph import LEAF, Graph, call_node, may_write
-from gradvac.engine.junctions import ParameterPath, parameter_path
+from gradvac.engine.fast_paths import FAST_PATHS, NodeInput, embedding, index
+from gradvac.engine.graph import LEAF, Graph, aside, call_node, may_write
+from gradvac.engine.junctions import NO_PATH, ParameterPath, parameter_path
 from gradvac.engine.kernels import Owned, Segments
 from gradvac.engine.layouts import Layout
 from gradvac.engine.losses import Losses
 from gradvac.engine.ownership import MeasuredOwners
 from gradvac.engine.passes import copies
 from gradvac.engine.plan import How, Plan
+from gradvac.engine.pushes import push_at_once
 from gradvac.engine.row_tasks import DeclaredRows, RowTasks
 
-_SAME_NUMBERS = frozenset(
-    f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze")
-)
-
 Deliver = Callable[[nn.Parameter, Contribution], None]
+
+
+_LOOKUPS = {"EmbeddingBackward0": embedding, "IndexBackward0": index}
+
+
+@dataclass
+class _Arrived:
+    """Task gradients of outputs of a node that is made of parameters alone."""
+
+    gradients: dict[int, Tensor]  # by output: [T, ...]
+    segments: Segments
 
 
 class GradientBuilder:
@@ -57,16 +67,25 @@ class GradientBuilder:
         self._num_tasks = len(losses.present)
         self._reached = graph.reached_by() if rows is None else []
         self._segments: dict[int | RowTasks, Segments] = {}
-        self._arrived: dict[int, dict[int, Contribution]] = {}  # position -> output number
+        self._arrived: dict[int, _Arrived] = {}  # by position
+        self._by_task: Segments | None = None
         self.measured: MeasuredOwners | None = None
         self.slow: list[str] = []
 
     def begin(self, deliver: Deliver) -> None:
         """Expect a backward, and deliver what it builds."""
         self._deliver = deliver
+        self._num_left = dict(self.plan.partition.num_above)
 
     def build(self, number: int, gradients: Sequence[Tensor | None]) -> None:
         """Deliver what a junction contributes to its parameters."""
+        self._build(number, gradients)
+        for position in self.plan.partition.junctions[number].through:
+            self._num_left[position] -= 1
+            if not self._num_left[position] and position in self._arrived:
+                self._push_through(position, self._arrived.pop(position))
+
+    def _build(self, number: int, gradients: Sequence[Tensor | None]) -> None:
         graph, junction = self.graph, self.plan.partition.junctions[number]
         if not [True for gradient in gradients if gradient is not None and gradient.numel()]:
             if any(gradient is not None for gradient in gradients):
@@ -91,8 +110,6 @@ class GradientBuilder:
                     at.first = at.first or delivered
         if slow:
             self._call_slowly(position, slow, gradients, owned)
-        if self._arrived:
-            self._push_on()
 
     def _deliver_zeros(self, parameters: Iterable[nn.Parameter]) -> None:
         """An expert without rows: autograd gives it zeros, not nothing."""
@@ -148,7 +165,9 @@ class GradientBuilder:
         def given(task: int) -> list[Tensor | None]:
             return [_only(g, owners, task) for g, owners in zip(gradients, owned, strict=True)]
 
-        self._call(position, edges, rows, given)
+        children = self.graph.children(position)
+        for edge, by_task in self._call(position, edges, rows, given).items():
+            self._push(parameter_path(self.graph, *children[edge]), Built(by_task, rows))
 
     def _call(
         self,
@@ -156,31 +175,39 @@ class GradientBuilder:
         edges: Sequence[int],
         rows: Segments,
         given: Callable[[int], list[Tensor | None]],
-    ) -> None:
-        """Call a node with the output gradients that are given for each task, and push the results.
+    ) -> dict[int, Tensor]:
+        """Call a node with the output gradients that are given for each task.
 
         Exact, because every node is linear in its output gradient.
+
+        Returns:
+            The task gradients of some inputs (edges).
         """
-        node, children = self.graph.nodes[position], self.graph.children(position)
-        by_edge: dict[int, Tensor] = {}  # edge -> task gradients
-        for task in range(self._num_tasks) if rows.only is None else [rows.only]:
-            returned = self.graph.returned.get(position) if rows.only is not None else None
-            if returned is None:
-                operand = [self.graph.operands[position]] if self.graph.is_tap(position) else []
-                returned = call_node(node, _complete(node, [*given(task), *operand]))
+        graph, node = self.graph, self.graph.nodes[position]
+        by_edge: dict[int, Tensor] = {}
+        ran = graph.returned.get(position) if rows.only is not None else None
+        operand = [graph.operands[position]] if graph.is_tap(position) else []
+
+        def call(task: int) -> None:
+            returned = ran or call_node(node, _complete(node, [*given(task), *operand]))
             for edge in edges:
-                part, (child, output) = returned[edge], children[edge]
-                if output == 1 and self.graph.is_tap(child):  # no gradient, but its operand
-                    self.graph.operands[child] = part
+                part, (child, output) = returned[edge], graph.children(position)[edge]
+                if output == 1 and graph.is_tap(child):  # no gradient, but its operand
+                    graph.operands[child] = part
                 elif part is not None:
-                    if part.is_complex() and not self.graph.is_complex(child, output):
+                    if part.is_complex() and not graph.is_complex(child, output):
                         part = part.real  # as autograd does between two nodes
-                    shape = self.graph.shape(child, output)
+                    part, shape = part.to_dense(), graph.shape(child, output)
                     if edge not in by_edge:
-                        by_edge[edge] = part.to_dense().new_zeros(self._num_tasks, *shape)
-                    by_edge[edge][task] = part.to_dense().sum_to_size(shape)
-        for edge, gradients in by_edge.items():
-            self._push(parameter_path(self.graph, *children[edge]), Built(gradients, rows))
+                        by_edge[edge] = part.new_zeros(self._num_tasks, *shape)
+                    by_edge[edge][task] = part.sum_to_size(shape)
+
+        def call_all() -> None:
+            for task in range(self._num_tasks) if rows.only is None else [rows.only]:
+                call(task)
+
+        aside(call_all, self.losses.roots[0])
+        return by_edge
 
     def _describe(self, position: int) -> str:
         kind = self.graph.names[position].removesuffix("0").removesuffix("Backward")
@@ -200,64 +227,62 @@ class GradientBuilder:
         if self.graph.names[position] == LEAF:
             self._deliver(self.graph.nodes[position].variable, contribution)
             return contribution
-        arrived = self._arrived.setdefault(position, {})
-        if number in arrived:
-            contribution = _together(arrived[number], contribution)
-        arrived[number] = contribution
+        gradients = contribution.task_gradients()
+        arrived = self._arrived.setdefault(position, _Arrived({}, contribution.segments))
+        if arrived.segments.only != contribution.segments.only:
+            arrived.segments = self._row_per_task()
+        before = arrived.gradients.get(number)
+        arrived.gradients[number] = gradients if before is None else before + gradients
         return None
 
-    def _push_on(self) -> None:
-        """Through what was made of parameters alone, T gradients at a time, each node once."""
-        while self._arrived:
-            position = max(self._arrived)  # children come before parents, so nothing more arrives
-            arrived = self._arrived.pop(position)
-            child, contribution = self.graph.children(position)[0], next(iter(arrived.values()))
-            if (looked_up := self._look_up(position, contribution)) is not None:
-                self._push(parameter_path(self.graph, *child), looked_up)
-            elif self.graph.names[position] in _SAME_NUMBERS:
-                gradients = contribution.task_gradients()
-                shape = self.graph.shape(*child)
-                built = Built(gradients.reshape(len(gradients), *shape), contribution.segments)
-                self._push(parameter_path(self.graph, *child), built)
-            else:
-                self._push_through(position, arrived)
+    def _row_per_task(self) -> Segments:
+        """Of a batch with one row of each task."""
+        if self._by_task is None:
+            num_tasks = self._num_tasks
+            self._by_task = Segments(torch.arange(num_tasks), num_tasks, self.losses.device)
+        return self._by_task
 
-    def _look_up(self, position: int, contribution: Contribution) -> Contribution | None:
+    def _push_through(self, position: int, arrived: "_Arrived") -> None:
+        """Through a node that is made of parameters alone, once, T gradients at a time."""
+        paths, segments = self.plan.partition.paths[position], arrived.segments
+        if (looked_up := self._look_up(position, paths[0], arrived)) is not None:
+            self._push(paths[0], looked_up)
+            return
+        edges = [edge for edge, path in enumerate(paths) if path is not NO_PATH]
+        pushed = None
+        if self.graph.num_outputs(position) == 1:
+            pushed = push_at_once(self.graph, position, edges, arrived.gradients[0])
+        if pushed is None:
+            given = partial(self._given, position, arrived.gradients)
+            pushed = self._call(position, edges, segments, given)
+        for edge, gradients in pushed.items():
+            self._push(paths[edge], Built(gradients, segments))
+
+    def _look_up(
+        self, position: int, path: ParameterPath, arrived: "_Arrived"
+    ) -> Contribution | None:
         """A table of positions: the gradients of all tasks are those of a batch with a row each."""
-        is_lookup = self.graph.names[position] == "EmbeddingBackward0"
-        if not is_lookup or contribution.segments.only is not None:
+        lookup = _LOOKUPS.get(self.graph.names[position])
+        if lookup is None or arrived.segments.only is not None:
             return None
-        gradients = contribution.task_gradients()
-        tasks = Segments(torch.arange(len(gradients)), len(gradients), gradients.device)
-        owned, node = Owned(gradients.shape, tasks), self.graph.nodes[position]
-        path = parameter_path(self.graph, *self.graph.children(position)[0])
-        return embedding(NodeInput(self.graph, position, node, gradients, owned, path=path))
+        gradients, node = arrived.gradients[0], self.graph.nodes[position]
+        owned = Owned(gradients.shape, self._row_per_task())
+        return lookup(NodeInput(self.graph, position, node, gradients, owned, path=path))
 
-    def _push_through(self, position: int, arrived: Mapping[int, Contribution]) -> None:
-        gradients = {number: one.task_gradients() for number, one in arrived.items()}
+    def _given(
+        self, position: int, gradients: Mapping[int, Tensor], task: int
+    ) -> list[Tensor | None]:
+        """The gradients of a node's outputs, of one task."""
         described = self.graph.nodes[position]._input_metadata
-
-        def given(task: int) -> list[Tensor | None]:
-            by_output: list[Tensor | None] = [None] * self.graph.num_outputs(position)
-            for number, of_tasks in gradients.items():
-                by_output[number] = of_tasks[task].to(described[number].dtype)
-            return by_output
-
-        children = enumerate(self.graph.children(position))
-        edges = [edge for edge, (child, _) in children if child >= 0]
-        rows = next(iter(arrived.values())).segments
-        self._call(position, edges, rows, given)
+        by_output: list[Tensor | None] = [None] * self.graph.num_outputs(position)
+        for number, of_tasks in gradients.items():
+            by_output[number] = of_tasks[task].to(described[number].dtype)
+        return by_output
 
     def close(self) -> None:
         """Forget the rows that the forward declared."""
         if self._declared:
             self._declared.forget([self.graph.nodes[p] for p in self.plan.partition.row_nodes])
-
-
-def _together(before: Contribution, contribution: Contribution) -> Contribution:
-    """Two contributions to what was made of parameters, from one junction, as one."""
-    assert before.segments.only == contribution.segments.only
-    return Built(before.task_gradients() + contribution.task_gradients(), contribution.segments)
 
 
 def _only(gradient: Tensor | None, owned: Owned | None, task: int) -> Tensor | None:

@@ -24,7 +24,7 @@ from gradvac.engine.contributions import (
     SharedShift,
     SharesOutput,
 )
-from gradvac.engine.graph import Graph, call_node, saved
+from gradvac.engine.graph import Graph, aside, call_node, saved
 from gradvac.engine.junctions import ParameterPath
 from gradvac.engine.kernels import Owned, Segments, grouped_outer, wide
 
@@ -285,7 +285,7 @@ def entrywise(at: NodeInput) -> Contribution | None:
 
     Broadcasting is not undone by the node, so that its result still has an entry for every row.
     """
-    value = call_node(at.node, [at.gradient])[at.edge]
+    value = aside(lambda: call_node(at.node, [at.gradient]), at.gradient)[at.edge]
     if value is None or value.shape != at.gradient.shape:
         return None
     return at.summed(value)

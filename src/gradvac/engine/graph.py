@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 _ANY_CPP = "CppFunction"  # the type of all C++ nodes but torch's own
+
+Found = TypeVar("Found")
 
 
 @cache
@@ -95,22 +97,31 @@ def settings_of(node: Any) -> tuple[Callable[[Any], object], ...]:
 
 
 @cache
-def _aside(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 (a fork has no threads)
-    """A thread: a node called inside a running backward computes only what that backward wants."""
+def _thread(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 (a fork has no threads)
     return ThreadPoolExecutor(1, thread_name_prefix="gradvac")
 
 
-def call_node(node: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """The gradients of a node's inputs. Broadcasting is not undone: that is the engine's work."""
-    function: Callable[..., Any] = node if callable(node) else node.apply
-    some = next(g for g in gradients if g is not None)
-    stream = torch.cuda.current_stream(some.device) if some.is_cuda else None
+def aside(run: Callable[[], Found], like: Tensor) -> Found:
+    """Run something that calls nodes, on tensors like this one.
 
-    def run() -> Any:
+    On another thread: a node called inside a running backward computes only what that wants.
+    """
+    stream = torch.cuda.current_stream(like.device) if like.is_cuda else None
+
+    def run_there() -> Found:
         with torch.no_grad(), torch.cuda.stream(stream):
-            return function(*gradients)
+            return run()
 
-    returned = _aside(os.getpid()).submit(run).result()
+    is_inside = torch._C._current_graph_task_id() != -1
+    return _thread(os.getpid()).submit(run_there).result() if is_inside else run_there()
+
+
+def call_node(node: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The gradients of a node's inputs; to be called `aside`.
+
+    Broadcasting is not undone: that is the engine's work.
+    """
+    returned = node(*gradients) if callable(node) else node.apply(*gradients)
     returned = returned if isinstance(returned, tuple) else (returned,)
     return returned if callable(node) else _by_edge(node, returned)
 

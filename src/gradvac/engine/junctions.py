@@ -9,12 +9,14 @@ consumers.
 # B rows
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from gradvac.engine.graph import ANCHOR, COMPILED, LEAF, Graph, is_python_function, may_write
+from gradvac.engine.layouts import saved_dims
 
 _PRODUCTS = frozenset(
     f"{name}Backward0"
@@ -35,6 +37,7 @@ class Junction:
         edges: The inputs that are made of parameters alone; a product comes before its shift.
         paths: Down from each of them.
         parameters: What these inputs are made of.
+        through: Positions of the nodes between them and the parameters, parents first.
         ends: Nothing below the node needs it to run.
         assumed: All its inputs are made of parameters; that it holds rows is an assumption.
     """
@@ -43,6 +46,7 @@ class Junction:
     edges: tuple[int, ...]
     paths: "tuple[ParameterPath, ...]"
     parameters: frozenset[nn.Parameter]
+    through: tuple[int, ...]
     ends: bool
     assumed: bool
 
@@ -58,6 +62,8 @@ class Partition:
         holds_rows: For every node, whether it is not made of parameters alone.
         holds_no_rows: The roots are made of parameters alone.
         has_taps: Compiled regions left some parameters outside.
+        paths: Down from every input of the nodes between junctions and parameters.
+        num_above: How many junctions such a node gets something from.
         functions: Numbers of the junctions that are Python functions on the way.
         writers: Positions of functions among `row_nodes` that may write over what they get.
     """
@@ -68,6 +74,8 @@ class Partition:
     holds_rows: Sequence[bool] = ()
     holds_no_rows: bool = False
     has_taps: bool = False
+    paths: "dict[int, list[ParameterPath]]" = field(default_factory=dict)
+    num_above: Counter[int] = field(default_factory=Counter)
     functions: set[int] = field(default_factory=set)
     writers: list[int] = field(default_factory=list)
 
@@ -132,24 +140,60 @@ def find_junctions(
             if deeper and is_function:
                 partition.functions.add(len(partition.junctions))
             paths = tuple(parameter_path(graph, *children[edge]) for edge in edges)
+            through = _nodes_below(graph, [top for top, _, _ in paths])
             partition.junctions.append(
-                Junction(position, edges, paths, parameters, not deeper, assumed)
+                Junction(position, edges, paths, parameters, through, not deeper, assumed)
             )
     partition.holds_rows = [parameters is None for parameters in made_of]
+    partition.num_above = Counter(p for j in partition.junctions for p in j.through)
+    for position in partition.num_above:
+        children = graph.children(position)
+        partition.paths[position] = [
+            parameter_path(graph, *child) if child[0] >= 0 else NO_PATH for child in children
+        ]
     return partition
 
 
 ParameterPath = tuple[int, int, bool]
 """A node (position) and the number of its output; whether there is a transposition on the way."""
+NO_PATH = (-1, 0, False)
+
+
+def _nodes_below(graph: Graph, tops: Iterable[int]) -> tuple[int, ...]:
+    """These nodes and all below them but for leaves, parents first."""
+    found = [position for position in dict.fromkeys(tops) if graph.names[position] != LEAF]
+    for position in found:  # grows on the way
+        below = {child for child, _ in graph.children(position)} - {-1, *found}
+        found += [child for child in below if graph.names[child] != LEAF]
+    return tuple(sorted(found, reverse=True))
 
 
 def parameter_path(graph: Graph, position: int, number: int) -> ParameterPath:
-    """From an input of a junction through casts and transpositions, mostly to a parameter."""
+    """From an input of a node through casts, copies and transpositions, mostly to a parameter."""
     transposed = False
-    while graph.names[position] == "TBackward0" or graph.is_plain_cast(position):
-        transposed ^= graph.names[position] == "TBackward0" and len(graph.shape(position)) == 2
+    while True:
+        dims = permutation(graph, position)
+        is_same = graph.is_plain_cast(position) if dims is None else dims == (*range(len(dims)),)
+        if not is_same and dims != (1, 0):
+            return position, number, transposed
+        transposed ^= not is_same
         position, number = graph.children(position)[0]
-    return position, number, transposed
+
+
+def permutation(graph: Graph, position: int) -> tuple[int, ...] | None:
+    """Which dimension of its input each dimension of a node's output is; None: it does more."""
+    node, kind, size = graph.nodes[position], graph.kind(position), len(graph.shape(position))
+    dims = list(range(size))
+    if kind == "Permute":
+        dims = [dim % size for dim in saved_dims(node, "dims")]
+    elif kind == "Transpose":
+        one, other = (dim % size for dim in saved_dims(node, "dim0", "dim1"))
+        dims[one], dims[other] = other, one
+    elif kind == "T":
+        dims.reverse()
+    elif kind not in ("Alias", "Clone"):
+        return None
+    return tuple(dims) if callable(node) else None  # a Python function may have any name
 
 
 def _may_hold_rows(graph: Graph, position: int, rows: int | None) -> bool:

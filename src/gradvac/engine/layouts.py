@@ -137,9 +137,9 @@ def _below(
         every = layouts(inside, num_rows)
         return next((one for one in every if one.stride(inside, num_rows) == stride), None)
     if kind == "Permute":
-        dim = _saved_dims(node, "dims")[dim] % len(shape)
+        dim = saved_dims(node, "dims")[dim] % len(shape)
     elif kind in ("T", "Transpose"):
-        pair = _saved_dims(node, "dim0", "dim1") if kind == "Transpose" else [0, 1]
+        pair = saved_dims(node, "dim0", "dim1") if kind == "Transpose" else [0, 1]
         one, other = (d % len(shape) for d in pair)
         dim = {one: other, other: one}.get(dim, dim)
     elif kind in _ENTRYWISE or kind in _PRODUCTS:
@@ -149,9 +149,9 @@ def _below(
     elif kind == "NllLoss2D":
         dim += dim > 0
     elif kind == "Stack":
-        dim -= dim > _saved_dims(node, "dim")[0] % len(shape)
+        dim -= dim > saved_dims(node, "dim")[0] % len(shape)
     elif num_more > 0 and hasattr(node, "_saved_dim"):  # that are gone
-        for gone in sorted(d % len(inside) for d in _saved_dims(node, "dim")):
+        for gone in sorted(d % len(inside) for d in saved_dims(node, "dim")):
             dim += dim >= gone
     elif num_more and kind not in _SAME_NUMBER:
         return None
@@ -201,7 +201,7 @@ def _contracted(graph: Graph, position: int, edges: Sequence[int]) -> Sequence[i
     return (*broadcast, *(dim for factor, dim in summed_over.items() if factor in edges))
 
 
-def _saved_dims(node: Any, *names: str) -> list[int]:
+def saved_dims(node: Any, *names: str) -> list[int]:
     """The dimensions that an operation was given."""
     dims: list[int] = []
     for name in names:
@@ -212,7 +212,7 @@ def _saved_dims(node: Any, *names: str) -> list[int]:
 
 def _along(name: str) -> Callable[[Any], Sequence[int]]:
     """Along the dimensions that an operation was given; none: any."""
-    return lambda node: _saved_dims(node, name) or _ANY
+    return lambda node: saved_dims(node, name) or _ANY
 
 
 def _after_the_first_index(node: Any) -> Sequence[int]:
@@ -236,7 +236,7 @@ def _recurrent(node: Any) -> Sequence[int]:
     return (1, 2) if hasattr(node, "_saved_batch_sizes") and node._saved_batch_first else (0, 2)
 
 
-def _kinds(names: str) -> frozenset[str]:
+def kinds(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
@@ -250,8 +250,8 @@ _SAME_NUMBER = frozenset(
     )
 )
 # Python functions that hand on what they get; hooks of FSDP2, too
-_HOOKS = _kinds("BackwardHookFunctionBackward RegisterPostBackwardFunctionBackward")
-_ENTRYWISE = _kinds(
+_HOOKS = kinds("BackwardHookFunctionBackward RegisterPostBackwardFunctionBackward")
+_ENTRYWISE = kinds(
     """
     Abs Acos Acosh Add Addcdiv Addcmul Alias Angle Asin Asinh Atan Atan2 Atanh Celu Clamp
     ClampMax ClampMin Clone Complex Conj ConjPhysical Copy Copysign Cos Cosh Deg2Rad Digamma Div
@@ -264,7 +264,7 @@ _ENTRYWISE = _kinds(
     """
 )
 # What is one entry above belongs to one row, and so does all that it was made of.
-_KEEPERS = _kinds(
+_KEEPERS = kinds(
     """
     Amax Amin Aminmax BinaryCrossEntropy BinaryCrossEntropyWithLogits CtcLoss CudnnCtcLoss
     HuberLoss Kthvalue LinalgVectorNorm Logsumexp Max Mean Median Min Mode MseLoss
@@ -273,8 +273,8 @@ _KEEPERS = _kinds(
     UnsafeView Unsqueeze Var VarMean View ViewAsComplex ViewAsReal
     """
 )
-_PRODUCTS = _kinds("Mm Addmm Bmm Baddbmm")
-_WITHIN_ROWS = _kinds(
+_PRODUCTS = kinds("Mm Addmm Bmm Baddbmm")
+_WITHIN_ROWS = kinds(
     """
     ScaledDotProductFlashAttention ScaledDotProductFlashAttentionForCpu
     ScaledDotProductEfficientAttention ScaledDotProductCudnnAttention
@@ -285,13 +285,13 @@ _OVER_SPACE = (
     *("AvgPool", "MaxPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "FractionalMaxPool"),
     *("Upsample", "ReflectionPad", "ReplicationPad", "GridSampler"),
 )
-_WITH_WEIGHTS = _kinds(
+_WITH_WEIGHTS = kinds(
     """
     Convolution NativeGroupNorm NativeLayerNorm FusedRmsNorm NativeBatchNorm CudnnBatchNorm
     MiopenBatchNorm MkldnnRnnLayer CudnnRnn
     """
 )
-_ALONG_DIM = _kinds(
+_ALONG_DIM = kinds(
     """
     IndexSelect IndexAdd IndexCopy IndexReduce Gather Scatter ScatterAdd ScatterReduce
     SliceScatter SelectScatter Sort Topk Slice Split SplitWithSizes UnsafeSplit
