@@ -30,7 +30,7 @@ from gradvac.lab.experiments.statistics import (
     LEVEL,
     Against,
     ComparisonRow,
-    Quantity,
+    RowQuantity,
     Scored,
     judge_primary,
     row_of,
@@ -176,7 +176,7 @@ def compare_methods(
             "intervals are about other seeds alone, on these sentences; score the runs again."
         )
     scored = [
-        Quantity(kind, name, _scored(tasks, drawn), scores.digits + 1, scores.higher_is_better)
+        RowQuantity(kind, name, _scored(tasks, drawn), scores.digits + 1, scores.higher_is_better)
         for kind, name, tasks in _sets_of_tasks(first)
     ]
     losses = list(_losses(compared))
@@ -203,7 +203,7 @@ def _averages(compared: Sequence[Method]) -> list[PrimaryQuestion]:
 
 
 def _answers(
-    asked: Sequence[PrimaryQuestion], quantities: Sequence[Quantity], compared: Sequence[Method]
+    asked: Sequence[PrimaryQuestion], quantities: Sequence[RowQuantity], compared: Sequence[Method]
 ) -> tuple[list[PrimaryAnswer], list[str]]:
     """The answers, and remarks about questions that these runs cannot answer."""
     rows, known = {one.name: one for one in quantities}, {one.name: one for one in compared}
@@ -229,7 +229,7 @@ def _answers(
 
 
 def _row(
-    quantity: Quantity, compared: Sequence[Method], answers: Sequence[PrimaryAnswer]
+    quantity: RowQuantity, compared: Sequence[Method], answers: Sequence[PrimaryAnswer]
 ) -> ComparisonRow:
     """A row whose primary questions have their corrected answers."""
     row = row_of(quantity, compared)
@@ -388,7 +388,7 @@ def _of_runs(value: Callable[[ScoredRun], float]) -> Callable[[Method], Scored |
     return score
 
 
-def _losses(compared: Sequence[Method]) -> Iterator[Quantity]:
+def _losses(compared: Sequence[Method]) -> Iterator[RowQuantity]:
     """Losses beside the scores: at the best weights, at equal steps, at equal time."""
     runs = [run for method in compared for run in method.runs if run.metrics]
     if not runs:
@@ -410,7 +410,7 @@ def _losses(compared: Sequence[Method]) -> Iterator[Quantity]:
             equal_time = partial(methods.after_seconds, key=key, seconds=seconds)
             views[f"{key} after {seconds:,.3g} s"] = equal_time
         for name, value in views.items():
-            yield Quantity("loss", name, _of_runs(value), 4 if key == LOSS else 2, higher)
+            yield RowQuantity("loss", name, _of_runs(value), 4 if key == LOSS else 2, higher)
 
 
 def _test_used(has_sentences: bool, num_questions: int, *, is_named: bool) -> str:

@@ -151,8 +151,9 @@ def _same_scale(axes: Axes, least: float) -> None:
     """Let both axes span as much, and `least` at least, around what is drawn."""
     limits = [axes.get_xlim(), axes.get_ylim()]
     span = max(least, *(high - low for low, high in limits))
-    for (low, high), set_limits in zip(limits, (axes.set_xlim, axes.set_ylim), strict=True):
-        set_limits((low + high - span) / 2, (low + high + span) / 2)
+    across, up = (((low + high - span) / 2, (low + high + span) / 2) for low, high in limits)
+    axes.set_xlim(across)
+    axes.set_ylim(up)
 
 
 def _point(axes: Axes, x: Cell, y: Cell, ink: str, marker: str) -> None:

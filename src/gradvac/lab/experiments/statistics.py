@@ -262,7 +262,7 @@ class ComparisonRow:
     higher_is_better: bool
 
 
-class Quantity(NamedTuple):
+class RowQuantity(NamedTuple):
     """What a row is about, before any method is looked at.
 
     Attributes:
@@ -280,7 +280,7 @@ class Quantity(NamedTuple):
     higher_is_better: bool
 
 
-def row_of(quantity: Quantity, methods: Sequence[Method]) -> ComparisonRow:
+def row_of(quantity: RowQuantity, methods: Sequence[Method]) -> ComparisonRow:
     """The numbers of all methods, the first being the baseline; no question is primary here."""
     baseline = quantity.score(methods[0])
     cells = {}
@@ -298,7 +298,7 @@ def row_of(quantity: Quantity, methods: Sequence[Method]) -> ComparisonRow:
 
 
 def judge_primary(
-    asked: Sequence[tuple[Quantity, Method, Method]],
+    asked: Sequence[tuple[RowQuantity, Method, Method]],
 ) -> list[Against | None]:
     """The answers to primary questions, corrected among each other (Holm).
 
