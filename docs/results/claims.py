@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from gradvac.analysis.statistics import holm
 from gradvac.lab.experiments import Comparison, compare_runs
-from gradvac.lab.experiments.statistics import Against
+from gradvac.lab.experiments.statistics import CLEAR, LEVEL, SUGGESTIVE, Against
 
 _FEWEST = 2  # seeds
-_LEVEL = 0.05
 _BEST = "dev/loss, best weights"
 
 Losses = Callable[[str], Mapping[int, Mapping[int, float]]]
@@ -27,16 +28,21 @@ class Claim(NamedTuple):
         method: Of our sweeps.
         baseline: What it is compared with.
         paper: The paper's difference of average BLEU; None: it says nothing.
+        is_primary: Whether it is one of the few that the paper stands on; only these can be clear.
     """
 
     said: str
     method: str
     baseline: str
     paper: float | None = None
+    is_primary: bool = False
 
 
 PAPER = (
-    Claim("GradVac by layer, low-resource tasks, against joint training", "gradvac", "joint", 1.41),
+    Claim(
+        *("GradVac by layer, low-resource tasks, against joint training", "gradvac", "joint", 1.41),
+        is_primary=True,
+    ),
     Claim("... with twice the steps", "long_gradvac", "long_joint", 1.41),
     Claim("... at full length", "full_gradvac", "full_joint", 1.41),
     Claim("... with one target for the whole model", "gradvac_model", "joint", 0.82),
@@ -48,7 +54,7 @@ PAPER = (
     Claim("MGDA", "mgda", "joint", -2.11),
     Claim("Bilingual models", "bilingual", "joint", -1.95),
     Claim("GradVac by layer against PCGrad by layer", "gradvac", "pcgrad_layers", 1.02),
-    Claim("Into English: GradVac by layer", "into_english_gradvac", "into_english", 0.73),
+    Claim("Into English: GradVac by layer", "into_english_gradvac", "into_english", 0.73, True),
     Claim("... for the whole model", "into_english_gradvac_model", "into_english", 0.38),
     Claim("... with the fixed target 0.5", "into_english_gradvac_fixed", "into_english", 0.24),
     Claim("... PCGrad by layer", "into_english_pcgrad_layers", "into_english", 0.32),
@@ -57,7 +63,10 @@ PAPER = (
     Claim("... MGDA", "into_english_mgda", "into_english", 0.04),
     Claim("... Bilingual models", "into_english_bilingual", "into_english", -3.58),
     Claim("19 languages: temperature 5 against 1", "many_temperature5", "many_temperature1", 0.07),
-    Claim("19 languages: GradVac against temperature 5", "many_gradvac", "many_temperature5", 0.83),
+    Claim(
+        *("19 languages: GradVac against temperature 5", "many_gradvac", "many_temperature5", 0.83),
+        is_primary=True,
+    ),
     Claim("Table 6: high-resource tasks against low", "gradvac_high", "gradvac", -0.11),
     Claim("Table 6: all tasks against low-resource ones", "gradvac_all", "gradvac", -0.25),
     Claim("Table 7: whole model against layers", "gradvac_model", "gradvac", -0.59),
@@ -204,7 +213,7 @@ def _count(answers: Sequence[Answer]) -> str:
     """How many claims had which end."""
     known = [answer for answer in answers if answer.found is not None]
     said = Counter(
-        verdict(answer.claim.paper, answer.found, p_value)
+        verdict(answer.found, p_value)
         for answer, p_value in zip(known, _adjusted(answers), strict=True)
         if answer.found is not None
     )
@@ -215,53 +224,43 @@ def _count(answers: Sequence[Answer]) -> str:
 
 
 def _adjusted(answers: Sequence[Answer]) -> list[float]:
-    """The p-values of answers, corrected among all of them (Holm)."""
-    known = [answer.found.p_value for answer in answers if answer.found is not None]
-    return [float(p_value) for p_value in holm(known)]
+    """P-values of the primary claims that were run, corrected among each other; of others NaN."""
+    known = [
+        answer.found.p_value if answer.claim.is_primary else math.nan
+        for answer in answers
+        if answer.found is not None
+    ]
+    return holm(known)
 
 
 def _table(answers: Sequence[Answer], *, with_paper: bool) -> str:
     """One row a claim."""
     adjusted = iter(_adjusted(answers))
-    losses = [answer.loss for answer in answers if answer.loss is not None]
-    adjusted_losses = iter(holm([found.p_value for found in losses]))
     first = ["claim", "verdict", "paper"] if with_paper else ["question", "verdict"]
-    head = [*first, "here (95 % interval)", "smallest detectable (seeds)", "development loss"]
+    head = [*first, "here (95 % interval)", "seeds", "development loss"]
     lines = [head, ["---"] * len(head)]
     for claim, num_seeds, found, loss, until in answers:
         paper = [] if claim.paper is None else [f"{claim.paper:+.2f}"]
         if found is None:
             said = "stopped" if until else "not run"
-            lines.append([claim.said, said, *paper, "", f"({num_seeds})", until])
+            lines.append([claim.said, said, *paper, "", f"{num_seeds}", until])
             continue
-        said = verdict(claim.paper, found, next(adjusted))
+        said = verdict(found, next(adjusted))
         here = f"{found.difference:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
-        smallest = f"{found.smallest:.2f} ({num_seeds})"
-        about = "" if loss is None else _loss(loss, float(next(adjusted_losses)))
-        lines.append([claim.said, f"**{said}**", *paper, here, smallest, about])
+        if paper and not found.low <= float(paper[0]) <= found.high:
+            paper = [f"{paper[0]}, outside"]
+        about = "" if loss is None else f"{loss.difference:+.4f}, {verdict(loss, math.nan, 4)}"
+        lines.append([claim.said, f"**{said}**", *paper, here, f"{num_seeds}", about])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def verdict(paper: float | None, found: Against, p_value: float) -> str:
-    """What a difference says of a claim.
+def verdict(found: Against, adjusted: float, digits: int = 2) -> str:
+    """What a difference shows, in the words of `gradvac compare`.
 
     Args:
-        paper: The paper's difference; None: there is no claim.
-        found: Ours.
-        p_value: Of it, corrected.
+        found: The difference of two methods that were compared by themselves.
+        adjusted: Its p-value among the primary claims; NaN if it is none.
+        digits: Decimals to show.
     """
-    is_found = p_value < _LEVEL
-    if paper is None:
-        return ("better" if found.difference > 0 else "worse") if is_found else "within noise"
-    if is_found:
-        return "reproduced" if (found.difference > 0) == (paper > 0) else "the opposite"
-    if found.low <= paper <= found.high:
-        return "within noise"
-    return "not reproduced"
-
-
-def _loss(found: Against, p_value: float) -> str:
-    changed = f"{found.difference:+.4f}"
-    if p_value >= _LEVEL:
-        return f"{changed}, within noise"
-    return f"{changed}, {'better' if found.difference < 0 else 'worse'}"
+    word = SUGGESTIVE if found.verdict == CLEAR and not adjusted < LEVEL else found.verdict
+    return replace(found, verdict=word).in_words(digits)

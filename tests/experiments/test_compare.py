@@ -40,22 +40,25 @@ def test_a_difference_is_found_by_task_and_level(tmp_path: Path) -> None:
     for row in found.rows:
         against = row.cells["vaccinated"].against
         assert against is not None
-        assert against.verdict == "better"
+        assert against.verdict == ("clear" if row.name == "all" else "suggestive")
+        assert against.is_better
         assert 7 < against.difference < 13
         assert against.low < against.difference < against.high
-        assert 0 < against.smallest < 10
+        assert 0 < against.needed < against.difference
     assert "seeds and sentences" in found.test
     text = to_markdown(found)
-    assert "**better**" in text
+    assert "**clear: better**" in text
     assert json.loads(to_json(found))["rows"][0]["cells"]["joint"]["against"] is None
 
 
-def test_equal_methods_are_within_noise(tmp_path: Path) -> None:
+def test_of_equal_methods_nothing_is_shown(tmp_path: Path) -> None:
     found = compare_runs([two_methods(tmp_path, better=0.0)])
     against = found.rows[0].cells["vaccinated"].against
     assert against is not None
-    assert against.verdict == "within noise"
-    assert against.adjusted >= 0.05
+    assert against.verdict == "not shown"
+    assert against.largest == max(-against.low, against.high)
+    assert f"**not shown: at most {against.largest:.2f}**" in to_markdown(found)
+    assert against.needed > abs(against.difference)
 
 
 def test_equal_steps_equal_time_and_cost(tmp_path: Path) -> None:
@@ -73,7 +76,7 @@ def test_equal_steps_equal_time_and_cost(tmp_path: Path) -> None:
     # 4 s are 20 steps of the slower one, where its loss was 2.4
     assert rows["dev/loss after 4 s"]["vaccinated"].mean == pytest.approx(2.4)
     assert rows["dev/loss after 4 s"]["joint"].mean == pytest.approx(2.1)
-    assert rows["dev/loss, step 40"]["vaccinated"].against.verdict == "better"  # type: ignore[union-attr]
+    assert rows["dev/loss, step 40"]["vaccinated"].against.verdict == "suggestive"  # type: ignore[union-attr]
     assert found.costs["vaccinated"].seconds_per_step == pytest.approx(0.2)
     assert found.costs["joint"].peak_memory == 1.5
 
@@ -90,6 +93,69 @@ def test_methods_are_told_apart_by_settings_but_not_by_seed_or_place(tmp_path: P
     assert compare_runs(paths, baseline=str(paths[0])).baseline == "temperature=5.0"
     with pytest.raises(ValueError, match=r"--baseline: .*'temperature=2'"):
         compare_runs(paths, baseline="temperature=2")
+
+
+def test_methods_are_called_as_their_folders_are(tmp_path: Path) -> None:
+    for seed in range(2):
+        make_run(tmp_path / f"joint-{seed}", seed=seed)
+        make_run(tmp_path / f"vaccine_seed{seed}", rule="gradvac", seed=seed)
+    make_run(tmp_path / "t1", settings={"sampling.temperature": 1.0})
+    found = compare_runs([tmp_path])
+    assert found.baseline == "joint"
+    assert found.seeds == {"joint": (0, 1), "t1": (0,), "vaccine": (0, 1)}
+
+
+def test_seeds_without_a_partner_are_left_out_of_the_difference_and_it_is_said(
+    tmp_path: Path,
+) -> None:
+    two_methods(tmp_path)
+    complete = compare_runs([tmp_path / "joint", *find_runs([tmp_path / "vaccinated"])[:3]])
+    against = complete.rows[0].cells["vaccinated"].against
+    assert against is not None
+    assert against.pairs == 3
+    assert against.verdict == "clear"
+    assert "| vaccinated | 3 |" in to_markdown(complete)
+    said = "vaccinated: compared with joint on the 3 seeds that both have (of 3 and 4)"
+    assert any(line.startswith(said) for line in complete.remarks)
+    for seed in (4, 5):
+        make_run(tmp_path / "other" / f"seed-{seed}", rule="pcgrad", seed=seed)
+    found = compare_runs([tmp_path])
+    assert "| other | 2, unpaired |" in to_markdown(found)
+    assert any(line.startswith("other: shares 0 seeds with joint") for line in found.remarks)
+
+
+def test_only_what_was_asked_beforehand_can_be_clear(tmp_path: Path) -> None:
+    """Two methods, both far better: the sweep asks about one of them, on one level."""
+    two_methods(tmp_path)
+    for seed in range(4):
+        make_run(tmp_path / "pcgrad" / f"seed-{seed}", rule="pcgrad", seed=seed, quality=0.75)
+    asked = [
+        {"method": "vaccinated", "baseline": "joint", "on": "low"},
+        {"method": "vaccinated", "baseline": "pcgrad", "on": "all"},
+        {"method": "vaccinated", "baseline": "joint", "on": "dev/loss, best weights"},
+        {"method": "vaccinated", "baseline": "joint", "on": "medium"},
+    ]
+    (tmp_path / "sweep.json").write_text(json.dumps({"primary": asked}))
+    found = compare_runs([tmp_path / "joint", tmp_path / "pcgrad", tmp_path / "vaccinated"])
+    verdicts = {
+        (row.name, name): cell.against.verdict
+        for row in [*found.rows, *found.losses]
+        for name, cell in row.cells.items()
+        if cell.against is not None
+    }
+    clear = {("low", "vaccinated"), ("dev/loss, best weights", "vaccinated")}
+    assert {which for which, verdict in verdicts.items() if verdict == "clear"} == clear
+    assert verdicts["all", "pcgrad"] == "suggestive"
+    answers = {(one.baseline, one.on): one.against for one in found.primary}
+    assert list(answers) == [(one["baseline"], one["on"]) for one in asked[:3]]
+    other = answers["pcgrad", "all"]
+    assert not other.is_better
+    assert other.adjusted > other.p_value
+    assert "among the 3 questions that were named beforehand" in found.test
+    assert "vaccinated against joint on 'medium'" in found.remarks[-1]
+    text = to_markdown(found)
+    assert "| vaccinated against joint, low | 4 |" in text
+    assert json.loads(to_json(found))["primary"][0]["on"] == "low"
 
 
 def test_models_of_single_tasks_stand_together(tmp_path: Path) -> None:

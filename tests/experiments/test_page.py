@@ -72,8 +72,29 @@ def test_differences_are_drawn_with_their_intervals(tmp_path: Path) -> None:
         against = found.rows[0].cells[name].against
         assert against is not None
         assert list(interval) == [against.low, against.high]  # type: ignore[arg-type]
-    assert answer(found).startswith("gradvac is better than t5 by")
-    assert answer(found).endswith("Of the others: 2 worse, 1 better.")
+    assert answer(found).startswith("gradvac against t5, on average: clear: better, +7.05 accuracy")
+    assert answer(found).endswith("Of the others: 2 clear: worse, 1 clear: better.")
+
+
+def test_small_differences_are_not_drawn_large(tmp_path: Path) -> None:
+    """Axes reach 5 % of the score at least, both ways; across and up are of one scale."""
+    close = dict.fromkeys(("en-fr", "en-hi"), 0.6)
+    for seed in range(4):
+        for rule in ("sum", "gradvac"):
+            options = {"seed": seed, "quality": close, "num_sentences": 1000}
+            make_run(tmp_path / rule / f"seed-{seed}", rule=rule, **options)
+    found = compare_runs([tmp_path])
+    against = found.rows[0].cells["gradvac"].against
+    assert against is not None
+    assert against.largest < 2.0
+    drawn = comparison_figures(found)
+    low, high = drawn["differences"].axes[0].get_xlim()
+    assert high == -low
+    assert high >= 3.0
+    axes = drawn["trade_off"].axes[0]
+    spans = [high - low for low, high in (axes.get_xlim(), axes.get_ylim())]
+    assert spans[0] == pytest.approx(spans[1])
+    assert spans[0] >= 6.0
 
 
 def test_scores_that_are_all_equal_say_nothing_about_other_seeds(tmp_path: Path) -> None:
@@ -81,8 +102,8 @@ def test_scores_that_are_all_equal_say_nothing_about_other_seeds(tmp_path: Path)
         for rule in ("sum", "gradvac"):
             make_run(tmp_path / rule / f"seed-{seed}", rule=rule, seed=seed, quality=0.0)
     found = compare_runs([tmp_path])
-    assert answer(found) == "Whether anything differs from sum cannot be told from these runs."
-    assert "| - | **within noise** |" in CliRunner().invoke(app, ["compare", str(tmp_path)]).output
+    assert answer(found) == "These runs cannot tell whether anything differs from sum."
+    assert "| - | **cannot tell** |" in CliRunner().invoke(app, ["compare", str(tmp_path)]).output
 
 
 def test_the_page_in_a_browser(
@@ -106,7 +127,7 @@ def test_the_page_in_a_browser(
         assert page.js("document.documentElement.dataset.theme") == (
             "dark" if width == 390 else "light"
         )
-    assert "better than t5" in page.find("main").text
+    assert "gradvac against t5, on average: clear: better" in page.find("main").text
     assert page.find("td.better").is_displayed()
     page.find("#theme").click()
     assert page.js("document.documentElement.dataset.theme") == "dark"

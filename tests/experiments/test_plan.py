@@ -105,6 +105,10 @@ def test_methods_take_turns_and_seeds_come_one_after_the_other() -> None:
             },
             "circle",
         ),
+        (
+            {"methods": [{"name": "joint"}], "primary": [{"method": "gradvca"}]},
+            "primary: there is no method 'gradvca'",
+        ),
         ({"methods": [{"name": "a", "parts": {"x.y": [1], "x.z": [2]}}]}, "give one"),
     ],
 )

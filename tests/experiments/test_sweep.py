@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gradvac.files import read_json
 from gradvac.lab.experiments import (
     Processes,
     Submitit,
@@ -236,6 +237,21 @@ def test_a_run_that_is_killed_takes_nothing_with_it(
     logs = [(made.out / "trials" / f"twin.seed-{seed}.log").read_text() for seed in (0, 1)]
     assert logs[0].split()[1] == logs[1].split()[1]  # the fork server's process number
     assert "Scored on the test set." in logs[1]
+
+
+def test_primary_questions_are_asked_before_there_are_answers(sweep: Make) -> None:
+    question = '[[primary]]\nmethod = "{}"\n'
+    sweep(METHODS).run(InProcess())
+    with pytest.raises(ValueError, match=r"primary: vaccinated against joint on 'all' was not"):
+        sweep(question.format("vaccinated") + METHODS).run(InProcess())
+    asked = sweep(question.format("vaccinated") + METHODS, out="other")
+    asked.run(InProcess())
+    later = question.format("pcgrad") + METHODS.replace("vaccinated", "pcgrad")
+    sweep(later, out="other").run(InProcess())  # another sweep that shares the folder
+    named = [one["method"] for one in read_json(asked.out / "sweep.json")["primary"]]
+    assert named == ["vaccinated", "pcgrad"]
+    with pytest.raises(ValueError, match=r"primary: vaccinated .* was asked"):
+        sweep(METHODS, out="other").run(InProcess())
 
 
 def test_a_result_counts_only_for_its_settings(sweep: Make) -> None:

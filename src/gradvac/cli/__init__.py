@@ -15,7 +15,7 @@
     gradvac report RUN...               one HTML page about runs
     gradvac figures RUN...              the paper's figures
     gradvac sweep CONFIG                many runs: grids, methods, seeds; several at a time
-    gradvac compare RUN...              which method is better, worse, or within noise
+    gradvac compare RUN...              what is clear, suggestive, not shown of methods
     gradvac corpus write DIR            the constructed languages as text files
 
 CONFIG is a TOML file or the name of one in `configs/nmt` or `configs/tagging`; `section.key=value`

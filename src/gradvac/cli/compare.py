@@ -1,4 +1,4 @@
-"""`gradvac compare`: better, worse, or within noise."""
+"""`gradvac compare`: what is clear, what is suggestive, what is not shown."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ def compare(
         bool, typer.Option("--json", help="Print JSON instead of Markdown.")
     ] = False,
 ) -> None:
-    """Say which methods are better or worse than a baseline, and which are within noise.
+    """Say what is clear, suggestive or not shown of methods against a baseline.
 
     Runs that differ only in their seed are one method. Score them first, with
     `gradvac nmt score` or `gradvac tagging score`. A difference counts only
-    if other seeds and other sentences would show it too: docs/experiments.md.
+    if other seeds and other sentences would show it too, and is clear only
+    if the sweep has asked for it beforehand: docs/experiments.md.
     """
     from gradvac.files import write_text
     from gradvac.lab.experiments import compare_runs, to_json, to_markdown

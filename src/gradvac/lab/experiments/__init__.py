@@ -2,7 +2,7 @@
 
 `Sweep` makes the runs: from one config, several at a time, resumable. `compare_runs` groups runs by
 everything but their seed and says, per task, by resource level and on average, which method is
-better, worse or within noise of a baseline, at what cost.
+better or worse than a baseline and how surely, at what cost.
 
     plan.py         the config of a sweep, and the runs it stands for
     sweep.py        runs executed, resumed, retried and halved

@@ -5,24 +5,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradvac.files import read_json
 from gradvac.hints import nearest, some
 from gradvac.lab.experiments import methods
-from gradvac.lab.experiments.methods import LOSS, Cost, Method, ScoredRun
-from gradvac.lab.experiments.statistics import LEVEL, ComparisonRow, Scored, cells_of, judged
+from gradvac.lab.experiments.methods import (
+    JOINT,
+    LOSS,
+    PLAN,
+    PRIMARY,
+    Cost,
+    Method,
+    ScoredRun,
+)
+from gradvac.lab.experiments.plan import PrimaryQuestion
+from gradvac.lab.experiments.statistics import (
+    FEWEST_PAIRS,
+    LEVEL,
+    Against,
+    ComparisonRow,
+    RowQuantity,
+    Scored,
+    judge_primary,
+    row_of,
+)
 from gradvac.lab.runs.sentences import FORMULAS
 from gradvac.run_files import ALL, level_rank
 
 Floats = NDArray[np.float64]
-JOINT = "joint"  # the name of the method that others are compared with, if one has it
 _DRAWINGS = 1000
+
+
+@dataclass(frozen=True)
+class PrimaryAnswer:
+    """What was asked beforehand, and what was found.
+
+    Attributes:
+        method: A method.
+        baseline: What it is compared with, which may be another one than that of the tables.
+        on: The row.
+        digits: Decimals to show.
+        against: The difference.
+    """
+
+    method: str
+    baseline: str
+    on: str
+    digits: int
+    against: Against
 
 
 @dataclass(frozen=True)
@@ -34,6 +70,8 @@ class Comparison:
         note: How it was scored.
         baseline: The method that the others are compared with.
         seeds: Method -> its seeds.
+        primary: Answers to the questions that the sweep named beforehand; without any, every
+            method's average takes their place in the tables, and this is empty.
         rows: Scores: average, levels, tasks.
         losses: Losses of training and development, at equal steps and equal time.
         costs: Method -> what it cost.
@@ -46,6 +84,7 @@ class Comparison:
     note: str
     baseline: str
     seeds: Mapping[str, tuple[int, ...]]
+    primary: Sequence[PrimaryAnswer]
     rows: Sequence[ComparisonRow]
     losses: Sequence[ComparisonRow]
     costs: Mapping[str, Cost]
@@ -93,7 +132,17 @@ def compare_runs(
     remarks = [
         f"{some([str(path) for path in missing])}: not scored on the {split} set, left out."
     ] * bool(missing)
-    return compare_methods(compared, baseline=baseline, seed=seed, remarks=remarks)
+    return compare_methods(
+        compared, baseline=baseline, seed=seed, primary=_named_questions(run_paths), remarks=remarks
+    )
+
+
+def _named_questions(runs: Sequence[Path]) -> list[PrimaryQuestion]:
+    """The primary questions of the sweeps OUT that runs OUT/METHOD/seed-N are of."""
+    sweeps = dict.fromkeys(run.resolve().parents[1] for run in runs)
+    asked = [question for out in sweeps for question in read_json(out / PLAN).get(PRIMARY, [])]
+    once = [question for n, question in enumerate(asked) if question not in asked[:n]]
+    return [PrimaryQuestion(**question) for question in once]
 
 
 def compare_methods(
@@ -101,9 +150,18 @@ def compare_methods(
     *,
     baseline: str | None = None,
     seed: int = 0,
+    primary: Sequence[PrimaryQuestion] = (),
     remarks: Sequence[str] = (),
 ) -> Comparison:
-    """Compare methods that were read already; arguments as in `compare_runs`."""
+    """Compare methods that were read already.
+
+    Args:
+        compared: The methods.
+        baseline: As in `compare_runs`, like the next.
+        seed: Of the drawings of sentences.
+        primary: Questions that were asked before there were answers.
+        remarks: What is known already.
+    """
     first = _find_baseline(compared, baseline)
     compared = [first, *(method for method in compared if method is not first)]
     scores = first.runs[0].scores
@@ -117,25 +175,70 @@ def compare_methods(
             f"What {scores.metric} is made of by sentence is not known of all runs, so that the "
             "intervals are about other seeds alone, on these sentences; score the runs again."
         )
-    sets = _sets_of_tasks(first)
-    kinds = [kind for kind, _, _ in sets]
-    rows = []
-    for kind, name, tasks in sets:
-        num_tests = max(1, len(compared) - 1) * kinds.count(kind)
-        cells = cells_of(compared, _scored(tasks, drawn), num_tests=num_tests)
-        rows.append(ComparisonRow(kind, name, cells, scores.digits + 1, scores.higher_is_better))
+    scored = [
+        RowQuantity(kind, name, _scored(tasks, drawn), scores.digits + 1, scores.higher_is_better)
+        for kind, name, tasks in _sets_of_tasks(first)
+    ]
+    losses = list(_losses(compared))
+    answers, left_out = _answers(primary or _averages(compared), [*scored, *losses], compared)
     return Comparison(
         metric=scores.metric,
         note=_shared_note(compared),
         baseline=first.name,
         seeds={method.name: method.seeds for method in compared},
-        rows=judged(rows),
-        losses=judged(_losses(compared)),
+        primary=answers if primary else [],
+        rows=[_row(one, compared, answers) for one in scored],
+        losses=[_row(one, compared, answers) for one in losses],
         costs={method.name: methods.cost_of(method) for method in compared},
-        test=_test_used(drawn is not None),
-        remarks=all_remarks,
+        test=_test_used(drawn is not None, len(answers), is_named=bool(primary)),
+        remarks=[*all_remarks, *left_out],
         mixtures=[method.name for method in compared if _is_mixture(method.runs[0])],
     )
+
+
+def _averages(compared: Sequence[Method]) -> list[PrimaryQuestion]:
+    """The questions where none were named: who is better on average?"""
+    first = compared[0].name
+    return [PrimaryQuestion(method=one.name, baseline=first) for one in compared[1:]]
+
+
+def _answers(
+    asked: Sequence[PrimaryQuestion], quantities: Sequence[RowQuantity], compared: Sequence[Method]
+) -> tuple[list[PrimaryAnswer], list[str]]:
+    """The answers, and remarks about questions that these runs cannot answer."""
+    rows, known = {one.name: one for one in quantities}, {one.name: one for one in compared}
+    wanted = [
+        (rows[one.on], known[one.baseline], known[one.method])
+        for one in asked
+        if one.on in rows and {one.baseline, one.method} <= known.keys()
+    ]
+    answers = [
+        PrimaryAnswer(method.name, baseline.name, row.name, row.digits, against)
+        for (row, baseline, method), against in zip(wanted, judge_primary(wanted), strict=True)
+        if against is not None
+    ]
+    found = {(one.method, one.baseline, one.on) for one in answers}
+    lacking = [
+        f"{one.method} against {one.baseline} on {one.on!r}"
+        for one in asked
+        if (one.method, one.baseline, one.on) not in found
+    ]
+    return answers, [f"Primary questions without runs to answer them: {some(lacking)}."] * bool(
+        lacking
+    )
+
+
+def _row(
+    quantity: RowQuantity, compared: Sequence[Method], answers: Sequence[PrimaryAnswer]
+) -> ComparisonRow:
+    """A row whose primary questions have their corrected answers."""
+    row = row_of(quantity, compared)
+    own = {
+        one.method: replace(row.cells[one.method], against=one.against)
+        for one in answers
+        if (one.baseline, one.on) == (compared[0].name, row.name)
+    }
+    return replace(row, cells={**row.cells, **own})
 
 
 def _find_baseline(compared: Sequence[Method], wanted: str | None) -> Method:
@@ -167,6 +270,10 @@ def _remarks(compared: Sequence[Method], first: Method) -> Iterator[str]:
             yield f"{method.name}: not scored on {some(absent)}, so that it has no average."
         if beyond:
             yield f"{method.name}: {some(beyond)} not compared, as {first.name} lacks them."
+    for method in compared[1:]:
+        shared = set(first.seeds) & set(method.seeds)
+        if len(shared) < max(len(first.seeds), len(method.seeds)):
+            yield _about_pairs(first, method, len(shared))
     single = [method.name for method in compared if len(method.runs) == 1]
     if single:
         yield f"{some(single)}: one seed, which shows nothing about other seeds; train more."
@@ -178,6 +285,19 @@ def _remarks(compared: Sequence[Method], first: Method) -> Iterator[str]:
         yield f"Runs are of different machines ({some(sorted(devices))}): their times differ too."
     if len(notes := _notes(compared)) > 1:
         yield f"Scores were made in different ways: {'; '.join(notes)}."
+
+
+def _about_pairs(first: Method, method: Method, num_shared: int) -> str:
+    """What the seeds that two methods do not share have to do with their difference."""
+    if num_shared < min(FEWEST_PAIRS, len(first.seeds), len(method.seeds)):
+        return (
+            f"{method.name}: shares {num_shared} seeds with {first.name}, so that runs are not "
+            "paired, which takes larger differences to see; train both with the same seeds."
+        )
+    return (
+        f"{method.name}: compared with {first.name} on the {num_shared} seeds that both have "
+        f"(of {len(method.seeds)} and {len(first.seeds)}); its mean is over all of its own."
+    )
 
 
 def _stop(run: ScoredRun) -> str:
@@ -268,58 +388,40 @@ def _of_runs(value: Callable[[ScoredRun], float]) -> Callable[[Method], Scored |
     return score
 
 
-def _losses(compared: Sequence[Method]) -> list[ComparisonRow]:
+def _losses(compared: Sequence[Method]) -> Iterator[RowQuantity]:
     """Losses beside the scores: at the best weights, at equal steps, at equal time."""
     runs = [run for method in compared for run in method.runs if run.metrics]
-    views = list(_views(runs)) if runs else []
-    num_tests = max(1, len(compared) - 1) * len(views)
-    return [
-        ComparisonRow(
-            "loss",
-            view.name,
-            cells_of(compared, _of_runs(view.value), num_tests=num_tests),
-            view.digits,
-            view.higher_is_better,
-        )
-        for view in views
-    ]
-
-
-class _View(NamedTuple):
-    name: str
-    value: Callable[[ScoredRun], float]
-    digits: int
-    higher_is_better: bool
-
-
-def _views(runs: Sequence[ScoredRun]) -> Iterator[_View]:
+    if not runs:
+        return
     seconds = methods.common_seconds(runs)
     chosen, more_is_better = methods.metric_of(runs[0])
     for key, higher in {LOSS: False, chosen: more_is_better}.items():
         step = methods.common_step(runs, key)
         if step is None:
             continue
-        digits = 4 if key == LOSS else 2
+        views = {
+            f"{key}, best weights": partial(methods.at_best, key=key),
+            f"{key}, step {step:,}": partial(methods.at_step, key=key, step=step),
+        }
         if key == LOSS:
-            name = f"train/loss up to step {step:,}"
-            yield _View(name, partial(methods.train_loss, step=step), digits, higher)
-        best = partial(methods.at_best, key=key)
-        yield _View(f"{key}, best weights", best, digits, higher)
-        equal_steps = partial(methods.at_step, key=key, step=step)
-        yield _View(f"{key}, step {step:,}", equal_steps, digits, higher)
+            train = f"train/loss up to step {step:,}"
+            views = {train: partial(methods.train_loss, step=step)} | views
         if seconds is not None:
             equal_time = partial(methods.after_seconds, key=key, seconds=seconds)
-            yield _View(f"{key} after {seconds:,.3g} s", equal_time, digits, higher)
+            views[f"{key} after {seconds:,.3g} s"] = equal_time
+        for name, value in views.items():
+            yield RowQuantity("loss", name, _of_runs(value), 4 if key == LOSS else 2, higher)
 
 
-def _test_used(has_sentences: bool) -> str:
+def _test_used(has_sentences: bool, num_questions: int, *, is_named: bool) -> str:
     levels = "seeds and sentences" if has_sentences else "seeds alone"
     how = (
         f"paired bootstrap over sentences ({_DRAWINGS:,} drawings), spread over seeds"
         if has_sentences
         else "spread over seeds"
     )
+    questions = "questions that were named beforehand" if is_named else "averages of all methods"
     return (
-        f"two-sided t-test over {levels} ({how}; runs paired by seed where seeds are the same), "
-        f"level {LEVEL:.0%}, Holm's correction among the tests of a table"
+        f"two-sided test over {levels} ({how}; runs paired by the seeds that both methods have), "
+        f"level {LEVEL:.0%}; *clear* after Holm's correction among the {num_questions} {questions}"
     )

@@ -6,6 +6,7 @@ training cost.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -31,8 +32,11 @@ _NOT_COMPARED = {
     *(f"train.{key}" for key in TECHNICAL),
     *TECHNICAL_ELSEWHERE,
 }
+PLAN, PRIMARY = "sweep.json", "primary"  # in the folder of a sweep; its key of primary questions
+JOINT = "joint"  # the name of the method that others are compared with, if one has it
 LOSS = "dev/loss"
 _SECONDS, _TRAIN_LOSS, _MEMORY = "train/seconds", "train/loss", "train/peak_memory"
+_NUMBER = re.compile(rf"[-_.]?(?:{SEED_FOLDER}|seed)?\d+$")  # of a seed, at the end of a name
 _LAST = 0.9  # a training loss is the mean of the log entries after this share of the steps
 
 
@@ -193,8 +197,9 @@ def _check_counts(path: Path, scores: TaskScores, counts: SentenceCounts) -> Non
 def group_by_method(runs: Sequence[ScoredRun]) -> list[Method]:
     """Methods, in the order in which they come.
 
-    A run whose folder is METHOD/seed-N belongs to METHOD; others are named by the settings in
-    which they differ.
+    They are named by their folders: METHOD/seed-N, or METHOD-N with another number for every seed,
+    or METHOD if there is a single run. If that is not one name for each, by the settings in which
+    they differ.
 
     Raises:
         ValueError: Two runs have the same settings and the same seed, or one name stands for
@@ -203,11 +208,8 @@ def group_by_method(runs: Sequence[ScoredRun]) -> list[Method]:
     by_settings: dict[str, list[ScoredRun]] = {}
     for run in runs:
         by_settings.setdefault(hash_of(run.settings), []).append(run)
-    varying = _varying([members[0].settings for members in by_settings.values()])
-    methods = [
-        Method(_name(members, varying), tuple(sorted(members, key=lambda run: run.seed)))
-        for members in by_settings.values()
-    ]
+    groups = [tuple(sorted(group, key=lambda run: run.seed)) for group in by_settings.values()]
+    methods = [Method(name, group) for name, group in zip(_names(groups), groups, strict=True)]
     for method in methods:
         _check_seeds(method)
     methods = _assembled(methods)
@@ -230,14 +232,37 @@ def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _name(runs: Sequence[ScoredRun], varying: Sequence[str]) -> str:
-    folders = {run.path.resolve().parent.name for run in runs}
-    if len(folders) == 1 and all(run.path.resolve().name.startswith(SEED_FOLDER) for run in runs):
-        return folders.pop()
-    if not varying:
-        return runs[0].path.resolve().name
-    settings = runs[0].settings
-    return " ".join(f"{key.split('.')[-1]}={settings[key]}" for key in varying if key in settings)
+def _names(groups: Sequence[Sequence[ScoredRun]]) -> list[str]:
+    """What methods are called."""
+    in_sweeps = [_sweep_name(runs) for runs in groups]
+    if all(in_sweeps):
+        return in_sweeps  # two methods of one name are refused
+    names = [name or _folder_name(runs) for name, runs in zip(in_sweeps, groups, strict=True)]
+    if all(names) and len(set(names)) == len(names):
+        return names
+    varying = _varying([runs[0].settings for runs in groups])
+    return [
+        name or " ".join(_word(key, runs[0].settings) for key in varying if key in runs[0].settings)
+        for name, runs in zip(in_sweeps, groups, strict=True)
+    ]
+
+
+def _sweep_name(runs: Sequence[ScoredRun]) -> str:
+    paths = [run.path.resolve() for run in runs]
+    parents = {path.parent.name for path in paths}
+    is_sweep = len(parents) == 1 and all(path.name.startswith(SEED_FOLDER) for path in paths)
+    return parents.pop() if is_sweep else ""
+
+
+def _folder_name(runs: Sequence[ScoredRun]) -> str:
+    names = {run.path.resolve().name for run in runs}
+    if len(names) > 1:
+        names = {_NUMBER.sub("", name) for name in names}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _word(key: str, settings: Mapping[str, Any]) -> str:
+    return f"{key.rpartition('.')[2]}={settings[key]}"
 
 
 def _check_seeds(method: Method) -> None:

@@ -25,14 +25,22 @@ from gradvac.analysis.figures.style import (
 from gradvac.analysis.report import render_page
 from gradvac.hints import some
 from gradvac.lab.experiments.comparison import Comparison
-from gradvac.lab.experiments.statistics import BETTER, WORSE, Cell, ComparisonRow, pareto_front
+from gradvac.lab.experiments.statistics import (
+    CLEAR,
+    NOT_SHOWN,
+    SUGGESTIVE,
+    Against,
+    Cell,
+    ComparisonRow,
+    pareto_front,
+)
 from gradvac.lab.experiments.tables import EXPLAINED, tables_of
 
-_INK = {BETTER: INKS[0], WORSE: INKS[1]}  # all others are quiet
+_LEAST = 0.05  # axes reach so far at least, as a share of the score: less looks like much
 _MOST_LETTERS = 36
 _CURRENT = "#010203"  # stands for the colour of the text around a picture
 _CAPTIONS = {
-    "differences": "Every method against the baseline, with 95 % intervals",
+    "differences": "Every method against the baseline, with 95 % intervals; filled: clear",
     "trade_off": "Large tasks against small ones",
 }
 
@@ -86,19 +94,27 @@ def _differences(comparison: Comparison) -> Figure | None:
     axes.grid(visible=False, axis="y")
     axes.axvline(0, color=QUIET, linewidth=1)
     for height, cell in enumerate(cells.values()):
-        against = cell.against
-        assert against is not None
-        ink = _INK.get(against.verdict, QUIET)
-        if not math.isnan(against.low):
-            axes.plot([against.low, against.high], [height, height], color=ink, linewidth=2)
-        axes.plot(against.difference, height, "o", color=ink, markersize=6)
+        assert cell.against is not None
+        _interval(axes, height, cell.against)
     axes.set_yticks(range(len(cells)), [_short(name) for name in cells])
     axes.set_ylim(len(cells) - 0.5, -0.5)
-    low, high = axes.get_xlim()
-    axes.set_xlim(min(low, -0.1), max(high, 0.1))
+    furthest = _LEAST * abs(row.cells[comparison.baseline].mean)
+    reach = 1.05 * max(furthest, *map(abs, axes.get_xlim()))
+    axes.set_xlim(-reach, reach)
     way = "higher is better" if row.higher_is_better else "lower is better"
     axes.set_xlabel(f"{comparison.metric} minus that of {_short(comparison.baseline)} ({way})")
     return figure
+
+
+def _interval(axes: Axes, height: float, against: Against) -> None:
+    """A difference: coloured if anything is shown, filled if it is clear."""
+    ink = QUIET
+    if against.verdict in (CLEAR, SUGGESTIVE):
+        ink = INKS[0] if against.is_better else INKS[1]
+    if not math.isnan(against.low):
+        axes.plot([against.low, against.high], [height, height], color=ink, linewidth=2)
+    filled = "full" if against.verdict == CLEAR else "none"
+    axes.plot(against.difference, height, "o", color=ink, markersize=6, fillstyle=filled)
 
 
 def _trade_off(comparison: Comparison) -> Figure | None:
@@ -123,11 +139,21 @@ def _trade_off(comparison: Comparison) -> Figure | None:
     for (name, (x, y)), ink in zip(points.items(), inks, strict=True):
         _point(axes, x, y, ink, "D" if name in others else "o")
     axes.margins(0.15)
+    _same_scale(axes, 2 * _LEAST * max(abs(cell.mean) for pair in points.values() for cell in pair))
     means = [(x.mean, y.mean) for x, y in points.values()]
     name_points(figure, [_short(name) for name in points], means, inks)
     axes.set_xlabel(f"{comparison.metric}, {across.name} resource tasks".replace("_", " "))
     axes.set_ylabel(f"{comparison.metric}, {up.name} resource tasks".replace("_", " "))
     return figure
+
+
+def _same_scale(axes: Axes, least: float) -> None:
+    """Let both axes span as much, and `least` at least, around what is drawn."""
+    limits = [axes.get_xlim(), axes.get_ylim()]
+    span = max(least, *(high - low for low, high in limits))
+    across, up = (((low + high - span) / 2, (low + high + span) / 2) for low, high in limits)
+    axes.set_xlim(across)
+    axes.set_ylim(up)
 
 
 def _point(axes: Axes, x: Cell, y: Cell, ink: str, marker: str) -> None:
@@ -191,30 +217,52 @@ def to_html(comparison: Comparison) -> str:
 
 
 def answer(comparison: Comparison) -> str:
-    """What a reader wants to know first: who is better than the baseline, on average."""
-    row, baseline = comparison.rows[0], comparison.baseline
-    judged = {name: cell.against for name, cell in row.cells.items() if cell.against is not None}
-    digits, metric = row.digits, comparison.metric
-    differing = {name: one for name, one in judged.items() if one.verdict in (BETTER, WORSE)}
-    if differing:
-        order = {n: (one.verdict == BETTER, abs(one.difference)) for n, one in differing.items()}
-        name = max(order, key=order.__getitem__)
-        one = differing[name]
-        rest = Counter(judged[other].verdict for other in judged if other != name)
-        others = ", ".join(f"{count} {verdict}" for verdict, count in rest.items())
-        return (
-            f"{name} is {one.verdict} than {baseline} by {abs(one.difference):.{digits}f} {metric} "
-            f"(95 % interval {one.low:+.{digits}f} to {one.high:+.{digits}f})."
-            + (f" Of the others: {others}." if others else "")
-        )
-    if not judged:
-        return f"There is one method, {baseline}: nothing to compare."
-    smallest = [one.smallest for one in judged.values() if not math.isnan(one.smallest)]
-    if not smallest:
-        return f"Whether anything differs from {baseline} cannot be told from these runs."
+    """What a reader wants to know first.
+
+    What is clear; else what is suggestive; else how far methods may still be apart.
+    """
+    told = [
+        (f"{one.method} against {one.baseline}", one.on, one.digits, one.against)
+        for one in comparison.primary
+    ] or _averages(comparison)
+    if not told:
+        return f"There is one method, {comparison.baseline}: nothing to compare."
+    verdicts = [against.verdict for *_, against in told]
+    for verdict in (CLEAR, SUGGESTIVE):
+        if verdict in verdicts:
+            found = [one for one in told if one[3].verdict == verdict]
+            best = max(found, key=lambda one: (one[3].is_better, abs(one[3].difference)))
+            others = Counter(_side(one[3]) for one in told if one is not best)
+            rest = ", ".join(f"{number} {word}" for word, number in others.items())
+            return _said(comparison, *best) + (f" Of the others: {rest}." if rest else "")
+    undecided = [one for one in told if one[3].verdict == NOT_SHOWN]
+    if not undecided:
+        return f"These runs cannot tell whether anything differs from {comparison.baseline}."
+    widest = max(undecided, key=lambda one: one[3].largest)
+    return f"No difference is shown. The widest interval is that of {_said(comparison, *widest)}"
+
+
+def _side(against: Against) -> str:
+    return against.in_words(0).partition(": at most")[0]
+
+
+def _averages(comparison: Comparison) -> list[tuple[str, str, int, Against]]:
+    row = comparison.rows[0]
+    return [
+        (f"{name} against {comparison.baseline}", row.name, row.digits, cell.against)
+        for name, cell in row.cells.items()
+        if cell.against is not None
+    ]
+
+
+def _said(comparison: Comparison, pair: str, on: str, digits: int, against: Against) -> str:
+    """A difference in a sentence."""
+    where = "on average" if on == comparison.rows[0].name else f"on {on}"
+    is_score = on in {row.name for row in comparison.rows}
     return (
-        f"No method differs from {baseline} by more than noise; a difference of "
-        f"{max(smallest):.{digits}f} {metric} would have been found in four cases of five."
+        f"{pair}, {where}: {against.in_words(digits)}, {against.difference:+.{digits}f}"
+        f"{f' {comparison.metric}' if is_score else ''} (95 % interval "
+        f"{against.low:+.{digits}f} to {against.high:+.{digits}f})."
     )
 
 
@@ -228,12 +276,13 @@ def describe_trade_off(comparison: Comparison) -> str:
         return f"{start} Every other method is equalled or beaten by one of them at all levels."
     return (
         f"{start} By their means, no mixture equals or beats {some(free)} at all levels; the "
-        "tables say what is more than noise."
+        "tables say what is shown."
     )
 
 
 def _verdict_of(cell: str) -> str:
-    for verdict in (BETTER, WORSE):
-        if cell == verdict or cell.endswith(f", {verdict})"):
-            return verdict
+    """The style of a cell that says something is better or worse."""
+    for word in ("better", "worse"):
+        if cell.rstrip(")").endswith(f": {word}"):
+            return word
     return ""

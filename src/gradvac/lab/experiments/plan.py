@@ -28,6 +28,9 @@
     name = "own"                        # a rule of your own, with its arguments
     set = { "align.rule" = "file.py:Class", "align.options" = { strength = 0.5 } }
 
+    [[primary]]                         # asked before anything is trained: these can be *clear*
+    method = "gradvac"                  # against the method "joint", on the average of all tasks
+
 Strings may hold `{out}`, `{point}` and `{seed}`: folder, point and seed of the run.
 The run of method `joint` with temperature 2 and seed 0 is in OUT/joint-temperature=2.0/seed-0.
 """
@@ -44,8 +47,9 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from gradvac.hints import nearest
-from gradvac.lab.experiments.methods import PART, SEED, SEED_FOLDER
+from gradvac.lab.experiments.methods import JOINT, PART, SEED, SEED_FOLDER
 from gradvac.lab.training.config import Section
+from gradvac.run_files import ALL
 
 _RULE = "align.rule"
 _NAME = re.compile(r"[\w-]+", re.ASCII)
@@ -80,6 +84,20 @@ class MethodConfig(Section):
         return name
 
 
+class PrimaryQuestion(Section):
+    """[[primary]]: is a method better than another? Asked before anything is trained.
+
+    Attributes:
+        method: A method, or a point of its grid, as its folder is called.
+        baseline: The one that it is compared with.
+        on: A row of the comparison: "all", a resource level, a task, "dev/loss, best weights".
+    """
+
+    method: str
+    baseline: str = JOINT
+    on: str = ALL
+
+
 class SweepConfig(Section):
     """A sweep.
 
@@ -91,6 +109,7 @@ class SweepConfig(Section):
         set: Settings of all runs.
         grid: Setting -> values to try; every combination.
         methods: Lines of the table; without any, the grid alone.
+        primary: The few questions that the sweep is for, and whose answers can be clear.
         submitit: For `--launcher submitit`: `cluster`, and what its executor takes.
     """
 
@@ -101,6 +120,7 @@ class SweepConfig(Section):
     set: dict[str, Any] = Field(default_factory=dict)
     grid: dict[str, list[Any]] = Field(default_factory=dict)
     methods: list[MethodConfig] = Field(default_factory=list)
+    primary: list[PrimaryQuestion] = Field(default_factory=list)
     submitit: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -194,6 +214,11 @@ def plan_trials(
             if run not in folders:
                 hint = nearest(run.parent.name, names)
                 raise ValueError(f"{trial.name}: needs {run}, which is not in the sweep; {hint}")
+    scored = sorted({trial.name.partition(PART)[0] for trial in trials if trial.scored})
+    for question in config.primary:
+        for name in (question.method, question.baseline):
+            if name not in scored:
+                raise ValueError(f"primary: there is no method {name!r}; {nearest(name, scored)}")
     return _ordered(trials)
 
 

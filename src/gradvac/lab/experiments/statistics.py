@@ -8,12 +8,16 @@ and scored on the same sentences is modelled as
 
 and the variance of its mean is the sum of three parts. A paired bootstrap over sentences gives
 those of `sentence` and `both` (scores such as BLEU are no means over sentences, so nothing simpler
-will do), the spread over seeds those of `seed` and `both`; what is in both is counted once. The
-test is Student's t with the degrees of freedom of Satterthwaite, two-sided.
+will do), the spread over seeds those of `seed` and `both`; what is in both is counted once.
 
-Resampling a handful of seeds in a bootstrap instead takes their spread for known: with 4 seeds it
-calls some 15 % of equal methods different. Resampling sentences alone is worse. `tests/experiments`
-holds this test to 5 %, and shows both of the others to fail.
+Sentences are many and seeds are few, so the two parts are not known equally well. The error of the
+mean is therefore taken for a * t + b * z: a is the standard error over R seeds, t Student's with
+R - 1 degrees of freedom, b that over sentences, z normal (the test of Behrens and Fisher).
+Whatever the two weigh it calls at most 5 % of equal methods different, from two seeds on; pooling
+the degrees of freedom (Satterthwaite) calls up to 12 % with two and 8 % with three, because a
+spread that came out small by chance then also counts as well known. Resampling a handful of seeds
+in a bootstrap takes their spread for known: 15 % with four. Resampling sentences alone is worse.
+`benchmarks/comparisons.py` has the rates, `tests/experiments` holds the test to them.
 """
 
 # R runs (seeds), B drawings of the sentences
@@ -22,20 +26,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import optimize, special
 
 from gradvac.analysis.statistics import holm
 from gradvac.lab.experiments.methods import Method
 
 Floats = NDArray[np.float64]
 LEVEL = 0.05  # of false alarms
-BETTER, WORSE, NOISE, UNKNOWN = "better", "worse", "within noise", "cannot tell"
-POWER = 0.8  # of finding the smallest difference
+CLEAR, SUGGESTIVE, NOT_SHOWN, UNKNOWN = "clear", "suggestive", "not shown", "cannot tell"
+FEWEST_PAIRS = 3  # two pairs have one degree of freedom: all runs unpaired say more
+_ROUNDING = 1e-12  # differences of equal scores may differ by as much
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,43 +66,51 @@ class Spread:
 
     Attributes:
         mean: The estimate.
-        error: Its standard error; NaN with a single seed.
-        freedom: Degrees of freedom of the error.
+        by_seeds: Its standard error over seeds; NaN with a single seed.
+        freedom: Degrees of freedom of that.
+        by_sentences: Its standard error over sentences.
     """
 
     mean: float
-    error: float
+    by_seeds: float
     freedom: float
+    by_sentences: float = 0.0
 
     def interval(self) -> tuple[float, float]:
         """Where the true value is, with a confidence of 95 %; NaN if that cannot be told."""
-        if self.error == 0.0:  # seeds that change nothing say nothing about other seeds
-            return math.nan, math.nan
-        reach = self.error * _quantile(1.0 - LEVEL / 2.0, self.freedom)
+        reach = self.reach(LEVEL)
         return self.mean - reach, self.mean + reach
 
     def p_value(self) -> float:
         """Two-sided, of the true value being 0; NaN if that cannot be told."""
-        if math.isnan(self.error):
+        return self._beyond(abs(self.mean)) if self.by_seeds > 0.0 else math.nan
+
+    def reach(self, level: float) -> float:
+        """How far from 0 a mean must be for a p-value of `level`; NaN if that cannot be told."""
+        if not self.by_seeds > 0.0:  # seeds that change nothing say nothing about other seeds
             return math.nan
-        if self.error == 0.0:  # neither is there any sign of a difference
-            return 1.0 if self.mean == 0.0 else math.nan
-        return float(2.0 * stats.t.sf(abs(self.mean) / self.error, self.freedom))
+        least = self.by_seeds * float(special.stdtrit(self.freedom, 1.0 - level / 2.0))
+        most = least + self.by_sentences * float(special.ndtri(1.0 - level / 2.0))
+        return float(optimize.brentq(lambda x: self._beyond(x) - level, 0.99 * least, 1.01 * most))
 
-    def smallest(self, num_tests: int = 1) -> float:
-        """The smallest true difference that such runs find in four cases of five; NaN: unknown.
-
-        Args:
-            num_tests: Tests that stand side by side, which makes each of them stricter.
-        """
-        if self.error == 0.0:
-            return math.nan
-        needed = _quantile(1.0 - LEVEL / 2.0 / num_tests, self.freedom)
-        return self.error * (needed + _quantile(POWER, self.freedom))
+    def _beyond(self, distance: float) -> float:
+        """The probability of an error larger than `distance`, on either side."""
+        scales, density = _variances(self.freedom)
+        errors = np.sqrt(self.by_sentences**2 + self.by_seeds**2 * scales)
+        return float(2.0 * density @ special.ndtr(-distance / errors))
 
 
-def _quantile(share: float, freedom: float) -> float:
-    return math.nan if math.isnan(freedom) else float(stats.t.ppf(share, freedom))
+@cache
+def _variances(freedom: float) -> tuple[Floats, Floats]:
+    """Student's t is normal with a variance that varies: its values and their probabilities.
+
+    The variance is the inverse of a chi-square by its degrees of freedom. The steps are equal in
+    its logarithm, whose density is smooth and small at both ends.
+    """
+    around = 8.0 * math.sqrt(2.0 / freedom)
+    logs = math.log(freedom) + np.linspace(-around - 40.0 / freedom, around, 400)
+    density = np.exp(freedom / 2.0 * (logs - math.log(freedom)) - (np.exp(logs) - freedom) / 2.0)
+    return freedom / np.exp(logs), density / density.sum()
 
 
 def spread(scored: Scored) -> Spread:
@@ -104,30 +118,32 @@ def spread(scored: Scored) -> Spread:
     return _pooled(float(scored.values.mean()), [_parts(scored.values, scored.drawn)], scored.drawn)
 
 
-def difference(baseline: Scored, other: Scored) -> tuple[Spread, bool]:
-    """How much higher the other scores, and whether runs were paired by their seeds.
+def difference(baseline: Scored, other: Scored) -> tuple[Spread, int]:
+    """How much higher the other scores, and how many pairs of runs that is the mean of.
 
-    With the same seeds on both sides, runs of one seed are compared with each other; with others,
-    the two sides are independent. Sentences are paired either way.
+    Runs of one seed are compared with each other, and runs without a partner are left out, so that
+    a seed that one method has beyond the other costs nothing. Where methods share fewer than three
+    seeds and have more, all runs count and are not paired: 0 pairs. Sentences always are.
     """
-    drawn = [one.drawn for one in (baseline, other)]
-    if sorted(baseline.seeds) == sorted(other.seeds):
-        order, theirs = np.argsort(baseline.seeds), np.argsort(other.seeds)
-        values = other.values[theirs] - baseline.values[order]
-        both = None
-        if drawn[0] is not None and drawn[1] is not None:
-            both = drawn[1][theirs] - drawn[0][order]
-        return _pooled(float(values.mean()), [_parts(values, both)], both), True
+    shared = sorted(set(baseline.seeds) & set(other.seeds))
+    if len(shared) >= min(FEWEST_PAIRS, len(baseline.seeds), len(other.seeds)):
+        first, second = (_of_seeds(one, shared) for one in (baseline, other))
+        drawn = None
+        if first.drawn is not None and second.drawn is not None:
+            drawn = second.drawn - first.drawn
+        return spread(Scored(tuple(shared), second.values - first.values, drawn)), len(shared)
     mean = float(other.values.mean() - baseline.values.mean())
     means = None
-    if drawn[0] is not None and drawn[1] is not None:
-        means = (drawn[1].mean(0) - drawn[0].mean(0))[None]
-    drawn_by_side = [one.drawn if means is not None else None for one in (baseline, other)]
-    sides = [
-        _parts(one.values, side_drawn)
-        for one, side_drawn in zip((baseline, other), drawn_by_side, strict=True)
-    ]
-    return _pooled(mean, sides, means), False
+    if baseline.drawn is not None and other.drawn is not None:
+        means = (other.drawn.mean(0) - baseline.drawn.mean(0))[None]
+    sides = [_parts(one.values, None if means is None else one.drawn) for one in (baseline, other)]
+    return _pooled(mean, sides, means), 0
+
+
+def _of_seeds(scored: Scored, seeds: Sequence[int]) -> Scored:
+    order = [scored.seeds.index(seed) for seed in seeds]
+    drawn = None if scored.drawn is None else scored.drawn[order]
+    return Scored(tuple(seeds), scored.values[order], drawn)
 
 
 @dataclass(frozen=True)
@@ -143,6 +159,8 @@ def _parts(values: Floats, drawn: Floats | None) -> _Parts:
     num = len(values)
     if num < 2:
         return _Parts(num, math.nan, math.nan)
+    if np.ptp(values) < _ROUNDING:
+        return _Parts(num, 0.0, 0.0)
     both = 0.0
     if drawn is not None:
         # single = sentence + both, of one run; of the mean over runs: sentence + both / num
@@ -152,18 +170,16 @@ def _parts(values: Floats, drawn: Floats | None) -> _Parts:
 
 
 def _pooled(mean: float, sides: list[_Parts], drawn: Floats | None) -> Spread:
-    """Seeds of all sides, and the sentences that they share."""
+    """Seeds of all sides (Welch's degrees of freedom), and the sentences that they share."""
     by_seeds = sum(side.seeds for side in sides)
     by_sentences = 0.0
     if drawn is not None:
         by_sentences = float(drawn.mean(0).var(ddof=1)) - sum(side.both for side in sides)
-    variance = by_seeds + max(0.0, by_sentences)
-    if math.isnan(variance):
-        return Spread(mean, math.nan, math.nan)
-    if by_seeds == 0.0:
-        return Spread(mean, math.sqrt(variance), math.inf if variance else 1.0)
+    if not by_seeds > 0.0:
+        return Spread(mean, by_seeds, math.nan)
     shares = sum(side.seeds**2 / (side.num - 1) for side in sides)
-    return Spread(mean, math.sqrt(variance), variance**2 / shares)
+    freedom = by_seeds**2 / shares
+    return Spread(mean, math.sqrt(by_seeds), freedom, math.sqrt(max(0.0, by_sentences)))
 
 
 @dataclass(frozen=True)
@@ -176,10 +192,13 @@ class Against:
             where all seeds gave the same.
         high: Upper end.
         p_value: Two-sided.
-        adjusted: The p-value among all tests of its kind (Holm).
-        smallest: The smallest true difference that these runs would have found in 4 of 5 cases.
-        verdict: "better", "worse", "within noise", or "cannot tell".
-        paired: Whether runs of one seed were compared with each other.
+        adjusted: The p-value among the primary questions (Holm); NaN if this is none of them.
+        needed: The smallest difference that would have had the better verdict: for a primary
+            question "clear", otherwise "suggestive".
+        verdict: "clear": it is a primary question and its corrected p-value is below 5 %.
+            "suggestive": the interval does not hold 0. "not shown": it does. "cannot tell".
+        pairs: Runs of one seed that were compared with each other; 0: runs were not paired.
+        is_better: Whether the difference is of the good sign.
     """
 
     difference: float
@@ -187,9 +206,23 @@ class Against:
     high: float
     p_value: float
     adjusted: float
-    smallest: float
+    needed: float
     verdict: str
-    paired: bool
+    pairs: int
+    is_better: bool
+
+    @property
+    def largest(self) -> float:
+        """The largest true difference, of either sign, that the interval allows."""
+        return max(abs(self.low), abs(self.high))
+
+    def in_words(self, digits: int) -> str:
+        """The verdict with what belongs to it: the side, or what cannot be excluded."""
+        if self.verdict in (CLEAR, SUGGESTIVE):
+            return f"{self.verdict}: {'better' if self.is_better else 'worse'}"
+        if self.verdict == NOT_SHOWN:
+            return f"{self.verdict}: at most {self.largest:.{digits}f}"
+        return self.verdict
 
 
 @dataclass(frozen=True)
@@ -215,7 +248,7 @@ class ComparisonRow:
     """One quantity of all methods.
 
     Attributes:
-        kind: "average", "level", "task" or "loss": tests of one kind stand side by side.
+        kind: "average", "level", "task" or "loss".
         name: What it is.
         cells: Method -> its number; a method of which it is not known is left out.
         digits: Decimals to show.
@@ -229,64 +262,103 @@ class ComparisonRow:
     higher_is_better: bool
 
 
-def cells_of(
-    methods: Sequence[Method], score: Callable[[Method], Scored | None], *, num_tests: int
-) -> dict[str, Cell]:
-    """The numbers of all methods, the first being the baseline, before `judged`.
+class RowQuantity(NamedTuple):
+    """What a row is about, before any method is looked at.
 
-    Args:
-        methods: The methods.
-        score: The score of a method; None if it has none.
-        num_tests: Tests of the same kind that stand side by side.
+    Attributes:
+        kind: As in `ComparisonRow`, like the next, and the last two.
+        name: What it is.
+        score: Of a method; None if it has none.
+        digits: Decimals to show.
+        higher_is_better: Whether a larger number is the better one.
     """
-    baseline = score(methods[0])
+
+    kind: str
+    name: str
+    score: Callable[[Method], Scored | None]
+    digits: int
+    higher_is_better: bool
+
+
+def row_of(quantity: RowQuantity, methods: Sequence[Method]) -> ComparisonRow:
+    """The numbers of all methods, the first being the baseline; no question is primary here."""
+    baseline = quantity.score(methods[0])
     cells = {}
     for method in methods:
-        scored = baseline if method is methods[0] else score(method)
+        scored = quantity.score(method)
         if scored is None:
             continue
         against = None
         if method is not methods[0] and baseline is not None:
-            change, paired = difference(baseline, scored)
-            p_value, smallest = change.p_value(), change.smallest(num_tests)
-            against = Against(
-                change.mean, *change.interval(), p_value, p_value, smallest, UNKNOWN, paired
-            )
+            against = _judged(*difference(baseline, scored), quantity.higher_is_better)
         mean = spread(scored)
         cells[method.name] = Cell(mean.mean, *mean.interval(), against)
-    return cells
+    kind, name, _, digits, higher_is_better = quantity
+    return ComparisonRow(kind, name, cells, digits, higher_is_better)
 
 
-def judged(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """The rows with verdicts: p-values adjusted among all tests of one kind."""
-    tests = {
-        kind: [
-            (number, name)
-            for number, row in enumerate(rows)
-            if row.kind == kind
-            for name, cell in row.cells.items()
-            if cell.against is not None
-        ]
-        for kind in dict.fromkeys(row.kind for row in rows)
-    }
-    cells = [dict(row.cells) for row in rows]
-    for tested in tests.values():
-        all_against: list[Any] = [rows[number].cells[name].against for number, name in tested]
-        for (number, name), against, adjusted in zip(
-            tested, all_against, holm([one.p_value for one in all_against]), strict=True
-        ):
-            verdict = _verdict(against.difference, adjusted, rows[number].higher_is_better)
-            changed = replace(against, adjusted=adjusted, verdict=verdict)
-            cells[number][name] = replace(cells[number][name], against=changed)
-    return [replace(row, cells=row_cells) for row, row_cells in zip(rows, cells, strict=True)]
+def judge_primary(
+    asked: Sequence[tuple[RowQuantity, Method, Method]],
+) -> list[Against | None]:
+    """The answers to primary questions, corrected among each other (Holm).
+
+    Args:
+        asked: In which quantity is the second method better than the first?
+
+    Returns:
+        In their order; None where a method does not have the quantity.
+    """
+    scored = [(one.score(baseline), one.score(method)) for one, baseline, method in asked]
+    changes = [
+        None if first is None or second is None else difference(first, second)
+        for first, second in scored
+    ]
+    p_values = [math.nan if change is None else change[0].p_value() for change in changes]
+    answers: list[Against | None] = []
+    for (quantity, _, _), change, adjusted, level in zip(
+        asked, changes, holm(p_values), _levels(p_values), strict=True
+    ):
+        primary = (adjusted, level)
+        answers.append(change and _judged(*change, quantity.higher_is_better, primary))
+    return answers
 
 
-def _verdict(change: float, p_value: float, higher_is_better: bool) -> str:
-    if math.isnan(p_value):
-        return UNKNOWN
-    if p_value >= LEVEL:
-        return NOISE
-    return BETTER if (change > 0) == higher_is_better else WORSE
+def _levels(p_values: Sequence[float]) -> list[float]:
+    """Below which p-value each of some parallel tests is significant, the others being as they are.
+
+    Holm's: the smallest is held to 5 % of all tests, the next to 5 % of the others, and so on.
+    """
+    levels = []
+    for number in range(len(p_values)):
+        others = sorted(p for n, p in enumerate(p_values) if n != number and not math.isnan(p))
+        num_found = 0
+        while num_found < len(others) and others[num_found] < LEVEL / (1 + len(others) - num_found):
+            num_found += 1
+        levels.append(LEVEL / (1 + len(others) - num_found))
+    return levels
+
+
+def _judged(
+    change: Spread,
+    pairs: int,
+    higher_is_better: bool,
+    primary: tuple[float, float] = (math.nan, LEVEL),
+) -> Against:
+    """Args: `primary` has the corrected p-value, and the level that the plain one is held to."""
+    p_value, (adjusted, level) = change.p_value(), primary
+    verdict = UNKNOWN
+    if not math.isnan(p_value):
+        verdict = CLEAR if adjusted < LEVEL else SUGGESTIVE if p_value < LEVEL else NOT_SHOWN
+    return Against(
+        change.mean,
+        *change.interval(),
+        p_value,
+        adjusted,
+        change.reach(level),
+        verdict,
+        pairs,
+        (change.mean > 0) == higher_is_better,
+    )
 
 
 def pareto_front(rows: Sequence[ComparisonRow]) -> list[str]:

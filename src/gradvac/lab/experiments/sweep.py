@@ -30,7 +30,7 @@ import numpy as np
 
 from gradvac.files import hash_of, read_json, write_json
 from gradvac.hints import nearest
-from gradvac.lab.experiments.methods import LOSS
+from gradvac.lab.experiments.methods import LOSS, PART, PLAN, PRIMARY
 from gradvac.lab.experiments.plan import SweepConfig, Trial, plan_trials
 from gradvac.lab.experiments.worker import INTERRUPTED, STOPS, Launcher, Processes, load_settings
 from gradvac.lab.runs import RunFolder
@@ -121,7 +121,7 @@ class Sweep:
         busy = f"--out: another sweep is at work in {self.out}; wait for it to end."
         with FolderLock(self.out, busy=busy), _signals_interrupt():
             self._folder.mkdir(exist_ok=True)
-            write_json(self.out / "sweep.json", self._described())
+            write_json(self.out / PLAN, self._described())
             launcher = launcher or Processes(1, self.config.recipe)
             if retry:
                 for trial in self.trials:
@@ -143,11 +143,33 @@ class Sweep:
         return {
             "recipe": self.config.recipe,
             "base": str(self.base),
+            "primary": self._primary(),
             "runs": [
                 {"method": t.method, "point": t.name, "seed": t.seed, "settings": dict(t.settings)}
                 for t in self.trials
             ],
         }
+
+    def _primary(self) -> list[dict[str, str]]:
+        """The primary questions, with those of other sweeps that share the folder.
+
+        Raises:
+            ValueError: There are others than before, and a run that answers them has ended.
+        """
+        former = read_json(self.out / PLAN).get(PRIMARY, [])
+        asked = [question.model_dump() for question in self.config.primary]
+        own = {trial.name.partition(PART)[0] for trial in self.trials}
+        ended = {t.name.partition(PART)[0] for t in self.trials if self.ended(t).status == DONE}
+        kept = [question for question in former if question["method"] not in own]
+        for question in former + asked:
+            if (question in former) != (question in asked + kept) and question["method"] in ended:
+                raise ValueError(
+                    f"primary: {question['method']} against {question['baseline']} on "
+                    f"{question['on']!r} was {'' if question in former else 'not '}asked before "
+                    f"runs of {question['method']} ended; leave the questions in {self.out} as "
+                    "they were, or start in another folder with --out."
+                )
+        return kept + asked
 
     @property
     def _folder(self) -> Path:

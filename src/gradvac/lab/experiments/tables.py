@@ -11,17 +11,14 @@ from typing import Any, NamedTuple
 from gradvac.lab.experiments.comparison import Comparison
 from gradvac.lab.experiments.methods import Cost
 from gradvac.lab.experiments.statistics import (
-    BETTER,
-    NOISE,
-    UNKNOWN,
-    WORSE,
+    Against,
     Cell,
     ComparisonRow,
     pareto_front,
 )
 
 _UNKNOWN = "-"
-_VERDICTS = {verdict: f"**{verdict}**" for verdict in (BETTER, WORSE, NOISE, UNKNOWN)}
+_VERDICT = "verdict"  # the last column of some tables
 
 
 def to_json(comparison: Comparison) -> str:
@@ -48,7 +45,7 @@ class _Table(NamedTuple):
 def tables_of(comparison: Comparison) -> list[_Table]:
     """All tables, in the order in which they are read."""
     methods, rows = list(comparison.seeds), comparison.rows
-    tables = [_average(rows[0], comparison)]
+    tables = [_primary(comparison), _average(rows[0], comparison)]
     for kind, title in (("level", "By resource level"), ("task", "By task")):
         tables.append(_by_method(title, [row for row in rows if row.kind == kind], methods))
     losses = "Losses, at equal steps and at equal time"
@@ -65,7 +62,9 @@ def to_markdown(comparison: Comparison) -> str:
     ]
     levels = [row for row in comparison.rows if row.kind == "level"]
     for table in tables_of(comparison):
-        rows = [[_VERDICTS.get(cell, cell) for cell in row] for row in table.rows]
+        rows = table.rows
+        if table.head[-1] == _VERDICT:
+            rows = [(*cells, f"**{verdict}**") for *cells, verdict in rows]
         lines = [_line(table.head), _line(["---"] * len(table.head)), *map(_line, rows)]
         parts += [f"## {table.title}", "\n".join(lines)]
         if table.title == "By task" and levels and len(methods) > 2:
@@ -77,36 +76,67 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 EXPLAINED = (
-    "Numbers are means over seeds with the reach of their 95 % confidence interval. *Smallest "
-    "detectable*: a true difference of that size would have been found in four cases of five; a "
-    "method within noise may still differ by less; - where it cannot be told, because there is a "
-    "single seed or all seeds gave the same. Losses and scores of development sets know no "
-    "sentences: their intervals are about other seeds."
+    "Numbers are means over seeds with the reach of their 95 % confidence interval. *Clear*: "
+    "shown, also after the correction; only primary questions can be. *Suggestive*: the 95 % "
+    "interval does not hold 0, which happens by chance in one of twenty rows; try again with new "
+    "seeds. *Not shown*: the interval holds 0; the true difference may still be as large as *at "
+    "most* says. *Cannot tell*: a single seed, or all seeds gave the same. *Needed*: a difference "
+    "of that size would have been clear, or suggestive where the question is no primary one. "
+    "Losses and scores of development sets know no sentences: their intervals are about other "
+    "seeds."
 )
 
 
+def _primary(comparison: Comparison) -> _Table:
+    head = ("primary question", "pairs of seeds", *_DIFFERENCE)
+    rows = [
+        (
+            f"{one.method} against {one.baseline}, {one.on}",
+            str(one.against.pairs or "unpaired"),
+            *_difference(one.against, one.digits),
+        )
+        for one in comparison.primary
+    ]
+    return _Table("Asked beforehand", head, rows)
+
+
 def _average(row: ComparisonRow, comparison: Comparison) -> _Table:
-    head = ("method", "seeds", comparison.metric, "difference", "95 % interval", "p")
     lines: list[Sequence[str]] = []
     for name, seeds in comparison.seeds.items():
-        cell = row.cells.get(name)
+        cell, told = row.cells.get(name), str(len(seeds))
         if cell is None:
-            lines.append((name, str(len(seeds)), *[_UNKNOWN] * 6))
-            continue
-        against = cell.against
-        if against is None:
-            rest: Sequence[str] = ("", "", "", "", "baseline")
+            lines.append((name, told, *[_UNKNOWN] * (1 + len(_DIFFERENCE))))
+        elif cell.against is None:
+            blank = [""] * (len(_DIFFERENCE) - 1)
+            lines.append((name, told, _mean(cell, row), *blank, "baseline"))
         else:
-            interval = f"{_signed(against.low, row)} to {_signed(against.high, row)}"
-            rest = (
-                _signed(against.difference, row),
-                _UNKNOWN if math.isnan(against.low) else interval,
-                "< 0.001" if against.adjusted < 0.001 else _number(against.adjusted, 3),
-                _number(against.smallest, row.digits),
-                against.verdict,
-            )
-        lines.append((name, str(len(seeds)), _mean(cell, row), *rest))
-    return _Table(f"Average {comparison.metric}", (*head, "smallest detectable", "verdict"), lines)
+            pairs = cell.against.pairs
+            if pairs != len(seeds):
+                told += f", {pairs} in pairs" if pairs else ", unpaired"
+            lines.append((name, told, _mean(cell, row), *_difference(cell.against, row.digits)))
+    head = ("method", "seeds", comparison.metric, *_DIFFERENCE)
+    return _Table(f"Average {comparison.metric}", head, lines)
+
+
+_DIFFERENCE = ("difference (95 % interval)", "p", "p, corrected", "needed", _VERDICT)
+
+
+def _difference(against: Against, digits: int) -> Sequence[str]:
+    """The cells of a difference, as `_DIFFERENCE` heads them."""
+    told = f"{against.difference:+.{digits}f}"
+    if not math.isnan(against.low):
+        told += f" ({against.low:+.{digits}f} to {against.high:+.{digits}f})"
+    return (
+        told,
+        _p_value(against.p_value),
+        _p_value(against.adjusted),
+        _number(against.needed, digits),
+        against.in_words(digits),
+    )
+
+
+def _p_value(value: float) -> str:
+    return "< 0.001" if value < 0.001 else _number(value, 3)
 
 
 def _by_method(title: str, rows: Sequence[ComparisonRow], methods: Sequence[str]) -> _Table:
@@ -122,7 +152,8 @@ def _cell(cell: Cell | None, row: ComparisonRow) -> str:
         return _UNKNOWN
     if cell.against is None:
         return _mean(cell, row)
-    return f"{_mean(cell, row)} ({_signed(cell.against.difference, row)}, {cell.against.verdict})"
+    told = f"{cell.against.difference:+.{row.digits}f}, {cell.against.in_words(row.digits)}"
+    return f"{_mean(cell, row)} ({told})"
 
 
 def _trade_off(levels: Sequence[ComparisonRow]) -> str:
@@ -130,7 +161,7 @@ def _trade_off(levels: Sequence[ComparisonRow]) -> str:
     best = pareto_front(levels)
     return (
         f"No other method is at least as good at all levels and better at one: {', '.join(best)}. "
-        "By means over seeds, without a test: the verdicts above say what is more than noise."
+        "By means over seeds, without a test: the verdicts above say what is shown."
     )
 
 
@@ -156,10 +187,6 @@ def _cost(cost: Cost, first: float | None) -> Sequence[str]:
 def _mean(cell: Cell, row: ComparisonRow) -> str:
     text = f"{cell.mean:.{row.digits}f}"
     return text if math.isnan(cell.low) else f"{text} ± {cell.high - cell.mean:.{row.digits}f}"
-
-
-def _signed(value: float, row: ComparisonRow) -> str:
-    return f"{value:+.{row.digits}f}"
 
 
 def _number(value: float | None, digits: int) -> str:
