@@ -238,7 +238,7 @@ class Aligner:
         names = tuple(self.tasks[position] for position in positions)
         order = [step.present.index(position) for position in positions]
         alignment = assemble(
-            step.weighed, names, tuple(self.components), order, exact=self.is_exact
+            step.weighed, names, tuple(self.components), order, step.losses, exact=self.is_exact
         )
         if self._first and len(names) > 1 and bool(alignment.gram.isfinite().all()):
             self._first = False
@@ -327,6 +327,7 @@ class _RuleStep:
 
     Attributes:
         present: Positions of the tasks of this step, in the order of the Gram matrices' rows.
+        losses: Of these tasks, in the same order.
         weighed: What the rule decided, by components.
     """
 
@@ -337,7 +338,7 @@ class _RuleStep:
 
     def begin(self, present: tuple[int, ...], losses: Tensor) -> Weigh:
         """Open the step, anew if an engine could not finish it; returns what the engine calls."""
-        self.present, self._losses, self.weighed = present, losses, []
+        self.present, self.losses, self.weighed = present, losses, []
         self._rule.begin(present, losses)
         return self._weigh
 
@@ -357,8 +358,8 @@ class _RuleStep:
         unused = [k for k in range(self._num_components) if k not in done]
         if unused:
             shape = (len(unused), len(self.present), len(self.present))
-            dtype = geometry.working_dtype(self._losses.device)
-            self._weigh(unused, self._losses.new_zeros(shape, dtype=dtype))
+            dtype = geometry.working_dtype(self.losses.device)
+            self._weigh(unused, self.losses.new_zeros(shape, dtype=dtype))
         self._rule.commit()
 
 
