@@ -132,7 +132,7 @@ class ToyRecipe:
             losses = losses * torch.nan
         self._calls += 1
         tokens = torch.full_like(losses, batch.weight)
-        return StepLosses(losses, batch.tasks, tokens, {"error": losses.detach().sqrt().sum()})
+        return StepLosses(losses, batch.tasks, {"error": losses.detach().sqrt().sum()}, tokens)
 
     def validate(self) -> dict[str, float]:
         torch.rand(3)  # must not matter

@@ -33,7 +33,7 @@ from gradvac.analysis.similarities import (
     load_similarities,
     save_similarities,
 )
-from gradvac.analysis.step_log import heat_maps, step_values
+from gradvac.analysis.step_log import heat_maps, step_values, task_values
 
 __all__ = [
     "KnownDistances",
@@ -50,4 +50,5 @@ __all__ = [
     "read_record",
     "save_similarities",
     "step_values",
+    "task_values",
 ]

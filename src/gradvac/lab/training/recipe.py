@@ -115,17 +115,17 @@ class StepLosses:
             normalised. The loop divides by the tokens of all micro-batches of the step, so that
             accumulation changes nothing. To give a row more weight, multiply it here.
         tasks: The task of every entry, by name or position: a list, or a tensor.
-        tokens: `[B]`, the tokens that every loss is a sum over, for `train/loss/TASK` in the log;
-            None: it has only the loss of all tasks.
         shown: Further values for the log, as sums over the micro-batch of quantities per token
             (such as the unsmoothed loss), the same names every time. The loop divides by tokens
             and logs `train/NAME`. Tensors may stay on the device.
+        tokens: `[B]`, the tokens that every loss is a sum over, for `train/loss/TASK` in the log;
+            None: it has only the loss of all tasks.
     """
 
     losses: Tensor
     tasks: TasksOfRows
-    tokens: Tensor | None = None
     shown: Mapping[str, Tensor | float] = field(default_factory=dict)
+    tokens: Tensor | None = None
 
 
 class TrainingRecipe(Protocol[BatchT]):
