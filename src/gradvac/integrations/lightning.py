@@ -13,7 +13,8 @@ part of every checkpoint. With `strategy="ddp"` the aligner has to know of the o
 `Aligner(self.net, ..., process_group=torch.distributed.group.WORLD)`.
 
 A loader with a `TaskBatchSampler` mixes tasks; its position is part of every checkpoint too. In
-several processes give the sampler rank and num_ranks, and the Trainer use_distributed_sampler=False.
+several processes, give rank and num_ranks to the sampler and use_distributed_sampler=False to the
+Trainer.
 `record = "out"` in the class, or set before training, writes what `gradvac report out` reads.
 """
 
@@ -190,7 +191,10 @@ class AlignedModule:
         trainer: Any = self.trainer  # type: ignore[attr-defined]
         sampler = sampler_of(trainer.train_dataloader)
         if sampler is not None:
-            taken = trainer.fit_loop.epoch_loop.batch_progress.total.processed
+            passes = trainer.fit_loop.epoch_progress.current
+            is_within = passes.started > passes.processed
+            batches = trainer.fit_loop.epoch_loop.batch_progress.current.processed
+            taken = passes.processed * len(sampler) + (batches if is_within else 0)
             checkpoint[_SAMPLER] = sampler.state_dict(taken)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
