@@ -97,6 +97,11 @@ def test_a_restored_sampler_goes_on_exactly(stop: int) -> None:
     again.load_state_dict(first.state_dict())
     again.set_epoch(stop // 10)  # as trainers do, also in the middle
     assert passes(again, 4 - stop // 10) == every[stop:]
+    again.load_state_dict(first.state_dict())
+    for epoch in range(4 - stop // 10):  # as trainers do that count from 0 again
+        again.set_epoch(epoch)
+        start = 10 * (stop // 10 + epoch)
+        assert list(again) == every[max(stop, start) : start + 10]
 
 
 def test_set_epoch_goes_to_a_pass_from_anywhere() -> None:

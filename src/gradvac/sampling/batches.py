@@ -95,6 +95,7 @@ class TaskBatchSampler(Sampler[list[int]]):
             seed=seed,
             num_rows=num_rows,
         )
+        self._first_epoch: int | None = 0  # what callers count as 0; None: not known yet
         self._go_to(0)
 
     def __len__(self) -> int:
@@ -122,9 +123,16 @@ class TaskBatchSampler(Sampler[list[int]]):
         return numbers
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of a pass, counted from 0, unless this pass has begun already."""
-        if self._next // self._num_batches != epoch:
-            self._go_to(epoch * self._num_batches)
+        """Go to the beginning of a pass, counted from 0, unless this pass has begun already.
+
+        The first call after `load_state_dict` moves nothing: it tells which number the caller has
+        for the pass that goes on, as some count from 0 again when they continue.
+        """
+        if self._first_epoch is None:
+            self._first_epoch = self._next // self._num_batches - epoch
+        wanted = epoch + self._first_epoch
+        if self._next // self._num_batches != wanted:
+            self._go_to(wanted * self._num_batches)
 
     def _go_to(self, batch: int) -> None:
         """Draw anew up to a batch: rows depend on all that were drawn before."""
@@ -179,6 +187,7 @@ class TaskBatchSampler(Sampler[list[int]]):
                     f"state: was saved with {name} = {state[name]!r}, but this sampler has "
                     f"{own!r}; continue with the same, or start afresh without this state."
                 )
+        self._first_epoch = None
         if "drawn" in state:
             self._restore(int(state["batch"]), list(state["drawn"]))
         else:
