@@ -93,7 +93,8 @@ class VisionTraining:
         return stream_rows(self.settings, sizes, make, rows=data.rows, batch_slice=batch_slice)
 
     def losses(self, batch: DigitBatch) -> StepLosses:
-        return StepLosses(*losses_of(self.model, batch))
+        losses, tasks = losses_of(self.model, batch)
+        return StepLosses(losses, tasks, tokens=torch.ones_like(losses))
 
     def validate(self) -> dict[str, float]:
         rows = range(self.settings.data.held_out)

@@ -251,7 +251,7 @@ class Aligner:
         names = tuple(self.tasks[position] for position in positions)
         order = [step.present.index(position) for position in positions]
         alignment = assemble(
-            step.weighed, names, tuple(self.components), order, exact=self.is_exact
+            step.weighed, names, tuple(self.components), order, step.losses, exact=self.is_exact
         )
         if self._first and len(names) > 1 and bool(alignment.gram.isfinite().all()):
             self._first = False
@@ -340,6 +340,7 @@ class _RuleStep:
 
     Attributes:
         present: Positions of the tasks of this step, in the order of the Gram matrices' rows.
+        losses: Of these tasks, in the same order.
         weighed: What the rule decided, by components.
     """
 
@@ -356,11 +357,11 @@ class _RuleStep:
             losses: Theirs.
         """
         self._parts: _Parts | None = None
-        self._losses, self._num_rows, self.weighed = losses, len(present), []
+        self._num_rows, self.weighed = len(present), []
         if self._rule.parts_per_task > 1:
             self._parts = _Parts(present, self._rule.parts_per_task, losses.device)
             present, losses = self._parts.tasks, self._parts.add_up(losses, 0)
-        self.present = present
+        self.present, self.losses = present, losses
         self._rule.begin(present, losses)
         return self._weigh
 
@@ -382,8 +383,8 @@ class _RuleStep:
         unused = [k for k in range(self._num_components) if k not in done]
         if unused:
             shape = (len(unused), self._num_rows, self._num_rows)
-            dtype = geometry.working_dtype(self._losses.device)
-            self._weigh(unused, self._losses.new_zeros(shape, dtype=dtype))
+            dtype = geometry.working_dtype(self.losses.device)
+            self._weigh(unused, self.losses.new_zeros(shape, dtype=dtype))
         self._rule.commit()
 
 

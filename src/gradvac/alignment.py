@@ -28,6 +28,8 @@ class Alignment:
         target: `[K, T, T]`, the targets of this step; NaN for rules without targets.
         active: bool `[K, T, T]`: [k, i, j] if g_i was altered against g_j.
         gram: `[K, T, T]`, inner products of the unaltered task gradients.
+        losses: `[T]`, what was differentiated: a task's entries, added up over rows and
+            micro-batches and normalised as they were given; with several processes, their means.
         exact: False if products between gradients of different processes were left out of `gram`.
     """
 
@@ -37,6 +39,7 @@ class Alignment:
     target: Tensor
     active: Tensor
     gram: Tensor = field(repr=False)
+    losses: Tensor = field(repr=False)
     exact: bool = True
 
     @cached_property
@@ -82,10 +85,11 @@ def assemble(
     tasks: tuple[str, ...],
     components: tuple[str, ...],
     order: Sequence[int],
+    losses: Tensor,
     *,
     exact: bool = True,
 ) -> Alignment:
-    """What a rule decided in one step: components in model order, tasks moved to `order`."""
+    """What a rule decided in one step: components in model order, tasks (and losses) to `order`."""
     positions = [k for one in weighed for k in one.components]
     by_component = sorted(range(len(positions)), key=positions.__getitem__)
 
@@ -104,6 +108,7 @@ def assemble(
         target=joined("target"),
         active=joined("active"),
         gram=joined("gram"),
+        losses=_moved(losses, 0, order),
         exact=exact,
     )
 

@@ -88,6 +88,25 @@ def test_sum_changes_nothing(engine: str) -> None:
     assert alignment.target.isnan().all()
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_losses_of_tasks_over_micro_batches(engine: str) -> None:
+    """In the aligner's order, whatever the batch's; absent tasks have none."""
+    model = Translator()
+    aligner = Aligner(model, TASKS, Sum(), engine=engine)
+    expected = dict.fromkeys(TASKS, 0.0)
+    for number, present in enumerate([[TASKS[3], TASKS[1]], [TASKS[1], TASKS[0]]]):
+        batch = draw_batch(torch.Generator().manual_seed(number), present)
+        losses = model(batch.source, batch.words)
+        for task, loss in zip(batch.tasks, losses.tolist(), strict=True):
+            expected[task] += loss
+        alignment = aligner.backward(losses, batch.tasks, accumulate=number == 0)
+    assert alignment is not None
+    assert alignment.tasks == (TASKS[0], TASKS[1], TASKS[3])
+    assert alignment.losses.tolist() == pytest.approx([expected[t] for t in alignment.tasks])
+    mapped = aligner.backward({TASKS[2]: 3 * model(batch.source, batch.words).mean()})
+    assert mapped.losses.item() == pytest.approx(3 * losses.mean().item())
+
+
 def test_fields_cannot_be_exchanged() -> None:
     model = Translator()
     batch = draw_batch(torch.Generator().manual_seed(1), TASKS)

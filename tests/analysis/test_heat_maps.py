@@ -14,7 +14,13 @@ def alignment(grams: list[list[list[float]]], tasks: str, components: list[str])
     gram = torch.tensor(grams, dtype=torch.float64)
     nothing = torch.full_like(gram, torch.nan)
     return Alignment(
-        tuple(tasks), tuple(components), torch.ones(gram.shape[:2]), nothing, nothing > 0, gram
+        tuple(tasks),
+        tuple(components),
+        torch.ones(gram.shape[:2]),
+        nothing,
+        nothing > 0,
+        gram,
+        torch.ones(len(tasks)),
     )
 
 

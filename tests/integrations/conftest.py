@@ -134,7 +134,7 @@ def make_examples() -> Callable[..., list[dict[str, Any]]]:
 def arguments(tmp_path: Path) -> Callable[..., TrainingArguments]:
     """Arguments of a short run on the CPU."""
 
-    def make(**options: Any) -> TrainingArguments:
+    def make_arguments(make: Any = TrainingArguments, **options: Any) -> TrainingArguments:
         base: dict[str, Any] = {
             "output_dir": str(tmp_path / "out"),
             "per_device_train_batch_size": 6,
@@ -147,6 +147,7 @@ def arguments(tmp_path: Path) -> Callable[..., TrainingArguments]:
             "use_cpu": True,
             "seed": 3,
         }
-        return TrainingArguments(**base | options)
+        made: TrainingArguments = make(**base | options)
+        return made
 
-    return make
+    return make_arguments

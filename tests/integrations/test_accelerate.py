@@ -10,11 +10,15 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from accelerate.utils import DistributedType
+from accelerate.utils import DataLoaderConfiguration, DistributedType
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gradvac import Aligner, GradVac, Sum
+from gradvac.analysis import load_run
 from gradvac.integrations.accelerate import AcceleratedAligner
+from gradvac.sampling import TaskBatchSampler
 
 TASKS = ["de", "fr"]
 
@@ -144,5 +148,77 @@ def test_what_runs_the_backward_pass_itself_is_refused(monkeypatch: pytest.Monke
         AcceleratedAligner(accelerator, aligner)
     kind = property(lambda _: DistributedType.FSDP)
     monkeypatch.setattr(Accelerator, "distributed_type", kind)
-    with pytest.raises(ValueError, match="accelerator: FSDP"):
+    with pytest.raises(ValueError, match=r"accelerator: the first FSDP .* fsdp_version 2"):
         AcceleratedAligner(accelerator, aligner)
+    kind = property(lambda _: DistributedType.DEEPSPEED)
+    monkeypatch.setattr(Accelerator, "distributed_type", kind)
+    with pytest.raises(ValueError, match=r"accelerator: DeepSpeed \(ZeRO\) runs the backward"):
+        AcceleratedAligner(accelerator, aligner)
+
+
+NUMBERS = [task for task, num in (("de", 40), ("fr", 8)) for _ in range(num)]
+
+
+def mixed_run(
+    folder: Path, steps: range, *, loader: Any = None, **options: Any
+) -> tuple[nn.Module, list[list[int]], AcceleratedAligner]:
+    """Steps of a run whose loader mixes tasks, from a checkpoint of the step before them."""
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    configuration = DataLoaderConfiguration(use_stateful_dataloader=loader is StatefulDataLoader)
+    accelerator = Accelerator(cpu=True, dataloader_config=configuration)
+    sampler = TaskBatchSampler(NUMBERS, 8, temperature=5.0, seed=4)  # passes of six batches
+    data = DataLoader(torch.arange(48), batch_sampler=sampler)  # type: ignore[arg-type]
+    model, optimizer, data = accelerator.prepare(*model_and_optimizer(), data)
+    aligner = AcceleratedAligner(
+        accelerator,
+        Aligner(model, TASKS, GradVac(beta=0.3), engine="per_task"),
+        loader=None if loader is StatefulDataLoader else data,
+        **options,
+    )
+    if steps.start:
+        accelerator.load_state(str(folder / str(steps.start)))
+    seen: list[list[int]] = []
+    while len(seen) < len(steps):
+        for batch in data:
+            rows = batch.tolist()
+            seen.append(rows)
+            inputs = torch.stack([batch.sin(), batch.cos(), batch / 48, batch % 5], dim=1).float()
+            losses = (model(inputs)[:, 0] - batch / 24).square() / len(batch)
+            aligner.backward(losses, [NUMBERS[row] for row in rows])
+            optimizer.step()
+            optimizer.zero_grad()
+            aligner.log_values()
+            if len(seen) == len(steps):
+                break
+    accelerator.save_state(str(folder / str(steps.stop)))
+    return accelerator.unwrap_model(model), seen, aligner
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
+@pytest.mark.parametrize("loader", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("stop", [4, 6, 9])
+def test_mixed_training_goes_on_exactly(tmp_path: Path, stop: int, loader: Any) -> None:
+    """Also with the loader that keeps its own state; Accelerate reads one batch ahead."""
+    whole, every, _ = mixed_run(tmp_path / "whole", range(15), loader=loader)
+    _, first, _ = mixed_run(tmp_path / "parts", range(stop), loader=loader)
+    again, rest, _ = mixed_run(tmp_path / "parts", range(stop, 15), loader=loader)
+    assert first == every[:stop]
+    assert rest == every[stop:]
+    assert_equal(again, whole)
+
+
+def test_a_record_and_a_log(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"record": tmp_path / "run", "record_every": 1}
+    mixed_run(tmp_path, range(4), **options)
+    _, _, aligner = mixed_run(tmp_path, range(4, 9), **options)
+    run = load_run(tmp_path / "run")
+    assert run.record is not None
+    assert run.record.steps.tolist() == list(range(1, 10))
+    assert [entry["step"] for entry in run.metrics] == list(range(1, 10))
+    logged = aligner.log_values()
+    assert logged["gradvac/loss/de"] == run.metrics[-1]["train/loss/de"] > 0
+    assert -1 <= logged["gradvac/similarity/de~fr"] <= 1
+    accelerator = aligner.accelerator
+    with pytest.raises(ValueError, match=r"loader: has no gradvac.sampling.TaskBatchSampler"):
+        AcceleratedAligner(accelerator, aligner.aligner, loader=DataLoader([1]))  # type: ignore[arg-type]

@@ -13,10 +13,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from gradvac import Aligner, GradVac, Sum
+from gradvac.analysis import load_run
+from gradvac.sampling import TaskBatchSampler
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own imports
     from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
 
     from gradvac.integrations.lightning import AlignedModule
 
@@ -176,6 +180,89 @@ def test_the_precision_plugins_scale_reaches_every_row(tmp_path: Path) -> None:
     fit(plain, tmp_path, max_epochs=1)
     assert seen[0] == pytest.approx(1024 * seen[num], rel=1e-4)
     assert_equal(scaled.net, plain.net, rtol=1e-4, atol=1e-6)
+
+
+NUMBERS = [task for task, num in (("de", 40), ("fr", 8)) for _ in range(num)]
+
+
+class Mixed(Aligned):
+    """Batches of mixed tasks; the module remembers the rows it saw."""
+
+    record_every = 1
+
+    def __init__(self, rule: Any = None) -> None:
+        super().__init__(rule)
+        self.seen: list[list[int]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.seen.append(batch.tolist())
+        inputs = torch.stack([batch.sin(), batch.cos(), batch / 48, batch % 5], dim=1).float()
+        losses = (self.net(inputs)[:, 0] - batch / 24).square() / len(batch)
+        return self.aligned_loss(losses, [NUMBERS[row] for row in batch.tolist()])
+
+
+def fit_mixed(module: Mixed, folder: Path, *, workers: int = 0, **options: Any) -> Trainer:
+    sampler = TaskBatchSampler(NUMBERS, 8, temperature=5.0, seed=4)  # passes of six batches
+    loader = DataLoader(torch.arange(48), batch_sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
+    given = {"enable_checkpointing": False, "logger": False, "accelerator": "cpu"}
+    checkpoint = options.pop("ckpt_path", None)
+    trainer = Trainer(
+        **given | {"enable_progress_bar": False, "enable_model_summary": False, **options},
+        default_root_dir=str(folder),
+        use_distributed_sampler=False,
+    )
+    trainer.fit(module, loader, ckpt_path=checkpoint, weights_only=False)
+    return trainer
+
+
+@pytest.mark.parametrize("stop", [4, 6, 9])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_mixed_training_goes_on_exactly(tmp_path: Path, stop: int, workers: int) -> None:
+    """In the middle of a pass, at its end, and in the middle of the next one."""
+    whole, parts, again = (Mixed(GradVac(beta=0.3)) for _ in range(3))
+    fit_mixed(whole, tmp_path, max_steps=15, max_epochs=-1)
+    saved = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=stop, save_top_k=-1)
+    fit_mixed(
+        parts,
+        tmp_path,
+        workers=workers,
+        max_steps=stop,
+        max_epochs=-1,
+        enable_checkpointing=True,
+        callbacks=[saved],
+    )
+    fit_mixed(again, tmp_path, max_steps=15, max_epochs=-1, ckpt_path=saved.best_model_path)
+    assert parts.seen == whole.seen[:stop]
+    assert again.seen == whole.seen[stop:]
+    assert_equal(again.net, whole.net)
+
+
+def test_a_record_and_a_log(tmp_path: Path) -> None:
+    """Written while training, continued after a checkpoint, and readable by the report."""
+    logger = CSVLogger(tmp_path)
+    first, again = Mixed(GradVac()), Mixed(GradVac())
+    first.record = again.record = tmp_path / "run"
+    trainer = fit_mixed(first, tmp_path, max_steps=9, max_epochs=-1, log_every_n_steps=2)
+    trainer.save_checkpoint(tmp_path / "nine.ckpt")
+    fit_mixed(
+        again,
+        tmp_path,
+        max_steps=12,
+        max_epochs=-1,
+        log_every_n_steps=2,
+        logger=logger,
+        ckpt_path=tmp_path / "nine.ckpt",
+    )
+    run = load_run(tmp_path / "run")
+    assert run.record is not None
+    assert run.record.steps.tolist() == list(range(1, 13))
+    assert [entry["step"] for entry in run.metrics] == [2, 4, 6, 8, 10, 12]
+    assert run.metrics[-1]["train/loss"] == pytest.approx(
+        sum(run.metrics[-1][f"train/loss/{task}"] for task in TASKS)
+    )
+    logged = (Path(logger.log_dir) / "metrics.csv").read_text()
+    assert "gradvac/similarity/de~fr" in logged
+    assert "gradvac/norm/fr" in logged
 
 
 def test_a_mapping_of_losses(tmp_path: Path) -> None:

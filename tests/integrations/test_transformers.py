@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 from transformers import (
@@ -21,6 +23,7 @@ from transformers import (
 
 from gradvac import Aligner, GradVac, PCGrad, Sum
 from gradvac.integrations.transformers import (
+    AlignedMixin,
     AlignedSeq2SeqTrainer,
     AlignedTrainer,
     Normaliser,
@@ -223,6 +226,11 @@ def test_logging_and_evaluation(make_model: Make, make_examples: Make, arguments
     assert len(logged) == 2
     for name in ("similarity", "active", "update_cosine", "update_ratio"):
         assert f"gradvac/{name}" in logged[0]
+    for task in TASKS:
+        assert logged[0][f"loss/{task}"] > 0
+        assert logged[0][f"gradvac/norm/{task}"] > 0
+    assert -1 <= logged[0]["gradvac/similarity/de~sw"] <= 1
+    assert 0 <= logged[0]["gradvac/conflicts"] <= 1
     assert trainer.evaluate()["eval_loss"] > 0
     assert trainer.predict(make_examples("seq2seq", 6)).predictions is not None
 
@@ -279,24 +287,31 @@ def test_a_loss_of_ones_own_is_noticed_and_can_be_given(
         trainer(row_losses=lambda outputs, *_: outputs.loss[None]).train()
 
 
-def test_options_that_replace_the_loss_are_refused(
-    make_model: Make, make_examples: Make, arguments: Make
+def test_what_replaces_the_backward_pass_is_refused(
+    make_model: Make, make_examples: Make, arguments: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model("tokens")
-    with pytest.raises(ValueError, match=r"label_smoothing_factor: .*row_losses instead"):
-        AlignedTrainer(model, arguments(label_smoothing_factor=0.1), tasks=TASKS)
-    with pytest.raises(ValueError, match=r"compute_loss_func: .*row_losses instead"):
-        AlignedTrainer(model, arguments(), tasks=TASKS, compute_loss_func=lambda *_: None)
     with pytest.raises(ValueError, match="optim: LOMO"):
         AlignedTrainer(model, arguments(optim="adalomo"), tasks=TASKS)
 
-    class Own(AlignedTrainer):
-        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
-            return 3 * model(**inputs).loss
+    class Own(Trainer):
+        def training_step(self, *args: Any, **options: Any) -> Any:
+            return super().training_step(*args, **options)
 
-    with pytest.raises(ValueError, match=r"compute_loss: .*row_losses instead"):
-        Own(model, arguments(), tasks=TASKS)
-    Own(model, arguments(), tasks=TASKS, row_losses=lambda *_: None)  # it is for evaluation
+    class AlignedOwn(AlignedMixin, Own):
+        pass
+
+    with pytest.raises(ValueError, match=r"Own\.training_step: would be left out"):
+        AlignedOwn(model, arguments(), tasks=TASKS)
+    for kind, said in (
+        ("DEEPSPEED", r"args: DeepSpeed \(ZeRO\) runs the backward pass in its own engine"),
+        ("FSDP", "args: the first FSDP flattens parameters"),
+        ("MEGATRON_LM", "args: MEGATRON_LM runs the backward pass itself"),
+    ):
+        own = property(lambda _, kind=kind: DistributedType(kind))
+        monkeypatch.setattr(Accelerator, "distributed_type", own)
+        with pytest.raises(ValueError, match=said):
+            AlignedTrainer(model, arguments(), tasks=TASKS)
 
 
 class Stream(IterableDataset[Any]):

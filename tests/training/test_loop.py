@@ -260,6 +260,41 @@ def test_log_holds_means_per_token_and_geometry(
     assert once[0]["train/lr"] == pytest.approx(1e-2 * (4 / 12) ** 0.5)
 
 
+@pytest.mark.parametrize("rule", ["gradvac", "none"])
+def test_log_holds_the_loss_per_token_of_every_task(
+    tmp_path: Path,
+    toy: ModuleType,
+    settings: Settings,
+    run_toy: RunToy,
+    monkeypatch: pytest.MonkeyPatch,
+    rule: str,
+) -> None:
+    """Of all steps since the last entry, without those that were skipped; a task may be absent."""
+    seen: list[tuple[str, float]] = []
+    own = toy.ToyRecipe.losses
+
+    def losses(recipe: Any, batch: Any) -> Any:
+        found = own(recipe, batch)
+        if found.losses.isfinite().all():
+            names = [recipe.tasks[task] for task in batch.tasks]
+            seen.extend(zip(names, found.losses.tolist(), strict=True))
+        return found
+
+    monkeypatch.setattr(toy.ToyRecipe, "losses", losses)
+    config = settings(
+        align={"rule": rule},
+        train={"log_every": 12},
+        optimizer={"accumulation": 2},
+        sampling={"temperature": 0.1},
+    )
+    run_toy(config, tmp_path, rows=2, spoil=frozenset({4, 5}))
+    (entry,) = (r for r in RunFolder(tmp_path).read_metrics() if "train/loss" in r)
+    by_task = {k.removeprefix("train/loss/"): v for k, v in entry.items() if "train/loss/" in k}
+    expected = {task: [loss for name, loss in seen if name == task] for task, _ in seen}
+    assert len(expected) < 3
+    assert by_task == pytest.approx({t: sum(own) / len(own) for t, own in expected.items()})
+
+
 def test_watch_sees_every_alignment(tmp_path: Path, settings: Settings, run_toy: RunToy) -> None:
     seen: list[tuple[int, Alignment]] = []
     run_toy(settings(), tmp_path, watch=lambda *each: seen.append(each))

@@ -131,7 +131,8 @@ class ToyRecipe:
         if self._calls in self._spoil:
             losses = losses * torch.nan
         self._calls += 1
-        return StepLosses(losses, batch.tasks, {"error": losses.detach().sqrt().sum()})
+        tokens = torch.full_like(losses, batch.weight)
+        return StepLosses(losses, batch.tasks, {"error": losses.detach().sqrt().sum()}, tokens)
 
     def validate(self) -> dict[str, float]:
         torch.rand(3)  # must not matter

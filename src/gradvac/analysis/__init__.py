@@ -35,7 +35,7 @@ from gradvac.analysis.similarities import (
     load_similarities,
     save_similarities,
 )
-from gradvac.analysis.step_log import heat_maps, step_values
+from gradvac.analysis.step_log import heat_maps, step_values, task_values
 
 __all__ = [
     "KnownDistances",
@@ -53,4 +53,5 @@ __all__ = [
     "read_record",
     "save_similarities",
     "step_values",
+    "task_values",
 ]

@@ -41,6 +41,38 @@ def _mean_similarity(alignment: Alignment) -> float:
     return float(alignment.similarity.where(pairs, 0.0).sum() / pairs.sum())
 
 
+_MOST_PAIRS = 45  # of ten tasks; more would drown a log, and a record has them all
+
+
+def task_values(alignment: Alignment) -> dict[str, float]:
+    """What a step says of tasks and pairs, for a log; waits for the device.
+
+    Returns:
+        "conflicts": share of pairs, over components, whose gradients point in opposite directions
+        (negative cosine). "loss/TASK": its part of the loss, as it was given. "norm/TASK": length
+        of its gradient, all components together. "similarity/TASK~OTHER": mean cosine over
+        components, of at most ten tasks.
+    """
+    tasks, similarity = alignment.tasks, alignment.similarity
+    has_gradient = alignment.norms > 0
+    known = has_gradient[:, :, None] & has_gradient[:, None, :]
+    sums = similarity.where(known, 0.0).sum(0).double()  # [T, T]
+    numbers = known.sum(0).double()
+    conflicts = (known & (similarity < 0)).sum().double() / (numbers.sum() - numbers.trace())
+    norms = alignment.gram.diagonal(dim1=1, dim2=2).sum(0).clamp_min(0).sqrt()
+    pieces = [conflicts, alignment.losses, norms, (sums / numbers).flatten()]
+    flat = torch.cat([piece.reshape(-1).double().cpu() for piece in pieces]).tolist()
+    num = len(tasks)
+    values = {"conflicts": flat[0]}
+    values |= {f"loss/{task}": flat[1 + n] for n, task in enumerate(tasks)}
+    values |= {f"norm/{task}": flat[1 + num + n] for n, task in enumerate(tasks)}
+    pairs = [(i, j) for i in range(num) for j in range(i)]
+    if len(pairs) <= _MOST_PAIRS:
+        cosines = flat[1 + 2 * num :]
+        values |= {f"similarity/{tasks[j]}~{tasks[i]}": cosines[i * num + j] for i, j in pairs}
+    return values
+
+
 # Orange for conflict, white for 0, blue for agreement, as in report and figures.
 _COLOURS = np.array([[179, 88, 6], [250, 250, 250], [33, 102, 172]], dtype=np.float64)
 _UNKNOWN = 160

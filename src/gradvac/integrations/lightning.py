@@ -11,10 +11,16 @@
 Precision plugins, accumulation, clipping and checkpoints are Lightning's; the aligner's state is
 part of every checkpoint. With `strategy="ddp"` the aligner has to know of the other processes:
 `Aligner(self.net, ..., process_group=torch.distributed.group.WORLD)`.
+
+A loader with a `TaskBatchSampler` mixes tasks; its position is part of every checkpoint too. In
+several processes, give rank and num_ranks to the sampler and use_distributed_sampler=False to the
+Trainer.
+`record = "out"` in the class, or set before training, writes what `gradvac report out` reads.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,23 +29,38 @@ from torch import Tensor
 
 from gradvac import Aligner, Alignment
 from gradvac.engine import TasksOfRows
-from gradvac.integrations._shared import check_processes
+from gradvac.integrations._loss_parts import reached
+from gradvac.integrations._shared import (
+    RunRecord,
+    check_processes,
+    log_values,
+    sampler_of,
+    unscaled,
+)
 
 _STATE = "gradvac_aligner"
+_SAMPLER = "gradvac_sampler"
 
 
 class AlignedModule:
     """A mixin; put it before `LightningModule` among the bases, and define `configure_aligner`.
 
     Attributes:
+        record: A folder for `gradvac report`; None: nothing is recorded.
+        record_every: Optimizer steps between records.
         alignment: What the last optimizer step did; None before the first.
     """
+
+    record: str | os.PathLike[str] | None = None
+    record_every: int = 10
 
     alignment: Alignment | None = None
     _aligner: Aligner | None = None
     _aligner_state: Mapping[str, Any] | None = None
+    _sampler_state: Mapping[str, Any] | None = None
     _losses: tuple[Tensor | Mapping[str, Tensor], TasksOfRows | None] | None = None
     _is_checked = _is_aligning = False
+    _run_record: RunRecord | None = None
 
     def configure_aligner(self) -> Aligner:
         """Make the aligner; called once, when training starts."""
@@ -101,7 +122,35 @@ class AlignedModule:
         is_accumulating = self.automatic_optimization and trainer.fit_loop._should_accumulate()  # type: ignore[attr-defined]
         alignment = self.aligner.backward(scaled, tasks, accumulate=is_accumulating)
         if alignment is not None:
-            self.alignment = alignment
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            one = alignment.losses.new_ones(())
+            self.alignment = unscaled(alignment, None if scaler is None else scaler.scale(one))
+            self._keep(trainer, self.alignment)
+
+    def _keep(self, trainer: Any, alignment: Alignment) -> None:
+        """Record a step, and log it when Lightning logs."""
+        step = trainer.global_step + 1
+        if self.record is not None and self._run_record is None:
+            is_first = trainer.is_global_zero
+            self._run_record = RunRecord(
+                self.record, self.aligner, every=self.record_every, is_first=is_first
+            )
+        if self._run_record is not None:
+            self._run_record(step, alignment)
+        if step % trainer.log_every_n_steps == 0:
+            values = log_values(alignment)
+            for logger in trainer.loggers:
+                logger.log_metrics(values, step=step - 1)  # as Lightning counts
+            if self._run_record is not None:
+                entry = {k.replace("gradvac/", "train/"): v for k, v in values.items()}
+                total = float(alignment.losses.sum())
+                self._run_record.log(step, {"train/loss": total, **entry})
+
+    def on_train_end(self) -> None:
+        """Write what is left of the record."""
+        super().on_train_end()  # type: ignore[misc]
+        if self._run_record is not None:
+            self._run_record.flush()
 
     def _check_strategy(self, trainer: Any) -> None:
         name = type(trainer.strategy).__name__
@@ -137,6 +186,16 @@ class AlignedModule:
         super().on_save_checkpoint(checkpoint)  # type: ignore[misc]
         if self._aligner is not None:
             checkpoint[_STATE] = self._aligner.state_dict(partial=True)
+        if self._run_record is not None:
+            self._run_record.flush()
+        trainer: Any = self.trainer  # type: ignore[attr-defined]
+        sampler = sampler_of(trainer.train_dataloader)
+        if sampler is not None:
+            passes = trainer.fit_loop.epoch_progress.current
+            is_within = passes.started > passes.processed
+            batches = trainer.fit_loop.epoch_loop.batch_progress.current.processed
+            taken = passes.processed * len(sampler) + (batches if is_within else 0)
+            checkpoint[_SAMPLER] = sampler.state_dict(taken)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore it; the aligner may be made later."""
@@ -146,25 +205,27 @@ class AlignedModule:
             self._aligner.load_state_dict(state)
         else:
             self._aligner_state = state
+        self._sampler_state = checkpoint.get(_SAMPLER)
+
+    def on_train_start(self) -> None:
+        """Let the loader go on where the checkpoint was taken."""
+        super().on_train_start()  # type: ignore[misc]
+        trainer: Any = self.trainer  # type: ignore[attr-defined]
+        sampler = sampler_of(trainer.train_dataloader)
+        if sampler is not None and self._sampler_state is not None:
+            sampler.load_state_dict(self._sampler_state)
+            self._sampler_state = None
 
 
 def _check_other_terms(loss: Tensor, parts: list[Tensor]) -> None:
     """A loss depends on parameters through its rows alone, or a part of it would be lost."""
-    seen = {part.grad_fn for part in parts}
-    waiting = [loss.grad_fn]
-    while waiting:
-        node: Any = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and not any(leaf is part for part in parts):
-            raise ValueError(
-                f"training_step: its loss has a term that is not a row of self.aligned_loss, and "
-                f"reaches a parameter of shape {list(leaf.shape)} without them: it would be left "
-                "out. Add it to the rows, or make it a task."
-            )
-        waiting += [child for child, _ in node.next_functions]
+    leaf = reached(loss, parts)[1]
+    if leaf is not None:
+        raise ValueError(
+            f"training_step: its loss has a term that is not a row of self.aligned_loss, and "
+            f"reaches a parameter of shape {list(leaf.shape)} without them: it would be left "
+            "out. Add it to the rows, or make it a task."
+        )
 
 
 __all__ = ["AlignedModule"]

@@ -18,30 +18,53 @@ gradients equal those of the plain Trainer, also in several processes (torchrun)
 
 from __future__ import annotations
 
+import inspect
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
-from torch.utils.data import IterableDataset
-from transformers import Seq2SeqTrainer, Trainer, default_data_collator
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Seq2SeqTrainer, Trainer, TrainerCallback, default_data_collator
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.trainer_pt_utils import LabelSmoother
 
-from gradvac import Aligner, Alignment, Sum
-from gradvac.analysis import step_values
+from gradvac import MGDA, Aligner, Alignment, GradNorm, Sum
 from gradvac.cuda_graph import GraphedStep
+from gradvac.devices import index_on
 from gradvac.engine import positions
-from gradvac.integrations._shared import check_backend, check_processes
+from gradvac.integrations._loss_parts import LossParts
+from gradvac.integrations._shared import (
+    RunRecord,
+    check_backend,
+    check_processes,
+    has_fsdp2,
+    log_values,
+    sampler_of,
+    unscaled,
+)
+from gradvac.sampling import TaskBatchSampler
+
+logger = logging.getLogger(__name__)
 
 TASKS_OF_ROWS = "tasks_of_rows"
 _NUM_ITEMS = "num_items_in_batch"
 _STATE = "aligner.pt"
 _IGNORED = -100  # a label that does not count
+_SEPARATED = 2  # batches on which a trainer's own loss is checked
+_WRAP_TRAINING_STEP = ("SFTTrainer", "DPOTrainer")  # in a context that is kept, and no more
+_LOADER_OPTIONS = (  # of a loader that is made again with another sampler
+    *("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "prefetch_factor"),
+    *("persistent_workers", "multiprocessing_context", "in_order"),
+)
 RowLosses = Callable[[Any, Tensor, Tensor | int | None], Tensor]
 
 if TYPE_CHECKING:  # a mixin of either trainer
@@ -108,14 +131,30 @@ def check_task_numbers(dataset: Any, column: str, tasks: Sequence[str]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Backward:
-    """What a backward pass leaves besides `.grad`: the loss, and what the rule did."""
+    """What a backward pass leaves besides `.grad`.
+
+    Attributes:
+        loss: The loss of the micro-batch.
+        alignment: What the rule did; None while gradients are accumulated.
+        by_task: `[2, T]`: the tasks' parts of the loss, and what they are means over (labels, or
+            rows); None before anything is known.
+    """
 
     loss: Tensor
     alignment: Alignment | None
+    by_task: Tensor | None = None
 
 
-class _Aligned(_AnyTrainer):
-    """A Hugging Face Trainer whose batches mix tasks and whose backward pass is aligned.
+class AlignedMixin(_AnyTrainer):
+    """Makes a Hugging Face Trainer, or a subclass, one whose backward pass is aligned.
+
+    Put it before the trainer among the bases: `class MyTrainer(AlignedMixin, SFTTrainer): ...`.
+
+    Losses of rows come from the model's logits where the trainer uses the model's own loss (label
+    smoothing included). A trainer with a loss of its own (`compute_loss`, as TRL's `SFTTrainer` and
+    `DPOTrainer`, or `compute_loss_func`) keeps it: it is taken apart by the rows of the model's
+    outputs, so that gradients are exact; losses by task are known where the loss is a sum over
+    them, as in SFT.
 
     Args:
         tasks: Names, in the order to show them.
@@ -124,17 +163,24 @@ class _Aligned(_AnyTrainer):
         engine: How task gradients are obtained.
         aligner_options: Further arguments of `Aligner`.
         task_column: The column of the examples that holds the name of their task.
-        row_losses: For losses that are not plain cross-entropy or squared error: a function of the
-            model's outputs, the labels and `num_items_in_batch` (the labels of the whole step, or
-            None) that returns one loss per row, `[B]`. Divide by `num_items_in_batch` if it is
-            given, by the labels of the batch otherwise.
+        task_key: Instead of a column: the entry of a batch that names the one task of all its rows,
+            for trainers that make batches of one task (sentence-transformers: "dataset_name").
+            Tasks meet in a step by gradient accumulation.
+        sampling: Mix tasks instead of shuffling examples: arguments of
+            `gradvac.sampling.TaskBatchSampler` such as `{"temperature": 5.0, "most_epochs": 4}`.
+        record: A folder for `gradvac report`: what every `record_every`-th step did, and the log.
+        record_every: Steps between records.
+        row_losses: A function of the model's outputs, the labels and `num_items_in_batch` (the
+            labels of the whole step, or None) that returns one loss per row, `[B]`, where neither
+            way above applies. Divide by `num_items_in_batch` if it is given, by the labels of the
+            batch otherwise.
         recorded: Replay forward and backward as CUDA graphs, one for each shape of batch. For
             models so small that the host is the bottleneck, in bf16, with batches padded to few
             different lengths, without accumulation.
         options: The Trainer's own arguments.
 
     Raises:
-        ValueError: An option replaces the loss or the backward pass (DeepSpeed, FSDP).
+        ValueError: Something else runs the backward pass (DeepSpeed), or an option cannot be kept.
     """
 
     def __init__(
@@ -146,27 +192,56 @@ class _Aligned(_AnyTrainer):
         engine: str = "auto",
         aligner_options: Mapping[str, Any] | None = None,
         task_column: str = "task",
+        task_key: str | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        record: str | os.PathLike[str] | None = None,
+        record_every: int = 10,
         row_losses: RowLosses | None = None,
         recorded: bool = False,
         **options: Any,
     ) -> None:
-        self._task_column, self._row_losses = task_column, row_losses
+        self._task_column, self._task_key, self._row_losses = task_column, task_key, row_losses
+        self._sampling = sampling
+        self._aligner: Aligner | None = None
         super().__init__(*args, **options)
         self._check_options()
-        check_task_numbers(self.train_dataset, task_column, tasks)
-        assert self.model is not None
-        if not isinstance(self.data_collator, TaskCollator):
-            self.data_collator = TaskCollator(self.data_collator, task_column)
+        if task_key is None:
+            check_task_numbers(self.train_dataset, task_column, tasks)
+            if not isinstance(self.data_collator, TaskCollator):
+                self.data_collator = TaskCollator(self.data_collator, task_column)
         together = {"process_group": distributed.group.WORLD} if self.args.world_size > 1 else {}
-        chosen = {**together, **(aligner_options or {})}
-        self.aligner = Aligner(self.model, tasks, rule, granularity, engine, **chosen)
-        check_processes(self.aligner, self.args.world_size, "aligner_options")
+        chosen = {**({} if self.is_fsdp_enabled else together), **(aligner_options or {})}
+        self._aligner_options = {
+            "tasks": tasks,
+            "rule": rule,
+            "granularity": granularity,
+            "engine": engine,
+            **chosen,
+        }
+        self._is_causal = self._model_name() in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
         self.alignment: Alignment | None = None
-        self._normaliser = Normaliser()
+        self._normaliser, self._separated = Normaliser(), 0
+        self._by_task: Tensor | None = None
+        if not self.is_fsdp_enabled:  # which divides the model when training begins
+            check_processes(self.aligner, self.args.world_size, "aligner_options")
+        self._record: RunRecord | None = None
+        self._record_into, self._record_every = record, record_every
+        if record is not None:
+            self.add_callback(_WritesRecord(self))
+        self.graphed_step = self._make_graphed_step() if recorded else None
+
+    @property
+    def aligner(self) -> Aligner:
+        """The aligner of the model as it is trained."""
+        if self._aligner is None:
+            assert self.model is not None
+            self._aligner = Aligner(self.model, **self._aligner_options)
+        return self._aligner
+
+    def _model_name(self) -> str:
         base: Any = self.model
         base = base.get_base_model() if hasattr(base, "get_base_model") else base  # peft's wrapper
-        self._is_causal = type(base).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-        self.graphed_step = self._make_graphed_step() if recorded else None
+        return type(base).__name__
 
     def _check_options(self) -> None:
         args = self.args
@@ -175,26 +250,24 @@ class _Aligned(_AnyTrainer):
                 f"args: this process would divide batches over {args.n_gpu} GPUs (DataParallel); "
                 "start one process per GPU with torchrun, or set CUDA_VISIBLE_DEVICES to one."
             )
-        check_backend(str(self.accelerator.distributed_type.value), "args")
+        kind = str(self.accelerator.distributed_type.value)
+        check_backend(kind, "args", is_fsdp2=has_fsdp2(self.accelerator))
         if "lomo" in str(args.optim).lower():
             raise ValueError(
                 "optim: LOMO takes its steps in the Trainer's own backward pass, which is "
                 "replaced; choose another optimizer."
             )
-        is_overridden = type(self).compute_loss is not Trainer.compute_loss
-        replaced = {
-            "compute_loss": is_overridden and self._row_losses is None,
-            "compute_loss_func": self.compute_loss_func is not None,
-            "label_smoothing_factor": bool(args.label_smoothing_factor),
-        }
-        for name, is_on in replaced.items():
-            if is_on:
+        lineage = type(self).__mro__
+        for parent in lineage[lineage.index(AlignedMixin) + 1 : lineage.index(Trainer)]:
+            if "training_step" in vars(parent) and parent.__name__ not in _WRAP_TRAINING_STEP:
                 raise ValueError(
-                    f"{name}: gives one loss for the whole batch; give row_losses instead, which "
-                    "gives one per row."
+                    f"{parent.__name__}.training_step: would be left out, as this trainer replaces "
+                    "it; use a trainer that overrides compute_loss alone."
                 )
         if self.model_init is not None:
             raise ValueError("model_init: the aligner belongs to one model; give model instead.")
+        if self._sampling is not None and self._task_key is not None:
+            raise ValueError("sampling: mixes tasks within batches; leave it out with task_key.")
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
@@ -204,6 +277,8 @@ class _Aligned(_AnyTrainer):
 
     def get_train_dataloader(self) -> Any:
         """The Trainer's own, with the rows of a task together in every batch."""
+        if self._task_key is not None:
+            return super().get_train_dataloader()
         is_dispatched = self.accelerator.dispatch_batches
         if is_dispatched is None:
             is_dispatched = isinstance(self.train_dataset, IterableDataset)
@@ -218,9 +293,48 @@ class _Aligned(_AnyTrainer):
         self.data_collator = grouped = copy(given)
         grouped.is_grouped = True
         try:
-            return super().get_train_dataloader()
+            loader = super().get_train_dataloader()
+            return loader if self._sampling is None else self._mix(loader, self._sampling)
         finally:  # in evaluation, rows stay in their order
             self.data_collator = given
+
+    def _mix(self, loader: Any, sampling: Mapping[str, Any]) -> Any:
+        """The same loader with batches of mixed tasks."""
+        args, dataset = self.args, self.train_dataset
+        if isinstance(dataset, IterableDataset):
+            raise ValueError(
+                "sampling: needs a train_dataset whose rows have numbers; mix a stream where it is "
+                "made, as with datasets.interleave_datasets."
+            )
+        batches_per_step = args.gradient_accumulation_steps * args.world_size
+        size = self._train_batch_size
+        tasks = _column(dataset, self._task_column, self.aligner.tasks)
+        per_pass = -(-len(tasks) // size)
+        num = args.max_steps * batches_per_step
+        num = num if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_pass)
+        sampler = TaskBatchSampler(
+            tasks,
+            size,
+            **{
+                "num_rows": num * size,
+                "batches_per_step": batches_per_step,
+                "seed": args.data_seed if args.data_seed is not None else args.seed,
+                **sampling,
+            },
+        )
+        logger.info("Tasks, rows drawn and epochs: %s", sampler.effective_epochs(num))
+        options = {name: getattr(loader, name) for name in _LOADER_OPTIONS}
+        return self.accelerator.prepare(
+            DataLoader(loader.dataset, batch_sampler=sampler, **options)
+        )
+
+    def _run_epoch(self, *args: Any, **options: Any) -> Any:
+        """Let the sampler know which pass begins; what is put around it may not tell it."""
+        named = inspect.signature(super()._run_epoch).bind(*args, **options).arguments
+        sampler = sampler_of(named["train_dataloader"])
+        if sampler is not None:
+            sampler.set_epoch(named["epoch"])
+        return super()._run_epoch(*args, **options)
 
     def training_step(
         self,
@@ -233,14 +347,20 @@ class _Aligned(_AnyTrainer):
         if callable(switch := getattr(self.optimizer, "train", None)):
             switch()
         inputs = dict(inputs)
-        tasks = inputs.pop(TASKS_OF_ROWS)
+        tasks = inputs.pop(TASKS_OF_ROWS) if self._task_key is None else inputs[self._task_key]
         inputs = self._prepare_inputs(inputs)
-        if self.graphed_step is None:
-            backward = self._backward(model, inputs, tasks, num_items_in_batch)
-        else:
-            backward = self.graphed_step(self._on_device(inputs, tasks, num_items_in_batch))
+        with getattr(self, "maybe_activation_offload_context", nullcontext()):  # TRL's
+            if self.graphed_step is None:
+                backward = self._backward(model, inputs, tasks, num_items_in_batch)
+            else:
+                backward = self.graphed_step(self._on_device(inputs, tasks, num_items_in_batch))
+        if backward.by_task is not None:
+            before = 0.0 if self._by_task is None else self._by_task
+            self._by_task = backward.by_task + before
         if backward.alignment is not None:
             self.alignment = backward.alignment
+            if self._record is not None:
+                self._record(self.state.global_step + 1, backward.alignment)
         return backward.loss
 
     def _backward(
@@ -250,14 +370,29 @@ class _Aligned(_AnyTrainer):
         tasks: Sequence[str] | Tensor,
         num_items: Tensor | int | None,
     ) -> Backward:
+        is_taken_apart = self._has_own_loss()
+        loss: Any
         with self.compute_loss_context_manager():
-            losses = self._losses(model, inputs, num_items)
+            if self._task_key is not None:
+                loss = self.compute_loss(model, inputs, num_items_in_batch=num_items)
+                losses, counts = loss.reshape(1), loss.new_ones(1)
+                tasks = [str(tasks)]
+            elif is_taken_apart:
+                parts, tasks = self._take_apart(model, inputs, tasks, num_items)
+                loss, losses = parts.loss, parts.rows()
+                counts = torch.ones_like(losses)
+            else:
+                losses, counts = self._losses(model, inputs, num_items)
+                loss = losses.sum()
         is_of_step = self.model_accepts_loss_kwargs and num_items is not None
         is_scaled = getattr(self, "loss_is_scaled_for_ga", None)  # what a user said, since 5.22
-        if not (is_of_step if is_scaled is None else is_scaled):
-            losses = losses / self.current_gradient_accumulation_steps
-        if is_of_step and self.args.average_tokens_across_devices:  # labels of all, and a mean
-            losses = losses * self.aligner.num_processes
+        if is_scaled is None:
+            is_scaled = is_of_step or self.compute_loss_func is not None
+        scale = 1.0 if is_scaled else 1.0 / self.current_gradient_accumulation_steps
+        is_own = is_taken_apart or self._task_key is not None  # and knows of all processes
+        if is_of_step and self.args.average_tokens_across_devices and not is_own:
+            scale *= self.aligner.num_processes  # labels of all, and a mean
+        losses = losses * scale
         if len(losses) != len(tasks):
             raise ValueError(
                 f"row_losses: gave {len(losses)} entries for {len(tasks)} rows; give one per row."
@@ -268,7 +403,48 @@ class _Aligned(_AnyTrainer):
             tasks,
             accumulate=not self.accelerator.sync_gradients,
         )
-        return Backward(losses.detach().sum(), alignment)
+        if alignment is not None and scaler is not None:
+            alignment = unscaled(alignment, scaler.scale(losses.new_ones(())))
+        by_task = self._sum_by_task(losses.detach(), counts, tasks)
+        return Backward(loss.detach() * scale, alignment, by_task)
+
+    def _sum_by_task(self, losses: Tensor, counts: Tensor, tasks: Any) -> Tensor:
+        index = index_on(positions(tasks, self.aligner.tasks, "train_dataset"), losses.device)
+        rows = torch.stack([losses.double(), counts.to(losses.device).double()])
+        return rows.new_zeros(2, len(self.aligner.tasks)).index_add(1, index, rows)
+
+    def _has_own_loss(self) -> bool:
+        """Whether the trainer computes a loss from the model's outputs in its own way."""
+        is_overridden = type(self).compute_loss is not Trainer.compute_loss
+        return self._row_losses is None and (is_overridden or self.compute_loss_func is not None)
+
+    def _take_apart(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        tasks: Sequence[str] | Tensor,
+        num_items: Tensor | int | None,
+    ) -> tuple[LossParts, Tensor]:
+        """The trainer's own loss by the rows of the model's outputs, and their tasks."""
+        outputs: list[Any] = []
+        hook = model.register_forward_hook(lambda *given: outputs.append(given[2]))
+        try:
+            loss: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items)
+        finally:
+            hook.remove()
+        num_copies = 2 if any(c.__name__ == "DPOTrainer" for c in type(self).__mro__) else 1
+        parts = LossParts.find(loss, outputs, num_copies * len(tasks))
+        of_rows = positions(tasks, self.aligner.tasks, "train_dataset").repeat(num_copies)
+        if self._separated < _SEPARATED and len(of_rows.unique()) > 1:
+            parts.check_separate(of_rows)
+            if isinstance(self.aligner.rule, GradNorm | MGDA) and not parts.is_sum:
+                raise ValueError(
+                    f"rule: {type(self.aligner.rule).__name__} looks at the tasks' losses, and "
+                    f"those of {type(self).__name__} are not known: its loss is no sum over rows "
+                    "of the model's outputs; choose another rule, or give row_losses."
+                )
+            self._separated += 1
+        return parts, of_rows
 
     def _make_graphed_step(self) -> GraphedStep[Backward]:
         args = self.args
@@ -277,6 +453,7 @@ class _Aligned(_AnyTrainer):
             "one process": args.world_size == 1,
             "bf16=True": args.bf16,
             "gradient_accumulation_steps=1": args.gradient_accumulation_steps == 1,
+            "the model's own loss or row_losses": not self._has_own_loss(),
         }
         if not all(missing.values()):
             needs = ", ".join(name for name, is_there in missing.items() if not is_there)
@@ -307,24 +484,31 @@ class _Aligned(_AnyTrainer):
 
     def _losses(
         self, model: nn.Module, inputs: dict[str, Any], num_items: Tensor | int | None
-    ) -> Tensor:
-        """Losses of rows that add up to what the Trainer would have called the loss."""
+    ) -> tuple[Tensor, Tensor]:
+        """Losses of rows that add up to the Trainer's loss, and how much each counts."""
         labels = inputs.get("labels")
         if not isinstance(labels, Tensor):
             raise ValueError("train_dataset: its batches have no labels; give them.")
         if self._row_losses is not None:
-            return self._row_losses(model(**inputs), labels, num_items)
+            losses = self._row_losses(model(**inputs), labels, num_items)
+            return losses, torch.ones_like(losses)
+        smoothing = self.args.label_smoothing_factor
         normaliser, twice = self._normaliser, None if num_items is None else 2 * num_items
-        if normaliser.is_known:
+        if normaliser.is_known or smoothing:
             outputs = model(**_without_labels(self.accelerator.unwrap_model(model), inputs))
         elif self.model_accepts_loss_kwargs and twice is not None:
             outputs = model(**inputs, **{_NUM_ITEMS: twice})
         else:
             outputs = model(**inputs)
-        sums, counts = sum_by_row(tensor_of(outputs, "logits"), labels, shifted=self._is_causal)
+        logits = tensor_of(outputs, "logits")
+        sums, counts = sum_by_row(logits, labels, shifted=self._is_causal, smoothing=smoothing)
+        if smoothing:
+            knows_items = _NUM_ITEMS in inspect.signature(LabelSmoother.__call__).parameters
+            divisor = num_items if knows_items and num_items is not None else counts.sum()
+            return sums / torch.as_tensor(divisor, device=sums.device).to(sums.dtype), counts
         if not normaliser.is_known:
             normaliser.learn(sums, counts, twice, tensor_of(outputs, "loss"))
-        return sums / normaliser.divisor(counts, num_items).to(sums.dtype)
+        return sums / normaliser.divisor(counts, num_items).to(sums.dtype), counts
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **options: Any
@@ -334,14 +518,47 @@ class _Aligned(_AnyTrainer):
         return super().prediction_step(model, rest, *args, **options)
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
-        """Log what the last step did, beside the loss."""
+        """Log the losses of tasks and what the last step did, beside the loss."""
         if "loss" in logs and self.alignment is not None:
-            values = step_values(self.alignment)
-            logs |= {f"gradvac/{name}": value for name, value in values.items()}
+            steps = self.state.global_step - self._logged_step
+            self._logged_step = self.state.global_step
+            by_task = self._read_losses(steps)
+            values = log_values(self.alignment)
+            logs |= by_task
+            logs |= {k: v for k, v in values.items() if not k.startswith("gradvac/loss/")}
+            if self._record is not None:
+                entry = {"loss": logs["loss"], **by_task}
+                entry |= {k.removeprefix("gradvac/"): v for k, v in values.items() if k in logs}
+                self._record.log(
+                    self.state.global_step, {f"train/{name}": v for name, v in entry.items()}
+                )
         super().log(logs, *args, **options)
+
+    _logged_step = 0
+
+    def _read_losses(self, num_steps: int) -> dict[str, float]:
+        """The mean loss of every task since the last entry, on the scale of the Trainer's loss.
+
+        Tasks whose losses are not known (see the class) are left out.
+        """
+        if self._by_task is None:
+            return {}
+        total: Any = self.accelerator.reduce(self._by_task, "sum")
+        self._by_task = None
+        losses, counts = total.tolist()
+        every = sum(counts)
+        scale = every / max(1, num_steps) / self.args.world_size
+        means = {
+            f"loss/{task}": loss * scale / count
+            for task, loss, count in zip(self.aligner.tasks, losses, counts, strict=True)
+            if count
+        }
+        return {name: value for name, value in means.items() if not math.isnan(value)}
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
+        if self._record is not None:
+            self._record.flush()
         if self.args.should_save:
             torch.save(self.aligner.state_dict(), os.path.join(output_dir, _STATE))
 
@@ -359,6 +576,38 @@ class _Aligned(_AnyTrainer):
             )
 
 
+class _WritesRecord(TrainerCallback):
+    """Opens the record of a training, and writes the rest of it at the end."""
+
+    def __init__(self, trainer: AlignedMixin) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """A training begins, or goes on after a checkpoint."""
+        trainer = self._trainer
+        assert trainer._record_into is not None
+        trainer._record = RunRecord(
+            trainer._record_into,
+            trainer.aligner,
+            every=trainer._record_every,
+            is_first=trainer.is_world_process_zero(),
+        )
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """A training ends."""
+        if self._trainer._record is not None:
+            self._trainer._record.flush()
+
+
+def _column(dataset: Any, column: str, tasks: Sequence[str]) -> list[str]:
+    """The task of every row, by name."""
+    try:
+        given = list(dataset[column])  # of datasets; it reads no other column
+    except (TypeError, KeyError, IndexError, ValueError):
+        given = [dataset[number][column] for number in range(len(dataset))]
+    return [one if isinstance(one, str) else tasks[int(one)] for one in given]
+
+
 def _without_labels(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     """Inputs without labels, so that the model need not compute its own loss, where possible."""
     rest = {key: value for key, value in inputs.items() if key != "labels"}
@@ -371,7 +620,9 @@ def _without_labels(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "decoder_input_ids": prepare(labels=inputs["labels"])}
 
 
-def sum_by_row(logits: Tensor, labels: Tensor, *, shifted: bool) -> tuple[Tensor, Tensor]:
+def sum_by_row(
+    logits: Tensor, labels: Tensor, *, shifted: bool, smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Losses of rows, and how many labels they are sums over.
 
     Args:
@@ -379,6 +630,7 @@ def sum_by_row(logits: Tensor, labels: Tensor, *, shifted: bool) -> tuple[Tensor
             of classes, or values for V = 1.
         labels: -100 is ignored.
         shifted: Whether token s is predicted from those before it (causal language models).
+        smoothing: Share of every label that is spread over all classes.
 
     Returns:
         `[B]` and `[B]`.
@@ -387,19 +639,20 @@ def sum_by_row(logits: Tensor, labels: Tensor, *, shifted: bool) -> tuple[Tensor
         ValueError: The shapes are none of these.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
+    cross_entropy = partial(
+        F.cross_entropy, ignore_index=_IGNORED, reduction="none", label_smoothing=smoothing
+    )
     if logits.dim() == 3 and labels.dim() == 2 and not labels.is_floating_point():
         if shifted:
             logits, labels = logits[:, :-1], labels[:, 1:]
-        losses = F.cross_entropy(
-            logits.transpose(1, 2), labels, ignore_index=_IGNORED, reduction="none"
-        )
+        losses = cross_entropy(logits.transpose(1, 2), labels)
         return losses.sum(1), (labels != _IGNORED).sum(1)
     if logits.dim() == 2 and labels.dim() == 1:
         ones = torch.ones(len(labels), dtype=torch.int64, device=labels.device)
         if labels.is_floating_point() and logits.shape[1] == 1:
             return (logits[:, 0] - labels.to(logits.dtype)).square(), ones
         if not labels.is_floating_point() and logits.shape[1] > 1:
-            losses = F.cross_entropy(logits, labels, ignore_index=_IGNORED, reduction="none")
+            losses = cross_entropy(logits, labels)
             return losses, (labels != _IGNORED).long()
     raise ValueError(
         f"row_losses: cannot be guessed from logits {list(logits.shape)} and labels "
@@ -467,12 +720,18 @@ def tensor_of(outputs: Any, name: str) -> Tensor:
     return found
 
 
-class AlignedTrainer(_Aligned, Trainer):
-    __doc__ = _Aligned.__doc__
+class AlignedTrainer(AlignedMixin, Trainer):
+    __doc__ = AlignedMixin.__doc__
 
 
-class AlignedSeq2SeqTrainer(_Aligned, Seq2SeqTrainer):
-    __doc__ = _Aligned.__doc__
+class AlignedSeq2SeqTrainer(AlignedMixin, Seq2SeqTrainer):
+    __doc__ = AlignedMixin.__doc__
 
 
-__all__ = ["TASKS_OF_ROWS", "AlignedSeq2SeqTrainer", "AlignedTrainer", "TaskCollator"]
+__all__ = [
+    "TASKS_OF_ROWS",
+    "AlignedMixin",
+    "AlignedSeq2SeqTrainer",
+    "AlignedTrainer",
+    "TaskCollator",
+]

@@ -6,8 +6,14 @@ numbers and a resumed run draws what it would have drawn.
     sampler = TaskSampler({"en-fr": 20_000, "en-hi": 500}, temperature=5.0)
     epochs = Epochs([20_000, 500], seed=0)
     rows = [epochs.take(task, 1) for task in sampler.draw(32, step=0)]
+
+In a loop of your own, both at once:
+
+    sampler = TaskBatchSampler(dataset["task"], batch_size=32, temperature=5.0)
+    loader = DataLoader(dataset, batch_sampler=sampler)
 """
 
+from gradvac.sampling.batches import TaskBatchSampler
 from gradvac.sampling.epochs import Epochs
 from gradvac.sampling.tasks import (
     TaskEpochs,
@@ -19,6 +25,7 @@ from gradvac.sampling.tasks import (
 
 __all__ = [
     "Epochs",
+    "TaskBatchSampler",
     "TaskEpochs",
     "TaskSampler",
     "cap_epochs",

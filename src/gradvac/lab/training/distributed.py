@@ -189,8 +189,10 @@ class Job:
         local_sums = [
             torch.as_tensor(sums[name], dtype=torch.float64, device=device) for name in names
         ]
-        total = self._stepping.all_reduce(torch.stack(local_sums))
-        return dict(zip(names, total.unbind(), strict=True))
+        total = self._stepping.all_reduce(torch.cat([own.reshape(-1) for own in local_sums]))
+        parts = total.split([own.numel() for own in local_sums])
+        shaped = (part.view_as(own) for part, own in zip(parts, local_sums, strict=True))
+        return dict(zip(names, shaped, strict=True))
 
 
 @contextmanager

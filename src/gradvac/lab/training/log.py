@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +32,7 @@ from gradvac.lab.training.environment import peak_memory
 from gradvac.lab.training.settings import EXTENSIBLE, TECHNICAL, TECHNICAL_ELSEWHERE, RunConfig
 
 logger = logging.getLogger(__name__)
+BY_TASK = "by_task"  # of a step's sums: losses and tokens of every task, [2, T]
 
 
 class RunLog:
@@ -295,17 +296,21 @@ class Meters:
         """Start the clock again."""
         self._mark = time.perf_counter()
 
-    def read(self) -> tuple[dict[str, float], float]:
+    def read(self, tasks: Sequence[str]) -> tuple[dict[str, float], float]:
         """Means per token since the last reading, tokens/s, and seconds per step; resets.
 
-        Also the seconds of the whole run, and the most memory this process needed, in GiB.
+        Also the loss per token of the tasks that had any, the seconds of the whole run, and the
+        most memory this process needed, in GiB.
         """
+        by_task = self._sums.pop(BY_TASK, self._zero.expand(2, len(tasks))).tolist()
         sums = {name: float(value) for name, value in self._sums.items()}
         self.pause()
         self.resume()
         seconds = max(self.seconds - self._seconds_before, 1e-9)
         tokens = sums.pop("tokens")
         means = {name: value / tokens if tokens else float("nan") for name, value in sums.items()}
+        known = zip(tasks, *by_task, strict=True)
+        means |= {f"loss/{task}": loss / own for task, loss, own in known if own}
         means |= {
             "tokens_per_second": tokens / seconds,
             "seconds": self.seconds,

@@ -228,7 +228,7 @@ class _Loop(Generic[BatchT]):
         """The one place that waits for the device, and notices that steps were skipped."""
         state, train = self.state, self.settings.train
         bad_in_a_row = state.meters.bad_in_a_row
-        means, seconds_per_step = state.meters.read()
+        means, seconds_per_step = state.meters.read(state.tasks)
         values = means | {
             "lr": float(state.optimizer.param_groups[0]["lr"]),
             "gradient_norm": float(self.norm),

@@ -6,6 +6,7 @@ divided again.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic
 
 import torch
@@ -61,7 +62,7 @@ class _Replicated(Generic[BatchT]):
             with self._replica.no_sync():
                 losses = self._replica(batch)
         step_losses = self._losses.found
-        return StepLosses(losses, step_losses.tasks, step_losses.shown)
+        return replace(step_losses, losses=losses)
 
 
 class _Losses(nn.Module):

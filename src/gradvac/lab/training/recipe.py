@@ -118,11 +118,14 @@ class StepLosses:
         shown: Further values for the log, as sums over the micro-batch of quantities per token
             (such as the unsmoothed loss), the same names every time. The loop divides by tokens
             and logs `train/NAME`. Tensors may stay on the device.
+        tokens: `[B]`, the tokens that every loss is a sum over, for `train/loss/TASK` in the log;
+            None: it has only the loss of all tasks.
     """
 
     losses: Tensor
     tasks: TasksOfRows
     shown: Mapping[str, Tensor | float] = field(default_factory=dict)
+    tokens: Tensor | None = None
 
 
 class TrainingRecipe(Protocol[BatchT]):

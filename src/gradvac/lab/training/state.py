@@ -54,7 +54,7 @@ class RunState(Generic[BatchT]):
 
     def __init__(self, recipe: TrainingRecipe[BatchT], settings: RunConfig, job: Job) -> None:
         set_threads(settings.train.threads)
-        self.job, self._seed = job, settings.train.seed
+        self.job, self.tasks, self._seed = job, tuple(recipe.tasks), settings.train.seed
         seed_everything(job.seed(self._seed))
         self.device = job.device(settings.train.device)
         self.model = recipe.model.to(self.device).train()

@@ -15,9 +15,12 @@ from torch import Tensor
 
 from gradvac import Alignment
 from gradvac.cuda_graph import CudaGraph
+from gradvac.devices import index_on
+from gradvac.engine import positions
 from gradvac.lab.training.environment import around_forward
+from gradvac.lab.training.log import BY_TASK
 from gradvac.lab.training.optimizer import clip, step_unless
-from gradvac.lab.training.recipe import BatchT
+from gradvac.lab.training.recipe import BatchT, StepLosses
 from gradvac.lab.training.settings import RunConfig
 from gradvac.lab.training.state import RunState
 
@@ -30,7 +33,7 @@ class StepResult:
 
     Attributes:
         sums: The loss and what else is shown, summed over the tokens of the step, in all
-            processes.
+            processes; by task where tokens are known (`log.BY_TASK`).
         norm: Of the gradient, before clipping.
         bad: Whether loss or gradient was not finite, so that the step was skipped.
         alignment: What the rule did; None without one.
@@ -78,6 +81,7 @@ class EagerStep(Generic[BatchT]):
             for name, value in {
                 "loss": step_losses.losses.detach().sum(),
                 **step_losses.shown,
+                **sums_by_task(step_losses, state.tasks),
             }.items():
                 sums[name] = sums.get(name, 0.0) + value
         sums = state.job.add_up(sums, state.device)
@@ -86,6 +90,16 @@ class EagerStep(Generic[BatchT]):
         step_unless(state.optimizer, bad)
         state.optimizer.zero_grad()
         return StepResult(sums, norm, bad, alignment)
+
+
+def sums_by_task(step_losses: StepLosses, tasks: Sequence[str]) -> dict[str, Tensor]:
+    """Losses and tokens of every task, `[2, T]`, where the recipe counts the tokens of rows."""
+    if step_losses.tokens is None:
+        return {}
+    losses = step_losses.losses.detach()
+    index = index_on(positions(step_losses.tasks, tasks, "tasks"), losses.device)
+    rows = torch.stack([losses.double(), step_losses.tokens.to(losses.device).double()])
+    return {BY_TASK: rows.new_zeros(2, len(tasks)).index_add(1, index, rows)}
 
 
 class GraphStep(Generic[BatchT]):

@@ -258,6 +258,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.tasks)
 
+    def tokens_by_sentence(self) -> Tensor:
+        """Labels of every sentence that counts, `[B]`."""
+        every = self.labels.new_zeros(len(self))
+        every = every.index_add(0, self.sentence_of_label, torch.ones_like(self.labels))
+        return every if self.counts is None else every.where(self.counts, 0)
+
     def _map(self, change: Change) -> Batch:
         static = self.static_shape is not None
         return replace(

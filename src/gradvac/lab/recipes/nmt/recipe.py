@@ -93,8 +93,9 @@ class TranslationRecipe:
     def losses(self, batch: Batch) -> StepLosses:
         """The loss of every sentence pair, summed over its tokens."""
         device = next(self.model.parameters()).device
-        losses = self.model(batch.to(device))
-        return StepLosses(losses, batch.tasks)
+        batch = batch.to(device)
+        losses = self.model(batch)
+        return StepLosses(losses, batch.tasks, tokens=batch.tokens_by_sentence())
 
     def validate(self) -> Mapping[str, float]:
         """The loss per token of every task without smoothing, their mean, and BLEU."""

@@ -104,7 +104,8 @@ class TaggingRecipe:
     def losses(self, batch: TagBatch) -> StepLosses:
         """The loss of every row, summed over its words."""
         batch = batch.to(next(self.model.parameters()).device)
-        return StepLosses(row_losses(logits_of(self.model, batch), batch.labels), batch.tasks)
+        losses = row_losses(logits_of(self.model, batch), batch.labels)
+        return StepLosses(losses, batch.tasks, tokens=(batch.labels != NO_LABEL).sum(1))
 
     def validate(self) -> Mapping[str, float]:
         """Loss per word, F1 and accuracy of every language's dev set, and their means."""
