@@ -39,6 +39,7 @@ SURFACE = {
         *("--set", "--lines", "--weights", "--granularity"),
         *("--engine", "--offload", "--device"),
     },
+    ("advise",): {"--groups", "--side", "--for", "--out"},
     ("report",): {"--out", "--distances", "--families", "--open", "--live", "--port"},
     ("figures",): {"--out", "--format", "--pair", "--distances", "--families"},
     ("sweep",): {
