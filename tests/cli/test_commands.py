@@ -44,7 +44,7 @@ SURFACE = {
     ("figures",): {"--out", "--format", "--pair", "--distances", "--families"},
     ("sweep",): {
         *("--out", "--jobs", "--retry", "--halving"),
-        *("--launcher", "--dry-run"),
+        *("--proxy", "--launcher", "--dry-run"),
     },
     ("compare",): {
         *("--baseline", "--set", "--weights", "--metric"),

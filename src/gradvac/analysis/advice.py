@@ -56,6 +56,7 @@ _PART_OF_BEST = 0.5
 _ENOUGH = 0.9  # of the largest gain: then fewer groups, which share more
 _NUM_PERMUTATIONS, _SEED = 199, 0
 _NUM_ROUNDS = 100
+_FEW_STARTS = 20  # for what is only compared
 
 
 class Companion(NamedTuple):
@@ -281,7 +282,8 @@ def _cosines(cosines: Matrix, first: Matrix, second: Matrix) -> Matrix:
     products = np.nan_to_num(cosines * first[..., :, None] * second[..., None, :]).sum(axis=-3)
     lengths = [np.sqrt(np.nansum(norms**2, axis=-2)) for norms in (first, second)]
     scale = lengths[0][..., :, None] * lengths[1][..., None, :]
-    return np.divide(products, scale, out=np.full_like(products, np.nan), where=scale > 0)
+    whole: Matrix = np.divide(products, scale, out=np.full_like(products, np.nan), where=scale > 0)
+    return whole
 
 
 def _of_record(record: Record, chosen: list[bool]) -> _Evidence:
@@ -421,7 +423,7 @@ def _grouped(
             raise ValueError("num_groups: a pair of tasks is unknown, or there are fewer than 4.")
         return (), np.nan
     numbers = range(2, min(num // 2, _MOST_GROUPS) + 1) if num_groups is None else [num_groups]
-    by_half = [[best_groups(half, number) for number in numbers] for half in halves]
+    by_half = [[best_groups(half, n, starts=_FEW_STARTS) for n in numbers] for half in halves]
 
     weights = np.array([[_weights(groups, num) for groups in one] for one in by_half])
 

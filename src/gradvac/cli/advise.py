@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @needs("report")
-def advise(
+def advise_on(
     runs: Annotated[
         list[Path], typer.Argument(help="Folders of joint runs of the same tasks, such as seeds.")
     ],

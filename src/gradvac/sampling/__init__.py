@@ -9,6 +9,7 @@ numbers and a resumed run draws what it would have drawn.
 """
 
 from gradvac.sampling.epochs import Epochs
+from gradvac.sampling.repetition import repetition_temperature
 from gradvac.sampling.tasks import (
     TaskEpochs,
     TaskSampler,
@@ -23,5 +24,6 @@ __all__ = [
     "TaskSampler",
     "cap_epochs",
     "costs_by_slot",
+    "repetition_temperature",
     "task_probabilities",
 ]

@@ -7,7 +7,6 @@ random, because fewer tasks in a model may help or harm by themselves.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +16,13 @@ import numpy as np
 
 from gradvac.analysis.advice import Advice
 from gradvac.files import write_text
+from gradvac.lab.experiments.worker import load_settings
 from gradvac.lab.recipes import recipe_of
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.training.config import flatten, write_toml, write_value
+from gradvac.lab.training import RunConfig
+from gradvac.lab.training.config import write_toml, write_value
+from gradvac.lab.training.settings import shortened
 
-_STEPS = {  # settings that are cut alike -> their defaults
-    "train.max_steps": 10_000,
-    "train.validate_every": 1000,
-    "optimizer.warmup_steps": 4000,
-}
 _SEEDS = [0, 1, 2, 3]
 _MOST_COMPANIONS = 3
 
@@ -50,21 +47,19 @@ class FollowUp:
         return self.name.startswith("chance")
 
 
-def follow_ups(
-    advice: Advice, targets: Sequence[str], settings: Mapping[str, Any]
-) -> Iterator[FollowUp]:
+def follow_ups(advice: Advice, targets: Sequence[str], settings: RunConfig) -> Iterator[FollowUp]:
     """What to train next, each beside a control.
 
     Args:
         advice: What `advise` said.
         targets: Tasks that learn with their companions, if any were promised to them.
-        settings: Of the joint run, flat.
+        settings: Of the joint run.
     """
     draw = np.random.default_rng(0)
     if advice.groups:
         shuffled = iter(draw.permutation(list(advice.tasks)).tolist())
         chance = tuple(tuple(next(shuffled) for _ in group) for group in advice.groups)
-        steps = _cut(settings, 1 / len(advice.groups))
+        steps = shortened(settings, 1 / len(advice.groups))
         yield FollowUp("groups", advice.groups, steps)
         yield FollowUp("chance", chance, steps)
     for target in targets:
@@ -73,15 +68,11 @@ def follow_ups(
         others = [task for task in advice.tasks if task not in (target, *promised)]
         if not promised or len(others) < len(promised):
             continue
-        steps = _cut(settings, (1 + len(promised)) / len(advice.tasks))
+        steps = shortened(settings, (1 + len(promised)) / len(advice.tasks))
         steps["train.metric"] = f"dev/loss/{target}"
         drawn = draw.permutation(others)[: len(promised)].tolist()
         yield FollowUp(f"with-{target}", ((target, *promised),), steps)
         yield FollowUp(f"chance-{target}", ((target, *drawn),), steps)
-
-
-def _cut(settings: Mapping[str, Any], part: float) -> dict[str, Any]:
-    return {key: math.ceil(part * settings.get(key, default)) for key, default in _STEPS.items()}
 
 
 def write_follow_ups(
@@ -100,8 +91,8 @@ def write_follow_ups(
     """
     if recipe_of(run) != "nmt":
         raise ValueError(f"{run}: configs are written for runs of `gradvac nmt`; leave out --out.")
-    table = RunFolder(run).read_table()
-    planned = list(follow_ups(advice, targets, flatten(table)))
+    table, config = RunFolder(run).read_table(), RunFolder(run).config
+    planned = list(follow_ups(advice, targets, load_settings("nmt", config, {})))
     if not planned:
         return {}
     texts = {}
@@ -112,7 +103,7 @@ def write_follow_ups(
                 texts[name] = write_toml(
                     _changed(table, {**one.settings, "data.tasks": list(tasks)})
                 )
-    texts["check"] = _sweep(RunFolder(run).config, planned)
+    texts["check"] = _sweep(config, planned)
     out.mkdir(parents=True, exist_ok=True)
     files = {name: out / f"{name}.toml" for name in texts}
     for name, text in texts.items():

@@ -100,9 +100,9 @@ class RowStream(Generic[B]):
             )
         self._make = make
         num_rows = None if num_steps is None else num_steps * accumulation * rows
-        self._sampler = sampling.build(sizes, seed=seed, num_rows=num_rows)
-        self._epochs = Epochs(list(sizes.values()), seed=seed)
-        self._rows, self._part = rows, part
+        self._sampler = sampling.build(sizes, seed=seed, num_rows=num_rows, num_steps=num_steps)
+        self._epochs = Epochs(list(sampling.thinned(sizes).values()), seed=seed)
+        self._rows, self._part, self._thin = rows, part, sampling.thin
         self._accumulation, self._num_batches = accumulation, 0
 
     def __iter__(self) -> Self:
@@ -113,7 +113,8 @@ class RowStream(Generic[B]):
         number = self._num_batches
         counts, slots = self._sampler.draw_rows(self._rows, step=number // self._accumulation)
         self._num_batches += 1
-        chosen = [self._epochs.take(task, count) for task, count in enumerate(counts.tolist())]
+        taken = [self._epochs.take(task, count) for task, count in enumerate(counts.tolist())]
+        chosen = [rows * self._thin for rows in taken]
         costs = None if slots is None else costs_by_slot(counts, slots)
         return self._make(chosen, number).take(self._part, costs)
 

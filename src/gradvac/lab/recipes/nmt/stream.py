@@ -110,23 +110,25 @@ def _sampler(
     sampling: SamplingConfig,
     config: BatchConfig,
     num_batches: int | None,
+    num_steps: int | None,
     seed: int,
 ) -> tuple[TaskSampler, npt.NDArray[np.float64]]:
     """The sampler, and the mean lengths of what it draws.
 
-    A cap on epochs needs the number of rows, which follows from the lengths of what is drawn, and
-    so from the cap: a few rounds settle both.
+    A cap on epochs and an automatic temperature need the number of rows, which follows from the
+    lengths of what is drawn, and so from them: a few rounds settle both.
     """
     sizes = {task.name: len(task) for task in tasks}
     lengths = {task.name: task.mean_lengths() for task in tasks}
-    shares = task_probabilities(sizes, sampling.temperature_at(0))
+    given = sampling.temperature
+    shares = task_probabilities(sizes, 1.0 if given == "auto" else given)
     for _ in range(4):
         means = np.sum(
             [shares[name] * mean_lengths for name, mean_lengths in lengths.items()], axis=0
         )
         rows = None if num_batches is None else num_batches * config.tokens / float(np.max(means))
-        sampler = sampling.build(sizes, seed=seed, num_rows=rows)
-        shares = sampler.probabilities(0)
+        sampler = sampling.build(sizes, seed=seed, num_rows=rows, num_steps=num_steps)
+        shares = sampler.probabilities(sampler.high_first)
     return sampler, means
 
 
@@ -162,14 +164,15 @@ class Stream:
         self._tasks, self._config, self._packed = list(tasks), config, packed
         self._accumulation, self._seed, self._part = accumulation, seed, part
         num_batches = None if num_steps is None else num_steps * accumulation
-        self._sampler, means = _sampler(tasks, sampling, config, num_batches, seed)
+        self._sampler, means = _sampler(tasks, sampling, config, num_batches, num_steps, seed)
         self.static_shape: StaticShape | None = None
         if longest is None:
             self._rows_per_chunk = max(1, round(config.chunk * config.tokens / np.max(means)))
         else:
             self.static_shape = make_static_shape(config.tokens, means, longest)
             self._rows_per_chunk = rows_to_draw(self.static_shape, means, config.chunk)
-        self._epochs = Epochs([len(task) for task in tasks], seed=seed)
+        sizes = sampling.thinned({task.name: len(task) for task in tasks})
+        self._epochs, self._thin = Epochs(list(sizes.values()), seed=seed), sampling.thin
         self._num_before = 0  # batches before this chunk
         self._open_chunk()
 
@@ -250,8 +253,8 @@ class Stream:
         }
         step = self._num_before // self._accumulation
         counts, self._slots = self._sampler.draw_rows(self._rows_per_chunk, step=step)
-        chosen = [self._epochs.take(t, count) for t, count in enumerate(counts.tolist())]
-        batches = self._cut(chosen)
+        taken = [self._epochs.take(t, count) for t, count in enumerate(counts.tolist())]
+        batches = self._cut([rows * self._thin for rows in taken])
         order = np.random.default_rng([self._seed, self._num_before]).permutation(len(batches))
         self._open, self._next = [batches[number] for number in order], 0
 
