@@ -40,11 +40,12 @@ SURFACE = {
         *("--set", "--lines", "--weights", "--granularity"),
         *("--engine", "--offload", "--device"),
     },
+    ("advise",): {"--groups", "--side", "--for", "--out"},
     ("report",): {"--out", "--distances", "--families", "--open", "--live", "--port"},
     ("figures",): {"--out", "--format", "--pair", "--distances", "--families"},
     ("sweep",): {
         *("--out", "--jobs", "--retry", "--halving"),
-        *("--launcher", "--dry-run"),
+        *("--proxy", "--launcher", "--dry-run"),
     },
     ("compare",): {
         *("--baseline", "--set", "--weights", "--metric"),

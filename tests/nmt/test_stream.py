@@ -198,3 +198,20 @@ def test_slots_give_every_process_few_tasks(stream: Callable[..., Stream], size:
         assert torch.equal(torch.cat([one.labels for one in own]), batch.labels)
         assert all(part.state_dict() == whole.state_dict() for part in parts)
     assert max(num_tasks) <= max(1, 4 // size)
+
+
+def test_thinned_data_auto_temperature_and_high_resource_first(
+    stream: Callable[..., Stream],
+) -> None:
+    thin = stream(sampling=SamplingConfig(thin=4))
+    assert {number % 4 for batch in islice(thin, 60) for _, number in pairs_of(batch)} == {0}
+    few, many = (stream(sampling=SamplingConfig(temperature="auto"), num_steps=n) for n in (2, 900))
+    shares = [
+        np.mean([task > 0 for batch in islice(one, 60) for task, _ in pairs_of(batch)])
+        for one in (few, many)
+    ]
+    assert shares[1] < shares[0] / 2  # long training sees small tasks often enough
+    first = stream(sampling=SamplingConfig(high_first=0.5), num_steps=60)
+    tasks_by_step = [{task for task, _ in pairs_of(batch)} for batch in islice(first, 60)]
+    assert set.union(*tasks_by_step[:24]) == {0}
+    assert set.union(*tasks_by_step[40:]) == {0, 1, 2}

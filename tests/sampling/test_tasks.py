@@ -47,7 +47,8 @@ def test_schedule_changes_the_temperature_from_its_step_on() -> None:
     ]
     config = SamplingConfig(temperature=5.0, schedule=phases)
     steps = [0, 99, 100, 199, 200, 10_000]
-    assert [config.temperature_at(step) for step in steps] == [5.0, 5.0, 2.0, 2.0, 1.0, 1.0]
+    sampler = config.build({"a": 1})
+    assert [sampler.temperature_at(step) for step in steps] == [5.0, 5.0, 2.0, 2.0, 1.0, 1.0]
     sampler = config.build({"large": 99, "small": 1}, seed=0)
     early, late = sampler.draw(2000, step=0).mean(), sampler.draw(2000, step=200).mean()
     assert early == pytest.approx(sampler.probabilities(0)["small"], abs=0.05)

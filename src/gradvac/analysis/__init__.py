@@ -12,6 +12,7 @@ reports how reliable they are. Both give `Similarities`: steps, components, task
     run.py           a run folder as report and figures see it
     statistics.py    families, distances, layers, steps, noise, influence, groups (SciPy)
     grouping.py      tasks divided into groups by what they gain from one another
+    advice.py        which tasks should learn together, and what chance allows to say (SciPy)
     views.py         which similarities of a run are shown, in which order and by which names
     plots.py         what a heat map and a plot are, for figures and report
     pictures.py      which heat maps and plots some runs give

@@ -12,18 +12,23 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_NUM_STARTS, _SEED = 100, 0
+_SEED = 0
 _NOTHING = 1e-12  # rounding errors, which would exchange two tasks for ever
 
 Groups = tuple[tuple[int, ...], ...]
 
 
 def best_groups(
-    gains: ArrayLike, num_groups: int, *, fewest: int = 2, most: int | None = None
+    gains: ArrayLike,
+    num_groups: int,
+    *,
+    fewest: int = 2,
+    most: int | None = None,
+    starts: int = 100,
 ) -> Groups:
     """Divide all tasks into groups with the largest total gain; the same every time.
 
-    Tasks move and change places as long as that helps, from a hundred random divisions.
+    Tasks move and change places as long as that helps, from several random divisions.
 
     Args:
         gains: `[T, T]`: [i, j] is what task i is predicted to gain from task j, such as the cosine
@@ -31,6 +36,7 @@ def best_groups(
         num_groups: How many groups.
         fewest: No group has fewer tasks.
         most: No group has more; None: one and a half times the average.
+        starts: Divisions to start from.
 
     Returns:
         Positions of the tasks of every group, ascending; the group of the first task comes first.
@@ -56,7 +62,7 @@ def best_groups(
     together = values + values.T
     found = [
         _improved(together, draw.permutation(np.arange(num) % num_groups), fewest, most)
-        for _ in range(_NUM_STARTS)
+        for _ in range(starts)
     ]
     best = max(found, key=lambda where: round(gain_within(values, _groups(where)), 9))
     return _groups(best)

@@ -12,6 +12,7 @@
     gradvac tagging predict RUN         standard input -> standard output
     gradvac tagging score RUN           F1 and accuracy
     gradvac similarity RUN              gradient similarity on an aligned set, at every checkpoint
+    gradvac advise RUN...               which tasks should learn together; runs that check it
     gradvac report RUN...               one HTML page about runs
     gradvac figures RUN...              the paper's figures
     gradvac sweep CONFIG                many runs: grids, methods, seeds; several at a time

@@ -5,7 +5,18 @@ from typing import Annotated
 import typer
 
 import gradvac
-from gradvac.cli import compare, corpus, demo, figures, nmt, report, similarity, sweep, tagging
+from gradvac.cli import (
+    advise,
+    compare,
+    corpus,
+    demo,
+    figures,
+    nmt,
+    report,
+    similarity,
+    sweep,
+    tagging,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,6 +49,7 @@ app.add_typer(tagging.app, name="tagging")
 app.add_typer(corpus.app, name="corpus")
 app.command("demo")(demo.demo)
 app.command("similarity")(similarity.similarity)
+app.command("advise")(advise.advise_on)
 app.command("report")(report.report)
 app.command("figures")(figures.figures)
 app.command("compare")(compare.compare)

@@ -32,6 +32,12 @@ def sweep(
         bool,
         typer.Option("--halving", help="Repeatedly stop the weaker half early, by dev loss."),
     ] = False,
+    proxy: Annotated[
+        int,
+        typer.Option(
+            help="Cut steps and rows of every task to one N-th, which keeps repeats.", min=1
+        ),
+    ] = 1,
     launcher: Annotated[
         str, typer.Option(help="local: processes of this machine; submitit: Slurm and others.")
     ] = "local",
@@ -44,7 +50,7 @@ def sweep(
     """
     if launcher not in ("local", "submitit"):
         raise ValueError(f"--launcher: must be local or submitit, got {launcher!r}.")
-    plan = _load(config, overrides or [], out)
+    plan = _load(config, overrides or [], out, proxy)
     if dry:
         for trial in plan.trials:
             print(trial.run)
@@ -74,12 +80,13 @@ def sweep(
     print(shlex.join(["gradvac", "compare", str(plan.out)]))
 
 
-def _load(source: str, overrides: list[str], out: Path | None) -> Sweep:
+def _load(source: str, overrides: list[str], out: Path | None, proxy: int) -> Sweep:
     from gradvac.lab.experiments import Sweep, SweepConfig
     from gradvac.lab.training import config
     from gradvac.lab.training.config import find_config, parse_overrides
 
     settings = config.load(SweepConfig, source, folders=config_folders("sweeps"))
     base = find_config(settings.base, config_folders(settings.recipe))
-    folder = out or Path("runs") / Path(source).stem
-    return Sweep(settings, base, folder, extra=parse_overrides(overrides))
+    short = f"-proxy{proxy}" if proxy > 1 else ""
+    folder = out or Path("runs") / f"{Path(source).stem}{short}"
+    return Sweep(settings, base, folder, extra=parse_overrides(overrides), proxy=proxy)

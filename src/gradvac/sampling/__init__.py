@@ -15,6 +15,7 @@ In a loop of your own, both at once:
 
 from gradvac.sampling.batches import TaskBatchSampler
 from gradvac.sampling.epochs import Epochs
+from gradvac.sampling.repetition import repetition_temperature
 from gradvac.sampling.tasks import (
     TaskEpochs,
     TaskSampler,
@@ -30,5 +31,6 @@ __all__ = [
     "TaskSampler",
     "cap_epochs",
     "costs_by_slot",
+    "repetition_temperature",
     "task_probabilities",
 ]

@@ -90,6 +90,8 @@ class TaskSampler:
         schedule: Later phases: (first optimizer step, temperature), in order.
         most_epochs: No task is seen more often than this on average; the excess goes to the
             others. None: no cap.
+        high_first: Until this optimizer step, only tasks with at least as many rows as the average
+            one are drawn.
         slots: Draw this many tasks for a batch, and divide its rows among them; None: every row
             draws its task.
         seed: Seed of the draws.
@@ -108,20 +110,26 @@ class TaskSampler:
         *,
         schedule: Sequence[tuple[int, float]] = (),
         most_epochs: float | None = None,
+        high_first: int = 0,
         slots: int | None = None,
         seed: int = 0,
         num_rows: float | None = None,
     ) -> None:
         self.tasks, self._sizes, self._slots = tuple(sizes), dict(sizes), slots
         self._phases = [(0, temperature), *schedule]
-        self._most_epochs, self._num_rows = most_epochs, num_rows
+        self._most_epochs, self._num_rows, self.high_first = most_epochs, num_rows, high_first
         self._seed, self._num_calls = seed, 0
-        self._edges: dict[float, npt.NDArray[np.float64]] = {}
+        self._edges: dict[tuple[float, bool], npt.NDArray[np.float64]] = {}
         self.probabilities(0)
 
     def probabilities(self, step: int) -> dict[str, float]:
         """Task -> probability in an optimizer step, counted from 0."""
         shares = task_probabilities(self._sizes, self.temperature_at(step))
+        if step < self.high_first:
+            average = math.fsum(self._sizes.values()) / len(self._sizes)
+            high = {task: p for task, p in shares.items() if self._sizes[task] >= average}
+            total = math.fsum(high.values())
+            return {task: high.get(task, 0.0) / total for task in shares}
         if self._most_epochs is None:
             return shares
         if self._num_rows is None:
@@ -147,14 +155,16 @@ class TaskSampler:
         Returns:
             Positions in `tasks`, `[num]`.
         """
-        temperature = self.temperature_at(step)
-        if temperature not in self._edges:
+        phase = self.temperature_at(step), step < self.high_first
+        if phase not in self._edges:
             shares = self.probabilities(step)
-            self._edges[temperature] = np.cumsum(list(shares.values()))
+            self._edges[phase] = np.cumsum(list(shares.values()))
         chance = np.random.default_rng([self._seed, self._num_calls]).random(num)
         self._num_calls += 1
-        positions = np.searchsorted(self._edges[temperature], chance, side="right")
-        return np.minimum(positions, len(self.tasks) - 1)  # the last edge may round to below 1
+        edges = self._edges[phase]
+        positions = np.searchsorted(edges, chance, side="right")
+        # The last edge may round to below 1; the last task may have no share.
+        return np.minimum(positions, int(np.searchsorted(edges, edges[-1])))
 
     def draw_rows(self, num: int, *, step: int) -> tuple[Counts, Counts | None]:
         """Draw how many rows of a batch each task gets.
@@ -182,7 +192,7 @@ class TaskSampler:
             num_steps: Optimizer steps.
             rows_per_step: Rows drawn per optimizer step, all micro-batches together.
         """
-        starts = [start for start, _ in self._phases]
+        starts = sorted({self.high_first, *(start for start, _ in self._phases)})
         ends = [*starts[1:], num_steps]
         drawn = dict.fromkeys(self.tasks, 0.0)
         for start, end in zip(starts, ends, strict=True):

@@ -25,6 +25,7 @@ import plotly.offline
 
 import gradvac
 from gradvac.analysis import views
+from gradvac.analysis.advice import advise_runs, describe_advice
 from gradvac.analysis.report import sentences
 from gradvac.analysis.report.live import LivePage, serve_live
 from gradvac.analysis.report.payload import page_data
@@ -116,6 +117,7 @@ def render(
             for source, run in zip(sources, runs, strict=True)
         ],
         answers=[_answers(statements) for statements in summary.by_run],
+        advice=[] if live else [_advice(run) for run in runs],  # too slow for every few seconds
         comparison=_grouped(summary.comparison),
         biased=any(one is not None and not one.unbiased for one in influences),
         influence_from=[_influence_from(one) for one in influences],
@@ -144,6 +146,14 @@ def _answers(statements: Sequence[Statement]) -> dict[str, list[str]]:
     for statement in sorted(statements, key=lambda statement: not statement.claims):
         by_question.setdefault(_QUESTIONS[statement.about], []).append(statement.text)
     return by_question
+
+
+def _advice(run: Run) -> list[str]:
+    """What should I do? One sentence if that cannot be said of this run."""
+    try:
+        return describe_advice(advise_runs([run]), run.names)
+    except ValueError as error:
+        return [str(error)]
 
 
 def _influence_from(influence: Influence | None) -> str:

@@ -22,7 +22,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from gradvac.lab.experiments.worker import INTERRUPTED, STOPS, Launcher, Process
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.locks import FolderLock
 from gradvac.lab.training import ConfigError, RunConfig
+from gradvac.lab.training.settings import shortened
 
 DONE, FAILED, PAUSED, WAITING = "done", "failed", "paused", "waiting"
 HALVING = "halving.json"
@@ -75,21 +76,36 @@ class Sweep:
         base: File of the config that is varied.
         out: The folder.
         extra: Settings from the command line, for all runs.
+        proxy: Runs have this part of their steps and of every task's rows: short runs that repeat
+            rows as often as the long ones they stand for.
 
     Raises:
         ValueError: A run cannot be configured, which is reported before any begins.
     """
 
     def __init__(
-        self, config: SweepConfig, base: Path, out: Path, *, extra: Mapping[str, Any] | None = None
+        self,
+        config: SweepConfig,
+        base: Path,
+        out: Path,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        proxy: int = 1,
     ) -> None:
         self.config, self.base, self.out = config, base, out
         self.trials = plan_trials(config, out, extra)
+        if proxy > 1:
+            self.trials = [self._proxy(trial, proxy) for trial in self.trials]
         self.settings = {trial: self._load(trial) for trial in self.trials}
         self._hashes = {
             trial: hash_of(loaded.model_dump(mode="json"))
             for trial, loaded in self.settings.items()
         }
+
+    def _proxy(self, trial: Trial, factor: int) -> Trial:
+        loaded = self._load(trial)
+        shorter = {**shortened(loaded, 1 / factor), "sampling.thin": factor * loaded.sampling.thin}
+        return replace(trial, settings={**trial.settings, **shorter})
 
     def _load(self, trial: Trial) -> RunConfig:
         try:

@@ -5,6 +5,7 @@ opened from its folder.
 """
 
 import hashlib
+import math
 import platform
 import re
 from abc import ABC, abstractmethod
@@ -30,7 +31,7 @@ from gradvac.lab.training.align import AlignConfig
 from gradvac.lab.training.config import Section
 from gradvac.lab.training.environment import choose_device
 from gradvac.lab.training.optimizer import OptimizerConfig
-from gradvac.sampling import TaskEpochs, TaskSampler
+from gradvac.sampling import TaskEpochs, TaskSampler, repetition_temperature
 
 # [train] keys that do not change the weights of a given step, and those that only say where
 # training ends or how steps run; a run may be continued with other values. The first are not in the
@@ -169,7 +170,13 @@ class SamplingConfig(Section):
     """How tasks are drawn.
 
     Attributes:
-        temperature: 1 follows the data, larger is flatter, `inf` is uniform.
+        temperature: 1 follows the data, larger is flatter, `inf` is uniform. "auto": between 1 and
+            5, from the sizes of the tasks and the length of training, because rows that are seen
+            often teach less (`gradvac.sampling.repetition`).
+        high_first: Part of training, from its beginning, in which only tasks with at least as many
+            rows as the average one are drawn.
+        thin: Train on every n-th row of every task alone. `gradvac sweep --proxy` sets it, so that
+            shorter runs repeat rows as often as long ones.
         schedule: Later phases ("cooldown"), in order.
         most_epochs: No task is seen more often than this on average; the excess goes to the
             others. With `temperature = inf` this is UniMax. Unset: no cap.
@@ -180,7 +187,9 @@ class SamplingConfig(Section):
         seed: Seed of the draws; unset: `train.seed`.
     """
 
-    temperature: Temperature = 5.0
+    temperature: Temperature | Literal["auto"] = 5.0
+    high_first: float = Field(default=0.0, ge=0, lt=1)
+    thin: PositiveInt = 1
     schedule: list[TemperaturePhase] = Field(default_factory=list)
     most_epochs: PositiveFloat | None = None
     slots: PositiveInt | None = None
@@ -194,26 +203,47 @@ class SamplingConfig(Section):
             raise ValueError(f"from_step must increase from phase to phase, got {starts}")
         return schedule
 
-    def temperature_at(self, step: int) -> float:
-        """The temperature of an optimizer step (counted from 0)."""
-        passed = [phase.temperature for phase in self.schedule if phase.from_step <= step]
-        return passed[-1] if passed else self.temperature
+    def thinned(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The rows of every task that are trained on: 0, `thin`, 2 `thin`, ..."""
+        return {task: -(-size // self.thin) for task, size in sizes.items()}
 
     def build(
-        self, sizes: Mapping[str, int], *, seed: int = 0, num_rows: float | None = None
+        self,
+        sizes: Mapping[str, int],
+        *,
+        seed: int = 0,
+        num_rows: float | None = None,
+        num_steps: int | None = None,
     ) -> TaskSampler:
         """A sampler at its first draw.
 
         Args:
             sizes: Task -> number of sentences.
             seed: Used where the section has none.
-            num_rows: Rows that training draws in all, which `most_epochs` needs.
+            num_rows: Rows that training draws in all, which `most_epochs` and "auto" need.
+            num_steps: Its optimizer steps, which `high_first` needs.
         """
+        sizes, temperature, high_first = self.thinned(sizes), self.temperature, 0
+        if temperature == "auto":
+            if num_rows is None:
+                raise ValueError(
+                    'sampling.temperature = "auto": this kind of run does not know in advance how '
+                    "many rows it draws; give a number."
+                )
+            temperature = repetition_temperature(sizes, num_rows)
+        if self.high_first:
+            if num_steps is None:
+                raise ValueError(
+                    "sampling.high_first: this kind of run does not know in advance how many steps "
+                    "it takes; leave it out."
+                )
+            high_first = math.ceil(self.high_first * num_steps)
         return TaskSampler(
             sizes,
-            self.temperature,
+            temperature,
             schedule=[(phase.from_step, phase.temperature) for phase in self.schedule],
             most_epochs=self.most_epochs,
+            high_first=high_first,
             slots=self.slots,
             seed=seed if self.seed is None else self.seed,
             num_rows=num_rows,
@@ -223,7 +253,7 @@ class SamplingConfig(Section):
         self, sizes: Mapping[str, int], *, num_steps: int, rows_per_step: float
     ) -> list[TaskEpochs]:
         """How often training will see each task's data: see `TaskSampler.effective_epochs`."""
-        sampler = self.build(sizes, num_rows=num_steps * rows_per_step)
+        sampler = self.build(sizes, num_rows=num_steps * rows_per_step, num_steps=num_steps)
         return sampler.effective_epochs(num_steps=num_steps, rows_per_step=rows_per_step)
 
 
@@ -243,6 +273,21 @@ class RunConfig(Section):
                 f"optimizer.accumulation is {self.optimizer.accumulation}"
             )
         return self
+
+
+def shortened(settings: RunConfig, part: float) -> dict[str, Any]:
+    """Setting -> value of a training that has a part of the steps, and all that counts in them."""
+    schedule = [
+        {"from_step": math.ceil(part * phase.from_step), "temperature": phase.temperature}
+        for phase in settings.sampling.schedule
+    ]
+    lengths = {
+        "train.max_steps": settings.train.max_steps,
+        "train.validate_every": settings.train.validate_every,
+        "optimizer.warmup_steps": settings.optimizer.warmup_steps,
+    }
+    cut: dict[str, Any] = {key: math.ceil(part * steps) for key, steps in lengths.items()}
+    return cut | ({"sampling.schedule": schedule} if schedule else {})
 
 
 def run_signature(

@@ -81,6 +81,7 @@ class TaskStream(ABC, Generic[MadeT]):
         rows: Rows per chunk.
         accumulation: Batches per optimizer step, which is what a schedule counts.
         seed: Seed of the order of rows.
+        thin: Only every n-th row of a task is drawn.
     """
 
     def __init__(
@@ -91,8 +92,10 @@ class TaskStream(ABC, Generic[MadeT]):
         rows: int,
         accumulation: int,
         seed: int,
+        thin: int = 1,
     ) -> None:
-        self._sampler, self._epochs = sampler, Epochs(sizes, seed=seed)
+        self._sampler, self._thin = sampler, thin
+        self._epochs = Epochs([-(-size // thin) for size in sizes], seed=seed)
         self._rows_per_chunk, self._accumulation = rows, accumulation
         self._num_before = 0  # batches before this chunk
         self._draw_chunk()
@@ -124,8 +127,8 @@ class TaskStream(ABC, Generic[MadeT]):
         }
         step = self._num_before // self._accumulation
         counts, self._slots = self._sampler.draw_rows(self._rows_per_chunk, step=step)
-        chosen = [self._epochs.take(task, count) for task, count in enumerate(counts.tolist())]
-        self._chunk, self._next = self._cut(chosen), 0
+        taken = [self._epochs.take(task, count) for task, count in enumerate(counts.tolist())]
+        self._chunk, self._next = self._cut([rows * self._thin for rows in taken]), 0
 
     def _slot_costs(self, chosen: Sequence[Numbers]) -> list[float] | None:
         """Costs of rows by which slots are divided among processes; None without slots."""
@@ -178,9 +181,14 @@ class RowStream(TaskStream[B]):
             )
         self._make_rows, self._slice = make, batch_slice
         num_rows = None if num_steps is None else num_steps * accumulation * rows
-        sampler = sampling.build(sizes, seed=seed, num_rows=num_rows)
+        sampler = sampling.build(sizes, seed=seed, num_rows=num_rows, num_steps=num_steps)
         super().__init__(
-            list(sizes.values()), sampler, rows=rows, accumulation=accumulation, seed=seed
+            list(sizes.values()),
+            sampler,
+            rows=rows,
+            accumulation=accumulation,
+            seed=seed,
+            thin=sampling.thin,
         )
 
     def _cut(self, chosen: list[Numbers]) -> list[list[Numbers]]:

@@ -109,23 +109,25 @@ def _sampler(
     sampling: SamplingConfig,
     config: BatchConfig,
     num_batches: int | None,
+    num_steps: int | None,
     seed: int,
 ) -> tuple[TaskSampler, npt.NDArray[np.float64]]:
     """The sampler, and the mean lengths of what it draws.
 
-    A cap on epochs needs the number of rows, which follows from the lengths of what is drawn, and
-    so from the cap: a few rounds settle both.
+    A cap on epochs and an automatic temperature need the number of rows, which follows from the
+    lengths of what is drawn, and so from them: a few rounds settle both.
     """
     sizes = {task.name: len(task) for task in tasks}
     lengths = {task.name: task.mean_lengths() for task in tasks}
-    shares = task_probabilities(sizes, sampling.temperature_at(0))
+    given = sampling.temperature
+    shares = task_probabilities(sizes, 1.0 if given == "auto" else given)
     for _ in range(4):
         means = np.sum(
             [shares[name] * mean_lengths for name, mean_lengths in lengths.items()], axis=0
         )
         rows = None if num_batches is None else num_batches * config.tokens / float(np.max(means))
-        sampler = sampling.build(sizes, seed=seed, num_rows=rows)
-        shares = sampler.probabilities(0)
+        sampler = sampling.build(sizes, seed=seed, num_rows=rows, num_steps=num_steps)
+        shares = sampler.probabilities(sampler.high_first)
     return sampler, means
 
 
@@ -161,15 +163,21 @@ class Stream(TaskStream[Batch]):
         self._tasks, self._config, self._packed = list(tasks), config, packed
         self._seed, self._slice = seed, batch_slice
         num_batches = None if num_steps is None else num_steps * accumulation
-        sampler, means = _sampler(tasks, sampling, config, num_batches, seed)
+        sampler, means = _sampler(tasks, sampling, config, num_batches, num_steps, seed)
         self.static_shape: StaticShape | None = None
         if longest is None:
             rows = max(1, round(config.chunk * config.tokens / np.max(means)))
         else:
             self.static_shape = make_static_shape(config.tokens, means, longest)
             rows = rows_to_draw(self.static_shape, means, config.chunk)
-        sizes = [len(task) for task in tasks]
-        super().__init__(sizes, sampler, rows=rows, accumulation=accumulation, seed=seed)
+        super().__init__(
+            [len(task) for task in tasks],
+            sampler,
+            rows=rows,
+            accumulation=accumulation,
+            seed=seed,
+            thin=sampling.thin,
+        )
 
     def _make(self, chosen: list[Numbers]) -> Batch:
         if self._slice.of == 1:

@@ -176,7 +176,9 @@ def train_tagging(
         display = job.display(display)
         with log_to(display.say):
             prepared = job.first_then_others(lambda: open_sentences(config))
-            settings = config.with_steps(sum(prepared.sizes[TRAIN].values()))
+            settings = config.with_steps(
+                sum(config.sampling.thinned(prepared.sizes[TRAIN]).values())
+            )
         seed_everything(settings.train.seed)
         recipe = TaggingRecipe(settings, prepared)
         display.console.print(recipe.epochs())

@@ -1,0 +1,171 @@
+"""Advice: few promises where tasks are alike, the planted companions where they are not."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.signal import lfilter
+from scipy.stats import binom
+
+from gradvac import Aligner
+from gradvac.analysis import Record, Recorder, Similarities, measure, read_record
+from gradvac.analysis.advice import advise, describe_advice
+
+from . import structure
+
+TASKS = tuple("abcdefgh")
+RELATIVES = np.array([0, 0, 1, 1, 2, 2, 3, 3])
+UNEQUAL = np.linspace(0.5, 3.0, len(TASKS))
+
+
+def batches(
+    seed: int,
+    num_steps: int,
+    *,
+    kin: float = 0.0,
+    shared: float = 1.0,
+    resembling: float = 0.0,
+    noise: np.ndarray | float = 1.0,
+) -> np.ndarray:
+    """Gradients `[S, K, T, D]`: what all share, what relatives share, and noise over steps."""
+    draw = np.random.default_rng(seed)
+    shape = (len(structure.COMPONENTS), len(TASKS), 40)
+    common, families = draw.normal(size=(shape[0], 1, 40)), draw.normal(size=shape)[:, RELATIVES]
+    drawn = draw.normal(size=(num_steps, *shape)) * (1 - resembling**2) ** 0.5
+    drawn = lfilter([1.0], [1.0, -resembling], drawn, axis=0)
+    size = np.broadcast_to(noise, len(TASKS))[:, None]
+    return shared * common + kin * families + size * drawn
+
+
+def recorded(seed: int, num_steps: int, **settings: float) -> Record:
+    return structure.record_of(TASKS, batches(seed, num_steps, **settings))
+
+
+def halves(seed: int, **settings: float) -> Similarities:
+    both = batches(seed, 2, **settings)
+    return structure.halves_of(TASKS, both[:1], both[1:])[1]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: recorded(seed, 20, shared=0.0),
+        lambda seed: recorded(seed, 60),
+        lambda seed: recorded(seed, 60, noise=UNEQUAL),
+        lambda seed: recorded(seed, 20, shared=0.0, resembling=0.9),
+        lambda seed: recorded(seed, 60, noise=UNEQUAL, resembling=0.5),
+        halves,
+        lambda seed: halves(seed, noise=UNEQUAL / 2),
+    ],
+    ids=["noise", "alike", "unequal", "slow", "slow and unequal", "halves", "unequal halves"],
+)
+def test_little_is_promised_where_all_tasks_are_alike(
+    make: Callable[[int], Record | Similarities],
+) -> None:
+    found = [advise([make(seed)]) for seed in range(20)]
+    most = binom.ppf(0.99, 20, 0.05)
+    assert sum(bool(advice.promised.any()) for advice in found) <= most
+    assert sum(bool(advice.groups) for advice in found) <= most
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: recorded(seed, 60, kin=0.7),
+        lambda seed: recorded(seed, 60, kin=0.7, noise=UNEQUAL / 2),
+        lambda seed: halves(seed, kin=0.7, noise=UNEQUAL / 6),
+    ],
+    ids=["recorded", "unequal", "halves"],
+)
+def test_planted_companions_are_promised(make: Callable[[int], Record | Similarities]) -> None:
+    kin = (RELATIVES[:, None] == RELATIVES) & ~np.eye(8, dtype=bool)
+    found = [advise([make(seed)]) for seed in range(3)]
+    assert sum(int((advice.promised & kin).sum()) for advice in found) >= 20  # of 24
+    assert not any((advice.promised & ~kin).any() for advice in found)
+    for advice in found:
+        assert advice.groups == (("a", "b"), ("c", "d"), ("e", "f"), ("g", "h"))
+        assert advice.left_out() == []
+        first = advice.companions("a")[0]
+        assert first.task == "b"
+        assert first.advantage - first.reach > 0
+
+
+def test_several_runs_must_agree() -> None:
+    related = recorded(0, 60, kin=0.7)
+    assert advise([related]).promised.any()
+    assert not advise([related, recorded(1, 60)]).promised.any()
+    assert advise([related, recorded(1, 60, kin=0.7)]).promised.any()
+
+
+def test_a_number_of_groups_is_obeyed_and_what_it_parts_is_said() -> None:
+    advice = advise([recorded(0, 60, kin=0.7)], num_groups=2)
+    assert sorted(map(len, advice.groups)) in ([3, 5], [4, 4], [2, 6])
+    three = advise([recorded(0, 60, kin=0.7)], num_groups=3)
+    split = [
+        pair
+        for pair in three.left_out()
+        if RELATIVES[TASKS.index(pair[0])] == RELATIVES[TASKS.index(pair[1])]
+    ]
+    assert len(three.groups) == 3
+    assert split == three.left_out()
+
+
+def test_one_measurement_says_nothing_about_its_noise() -> None:
+    both = batches(0, 1)
+    with pytest.raises(ValueError, match=r"runs: .* measured once"):
+        advise([structure.halves_of(TASKS, both, both)[0]])
+    few = advise([recorded(0, 6, kin=0.7)])
+    assert not few.promised.any()
+    assert few.groups == ()
+    assert "Cannot be told" in " ".join(describe_advice(few, {}))
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="runs: give"):
+        advise([])
+    with pytest.raises(ValueError, match="side: no component"):
+        advise([recorded(0, 20)], side="sideways")
+    other = structure.record_of(tuple("zyxwvuts"), batches(0, 20))
+    with pytest.raises(ValueError, match="runs: must be of the same tasks"):
+        advise([recorded(0, 20), other])
+
+
+def trained(seed: int, folder: Path, *, rows: int) -> tuple[Record, Similarities]:
+    """A small network on eight tasks that differ in nothing but their rows, labels at random."""
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh(),
+        torch.nn.Linear(16, 1),
+    )  # fmt: skip
+    x, y = torch.randn(len(TASKS), rows, 8), torch.randn(len(TASKS), rows, 1)
+    aligner = Aligner(net, tasks=TASKS)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    names = [task for task in TASKS for _ in range(8)]
+    with Recorder(folder / f"{seed}.bin", every=2) as recorder:
+        for step in range(1, 121):
+            chosen = torch.randint(rows, (len(TASKS), 8))
+            at = torch.arange(len(TASKS))[:, None]
+            losses = (net(x[at, chosen].flatten(0, 1)) - y[at, chosen].flatten(0, 1)).square()
+            optimizer.zero_grad()
+            recorder(step, aligner.backward(losses.squeeze(1) / len(names), names))
+            optimizer.step()
+
+    def loss(task: int, part: int) -> torch.Tensor:
+        lines = slice(part, None, 8)
+        return (net(x[task, lines]) - y[task, lines]).square().sum()
+
+    lots = {
+        name: [lambda task=task, part=part: loss(task, part) for part in range(8)]
+        for task, name in enumerate(TASKS)
+    }
+    return read_record(folder / f"{seed}.bin"), measure(net, lots).different["all_layer"]
+
+
+def test_networks_whose_tasks_are_alike_are_promised_nothing(tmp_path: Path) -> None:
+    """Components share a batch's noise: halves of components claimed groups in 19 of 20."""
+    runs = [trained(seed, tmp_path, rows=64) for seed in range(10)]
+    for kind in zip(*runs, strict=True):
+        found = [advise([one]) for one in kind]
+        assert sum(bool(advice.promised.any() or advice.groups) for advice in found) <= 2
