@@ -1,10 +1,19 @@
 """Statistics of similarities: do related tasks share gradients? Where, when, and does it matter?
 
 Matrices are `[T, T]` cosines, rows in task order. Pairs (i, j) of a matrix share tasks and are not
-independent, so every p-value and interval here is two-sided and comes from permuting *tasks* (or
-runs), or from leaving them out one at a time. Where all permutations can be enumerated, they are;
-otherwise a p-value is (1 + as extreme) / (1 + permutations), never 0. NaN (unknown) pairs are left
-out. Parallel tests are corrected by `holm`.
+independent, so that questions about *pairs* (relatives, distances) are tested by permuting tasks.
+Where all permutations can be enumerated, they are; otherwise a p-value is (1 + as extreme) /
+(1 + permutations), never 0. Questions about *means* (one side of the model against the other, one
+step against another) are tested over the records of training (`over_steps`), because whatever moves
+all tasks at once is one observation, however many tasks there are; of a measurement, which has one
+set of lines, by leaving out tasks one at a time. A trend over layers also has to stand out from
+how layers differ anyway. All tests are two-sided, NaN (unknown) pairs are left out, a test that is
+not possible is NaN, and parallel tests are corrected by `holm`.
+
+*Noise makes patterns* (`pair_pattern`). The cosine of two noisy gradients is a_i a_j c_ij, where
+a_i shrinks with the noise of task i: tasks with large batches look similar to each other, though
+all c_ij are equal. What a product of one factor per task explains is therefore taken out before
+pairs are compared, in every component by itself.
 
 *Without noise* (`corrected`), from two halves of every task's lines. If a task's two halves agree
 by r (its reliability), the cosine of two tasks is too small by a factor of sqrt(r_i r_j). Single
@@ -24,9 +33,10 @@ the update from the other, so that the shares are unbiased.
 
 *Groups* of tasks that could train together (`stable_groups`) are branches of the tree that come
 back. Any data give a tree, even noise. So two questions are asked. Do the same pairs stand out in
-two independent halves of the data (of every task's lines, if they were measured that way; else of
-the components)? If not, there are no groups. And does a branch reappear when components are
-resampled (Felsenstein's bootstrap)? Only branches that reappear nine times out of ten are reported.
+two independent halves of the data (of every task's lines, or of the records of training)? If not,
+there are no groups. And does a branch reappear when the records are drawn again (Felsenstein's
+bootstrap), or the halves' noise? Only branches that reappear nine times out of ten are reported.
+Layers share the noise of a batch, so that drawing layers would show nothing.
 """
 
 # S steps, K components, T tasks, L layers, N permutations
@@ -46,6 +56,7 @@ from scipy.spatial.distance import squareform
 from scipy.stats import rankdata, spearmanr
 from scipy.stats import t as student
 
+from gradvac.analysis import over_steps
 from gradvac.analysis.record import Record
 from gradvac.analysis.similarities import (
     Floats,
@@ -63,14 +74,16 @@ Counts = NDArray[np.int64]
 REACH = 0.05  # half a 99 % interval: more is "not reliable enough"
 SUPPORT = 0.9  # share of samples in which a group must reappear
 MOST_COUNTED = 20_000  # permutations that are enumerated; if there are more, they are drawn
-_MOST_BLOCKS = 10  # neighbouring steps are correlated, so means over long stretches are compared
 _NOTHING = 1e-7  # rounding errors around 0
 _FEWEST_TASKS = 3  # two tasks are one pair, which shows no variation
-_FEWEST_IN_GROUPS = 4  # tasks, and components
+_FEWEST_IN_GROUPS = 4  # tasks
+_FEWEST_LAYERS = 4  # three lie on a line by chance
+LEAST = 0.01  # differences of cosines that are worth a claim
+_ROUNDS = 60  # of fitting factors
 _SIGNIFICANT = 0.05
 _AT_ONCE = 2048  # shuffles
 _NUM_PERMUTATIONS, _SEED = 9999, 0
-_NUM_SAMPLES = 200  # of the components
+_NUM_SAMPLES = 200  # of the data, for groups
 
 
 def mean_matrix(similarities: Similarities, side: str | None = None) -> Floats:
@@ -96,24 +109,35 @@ def mean_of_pairs(values: Matrix) -> Floats:
 def mean_by_layer(similarities: Similarities) -> dict[str, list[tuple[int, float]]]:
     """Side -> (layer, mean similarity of all pairs and steps), from the first layer to the last."""
     return {
-        side: [(layer, float(mean_of_pairs(matrix))) for layer, matrix in matrices]
-        for side, matrices in layer_matrices(similarities).items()
+        side: [(layer.number, float(mean_of_pairs(layer.matrix))) for layer in layers]
+        for side, layers in layers_of(similarities).items()
     }
 
 
-def layer_matrices(similarities: Similarities) -> dict[str, list[tuple[int, Floats]]]:
-    """Side -> (layer, mean similarity of every pair over steps `[T, T]`), from the first layer."""
-    means = similarities.mean_over_steps()
-    by_side: dict[str, dict[int, list[Floats]]] = {}
-    chosen = weighty(similarities.components)
-    for name, mean, counts in zip(similarities.components, means, chosen, strict=True):
-        layer = layer_of(name)
-        if layer is not None and counts:
-            by_side.setdefault(side_of(name), {}).setdefault(layer, []).append(mean)
+class Layer(NamedTuple):
+    """A layer: mean similarity of every pair over steps `[T, T]`, and of all pairs by step `[S]`."""
+
+    number: int
+    matrix: Floats
+    by_step: Floats
+
+
+def layers_of(similarities: Similarities) -> dict[str, list[Layer]]:
+    """Side -> its layers, from the first to the last."""
+    by_side: dict[str, dict[int, list[int]]] = {}
+    for k, counts in enumerate(weighty(similarities.components)):
+        name = similarities.components[k]
+        number = layer_of(name)
+        if number is not None and counts:
+            by_side.setdefault(side_of(name), {}).setdefault(number, []).append(k)
+
+    def made(number: int, members: list[int]) -> Layer:
+        values = similarities.values[:, members]
+        by_step = mean_where_known(mean_of_pairs(values), axis=1)
+        return Layer(number, mean_where_known(values, axis=(0, 1)), by_step)
+
     return {
-        side: [
-            (layer, mean_where_known(np.stack(layers[layer]), axis=0)) for layer in sorted(layers)
-        ]
+        side: [made(number, layers[number]) for number in sorted(layers)]
         for side, layers in by_side.items()
     }
 
@@ -268,7 +292,9 @@ class Influence:
 def recorded_products(record: Record) -> Matrix:
     """Predicted fall by step, component and pair, `[S, K, T, T]`: w_j cos_ij ||g_i|| ||g_j||.
 
-    NaN in the rows of an absent task; an absent task has no influence.
+    NaN in the rows of an absent task; an absent task has no influence. w_j is the mean weight of
+    task j over steps: rules weigh a task more in just those batches whose noise made a product
+    negative, so that the weights of single steps would find harm in noise.
     """
     cosines = np.array(record.similarity, dtype=np.float64)
     diagonal = np.arange(len(record.tasks))
@@ -276,7 +302,8 @@ def recorded_products(record: Record) -> Matrix:
     norms = np.asarray(record.norms, dtype=np.float64)
     # A component without gradient of a task has no cosines, and adds nothing.
     lengths = norms[..., :, None] * np.nan_to_num(norms)[..., None, :]
-    falls = np.nan_to_num(record.weights)[..., None, :] * lengths * np.nan_to_num(cosines)
+    weights = np.nan_to_num(mean_where_known(record.weights, axis=0)).astype(np.float64)
+    falls = weights[..., None, :] * lengths * np.nan_to_num(cosines)
     products: Matrix = np.where(np.isnan(norms)[..., None], np.nan, falls)
     return products
 
@@ -286,20 +313,17 @@ def recorded_influence(record: Record) -> Influence:
     products = recorded_products(record)
     by_step = products.sum(axis=1)  # [S, T, T], NaN where a task was absent
     parts = dict(zip(record.components, _mean(products), strict=True))
-    values, p_values = _over_blocks(by_step)
-    totals, total_p_values = _over_blocks(by_step.sum(axis=2))
-    return Influence(record.tasks, values, p_values, totals, total_p_values, parts, unbiased=False)
-
-
-def _over_blocks(values: Matrix) -> tuple[Matrix, Matrix]:
-    """Means over steps `[S, ...]`, and p-values of a mean of 0 by the means of stretches."""
-    mean = _mean(values)
-    num = min(_MOST_BLOCKS, len(values) // 2)
-    if num < 3:
-        return mean, np.full_like(mean, np.nan)
-    blocks = np.stack([_mean(part) for part in np.array_split(values, num)])
-    spread = blocks.std(axis=0, ddof=1) / np.sqrt(num)
-    return mean, _p_values(blocks.mean(axis=0), spread, num - 1)
+    values = over_steps.mean_over_records(by_step)
+    totals = over_steps.mean_over_records(by_step.sum(axis=2))
+    return Influence(
+        record.tasks,
+        _mean(by_step),
+        values.p_values,
+        _mean(by_step.sum(axis=2)),
+        totals.p_values,
+        parts,
+        unbiased=False,
+    )
 
 
 def measured_influence(similarities: Similarities) -> Influence | None:
@@ -353,21 +377,23 @@ def _p_values(mean: Matrix, spread: Matrix, freedom: int) -> Matrix:
     return p_values
 
 
-class OverTasks(NamedTuple):
-    """A mean over pairs of tasks, and how far it generalises beyond these tasks.
+class Estimate(NamedTuple):
+    """A mean over pairs of tasks, and how far chance may have moved it.
 
     Attributes:
         mean: Over all known pairs.
-        interval: 95 %, by leaving out one task at a time; NaN with fewer than 3 tasks.
-        p_value: Two-sided, of a mean of 0; NaN with fewer than 3 tasks.
+        interval: 95 %; NaN where there is no test.
+        p_value: Two-sided, of a mean of 0; NaN where there is no test.
+        over: What was sampled: "tasks", or "records" of training.
     """
 
     mean: float
     interval: tuple[float, float]
     p_value: float
+    over: str = "tasks"
 
 
-def mean_over_tasks(matrix: Matrix) -> OverTasks:
+def mean_over_tasks(matrix: Matrix) -> Estimate:
     """The mean of a symmetric matrix over pairs, tested over *tasks* (jackknife, Student's t).
 
     Pairs that share a task are not independent: ten pairs of five tasks are five observations, not
@@ -383,7 +409,7 @@ def mean_over_tasks(matrix: Matrix) -> OverTasks:
     mean = float(mean_where_known(values, axis=(0, 1)))
     without = np.array([_mean_without(values, task) for task in range(num)])
     if num < _FEWEST_TASKS or np.isnan(without).any():
-        return OverTasks(mean, (np.nan, np.nan), np.nan)
+        return Estimate(mean, (np.nan, np.nan), np.nan)
     error = np.sqrt((num - 1) / num * np.sum((without - without.mean()) ** 2))
     reach = float(student.ppf(0.975, num - 1)) * error
     if abs(mean) < _NOTHING:
@@ -392,7 +418,7 @@ def mean_over_tasks(matrix: Matrix) -> OverTasks:
         p_value = 0.0
     else:
         p_value = float(2 * student.sf(abs(mean) / error, num - 1))
-    return OverTasks(mean, (mean - reach, mean + reach), p_value)
+    return Estimate(mean, (mean - reach, mean + reach), p_value)
 
 
 def _mean_without(values: Matrix, task: int) -> float:
@@ -486,6 +512,7 @@ def families_of(tasks: Sequence[str], families: Mapping[str, str]) -> list[str]:
 class FamilyContrast(NamedTuple):
     """Are relatives more similar, or less? Mean cosines, and a two-sided permutation p-value.
 
+    `difference` is that of what was tested, without the noise of tasks if `tested` was given;
     `least_p_value` is the smallest p-value that this many tasks in such families could give.
     """
 
@@ -500,6 +527,7 @@ def family_contrast(
     matrix: Matrix,
     families: Sequence[str],
     *,
+    tested: Matrix | None = None,
     num_permutations: int = 9999,
     seed: int = 0,
 ) -> FamilyContrast:
@@ -510,6 +538,7 @@ def family_contrast(
     Args:
         matrix: `[T, T]`.
         families: The family of every task, in the matrix's order; "" (unknown) leaves a task out.
+        tested: What the p-value is about, where it is not the matrix itself (`pair_pattern`).
         num_permutations: How often families are shuffled over the tasks.
         seed: Seed of the shuffling.
     """
@@ -522,6 +551,9 @@ def family_contrast(
     labels = np.array([names.index(families[i]) for i in with_family], dtype=np.int64)
     values, rows, columns = _pairs(_symmetric(matrix)[np.ix_(with_family, with_family)])
     same = labels[rows] == labels[columns]
+    shown = values
+    if tested is not None:
+        values = _symmetric(tested)[np.ix_(with_family, with_family)][rows, columns]
     if not same.any() or same.all():
         raise ValueError(
             "families: a contrast needs two tasks of one family and two of different families; "
@@ -540,11 +572,12 @@ def family_contrast(
     shuffles = shuffled_labels(labels, num_permutations=num_permutations, seed=seed)
     chance = np.concatenate([contrasts(part) for part in _chunks(shuffles.orders)])
     chance = np.where(np.isnan(chance), np.inf, np.abs(chance))  # to be cautious
-    within, between = float(values[same].mean()), float(values[~same].mean())
-    p_value = shuffles.p_value(chance, abs(within - between))
+    within, between = float(shown[same].mean()), float(shown[~same].mean())
+    difference = float(values[same].mean() - values[~same].mean())
+    p_value = shuffles.p_value(chance, abs(difference))
     alike = prod(map(factorial, Counter(Counter(labels.tolist()).values()).values()))
     least = max(alike / count_labelings(labels.tolist()), 1 / (1 + num_permutations))
-    return FamilyContrast(within, between, within - between, p_value, least)
+    return FamilyContrast(within, between, difference, p_value, least)
 
 
 class Correlation(NamedTuple):
@@ -642,14 +675,38 @@ class Change(NamedTuple):
 
     first: float
     second: float
-    difference: OverTasks
+    difference: Estimate
 
 
-def paired(first: Matrix, second: Matrix) -> Change:
-    """Compare two matrices `[T, T]` pair by pair; only pairs known in both count."""
+def by_step(similarities: Similarities, side: str | None = None) -> Floats:
+    """Mean over the components of a side (None: all), `[S, T, T]`."""
+    return mean_where_known(similarities.values[:, weighty(similarities.components, side)], axis=1)
+
+
+def paired(first: Matrix, second: Matrix, *, over: str) -> Change:
+    """Compare similarities `[S, T, T]` of the same steps pair by pair; only what both know counts.
+
+    Args:
+        first: One.
+        second: The other.
+        over: "records", if every step is a batch of its own; "tasks", if all are of the same lines.
+    """
     both = ~np.isnan(first) & ~np.isnan(second)
     one, two = (np.where(both, values, np.nan) for values in (first, second))
-    return Change(float(mean_of_pairs(one)), float(mean_of_pairs(two)), mean_over_tasks(two - one))
+    means = [mean_where_known(values, axis=0) for values in (one, two)]
+    difference = (
+        mean_over_tasks(means[1] - means[0])
+        if over == "tasks"
+        else _estimate(mean_of_pairs(two) - mean_of_pairs(one))
+    )
+    return Change(float(mean_of_pairs(means[0])), float(mean_of_pairs(means[1])), difference)
+
+
+def _estimate(values: Matrix) -> Estimate:
+    """The mean of a series `[S]` over records."""
+    found = over_steps.mean_over_records(values[:, None])
+    mean, reach, p_value = (float(one[0]) for one in found)
+    return Estimate(mean, (mean - reach, mean + reach), p_value, "records")
 
 
 class Depth(NamedTuple):
@@ -657,44 +714,74 @@ class Depth(NamedTuple):
 
     Attributes:
         slope: Rise of a straight line from the first layer to the last.
-        bend: How much the middle lies above the ends, by a parabola; None with two layers.
+        slope_p_value: Of no rise or fall, beyond how layers and records (or tasks) differ anyway;
+            NaN with fewer than four layers.
+        bend: How much the middle lies above the ends, by a parabola.
+        bend_p_value: Of no bend; NaN with fewer than five layers.
     """
 
-    slope: OverTasks
-    bend: OverTasks | None
+    slope: float
+    slope_p_value: float
+    bend: float
+    bend_p_value: float
 
 
-def depth(layers: Sequence[Matrix]) -> Depth:
-    """Test a rise and a bend over layers.
+def depth(layers: Sequence[Layer], *, over: str) -> Depth:
+    """Test a rise and a bend over layers, in their order.
 
     Args:
-        layers: `[T, T]` of every layer, at least two, in order.
+        layers: In order.
+        over: As in `paired`.
     """
-    values = np.stack([np.asarray(layer, dtype=np.float64) for layer in layers])  # [L, T, T]
-    place = np.linspace(-1, 1, len(values))
-    slope = mean_over_tasks(_fit(place, values) * 2)
-    if len(values) < 3:
-        return Depth(slope, None)
-    arch = place**2 - (place**2).mean()
-    return Depth(slope, mean_over_tasks(-_fit(arch, values)))
+    means = np.array([mean_of_pairs(layer.matrix) for layer in layers], dtype=np.float64)
+    place = np.linspace(-1, 1, len(layers))
+    shapes = [place, (place**2).mean() - place**2]
+    design = np.stack([np.ones_like(place), *shapes], axis=1)
+    found = []
+    for n, shape in enumerate(shapes[: max(1, len(layers) - 2)], start=1):
+        p_values = [_p_of_shape(design[:, : n + 1], means)]
+        if over == "tasks":
+            values = np.stack([np.asarray(layer.matrix, np.float64) for layer in layers])
+            p_values.append(mean_over_tasks(_fit(shape, values)).p_value)
+        else:
+            series = np.stack([np.asarray(layer.by_step, np.float64) for layer in layers])
+            p_values.append(_estimate(_fit(shape, series)).p_value)
+        found += [float(_fit(shape, means)) * (2 if n == 1 else 1), float(np.max(p_values))]
+    return Depth(*found, *[float("nan")] * (4 - len(found)))
+
+
+def _p_of_shape(design: Matrix, means: Matrix) -> float:
+    """Of the last column of a design `[L, n]`, judged by what the layers leave unexplained."""
+    freedom = len(means) - design.shape[1]
+    if len(means) < _FEWEST_LAYERS or freedom < 2:
+        return float("nan")
+    inverse = np.linalg.inv(design.T @ design)
+    fitted = inverse @ design.T @ means
+    variance = float(((means - design @ fitted) ** 2).sum()) / freedom
+    error = np.sqrt(max(variance, _NOTHING**2) * inverse[-1, -1])
+    return float(2 * student.sf(abs(fitted[-1]) / error, freedom))
 
 
 def _fit(shape: NDArray[np.float64], values: Matrix) -> Matrix:
-    """Coefficient of a centred shape over layers, for every pair; NaN where a layer is unknown."""
+    """Coefficient of a centred shape over layers `[L, ...]`; NaN where a layer is unknown."""
     coefficients: Matrix = np.tensordot(shape, values, axes=1) / (shape @ shape)
     return coefficients
 
 
 class ChangeOverSteps(NamedTuple):
-    """The first quarter of the steps against the last, within pairs.
+    """The first quarter of the steps against the last, within pairs, and a test of a trend.
 
     Attributes:
-        change: Means over what is known in both quarters, and their difference.
+        first: Mean of the first quarter, over what is known in both.
+        second: Mean of the last quarter.
+        p_value: Of no rise or fall over all steps; NaN if they are too few to tell.
         until: Last step of the first quarter.
         since: First step of the last quarter.
     """
 
-    change: Change
+    first: float
+    second: float
+    p_value: float
     until: int
     since: int
 
@@ -703,7 +790,7 @@ def change_over_steps(similarities: Similarities) -> ChangeOverSteps | None:
     """How similarity changed in training; None with fewer than four steps.
 
     Tasks may come and go: a pair counts in a component only if it is known early *and* late, so
-    that no pair is compared with another.
+    that no pair is compared with another, and only by how it differs from its own mean.
     """
     steps = similarities.steps
     if len(steps) < 4:
@@ -712,8 +799,14 @@ def change_over_steps(similarities: Similarities) -> ChangeOverSteps | None:
     values = similarities.values[:, weighty(similarities.components)]
     early, late = (mean_where_known(part, axis=0) for part in (values[:fourth], values[-fourth:]))
     both = ~np.isnan(early) & ~np.isnan(late)  # [K, T, T]
-    first, second = (mean_where_known(np.where(both, v, np.nan), axis=0) for v in (early, late))
-    return ChangeOverSteps(paired(first, second), int(steps[fourth - 1]), int(steps[-fourth]))
+    first, second = (
+        float(mean_of_pairs(mean_where_known(np.where(both, v, np.nan), axis=0)))
+        for v in (early, late)
+    )
+    own = np.where(both, mean_where_known(values, axis=0), np.nan)
+    series = mean_where_known(mean_of_pairs(values - own), axis=1)
+    p_value = over_steps.trend_over_records(series)
+    return ChangeOverSteps(first, second, p_value, int(steps[fourth - 1]), int(steps[-fourth]))
 
 
 class RankCorrelation(NamedTuple):
@@ -773,10 +866,15 @@ def compare_similarities(first: Similarities, second: Similarities) -> Similarit
     """
     matches = match_tasks(first.tasks, second.tasks)
     tasks = tuple(matches)
-    one = mean_matrix(first.select(tasks=tasks))
-    two = mean_matrix(second.select(tasks=list(matches.values())))
-    pattern = mantel(one, two) if len(tasks) > 2 else None
-    return SimilarityComparison(tasks, two - one, paired(one, two), pattern)
+    one, two = first.select(tasks=tasks), second.select(tasks=list(matches.values()))
+    means = [mean_matrix(one), mean_matrix(two)]
+    change = (
+        paired(by_step(one), by_step(two), over="records")
+        if first.lines == "training" and np.array_equal(first.steps, second.steps)
+        else paired(means[0][None], means[1][None], over="tasks")
+    )
+    pattern = mantel(pair_pattern(one), pair_pattern(two)) if len(tasks) > 3 else None
+    return SimilarityComparison(tasks, means[1] - means[0], change, pattern)
 
 
 def match_tasks(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
@@ -856,26 +954,25 @@ def stable_groups(similarities: Similarities) -> TaskGroups:
     """Suggest groups of tasks, or say why there are none.
 
     Args:
-        similarities: Of at least 4 tasks and 4 components.
+        similarities: Of at least 4 tasks, with both halves or from training.
     """
-    values = similarities.values[:, weighty(similarities.components)]
-    layers = mean_where_known(values, axis=0)  # [K, T, T]
-    if min(len(similarities.tasks), len(layers)) < _FEWEST_IN_GROUPS:
-        few = f"{_FEWEST_IN_GROUPS} tasks and {_FEWEST_IN_GROUPS} components"
-        return TaskGroups((), None, f"groups need at least {few}")
-    first, second = (_apart_from_tasks(half) for half in _halves(similarities, layers))
-    agreement = mantel(first, second)
+    num = len(similarities.tasks)
+    if num < _FEWEST_IN_GROUPS:
+        return TaskGroups((), None, f"groups need at least {_FEWEST_IN_GROUPS} tasks")
+    halves = _half_lines(similarities) or _half_records(similarities)
+    if isinstance(halves, str):
+        return TaskGroups((), None, halves)
+    agreement = mantel(halves.first, halves.second)
     if not (agreement.r > 0 and agreement.p_value < _SIGNIFICANT):
         why = "other pairs stand out in one half of the data than in the other"
         return TaskGroups((), agreement, why)
-    draw = np.random.default_rng(_SEED)
-    drawn = draw.integers(len(layers), size=(_NUM_SAMPLES, len(layers)))
-    samples = [_branches(mean_where_known(layers[indices], axis=0)) for indices in drawn]
-    lengths = _branches(mean_where_known(layers, axis=0))
+    samples = [_branches(sample) for sample in halves.samples]
+    lengths = _branches(halves.pattern)
     stable: list[tuple[frozenset[int], float]] = []
     for branch in sorted(lengths, key=lengths.__getitem__, reverse=True):  # the most distinct first
-        support = sum(branch in sample for sample in samples) / _NUM_SAMPLES
-        if support >= SUPPORT and all(branch.isdisjoint(other) for other, _ in stable):
+        support = sum(branch in sample for sample in samples) / len(samples)
+        distinct = _distinction(halves.pattern, branch) >= LEAST
+        if support >= SUPPORT and distinct and all(branch.isdisjoint(b) for b, _ in stable):
             stable.append((branch, support))
     groups = tuple(
         TaskGroup(tuple(similarities.tasks[i] for i in sorted(branch)), support)
@@ -886,29 +983,102 @@ def stable_groups(similarities: Similarities) -> TaskGroups:
     )
 
 
-def _halves(similarities: Similarities, layers: Matrix) -> tuple[Matrix, Matrix]:
-    """Two measurements of every pair that share no noise, each `[T, T]`."""
+class _Halves(NamedTuple):
+    """What stands out in pairs `[T, T]`: in all data, in two halves that share no noise, redrawn."""
+
+    pattern: Matrix
+    first: Matrix
+    second: Matrix
+    samples: Matrix  # [N, T, T]
+
+
+def _half_lines(similarities: Similarities) -> _Halves | None:
+    """Of a measurement: one half of i with the other of j, and the reverse; None without both."""
     if similarities.across is None:
-        one, two = (mean_where_known(layers[start::2], axis=0) for start in (0, 1))
-        return one, two
+        return None
     chosen = weighty(similarities.components)
-    across = mean_where_known(similarities.across[:, chosen], axis=(0, 1))
+    across = mean_where_known(similarities.across[:, chosen], axis=0)  # [K, T, T]
     upper, lower = np.triu(across, 1), np.tril(across, -1)
-    return upper + upper.T, lower + lower.T
+    first, second = (
+        mean_where_known(without_factors(half + half.swapaxes(1, 2)), axis=0)
+        for half in (upper, lower)
+    )
+    pattern = pair_pattern(similarities)
+    apart = np.triu_indices(len(pattern), 1)
+    spread = float(np.sqrt(np.nanmean((first - second)[apart] ** 2) / 4))  # of their mean
+    noise = np.random.default_rng(_SEED).normal(0, spread, (_NUM_SAMPLES, *pattern.shape))
+    noise = np.triu(noise, 1)
+    return _Halves(pattern, first, second, pattern + noise + noise.swapaxes(1, 2))
 
 
-def _apart_from_tasks(matrix: Matrix) -> Matrix:
-    """What remains of a pair without both tasks' own means: one odd task is not a group."""
-    values = np.array(matrix, dtype=np.float64)
-    np.fill_diagonal(values, np.nan)
-    num = len(values)
-    rows, columns = np.nonzero(~np.isnan(values))
-    design = np.zeros((len(rows), num))
-    design[np.arange(len(rows)), rows] += 1
-    design[np.arange(len(rows)), columns] += 1
-    task_means, *_ = np.linalg.lstsq(design, values[rows, columns], rcond=None)
-    left: Matrix = values - task_means[:, None] - task_means[None]
-    return left
+def _half_records(similarities: Similarities) -> _Halves | str:
+    """Of training: earlier and later records, without those between; or why there are none."""
+    if similarities.lines != "training":
+        return "not tested, because the two halves of the lines were not stored"
+    values = similarities.values[:, weighty(similarities.components)]
+    blocks = over_steps.block_means(values)  # [B, K, T, T]
+    fitted = mean_where_known(blocks, axis=0)
+    fitted = fitted - without_factors(fitted)
+    left = mean_where_known(blocks - fitted, axis=1)  # [B, T, T]
+    num = len(left)
+    pairs = left[:, *np.triu_indices(left.shape[1], 1)]
+    counts = over_steps.independent_blocks(pairs - mean_where_known(pairs, axis=0), 1)
+    count = float(np.median(counts))
+    if count < over_steps.FEWEST:
+        return "not tested, because there are too few independent records of training"
+    half = (num - 1) // 2
+    first, second = (
+        mean_where_known(without_factors(mean_where_known(part, axis=0)), axis=0)
+        for part in (blocks[:half], blocks[-half:])
+    )
+    draw = np.random.default_rng(_SEED)
+    drawn = draw.integers(num, size=(_NUM_SAMPLES, max(2, round(count))))
+    samples = np.stack([mean_where_known(left[indices], axis=0) for indices in drawn])
+    return _Halves(mean_where_known(left, axis=0), first, second, samples)
+
+
+def pair_pattern(similarities: Similarities, side: str | None = None) -> Floats:
+    """What stands out in pairs beyond one factor per task, `[T, T]`, mean over components and steps.
+
+    Args:
+        similarities: Any.
+        side: Only the components of "encoder", "decoder" or "shared".
+    """
+    values = similarities.values[:, weighty(similarities.components, side)]
+    return mean_where_known(without_factors(mean_where_known(values, axis=0)), axis=0)
+
+
+def without_factors(matrices: Matrix) -> Floats:
+    """`[..., T, T]` less a product of one factor per task, with every task's mean; NaN diagonal.
+
+    The noise of a task shrinks all of its cosines by one factor, and factors are not negative: so a
+    product a_i a_j c, with c of the sign of the mean, is what unequal noise makes of equal tasks.
+    The product with the least squares would be of one group alone, where there are two.
+    """
+    values = np.array(matrices, dtype=np.float64)
+    num = values.shape[-1]
+    values[..., np.arange(num), np.arange(num)] = np.nan
+    known = ~np.isnan(values)
+    filled = np.where(known, values, 0.0)
+    total = filled.sum(axis=(-1, -2), keepdims=True)
+    sign = np.where(total < 0, -1.0, 1.0)
+    filled = filled * sign
+    counts = np.maximum(known.sum(axis=(-1, -2), keepdims=True), 1)
+    factors = np.broadcast_to(np.sqrt(np.abs(total) / counts)[..., 0], values.shape[:-1]).copy()
+    sums = filled.sum(axis=-1)
+    for _ in range(_ROUNDS):
+        others = (known * factors[..., None, :]).sum(axis=-1)
+        better = np.divide(sums, others, out=np.zeros_like(sums), where=others > 0)
+        factors = (factors + np.maximum(better, 0.0)) / 2  # in full steps it may jump for ever
+    explained = sign * factors[..., :, None] * factors[..., None, :]
+    return np.asarray(values - explained, dtype=np.float32)
+
+
+def _distinction(pattern: Matrix, branch: frozenset[int]) -> float:
+    """How much more similar the tasks of a branch are to each other than to the rest."""
+    inside = np.isin(np.arange(len(pattern)), list(branch))
+    within = pattern[np.ix_(inside, inside)]
+    return float(mean_of_pairs(within) - np.nanmean(pattern[np.ix_(inside, ~inside)]))
 
 
 def _branches(matrix: Matrix) -> dict[frozenset[int], float]:

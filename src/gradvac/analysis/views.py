@@ -113,6 +113,22 @@ def side_matrix(
     return statistics.mean_matrix(chosen, None if side == MODEL else side)
 
 
+def side_by_step(
+    similarities: Similarities, side: str, tasks: Sequence[str] | None = None
+) -> Matrix:
+    """Mean over the components of a side, or of the whole "model", `[S, T, T]`."""
+    chosen = similarities if tasks is None else similarities.select(tasks=tasks)
+    return statistics.by_step(chosen, None if side == MODEL else side)
+
+
+def side_pattern(
+    similarities: Similarities, side: str, tasks: Sequence[str] | None = None
+) -> Matrix:
+    """What stands out in pairs beyond the noise of tasks, in a side or the "model", `[T, T]`."""
+    chosen = similarities if tasks is None else similarities.select(tasks=tasks)
+    return statistics.pair_pattern(chosen, None if side == MODEL else side)
+
+
 def layer_means(similarities: Similarities) -> list[tuple[TaskSubset, list[tuple[int, float]]]]:
     """Mean similarity (layer, mean) of every direction in every side, without what is unknown."""
     lines = []

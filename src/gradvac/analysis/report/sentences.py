@@ -1,11 +1,12 @@
 """The summary of a run in plain sentences, each computed from its data.
 
-A sentence makes a claim only if a test says so (`Statement.claims`); else it gives the numbers
-alone. Tests of one kind that stand side by side are corrected for their number.
+A sentence makes a claim only if a test says so (`Statement.claims`) and the numbers it shows differ;
+else it gives the numbers alone, and says whether they were tested. Tests of one kind that stand side
+by side are corrected for their number; the headline is the clearest claim, all kinds considered.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,12 +21,12 @@ from gradvac.run_files import ALL, TaskScores
 FAMILIES, DISTANCE, GROUPS = "Relatives", "Distance", "Groups"
 PAIRS, DIRECTION, SIDES = "Pairs", "Direction", "Encoder and decoder"
 DEPTH, TIME, NOISE, SCORES = "Depth", "Time", "Reliability", "Scores"
-RULE, INFLUENCE = "Rule", "Who pushes whom"
-_SLIGHT = 0.015  # differences that two digits hardly show
+RULE, INFLUENCE = "Rule", "Help and harm"
 _SAME = 0.005  # the digits shown would be the same
 _SAME_UPDATE = 1e-5
 _MOST_HELPERS = 3
 _WORTH_NAMING = 0.005  # of a task's progress
+_LEAST_P = 1e-4  # permutations tell no smaller ones, so these are equally clear
 SIGNIFICANT = 0.05
 
 
@@ -37,11 +38,13 @@ class Statement:
         about: The question it answers.
         text: The sentence.
         claims: Whether it says more than numbers. Then a test stands behind it.
+        p_value: Of this test, corrected among those of its kind; NaN without one.
     """
 
     about: str
     text: str
     claims: bool = False
+    p_value: float = float("nan")
 
 
 def summarise(run: Run) -> list[Statement]:
@@ -85,12 +88,13 @@ def run_headline(run: Run) -> Statement:
     why_not = None if main is None else _why_nothing(main)
     if main is None or why_not:
         return Statement("", why_not or "This run has no similarities yet.")
-    findings = [*family_findings(main, run), *distance_findings(main, run)]
-    adjusted = statistics.holm([one.p_value for one in findings])
+    said = [one for one in summarise(run) if not np.isnan(one.p_value)]
+    said.sort(key=lambda one: max(one.p_value, _LEAST_P))  # of equally clear ones, the first
     pairs = describe_pairs(main)[0].text
-    for one, p_value in zip(findings, adjusted, strict=True):
-        if is_clear(p_value):
-            return Statement("", f"{one.claim}. {pairs}", claims=True)
+    adjusted = statistics.holm([one.p_value for one in said])
+    for one, p_value in zip(said, adjusted, strict=True):
+        if one.claims and is_clear(p_value):
+            return replace(one, about="", text=f"{one.text} {pairs}")
     return Statement("", pairs)
 
 
@@ -122,12 +126,14 @@ def _describe_scores(scores: TaskScores, main: Similarities | None) -> list[Stat
     except ValueError:  # too few, or all alike
         return found
     test = f"Spearman {correlation.rho:z.2f}, {p_text(correlation.p_value)}"
-    if not is_clear(correlation.p_value):
-        text = f"{scores.metric} of tasks against their similarity, not beyond chance: {test}."
+    raw = main.lines == "training"  # larger batches give larger cosines, and better scores
+    if raw or not is_clear(correlation.p_value):
+        why = "which batch sizes alone can bring about" if raw else "not beyond chance"
+        text = f"{scores.metric} of tasks against their similarity, {why}: {test}."
         return [*found, Statement(SCORES, text)]
     how = "higher" if correlation.rho > 0 else "lower"
     text = f"Tasks that are more similar to the others have {how} {scores.metric} ({test})."
-    return [*found, Statement(SCORES, text, claims=True)]
+    return [*found, Statement(SCORES, text, claims=True, p_value=correlation.p_value)]
 
 
 def describe_source(similarities: Similarities, run: Run) -> str:
@@ -158,12 +164,14 @@ class Finding:
         claim: The sentence if the test is clear.
         numbers: The numbers alone.
         p_value: Of the test, before others are considered.
+        difference: The size of what is claimed, in cosines.
         interval: Of a difference, in words.
     """
 
     claim: str
     numbers: str
     p_value: float
+    difference: float
     interval: str = ""
 
 
@@ -173,24 +181,28 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
     noun = _noun(main).capitalize()
     for subset in views.subsets(main):
         families = statistics.families_of(subset.tasks, run.families)
+        matrix = views.side_matrix(main, subset.side, subset.tasks)
+        pattern = views.side_pattern(main, subset.side, subset.tasks)
         try:
-            contrast = statistics.family_contrast(
-                views.side_matrix(main, subset.side, subset.tasks), families
-            )
+            contrast = statistics.family_contrast(matrix, families, tested=pattern)
         except ValueError:  # no pair of relatives, or of others, is known
             continue
         within, between, difference, p_value, least = contrast
-        digits = 2 if abs(difference) >= _SLIGHT else 3
         more = "more" if difference > 0 else "less"
-        shown = abs(round(within, digits) - round(between, digits))  # what a reader subtracts
-        claim = (
-            f"{noun} of one family are {shown:.{digits}f} {more} similar than "
-            f"others{where(subset)}: {within:z.{digits}f} against {between:z.{digits}f}"
-        )
+        means = f"{within:z.2f} against {between:z.2f}"
+        claim = f"{noun} of one family are {more} similar than others{where(subset)}: {means}"
+        apart = f"{abs(difference):.2f} apart without the noise of every task, "
         few = f"; so few cannot go below {least:.2f}" if least >= 0.05 else ""
-        numbers = f"{within:z.2f} against {between:z.2f}{where(subset)} ({p_text(p_value)}{few})"
-        findings.append(Finding(claim, numbers, p_value))
+        numbers = f"{means}{where(subset)} ({p_text(p_value)}{few})"
+        told = difference if difference * (within - between) > 0 else 0.0
+        told = np.copysign(min(abs(told), _shown(within, between)), told)
+        findings.append(Finding(claim, numbers, p_value, float(told), apart))
     return findings
+
+
+def _shown(first: float, second: float) -> float:
+    """The difference that a reader of two digits subtracts."""
+    return abs(round(first, 2) - round(second, 2))
 
 
 def describe_families(main: Similarities, run: Run) -> list[Statement]:
@@ -223,12 +235,14 @@ def distance_findings(main: Similarities, run: Run) -> list[Finding]:
     """Similarity against known distance, in every part."""
     findings = []
     for subset, matrix, distances in views.against_distance(main, run.distances):
-        r, p_value = statistics.mantel(matrix, distances)
+        pattern = views.side_pattern(main, subset.side, subset.tasks)
+        r, p_value = statistics.mantel(pattern, distances)
+        rise = abs(r) * float(np.nanstd(views.pair_values(matrix))) * 4  # from the nearest on
         assert run.distances is not None
         follows = "falls with" if r < 0 else "rises with"
         claim = f"Similarity {follows} {run.distances.name}{where(subset)}: r = {r:z.2f}"
         numbers = f"r = {r:z.2f}{where(subset)} ({p_text(p_value)})"
-        findings.append(Finding(claim, numbers, p_value))
+        findings.append(Finding(claim, numbers, p_value, rise))
     return findings
 
 
@@ -266,20 +280,29 @@ def describe_groups(main: Similarities, run: Run) -> list[Statement]:
         f"Tasks that could train together, with the share of samples in which they do: "
         f"{'; '.join(groups)}{rest}. The same pairs stand out in two halves of the data ({test})."
     )
-    return [Statement(GROUPS, text, claims=True)]
+    return [Statement(GROUPS, text, claims=True, p_value=suggestion.agreement.p_value)]
 
 
 def _describe_findings(about: str, findings: list[Finding], what: str) -> list[Statement]:
-    """A sentence for every clear finding, and one for the numbers of all others."""
+    """A sentence for every clear finding, and one for the numbers of all others.
+
+    A difference that two digits do not show is no finding, however clear it is.
+    """
     adjusted = statistics.holm([one.p_value for one in findings])
-    found = [
-        Statement(about, f"{one.claim} ({one.interval}{p_text(p)}).", claims=True)
-        for one, p in zip(findings, adjusted, strict=True)
-        if is_clear(p)
-    ]
-    rest = [one.numbers for one, p in zip(findings, adjusted, strict=True) if not is_clear(p)]
+    found, rest, untested = list[Statement](), list[str](), list[str]()
+    for one, p_value in zip(findings, adjusted, strict=True):
+        if is_clear(p_value) and abs(one.difference) >= statistics.LEAST - 1e-9:
+            text = f"{one.claim} ({one.interval}{p_text(p_value)})."
+            found.append(Statement(about, text, claims=True, p_value=p_value))
+        elif is_clear(p_value):
+            rest.append(f"{one.numbers}, a difference too small to matter")
+        else:
+            (untested if np.isnan(p_value) else rest).append(one.numbers)
     if rest:
-        found.append(Statement(about, f"{what}, not beyond chance: {'; '.join(rest)}."))
+        text = f"{what}, not beyond chance: {'; '.join(rest)}."
+        found.append(Statement(about, text, p_value=float(np.nanmax(adjusted))))
+    if untested:
+        found.append(Statement(about, f"{what}, not tested: {'; '.join(untested)}."))
     return found
 
 
@@ -325,7 +348,7 @@ def describe_pairs(main: Similarities) -> list[Statement]:
     def name(pair: int) -> str:
         return f"{views.short(labels[columns[pair]])} and {views.short(labels[rows[pair]])}"
 
-    mean = f"Two tasks share {known.mean():z.2f} on average"
+    mean = f"The average cosine of two tasks is {known.mean():z.2f}"
     if len(known) == 1:
         return [Statement(PAIRS, f"{mean}: there is only one pair, {name(best)}.")]
     if known.max() - known.min() < _SAME:
@@ -353,10 +376,10 @@ def describe_directions(main: Similarities) -> list[Statement]:
     findings = []
     for side in views.sides_of(main):
         one, two = (
-            views.side_matrix(main, side, [tasks[language] for language in both])
+            views.side_by_step(main, side, [tasks[language] for language in both])
             for tasks in (back, there)
         )
-        change = statistics.paired(one, two)
+        change = statistics.paired(one, two, over=_sampled(main))
         more = "more" if change.difference.mean > 0 else "less"
         claim = f"Tasks into {pivot} are {more} similar than tasks out of it{inside(side)}"
         findings += _difference_finding(claim, change, inside(side))
@@ -370,8 +393,9 @@ def describe_sides(main: Similarities) -> list[Statement]:
     findings = []
     for direction, tasks in task_names.directions(main.tasks):
         if len(tasks) > 1:
-            encoder, decoder = (views.side_matrix(main, side, tasks) for side in views.SIDES)
-            change, (high, low) = statistics.paired(decoder, encoder), views.SIDES
+            encoder, decoder = (views.side_by_step(main, side, tasks) for side in views.SIDES)
+            change = statistics.paired(decoder, encoder, over=_sampled(main))
+            high, low = views.SIDES
             is_more = change.difference.mean > 0
             high, low = (high, low) if is_more else (low, high)
             claim = f"The {high} is more similar than the {low}{way(direction)}"
@@ -389,8 +413,20 @@ def _difference_finding(
     means = f"{change.second:z.2f} against {change.first:z.2f}"
     numbers = f"{means}{suffix} ({interval})"
     claimed = f"{change.first:z.2f} against {change.second:z.2f}" if turned else means
-    p_value = change.difference.p_value
-    return [Finding(f"{claim}: {claimed}", numbers, p_value, f"{interval}, ")]
+    shown = _shown(change.first, change.second)
+    return [
+        Finding(f"{claim}: {claimed}", numbers, change.difference.p_value, shown, f"{interval}, ")
+    ]
+
+
+def _sampled(main: Similarities) -> str:
+    """What a test of a mean is over."""
+    return "records" if main.lines == "training" else "tasks"
+
+
+def _of_batches(main: Similarities) -> str:
+    """What else may have changed the cosines of training."""
+    return "; the noise of batches alone can do this" if main.lines == "training" else ""
 
 
 def describe_depth(main: Similarities) -> list[Statement]:
@@ -399,61 +435,61 @@ def describe_depth(main: Similarities) -> list[Statement]:
     for direction, tasks in task_names.directions(main.tasks):
         if len(tasks) < 2:
             continue
-        for side, layers in statistics.layer_matrices(main.select(tasks=tasks)).items():
-            means = [(n, float(statistics.mean_of_pairs(matrix))) for n, matrix in layers]
+        for side, layers in statistics.layers_of(main.select(tasks=tasks)).items():
+            means = [(n, float(statistics.mean_of_pairs(matrix))) for n, matrix, _ in layers]
             if len(layers) > 1 and not np.isnan([mean for _, mean in means]).any():
                 name = "model" if side == "shared" else side  # one without encoder and decoder
                 profiles.append((name + way(direction), means))
-                tests.append(statistics.depth([matrix for _, matrix in layers]))
-    slopes = [test.slope.p_value for test in tests]
-    bends = [np.nan if test.bend is None else test.bend.p_value for test in tests]
+                tests.append(statistics.depth(layers, over=_sampled(main)))
+    slopes, bends = [t.slope_p_value for t in tests], [t.bend_p_value for t in tests]
     adjusted = statistics.holm([*slopes, *bends])
-    found, rest = [], []
+    found, rest, untested = list[Statement](), list[str](), list[str]()
     for n, ((name, means), test) in enumerate(zip(profiles, tests, strict=True)):
         slope, bend = adjusted[n], adjusted[len(tests) + n]
         (first, start), (last, end) = means[0], means[-1]
         text = f"{start:z.2f} in layer {first}, {end:z.2f} in layer {last}"
-        if is_clear(bend) and not (is_clear(slope) and slope <= bend):
-            assert test.bend is not None
-            inner = np.mean([mean for _, mean in means[1:-1]])
-            how = "more" if test.bend.mean > 0 else "less"
+        ends, inner = (start + end) / 2, float(np.mean([mean for _, mean in means[1:-1] or means]))
+        is_bend = is_clear(bend) and not (is_clear(slope) and slope <= bend)
+        if is_bend and _shown(ends, inner) >= statistics.LEAST:
+            how = "more" if test.bend > 0 else "less"
             text = (
                 f"The middle layers of the {name} are {how} similar than its first and last "
-                f"on average: {inner:z.2f} against {(start + end) / 2:z.2f} ({text}; "
-                f"{p_text(bend)})."
+                f"on average: {inner:z.2f} against {ends:z.2f} ({text}; "
+                f"{p_text(bend)}{_of_batches(main)})."
             )
-            found.append(Statement(DEPTH, text, claims=True))
-        elif is_clear(slope):
-            verb = "rises" if test.slope.mean > 0 else "falls"
-            text = f"Similarity {verb} with depth in the {name}: {text} ({p_text(slope)})."
-            found.append(Statement(DEPTH, text, claims=True))
+            found.append(Statement(DEPTH, text, claims=True, p_value=bend))
+        elif is_clear(slope) and _shown(start, end) >= statistics.LEAST:
+            verb = "rises" if test.slope > 0 else "falls"
+            test_text = f"{p_text(slope)}{_of_batches(main)}"
+            text = f"Similarity {verb} with depth in the {name}: {text} ({test_text})."
+            found.append(Statement(DEPTH, text, claims=True, p_value=slope))
         else:
-            rest.append(f"{text} of the {name}")
+            (untested if np.isnan(slope) else rest).append(f"{text} of the {name}")
     if rest:
-        found.append(Statement(DEPTH, f"By depth, no trend beyond chance: {'; '.join(rest)}."))
+        text = f"By depth, no trend beyond chance: {'; '.join(rest)}."
+        found.append(Statement(DEPTH, text, p_value=float(np.nanmax(adjusted))))
+    if untested:
+        text = f"By depth, not tested (too few layers or records): {'; '.join(untested)}."
+        found.append(Statement(DEPTH, text))
     return found
 
 
 def describe_time(main: Similarities) -> list[Statement]:
     """Early steps against late ones, within pairs."""
-    over_steps = statistics.change_over_steps(main)
-    if over_steps is None or np.isnan(over_steps.change.difference.mean):
+    change = statistics.change_over_steps(main)
+    if change is None or np.isnan(change.first):
         return []
-    change, first, last = over_steps.change, int(main.steps[0]), int(main.steps[-1])
-    before = (
-        f"at step {first:,}" if over_steps.until == first else f"up to step {over_steps.until:,}"
-    )
-    after = (
-        f"at step {last:,}" if over_steps.since == last else f"from step {over_steps.since:,} on"
-    )
+    first, last, p_value = int(main.steps[0]), int(main.steps[-1]), change.p_value
+    before = f"at step {first:,}" if change.until == first else f"up to step {change.until:,}"
+    after = f"at step {last:,}" if change.since == last else f"from step {change.since:,} on"
     means = f"{change.first:z.2f} {before}, {change.second:z.2f} {after}"
-    p_value = change.difference.p_value
-    if is_clear(p_value):
-        verb = "rose" if change.difference.mean > 0 else "fell"
-        text = f"Similarity {verb} in training, within pairs: {means} ({p_text(p_value)})."
-        return [Statement(TIME, text, claims=True)]
-    text = f"Over steps, no change beyond chance: {means} ({range_text(change.difference)})."
-    return [Statement(TIME, text)]
+    if is_clear(p_value) and _shown(change.first, change.second) >= statistics.LEAST:
+        verb = "rose" if change.second > change.first else "fell"
+        test = f"{p_text(p_value)}{_of_batches(main)}"
+        text = f"Similarity {verb} in training, within pairs: {means} ({test})."
+        return [Statement(TIME, text, claims=True, p_value=p_value)]
+    what = "not tested (too few independent steps)" if np.isnan(p_value) else "no trend"
+    return [Statement(TIME, f"Over steps, {what}: {means} ({p_text(p_value)}).", p_value=p_value)]
 
 
 def describe_noise(main: Similarities, run: Run) -> list[Statement]:
@@ -558,41 +594,36 @@ def _rule_name(rule: str) -> str:
 
 
 def describe_influence(influence: statistics.Influence) -> list[Statement]:
-    """In short: the strongest help between tasks, and every predicted harm that is clear."""
+    """In short: how many pairs clearly help or harm, and every predicted harm that is clear."""
     labels = task_names.labels(influence.tasks)
-    shares = influence.shares.copy()
-    np.fill_diagonal(shares, np.nan)
-    better = _tasks_that_move(influence, 1)
-    shares[[i for i in range(len(labels)) if i not in better]] = np.nan  # shares of a small number
-    found = []
-    if not np.isnan(shares).all():
-        task, helper = np.unravel_index(int(np.nanargmax(shares)), shares.shape)
-        if shares[task, helper] > 0:
-            text = (
-                f"The largest help from another task: {labels[task]} gets "
-                f"{shares[task, helper]:.0%} of its predicted progress from {labels[helper]}."
-            )
-            found.append(Statement(INFLUENCE, text))
-    harmful = _harmful_pairs(influence)
+    num = len(labels)
+    if np.isnan(influence.p_values[~np.eye(num, dtype=bool)]).all():
+        text = "Whether tasks help or harm each other is not tested: there are too few records."
+        return [Statement(INFLUENCE, text)]
+    helpful, harmful = _clear_pairs(influence, 1), _clear_pairs(influence, -1)
+    text = (
+        f"Of {count(num * (num - 1), 'pair')} of a task and another, {len(helpful)} are clearly "
+        f"predicted to help and {len(harmful)} to harm; the rest cannot be told from nothing."
+    )
+    found = [Statement(INFLUENCE, text)]
+    least = float(np.nanmin(influence.p_values[~np.eye(num, dtype=bool)]))
+    p_value = min(1.0, least * num * (num - 1))
     by_task = {i: [labels[j] for task, j in harmful if task == i] for i, _ in harmful}
     harm = [f"{labels[i]} (by {listed(others, 5)})" for i, others in by_task.items()]
     if harm:
-        text = f"Losses that other tasks are predicted to push up: {listed(harm)}."
-        found.append(Statement(INFLUENCE, text, claims=True))
+        text = f"Losses that other tasks are predicted to raise: {listed(harm)}."
+        found.append(Statement(INFLUENCE, text, claims=True, p_value=p_value))
     worse = [labels[i] for i in _tasks_that_move(influence, -1)]
     if worse:
         text = f"Predicted to get worse by the whole update: {listed(worse)}."
         found.append(Statement(INFLUENCE, text, claims=True))
-    if not harm and not worse:
-        text = "No task is clearly predicted to push another's loss up."
-        found.append(Statement(INFLUENCE, text))
     return found
 
 
 def describe_progress(
     influence: statistics.Influence, names: Mapping[str, str] | None = None
 ) -> list[Statement]:
-    """One sentence per task: where its predicted progress comes from.
+    """One sentence per task that clearly gets better: where its predicted progress comes from.
 
     Args:
         influence: Predicted effects of tasks on each other's losses.
@@ -601,47 +632,43 @@ def describe_progress(
     labels = [(names or {}).get(task, task) for task in influence.tasks]
     if len(set(labels)) < len(labels):  # one language, both ways
         labels = list(influence.tasks)
-    return [Statement(labels[task], text) for task, text in enumerate(_each(influence, labels))]
+    clear = _tasks_that_move(influence, 1)
+    found = [Statement(labels[task], _parts(influence, labels, task)) for task in clear]
+    rest = [label for task, label in enumerate(labels) if task not in clear]
+    if rest:  # shares of a total near 0 would be large and mean nothing
+        text = f"No shares are given where progress is not clear: {listed(rest, 12)}."
+        found.append(Statement("", text))
+    return found
 
 
-def _each(influence: statistics.Influence, labels: list[str]) -> Iterator[str]:
-    harmful = set(_harmful_pairs(influence))
-    better, worse = _tasks_that_move(influence, 1), _tasks_that_move(influence, -1)
-    for task, label in enumerate(labels):
-        shares = influence.shares[task]
-        own_name = influence.tasks[task]
-        name = label if label == own_name else f"{label} ({own_name})"
-        if np.isnan(influence.totals[task]):
-            yield f"{name} was never seen."
-            continue
-        if np.isnan(shares).all():
-            clearly = "is" if task in worse else "is, not beyond chance,"
-            yield f"{name} {clearly} predicted to get worse by the update."
-            continue
-        others = [j for j in np.argsort(-shares) if j != task and shares[j] > _WORTH_NAMING]
-        helpers = [f"{shares[j]:.0%} from {labels[j]}" for j in others[:_MOST_HELPERS]]
-        rest = float(sum(shares[j] for j in others[_MOST_HELPERS:]))
-        helpers += [f"{rest:.0%} from {count(len(others) - _MOST_HELPERS, 'other')}"] * (rest > 0)
-        from_itself = f"{shares[task]:.0%} of its predicted progress from its own data"
-        text = f"{name} gets {listed([from_itself, *helpers])}"
-        against = [j for j in range(len(labels)) if j != task and shares[j] < -_WORTH_NAMING]
-        held = [
-            f"{labels[j]} ({shares[j]:z.0%}{'' if (task, j) in harmful else ', can be chance'})"
-            for j in sorted(against, key=lambda j: shares[j])
-        ]
-        text += f"; held back by {listed(held, 4)}" if held else ""
-        yield text + ("." if task in better else "; this progress itself is not beyond chance.")
+def _parts(influence: statistics.Influence, labels: list[str], task: int) -> str:
+    """Where the predicted progress of a task comes from, in one sentence."""
+    harmful = {other for one, other in _clear_pairs(influence, -1) if one == task}
+    shares, own_name = influence.shares[task], influence.tasks[task]
+    name = labels[task] if labels[task] == own_name else f"{labels[task]} ({own_name})"
+    others = [j for j in np.argsort(-shares) if j != task and shares[j] > _WORTH_NAMING]
+    helpers = [f"{shares[j]:.0%} from {labels[j]}" for j in others[:_MOST_HELPERS]]
+    rest = float(sum(shares[j] for j in others[_MOST_HELPERS:]))
+    helpers += [f"{rest:.0%} from {count(len(others) - _MOST_HELPERS, 'other')}"] * (rest > 0)
+    from_itself = f"{shares[task]:.0%} of its predicted progress from its own data"
+    text = f"{name} gets {listed([from_itself, *helpers])}"
+    against = [j for j in range(len(labels)) if j != task and shares[j] < -_WORTH_NAMING]
+    held = [
+        f"{labels[j]} ({shares[j]:z.0%}{'' if j in harmful else ', can be chance'})"
+        for j in sorted(against, key=lambda j: shares[j])
+    ]
+    return text + (f"; held back by {listed(held, 4)}." if held else ".")
 
 
-def _harmful_pairs(influence: statistics.Influence) -> list[tuple[int, int]]:
-    """Pairs whose predicted harm a test finds, all pairs considered."""
+def _clear_pairs(influence: statistics.Influence, sign: int) -> list[tuple[int, int]]:
+    """Pairs (task, other) whose help (1) or harm (-1) a test finds, all pairs considered."""
     num = len(influence.tasks)
     apart = [(i, j) for i in range(num) for j in range(num) if i != j]
     adjusted = statistics.holm([influence.p_values[pair] for pair in apart])
     return [
         pair
         for pair, p_value in zip(apart, adjusted, strict=True)
-        if is_clear(p_value) and influence.values[pair] < 0
+        if is_clear(p_value) and sign * influence.values[pair] > 0
     ]
 
 
@@ -734,7 +761,12 @@ def _verdict(about: str, comparison: statistics.SimilarityComparison, second: st
     num = len(comparison.tasks)
     text = f"{change.second:z.2f} against {change.first:z.2f}"
     text += f", {range_text(change.difference)}, one seed each"
-    if not is_clear(change.difference.p_value):
+    if np.isnan(change.difference.p_value):
+        return Statement(about, f"Similarity over their {num} tasks, not tested: {text}.")
+    if (
+        not is_clear(change.difference.p_value)
+        or _shown(change.first, change.second) < statistics.LEAST
+    ):
         text = f"Similarity over their {num} tasks, not beyond chance: {text}."
         return Statement(about, text)
     more = "more" if change.difference.mean > 0 else "less"
@@ -758,12 +790,12 @@ def p_text(p_value: float) -> str:
     return f"p = {p_value:.{digits}f}" + ("" if is_clear(p_value) else ", not significant")
 
 
-def range_text(difference: statistics.OverTasks) -> str:
+def range_text(difference: statistics.Estimate) -> str:
     """The interval of a difference, if there is one."""
     low, high = difference.interval
     if np.isnan(low):
-        return "too few tasks for a test"
-    return f"difference {low:+z.2f} to {high:+z.2f} over tasks"
+        return f"too few {difference.over} for a test"
+    return f"difference {low:+z.2f} to {high:+z.2f} over {difference.over}"
 
 
 def count(number: int, noun: str) -> str:
