@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import shutil
 import socket
@@ -19,54 +18,15 @@ from gradvac.lab.recipes.nmt import NmtConfig, Translator, train_translation
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import Display, checkpoint, config
 
-WORDS = ("ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu")
-CONFIG = """
-[data]
-prepared = "data"
-languages = ["xx", "yy"]
-train = "train.{pair}.tsv"
-dev = "dev.{pair}.tsv"
-test = "test.{pair}.tsv"
-max_tokens = 40
-vocabulary = { size = 300, threads = 1, character_coverage = 1.0 }
-[model]
-size = "tiny"
-width = 16
-inner = 16
-heads = 2
-encoder_layers = 1
-decoder_layers = 1
-dropout = 0.0
-[batch]
-tokens = 200
-chunk = 2
-[optimizer]
-lr = 1e-3
-warmup_steps = 2
-eps = 1e-4  # gradients of the keys' biases are 0, and rounding shall not grow to the size of a step
-[validation]
-bleu_sentences = 4
-[train]
-max_steps = 20
-validate_every = 10
-checkpoint_every = 4
-keep = 9
-log_every = 4
-threads = 1
-device = "cpu"
-writers = []
-"""
+from ..faults import tiny
 
-
-def write_corpus(folder: Path) -> None:
-    """Two languages: one says English backwards, one in capitals."""
-    draw = random.Random(1)
-    lines = sorted({" ".join(draw.choices(WORDS, k=draw.randint(3, 5))) for _ in range(320)})
-    draw.shuffle(lines)
-    for split, own in (("test", lines[:12]), ("dev", lines[12:24]), ("train", lines[24:])):
-        for code, turn in (("xx", lambda t: " ".join(t.split()[::-1])), ("yy", str.upper)):
-            rows = [f"{line}\t{turn(line)}\n" for line in own]
-            (folder / f"{split}.en-{code}.tsv").write_text("".join(rows), encoding="utf-8")
+OVERRIDES = (
+    "model.dropout=0.0",
+    "batch.tokens=200",
+    "optimizer.lr=1e-3",
+    "optimizer.eps=1e-4",  # keys' biases have gradients of 0; rounding shall not become a step
+    "validation.bleu_sentences=4",
+)
 
 
 def start(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -86,10 +46,12 @@ def start(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, a config, and a run of one process."""
     folder = tmp_path_factory.mktemp("torchrun")
-    write_corpus(folder)
-    (folder / "tiny.toml").write_text(CONFIG)
+    tiny.write_corpus(folder)
     with contextlib.chdir(folder):
-        settings = config.load(NmtConfig, "tiny.toml")
+        steps = {"max_steps": 20, "validate_every": 10, "checkpoint_every": 4, "keep": 9}
+        Path("base.toml").write_text(config.dump(tiny.settings(log_every=4, **steps)))
+        settings = config.load(NmtConfig, "base.toml", OVERRIDES)
+        Path("tiny.toml").write_text(config.dump(settings))
         train_translation(settings, "one", display=Display(quiet=True))
     return folder
 
