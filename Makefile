@@ -37,7 +37,7 @@ lint: install  ## ruff and mypy
 	$(BIN)/mypy
 
 test: lint  ## lint, type-check, run all tests
-	$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: install  ## what a minute can test: library, rules, names, imports
 	$(BIN)/ruff check .

@@ -46,7 +46,7 @@ WIDTH, WIDE = 100, 400  # of help; of what commands say, which then needs no lin
 SHARED = ("pydantic", "rich.progress", "torch", "torch._dynamo", "transformers", "tokenizers")
 SHARED += ("scipy.stats", "scipy.cluster.hierarchy", "sacrebleu", "sentencepiece", "py3langid")
 SHARED += ("safetensors.torch", "jinja2", "plotly", "matplotlib.pyplot")
-NEEDED = {"helps": ("typer", "rich"), "library": ("torch",)}  # others: SHARED
+NEEDED = {"library": ("torch",)}  # others: SHARED
 
 # --- commands -------------------------------------------------------------------------------------
 
@@ -449,7 +449,10 @@ def sweep() -> dict[str, Any]:
 
 
 def library() -> dict[str, Any]:
-    """Three steps of every rule, granularity and engine on a small transformer in float64."""
+    """Three steps of every rule and granularity on a small transformer in float64.
+
+    By either engine where components are layers; `tests/engine` compares engines everywhere.
+    """
     import gradvac
 
     tasks = ["fr", "hi", "tr"]
@@ -472,7 +475,8 @@ def library() -> dict[str, Any]:
     found: dict[str, Any] = {"names": list(gradvac.__all__)}
     for name, rule in rules.items():
         for granularity in GRANULARITIES[:1] if "," in name or name == "Only" else GRANULARITIES:
-            for engine in ("one_backward", "per_task"):
+            both = granularity == GRANULARITIES[0]
+            for engine in ("one_backward", "per_task") if both else ("one_backward",):
                 key = f"{name} / {granularity} / {engine}"
                 options = {"granularity": granularity, "engine": engine}
                 found[key] = list(steps(tasks, rule, options))

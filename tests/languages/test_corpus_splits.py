@@ -83,7 +83,7 @@ def test_no_leak_where_a_language_says_two_meanings_alike(
     )
     held_out = {line for split in SPLITS for line in corpus.aligned(split)["qaa"]}
     trained = {line for _, line in corpus.pairs("qaa", "train")}
-    pool = {corpus.say(meaning, "qaa") for meaning, _ in corpus._generator._pool}
+    pool = {corpus.say(meaning, "qaa") for meaning, _ in corpus.generator._pool}
     assert held_out & pool  # it does happen
     assert not held_out & trained
 
@@ -106,7 +106,7 @@ def test_novel_sentences_have_combinations_that_no_other_sentence_has(corpus: Co
         for meaning in corpus.meanings(split)
         for pair in combinations(meaning)
     }
-    generator = corpus._generator
+    generator = corpus.generator
     generator.training("qso", 3000)
     known |= {pair for meaning, _ in generator._pool for pair in combinations(meaning)}
     words = {word for pair in known for word in pair}

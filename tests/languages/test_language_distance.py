@@ -58,7 +58,7 @@ def test_distance_rises_from_branch_to_family_to_strangers(corpus: Corpus) -> No
 
 
 def test_cognate_share_is_that_of_the_realised_lexicons(corpus: Corpus) -> None:
-    one, other = (corpus._generator.lexicon(code).stems for code in ("qso", "qsd"))
+    one, other = (corpus.generator.lexicon(code).stems for code in ("qso", "qsd"))
     shared = sum(one[concept].etymon == other[concept].etymon for concept in CONTENT)
     distances = corpus.distances()
     i, j = distances.codes.index("qso"), distances.codes.index("qsd")
@@ -72,7 +72,7 @@ def test_borrowing_makes_strangers_share_words(corpus: Corpus) -> None:
     index = distances.codes.index
     assert distances.cognates[index("qsk"), index("qtu")] > 0.02  # Kelvish borrows from Ulkarin
     assert distances.cognates[index("qso"), index("qtu")] == 0
-    kelvish, ulkarin = (corpus._generator.lexicon(code) for code in ("qsk", "qtu"))
+    kelvish, ulkarin = (corpus.generator.lexicon(code) for code in ("qsk", "qtu"))
     borrowed = [c for c in CONTENT if kelvish.stems[c].etymon == ulkarin.stems[c].etymon]
     assert any(kelvish.cite(c) == ulkarin.cite(c) for c in borrowed)
 

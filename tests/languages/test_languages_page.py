@@ -75,7 +75,7 @@ def glosses(corpus: Corpus) -> str:
 def cognates(corpus: Corpus) -> str:
     """Some words of one family, in sounds, with `*` before those of another origin."""
     codes = corpus.families["Sarvan"]
-    lexicons = [corpus._generator.lexicon(code) for code in codes]
+    lexicons = [corpus.generator.lexicon(code) for code in codes]
     rows = ["| concept | " + " | ".join(corpus.languages[code].name for code in codes) + " |"]
     rows.append("| --- " * (len(codes) + 1) + "|")
     for concept in ("wolf", "boat", "egg", "dog", "city", "tired", "follow", "queen"):

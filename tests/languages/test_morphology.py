@@ -145,7 +145,7 @@ def test_adjectives_and_articles_agree_with_their_noun(corpus: Corpus) -> None:
 
 
 def test_verbs_of_prefixing_languages_agree_in_gender(corpus: Corpus) -> None:
-    lexicon = corpus._generator.lexicon("qnk")
+    lexicon = corpus.generator.lexicon("qnk")
     boat = lexicon.genders["boat"] % 4
     same, other = (
         next(
@@ -189,7 +189,7 @@ def test_harmony_gives_an_affix_two_shapes(corpus: Corpus) -> None:
     back, front = set("аоуы"), set("еиөүә")
     endings = set()
     for verb in ("walk", "sleep", "run", "work", "sing", "wait", "laugh", "dance"):
-        stem = corpus._generator.lexicon("qtb").stems[verb]
+        stem = corpus.generator.lexicon("qtb").stems[verb]
         form = forms(corpus, "qtb", Clause(verb, Thing("man")))[verb]
         ending = {letter for letter in form[-4:] if letter in back | front}
         assert ending <= back or ending <= front, (stem, form)

@@ -89,7 +89,7 @@ def test_every_inherited_word_obeys_every_change(corpus: Corpus) -> None:
     """Against a second implementation, over all inherited words of all languages."""
     changed = 0
     for code in corpus.codes:
-        lexicon = corpus._generator.lexicon(code)
+        lexicon = corpus.generator.lexicon(code)
         rules = [change.text for stage in lexicon.stages for change in stage]
         for concept in CONTENT:
             stem = lexicon.stems[concept]
@@ -104,7 +104,7 @@ def test_every_inherited_word_obeys_every_change(corpus: Corpus) -> None:
 
 def test_every_change_of_the_default_set_happens(corpus: Corpus) -> None:
     for code in corpus.codes:
-        lexicon = corpus._generator.lexicon(code)
+        lexicon = corpus.generator.lexicon(code)
         words = [lexicon.stems[c].shape for c in CONTENT if lexicon.stems[c].stage == 0]
         for change in lexicon.changes(0):
             after = [change.apply(word) for word in words]
@@ -114,8 +114,8 @@ def test_every_change_of_the_default_set_happens(corpus: Corpus) -> None:
 
 def test_palatalisation_has_no_exception_in_the_coastal_branch(corpus: Corpus) -> None:
     """Where the ancestor had k or g before i or e, Ostrel has č or ž, and nowhere k or g."""
-    lexicon = corpus._generator.lexicon("qso")
-    inland = corpus._generator.lexicon("qsd")
+    lexicon = corpus.generator.lexicon("qso")
+    inland = corpus.generator.lexicon("qsd")
     examples = 0
     for concept in CONTENT:
         stem = lexicon.stems[concept]
@@ -153,7 +153,7 @@ def test_changes_run_over_whole_words_so_stems_alternate(corpus: Corpus) -> None
 
 def test_words_of_a_language_are_all_different(corpus: Corpus) -> None:
     for code in corpus.codes:
-        lexicon = corpus._generator.lexicon(code)
+        lexicon = corpus.generator.lexicon(code)
         cited = [lexicon.cite(concept) for concept in CONTENT]
         assert len(set(cited)) == len(cited)
         assert "" not in cited

@@ -193,6 +193,7 @@ class Corpus:
     Attributes:
         tree: The family tree it is drawn from.
         languages: Code to language, for the languages selected from the tree.
+        generator: What says its sentences, with the words of every language.
 
     Example:
         >>> corpus = default_corpus().select(["qso", "qsm"]).resize({"qso": 100})
@@ -203,7 +204,7 @@ class Corpus:
 
     tree: Tree
     languages: Mapping[str, Language]
-    _generator: Generator = field(repr=False, compare=False)
+    generator: Generator = field(repr=False, compare=False)
 
     @classmethod
     def from_toml(cls, path: str | Path, *, seed: int | None = None) -> Corpus:
@@ -244,7 +245,7 @@ class Corpus:
             codes: Codes of the languages to keep, in the order wanted.
         """
         kept = {code: self.languages[self._known(code)] for code in codes}
-        return Corpus(self.tree, MappingProxyType(kept), self._generator)
+        return Corpus(self.tree, MappingProxyType(kept), self.generator)
 
     def resize(self, train: Mapping[str, int]) -> Corpus:
         """Change the number of training pairs of some languages.
@@ -261,7 +262,7 @@ class Corpus:
                 raise ValueError(f"train[{code!r}] = {num_pairs}: give a number of pairs from 0 up")
             level = resource_level(num_pairs, self.tree.thresholds)
             languages[code] = replace(language, train=num_pairs, resource_level=level)
-        return Corpus(self.tree, MappingProxyType(languages), self._generator)
+        return Corpus(self.tree, MappingProxyType(languages), self.generator)
 
     def pairs(self, code: str, split: Split | Literal["train"]) -> list[tuple[str, str]]:
         """Sentence pairs (English, language).
@@ -272,7 +273,7 @@ class Corpus:
         """
         language = self.languages[self._known(code)]
         if split == "train":
-            return self._generator.training(code, language.train)
+            return self.generator.training(code, language.train)
         lines = self._lines(split, PIVOT), self._lines(split, code)
         return list(zip(*lines, strict=True))
 
@@ -289,10 +290,10 @@ class Corpus:
         """
         language = self.languages[self._known(code)]
         if split == "train":
-            said: Sequence[Sentence] = self._generator.training_meanings(code, language.train)
+            said: Sequence[Sentence] = self.generator.training_meanings(code, language.train)
         else:
             said = self.meanings(split)
-        return [self._generator.say(meaning, code) for meaning in said]
+        return [self.generator.say(meaning, code) for meaning in said]
 
     def words(self, meaning: Sentence, code: str) -> list[Word]:
         """Put a meaning into words, each with the concept it stands for.
@@ -301,7 +302,7 @@ class Corpus:
             meaning: What to say.
             code: Code of a language, or "en".
         """
-        return self._generator.say(meaning, code if code == PIVOT else self._known(code))
+        return self.generator.say(meaning, code if code == PIVOT else self._known(code))
 
     def say(self, meaning: Sentence, code: str) -> str:
         """Put a meaning into a line of text; see `words`."""
@@ -309,11 +310,11 @@ class Corpus:
 
     def meanings(self, split: Split) -> tuple[Sentence, ...]:
         """The meanings of an aligned split, line by line."""
-        return tuple(self._generator.held_out[self._split(split)])
+        return tuple(self.generator.held_out[self._split(split)])
 
     @cached_property
     def _distances(self) -> Distances:
-        lexicons = {code: self._generator.lexicon(code) for code in self.languages}
+        lexicons = {code: self.generator.lexicon(code) for code in self.languages}
         grammars = {code: language.grammar for code, language in self.languages.items()}
         return measure_distances(self.codes, lexicons, grammars)
 
@@ -322,7 +323,7 @@ class Corpus:
         return self._distances
 
     def _lines(self, split: Split, code: str) -> tuple[str, ...]:
-        return self._generator.aligned(self._split(split), code)
+        return self.generator.aligned(self._split(split), code)
 
     def _split(self, split: Split) -> Split:
         if split not in SPLITS:
