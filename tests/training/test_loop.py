@@ -231,9 +231,9 @@ def test_a_graph_that_cannot_be_is_refused(
     tmp_path: Path, settings: Settings, run_toy: RunToy
 ) -> None:
     with pytest.raises(
-        ValueError, match=r"train\.graph = true needs a GPU, one process and batches"
+        ValueError, match=r"train\.cuda_graph = true needs a GPU, one process and batches"
     ):
-        run_toy(settings(train={"graph": True, "device": "cpu"}), tmp_path)
+        run_toy(settings(train={"cuda_graph": True, "device": "cpu"}), tmp_path)
 
 
 def test_training_lowers_the_loss(tmp_path: Path, settings: Settings, run_toy: RunToy) -> None:
