@@ -6,7 +6,7 @@
 The run is exported as a Pegasus model. Both translate the same lines, sorted by length; `generate`
 in batches of several sizes, with and without cuDNN's attention (which plans anew for every length
 of the text), of which the best counts. On a GPU both have weights in bf16, and ours is timed with
-steps recorded as CUDA graphs too (`decoding.graph`). Equality
+steps recorded as CUDA graphs too (`decoding.cuda_graph`). Equality
 is looked at twice: in float32 without length penalty and with the same limit for every sentence,
 where both searches are the same, and as timed, where both are scored by BLEU.
 """
@@ -190,7 +190,7 @@ def compare(
         pegasus, exact, few, to, batch=arguments.batches[0], beams=beams, p=0.0, limited=True
     )
     equal = same(exact.translate(few, to), theirs)
-    as_written = [*chosen, "decoding.graph=false"]
+    as_written = [*chosen, "decoding.cuda_graph=false"]
     translator = Translator.from_run(run, weights=weights, overrides=as_written)
     work = partial(translator.translate, sources, to)
     _, first = timed(work)
@@ -198,7 +198,7 @@ def compare(
     recorded, recorded_seconds = {}, float("nan")
     if torch.cuda.is_available():
         pegasus = pegasus.bfloat16()
-        graphs = [*chosen, "decoding.graph=true"]
+        graphs = [*chosen, "decoding.cuda_graph=true"]
         with_graphs = Translator.from_run(run, weights=weights, overrides=graphs)
         work = partial(with_graphs.translate, sources, to)
         _, first_recorded = timed(work)

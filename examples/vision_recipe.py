@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from gradvac.lab.recipes import Recipe, register_recipe
 from gradvac.lab.recipes.common.batches import RowBatch, stream_rows
-from gradvac.lab.recipes.common.measuring import MeasuredSet, measure_run
 from gradvac.lab.recipes.common.scoring import Scorer, TaskResult, compare_labels, score_run
+from gradvac.lab.recipes.common.similarity import MeasuredSet, measure_run
 from gradvac.lab.training import RunConfig, Section, StepLosses, checkpoint, seed_everything, train
 
 TASKS, SPLITS = ["upright", "turned"], ["train", "dev", "test"]
@@ -78,8 +78,8 @@ def losses_of(model: nn.Module, batch: DigitBatch) -> tuple[Tensor, list[int]]:
     ), batch.tasks
 
 
-class VisionTraining:
-    """What the training loop asks for: `gradvac.lab.training.recipe` says more."""
+class VisionWorkload:
+    """What the training loop asks for: `gradvac.lab.training.workload` says more."""
 
     tasks, resource_levels = TASKS, {"upright": "high", "turned": "low"}
 
@@ -109,7 +109,7 @@ class VisionTraining:
 
 def train_vision(settings: VisionConfig, run: Path) -> Any:
     seed_everything(settings.train.seed)
-    return train(VisionTraining(settings), settings, run)
+    return train(VisionWorkload(settings), settings, run)
 
 
 def open_scorer(

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from gradvac.analysis import load_similarities, read_record
 from gradvac.lab.recipes.nmt import NmtConfig, prepare_corpus, score_translation, train_translation
-from gradvac.lab.recipes.nmt.similarity import measure_translation
+from gradvac.lab.recipes.nmt.recipe import measure_translation
 from gradvac.lab.runs import PREPARED_METADATA, RunFolder
 from gradvac.lab.training import Display, checkpoint, config
 

@@ -53,7 +53,7 @@ def test_aligned_lines_say_the_same_meaning(corpus: Corpus) -> None:
     lines = corpus.aligned("eval")
     for row, meaning in enumerate(corpus.meanings("eval")):
         for code in ("en", "qsd", "qpl"):
-            assert lines[code][row] == corpus.say(meaning, code)
+            assert lines[code][row] == corpus.render(meaning, code)
     assert corpus.pairs("qsd", "eval") == list(zip(lines["en"], lines["qsd"], strict=True))
 
 
@@ -83,7 +83,7 @@ def test_no_leak_where_a_language_says_two_meanings_alike(
     )
     held_out = {line for split in SPLITS for line in corpus.aligned(split)["qaa"]}
     trained = {line for _, line in corpus.pairs("qaa", "train")}
-    pool = {corpus.say(meaning, "qaa") for meaning, _ in corpus.generator._pool}
+    pool = {corpus.render(meaning, "qaa") for meaning, _ in corpus.generator._pool}
     assert held_out & pool  # it does happen
     assert not held_out & trained
 
@@ -112,7 +112,7 @@ def test_novel_sentences_have_combinations_that_no_other_sentence_has(corpus: Co
     words = {word for pair in known for word in pair}
     for meaning in corpus.meanings("novel"):
         new = [pair for pair in combinations(meaning) if pair not in known]
-        assert new, corpus.say(meaning, "en")
+        assert new, corpus.render(meaning, "en")
     parts = {w for m in corpus.meanings("novel") for pair in combinations(m) for w in pair}
     assert parts <= words  # each part is known, only together they are new
 

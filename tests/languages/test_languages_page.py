@@ -58,7 +58,7 @@ def languages(corpus: Corpus) -> str:
 
 def sentences(corpus: Corpus) -> str:
     """One meaning in all languages."""
-    lines = [f"{code:4}{corpus.say(FISHERMAN, code)}" for code in ("en", *corpus.codes)]
+    lines = [f"{code:4}{corpus.render(FISHERMAN, code)}" for code in ("en", *corpus.codes)]
     return "\n".join(("```text", *lines, "```"))
 
 
@@ -67,7 +67,7 @@ def glosses(corpus: Corpus) -> str:
     lines = ["```text"]
     for code in GLOSSED:
         words = corpus.words(FISHERMAN, code)
-        lines.append(f"{corpus.languages[code].name}: {corpus.say(FISHERMAN, code)}")
+        lines.append(f"{corpus.languages[code].name}: {corpus.render(FISHERMAN, code)}")
         lines.append("    " + " ".join(f"{word.form}={word.concept}" for word in words))
     return "\n".join((*lines, "```"))
 

@@ -223,7 +223,7 @@ def test_young_stems_take_affixes_that_went_through_the_old_changes() -> None:
 def test_definiteness_is_told_in_every_language(corpus: Corpus) -> None:
     for code in corpus.codes:
         texts = {
-            corpus.say(Sentence(see(Thing("man"), Thing("dog", definite=definite))), code)
+            corpus.render(Sentence(see(Thing("man"), Thing("dog", definite=definite))), code)
             for definite in (True, False)
         }
         assert len(texts) == 2, code

@@ -109,14 +109,14 @@ def test_colour_stands_nearest_to_the_noun_on_either_side(corpus: Corpus) -> Non
 
 
 def test_pivot_reads_like_english(corpus: Corpus) -> None:
-    assert corpus.say(GIVING, "en") == (
+    assert corpus.render(GIVING, "en") == (
         "the old fisherman did not give three red boats to the widow's king near the river "
         "yesterday"
     )
-    assert corpus.say(NESTED, "en") == (
+    assert corpus.render(NESTED, "en") == (
         "the queen said that i sleep because the wolf that bit the dog saw the boat"
     )
-    assert corpus.say(ASKING, "en") == "is mira's house old"
+    assert corpus.render(ASKING, "en") == "is mira's house old"
 
 
 @pytest.mark.parametrize(
@@ -174,4 +174,4 @@ def test_pivot_reads_like_english(corpus: Corpus) -> None:
     ],
 )
 def test_pivot_forms(corpus: Corpus, clause: Clause, english: str) -> None:
-    assert corpus.say(Sentence(clause), "en") == english
+    assert corpus.render(Sentence(clause), "en") == english

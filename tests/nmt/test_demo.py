@@ -85,7 +85,7 @@ def test_commands_to_go_on_with_run_in_any_shell(monkeypatch: pytest.MonkeyPatch
 
 
 def fail(display: Display) -> None:
-    display.say("so far so good")
+    display.show_message("so far so good")
     raise ValueError("no such thing")
 
 
@@ -103,7 +103,7 @@ def test_jobs_side_by_side_tell_how_they_ended() -> None:
 
 
 def sleep(display: Display) -> None:
-    display.say("asleep")
+    display.show_message("asleep")
     time.sleep(60)
 
 
@@ -129,8 +129,8 @@ def test_a_job_that_nobody_hears_stops_itself() -> None:
     here.close()
     display = _RemoteDisplay(there)
     with StopSignals() as signals:
-        display.say("hello?")
-        display.say("hello?")  # a second signal would end it at once, unsaved
+        display.show_message("hello?")
+        display.show_message("hello?")  # a second signal would end it at once, unsaved
     assert signals.received == "SIGTERM"
 
 

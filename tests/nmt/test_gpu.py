@@ -154,11 +154,11 @@ def test_trains_and_translates(
             "precision": "bf16",
             "max_steps": 400,
             "validate_every": 200,
-            "graph": graph,
+            "cuda_graph": graph,
         },
         validation={"bleu_sentences": 20},  # a search between two replayed steps
         data={"limit": {}, "vocabulary": {"size": 400, "threads": 1}},
-        decoding={"beams": 2, "graph": graph},
+        decoding={"beams": 2, "cuda_graph": graph},
     )
     train_translation(config, tmp_path / "run", display=quiet)
     translator = Translator.from_run(tmp_path / "run", device="cuda")

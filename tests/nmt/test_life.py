@@ -136,7 +136,7 @@ def test_schedules_that_cannot_work_are_told_before(
 
 
 def test_any_file_is_scored_as_a_set_is(toy_run: Path, tmp_path: Path) -> None:
-    scores = score_translation(toy_run, overrides=["decoding.beams=3", "decoding.graph=false"])
+    scores = score_translation(toy_run, overrides=["decoding.beams=3", "decoding.cuda_graph=false"])
     notes = [one.note for one in scores.by_metric()]
     assert all(note.startswith("test set, best weights, decoding.beams = 3; ") for note in notes)
     whole = score_translation(toy_run).by_task["en-yy"]

@@ -12,15 +12,15 @@ import torch
 
 from gradvac.analysis.record import read_record
 from gradvac.lab.messages import log_to
-from gradvac.lab.recipes.nmt import NmtConfig, TranslationRecipe, open_corpus, train_translation
+from gradvac.lab.recipes.nmt import NmtConfig, TranslationWorkload, open_corpus, train_translation
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import Display, checkpoint
 
 Build = Callable[..., NmtConfig]
 
 
-def build_recipe(config: NmtConfig) -> TranslationRecipe:
-    return TranslationRecipe(config, open_corpus(config.data))
+def build_recipe(config: NmtConfig) -> TranslationWorkload:
+    return TranslationWorkload(config, open_corpus(config.data))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_directions_share_one_preparation(
     config = toy_config(data=changes)
     log: list[str] = []
     with log_to(log.append):
-        recipe = TranslationRecipe(config, open_corpus(config.data))
+        recipe = TranslationWorkload(config, open_corpus(config.data))
     assert log == []
     assert recipe.tasks == tasks
     batch = next(recipe.batches())
@@ -161,7 +161,7 @@ def test_a_continued_run_is_the_uninterrupted_one(
             batch=batch,
             optimizer={"schedule": "constant", "accumulation": 2},
             align={"rule": "gradvac", "vaccinated": "low"},
-            decoding={"graph": max_steps == 6},  # changes nothing, as it may have
+            decoding={"cuda_graph": max_steps == 6},  # changes nothing, as it may have
         )
 
     train_translation(config(11), tmp_path / "whole", display=quiet)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradvac.lab.recipes.nmt import Batch, NmtConfig
 from gradvac.lab.recipes.nmt.preparation import open_corpus
-from gradvac.lab.recipes.nmt.recipe import TranslationRecipe
+from gradvac.lab.recipes.nmt.recipe import TranslationWorkload
 from gradvac.lab.training import seed_everything
 from gradvac.lab.training.distributed import Job
 from gradvac.lab.training.environment import random_state, restore_random_state
@@ -70,7 +70,7 @@ class Snapshot:
 def make_state(config: NmtConfig) -> RunState[Batch]:
     prepared = open_corpus(config.data)
     seed_everything(0)
-    return RunState(TranslationRecipe(config, prepared), config, Job())
+    return RunState(TranslationWorkload(config, prepared), config, Job())
 
 
 def take(state: RunState[Batch], step: Take, batch: Batch, lr: float) -> Done:
@@ -256,6 +256,6 @@ def test_what_cannot_be_recorded_goes_on_as_it_is_written(
     def record(state: RunState[Batch]) -> Take:
         return GraphStep(Waits(config, state), state.device)
 
-    with pytest.warns(UserWarning, match=r"train\.graph: .*CUDA graph"):
+    with pytest.warns(UserWarning, match=r"train\.cuda_graph: .*CUDA graph"):
         follow(config, record, 7, 0.02)
     assert len(caplog.messages) == 1

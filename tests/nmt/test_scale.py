@@ -10,13 +10,9 @@ import pytest
 
 from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.common.readers import Problem
-from gradvac.lab.recipes.nmt import NmtConfig, TranslationRecipe, prepare_corpus, tokens, workers
-from gradvac.lab.recipes.nmt.cleaning import (
-    CleaningConfig,
-    Report,
-    SeenFingerprints,
-    clean_pairs,
-)
+from gradvac.lab.recipes.nmt import NmtConfig, TranslationWorkload, prepare_corpus, tokens, workers
+from gradvac.lab.recipes.nmt.cleaning import CleaningConfig, Report, clean_pairs
+from gradvac.lab.recipes.nmt.fingerprints import SeenFingerprints
 from gradvac.lab.recipes.nmt.readers import Line
 from gradvac.lab.recipes.nmt.workers import chunks, ordered_map
 
@@ -84,11 +80,16 @@ def test_a_cluster_prepares_the_same_files(
     monkeypatch.setattr(workers, "LINES_AT_ONCE", 200)
     monkeypatch.setattr(workers, "_ALONE", 2)
     signatures, found = [], []
-    for engine in ("processes", "ray"):
-        data = {"limit": {}, "engine": engine, "processes": 1, "prepared": str(tmp_path / engine)}
+    for backend in ("processes", "ray"):
+        data = {
+            "limit": {},
+            "backend": backend,
+            "processes": 1,
+            "prepared": str(tmp_path / backend),
+        }
         prepared = prepare_corpus(toy_config(data=data).data)
         signatures.append(prepared.signature)
-        files = sorted((tmp_path / engine / "tokens").glob("*.bin"))
+        files = sorted((tmp_path / backend / "tokens").glob("*.bin"))
         found.append({path.name: path.read_bytes() for path in files})
     assert signatures[0] == signatures[1]
     assert found[0] == found[1]
@@ -129,7 +130,7 @@ def test_nothing_is_opened_before_it_is_needed(
 ) -> None:
     monkeypatch.setattr(tokens, "PAIRS_PER_SHARD", 40)
     settings = toy_config(data={"limit": {}})
-    recipe = TranslationRecipe(settings, prepare_corpus(settings.data))
+    recipe = TranslationWorkload(settings, prepare_corpus(settings.data))
     sources, _ = recipe.prepared.task_tokens("train", "en-xx")
     assert len(sources._paths) > 50
     assert not sources._files

@@ -138,6 +138,17 @@ def test_a_file_is_no_run(toy_config: Callable[..., NmtConfig], tmp_path: Path) 
 
 def test_steps_are_recorded_unless_asked_not_to_be(toy_config: Callable[..., NmtConfig]) -> None:
     """Translation's own default; other recipes would pay for batches of one size."""
-    assert toy_config().train.graph == "auto"
-    assert toy_config(train={"graph": False}).train.graph is False
-    assert RunConfig().train.graph is False
+    assert toy_config().train.cuda_graph == "auto"
+    assert toy_config(train={"cuda_graph": False}).train.cuda_graph is False
+    assert RunConfig().train.cuda_graph is False
+
+
+def test_keys_of_older_runs_keep_their_meaning(tmp_path: Path) -> None:
+    (tmp_path / "old.toml").write_text(
+        '[data]\nprepared = "p"\nlanguages = ["fr"]\ntrain = "t"\ndev = "d"\nengine = "ray"\n'
+        "[train]\ngraph = false\n[decoding]\ngraph = false\n"
+    )
+    settings = config.load(NmtConfig, tmp_path / "old.toml", ["decoding.cuda_graph=true"])
+    assert settings.data.backend == "ray"
+    assert settings.train.cuda_graph is False
+    assert settings.decoding.cuda_graph is True

@@ -14,14 +14,15 @@ import torch
 from rich.console import Console
 
 from gradvac.analysis import load_similarities
+from gradvac.lab.recipes.common.similarity import summary
 from gradvac.lab.recipes.nmt import NmtConfig, PreparedCorpus, prepare_corpus, train_translation
 from gradvac.lab.recipes.nmt.batches import make_batch
-from gradvac.lab.recipes.nmt.similarity import aligned_lines, measure_translation
+from gradvac.lab.recipes.nmt.preparation import aligned_lines
+from gradvac.lab.recipes.nmt.recipe import measure_translation
 from gradvac.lab.recipes.nmt.stream import TaskData
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.manifest import write_manifest
 from gradvac.lab.training import CheckpointError, Display, checkpoint
-from gradvac.lab.training.measuring import summary
 
 from ..shown import Shown
 from .conftest import make_config

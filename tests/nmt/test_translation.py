@@ -9,7 +9,7 @@ import pytest
 import sacrebleu
 
 from gradvac.lab.recipes.nmt import Translator, score_translation
-from gradvac.lab.recipes.nmt.similarity import measure_translation
+from gradvac.lab.recipes.nmt.recipe import measure_translation
 from gradvac.lab.runs import RunFolder, read_scores
 
 

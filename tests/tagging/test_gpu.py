@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gradvac.lab.recipes.tagging import TaggingConfig, TaggingRecipe, prepare_sentences
+from gradvac.lab.recipes.tagging import TaggingConfig, TaggingWorkload, prepare_sentences
 from gradvac.lab.recipes.tagging.tagger import TagBatch
 from gradvac.lab.training import seed_everything
 from gradvac.lab.training.distributed import Job
@@ -19,7 +19,7 @@ from ..nmt.test_recorded_steps import follow
 
 def make_state(config: TaggingConfig) -> RunState[TagBatch]:
     seed_everything(0)
-    recipe = TaggingRecipe(config, prepare_sentences(config))
+    recipe = TaggingWorkload(config, prepare_sentences(config))
     return RunState(recipe, config, Job())
 
 

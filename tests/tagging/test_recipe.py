@@ -20,7 +20,7 @@ from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.tagging import (
     Tagger,
     TaggingConfig,
-    TaggingRecipe,
+    TaggingWorkload,
     prepare_sentences,
     score_tagging,
     train_tagging,
@@ -58,7 +58,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, settings_in: Settings) -> 
 def test_the_loss_is_the_models_own(settings: Settings) -> None:
     """Rows that are summed and divided by words are the loss that Hugging Face computes."""
     config = settings()
-    recipe = TaggingRecipe(config, prepare_sentences(config))
+    recipe = TaggingWorkload(config, prepare_sentences(config))
     recipe.model.eval()
     batch = next(recipe.batches())
     theirs = recipe.model(
@@ -71,7 +71,7 @@ def test_the_loss_is_the_models_own(settings: Settings) -> None:
 
 def test_batches_mix_languages_and_see_every_sentence(settings: Settings) -> None:
     config = settings(sampling={"temperature": 1.0})
-    recipe = TaggingRecipe(config, prepare_sentences(config))
+    recipe = TaggingWorkload(config, prepare_sentences(config))
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for batch in islice(recipe.batches(), 45):  # three passes, so that every one is through
         assert batch.tasks == sorted(batch.tasks)
@@ -92,7 +92,7 @@ def test_batches_mix_languages_and_see_every_sentence(settings: Settings) -> Non
 def test_slots_give_every_process_few_tasks(settings: Settings, size: int) -> None:
     """Four slots: one for each of four processes, two for two; parts and state of whole batches."""
     config = settings(sampling={"slots": 4}, batch={"rows": 12, "epochs": 0.0})
-    recipe = TaggingRecipe(config, prepare_sentences(config))
+    recipe = TaggingWorkload(config, prepare_sentences(config))
     whole, parts = recipe.batches(), [recipe.batches(BatchSlice(n, size)) for n in range(size)]
     for _ in range(6):
         batch, own = next(whole), [next(part) for part in parts]
@@ -107,7 +107,7 @@ def test_slots_give_every_process_few_tasks(settings: Settings, size: int) -> No
 
 def test_more_slots_than_rows_are_refused(settings: Settings) -> None:
     config = settings(sampling={"slots": 13}, batch={"rows": 12, "epochs": 0.0})
-    recipe = TaggingRecipe(config, prepare_sentences(config))
+    recipe = TaggingWorkload(config, prepare_sentences(config))
     with pytest.raises(ValueError, match=r"sampling\.slots = 13 .*batch\.rows = 12"):
         recipe.batches()
 
@@ -118,7 +118,7 @@ def test_batches_of_one_size_train_alike(settings: Settings, tmp_path: Path, sho
     runs = {}
     for fixed in (True, False):
         config = settings(model=model, batch={"rows": 12, "epochs": 0.0, "fixed": fixed})
-        recipe = TaggingRecipe(config, prepare_sentences(config))
+        recipe = TaggingWorkload(config, prepare_sentences(config))
         batches = list(islice(recipe.batches(), 5))
         if fixed:
             shapes = {(tuple(batch.tokens.shape), batch.static_shape) for batch in batches}
@@ -136,7 +136,7 @@ def test_batches_of_one_size_train_alike(settings: Settings, tmp_path: Path, sho
 
 def test_batches_of_one_size_are_for_one_process(settings: Settings) -> None:
     config = settings(batch={"rows": 12, "epochs": 0.0, "fixed": True})
-    recipe = TaggingRecipe(config, prepare_sentences(config))
+    recipe = TaggingWorkload(config, prepare_sentences(config))
     with pytest.raises(ValueError, match=r"batch\.fixed.*2 train"):
         recipe.batches(BatchSlice(0, 2))
 
@@ -171,7 +171,7 @@ def test_resume_is_exact(
             raise CrashError
 
     seed_everything(config.train.seed)
-    recipe = TaggingRecipe(config, prepare_sentences(config))
+    recipe = TaggingWorkload(config, prepare_sentences(config))
     with pytest.raises(CrashError):
         train(recipe, config, tmp_path / "parts", watch=crash)
     train_tagging(config, tmp_path / "parts")
@@ -195,7 +195,7 @@ def test_resume_is_exact(
 
 def test_both_engines_give_the_same_gradients(settings: Settings) -> None:
     config = settings(model=settings().model.model_dump() | {"dropout": 0.0})
-    recipe = TaggingRecipe(config, prepare_sentences(config))
+    recipe = TaggingWorkload(config, prepare_sentences(config))
     model = recipe.model.double()
     batch = next(recipe.batches())
     gradients = []
@@ -285,7 +285,7 @@ def test_similarity_is_that_of_plain_gradients(trained: Path, tmp_path: Path) ->
         tmp_path / "run", split="test", weights=["last"], granularities=["whole_model"]
     )
     config = load_config(TaggingConfig, trained / "config.toml")
-    recipe = TaggingRecipe(config, prepare_sentences(config))
+    recipe = TaggingWorkload(config, prepare_sentences(config))
     recipe.model.load_state_dict(checkpoint.weights(trained, "last"))
     recipe.model.eval()
     gradients = []

@@ -265,7 +265,7 @@ def refusals(folder: Path) -> Found:
         "seeds": run(2, folder / "seeds", lambda rank: settings(train={"seed": rank})),
         "settings": run(2, folder / "other", settings(optimizer={"lr": 2e-2})),
         "statistics": run(2, folder / "statistics", settings(), recipe=broken),
-        "graph": run(2, folder / "graph", settings(train={"graph": True})),
+        "graph": run(2, folder / "graph", settings(train={"cuda_graph": True})),
     }
 
 

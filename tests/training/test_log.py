@@ -57,13 +57,13 @@ def test_lock_is_between_processes_and_dies_with_its_owner(tmp_path: Path) -> No
 
 def test_config_in_the_folder_is_the_run_s(tmp_path: Path) -> None:
     with open_log(tmp_path, seed=4) as log:
-        log.begin(step=0, metrics_bytes=0)
+        log.start_writing(step=0, metrics_bytes=0)
     assert config.load(RunConfig, tmp_path / "config.toml").train.seed == 4
 
 
 def test_records_are_visible_at_once_and_valid_json(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
-        log.begin(step=0, metrics_bytes=0)
+        log.start_writing(step=0, metrics_bytes=0)
         log.write(1, {"a": 1.5, "b": math.nan, "c": math.inf})
         text = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
         assert "NaN" not in text
@@ -73,19 +73,19 @@ def test_records_are_visible_at_once_and_valid_json(tmp_path: Path) -> None:
 
 def test_records_beyond_the_checkpoint_are_removed(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
-        log.begin(step=0, metrics_bytes=0)
+        log.start_writing(step=0, metrics_bytes=0)
         log.write(1, {"a": 1.0})
         position = log.position()
         log.write(2, {"a": 2.0})
     with open_log(tmp_path) as log:
-        log.begin(step=1, metrics_bytes=position)
+        log.start_writing(step=1, metrics_bytes=position)
         log.write(2, {"a": 3.0})
     assert [record["a"] for record in RunFolder(tmp_path).read_metrics()] == [1.0, 3.0]
 
 
 def test_lost_records_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with open_log(tmp_path) as log:
-        log.begin(step=9, metrics_bytes=1000)
+        log.start_writing(step=9, metrics_bytes=1000)
         log.write(10, {"a": 1.0})
     assert "shorter than it was" in caplog.messages[0]
     assert RunFolder(tmp_path).read_metrics() == [{"step": 10, "a": 1.0}]
@@ -93,7 +93,7 @@ def test_lost_records_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
-        log.begin(step=0, metrics_bytes=0)
+        log.start_writing(step=0, metrics_bytes=0)
         log.write(1, {"a": 1.0})
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (30, before[1]))
@@ -109,11 +109,11 @@ def test_tensorboard_gets_scalars(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with open_log(tmp_path, writers=["tensorboard"]) as log:
-        log.begin(step=0, metrics_bytes=0)
+        log.start_writing(step=0, metrics_bytes=0)
         for step in (1, 2, 3):
             log.write(step, {"train/loss": float(step)})
     with open_log(tmp_path, writers=["tensorboard"]) as log:  # continued from step 1
-        log.begin(step=1, metrics_bytes=0)
+        log.start_writing(step=1, metrics_bytes=0)
         log.write(2, {"train/loss": 20.0})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
@@ -128,14 +128,14 @@ def test_missing_tensorboard_is_logged_and_missing_wandb_an_error(
     for name in ("torch.utils.tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
     with RunLog(tmp_path, RunConfig()) as log:
-        log.begin(step=0, metrics_bytes=0)
+        log.start_writing(step=0, metrics_bytes=0)
         log.write(1, {"a": 1.0})
     assert "TensorBoard is not installed" in caplog.messages[0]
     with (
         open_log(tmp_path, writers=["wandb"]) as log,
         pytest.raises(ValueError, match=r"train\.writers: 'wandb'"),
     ):
-        log.begin(step=0, metrics_bytes=0)
+        log.start_writing(step=0, metrics_bytes=0)
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
@@ -150,7 +150,7 @@ def test_trackers_keep_one_page_per_run(
     monkeypatch.setitem(sys.modules, name, module)
     for _ in range(2):
         with open_log(tmp_path, writers=[name], project="mine") as log:
-            log.begin(step=0, metrics_bytes=0)
+            log.start_writing(step=0, metrics_bytes=0)
             log.write(1, {"a": 1.0})
     assert [call for call, _ in calls] == ["init", "log", "finish"] * 2
     first, second = calls[0][1], calls[3][1]
@@ -172,7 +172,7 @@ def test_speed_and_time_left_are_shown(terminal: bool) -> None:
         display.open(0, 100)
         display.advance(10)
         display.show(10, VALUES, seconds_left=3 * 3600 + 61)
-        display.say("a [message] with brackets")
+        display.show_message("a [message] with brackets")
     text = file.getvalue()
     for part in ("10/100", "loss 1.2346", "12,346 tokens/s", "3:01:01 left"):
         assert part in text
@@ -187,7 +187,7 @@ def test_quiet_shows_messages_only() -> None:
         display.advance(1)
         display.show(1, VALUES, seconds_left=1.0)
         assert file.getvalue() == ""
-        display.say("something")
+        display.show_message("something")
     assert "something" in file.getvalue()
 
 

@@ -230,8 +230,8 @@ def test_no_rule_is_joint_training_without_task_gradients(
 def test_a_graph_that_cannot_be_is_refused(
     tmp_path: Path, settings: Settings, run_toy: RunToy
 ) -> None:
-    with pytest.raises(ValueError, match=r"train\.graph .*GPU"):
-        run_toy(settings(train={"graph": True, "device": "cpu"}), tmp_path)
+    with pytest.raises(ValueError, match=r"train\.cuda_graph .*GPU"):
+        run_toy(settings(train={"cuda_graph": True, "device": "cpu"}), tmp_path)
 
 
 def test_training_lowers_the_loss(tmp_path: Path, settings: Settings, run_toy: RunToy) -> None:

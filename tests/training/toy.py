@@ -85,7 +85,7 @@ class ToyStream:
 
 
 class ToyRecipe:
-    """Conforms to `TrainingRecipe`.
+    """Conforms to `Workload`.
 
     Args:
         settings: The config.

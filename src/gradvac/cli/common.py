@@ -40,8 +40,6 @@ def tolerate_terminal() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-GENEALOGY = "genealogy"
-
 Source = Annotated[
     str, typer.Argument(help="A TOML file, the name of one in configs/, or a run folder.")
 ]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gradvac.cli.common import GENEALOGY, Distances, Families, Runs, needs
+from gradvac.cli.common import Distances, Families, Runs, needs
 from gradvac.hints import nearest
 
 
@@ -25,7 +25,7 @@ def figures(
         list[str] | None,
         typer.Option("--pair", help="Two tasks to follow over steps, as in en-fr,en-es."),
     ] = None,
-    distances: Distances = GENEALOGY,
+    distances: Distances = "genealogy",
     families: Families = None,
 ) -> None:
     """Draw the paper's figures for some runs, and say what the missing ones would need."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradvac.cli.common import GENEALOGY, Distances, Families, Runs, needs
+from gradvac.cli.common import Distances, Families, Runs, needs
 
 if TYPE_CHECKING:
     from gradvac.analysis import Run
@@ -64,7 +64,7 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
         "report.html"
     ),
-    distances: Distances = GENEALOGY,
+    distances: Distances = "genealogy",
     families: Families = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     live: Annotated[

@@ -55,7 +55,7 @@ def similarity(
         options["granularities"] = granularity
     measure = recipe_named(recipe_of(require_run(run))).measure
     measured = measure(run, **options)
-    from gradvac.lab.training.measuring import summary
+    from gradvac.lab.recipes.common.similarity import summary
 
     asked = [step for step in chosen if isinstance(step, int)]
     console.print(summary(measured, max(asked, default=None)))

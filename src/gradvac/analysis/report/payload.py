@@ -140,7 +140,7 @@ class Quantity:
         rows: What the task of a row is, in words; "" where (i, j) is (j, i), so that half of the
             values will do.
         columns: What the task of a column is.
-        whole: Whether its one "step" stands for the whole of training.
+        overall: Whether its one "step" stands for the whole of training.
         averages: Mean -> position of the component that holds it, where it is not a mean of others.
     """
 
@@ -149,7 +149,7 @@ class Quantity:
     steps: NDArray[np.int64]
     rows: str = ""
     columns: str = ""
-    whole: bool = False
+    overall: bool = False
     averages: dict[str, int] = field(default_factory=dict)
 
     def packed(self, stride: int) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Quantity:
             "symmetric": not self.rows,
             "rows": self.rows,
             "columns": self.columns,
-            "whole": self.whole,
+            "overall": self.overall,
             "averages": self.averages,
             "limit": _limit(self.values),
             "packed": pack(pairs[kept]),
@@ -196,7 +196,7 @@ def _without_noise(similarities: Similarities) -> Quantity:
             averages[name] = len(values)
             values.append(corrected.values)
     last = similarities.steps[-1:]
-    return Quantity("without noise", np.stack(values)[None], last, whole=True, averages=averages)
+    return Quantity("without noise", np.stack(values)[None], last, overall=True, averages=averages)
 
 
 def _rule_quantities(record: Record) -> list[Quantity]:
@@ -211,7 +211,7 @@ def _rule_quantities(record: Record) -> list[Quantity]:
         active[:, :, spared] = np.nan  # never altered, whatever they do
         share = mean_where_known(active, axis=0)[None]
         last = record.steps[-1:]
-        made.append(Quantity("share of steps active", share, last, rows, columns, whole=True))
+        made.append(Quantity("share of steps active", share, last, rows, columns, overall=True))
     return made
 
 

@@ -133,7 +133,7 @@ class Generator:
             self._lexicons[code] = lexicon_of(self.tree, code)
         return self._lexicons[code]
 
-    def say(self, meaning: Sentence, code: str) -> list[Word]:
+    def render(self, meaning: Sentence, code: str) -> list[Word]:
         """Put a meaning into the words of a language or of the pivot."""
         if code == PIVOT:
             return in_english(meaning)
@@ -141,13 +141,13 @@ class Generator:
             language = self.tree.lineages[code].language
             inflection = Inflection(language.grammar, self.lexicon(code), language.script)
             self._speakers[code] = Speaker(language.grammar, inflection)
-        return self._speakers[code].say(meaning)
+        return self._speakers[code].render(meaning)
 
     def aligned(self, split: Split, code: str) -> tuple[str, ...]:
         """The lines of a held-out split in one language."""
         key = (split, code)
         if key not in self._aligned:
-            self._aligned[key] = tuple(text(self.say(m, code)) for m in self.held_out[split])
+            self._aligned[key] = tuple(text(self.render(m, code)) for m in self.held_out[split])
         return self._aligned[key]
 
     def training(self, code: str, num_pairs: int) -> list[tuple[str, str]]:
@@ -175,7 +175,7 @@ class Generator:
                 self._pool.append(next(self._stream))
             if draw.chance(_POOL_SHARE):
                 meaning, english = self._pool[position]
-                line = text(self.say(meaning, code))
+                line = text(self.render(meaning, code))
                 if line not in held_out:
                     yield _Line(meaning, english, line)
             position += 1
@@ -293,7 +293,7 @@ class Corpus:
             said: Sequence[Sentence] = self.generator.training_meanings(code, language.train)
         else:
             said = self.meanings(split)
-        return [self.generator.say(meaning, code) for meaning in said]
+        return [self.generator.render(meaning, code) for meaning in said]
 
     def words(self, meaning: Sentence, code: str) -> list[Word]:
         """Put a meaning into words, each with the concept it stands for.
@@ -302,9 +302,9 @@ class Corpus:
             meaning: What to say.
             code: Code of a language, or "en".
         """
-        return self.generator.say(meaning, code if code == PIVOT else self._known(code))
+        return self.generator.render(meaning, code if code == PIVOT else self._known(code))
 
-    def say(self, meaning: Sentence, code: str) -> str:
+    def render(self, meaning: Sentence, code: str) -> str:
         """Put a meaning into a line of text; see `words`."""
         return text(self.words(meaning, code))
 

@@ -148,7 +148,7 @@ class Speaker:
         self.grammar = grammar
         self.inflection = inflection
 
-    def say(self, sentence: Sentence) -> list[Word]:
+    def render(self, sentence: Sentence) -> list[Word]:
         """Put a meaning into words."""
         words = self._clause(sentence.main)
         if sentence.second is None or sentence.connective is None:

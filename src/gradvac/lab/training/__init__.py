@@ -1,6 +1,6 @@
 """Training: what every recipe needs around the aligner, and nothing specific to one recipe.
 
-A recipe (`recipe.py`) owns a model, batches and a validation. `train` (`loop.py`) is the one loop:
+A workload (`workload.py`) has a model, batches and a validation. `train` (`loop.py`) is the loop:
 learning rate, micro-batches, aligned backward, clipping, optimizer step, log, validation,
 checkpoint. A run is a folder: its config, its signature, its metrics, its checkpoints. Training
 into a folder that holds a run continues it, bit for bit on a CPU, wherever it was killed.
@@ -9,15 +9,14 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     settings.py     [train], [sampling], RunConfig; the signature of a run; opening a trained run
     align.py        [align]: rule, granularity, engine -> Aligner
     optimizer.py    [optimizer]: Adam, learning rate, clipping; steps that can be skipped
-    recipe.py       the protocol between a recipe and the loop
+    workload.py     what a recipe gives to the loop
     stream.py       batches of rows drawn from tasks; batches prefetched in a thread
-    loop.py         train(recipe, config, run)
+    loop.py         train(workload, config, run)
     step.py         one optimizer step, eager or as a CUDA graph
     state.py        the state of a run between two steps, saved and restored as one
     checkpoint.py   atomic checkpoints; best, averaged, last weights by name
     weights.py      weights on disk: one file, or shards
     log.py          metrics, TensorBoard and trackers, sums between entries, the progress bar
-    measuring.py    gradient similarity at every checkpoint of a run
     environment.py  device, precision, random state, threads, signals
     distributed.py  the processes that train one run together
     parallel.py     a model replicated in them, or divided among them
@@ -39,14 +38,6 @@ from gradvac.lab.training.environment import choose_device, seed_everything
 from gradvac.lab.training.log import Display, RunLog
 from gradvac.lab.training.loop import DivergedError, Result, train
 from gradvac.lab.training.optimizer import OptimizerConfig
-from gradvac.lab.training.recipe import (
-    FULL_BATCH,
-    BatchSlice,
-    BatchStream,
-    MicroBatch,
-    StepLosses,
-    TrainingRecipe,
-)
 from gradvac.lab.training.settings import (
     FromRun,
     RunConfig,
@@ -56,6 +47,14 @@ from gradvac.lab.training.settings import (
 )
 from gradvac.lab.training.stream import Prefetch, RowStream, TaskStream, TensorBatch
 from gradvac.lab.training.weights import CheckpointError
+from gradvac.lab.training.workload import (
+    FULL_BATCH,
+    BatchSlice,
+    BatchStream,
+    MicroBatch,
+    StepLosses,
+    Workload,
+)
 
 __all__ = [
     "FULL_BATCH",
@@ -82,7 +81,7 @@ __all__ = [
     "TemperaturePhase",
     "TensorBatch",
     "TrainConfig",
-    "TrainingRecipe",
+    "Workload",
     "checkpoint",
     "choose_device",
     "config",

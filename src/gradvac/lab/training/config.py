@@ -56,6 +56,12 @@ class Section(BaseModel):
     )
 
 
+def rename_key(table: dict[str, Any], former: str, now: str) -> None:
+    """Let a table of older files, whose key had another name, say the same."""
+    if former in table:
+        table.setdefault(now, table.pop(former))
+
+
 def _require_name(path: object) -> object:
     if path == "":  # what an unset shell variable leaves
         raise ValueError('must name a folder, got ""; "." is the current one')

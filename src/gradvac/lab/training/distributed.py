@@ -27,7 +27,7 @@ from gradvac.engine import RankError, Ranks
 from gradvac.hints import some
 from gradvac.lab.training.environment import choose_device
 from gradvac.lab.training.log import Display
-from gradvac.lab.training.recipe import BatchSlice
+from gradvac.lab.training.workload import BatchSlice
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

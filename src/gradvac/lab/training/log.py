@@ -86,7 +86,7 @@ class RunLog:
         for key, (old, new) in changed.items():
             logger.info("%s: %r until now, %r from here on.", key, old, new)
 
-    def begin(self, *, step: int, metrics_bytes: int) -> None:
+    def start_writing(self, *, step: int, metrics_bytes: int) -> None:
         """Start writing after `step`; what a killed process logged beyond it is removed.
 
         Args:
@@ -357,7 +357,7 @@ class Display:
         self._progress: Progress | None = None
         self._messages: list[AbstractContextManager[None]] = []  # a display may be entered twice
 
-    def say(self, message: str) -> None:
+    def show_message(self, message: str) -> None:
         """Print a message; above the bar, if there is one."""
         self.console.print(message, markup=False)
 
@@ -391,7 +391,7 @@ class Display:
         if self._progress is not None:
             self._progress.update(self._task, completed=step, shown=shown)
         elif not self._quiet:
-            self.say(f"step {step}/{self._max_steps}  {shown}")
+            self.show_message(f"step {step}/{self._max_steps}  {shown}")
 
     def close(self) -> None:
         """Stop the bar where it is."""
@@ -400,7 +400,7 @@ class Display:
             self._progress = None
 
     def __enter__(self) -> "Display":
-        self._messages.append(log_to(self.say))
+        self._messages.append(log_to(self.show_message))
         self._messages[-1].__enter__()
         return self
 

@@ -24,10 +24,10 @@ from gradvac.lab.training.environment import StopSignals, around_forward, untouc
 from gradvac.lab.training.log import Display, RunLog, after
 from gradvac.lab.training.optimizer import set_lr
 from gradvac.lab.training.parallel import unsharded
-from gradvac.lab.training.recipe import BatchT, TrainingRecipe
 from gradvac.lab.training.settings import RunConfig, run_signature
 from gradvac.lab.training.state import RunState
 from gradvac.lab.training.step import EagerStep, GraphStep, StepResult
+from gradvac.lab.training.workload import BatchT, Workload
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Result:
 
 
 def train(
-    recipe: TrainingRecipe[BatchT],
+    workload: Workload[BatchT],
     settings: RunConfig,
     run: str | Path,
     *,
@@ -73,10 +73,10 @@ def train(
     watch: Watch | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> Result:
-    """Train a recipe's model into a run folder, or continue the run that is there.
+    """Train a workload's model into a run folder, or continue the run that is there.
 
     Args:
-        recipe: Model, batches, losses, validation.
+        workload: Model, batches, losses, validation.
         settings: The recipe's config.
         run: The run folder. Killed at any moment and called again, training continues from the last
             intact checkpoint; on a CPU, weights equal those of an uninterrupted run bit for bit.
@@ -98,7 +98,7 @@ def train(
         StopSignals() as signals,
     ):
         job.together(lambda: log.save_files(files or {}))
-        loop = _Loop(recipe, settings, log, display, signals, watch, job)
+        loop = _Loop(workload, settings, log, display, signals, watch, job)
         with ExitStack() as stack:
             stack.push(loop.close)
             return loop.run()
@@ -107,7 +107,7 @@ def train(
 class _Loop(Generic[BatchT]):
     def __init__(
         self,
-        recipe: TrainingRecipe[BatchT],
+        workload: Workload[BatchT],
         settings: RunConfig,
         log: RunLog,
         display: Display,
@@ -115,9 +115,9 @@ class _Loop(Generic[BatchT]):
         watch: Watch | None,
         job: Job,
     ) -> None:
-        self.recipe, self.settings, self.log, self.job = recipe, settings, log, job
+        self.workload, self.settings, self.log, self.job = workload, settings, log, job
         self.display, self.signals, self.watch = display, signals, watch
-        self.state = RunState(recipe, settings, job)
+        self.state = RunState(workload, settings, job)
         self.recorder: Recorder | None = None
         self.take_step: Callable[[list[BatchT]], StepResult] | None = None
         self.norm = torch.tensor(math.nan)  # of the last step's gradient
@@ -180,9 +180,9 @@ class _Loop(Generic[BatchT]):
             self.recorder = Recorder(
                 self.log.folder.record,
                 every=self.settings.train.record_every,
-                tasks=self.recipe.tasks,
+                tasks=self.workload.tasks,
                 rule=self.settings.align.describe_rule(),
-                vaccinated=self.recipe.tasks if chosen is None else chosen,
+                vaccinated=self.workload.tasks if chosen is None else chosen,
                 after=self.state.at.step,
             )
 
@@ -211,14 +211,14 @@ class _Loop(Generic[BatchT]):
 
     def choose_step(self, batch: BatchT) -> Callable[[list[BatchT]], StepResult]:
         """An eager step; or a recorded one, if all batches have the same size."""
-        step, wanted = EagerStep(self.settings, self.state), self.settings.train.graph
+        step, wanted = EagerStep(self.settings, self.state), self.settings.train.cuda_graph
         is_static = getattr(batch, "static_shape", None) is not None
         is_possible = self.state.device.type == "cuda" and is_static and self.job.size == 1
         if wanted is True and not is_possible:
             raise ValueError(
-                "train.graph = true needs a GPU, one process and batches of one size (batch.fixed "
-                f"= true); this run has device {self.state.device.type!r} and {self.job.size} "
-                'process(es). Use "auto".'
+                "train.cuda_graph = true needs a GPU, one process and batches of one size "
+                f"(batch.fixed = true); this run has device {self.state.device.type!r} and "
+                f'{self.job.size} process(es). Use "auto".'
             )
         if wanted is not False and is_possible:
             return GraphStep(step, self.state.device)
@@ -238,7 +238,7 @@ class _Loop(Generic[BatchT]):
         values = {f"train/{name}": value for name, value in values.items()}
         self.log.write(state.at.step, values)
         if alignment is not None and self.is_due(_DRAW_EVERY * train.log_every):
-            for name, pixels in heat_maps(alignment, self.recipe.tasks).items():
+            for name, pixels in heat_maps(alignment, self.workload.tasks).items():
                 self.log.draw(state.at.step, name, pixels)
         left = (train.max_steps - state.at.step) * seconds_per_step
         self.display.show(state.at.step, values, seconds_left=left)
@@ -270,7 +270,7 @@ class _Loop(Generic[BatchT]):
             around_forward(train.precision, state.device),
             unsharded(state.model),
         ):
-            scores = self.job.on_first(lambda: dict(self.recipe.validate()))
+            scores = self.job.on_first(lambda: dict(self.workload.validate()))
         state.model.train()
         if train.metric not in scores:
             hint = nearest(train.metric, scores)
@@ -357,7 +357,7 @@ class _Loop(Generic[BatchT]):
             run_signature(
                 self.settings,
                 state.aligner,
-                tasks=self.recipe.tasks,
+                tasks=self.workload.tasks,
                 data=state.data,
                 device=state.device,
                 num_processes=self.job.size,

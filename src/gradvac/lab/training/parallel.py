@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 from torch import Tensor, nn
 
-from gradvac.lab.training.recipe import BatchT, StepLosses, TrainingRecipe
+from gradvac.lab.training.workload import BatchT, StepLosses, Workload
 from gradvac.models import is_sharded
 
 if TYPE_CHECKING:
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 LossesOf = Callable[[BatchT, bool], StepLosses]
 
 
-def build_losses(recipe: TrainingRecipe[BatchT], group: "ProcessGroup | None") -> LossesOf[BatchT]:
+def loss_function(workload: Workload[BatchT], group: "ProcessGroup | None") -> LossesOf[BatchT]:
     """The losses of a batch, by (batch, whether it is the last of its step).
 
     Args:
-        recipe: Computes them.
+        workload: Computes them.
         group: Processes over which gradients are averaged when the last batch of a step is
             differentiated; None: they are not averaged, or an aligner does it.
     """
     if group is not None:
-        return _Replicated(recipe, group)
-    model: Any = recipe.model
+        return _Replicated(workload, group)
+    model: Any = workload.model
 
     def losses(batch: BatchT, is_last: bool) -> StepLosses:
         if is_sharded(model):  # averages by itself, unless an aligner does
             model.set_requires_gradient_sync(is_last)
-        return recipe.losses(batch)
+        return workload.losses(batch)
 
     return losses
 
 
 class _Replicated(Generic[BatchT]):
-    def __init__(self, recipe: TrainingRecipe[BatchT], group: "ProcessGroup") -> None:
+    def __init__(self, workload: Workload[BatchT], group: "ProcessGroup") -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        self._losses = _Losses(recipe)
+        self._losses = _Losses(workload)
         # Buffers are not statistics (`check_batch_norm`) but tables that may grow with the
         # data, differently in every process.
         buffers = [name for name, _ in self._losses.named_buffers()]
@@ -66,17 +66,17 @@ class _Replicated(Generic[BatchT]):
 
 
 class _Losses(nn.Module):
-    """A recipe's losses as the forward pass of a module, which is what torch replicates."""
+    """The losses of a workload as the forward pass of a module, which is what torch replicates."""
 
     found: StepLosses
 
-    def __init__(self, recipe: TrainingRecipe[Any]) -> None:
+    def __init__(self, workload: Workload[Any]) -> None:
         super().__init__()
-        self.model = recipe.model
-        self._of = recipe.losses
+        self.model = workload.model
+        self._of = workload.losses
         # The rows of one process may leave out a parameter that others need. Torch allows that,
         # but warns if it never happens; with this parameter it always does.
-        like = next(recipe.model.parameters())
+        like = next(workload.model.parameters())
         self.left_out = nn.Parameter(torch.zeros(1, dtype=like.dtype, device=like.device))
 
     def forward(self, batch: Any) -> Tensor:

@@ -9,7 +9,7 @@ import math
 import platform
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -28,7 +28,7 @@ from gradvac import Aligner
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import config
 from gradvac.lab.training.align import AlignConfig
-from gradvac.lab.training.config import Section
+from gradvac.lab.training.config import Section, rename_key
 from gradvac.lab.training.environment import choose_device
 from gradvac.lab.training.optimizer import OptimizerConfig
 from gradvac.sampling import TaskEpochs, TaskSampler, repetition_temperature
@@ -48,8 +48,15 @@ TECHNICAL = (
     "writers",
     "project",
 )
-EXTENSIBLE = ("max_steps", "validate_every", "patience", "average_last", "max_bad_steps", "graph")
-TECHNICAL_ELSEWHERE = ("decoding.graph", "decoding.memory")  # of sections that recipes have
+EXTENSIBLE = (
+    "max_steps",
+    "validate_every",
+    "patience",
+    "average_last",
+    "max_bad_steps",
+    "cuda_graph",
+)
+TECHNICAL_ELSEWHERE = ("decoding.cuda_graph", "decoding.memory")  # of sections that recipes have
 
 _OF_TRAINING = ("align", "optimizer", "sampling")  # sections that a trained model never asks
 
@@ -78,10 +85,10 @@ class TrainConfig(Section):
             finite. Such steps are skipped.
         seed: Seed of everything random that has no seed of its own.
         precision: "bf16" runs forward passes under autocast; parameters stay in float32.
-        graph: Record a step as a CUDA graph and replay it: "auto", the default of translation, does
-            so in one process on a GPU if all batches have one size (`batch.fixed`), true insists on
-            it, false saves the memory that a recorded step holds. If recording fails, training says
-            so and continues without.
+        cuda_graph: Record a step as a CUDA graph and replay it: "auto", the default of translation,
+            does so in one process on a GPU if all batches have one size (`batch.fixed`), true
+            insists on it, false saves the memory that a recorded step holds. If recording fails,
+            training says so and continues without.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1". With several processes,
             each takes a GPU of its own.
         threads: CPU threads; 0: torch's choice.
@@ -105,12 +112,17 @@ class TrainConfig(Section):
     max_bad_steps: PositiveInt = 20
     seed: int = Field(default=0, ge=0, lt=2**63)  # what torch takes
     precision: Literal["fp32", "bf16"] = "fp32"
-    graph: bool | Literal["auto"] = False
+    cuda_graph: bool | Literal["auto"] = False
     device: str = "auto"
     threads: int = Field(default=0, ge=0, le=1024)  # too many would crash the process
     parallel: Literal["ddp", "fsdp"] = "ddp"
     writers: list[WriterName] = Field(default_factory=lambda: list[WriterName](["tensorboard"]))
     project: str = "gradvac"
+
+    @classmethod
+    def set_aside(cls, table: dict[str, Any], _: Set[str]) -> None:
+        """Configs of older runs say `graph`."""
+        rename_key(table, "graph", "cuda_graph")
 
     @field_validator("device")
     @classmethod

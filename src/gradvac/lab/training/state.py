@@ -17,7 +17,6 @@ from gradvac.lab.training.environment import (
 )
 from gradvac.lab.training.log import Meters, RunLog
 from gradvac.lab.training.optimizer import move_to_device
-from gradvac.lab.training.recipe import BatchT, TrainingRecipe
 from gradvac.lab.training.settings import RunConfig
 from gradvac.lab.training.weights import (
     SHARDS,
@@ -28,6 +27,7 @@ from gradvac.lab.training.weights import (
     read_shards,
     write_shards,
 )
+from gradvac.lab.training.workload import BatchT, Workload
 
 logger = logging.getLogger(__name__)
 
@@ -47,17 +47,17 @@ class RunState(Generic[BatchT]):
     """Model, optimizer, aligner, batches, meters and position of a run at its first step.
 
     Args:
-        recipe: The recipe; its model is moved to the device.
+        workload: The workload; its model is moved to the device.
         settings: Its config.
         job: The processes that train it.
     """
 
-    def __init__(self, recipe: TrainingRecipe[BatchT], settings: RunConfig, job: Job) -> None:
+    def __init__(self, workload: Workload[BatchT], settings: RunConfig, job: Job) -> None:
         set_threads(settings.train.threads)
         self.job, self.tasks, self._seed = job, tuple(recipe.tasks), settings.train.seed
         seed_everything(job.seed(self._seed))
         self.device = job.device(settings.train.device)
-        self.model = recipe.model.to(self.device).train()
+        self.model = workload.model.to(self.device).train()
         self.is_sharded = settings.train.parallel == "fsdp" and job.group is not None
         if job.group is not None:
             check_batch_norm(self.model)
@@ -66,16 +66,16 @@ class RunState(Generic[BatchT]):
         self.optimizer = settings.optimizer.build(self.model)
         self.aligner = settings.align.build(
             self.model,
-            recipe.tasks,
-            recipe.resource_levels,
+            workload.tasks,
+            workload.resource_levels,
             seed=self._seed,
             process_group="auto" if self.is_sharded else job.group,
             optimizer=self.optimizer,
         )
         averaging = None if self.is_sharded or self.aligner is not None else job.group
-        self.losses = parallel.build_losses(recipe, averaging)
-        self.batches = recipe.batches(job.batch_slice)
-        self.data = recipe.data_signature()
+        self.losses = parallel.loss_function(workload, averaging)
+        self.batches = workload.batches(job.batch_slice)
+        self.data = workload.data_signature()
         job.check_same({"the config": config.dump(settings), "the data": self.data})
         self.meters = Meters(self.device)
         self.at = Position()
@@ -148,12 +148,12 @@ class RunState(Generic[BatchT]):
         """
         last = self.job.on_first(lambda: _find_checkpoint(log))
         if last is None:
-            log.begin(step=0, metrics_bytes=0)
+            log.start_writing(step=0, metrics_bytes=0)
             self.save(log)
             return
         state = self.job.together(lambda: self._load(last))
         self.job.on_first(lambda: checkpoint.prune(log.run, last.step, keep=self._keep))
-        log.begin(step=last.step, metrics_bytes=state["metrics_bytes"])
+        log.start_writing(step=last.step, metrics_bytes=state["metrics_bytes"])
         everyone = [state["random"], *state.get("random_of_others", [])]
         if self.job.rank < len(everyone):
             restore_random_state(everyone[self.job.rank])

@@ -20,9 +20,9 @@ from gradvac.engine import positions
 from gradvac.lab.training.environment import around_forward
 from gradvac.lab.training.log import BY_TASK
 from gradvac.lab.training.optimizer import clip, step_unless
-from gradvac.lab.training.recipe import BatchT, StepLosses
 from gradvac.lab.training.settings import RunConfig
 from gradvac.lab.training.state import RunState
+from gradvac.lab.training.workload import BatchT, StepLosses
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class GraphStep(Generic[BatchT]):
         self._step, self._device = step, device
         self._inputs: list[Any] | None = None
         self._num_tokens = torch.ones((), dtype=torch.float64, device=device)
-        self._recording = CudaGraph(self._take, device, "train.graph", logger.warning)
+        self._recording = CudaGraph(self._take, device, "train.cuda_graph", logger.warning)
 
     @property
     def works(self) -> bool:

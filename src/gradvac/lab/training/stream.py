@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from gradvac.cuda_graph import DEVICE_WORK
-from gradvac.lab.training.recipe import FULL_BATCH, BatchCo, BatchSlice, BatchStream
 from gradvac.lab.training.settings import SamplingConfig
+from gradvac.lab.training.workload import FULL_BATCH, BatchCo, BatchSlice, BatchStream
 from gradvac.sampling import Epochs, TaskSampler, costs_by_slot
 from gradvac.sampling.epochs import Numbers
 

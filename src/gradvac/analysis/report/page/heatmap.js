@@ -74,7 +74,7 @@ class HeatMaps {
     $("step").disabled = steps.length < 2;
     const count = Math.max(0, ...quantities.map((quantity) => quantity.numSteps));
     const many = `${count.toLocaleString("en")} ${count === 1 ? "step" : "steps"}`;
-    const shown = quantities.some((quantity) => quantity.whole) ? WHOLE
+    const shown = quantities.some((quantity) => quantity.overall) ? WHOLE
       : $("mean").checked ? many : `step ${this.step().toLocaleString("en")}`;
     $("step-shown").textContent = shown;
     $("step").setAttribute("aria-valuetext", shown);
@@ -111,7 +111,7 @@ class HeatMaps {
     }
     const shown = $("colours").value === "own" ? [view] : this.runs.map(viewOf).filter(Boolean);
     const bounds = hull(shown.map(boundsOf)), as_percent = quantity.key.startsWith("share");
-    const when = quantity.whole ? WHOLE : position === null ? "mean of all steps" : `step ${quantity.steps[position].toLocaleString("en")}`;
+    const when = quantity.overall ? WHOLE : position === null ? "mean of all steps" : `step ${quantity.steps[position].toLocaleString("en")}`;
     const { zmin, zmax } = coloursOf(bounds);
     const stretch = isNarrow(bounds) ? `; colours from ${[zmin, zmax].map((bound) => bound.toFixed(2)).join(" to ")}` : "";
     const unknown = values.some((row, i) => row.some((value, j) => i !== j && value === null));

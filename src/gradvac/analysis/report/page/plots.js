@@ -130,7 +130,7 @@ class Trajectories {
     const series = [], shown = $("quantity").value, seen = this.runs.map(viewOf).filter(Boolean);
     this.runs.forEach((run, dash) => {
       const view = viewOf(run);
-      if (!view || view.quantity.whole) return;
+      if (!view || view.quantity.overall) return;
       const { source, quantity, components } = view, size = source.tasks.length, x = quantity.steps, window = smoothing(x.length);
       this.pairs.forEach(([one, other], colour) => {
         const [i, j] = [source.tasks.indexOf(one), source.tasks.indexOf(other)];
@@ -143,7 +143,7 @@ class Trajectories {
     });
     const directed = series.length && seen.some(({ quantity }) => quantity.rows);
     $("steps-note").textContent = `${shown}, ${$("component").value}: as chosen above.${directed ? ": the first task is altered, against the second" : ""}`;
-    if (seen.some(({ quantity }) => quantity.whole)) return showMessage("steps-plot", `One value for the ${WHOLE}: there are no steps to follow. Choose something else to be shown above.`);
+    if (seen.some(({ quantity }) => quantity.overall)) return showMessage("steps-plot", `One value for the ${WHOLE}: there are no steps to follow. Choose something else to be shown above.`);
     return drawPlot("steps-plot", { series, x_title: "step", y_title: `cosine: ${shown}`, y_range: honest(series.flatMap(({ y }) => y)), number_format: ".3f", zooms: true,
       missing: "Choose two different tasks above, or a cell of the heat map.",
       label: `${shown} of pairs over steps: ${this.pairs.map((pair) => pair.join(" and ")).join("; ")}` });

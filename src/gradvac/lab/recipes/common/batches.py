@@ -87,13 +87,13 @@ def has_static_shape(
         fixed: `batch.fixed`.
         train: [train].
         batch_slice: Which part of every batch this process has: true is for one process.
-        is_possible: What "auto" needs besides a GPU and `train.graph`.
+        is_possible: What "auto" needs besides a GPU and `train.cuda_graph`.
     """
-    if batch_slice.of > 1 and True in (fixed, train.graph):
+    if batch_slice.of > 1 and True in (fixed, train.cuda_graph):
         raise ValueError(
             f"batch.fixed: true is for one process, but {batch_slice.of} train; set it and "
-            'train.graph to "auto" or false.'
+            'train.cuda_graph to "auto" or false.'
         )
     if fixed != "auto":
         return fixed
-    return bool(is_possible) and train.graph is not False and is_on_gpu(train)
+    return bool(is_possible) and train.cuda_graph is not False and is_on_gpu(train)

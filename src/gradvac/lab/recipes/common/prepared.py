@@ -62,7 +62,7 @@ class Preparation:
         except OSError:
             return False
 
-    def begin(self, step: str) -> None:
+    def start(self, step: str) -> None:
         """Declare the folder unprepared, and forget the step, which is done again."""
         (self.folder / METADATA).unlink(missing_ok=True)
         if self._steps.pop(step, None) is not None:

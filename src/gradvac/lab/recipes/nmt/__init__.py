@@ -6,7 +6,9 @@ is a direction such as "en-fr". `prepare_corpus` turns text files into token fil
 
     settings.py        the config of a run: [data], [model], [batch], [validation], [decoding]
     readers.py         sentence pairs from text, tables, JSON, TMX, Hugging Face, our own languages
-    cleaning.py        what is dropped, the report of it, and warnings
+    cleaning.py        what is dropped, and the report of it
+    fingerprints.py    sentences compared by 64 bits
+    data_warnings.py   the wrong language, sets that overlap
     workers.py         work on all cores, in order
     vocabulary.py      SentencePiece with a token <2xx> for every target language
     tokens.py          token files: written by tokenising text, mapped into memory
@@ -19,9 +21,7 @@ is a direction such as "en-fr". `prepare_corpus` turns text files into token fil
     beam_search.py     beam and greedy search, many sentences at a time
     translator.py      text -> text
     score.py           BLEU and chrF++
-    similarity.py      what `gradvac similarity` measures
     export.py          the model for Hugging Face and CTranslate2
-    start.py           another run's weights to start from; schedules that cannot work
     recipe.py          what the training loop needs to know, and the entry of the registry
     demo.py            two trainings side by side and all that follows, in a few minutes
 """
@@ -33,7 +33,11 @@ from gradvac.lab.recipes.nmt.export import export_run
 from gradvac.lab.recipes.nmt.model import SIZES, Size, Transformer
 from gradvac.lab.recipes.nmt.preparation import PreparedCorpus, open_corpus, prepare_corpus
 from gradvac.lab.recipes.nmt.readers import read_pairs
-from gradvac.lab.recipes.nmt.recipe import TranslationRecipe, train_translation
+from gradvac.lab.recipes.nmt.recipe import (
+    TranslationWorkload,
+    measure_translation,
+    train_translation,
+)
 from gradvac.lab.recipes.nmt.score import (
     Score,
     TranslationScores,
@@ -42,7 +46,6 @@ from gradvac.lab.recipes.nmt.score import (
     score_translation,
 )
 from gradvac.lab.recipes.nmt.settings import DataConfig, NmtConfig
-from gradvac.lab.recipes.nmt.similarity import measure_translation
 from gradvac.lab.recipes.nmt.stream import Stream, TaskData
 from gradvac.lab.recipes.nmt.tokens import TokenFile, TokenWriter
 from gradvac.lab.recipes.nmt.translator import Translator
@@ -68,8 +71,8 @@ __all__ = [
     "TokenFile",
     "TokenWriter",
     "Transformer",
-    "TranslationRecipe",
     "TranslationScores",
+    "TranslationWorkload",
     "Translator",
     "Vocabulary",
     "VocabularyConfig",

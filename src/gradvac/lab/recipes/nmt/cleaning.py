@@ -1,44 +1,32 @@
-"""Cleaning: which sentence pairs are worth training on, what became of the others, and warnings.
-
-A warning never changes anything. Languages are guessed by the line, so that a few borrowed
-sentences do not decide, and only a clear majority is reported.
-"""
+"""Cleaning: which sentence pairs are worth training on, and what became of the others."""
 
 from __future__ import annotations
 
-import hashlib
-import tempfile
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import py3langid
 from pydantic import Field
 from rich.table import Table
 
-from gradvac.files import replacing
 from gradvac.lab.recipes.common.readers import Problem
-from gradvac.lab.recipes.nmt.readers import Line
+from gradvac.lab.recipes.nmt.fingerprints import (
+    Fingerprints,
+    SeenFingerprints,
+    fingerprint,
+    letters,
+)
+from gradvac.lab.recipes.nmt.readers import Line, Pair
 from gradvac.lab.recipes.nmt.workers import chunks, ordered_map
 from gradvac.lab.training import Section
 
-Pair = tuple[str, str]
 HeldOut = tuple[set[int], set[int]]
-Fingerprints = npt.NDArray[np.uint64]
 _NUM_EXAMPLES = 3
 _LONGEST_EXAMPLE = 300  # characters
 # Two short sentences say little about their ratio: "Oui." and "Yes, of course."
 _SHORTEST_COMPARED = 20
-_LINES_GUESSED, _FEWEST_LINES = 200, 10  # to guess a language from
-_CLEAR, _FEW = 0.6, 0.1  # shares of lines
-_MANY_SHARED = 0.01  # share of a set to score on that may be in dev without a warning
-_ALSO = {"no": "nb", "iw": "he", "in": "id", "tl": "fil"}  # other codes of the same language
 
 
 class CleaningConfig(Section):
@@ -131,7 +119,7 @@ def clean_pairs(
     held_out: HeldOut = (set(), set()),
     limit: int | None = None,
     processes: int = 1,
-    engine: str = "processes",
+    backend: str = "processes",
 ) -> Iterator[Pair]:
     """Pass on the training pairs to keep, and count the others.
 
@@ -142,10 +130,10 @@ def clean_pairs(
         held_out: Fingerprints of the held-out sentences of each of the two languages.
         limit: Keep no more pairs than this; reading goes on, so that damage further down is found.
         processes: Processes that look at the lines; 0: one for every core.
-        engine: What runs them: "processes" of this machine, or "ray".
+        backend: What runs them: "processes" of this machine, or "ray".
     """
     seen, shared = SeenFingerprints(), (config, held_out)
-    judged = ordered_map(judge, chunks(lines), shared=shared, processes=processes, engine=engine)
+    judged = ordered_map(judge, chunks(lines), shared=shared, processes=processes, backend=backend)
     for block, (reasons, fingerprints) in judged:
         if config.deduplicate:
             open_ones = [place for place, reason in enumerate(reasons) if reason is None]
@@ -211,55 +199,6 @@ def _reason(line: Line, config: CleaningConfig, held_out: HeldOut) -> str | None
     return None
 
 
-def write_pairs(paths: Sequence[Path], pairs: Iterable[Pair]) -> str:
-    """Write the two sides of pairs to a file each, line by line; a hash of them all."""
-    digest = hashlib.blake2b(digest_size=16)
-    with ExitStack() as stack:
-        sides = [stack.enter_context(replacing(path)) for path in paths]
-        for pair in pairs:
-            for side, text in zip(sides, pair, strict=True):
-                line = text.encode() + b"\n"
-                digest.update(line)
-                side.write(line)
-    return digest.hexdigest()
-
-
-def read_written_pairs(paths: Sequence[Path]) -> Iterator[Pair]:
-    """Read what `write_pairs` wrote."""
-    first, second = map(read_written, paths)
-    return zip(first, second, strict=True)
-
-
-def read_written(path: Path) -> Iterator[str]:
-    """Read one side of it."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            yield line[:-1]
-
-
-def letters(text: str) -> str:
-    """Reduce a sentence to its letters, marks and digits, without case, to compare it."""
-    return unicodedata.normalize("NFKC", text).casefold().translate(_LETTERS) or text
-
-
-class _Letters(dict[int, int | None]):
-    """What `str.translate` makes of a character: itself, or nothing; decided when it is met."""
-
-    def __missing__(self, code: int) -> int | None:
-        character = chr(code)
-        is_kept = character.isalnum() or unicodedata.category(character).startswith("M")
-        self[code] = code if is_kept else None
-        return self[code]
-
-
-_LETTERS = _Letters()
-
-
-def fingerprint(text: str) -> int:
-    """Hash a sentence to 64 bits; two of four billion may share one by chance."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
 def report_table(reports: Mapping[str, Report]) -> Table:
     """Reports by name, with one column per reason."""
     reasons = sorted({reason for report in reports.values() for reason in report.dropped})
@@ -271,101 +210,3 @@ def report_table(reports: Mapping[str, Report]) -> Table:
         counts = (report.num_read, report.num_kept, *(report.dropped[r] for r in reasons))
         shown.add_row(name, *(f"{count:,}" if count else "" for count in counts))
     return shown
-
-
-class SeenFingerprints:
-    """Fingerprints of everything so far, on disk, so that memory stays flat.
-
-    They are kept in sorted files, each at least twice as long as the next: a few binary searches
-    tell whether a fingerprint is new, and every fingerprint is merged a few times only.
-
-    The files have no names, and go with this object.
-    """
-
-    def __init__(self) -> None:
-        self._runs: list[Fingerprints] = []
-
-    def add(self, fingerprints: Fingerprints) -> npt.NDArray[np.bool_]:
-        """Keep fingerprints; returns which are new, the first of equal ones counting."""
-        distinct, first = np.unique(fingerprints, return_index=True)
-        known = np.zeros(len(distinct), dtype=np.bool_)
-        for run in self._runs:
-            places = np.minimum(np.searchsorted(run, distinct), len(run) - 1)
-            known |= run[places] == distinct
-        is_new = np.zeros(len(fingerprints), dtype=np.bool_)
-        is_new[first[~known]] = True
-        self._keep(distinct[~known])
-        return is_new
-
-    def _keep(self, fingerprints: Fingerprints) -> None:
-        if not len(fingerprints):
-            return
-        merged = [fingerprints]
-        while self._runs and len(self._runs[-1]) < 2 * sum(map(len, merged)):
-            merged.append(self._runs.pop())
-        with tempfile.TemporaryFile() as file:  # what is mapped outlives its name
-            run: Fingerprints = np.memmap(file, np.uint64, "w+", shape=(sum(map(len, merged)),))
-        np.concatenate(merged, out=run)
-        run.sort(kind="stable")
-        self._runs.append(run)
-
-
-def warn_of_languages(first: str, second: str, pairs: Sequence[Pair]) -> str | None:
-    """A warning if some pairs are not in the languages they are named after; None: they are.
-
-    Args:
-        first: Code of the language on the left, as named.
-        second: Code of the language on the right.
-        pairs: Lines to look at.
-    """
-    if len(pairs) < _FEWEST_LINES:
-        return None
-    names = [_label(first), _label(second)]
-    shares = [_shares(column) for column in zip(*pairs, strict=True)]
-    for here, there in ((0, 1), (1, 0)):
-        if shares[here][names[there]] >= _CLEAR and shares[there][names[there]] < _FEW:
-            return (
-                f"what is called {(first, second)[here]!r} looks like {(first, second)[there]!r}: "
-                "the two languages may be the wrong way round. data.columns, or a header, says "
-                "which column is which."
-            )
-    for code, name, column_shares in zip((first, second), names, shares, strict=True):
-        guess, share = max(column_shares.items(), key=lambda item: item[1])
-        if name in _known() and column_shares[name] < _FEW and share >= _CLEAR:
-            return f"what is called {code!r} looks like {guess!r} in {share:.0%} of the lines."
-    return None
-
-
-def warn_of_overlap(name: str, scored: Iterable[Pair], dev: Iterable[Pair]) -> str | None:
-    """A warning if a set to score on shares pairs with the development set; None: hardly any."""
-    chosen_by = set(dev)
-    is_shared = [pair in chosen_by for pair in scored]
-    if sum(is_shared) < max(1, _MANY_SHARED * len(is_shared)):
-        return None
-    return (
-        f"warning: {sum(is_shared):,} of the {len(is_shared):,} sentence pairs of {name} are in "
-        "dev too. Checkpoints are chosen by dev, so scores will be too good."
-    )
-
-
-def keep_first(pairs: Iterable[Pair], first: list[Pair]) -> Iterator[Pair]:
-    """Pass pairs on, and keep the first of them, to guess languages from."""
-    for pair in pairs:
-        if len(first) < _LINES_GUESSED:
-            first.append(pair)
-        yield pair
-
-
-def _shares(lines: Sequence[str]) -> Counter[str]:
-    """Language -> share of the lines that look like it."""
-    counts = Counter(py3langid.classify(line)[0] for line in lines)
-    return Counter({code: count / len(lines) for code, count in counts.items()})
-
-
-def _known() -> set[str]:
-    return {label for label, _ in py3langid.rank("")}
-
-
-def _label(code: str) -> str:
-    base = code.partition("_")[0].lower()
-    return _ALSO.get(base, base)

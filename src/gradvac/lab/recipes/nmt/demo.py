@@ -29,10 +29,9 @@ from rich.table import Table
 from gradvac.files import write_json
 from gradvac.lab.languages import PIVOT, Corpus, default_corpus, dictionary_translate
 from gradvac.lab.recipes.nmt.preparation import PreparedCorpus, open_corpus
-from gradvac.lab.recipes.nmt.recipe import train_translation
+from gradvac.lab.recipes.nmt.recipe import measure_translation, train_translation
 from gradvac.lab.recipes.nmt.score import bleu_p_value, score_lines, score_translation, translations
 from gradvac.lab.recipes.nmt.settings import TEST, TRAIN, NmtConfig
-from gradvac.lab.recipes.nmt.similarity import measure_translation
 from gradvac.lab.training import AlignConfig, CheckpointError, Display, DivergedError
 from gradvac.tasks import Direction, parse
 
@@ -375,7 +374,7 @@ class _RemoteDisplay(Display):
                 self._is_open = False
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    def say(self, message: str) -> None:
+    def show_message(self, message: str) -> None:
         self._send("message", message)
 
     def open(self, step: int, max_steps: int) -> None:

@@ -13,11 +13,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from gradvac.files import hash_of, replacing
 from gradvac.lab.recipes.common.prepared import (
@@ -28,21 +31,19 @@ from gradvac.lab.recipes.common.prepared import (
     preparing,
 )
 from gradvac.lab.recipes.nmt import tokens
-from gradvac.lab.recipes.nmt.cleaning import (
+from gradvac.lab.recipes.nmt.cleaning import Report, clean_pairs, keep_readable
+from gradvac.lab.recipes.nmt.data_warnings import keep_first, warn_of_languages, warn_of_overlap
+from gradvac.lab.recipes.nmt.fingerprints import fingerprint, letters
+from gradvac.lab.recipes.nmt.readers import (
+    Line,
     Pair,
-    Report,
-    clean_pairs,
-    fingerprint,
-    keep_first,
-    keep_readable,
-    letters,
+    check_characters,
+    pair_files,
+    read_pairs,
     read_written,
     read_written_pairs,
-    warn_of_languages,
-    warn_of_overlap,
     write_pairs,
 )
-from gradvac.lab.recipes.nmt.readers import Line, check_characters, pair_files, read_pairs
 from gradvac.lab.recipes.nmt.settings import DEV, TRAIN, DataConfig
 from gradvac.lab.recipes.nmt.tokens import SUFFIXES, TokenShards, shard_name, tokenise_shard
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary, draw_lines, extend, learn
@@ -52,8 +53,9 @@ from gradvac.tasks import parse, turned
 
 VOCABULARY = "vocabulary.model"
 # These choose among what was prepared, or say where things are; they do not change it.
-_IRRELEVANT = {"prepared", "root", "directions", "tasks", "resource_levels", "processes", "engine"}
+_IRRELEVANT = {"prepared", "root", "directions", "tasks", "resource_levels", "processes", "backend"}
 logger = logging.getLogger(__name__)
+_FEWEST_ALIGNED = 10  # lines to compare gradients on
 
 
 class PreparedCorpus(PreparedFolder):
@@ -233,7 +235,7 @@ class _Corpus:
         # What comes from no file of ours has no hash: it is read again, and compared afterwards.
         results = self.steps.reuse(step, key) if hashes else None
         if results is None:
-            self.steps.begin(step)
+            self.steps.start(step)
             logger.info("Cleaning %s %s", split, pair)
             report, first = Report(), list[Pair]()
             paths = self.paths("text", split, pair)
@@ -284,7 +286,7 @@ class _Corpus:
             held_out=(self.held_out[first], self.held_out[second]),
             limit=self.config.limit_of(pair),
             processes=self.config.processes,
-            engine=self.config.engine,
+            backend=self.config.backend,
         )
 
     def paths(self, what: str, split: str, pair: str) -> list[Path]:
@@ -320,7 +322,7 @@ class _Corpus:
         if given:
             key = hash_of([hashlib.blake2b(given).hexdigest(), languages])
         if self.steps.reuse("vocabulary", key) is None:
-            self.steps.begin("vocabulary")
+            self.steps.start("vocabulary")
             size = f"{config.size:,} pieces"
             logger.info(f"Taking {config.model}" if given else f"Learning a vocabulary of {size}")
             with replacing(path) as file:
@@ -366,7 +368,7 @@ class _Corpus:
                 deque(block, maxlen=0)
                 continue
             step = f"tokens {name}"
-            self.steps.begin(step)
+            self.steps.start(step)
             logger.info("Tokenising %s", name.replace(".", " ", 1))
             shard = tokenise_shard(
                 block,
@@ -374,7 +376,7 @@ class _Corpus:
                 vocabulary,
                 most=most,
                 processes=self.config.processes,
-                engine=self.config.engine,
+                backend=self.config.backend,
             )
             shards[number] = self.steps.finish(
                 step, keys[number], shard.files, report=shard.report.to_dict(), sizes=shard.sizes
@@ -392,3 +394,39 @@ class _Corpus:
             report.drop_later(dropped)
         report.check_not_empty(f"{split} {pair}")
         return report
+
+
+def aligned_lines(
+    prepared: PreparedCorpus, split: str, tasks: Sequence[str], num_lines: int | None = None
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Lines of a set that say the same thing in all tasks.
+
+    Args:
+        prepared: The data.
+        split: Name of the set.
+        tasks: The tasks.
+        num_lines: Only the first so many.
+
+    Returns:
+        Task -> numbers of its lines; the n-th of all tasks belong together.
+    """
+    pairs = list(dict.fromkeys(prepared.pair_of(task) for task in tasks))
+    common = [code for code in parse(pairs[0]) if all(code in parse(p) for p in pairs)]
+    if common:
+        texts = {p: prepared.text(split, p)[parse(p).index(common[0])] for p in pairs}
+        places = {p: {text: n for n, text in reversed(list(enumerate(texts[p])))} for p in pairs}
+        shared = [t for t in places[pairs[0]] if all(t in of_pair for of_pair in places.values())]
+        shared.sort(key=places[pairs[0]].__getitem__)
+        numbers = {p: [places[p][text] for text in shared[:num_lines]] for p in pairs}
+    else:
+        sizes = {p: len(prepared.text(split, p)[0]) for p in pairs}
+        size = min(sizes.values()) if len(set(sizes.values())) == 1 else 0
+        numbers = {p: list(range(size))[:num_lines] for p in pairs}
+    fewest = min(_FEWEST_ALIGNED, num_lines or _FEWEST_ALIGNED)
+    if len(numbers[pairs[0]]) < max(2, fewest):
+        raise ValueError(
+            f"set: {split!r} is not aligned over all tasks; only {len(numbers[pairs[0]])} lines "
+            "are in all pairs. Choose another one with --set, such as an extra set "
+            "(data.extra) with the same sentences in every language."
+        )
+    return {task: np.array(numbers[prepared.pair_of(task)], dtype=np.int64) for task in tasks}

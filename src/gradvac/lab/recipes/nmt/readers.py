@@ -22,15 +22,18 @@ row that cannot be read is counted.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from gradvac.files import replacing
 from gradvac.lab.languages import PIVOT, Corpus, default_corpus, load_corpus
 from gradvac.lab.languages.real import LANGUAGES
 from gradvac.lab.recipes.common.readers import (
@@ -46,7 +49,8 @@ from gradvac.lab.recipes.common.readers import (
 )
 from gradvac.tasks import Direction
 
-Line = tuple[str, str] | Problem
+Pair = tuple[str, str]
+Line = Pair | Problem
 _KINDS = (".tsv", ".csv", ".jsonl", ".json", ".tmx", ".parquet")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _MOST_KEYS = 20
@@ -354,3 +358,32 @@ def _pair(left: str, right: str) -> Line:
     except UnicodeEncodeError:
         return Problem.NOT_UTF8
     return Problem.MALFORMED if "\0" in left + right else texts
+
+
+# -- clean text, one file per side ----------------------------------------------------------------
+
+
+def write_pairs(paths: Sequence[Path], pairs: Iterable[Pair]) -> str:
+    """Write the two sides of pairs to a file each, line by line; a hash of them all."""
+    digest = hashlib.blake2b(digest_size=16)
+    with ExitStack() as stack:
+        sides = [stack.enter_context(replacing(path)) for path in paths]
+        for pair in pairs:
+            for side, text in zip(sides, pair, strict=True):
+                line = text.encode() + b"\n"
+                digest.update(line)
+                side.write(line)
+    return digest.hexdigest()
+
+
+def read_written_pairs(paths: Sequence[Path]) -> Iterator[Pair]:
+    """Read what `write_pairs` wrote."""
+    first, second = map(read_written, paths)
+    return zip(first, second, strict=True)
+
+
+def read_written(path: Path) -> Iterator[str]:
+    """Read one side of it."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            yield line[:-1]

@@ -1,30 +1,35 @@
-"""The translation recipe: what the one training loop needs to know about translation."""
+"""The translation recipe: what the training loop, and the registry, need to know."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from rich.table import Table
+from torch import Tensor, nn
 
+from gradvac.analysis import Similarities
 from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.common.batches import has_static_shape, is_on_gpu
+from gradvac.lab.recipes.common.similarity import MeasuredSet, measure_run
 from gradvac.lab.recipes.nmt.batches import Batch
-from gradvac.lab.recipes.nmt.model import Transformer
+from gradvac.lab.recipes.nmt.model import Size, Transformer
 from gradvac.lab.recipes.nmt.preparation import (
     VOCABULARY,
     PreparedCorpus,
+    aligned_lines,
     open_corpus,
     prepare_corpus,
 )
 from gradvac.lab.recipes.nmt.score import score_lines, score_translation
-from gradvac.lab.recipes.nmt.settings import DEV, TRAIN, NmtConfig
-from gradvac.lab.recipes.nmt.similarity import measure_translation
-from gradvac.lab.recipes.nmt.start import require_parent, start_from, warn_of_schedule
+from gradvac.lab.recipes.nmt.settings import DEV, TRAIN, ModelConfig, NmtConfig
 from gradvac.lab.recipes.nmt.stream import Numbers, Stream, TaskData, gather_batch
 from gradvac.lab.recipes.nmt.translator import Translator
+from gradvac.lab.recipes.nmt.vocabulary import Vocabulary
 from gradvac.lab.recipes.registry import Recipe
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import (
@@ -34,15 +39,19 @@ from gradvac.lab.training import (
     Prefetch,
     Result,
     StepLosses,
+    checkpoint,
     join,
     seed_everything,
     train,
 )
+from gradvac.lab.training.config import load as load_config
 from gradvac.sampling import TaskEpochs
 from gradvac.tasks import parse
 
+_MOST_EPOCHS = 100
 
-class TranslationRecipe:
+
+class TranslationWorkload:
     """Many directions of translation, one model.
 
     Args:
@@ -186,22 +195,139 @@ def train_translation(
     """
     with join(config.train.device) as job:
         display = job.display(display)
-        say = display.say
         if Path(run).resolve() == config.data.prepared.resolve():
             raise ValueError(f"run: {run} is data.prepared; choose another folder for the run.")
         if Path(run).is_file():
             raise ValueError(f"run: {run} is a file; choose the name of a folder for the run.")
-        job.together(lambda: require_parent(config.model))
-        with log_to(say):
+        job.together(lambda: check_parent(config.model))
+        with log_to(display.show_message):
             prepared = job.first_then_others(lambda: open_corpus(config.data))
         seed_everything(config.train.seed)
-        recipe = TranslationRecipe(config, prepared)
-        epochs = recipe.epochs()
-        display.console.print(recipe.epochs_table(epochs))
+        workload = TranslationWorkload(config, prepared)
+        epochs = workload.epochs()
+        display.console.print(workload.epochs_table(epochs))
         for warning in warn_of_schedule(config, epochs):
-            say(warning)
+            display.show_message(warning)
         vocabulary = {RunFolder(Path(run)).vocabulary.name: prepared.path(VOCABULARY).read_bytes()}
-        return train(recipe, config, run, display=display, files=vocabulary)
+        return train(workload, config, run, display=display, files=vocabulary)
+
+
+# -- before training: weights of another run to start from, warnings of the schedule -------------
+
+
+def check_parent(settings: ModelConfig) -> None:
+    """Check, before anything is prepared, the run to start from: its sizes and its weights.
+
+    Raises:
+        ValueError: There is no such run, its model has another size, or the weights are missing.
+    """
+    if settings.init is None:
+        return
+    folder = RunFolder(settings.init)
+    if not folder.config.is_file():
+        raise ValueError(f"model.init: {settings.init} is no run folder: it has no config.toml.")
+    theirs = load_config(NmtConfig, folder.config).model
+    for name in (*Size._fields, "norm_first"):
+        wanted, found = (
+            getattr(model if name == "norm_first" else model.dimensions(), name)
+            for model in (settings, theirs)
+        )
+        if wanted != found:
+            raise ValueError(
+                f"model.init: {settings.init} has model.{name} = {found}, but this run {wanted}; "
+                "take over its [model] settings."
+            )
+    checkpoint.resolve_weights(settings.init, settings.init_weights)
+
+
+def start_from(settings: ModelConfig, model: Transformer, vocabulary: Vocabulary) -> str:
+    """Give a model the weights of the run that `model.init` names; empty without one.
+
+    Pieces that the other run does not have keep the embedding they were drawn with.
+
+    Returns:
+        A hash of those weights: what a run starts from is part of its data.
+
+    Raises:
+        ValueError: The other run has another vocabulary.
+    """
+    if settings.init is None:
+        return ""
+    folder = RunFolder(settings.init)
+    pieces = Vocabulary.load(folder.vocabulary).pieces()
+    if vocabulary.pieces()[: len(pieces)] != pieces:
+        raise ValueError(
+            f"model.init: {settings.init} has other pieces than the prepared data; leave "
+            "data.vocabulary.model unset, and choose another folder for data.prepared."
+        )
+    weights = dict(checkpoint.weights(settings.init, settings.init_weights))
+    drawn = model.state_dict()
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(weights):
+        digest.update(weights[name].contiguous().view(torch.uint8).numpy().tobytes())
+    # Only the embedding can have more rows: new pieces follow the others.
+    model.load_state_dict(
+        {name: torch.cat([weights[name], new[len(weights[name]) :]]) for name, new in drawn.items()}
+    )
+    return digest.hexdigest()
+
+
+def warn_of_schedule(settings: NmtConfig, epochs: Sequence[TaskEpochs]) -> Iterator[str]:
+    """What a schedule cannot do, with the settings that decide it, to log before training."""
+    steps, warmup = settings.train.max_steps, settings.optimizer.warmup_steps
+    if warmup >= steps:
+        yield (
+            f"warning: optimizer.warmup_steps = {warmup:,} is not less than train.max_steps = "
+            f"{steps:,}: the learning rate never reaches optimizer.lr, and little is learned."
+        )
+    for what, rows in (
+        ("never sees all of", [row for row in epochs if row.epochs < 1]),
+        (f"sees more than {_MOST_EPOCHS} times", [r for r in epochs if r.epochs > _MOST_EPOCHS]),
+    ):
+        if rows:
+            shown = ", ".join(f"{row.task} ({_shown(row.epochs)} epochs)" for row in rows[:4])
+            more = f" and {len(rows) - 4} more" if len(rows) > 4 else ""
+            yield (
+                f"note: training {what} {shown}{more}; it depends on train.max_steps, batch.tokens "
+                "and sampling.temperature."
+            )
+
+
+def _shown(epochs: float) -> str:
+    return f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.2g}"
+
+
+# -- gradient similarity ---------------------------------------------------------------------------
+
+
+def measure_translation(run: str | Path, **options: Any) -> tuple[Similarities, ...]:
+    """Measure the similarity of all tasks; `measure_run` lists the options."""
+    options.setdefault("granularities", ("all_layer", "enc_dec", "whole_model"))
+    return measure_run(run, NmtConfig, _open_set, **options)
+
+
+def _open_set(settings: NmtConfig, run: Path, split: str, num_lines: int | None) -> MeasuredSet:
+    tasks = settings.data.all_tasks()
+    prepared = PreparedCorpus.require(settings.data, run)
+    prepared.check_vocabulary_of(run)
+    lines = aligned_lines(prepared, split, tasks, num_lines)
+    data = [TaskData.open(prepared, split, task) for task in tasks]
+    rows = [lines[task] for task in tasks]
+
+    def losses(model: nn.Module, chosen: Sequence[Numbers]) -> tuple[Tensor, Any]:
+        batch = gather_batch(data, chosen)
+        return model(batch.to(next(model.parameters()).device)), batch.tasks
+
+    lengths = [of_task.lengths(numbers) for of_task, numbers in zip(data, rows, strict=True)]
+    return MeasuredSet(
+        tasks,
+        settings.model.build(len(prepared.vocabulary)),
+        rows,
+        losses,
+        prepared.signature,
+        np.max(lengths, axis=(0, 1)),
+        lambda longest: settings.batch.tokens // longest,
+    )
 
 
 TRANSLATION = Recipe(

@@ -20,8 +20,8 @@ from sacrebleu.significance import PairedTest, Result
 from gradvac.lab.languages.real import find
 from gradvac.lab.recipes.common.readers import read_all_lines
 from gradvac.lab.recipes.common.scoring import RunScores, Scorer, TaskResult, score_run
-from gradvac.lab.recipes.nmt.cleaning import read_written
 from gradvac.lab.recipes.nmt.preparation import PreparedCorpus
+from gradvac.lab.recipes.nmt.readers import read_written
 from gradvac.lab.recipes.nmt.settings import NmtConfig
 from gradvac.lab.recipes.nmt.translator import Translator
 from gradvac.lab.runs import RunFolder, TaskScores

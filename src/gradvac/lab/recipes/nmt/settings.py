@@ -18,7 +18,7 @@ from gradvac.lab.recipes.nmt.readers import fill
 from gradvac.lab.recipes.nmt.vocabulary import VocabularyConfig
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import RunConfig, Section, TrainConfig
-from gradvac.lab.training.config import Folder
+from gradvac.lab.training.config import Folder, rename_key
 from gradvac.run_files import RESOURCE_LEVELS
 from gradvac.tasks import DEFAULT_PIVOT, Direction, parse, turned
 
@@ -85,7 +85,7 @@ class DataConfig(Section):
         max_tokens: Training pairs with a longer side are dropped; `translate` cuts its input there.
         processes: Processes that clean large corpora, and threads that tokenise them; 0: one for
             every core. They change nothing.
-        engine: What cleans and tokenises large corpora: "processes" of this machine, or "ray"
+        backend: What cleans and tokenises large corpora: "processes" of this machine, or "ray"
             (extra `ray`): the cluster that RAY_ADDRESS names, or an instance of this machine. It
             changes nothing. Files are read and written here.
         resource_levels: Thresholds.
@@ -108,10 +108,15 @@ class DataConfig(Section):
     tasks: list[str] = Field(default_factory=list)
     max_tokens: int = Field(default=256, ge=1)
     processes: int = Field(default=0, ge=0)
-    engine: Literal["processes", "ray"] = "processes"
+    backend: Literal["processes", "ray"] = "processes"
     resource_levels: ResourceLevels = ResourceLevels()
     cleaning: CleaningConfig = CleaningConfig()
     vocabulary: VocabularyConfig = VocabularyConfig()
+
+    @classmethod
+    def set_aside(cls, table: dict[str, Any], _: Set[str]) -> None:
+        """Configs of older runs say `engine`."""
+        rename_key(table, "engine", "backend")
 
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
@@ -277,8 +282,8 @@ class BatchConfig(Section):
         packed: One sentence after the other without padding: "auto" on a GPU with bf16, where
             attention knows the form.
         fixed: Fill packed batches up to one size, with sentences that do not count, so that a step
-            can be recorded: "auto" unless `train.graph` is false, on a GPU with bf16. Of several
-            processes, each takes its part of the same batches.
+            can be recorded: "auto" unless `train.cuda_graph` is false, on a GPU with bf16. Of
+            several processes, each takes its part of the same batches.
         chunk: Batches are cut from the sorted sentences of this many, so that a batch holds
             sentences of like length and every batch has all tasks. All of them are chosen at once.
     """
@@ -315,7 +320,7 @@ class DecodingConfig(Section):
         length_penalty: Exponent of ((5 + length) / 6); larger favours longer translations.
         max_ratio: A translation has at most `max_ratio * source + max_extra` tokens.
         max_extra: See `max_ratio`.
-        graph: Record the steps of the search as CUDA graphs, on a GPU, where they say the same
+        cuda_graph: Record the steps of the search as CUDA graphs, on a GPU, where they say the same
             sooner. If recording fails, a warning says so, and steps go on as they are written.
         memory: GiB for what is kept of the sentences that are translated at a time; unset: a part
             of what is free.
@@ -325,12 +330,13 @@ class DecodingConfig(Section):
     length_penalty: float = Field(default=0.6, ge=0)
     max_ratio: float = Field(default=2.0, gt=0)
     max_extra: int = Field(default=10, ge=1)
-    graph: bool = True
+    cuda_graph: bool = True
     memory: float | None = Field(default=None, gt=0)
 
     @classmethod
     def set_aside(cls, table: dict[str, Any], overridden: Set[str]) -> None:
-        """Runs of version 0.1.0 say how many tokens a batch has, which changed no translation."""
+        """Configs of older runs say `graph`, and how many tokens a batch has, to no effect."""
+        rename_key(table, "graph", "cuda_graph")
         if "tokens" not in overridden:
             table.pop("tokens", None)
 
@@ -338,7 +344,7 @@ class DecodingConfig(Section):
 class NmtTrainConfig(TrainConfig):
     """[train] of translation, where filling batches up to one size costs next to nothing."""
 
-    graph: bool | Literal["auto"] = "auto"
+    cuda_graph: bool | Literal["auto"] = "auto"
 
 
 class NmtConfig(RunConfig):

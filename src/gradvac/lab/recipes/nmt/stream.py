@@ -224,8 +224,8 @@ class Stream(TaskStream[Batch]):
             raise ValueError(
                 f"batch: this run's batches were packed = {packed} and of size {size}, but are now "
                 f"{self._packed} and {self._form()[1]}; continue on the same kind of device, with "
-                "batch.packed, batch.fixed and train.graph as they were (train.graph=false: of "
-                "any size)."
+                "batch.packed, batch.fixed and train.cuda_graph as they were "
+                "(train.cuda_graph=false: of any size)."
             )
         super().load_state_dict(state)
 

@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from gradvac.files import replacing
 from gradvac.lab.recipes.nmt.batches import Ragged, Tokens
-from gradvac.lab.recipes.nmt.cleaning import Pair, Report
+from gradvac.lab.recipes.nmt.cleaning import Report
+from gradvac.lab.recipes.nmt.readers import Pair
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary
 from gradvac.lab.recipes.nmt.workers import chunks, num_cores, ordered_map
 
@@ -216,7 +217,7 @@ def tokenise_shard(
     *,
     most: int | None,
     processes: int = 0,
-    engine: str = "processes",
+    backend: str = "processes",
 ) -> TokenisedShard:
     """Write the token files of a shard.
 
@@ -226,10 +227,10 @@ def tokenise_shard(
         vocabulary: What text is tokenised with.
         most: Pairs with more tokens on a side are dropped; None: none is.
         processes: How many work at a time; 0: one for every core.
-        engine: Where: "processes" stands for threads of this one, or "ray".
+        backend: Where: "processes" stands for threads of this one, or "ray".
     """
     outcome = TokenisedShard()
-    encoded = _encoded(chunks(lines), vocabulary, processes=processes, engine=engine)
+    encoded = _encoded(chunks(lines), vocabulary, processes=processes, backend=backend)
     with ExitStack() as stack:
         writers = [stack.enter_context(TokenWriter(path, len(vocabulary))) for path in paths]
         for texts, sides in encoded:
@@ -252,13 +253,13 @@ def _encoded(
     vocabulary: Vocabulary,
     *,
     processes: int,
-    engine: str,
+    backend: str,
 ) -> Iterator[tuple[list[Pair], list[Pieces]]]:
-    if engine == "processes":  # SentencePiece's own threads need no copies of the text
+    if backend == "processes":  # SentencePiece's own threads need no copies of the text
         threads = processes or num_cores()
         return ((texts, encode_pairs(texts, vocabulary, threads)) for texts in blocks)
     return ordered_map(
-        encode_pairs, blocks, shared=(vocabulary,), processes=processes, engine=engine
+        encode_pairs, blocks, shared=(vocabulary,), processes=processes, backend=backend
     )
 
 

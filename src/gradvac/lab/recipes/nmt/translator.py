@@ -131,7 +131,7 @@ class Translator(FromRun):
         forbidden = tuple(self.vocabulary.unspeakable)
         options = SearchOptions(BOS, EOS, settings.beams, settings.length_penalty, forbidden)
         memory = None if settings.memory is None else int(settings.memory * (1 << 30))
-        return BeamSearch(model, options, memory=memory, graphs=settings.graph)
+        return BeamSearch(model, options, memory=memory, graphs=settings.cuda_graph)
 
     def _translate_tokens(self, sources: Ragged) -> list[str]:
         settings = self.settings

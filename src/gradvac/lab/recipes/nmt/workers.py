@@ -40,7 +40,7 @@ def ordered_map(
     shared: Sequence[Any] = (),
     processes: int = 0,
     alone: int | None = None,
-    engine: str = "processes",
+    backend: str = "processes",
 ) -> Iterator[tuple[Item, Found]]:
     """Yield (item, work(item, *shared)) in the order of the items, from several processes.
 
@@ -50,19 +50,19 @@ def ordered_map(
         shared: Arguments that are the same for all items; sent to every process once.
         processes: How many; 0: as many as there are cores.
         alone: So many items are worked on here before processes are started; None: ten.
-        engine: "processes" of this machine, or a cluster of "ray".
+        backend: "processes" of this machine, or a cluster of "ray".
     """
     left = iter(items)
     for item in islice(left, _ALONE if alone is None else alone):
         yield item, work(item, *shared)
-    if engine == "processes" and (processes or num_cores()) == 1:
+    if backend == "processes" and (processes or num_cores()) == 1:
         yield from ((item, work(item, *shared)) for item in left)
         return
     first = list(islice(left, 1))
     if not first:
         return
     left = chain(first, left)
-    made = _Cores if engine == "processes" else _Cluster
+    made = _Cores if backend == "processes" else _Cluster
     with made(work, tuple(shared), processes) as pool:
         waiting: deque[tuple[Item, Any]] = deque()
         while True:
@@ -110,7 +110,7 @@ class _Cluster:
             import ray
         except ImportError:
             raise ValueError(
-                'data.engine: ray is not installed here; pip install "gradvac[ray]".'
+                'data.backend: ray is not installed here; pip install "gradvac[ray]".'
             ) from None
         self._ray, self._is_ours = ray, not ray.is_initialized()
         if self._is_ours:

@@ -29,7 +29,7 @@ from gradvac.lab.recipes.tagging.preparation import (
     prepare_sentences,
 )
 from gradvac.lab.recipes.tagging.readers import TaggedSentence, read_sentences
-from gradvac.lab.recipes.tagging.recipe import TaggingRecipe, measure_tagging, train_tagging
+from gradvac.lab.recipes.tagging.recipe import TaggingWorkload, measure_tagging, train_tagging
 from gradvac.lab.recipes.tagging.score import TaggingScores, score_tagging
 from gradvac.lab.recipes.tagging.settings import TaggingConfig
 from gradvac.lab.recipes.tagging.tagger import Tagger
@@ -41,8 +41,8 @@ __all__ = [
     "TaggedSentence",
     "Tagger",
     "TaggingConfig",
-    "TaggingRecipe",
     "TaggingScores",
+    "TaggingWorkload",
     "Windows",
     "WordEncoder",
     "find_spans",

@@ -135,7 +135,7 @@ class _Sentences:
         before = self.steps.reuse(step, key)
         if before is not None:
             return before
-        self.steps.begin(step)
+        self.steps.start(step)
         logger.info("Preparing %s", step)
         sentences, counts = self.read(split, lang)
         tags = Counter(tag for sentence in sentences for tag in sentence.tags)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from gradvac.analysis import Similarities
 from gradvac.lab.messages import log_to
 from gradvac.lab.recipes.common.batches import has_static_shape, is_on_gpu, stream_rows
-from gradvac.lab.recipes.common.measuring import MeasuredSet, Numbers, measure_run
+from gradvac.lab.recipes.common.similarity import MeasuredSet, Numbers, measure_run
 from gradvac.lab.recipes.registry import Recipe
 from gradvac.lab.recipes.tagging.encoder import NO_LABEL, load_model, load_tokenizer
 from gradvac.lab.recipes.tagging.metrics import score_tags
@@ -63,7 +63,7 @@ def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return losses.sum(1)
 
 
-class TaggingRecipe:
+class TaggingWorkload:
     """Many languages, one tagger.
 
     Args:
@@ -174,24 +174,24 @@ def train_tagging(
     """
     with join(config.train.device) as job:
         display = job.display(display)
-        with log_to(display.say):
+        with log_to(display.show_message):
             prepared = job.first_then_others(lambda: open_sentences(config))
             settings = config.with_steps(
                 sum(config.sampling.thinned(prepared.sizes[TRAIN]).values())
             )
         seed_everything(settings.train.seed)
-        recipe = TaggingRecipe(settings, prepared)
-        display.console.print(recipe.epochs())
-        return train(recipe, settings, run, display=display, files=_encoder_files(recipe))
+        workload = TaggingWorkload(settings, prepared)
+        display.console.print(workload.epochs())
+        return train(workload, settings, run, display=display, files=_encoder_files(workload))
 
 
-def _encoder_files(recipe: TaggingRecipe) -> dict[str, bytes]:
+def _encoder_files(workload: TaggingWorkload) -> dict[str, bytes]:
     """What a run keeps so that it can tag wherever its folder is moved."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        recipe.tokenizer.save_pretrained(folder)
+        workload.tokenizer.save_pretrained(folder)
         contents = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-    settings = recipe.model.config.to_dict()  # type: ignore[union-attr, operator]
+    settings = workload.model.config.to_dict()  # type: ignore[union-attr, operator]
     settings.pop("transformers_version", None)  # a newer one makes it no other model
     contents["config.json"] = json.dumps(settings, indent=1, sort_keys=True, default=str).encode()
     return {f"{ENCODER}/{name}": content for name, content in contents.items()}

@@ -112,7 +112,7 @@ class TaggingBatchConfig(Section):
         epochs: Epochs over the data of all languages together; sets `train.max_steps`. 0:
             `train.max_steps` decides.
         fixed: Give all batches the width of the longest window, so that a step can be recorded;
-            "auto": if `train.graph` asks for it, on a GPU with bf16.
+            "auto": if `train.cuda_graph` asks for it, on a GPU with bf16.
         score_rows: Windows per batch in validation and scoring.
     """
 

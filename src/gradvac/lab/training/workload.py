@@ -1,15 +1,15 @@
 """What a recipe gives to the loop: a model, batches, losses by task, and a validation.
 
-The loop (`loop.py`) knows nothing of translation or tagging. It knows a `TrainingRecipe`:
+The loop (`loop.py`) knows nothing of translation or tagging. It knows a `Workload`:
 
     seed_everything(config.train.seed)       # before the model is built
-    recipe = MyRecipe(config)                # builds the model, opens the data
-    train(recipe, config, "runs/first")      # trains, or continues where the run stopped
+    workload = MyWorkload(config)            # builds the model, opens the data
+    train(workload, config, "runs/first")    # trains, or continues where the run stopped
 
 Who does what:
 
-- The *recipe* builds the model (on the CPU), cuts the data into batches, and computes one summed
-  loss per row. `train` moves the model to the device before anything else; a recipe moves its
+- The *workload* builds the model (on the CPU), cuts the data into batches, and computes one summed
+  loss per row. `train` moves the model to the device before anything else; a workload moves its
   batches there itself.
 - The *loop* puts autocast around `losses` and `validate`, divides by the number of tokens of the
   step, calls the aligner, clips, steps, logs, validates, saves.
@@ -128,7 +128,7 @@ class StepLosses:
     tokens: Tensor | None = None
 
 
-class TrainingRecipe(Protocol[BatchT]):
+class Workload(Protocol[BatchT]):
     """A training task for the loop."""
 
     @property
