@@ -793,11 +793,14 @@ class Attack:
 
     def _train(self, engine: str) -> float:
         weights = {task: self._random.uniform(0.3, 3.0) for task in TASKS}
-        rule = Sum(weights)  # others are sensitive to the rounding of a gradient that is zero
         model, twin = copy.deepcopy(self.model), copy.deepcopy(self.model)
         pairs = [
-            (model, Aligner(model, TASKS, rule, self._granularity, engine, **self._options)),
-            (twin, Aligner(twin, TASKS, rule, self._granularity, "per_task")),
+            # Other rules are sensitive to the rounding of a gradient that is zero.
+            (
+                model,
+                Aligner(model, TASKS, Sum(weights), self._granularity, engine, **self._options),
+            ),
+            (twin, Aligner(twin, TASKS, Sum(weights), self._granularity, "per_task")),
         ]
         worst = 0.0
         for step, size in enumerate(self._sizes):

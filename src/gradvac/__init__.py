@@ -11,6 +11,7 @@ The library, which needs torch and numpy:
 
     aligner.py       engine -> Gram matrix -> rule -> `.grad`; options; state
     alignment.py     what one step did, for people and records to look at
+    by_task.py       task gradients or their Gram matrices, without a rule and an update
     gram.py          norms, cosines and products read off a Gram matrix
     rules/           a method is a function of the Gram matrix: one file each
     engine/          task gradients -> Gram matrices, weights -> `.grad`; one process or many
@@ -52,16 +53,18 @@ if TYPE_CHECKING:
     from gradvac import rules
     from gradvac.aligner import Aligner, Restored
     from gradvac.alignment import Alignment
+    from gradvac.by_task import GradientsByTask
     from gradvac.engine import AdamMetric, Components, RowTasks, rows
     from gradvac.rules import *  # noqa: F403
 
-    __all__ = ["AdamMetric", "Aligner", "Alignment", "Components", "Restored", "RowTasks"]
-    __all__ += ["__version__", "rows"]
+    __all__ = ["AdamMetric", "Aligner", "Alignment", "Components", "GradientsByTask", "Restored"]
+    __all__ += ["RowTasks", "__version__", "rows"]
     __all__ += rules.__all__  # type: ignore[has-type]
 
 _MODULES = {
     "gradvac.aligner": ("Aligner", "Restored"),
     "gradvac.alignment": ("Alignment",),
+    "gradvac.by_task": ("GradientsByTask",),
     "gradvac.engine": ("AdamMetric", "Components", "RowTasks", "rows"),
     "gradvac.rules": (
         *("EmaTarget", "FixedTarget", "Only"),

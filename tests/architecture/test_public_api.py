@@ -19,6 +19,7 @@ PUBLIC = {
     "Components",
     "EmaTarget",
     "FixedTarget",
+    "GradientsByTask",
     "Only",
     "Restored",
     "RowTasks",

@@ -530,10 +530,10 @@ def test_how_small_an_influence_is_noticed(seed: int) -> None:
         for own, engine in ((model, "one_backward"), (twin, "per_task")):
             with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
                 losses = own(x, coefficient)
+            aligner = Aligner(own, list(weights), Sum(weights), engine=engine)
             try:
-                Aligner(own, list(weights), Sum(weights), engine=engine).backward(losses, rows)
-            except ValueError as refusal:
-                assert "influence each other" in str(refusal)
+                aligner.backward(losses, rows)
+            except ValueError:
                 return None
             pairs.append([p.grad for p in own.parameters()])
         return max(float((a - b).norm() / b.norm()) for a, b in zip(*pairs, strict=True))

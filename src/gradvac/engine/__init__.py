@@ -44,6 +44,7 @@ from gradvac.engine.distributed import (
 from gradvac.engine.kernels import gram
 from gradvac.engine.losses import Losses, TasksOfRows, positions, read_local_losses, read_losses
 from gradvac.engine.metric import AdamMetric, Metric
+from gradvac.engine.passes import kept_gradients
 from gradvac.engine.row_tasks import RowTasks, rows
 from gradvac.engine.task_gradients import AccumulatedGradients, Weigh
 
@@ -65,6 +66,7 @@ __all__ = [
     "compile_tapped",
     "digest",
     "gram",
+    "kept_gradients",
     "positions",
     "read_local_losses",
     "read_losses",

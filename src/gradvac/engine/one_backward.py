@@ -275,12 +275,9 @@ class PlannedBackward:
 
         And have run: whoever is told may change the parameters, which a node still reads.
         """
-        plan, builder, unreached = self.plan, self.builder, self.plan.unreached
-        junctions, sums, reached_nodes = (
-            plan.partition.junctions,
-            GradientSketches(),
-            ReachedNodes(),
-        )
+        plan, builder, has_hooks = self.plan, self.builder, self.graph.has_hooks
+        junctions, unreached = plan.partition.junctions, plan.unreached
+        sums, reached_nodes = GradientSketches(), ReachedNodes()
         left = Counter([group for junction_groups in groups for group in junction_groups])
         deliver: Deliver = gradients.add
         if self.losses.joint is not None:
@@ -289,9 +286,8 @@ class PlannedBackward:
         def arrive(number: int, output_gradients: Sequence[Tensor | None]) -> None:
             if unreached and junctions[number].position in unreached:
                 reached_nodes.see(junctions[number].position, output_gradients)
-            if self.graph.has_hooks:  # some write over a gradient, which contributions hold
-                output_gradients = copies(output_gradients)
-            builder.build(number, output_gradients)
+            # Contributions hold gradients, over which some hooks write.
+            builder.build(number, copies(output_gradients) if has_hooks else output_gradients)
             left.subtract(groups[number])
             complete = [group for group in dict.fromkeys(groups[number]) if not left[group]]
 
@@ -299,8 +295,7 @@ class PlannedBackward:
                 for group in complete:
                     done(group)
 
-            has_run = junctions[number].ends and not self.graph.has_hooks
-            if has_run or number in after_run:
+            if (junctions[number].ends and not has_hooks) or number in after_run:
                 tell()
             elif complete:
                 node = self.graph.nodes[junctions[number].position]

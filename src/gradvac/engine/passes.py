@@ -183,6 +183,14 @@ def set_aside(leaves: Collection[Tensor]) -> Iterator[None]:
             leaf.grad = gradient
 
 
+@contextmanager
+def kept_gradients(roots: Sequence[Tensor]) -> Iterator[None]:
+    """Put `.grad` of all leaves back, and let no hook of theirs see what is written to it."""
+    leaves = Graph(roots).leaves()
+    with set_aside(leaves), without_hooks(leaves):
+        yield
+
+
 def show_gradients(
     graph: Graph,
     starts: Sequence[Tensor],
