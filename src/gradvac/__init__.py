@@ -47,7 +47,7 @@ Names are imported when they are first used: the command line answers `--help` w
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"  # also what the package is built with: a path needs no metadata
+__version__ = "0.2.0"  # also what the package is built with: a path needs no metadata
 
 if TYPE_CHECKING:
     from gradvac import rules

@@ -1,4 +1,4 @@
-"""What messages share: the nearest valid name, a few of many names, the line a warning is for."""
+"""What messages share: the nearest valid name, a few of many, what to install, whom to warn."""
 
 import difflib
 import sys
@@ -19,6 +19,11 @@ def some(names: Iterable[object], most: int = 5) -> str:
     """The first of some names, and dots if there are more; "nothing" for none."""
     shown = list(dict.fromkeys(map(str, names)))
     return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "") or "nothing"
+
+
+def install_line(*extras: str) -> str:
+    """How to install what some extras need: from a checkout, as no index has the package."""
+    return f'pip install ".[{",".join(extras)}]" in the checkout of gradvac'
 
 
 def warn_caller(message: str) -> None:

@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of their own imports
     import transformers
-    from accelerate import Accelerator
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
+    from accelerate.utils import DistributedType
     from lightning.pytorch import LightningModule, Trainer
     from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
@@ -31,6 +33,7 @@ with warnings.catch_warnings():
     from gradvac.integrations.transformers import AlignedTrainer
 
 from gradvac import Aligner, GradVac
+from gradvac.analysis import load_run
 
 from ..ranks import failures, run_ranks
 
@@ -57,7 +60,7 @@ def gpt2() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(**sizes, **silent)).double()
 
 
-def hugging_face(folder: Path, *, resume: bool = False) -> Weights:
+def hugging_face(folder: Path, *, resume: bool = False, **options: Any) -> Weights:
     """A causal model, whose losses are divided by the labels of the whole step."""
     model = gpt2()
     rows = []
@@ -80,14 +83,58 @@ def hugging_face(folder: Path, *, resume: bool = False) -> Weights:
         save_steps=2,
         disable_tqdm=True,
         use_cpu=True,
+        **{key: options.pop(key) for key in list(options) if key.startswith("fsdp")},
     )
-    trainer = AlignedTrainer(model, args, train_dataset=rows, tasks=TASKS, rule=GradVac(beta=0.3))
+    if args.fsdp:
+        assert args.world_size == SIZE  # which begins with a new state
+        allow_fsdp_on_cpus()
+    trainer = AlignedTrainer(
+        model, args, train_dataset=rows, tasks=TASKS, rule=GradVac(beta=0.3), **options
+    )
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if resume else None)
-    return dict(model.state_dict())
+    is_divided = any(isinstance(p, DTensor) for p in trainer.model.parameters())
+    assert is_divided == trainer.is_fsdp_enabled == bool(args.fsdp)
+    return whole(trainer.model)
+
+
+def allow_fsdp_on_cpus() -> None:
+    """Accelerate knows FSDP on GPUs alone: let it take these processes for some."""
+    state = PartialState(cpu=True)
+    state._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def whole(model: nn.Module) -> Weights:
+    """All weights, wherever their parts are."""
+    found = model.state_dict()
+    return {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in found.items()}
 
 
 def resumed(folder: Path) -> Weights:
     uninterrupted, weights = hugging_face(folder), hugging_face(folder, resume=True)
+    assert all(torch.equal(uninterrupted[key], weights[key]) for key in weights)
+    return weights
+
+
+def mixed(folder: Path) -> Weights:
+    """Tasks mixed, resumed in the middle of a pass, and recorded by the first process."""
+    options: dict[str, Any] = {"sampling": {"temperature": 5.0}, "record": folder / "record"}
+    uninterrupted = hugging_face(folder, **options)
+    weights = hugging_face(folder, resume=True, record_every=1, **options)
+    assert all(torch.equal(uninterrupted[key], weights[key]) for key in weights)
+    if rank() == 0:
+        record = load_run(folder / "record").record
+        assert record is not None
+        assert record.steps.tolist() == [3, 4]
+    return weights
+
+
+def hugging_face_fsdp2(folder: Path) -> Weights:
+    """The same model divided among processes, and continued."""
+    if size() == 1:
+        return hugging_face(folder)
+    config = {"version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]}
+    uninterrupted = hugging_face(folder, fsdp=True, fsdp_config=dict(config))
+    weights = hugging_face(folder, resume=True, fsdp=True, fsdp_config=dict(config))
     assert all(torch.equal(uninterrupted[key], weights[key]) for key in weights)
     return weights
 
@@ -109,8 +156,18 @@ def batches() -> list[tuple[Tensor, Tensor, Tensor]]:
     return [(x[ours], y[ours].double(), tasks[ours]) for x, y in every]
 
 
-def accelerate(folder: Path) -> Weights:
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+def accelerate_fsdp2(folder: Path) -> Weights:
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=30
+    )
+    if size() == 1:
+        return accelerate(folder)
+    allow_fsdp_on_cpus()
+    return accelerate(folder, fsdp_plugin=plugin)
+
+
+def accelerate(folder: Path, **options: Any) -> Weights:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **options)
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -121,7 +178,9 @@ def accelerate(folder: Path) -> Weights:
             aligner.backward(losses, tasks)
             optimizer.step()
             optimizer.zero_grad()
-    weights: Weights = dict(accelerator.unwrap_model(model).state_dict())
+    is_divided = any(isinstance(p, DTensor) for p in model.parameters())
+    assert is_divided == ("fsdp_plugin" in options)
+    weights = whole(accelerator.unwrap_model(model))
     if size() > 1:
         alone = Aligner(network(), TASKS, process_group=None)
         with pytest.raises(ValueError, match=r"2 processes .*aligner .*1"):
@@ -177,7 +236,8 @@ def main(folder: Path) -> None:
     transformers.utils.logging.set_verbosity_error()
     os.environ["ACCELERATE_USE_CPU"] = "true"
     found: dict[str, Any] = {}
-    for work in (hugging_face, resumed, accelerate, lightning):
+    every = (hugging_face, resumed, mixed, hugging_face_fsdp2)
+    for work in (*every, accelerate, accelerate_fsdp2, lightning):
         results: list[Any] = []
         for num in (1, SIZE):
             into = folder / f"{work.__name__}-{num}"
@@ -189,7 +249,7 @@ def main(folder: Path) -> None:
             continue
         one, *two = results
         assert all(torch.equal(two[0][key], two[1][key]) for key in one)
-        first = (network() if work in (accelerate, lightning) else gpt2()).state_dict()
+        first = (gpt2() if work in every else network()).state_dict()
         found[work.__name__] = {"gap": gap(one, two[0]), "moved": gap(one, dict(first))}
     (folder / "found.json").write_text(json.dumps(found))
 

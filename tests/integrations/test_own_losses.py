@@ -19,11 +19,13 @@ from transformers import (
 )
 
 from gradvac import GradNorm, GradVac, Sum
+from gradvac.analysis import load_run
 from gradvac.integrations._loss_parts import LossParts
 from gradvac.integrations.transformers import (
     AlignedMixin,
     AlignedSeq2SeqTrainer,
     AlignedTrainer,
+    MeasureConflicts,
 )
 
 TASKS = ["de", "fr", "sw"]
@@ -207,6 +209,40 @@ def test_parts_of_a_loss() -> None:
     later = outputs * 2
     with pytest.raises(ValueError, match="and from what that was computed from"):
         LossParts.find(outputs.sum() + later.sum(), [outputs, later], 4)
+
+
+def test_a_plain_trainer_measures_conflicts(
+    make_model: Make, make_examples: Make, arguments: Make, tmp_path: Path
+) -> None:
+    """Weights are those of training without the callback; a resumed run goes on with the file."""
+    examples = make_examples("tokens", 24)
+    rows = [{k: v for k, v in one.items() if k != "task"} for one in examples]
+    tensors = [{k: torch.tensor([v]) for k, v in row.items()} for row in rows]
+    batches = {
+        task: [t for t, one in zip(tensors, examples, strict=True) if one["task"] == task][:4]
+        for task in TASKS
+    }
+
+    def train(folder: str, callbacks: list[Any], resume: bool = False) -> Any:
+        args = arguments(output_dir=str(tmp_path / folder), save_strategy="steps", save_steps=2)
+        trainer = Trainer(make_model("tokens"), args, train_dataset=rows, callbacks=callbacks)
+        checkpoint = str(tmp_path / folder / "checkpoint-2") if resume else None
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer.model
+
+    plain = train("plain", [])
+    folder = tmp_path / "run"
+    measured = train("measured", [MeasureConflicts(folder, batches, every=1)])
+    again = train("measured", [MeasureConflicts(folder, batches, every=1)], resume=True)
+    for one, other, third in zip(
+        plain.parameters(), measured.parameters(), again.parameters(), strict=True
+    ):
+        assert torch.equal(one, other)
+        assert torch.equal(one, third)
+    run = load_run(folder)
+    assert run.tasks == tuple(TASKS)
+    assert run.measured[0].steps.tolist() == [1, 2, 3, 4]
+    assert (abs(run.measured[0].values) <= 1).all()
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

@@ -151,7 +151,7 @@ def test_missing_datasets_package_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install .gradvac\[datasets\]"):
+    with pytest.raises(ValueError, match=r"pip install .\.\[datasets\]"):
         read("hf:opus:en-fr:train", tmp_path)
 
 

@@ -47,9 +47,11 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "gradvac").startswith("gradvac"):
             raise
+        from gradvac.hints import install_line
+
         sys.exit(
             f"error: the command line needs {error.name}, which is not installed; "
-            'pip install "gradvac[nmt]" (or [tagging], [report], [all]).'
+            f"{install_line('all')}."
         )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec, TextIO
 import typer
 
 import gradvac
+from gradvac.hints import install_line
 from gradvac.lab.messages import log_to
 from gradvac.lab.recipes import recipe_of
 from gradvac.lab.runs import RunFolder
@@ -122,7 +123,7 @@ def _refuse_missing(packages: list[str], extras: Iterable[str]) -> None:
     if packages:
         raise ValueError(
             f"this command needs {', '.join(packages)}, not installed here; "
-            f'pip install "gradvac[{",".join(extras)}]".'
+            f"{install_line(*extras)}."
         )
 
 

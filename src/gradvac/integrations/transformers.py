@@ -27,6 +27,7 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +39,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.trainer_pt_utils import LabelSmoother
 
 from gradvac import MGDA, Aligner, Alignment, GradNorm, Sum
+from gradvac.analysis import (
+    Similarities,
+    concatenate,
+    load_similarities,
+    measure,
+    save_similarities,
+)
 from gradvac.cuda_graph import GraphedStep
 from gradvac.devices import index_on
 from gradvac.engine import positions
@@ -51,6 +59,8 @@ from gradvac.integrations._shared import (
     sampler_of,
     unscaled,
 )
+from gradvac.models import is_sharded
+from gradvac.run_files import RunFiles
 from gradvac.sampling import TaskBatchSampler
 
 logger = logging.getLogger(__name__)
@@ -328,6 +338,12 @@ class AlignedMixin(_AnyTrainer):
             DataLoader(loader.dataset, batch_sampler=sampler, **options)
         )
 
+    def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
+        """Make the aligner once FSDP2 has divided the model, and before it is gathered."""
+        prepared = super()._prepare_for_training(*args, **options)
+        check_processes(self.aligner, self.args.world_size, "aligner_options")
+        return prepared
+
     def _run_epoch(self, *args: Any, **options: Any) -> Any:
         """Let the sampler know which pass begins; what is put around it may not tell it."""
         named = inspect.signature(super()._run_epoch).bind(*args, **options).arguments
@@ -599,6 +615,77 @@ class _WritesRecord(TrainerCallback):
             self._trainer._record.flush()
 
 
+class MeasureConflicts(TrainerCallback):
+    """For a plain Trainer: which tasks conflict, measured now and then; training stays as it is.
+
+        trainer = Trainer(..., callbacks=[MeasureConflicts("out", {"de": [...], "fr": [...]})])
+        trainer.train()            # then: gradvac report out
+
+    Every `every` steps the gradients of given batches are compared, without dropout, and what was
+    found is added to `similarity.npz` in the folder. It costs two passes over all batches.
+
+    Args:
+        folder: For `gradvac report`.
+        batches: Task -> two or more batches as the model takes them, labels included; the model
+            gives their mean loss. Batches with the same content in all tasks (such as translations)
+            compare tasks rather than their data.
+        every: Optimizer steps between measurements.
+        granularity: Which parameters share a component.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        batches: Mapping[str, Sequence[Mapping[str, Any]]],
+        *,
+        every: int = 100,
+        granularity: Any = "all_layer",
+    ) -> None:
+        self._path, self._batches, self._every = RunFiles(Path(folder)), batches, every
+        self._granularity = granularity
+        self._found: list[Sequence[Similarities]] = []
+
+    def on_train_begin(self, *given: Any, **_: Any) -> None:
+        """Go on with what an earlier part of this training measured."""
+        state, self._found = given[1], []
+        if state.global_step and self._path.similarity.is_file():
+            self._found = [load_similarities(self._path.similarity)[0]]
+
+    def on_step_end(self, *given: Any, **named: Any) -> None:
+        """Measure, if it is due."""
+        state, model = given[1], named["model"]
+        if state.global_step % self._every or not state.is_world_process_zero:
+            return
+        if is_sharded(model):
+            raise ValueError(
+                "MeasureConflicts: needs the whole model in one process, but FSDP divides it; use "
+                "AlignedTrainer with rule=Sum() and record, which trains as the plain Trainer does."
+            )
+        was_training = model.training
+        model.eval()
+        try:
+            batches = {
+                task: [partial(_sum_of_losses, model, batch) for batch in own]
+                for task, own in self._batches.items()
+            }
+            measured = measure(model, batches, self._granularity, step=state.global_step)
+        finally:
+            model.train(was_training)
+        self._found.append(measured.parts)
+        self._path.path.mkdir(parents=True, exist_ok=True)
+        joined = [concatenate(parts) for parts in zip(*self._found, strict=True)]
+        save_similarities(self._path.similarity, joined, "by MeasureConflicts, without dropout")
+
+
+def _sum_of_losses(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+    """The loss of a batch, as a sum over its labels."""
+    device = next(model.parameters()).device
+    inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+    labels = inputs["labels"]
+    count = (labels != _IGNORED).sum() if not labels.is_floating_point() else labels.numel()
+    return tensor_of(model(**inputs), "loss") * count
+
+
 def _column(dataset: Any, column: str, tasks: Sequence[str]) -> list[str]:
     """The task of every row, by name."""
     try:
@@ -733,5 +820,6 @@ __all__ = [
     "AlignedMixin",
     "AlignedSeq2SeqTrainer",
     "AlignedTrainer",
+    "MeasureConflicts",
     "TaskCollator",
 ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.devices import index_on
-from gradvac.hints import nearest
+from gradvac.hints import install_line, nearest
 from gradvac.rules.rule import Rule, Weighing, matching
 
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
@@ -103,7 +103,7 @@ def _named(name: str, options: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
         import torchjd.aggregation as torchjd
     except ImportError as error:
         raise ValueError(
-            f'weighting: {name!r} needs TorchJD ({error}); pip install "gradvac[torchjd]".'
+            f"weighting: {name!r} needs TorchJD ({error}); {install_line('torchjd')}."
         ) from None
     ending = "Weighting"
     class_names = [one for one in torchjd.__all__ if one.endswith(ending) and one != ending]

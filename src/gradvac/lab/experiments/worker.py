@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gradvac.files import write_json
+from gradvac.hints import install_line
 from gradvac.lab.messages import log_to
 from gradvac.lab.recipes import recipe_named
 from gradvac.lab.runs import RunFolder
@@ -218,7 +219,7 @@ class Submitit:
             import submitit
         except ImportError:
             raise ValueError(
-                '--launcher: submitit is not installed here; pip install "gradvac[cluster]".'
+                f"--launcher: submitit is not installed here; {install_line('cluster')}."
             ) from None
         given = dict(options)
         self._executor = submitit.AutoExecutor(folder=folder, cluster=given.pop("cluster", None))

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.hints import nearest
+from gradvac.hints import install_line, nearest
 from gradvac.lab.languages.families import ResourceLevel
 
 # Levels on which handbooks agree. A level that is disputed, or that splits nothing off, is left
@@ -261,7 +261,7 @@ def _angles(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _folder() -> Path:
     spec = importlib.util.find_spec("urielplus")
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError("URIEL distances need the package `urielplus`; pip install urielplus.")
+        raise ValueError(f"URIEL distances need the package `urielplus`; {install_line('uriel')}.")
     return Path(spec.submodule_search_locations[0]) / "database" / "original_uriel"
 
 

@@ -25,6 +25,8 @@ from typing import Any
 
 import zstandard
 
+from gradvac.hints import install_line
+
 HUB = "hf:"
 _PACKED = (".gz", ".zst")
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
@@ -270,7 +272,7 @@ def import_package(name: str, what: str) -> Any:
     except ImportError:
         package = name.partition(".")[0]
         raise ValueError(
-            f'{what} needs the package `{package}`; pip install "gradvac[datasets]".'
+            f"{what} needs the package `{package}`; {install_line('datasets')}."
         ) from None
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradvac.hints import install_line
 from gradvac.lab.recipes.nmt.model import DecoderLayer, Transformer
 from gradvac.lab.recipes.nmt.preparation import VOCABULARY
 from gradvac.lab.recipes.nmt.settings import DecodingConfig, NmtConfig
@@ -89,7 +90,7 @@ def _check_packages(to: str) -> None:
         raise ValueError(f"to: must be one of {', '.join(_PACKAGES)}, got {to!r}.")
     missing = [name for name in _PACKAGES[to] if importlib.util.find_spec(name) is None]
     if missing:
-        raise ValueError(f'to: {to!r} needs {", ".join(missing)}; pip install "gradvac[export]".')
+        raise ValueError(f"to: {to!r} needs {', '.join(missing)}; {install_line('export')}.")
 
 
 def _longest(settings: NmtConfig) -> int:

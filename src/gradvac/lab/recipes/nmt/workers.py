@@ -15,6 +15,8 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from typing import Any, Self, TypeVar
 
+from gradvac.hints import install_line
+
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 LINES_AT_ONCE = 10_000
@@ -110,7 +112,7 @@ class _Cluster:
             import ray
         except ImportError:
             raise ValueError(
-                'data.backend: ray is not installed here; pip install "gradvac[ray]".'
+                f"data.backend: ray is not installed here; {install_line('ray')}."
             ) from None
         self._ray, self._is_ours = ray, not ray.is_initialized()
         if self._is_ours:
