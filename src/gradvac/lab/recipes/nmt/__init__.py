@@ -21,6 +21,7 @@ is a direction such as "en-fr". `prepare_corpus` turns text files into token fil
     score.py           BLEU and chrF++
     similarity.py      what `gradvac similarity` measures
     export.py          the model for Hugging Face and CTranslate2
+    teachers.py        every task's best weights so far as its teacher
     start.py           another run's weights to start from; schedules that cannot work
     recipe.py          what the training loop needs to know, and the entry of the registry
     demo.py            two trainings side by side and all that follows, in a few minutes

@@ -24,12 +24,14 @@ from gradvac.lab.recipes.nmt.settings import DEV, TRAIN, NmtConfig
 from gradvac.lab.recipes.nmt.similarity import measure_translation
 from gradvac.lab.recipes.nmt.start import require_parent, start_from, warn_of_schedule
 from gradvac.lab.recipes.nmt.stream import Numbers, Stream, TaskData, gather_batch
+from gradvac.lab.recipes.nmt.teachers import TaughtStream, Teachers
 from gradvac.lab.recipes.nmt.translator import Translator
 from gradvac.lab.recipes.registry import Recipe
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import (
     FULL_BATCH,
     BatchSlice,
+    BatchStream,
     Display,
     Prefetch,
     Result,
@@ -59,6 +61,8 @@ class TranslationRecipe:
         levels = config.data.resource_levels
         self.resource_levels = {task: levels.of(size) for task, size in self._sizes.items()}
         self._dev = [TaskData.open(prepared, DEV, task) for task in self.tasks]
+        weight = config.validation.teacher_weight
+        self._teachers = Teachers(self.model, self.tasks, weight) if weight else None
 
     def _is_packed(self) -> bool:
         config = self.config
@@ -68,14 +72,25 @@ class TranslationRecipe:
             return True
         return is_on_gpu(config.train) and config.train.precision == "bf16"
 
-    def batches(self, part: BatchSlice = FULL_BATCH) -> Prefetch[Batch]:
+    def batches(self, part: BatchSlice = FULL_BATCH) -> BatchStream[Batch]:
         """The training data, from their beginning; the next batches are prefetched."""
         pin = Batch.pin if is_on_gpu(self.config.train) else None
-        return Prefetch(self._stream(part), prepare=pin)
+        stream = Prefetch(self._stream(part), prepare=pin)
+        if self._teachers is None:
+            return stream
+        if part.of > 1:
+            raise ValueError(
+                f"validation.teacher_weight: is for one process, but {part.of} train; leave it out."
+            )
+        return TaughtStream(stream, self._teachers)
 
     def _stream(self, part: BatchSlice = FULL_BATCH) -> Stream:
         config, is_packed = self.config, self._is_packed()
-        is_static = has_static_shape(config.batch.fixed, config.train, part, is_possible=is_packed)
+        # What a teacher says is decided on the host at every step: nothing that can be replayed.
+        is_possible = is_packed and self._teachers is None
+        is_static = has_static_shape(
+            config.batch.fixed, config.train, part, is_possible=is_possible
+        )
         return Stream(
             [TaskData.open(self.prepared, TRAIN, task) for task in self.tasks],
             config.sampling,
@@ -91,12 +106,16 @@ class TranslationRecipe:
     def losses(self, batch: Batch) -> StepLosses:
         """The loss of every sentence pair, summed over its tokens."""
         device = next(self.model.parameters()).device
-        losses = self.model(batch.to(device))
-        return StepLosses(losses, batch.tasks)
+        batch = batch.to(device)
+        soft = None if self._teachers is None else self._teachers.soft_labels(batch)
+        return StepLosses(self.model(batch, soft), batch.tasks)
 
     def validate(self) -> Mapping[str, float]:
         """The loss per token of every task without smoothing, their mean, and BLEU."""
         scores = {f"dev/loss/{data.name}": self._dev_loss(data) for data in self._dev}
+        if self._teachers is not None:
+            by_task = {task: scores[f"dev/loss/{task}"] for task in self.tasks}
+            self._teachers.see(by_task, self.model)
         scores["dev/loss"] = float(np.mean(list(scores.values())))
         if self.config.validation.bleu_sentences:
             translator = self._translator()
