@@ -306,10 +306,14 @@ class ValidationConfig(Section):
     Attributes:
         sentences: Most development pairs of a task.
         bleu_sentences: Most pairs of a task to translate for BLEU ("dev/bleu"); 0: none.
+        teacher_weight: Share, in the labels of a task that was better before, of what the weights
+            of its best validation predict; 0: none. Takes one more forward pass for every different
+            teacher in a batch, and room for their weights, in checkpoints too; for one process.
     """
 
     sentences: int = Field(default=2000, ge=1)
     bleu_sentences: int = Field(default=0, ge=0)
+    teacher_weight: float = Field(default=0.0, ge=0, lt=1)
 
 
 class DecodingConfig(Section):
@@ -375,6 +379,20 @@ class NmtConfig(RunConfig):
                 f"batch.tokens = {self.batch.tokens} is less than the longest sentence, "
                 f"data.max_tokens + 2 = {longest}; raise it, or lower data.max_tokens"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _teachers_can_teach(self) -> NmtConfig:
+        if self.validation.teacher_weight:
+            if not self.train.validate_every:
+                raise ValueError(
+                    "validation.teacher_weight needs validations, but train.validate_every is 0"
+                )
+            if True in (self.train.graph, self.batch.fixed):
+                raise ValueError(
+                    "validation.teacher_weight: steps with teachers cannot be recorded; set "
+                    'train.graph and batch.fixed to "auto"'
+                )
         return self
 
     @model_validator(mode="after")
