@@ -125,10 +125,10 @@ CASES = {
         tasks=9, measured=True, records=1, rows=(64,), family=0.7, finds=(FAMILY, "Groups")
     ),
     "planted side": Case(side=1.0, finds=(SIDES,)),
-    "planted side, two tasks": Case(tasks=2, side=1.5, finds=(SIDES,)),
+    "planted side, two tasks": Case(tasks=2, records=200, side=1.5, finds=(SIDES,)),
     "planted depth": Case(depth=2.0, finds=(DEPTH,)),
     "planted trend": Case(trend=1.0, finds=(TIME,)),
-    "planted trend, two tasks": Case(tasks=2, trend=2.0, finds=(TIME,)),
+    "planted trend, two tasks": Case(tasks=2, records=200, trend=3.0, finds=(TIME,)),
     "planted harm": Case(tasks=6, family=2.0, opposed=True, finds=("harm",)),
 }
 

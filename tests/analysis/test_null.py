@@ -57,7 +57,7 @@ def test_without_structure_claims_are_rare(num: int, settings: dict) -> None:
         ({"by_side": 0.3}, {"Encoder and decoder"}),
         ({"by_depth": 0.38}, {"Depth"}),
         ({"by_step": 0.3}, {"Time"}),
-        ({"by_step": 0.3, "measured": False}, {"Time"}),
+        ({"by_step": 0.3, "measured": False, "num_steps": 24}, {"Time"}),
     ],
     ids=lambda value: "-".join(sorted(map(str, value))),
 )
@@ -83,8 +83,6 @@ def test_a_planted_distance_and_a_planted_difference_are_found() -> None:
 
 
 def structure_with(run: Run, distances: object) -> Run:
-    from dataclasses import replace
-
     return replace(run, distances=distances)  # type: ignore[arg-type]
 
 
@@ -155,15 +153,17 @@ def test_groups_need_more_than_one_odd_task() -> None:
 def test_groups_of_constructed_languages_are_branches_of_their_families() -> None:
     corpus = default_corpus()
     known, draw = corpus.distances(), np.random.default_rng(0)
-    noise = draw.normal(0, 0.05, (1, len(structure.COMPONENTS), *known.distance.shape))
-    values = (0.8 - known.distance + noise + noise.swapaxes(-1, -2)).astype(np.float32)
-    made = Similarities(known.codes, structure.COMPONENTS, np.array([1]), values)
-    found = statistics.stable_groups(made).found
+
+    def measured(truth: np.ndarray) -> Similarities:
+        across = truth + draw.normal(0, 0.05, (1, len(structure.COMPONENTS), *truth.shape))
+        values = (across + across.swapaxes(-1, -2)) / 2
+        return Similarities(
+            known.codes, structure.COMPONENTS, np.array([1]), values.astype(np.float32),
+            across=across.astype(np.float32), lines="different",
+        )  # fmt: skip
+
+    found = statistics.stable_groups(measured(0.8 - known.distance)).found
     assert sum(len(group.tasks) for group in found) >= 12
     for group in found:
         assert len({corpus.languages[code].family for code in group.tasks}) == 1
-    drawn = draw.normal(0, 0.1, values.shape)
-    noise_alone = Similarities(
-        known.codes, structure.COMPONENTS, np.array([1]), (drawn + drawn.swapaxes(-1, -2))
-    )
-    assert statistics.stable_groups(noise_alone).found == ()
+    assert statistics.stable_groups(measured(np.full_like(known.distance, 0.3))).found == ()

@@ -322,8 +322,8 @@ def test_change_is_within_pairs() -> None:
     values[:4, 0, 0, 2] = values[:4, 0, 2, 0] = 0.9
     found = statistics.change_over_steps(similarities(values, ("encoder.0",), "abc"))
     assert found is not None
-    assert (found.change.first, found.change.second) == pytest.approx((0.1, 0.1))
-    assert found.change.difference.mean == pytest.approx(0)
+    assert (found.first, found.second) == pytest.approx((0.1, 0.1))
+    assert not found.p_value < 0.05
     assert (found.until, found.since) == (1, 6)
     assert statistics.change_over_steps(similarities(values[:3], ("encoder.0",), "abc")) is None
 
@@ -331,12 +331,14 @@ def test_change_is_within_pairs() -> None:
 def test_depth_by_hand() -> None:
     """Lines and parabolas are found exactly."""
     place = np.linspace(-1, 1, 5)
-    layers = [0.3 * x - 0.2 * x**2 + np.array(MATRIX) for x in place]
-    found = statistics.depth(layers)
-    assert found.slope.mean == pytest.approx(0.6)
-    assert found.bend is not None
-    assert found.bend.mean == pytest.approx(0.2)
-    assert statistics.depth(layers[:2]).bend is None
+    layers = [
+        statistics.Layer(n, 0.3 * x - 0.2 * x**2 + np.array(MATRIX), np.array([0.0]))
+        for n, x in enumerate(place)
+    ]
+    found = statistics.depth(layers, over="tasks")
+    assert (found.slope, found.bend) == pytest.approx((0.6, 0.2))
+    assert found.bend_p_value < 0.001
+    assert np.isnan(statistics.depth(layers[:3], over="tasks").slope_p_value)
 
 
 def test_runs_of_both_directions_are_matched() -> None:

@@ -4,11 +4,12 @@ Matrices are `[T, T]` cosines, rows in task order. Pairs (i, j) of a matrix shar
 independent, so that questions about *pairs* (relatives, distances) are tested by permuting tasks.
 Where all permutations can be enumerated, they are; otherwise a p-value is (1 + as extreme) /
 (1 + permutations), never 0. Questions about *means* (one side of the model against the other, one
-step against another) are tested over the records of training (`over_steps`), because whatever moves
-all tasks at once is one observation, however many tasks there are; of a measurement, which has one
-set of lines, by leaving out tasks one at a time. A trend over layers also has to stand out from
-how layers differ anyway. All tests are two-sided, NaN (unknown) pairs are left out, a test that is
-not possible is NaN, and parallel tests are corrected by `holm`.
+step against another) are tested by leaving out tasks one at a time, and over the records of
+training (`over_steps`), because whatever moves all tasks at once is one observation, however many
+tasks there are; both have to agree. Two tasks are tested over records alone, and a measurement,
+which has one set of lines, over tasks alone. A trend over layers also has to stand out from how
+layers differ anyway. All tests are two-sided, NaN (unknown) pairs are left out, a test that is not
+possible is NaN, and parallel tests are corrected by `holm`.
 
 *Noise makes patterns* (`pair_pattern`). The cosine of two noisy gradients is a_i a_j c_ij, where
 a_i shrinks with the noise of task i: tasks with large batches look similar to each other, though
@@ -33,10 +34,11 @@ the update from the other, so that the shares are unbiased.
 
 *Groups* of tasks that could train together (`stable_groups`) are branches of the tree that come
 back. Any data give a tree, even noise. So two questions are asked. Do the same pairs stand out in
-two independent halves of the data (of every task's lines, or of the records of training)? If not,
-there are no groups. And does a branch reappear when the records are drawn again (Felsenstein's
-bootstrap), or the halves' noise? Only branches that reappear nine times out of ten are reported.
-Layers share the noise of a batch, so that drawing layers would show nothing.
+two independent halves of the data (of every task's lines, or of the records of training), each in
+other layers? Layers share the noise of a batch, and records share whatever pairs happen to have in
+common in a layer, so that halves of one alone would agree by chance. If not, there are no groups.
+And does a branch reappear when records (or the noise of halves) and layers are drawn again
+(Felsenstein's bootstrap)? Only branches that reappear nine times out of ten are reported.
 """
 
 # S steps, K components, T tasks, L layers, N permutations
@@ -77,6 +79,7 @@ MOST_COUNTED = 20_000  # permutations that are enumerated; if there are more, th
 _NOTHING = 1e-7  # rounding errors around 0
 _FEWEST_TASKS = 3  # two tasks are one pair, which shows no variation
 _FEWEST_IN_GROUPS = 4  # tasks
+_FEW_CHECKPOINTS = 12  # too few to tell a trend from slow changes
 _FEWEST_LAYERS = 4  # three lie on a line by chance
 LEAST = 0.01  # differences of cosines that are worth a claim
 _ROUNDS = 60  # of fitting factors
@@ -694,11 +697,12 @@ def paired(first: Matrix, second: Matrix, *, over: str) -> Change:
     both = ~np.isnan(first) & ~np.isnan(second)
     one, two = (np.where(both, values, np.nan) for values in (first, second))
     means = [mean_where_known(values, axis=0) for values in (one, two)]
-    difference = (
-        mean_over_tasks(means[1] - means[0])
-        if over == "tasks"
-        else _estimate(mean_of_pairs(two) - mean_of_pairs(one))
-    )
+    over_tasks = mean_over_tasks(means[1] - means[0])
+    difference = over_tasks
+    if over == "records":
+        difference = _estimate(mean_of_pairs(two) - mean_of_pairs(one))
+        if not np.isnan(over_tasks.p_value) and over_tasks.p_value > difference.p_value:
+            difference = over_tasks
     return Change(float(mean_of_pairs(means[0])), float(mean_of_pairs(means[1])), difference)
 
 
@@ -740,10 +744,11 @@ def depth(layers: Sequence[Layer], *, over: str) -> Depth:
     found = []
     for n, shape in enumerate(shapes[: max(1, len(layers) - 2)], start=1):
         p_values = [_p_of_shape(design[:, : n + 1], means)]
-        if over == "tasks":
-            values = np.stack([np.asarray(layer.matrix, np.float64) for layer in layers])
-            p_values.append(mean_over_tasks(_fit(shape, values)).p_value)
-        else:
+        values = np.stack([np.asarray(layer.matrix, np.float64) for layer in layers])
+        by_task = mean_over_tasks(_fit(shape, values)).p_value
+        if over == "tasks" or not np.isnan(by_task):
+            p_values.append(by_task)
+        if over == "records":
             series = np.stack([np.asarray(layer.by_step, np.float64) for layer in layers])
             p_values.append(_estimate(_fit(shape, series)).p_value)
         found += [float(_fit(shape, means)) * (2 if n == 1 else 1), float(np.max(p_values))]
@@ -774,7 +779,8 @@ class ChangeOverSteps(NamedTuple):
     Attributes:
         first: Mean of the first quarter, over what is known in both.
         second: Mean of the last quarter.
-        p_value: Of no rise or fall over all steps; NaN if they are too few to tell.
+        p_value: Of no rise or fall over all steps; of no difference over tasks, where every task
+            was measured on the same lines at a few steps. NaN if there are too few to tell.
         until: Last step of the first quarter.
         since: First step of the last quarter.
     """
@@ -806,6 +812,10 @@ def change_over_steps(similarities: Similarities) -> ChangeOverSteps | None:
     own = np.where(both, mean_where_known(values, axis=0), np.nan)
     series = mean_where_known(mean_of_pairs(values - own), axis=1)
     p_value = over_steps.trend_over_records(series)
+    if similarities.lines != "training":  # little noise at a step, and mostly the same
+        by_task = mean_over_tasks(mean_where_known(np.where(both, late - early, np.nan), axis=0))
+        few = len(steps) < _FEW_CHECKPOINTS
+        p_value = by_task.p_value if few else float(np.max([p_value, by_task.p_value]))
     return ChangeOverSteps(first, second, p_value, int(steps[fourth - 1]), int(steps[-fourth]))
 
 
@@ -868,9 +878,10 @@ def compare_similarities(first: Similarities, second: Similarities) -> Similarit
     tasks = tuple(matches)
     one, two = first.select(tasks=tasks), second.select(tasks=list(matches.values()))
     means = [mean_matrix(one), mean_matrix(two)]
+    recorded = first.lines == "training" and np.array_equal(first.steps, second.steps)
     change = (
         paired(by_step(one), by_step(two), over="records")
-        if first.lines == "training" and np.array_equal(first.steps, second.steps)
+        if recorded
         else paired(means[0][None], means[1][None], over="tasks")
     )
     pattern = mantel(pair_pattern(one), pair_pattern(two)) if len(tasks) > 3 else None
@@ -999,16 +1010,27 @@ def _half_lines(similarities: Similarities) -> _Halves | None:
     chosen = weighty(similarities.components)
     across = mean_where_known(similarities.across[:, chosen], axis=0)  # [K, T, T]
     upper, lower = np.triu(across, 1), np.tril(across, -1)
-    first, second = (
-        mean_where_known(without_factors(half + half.swapaxes(1, 2)), axis=0)
-        for half in (upper, lower)
+    first, second = (without_factors(half + half.swapaxes(1, 2)) for half in (upper, lower))
+    left = without_factors((across + across.swapaxes(1, 2)) / 2)  # [K, T, T]
+    apart = np.triu_indices(left.shape[1], 1)
+    difference = mean_where_known(first - second, axis=0)[apart]
+    spread = float(np.sqrt(np.nanmean(difference**2) / 4))  # of the mean of the two
+    draw = np.random.default_rng(_SEED)
+    noise = np.triu(draw.normal(0, spread, (_NUM_SAMPLES, *left.shape[1:])), 1)
+    layers = draw.integers(len(left), size=(_NUM_SAMPLES, len(left)))
+    samples = np.stack([mean_where_known(left[indices], axis=0) for indices in layers])
+    return _Halves(
+        mean_where_known(left, axis=0),
+        *_in_other_layers(first, second),
+        samples + noise + noise.swapaxes(1, 2),
     )
-    pattern = pair_pattern(similarities)
-    apart = np.triu_indices(len(pattern), 1)
-    spread = float(np.sqrt(np.nanmean((first - second)[apart] ** 2) / 4))  # of their mean
-    noise = np.random.default_rng(_SEED).normal(0, spread, (_NUM_SAMPLES, *pattern.shape))
-    noise = np.triu(noise, 1)
-    return _Halves(pattern, first, second, pattern + noise + noise.swapaxes(1, 2))
+
+
+def _in_other_layers(first: Matrix, second: Matrix) -> tuple[Floats, Floats]:
+    """One half `[K, T, T]` in every second layer, and the other half in the rest, each `[T, T]`."""
+    if len(first) < 2:
+        return first[0], second[0]
+    return mean_where_known(first[::2], axis=0), mean_where_known(second[1::2], axis=0)
 
 
 def _half_records(similarities: Similarities) -> _Halves | str:
@@ -1019,22 +1041,28 @@ def _half_records(similarities: Similarities) -> _Halves | str:
     blocks = over_steps.block_means(values)  # [B, K, T, T]
     fitted = mean_where_known(blocks, axis=0)
     fitted = fitted - without_factors(fitted)
-    left = mean_where_known(blocks - fitted, axis=1)  # [B, T, T]
-    num = len(left)
-    pairs = left[:, *np.triu_indices(left.shape[1], 1)]
+    left = blocks - fitted  # [B, K, T, T]
+    num, num_layers = left.shape[:2]
+    pairs = mean_where_known(left, axis=1)[:, *np.triu_indices(left.shape[2], 1)]
     counts = over_steps.independent_blocks(pairs - mean_where_known(pairs, axis=0), 1)
     count = float(np.median(counts))
     if count < over_steps.FEWEST:
         return "not tested, because there are too few independent records of training"
     half = (num - 1) // 2
     first, second = (
-        mean_where_known(without_factors(mean_where_known(part, axis=0)), axis=0)
-        for part in (blocks[:half], blocks[-half:])
+        without_factors(mean_where_known(part, axis=0)) for part in (blocks[:half], blocks[-half:])
     )
     draw = np.random.default_rng(_SEED)
-    drawn = draw.integers(num, size=(_NUM_SAMPLES, max(2, round(count))))
-    samples = np.stack([mean_where_known(left[indices], axis=0) for indices in drawn])
-    return _Halves(mean_where_known(left, axis=0), first, second, samples)
+    steps = draw.integers(num, size=(_NUM_SAMPLES, max(2, round(count))))
+    layers = draw.integers(num_layers, size=(_NUM_SAMPLES, num_layers))
+    samples = np.stack(
+        [
+            mean_where_known(left[np.ix_(b, k)], axis=(0, 1))
+            for b, k in zip(steps, layers, strict=True)
+        ]
+    )
+    pattern = mean_where_known(left, axis=(0, 1))
+    return _Halves(pattern, *_in_other_layers(first, second), samples)
 
 
 def pair_pattern(similarities: Similarities, side: str | None = None) -> Floats:

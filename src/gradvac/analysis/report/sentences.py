@@ -88,14 +88,19 @@ def run_headline(run: Run) -> Statement:
     why_not = None if main is None else _why_nothing(main)
     if main is None or why_not:
         return Statement("", why_not or "This run has no similarities yet.")
-    said = [one for one in summarise(run) if not np.isnan(one.p_value)]
-    said.sort(key=lambda one: max(one.p_value, _LEAST_P))  # of equally clear ones, the first
     pairs = describe_pairs(main)[0].text
-    adjusted = statistics.holm([one.p_value for one in said])
-    for one, p_value in zip(said, adjusted, strict=True):
-        if one.claims and is_clear(p_value):
-            return replace(one, about="", text=f"{one.text} {pairs}")
-    return Statement("", pairs)
+    tested = [one for one in summarise(run) if not np.isnan(one.p_value)]
+    kinds = {one.about for one in tested}
+    primary = kinds & {FAMILIES, DISTANCE}  # what is known of the tasks is asked first
+    clear = [
+        (max(one.p_value, _LEAST_P), n)
+        for n, one in enumerate(tested)
+        if one.claims and is_clear(one.p_value * len(primary if one.about in primary else kinds))
+    ]
+    if not clear:
+        return Statement("", pairs)
+    one = tested[min(clear)[1]]  # of equally clear ones, the first
+    return replace(one, about="", text=f"{one.text} {pairs}")
 
 
 def _why_nothing(main: Similarities) -> str:
@@ -190,12 +195,15 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
         within, between, difference, p_value, least = contrast
         more = "more" if difference > 0 else "less"
         means = f"{within:z.2f} against {between:z.2f}"
-        claim = f"{noun} of one family are {more} similar than others{where(subset)}: {means}"
+        shown = _shown(within, between)
+        claim = (
+            f"{noun} of one family are {shown:.2f} {more} similar than others{where(subset)}: {means}"
+        )
         apart = f"{abs(difference):.2f} apart without the noise of every task, "
         few = f"; so few cannot go below {least:.2f}" if least >= 0.05 else ""
         numbers = f"{means}{where(subset)} ({p_text(p_value)}{few})"
         told = difference if difference * (within - between) > 0 else 0.0
-        told = np.copysign(min(abs(told), _shown(within, between)), told)
+        told = np.copysign(min(abs(told), shown), told)
         findings.append(Finding(claim, numbers, p_value, float(told), apart))
     return findings
 
@@ -236,8 +244,10 @@ def distance_findings(main: Similarities, run: Run) -> list[Finding]:
     findings = []
     for subset, matrix, distances in views.against_distance(main, run.distances):
         pattern = views.side_pattern(main, subset.side, subset.tasks)
-        r, p_value = statistics.mantel(pattern, distances)
-        rise = abs(r) * float(np.nanstd(views.pair_values(matrix))) * 4  # from the nearest on
+        tested, p_value = statistics.mantel(pattern, distances)
+        values = views.pair_values(np.where(np.isnan(distances), np.nan, matrix))
+        r = float(np.corrcoef(values, views.pair_values(distances))[0, 1])
+        rise = abs(r) * float(values.std()) * 4 * (tested * r > 0)  # from the nearest to the rest
         assert run.distances is not None
         follows = "falls with" if r < 0 else "rises with"
         claim = f"Similarity {follows} {run.distances.name}{where(subset)}: r = {r:z.2f}"

@@ -5,9 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from scipy.stats import t as student
-
 from gradvac.analysis.run import Run, scores_by_one_metric
 from gradvac.run_files import ALL, TaskScores
 
@@ -22,8 +19,6 @@ class ScoreRow:
         level: Its resource level.
         scores: Of each run; "" where it was not scored.
         differences: To the first run; "" for the first.
-        verdicts: "up" where a run is better than the first, "down" where it is worse, "within
-            noise" where other seeds differ as much; "" where no run was repeated, to tell.
         is_mean: Whether this is an average.
     """
 
@@ -32,7 +27,6 @@ class ScoreRow:
     level: str
     scores: list[str]
     differences: list[str]
-    verdicts: list[str]
     is_mean: bool = False
 
 
@@ -60,11 +54,9 @@ def score_table(runs: Sequence[Run]) -> ScoreTable | None:
         families |= run.families
     values = [{} if scores is None else scores.by_task for scores in by_run]
     how = scored[0]
-    groups_of_seeds = repeats(runs)
     by_task = [[one.get(task) for one in values] for task in tasks]
-    reach = _reach(by_task, groups_of_seeds, len(tasks))
     rows = [
-        _row(t, families.get(t, ""), levels.get(t, ""), task_values, how, reach)
+        _row(t, families.get(t, ""), levels.get(t, ""), task_values, how)
         for t, task_values in zip(tasks, by_task, strict=True)
     ]
     named = list(dict.fromkeys(levels[task] for task in tasks if task in levels))
@@ -72,33 +64,14 @@ def score_table(runs: Sequence[Run]) -> ScoreTable | None:
     means = groups if len(groups) > 1 else {}
     for level, members in {**means, ALL: tasks}.items():
         shown = [_mean(one, members) for one in values]
-        reach_of_mean = _reach([shown], groups_of_seeds, len(means) + 1)
-        rows.append(_row("average", "", level, shown, how, reach_of_mean, is_mean=True))
+        rows.append(_row("average", "", level, shown, how, is_mean=True))
     notes = [_note(run, how) for run in runs if run.scores]
     if len(scored) > 1:
-        notes.append(_note_on_noise(groups_of_seeds, how))
+        notes.append(
+            "Differences are to the first run. One run each: another seed moves scores too; "
+            "`gradvac compare` judges methods over seeds."
+        )
     return ScoreTable(how.metric, rows, notes)
-
-
-def _reach(
-    rows: Sequence[Sequence[float | None]], groups: Sequence[Sequence[int]], num_tests: int
-) -> float | None:
-    """By how much one run may differ from another by its seed alone; None if none was repeated.
-
-    The spread over seeds is pooled over rows, and taken to be that of all runs; 95 % for all tests
-    together.
-    """
-    squares, freedom = 0.0, 0
-    for row in rows:
-        for group in groups:
-            known = [value for n in group if (value := row[n]) is not None]
-            if len(known) > 1:
-                squares += float(np.sum((np.array(known) - np.mean(known)) ** 2))
-                freedom += len(known) - 1
-    if not freedom:
-        return None
-    factor = float(student.ppf(1 - 0.025 / num_tests, freedom))
-    return factor * float(np.sqrt(2 * squares / freedom))
 
 
 def _mean(scores: Mapping[str, float], tasks: Sequence[str]) -> float | None:
@@ -114,7 +87,6 @@ def _row(
     level: str,
     values: list[float | None],
     how: TaskScores,
-    reach: float | None,
     *,
     is_mean: bool = False,
 ) -> ScoreRow:
@@ -122,30 +94,8 @@ def _row(
     gains = [None if v is None or first is None else v - first for v in values[1:]]
     shown = ["" if value is None else how.show(value) for value in values]
     differences = ["" if gain is None else f"{gain:+z.{how.digits}f}" for gain in gains]
-    verdicts = [_verdict(gain, how, reach) for gain in gains]
     level = level.replace("_", " ")
-    return ScoreRow(task, family, level, shown, ["", *differences], ["", *verdicts], is_mean)
-
-
-def _verdict(gain: float | None, how: TaskScores, reach: float | None) -> str:
-    """Better or worse, if more than another seed alone would do."""
-    if gain is None or reach is None:
-        return ""
-    if abs(gain) <= reach:
-        return "within noise"
-    return "up" if (gain > 0) == how.higher_is_better else "down"
-
-
-def _note_on_noise(groups: Sequence[Sequence[int]], how: TaskScores) -> str:
-    if not groups:
-        return (
-            f"One seed each: it is unknown whether a difference of {how.metric} is more than "
-            "noise. Add runs that differ only in their seed."
-        )
-    return (
-        "Differences are to the first run; a difference that another seed of the same settings "
-        "could cause is within noise (95 % for all rows together)."
-    )
+    return ScoreRow(task, family, level, shown, ["", *differences], is_mean)
 
 
 def _note(run: Run, how: TaskScores) -> str:
@@ -163,17 +113,6 @@ def changed_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     names = dict.fromkeys(name for one in flat for name in one)
     rows = [(name, [one.get(name, "") for one in flat]) for name in names]
     return [(name, values) for name, values in rows if len(set(values)) > 1]
-
-
-def repeats(runs: Sequence[Run]) -> list[list[int]]:
-    """Positions of runs that differ by nothing but their seeds, where there are two or more."""
-    by_settings: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for position, run in enumerate(runs):
-        flat = _flat(_parsed(run.settings))
-        key = tuple(sorted(item for item in flat.items() if item[0].split(".")[-1] != "seed"))
-        if key:
-            by_settings.setdefault(key, []).append(position)
-    return [group for group in by_settings.values() if len(group) > 1]
 
 
 def _parsed(settings: str) -> Mapping[str, Any]:
