@@ -37,13 +37,13 @@ def test_the_best_weights_of_a_task_teach_it_once_it_is_worse(
     teachers.see({"a": 4.0, "b": 2.0, "c": 2.0}, second)
     soft = teachers.soft_labels(batch)
     assert soft is not None
-    of_a = batch.task_of_label == 0
+    of_a = batch.tasks[batch.sentence_of_label] == 0
     assert torch.equal(soft.shares, torch.where(of_a, 0.25, 0.0))
     assert torch.allclose(soft.predicted[of_a], first.eval().logits(batch).softmax(-1)[of_a])
     teachers.see({"a": 5.0, "b": 3.0, "c": 1.0}, model)  # two different teachers
     soft = teachers.soft_labels(batch)
     assert soft is not None
-    of_b = batch.task_of_label == 1
+    of_b = batch.tasks[batch.sentence_of_label] == 1
     assert torch.allclose(soft.predicted[of_b], second.eval().logits(batch).softmax(-1)[of_b])
     expected = torch.zeros(len(batch), dtype=torch.float64)
     logs = model.eval().logits(batch).log_softmax(-1)
@@ -110,7 +110,7 @@ def test_what_cannot_be_taught_is_refused(toy_config: Build) -> None:
     with pytest.raises(ValueError, match=r"teacher_weight needs .*validate_every"):
         toy_config(validation=taught, train={"validate_every": 0})
     with pytest.raises(ValueError, match=r"teacher_weight: .* recorded; set"):
-        toy_config(validation=taught, train={"graph": True})
+        toy_config(validation=taught, train={"cuda_graph": True})
     config = toy_config(validation=taught)
     recipe = TranslationRecipe(config, open_corpus(config.data))
     with pytest.raises(ValueError, match="teacher_weight: is for one process"):

@@ -196,9 +196,7 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
         more = "more" if difference > 0 else "less"
         means = f"{within:z.2f} against {between:z.2f}"
         shown = _shown(within, between)
-        claim = (
-            f"{noun} of one family are {shown:.2f} {more} similar than others{where(subset)}: {means}"
-        )
+        claim = f"{noun} of one family are {shown:.2f} {more} similar than others{where(subset)}: {means}"
         apart = f"{abs(difference):.2f} apart without the noise of every task, "
         few = f"; so few cannot go below {least:.2f}" if least >= 0.05 else ""
         numbers = f"{means}{where(subset)} ({p_text(p_value)}{few})"

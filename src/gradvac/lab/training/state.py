@@ -54,7 +54,7 @@ class RunState(Generic[BatchT]):
 
     def __init__(self, workload: Workload[BatchT], settings: RunConfig, job: Job) -> None:
         set_threads(settings.train.threads)
-        self.job, self.tasks, self._seed = job, tuple(recipe.tasks), settings.train.seed
+        self.job, self.tasks, self._seed = job, tuple(workload.tasks), settings.train.seed
         seed_everything(job.seed(self._seed))
         self.device = job.device(settings.train.device)
         self.model = workload.model.to(self.device).train()

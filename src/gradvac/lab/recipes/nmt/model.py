@@ -163,7 +163,9 @@ class Transformer(Layer):
             x = x.to(torch.get_autocast_dtype(kind))
         return F.dropout(x, self.dropout, self.training)
 
-    def _label_losses(self, states: Tensor, labels: Tensor, sentences: Tensor, *soft: Tensor) -> Tensor:
+    def _label_losses(
+        self, states: Tensor, labels: Tensor, sentences: Tensor, *soft: Tensor
+    ) -> Tensor:
         """The cross-entropy of every label, `[N]`."""
         most = self._logits_per_chunk
         if most == "auto":
@@ -172,12 +174,15 @@ class Transformer(Layer):
         if len(labels) <= size:
             return self._chunk_losses(states, labels, sentences, *soft)
         chunks = zip(
-            *(torch.split(values, size) for values in (states, labels, sentences, *soft)), strict=True
+            *(torch.split(values, size) for values in (states, labels, sentences, *soft)),
+            strict=True,
         )
         recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
         return torch.cat([recomputed(self._chunk_losses, *chunk) for chunk in chunks])
 
-    def _chunk_losses(self, states: Tensor, labels: Tensor, sentences: Tensor, *soft: Tensor) -> Tensor:
+    def _chunk_losses(
+        self, states: Tensor, labels: Tensor, sentences: Tensor, *soft: Tensor
+    ) -> Tensor:
         with gradvac.rows(gradvac.RowTasks(entries=sentences, ascending=True)):
             logits = self.head(states)
         smoothing = self.label_smoothing if self.training else 0.0

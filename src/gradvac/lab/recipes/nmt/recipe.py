@@ -89,7 +89,8 @@ class TranslationWorkload:
             return stream
         if batch_slice.of > 1:
             raise ValueError(
-                f"validation.teacher_weight: is for one process, but {batch_slice.of} train; leave it out."
+                f"validation.teacher_weight: is for one process, but {batch_slice.of} train; leave "
+                "it out."
             )
         return TaughtStream(stream, self._teachers)
 

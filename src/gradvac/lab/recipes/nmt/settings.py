@@ -388,10 +388,10 @@ class NmtConfig(RunConfig):
                 raise ValueError(
                     "validation.teacher_weight needs validations, but train.validate_every is 0"
                 )
-            if True in (self.train.graph, self.batch.fixed):
+            if True in (self.train.cuda_graph, self.batch.fixed):
                 raise ValueError(
                     "validation.teacher_weight: steps with teachers cannot be recorded; set "
-                    'train.graph and batch.fixed to "auto"'
+                    'train.cuda_graph and batch.fixed to "auto"'
                 )
         return self
 

@@ -74,7 +74,8 @@ class Teachers:
             if self._loaded != number:
                 self._model.to(device).load_state_dict(self._weights[number])
                 self._loaded = number
-            theirs = torch.isin(batch.task_of_label.to(device), torch.tensor(tasks, device=device))
+            tasks_of_labels = batch.tasks.to(device)[batch.sentence_of_label]
+            theirs = torch.isin(tasks_of_labels, torch.tensor(tasks, device=device))
             predicted = self._model.logits(batch).softmax(-1)
             soft = predicted if soft is None else torch.where(theirs[:, None], predicted, soft)
             shares[theirs] = self._weight
