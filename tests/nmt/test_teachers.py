@@ -14,7 +14,7 @@ from gradvac.lab.recipes.nmt import (
     Batch,
     NmtConfig,
     Transformer,
-    TranslationRecipe,
+    TranslationWorkload,
     open_corpus,
     train_translation,
 )
@@ -85,9 +85,9 @@ def test_runs_continue_exactly(
     monkeypatch: pytest.MonkeyPatch,
     rule: str,
 ) -> None:
-    real = TranslationRecipe._dev_loss
+    real = TranslationWorkload._dev_loss
     # What the model learns looks like a loss, so that the first weights stay the best.
-    monkeypatch.setattr(TranslationRecipe, "_dev_loss", lambda *args: -real(*args))
+    monkeypatch.setattr(TranslationWorkload, "_dev_loss", lambda *args: -real(*args))
     train: dict[str, Any] = {"max_steps": 6, "validate_every": 2, "checkpoint_every": 3}
 
     def config(weight: float, **more: int) -> NmtConfig:
@@ -112,7 +112,7 @@ def test_what_cannot_be_taught_is_refused(toy_config: Build) -> None:
     with pytest.raises(ValueError, match=r"teacher_weight: .* recorded; set"):
         toy_config(validation=taught, train={"cuda_graph": True})
     config = toy_config(validation=taught)
-    recipe = TranslationRecipe(config, open_corpus(config.data))
+    recipe = TranslationWorkload(config, open_corpus(config.data))
     with pytest.raises(ValueError, match="teacher_weight: is for one process"):
         recipe.batches(BatchSlice(0, 2))
 
