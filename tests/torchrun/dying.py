@@ -1,10 +1,11 @@
-"""`gradvac`, but the process of rank 1 is killed, once, when a certain checkpoint is there.
+"""`gradvac`, but the process of rank 1 is killed, once, when the run has a certain checkpoint.
 
-The environment names the checkpoint (DIES_AT), and what is left to be seen of it (MARK).
+python dying.py CHECKPOINT MARK ARGUMENTS-OF-GRADVAC
 """
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -21,7 +22,8 @@ def wait_and_die(checkpoint: Path, mark: Path) -> None:
 
 
 if __name__ == "__main__":
-    checkpoint, mark = (Path(os.environ[name]) for name in ("DIES_AT", "MARK"))
+    checkpoint, mark = map(Path, sys.argv[1:3])
     if os.environ["RANK"] == "1" and not mark.exists():
         threading.Thread(target=wait_and_die, args=(checkpoint, mark), daemon=True).start()
+    sys.argv[1:] = sys.argv[3:]
     main()

@@ -1,4 +1,4 @@
-"""`torchrun ... gradvac nmt train`, as Slurm starts it: killed, restarted, and used afterwards."""
+"""`torchrun ... gradvac nmt train`, as it is typed: killed, restarted, and used afterwards."""
 
 from __future__ import annotations
 
@@ -29,6 +29,19 @@ OVERRIDES = (
 )
 
 
+def start(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the folder."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", *command],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, a config, and a run of one process."""
@@ -43,42 +56,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def done(folder: Path) -> subprocess.CompletedProcess[str]:
-    """The script of Slurm, with torchrun as it is and the two other commands in miniature."""
-    shutil.copy(Path(__file__).with_name("dying.py"), folder)
-    script = Path(__file__).parents[2] / "examples" / "slurm.sh"
-    commands = {"scontrol": "echo localhost", "srun": 'exec "${@/#gradvac/dying}"'}
-    for name, line in commands.items():
-        (folder / name).write_text(f"#!/bin/bash\n{line}\n")
-        (folder / name).chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    slurm = {"JOB_NODELIST": "localhost", "NNODES": "1", "GPUS_ON_NODE": "2", "JOB_ID": "7"}
-    places = [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]
-    return subprocess.run(
-        ["bash", str(script), "tiny.toml", "--run", "two", "train.parallel=fsdp"],
-        cwd=folder,
-        env=os.environ
-        | {f"SLURM_{name}": value for name, value in slurm.items()}
-        | {"PATH": os.pathsep.join(places), "PORT": str(port), "OMP_NUM_THREADS": "1"}
-        | {"DIES_AT": "two/checkpoints/step-00000008", "MARK": "mark"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+def test_a_killed_process_is_named_and_torchrun_starts_again(folder: Path) -> None:
+    dying = Path(__file__).with_name("dying.py")
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = start(
+        folder,
+        *(*torchrun, "--max-restarts", "1"),
+        *("--", str(dying), "two/checkpoints/step-00000008", "mark"),
+        *("nmt", "train", "tiny.toml", "--run", "two"),
     )
-
-
-def test_it_starts_again_when_a_process_is_killed(
-    folder: Path, done: subprocess.CompletedProcess[str]
-) -> None:
     assert done.returncode == 0, done.stderr
     assert (folder / "mark").exists()
     assert "error: processes: rank 0 of 2" in done.stderr
     assert "rank 1 has ended or does not answer" in done.stderr
-    assert "2 processes (exact" in done.stdout
     # The first process speaks, and nobody else does.
     assert done.stdout.count("Finished after 20 steps.") == 1
     (continued,) = re.findall(r"Continuing from step (\d+)\.", done.stdout)
@@ -92,7 +82,6 @@ def assert_close(one: Path, other: Path, which: str) -> None:
         torch.testing.assert_close(found[name], weights, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("done")
 def test_the_run_is_that_of_one_process(folder: Path) -> None:
     for which in ("last", "best"):
         assert_close(folder / "one", folder / "two", which)
@@ -103,9 +92,39 @@ def test_the_run_is_that_of_one_process(folder: Path) -> None:
             assert one[key] == pytest.approx(two[key], rel=1e-5)
 
 
-@pytest.mark.usefixtures("done")
-def test_one_process_puts_the_shards_together(folder: Path) -> None:
-    (last,) = (one for one in checkpoint.list_checkpoints(folder / "two") if one.step == 20)
+def test_the_slurm_script_continues_a_run_with_shards(folder: Path) -> None:
+    """With torchrun as it is, and the two commands of Slurm that it calls in miniature."""
+    shutil.copytree(folder / "one", folder / "three")
+    shutil.rmtree(RunFolder(folder / "three").checkpoint(20))
+    script = Path(__file__).parents[2] / "examples" / "slurm.sh"
+    commands = {"scontrol": "echo localhost", "srun": 'exec "$@"'}
+    for name, line in commands.items():
+        (folder / name).write_text(f"#!/bin/bash\n{line}\n")
+        (folder / name).chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    slurm = {"JOB_NODELIST": "localhost", "NNODES": "1", "GPUS_ON_NODE": "2", "JOB_ID": "7"}
+    places = [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]
+    done = subprocess.run(
+        ["bash", str(script), "three", "train.parallel=fsdp"],
+        cwd=folder,
+        env=os.environ
+        | {f"SLURM_{name}": value for name, value in slurm.items()}
+        | {"PATH": os.pathsep.join(places), "PORT": str(port), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Continuing from step 16." in done.stdout
+    assert "2 processes (exact" in done.stdout
+    assert "Finished after 20 steps." in done.stdout
+    (last,) = (one for one in checkpoint.list_checkpoints(folder / "three") if one.step == 20)
     assert last.is_sharded
-    translator = Translator.from_run(folder / "two", weights="last", device="cpu")
+    for which in ("last", "best"):
+        assert_close(folder / "one", folder / "three", which)
+    # One process puts the shards together.
+    translator = Translator.from_run(folder / "three", weights="last", device="cpu")
     assert len(translator.translate(["ba de fi", "go hu"], "xx")) == 2
