@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.lab.recipes import Recipe, register_recipe
-from gradvac.lab.recipes.common.batches import RowBatch, stream_rows
+from gradvac.lab.recipes.common.batches import RowBatch
 from gradvac.lab.recipes.common.scoring import Scorer, TaskResult, compare_labels, score_run
 from gradvac.lab.recipes.common.similarity import MeasuredSet, measure_run
-from gradvac.lab.training import RunConfig, Section, StepLosses, checkpoint, seed_everything, train
+from gradvac.lab.training import RowStream, RunConfig, Section, StepLosses, seed_everything, train
+from gradvac.lab.training.checkpoint import load_into
 
 TASKS, SPLITS = ["upright", "turned"], ["train", "dev", "test"]
 NAME = f"{__file__}:VISION"  # what commands find this recipe by
@@ -90,7 +91,7 @@ class VisionWorkload:
     def batches(self, batch_slice: Any) -> Any:
         data, make = self.settings.data, partial(make_batch, self.train)
         sizes = dict(zip(TASKS, data.sizes, strict=True))
-        return stream_rows(self.settings, sizes, make, rows=data.rows, batch_slice=batch_slice)
+        return RowStream(self.settings, sizes, make, rows=data.rows, batch_slice=batch_slice)
 
     def losses(self, batch: DigitBatch) -> StepLosses:
         losses, tasks = losses_of(self.model, batch)
@@ -116,7 +117,7 @@ def open_scorer(
     settings: VisionConfig, run: Path, split: str, weights: str | int, device: torch.device
 ) -> Scorer[Any]:
     model, sets = build_model(), draw_sets(settings.data, split)
-    checkpoint.load_into(model, run, weights)
+    load_into(model, run, weights)
 
     def score(task: str) -> TaskResult:
         images, labels = sets[TASKS.index(task)]
@@ -130,7 +131,6 @@ def open_scorer(
 def open_set(settings: VisionConfig, _: Path, split: str, most: int | None) -> MeasuredSet:
     sets = draw_sets(settings.data, split)
     rows = np.arange(min(len(labels) for _, labels in sets))[:most]
-
     return MeasuredSet(
         TASKS,
         build_model(),

@@ -26,6 +26,11 @@ from gradvac.files import hash_of, read_json, write_json
 
 ALL = "all"
 RESOURCE_LEVELS = ("high", "medium", "low", "extremely_low")
+_FORMER_KEYS = {  # of configs of older runs: section, key -> what it is called now
+    ("train", "graph"): "cuda_graph",
+    ("decoding", "graph"): "cuda_graph",
+    ("data", "engine"): "backend",
+}
 _CHECK = "check"
 _OF_WEIGHTS = "of_weights"
 _PREFERRED = "test.best.json"
@@ -241,7 +246,9 @@ class RunFiles:
 
     def read_table(self) -> dict[str, Any]:
         """`config.toml` as nested tables; empty if there is none."""
-        return _read(self.config, _parse_toml, "put back what training wrote") or {}
+        table = _read(self.config, _parse_toml, "put back what training wrote") or {}
+        rename_former_keys(table)
+        return table
 
     def read_signature(self) -> dict[str, Any]:
         """`signature.json`; empty if there is none."""
@@ -282,6 +289,14 @@ class RunFiles:
         """What to say of scores whose weights were replaced since."""
         what = f"has other {weights} weights than those its {split} set was scored with"
         return f"{self.path}: {what}, because training went on; score it again."
+
+
+def rename_former_keys(table: dict[str, Any]) -> None:
+    """Let a config whose keys had other names say the same."""
+    for (section, former), now in _FORMER_KEYS.items():
+        keys = table.get(section)
+        if isinstance(keys, dict) and former in keys:
+            keys.setdefault(now, keys.pop(former))
 
 
 _MEND_LINE = "fix or remove this line"

@@ -4,7 +4,7 @@ import copy
 import math
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
-from gradvac import MGDA, Aligner, GradNorm, GradVac, PCGrad, Rule, Sum, TorchJD
+from gradvac import MGDA, Aligner, GradNorm, GradVac, PCGrad, Rule, Sum, TorchJD, Weighing
 
 from . import awkward, one_task, sharded
 from .problems import (
@@ -86,6 +86,30 @@ def mixed_rows(world: World, engines: str) -> None:
     assert_trained_alike(world, (model, aligner), (single, reference))
     assert aligner.engine == ("one_backward" if engine == "auto" else engine)
     assert_equal_everywhere(world, list(model.parameters()))
+
+
+class SeesParts(Sum):
+    """Sums, and keeps the Gram matrices of the two halves of every task."""
+
+    parts_per_task = 2
+
+    def weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
+        self.gram = gram
+        return self.answer(gram)
+
+
+def parts_of_tasks(world: World) -> None:
+    """A row of each task in every process: they are in different parts, as in one process."""
+    model, single = replica(world, made(Rows)), made(Rows)
+    rule, reference = SeesParts(), SeesParts()
+    tokens = torch.stack([rows(0, rank)[0][:2] for rank in range(world.size)])
+    found = Aligner(model, TASKS, rule).backward(model(tokens[world.rank]), [0, 1])
+    losses = divided({"all": single(tokens.flatten())}, world.size)["all"]
+    wanted = alone(single, reference).backward(losses, [0, 1] * world.size)
+    torch.testing.assert_close(rule.gram, reference.gram)
+    assert bool((rule.gram.diagonal(dim1=1, dim2=2).amax(0) > 0).all())
+    torch.testing.assert_close(found.gram, wanted.gram)
+    assert_same(model, single, of_grad=True)
 
 
 def one_falls_back(world: World) -> None:
@@ -414,6 +438,7 @@ def _checks() -> dict[str, tuple[Check, int]]:
             found["gradvac, float32"] = (single, 4)
     for engines in ("auto", "per_task", "different"):
         found[f"mixed rows, engines: {engines}"] = (partial(mixed_rows, engines=engines), 3)
+    found["parts of tasks"] = (parts_of_tasks, 2)
     found["one process falls back"] = (one_falls_back, 3)
     found["Sum is plain"] = (sum_is_plain, 2)
     for option in ("find_unused_parameters", "gradient_as_bucket_view"):

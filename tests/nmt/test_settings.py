@@ -152,3 +152,6 @@ def test_keys_of_older_runs_keep_their_meaning(tmp_path: Path) -> None:
     assert settings.data.backend == "ray"
     assert settings.train.cuda_graph is False
     assert settings.decoding.cuda_graph is True
+    (tmp_path / "old.toml").rename(tmp_path / "config.toml")
+    table = run_files.RunFiles(tmp_path).read_table()
+    assert table["train"] == {"cuda_graph": False}

@@ -57,7 +57,6 @@ def verify_manifest(
     folder: Path,
     files: Iterable[str] | None = None,
     *,
-    contents: bool = True,
     remedy: str = _REMEDY,
 ) -> None:
     """Compare files with the manifest of their folder.
@@ -65,22 +64,19 @@ def verify_manifest(
     Args:
         folder: The folder.
         files: Names relative to it; None: all that the manifest lists.
-        contents: False: compare sizes only, which is fast and notices files that were cut off.
         remedy: What the error advises.
 
     Raises:
         ValueError: The manifest is missing or does not list a file, or a file is missing or does
             not hold what was written. Names the first such file and the remedy.
     """
-    damage = find_damage(folder, files, contents=contents)
+    damage = find_damage(folder, files)
     if damage is not None:
         name, what = damage
         raise ValueError(f"{folder / name} {what}; {remedy}.")
 
 
-def find_damage(
-    folder: Path, files: Iterable[str] | None = None, *, contents: bool = True
-) -> tuple[str, str] | None:
+def find_damage(folder: Path, files: Iterable[str] | None = None) -> tuple[str, str] | None:
     """The first file that is not as its manifest says, and what is wrong; None: all are intact.
 
     The arguments are those of `verify_manifest`.
@@ -96,7 +92,7 @@ def find_damage(
             if path.stat().st_size != manifest[name]["bytes"]:
                 size, expected = path.stat().st_size, manifest[name]["bytes"]
                 return name, f"has {size} bytes instead of {expected}"
-            if contents and checksum_file(path) != manifest[name]:
+            if checksum_file(path) != manifest[name]:
                 return name, "is not what was written: its SHA-256 differs"
         except OSError as error:
             return name, f"cannot be read ({error.strerror})"

@@ -22,6 +22,7 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from gradvac.hints import nearest
+from gradvac.run_files import rename_former_keys
 
 Config = TypeVar("Config", bound=BaseModel)
 Keys = tuple[str | int, ...]
@@ -54,12 +55,6 @@ class Section(BaseModel):
         allow_inf_nan=False,
         ser_json_inf_nan="constants",
     )
-
-
-def rename_key(table: dict[str, Any], former: str, now: str) -> None:
-    """Let a table of older files, whose key had another name, say the same."""
-    if former in table:
-        table.setdefault(now, table.pop(former))
 
 
 def _require_name(path: object) -> object:
@@ -96,6 +91,7 @@ def read_config(
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     origins = {_apply(override, table): f"override {override}" for override in overrides}
+    rename_former_keys(table)
     for name, field in model_class.model_fields.items():
         set_aside = getattr(field.annotation, "set_aside", None)
         if set_aside is not None and isinstance(table.get(name), dict):

@@ -9,7 +9,7 @@ import math
 import platform
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -28,7 +28,7 @@ from gradvac import Aligner
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import config
 from gradvac.lab.training.align import AlignConfig
-from gradvac.lab.training.config import Section, rename_key
+from gradvac.lab.training.config import Section
 from gradvac.lab.training.environment import choose_device
 from gradvac.lab.training.optimizer import OptimizerConfig
 from gradvac.sampling import TaskEpochs, TaskSampler, repetition_temperature
@@ -118,11 +118,6 @@ class TrainConfig(Section):
     parallel: Literal["ddp", "fsdp"] = "ddp"
     writers: list[WriterName] = Field(default_factory=lambda: list[WriterName](["tensorboard"]))
     project: str = "gradvac"
-
-    @classmethod
-    def set_aside(cls, table: dict[str, Any], _: Set[str]) -> None:
-        """Configs of older runs say `graph`."""
-        rename_key(table, "graph", "cuda_graph")
 
     @field_validator("device")
     @classmethod

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradvac.cuda_graph import DEVICE_WORK
-from gradvac.lab.training.settings import SamplingConfig
+from gradvac.lab.training.settings import RunConfig
 from gradvac.lab.training.workload import FULL_BATCH, BatchCo, BatchSlice, BatchStream
 from gradvac.sampling import Epochs, TaskSampler, costs_by_slot
 from gradvac.sampling.epochs import Numbers
@@ -152,35 +152,31 @@ class RowStream(TaskStream[B]):
     """Batches of equally many rows, each drawn on its own.
 
     Args:
+        config: The run's settings: how tasks are drawn, how many steps it has, its seed.
         sizes: Task -> number of its rows.
-        sampling: How tasks are drawn.
-        make: Makes a batch of the chosen rows of every task, given its number in the stream.
+        make: Makes a batch of the chosen rows of every task.
         rows: Rows per batch.
-        accumulation: Batches per optimizer step, which is what a schedule counts.
-        num_steps: Optimizer steps of the whole training; a cap on epochs needs it.
-        seed: Seed of everything that is drawn.
         batch_slice: Which rows of every batch are handed out here.
     """
 
     def __init__(
         self,
+        config: RunConfig,
         sizes: Mapping[str, int],
-        sampling: SamplingConfig,
-        make: Callable[[Sequence[Numbers], int], B],
+        make: Callable[[Sequence[Numbers]], B],
         *,
         rows: int,
-        accumulation: int,
-        num_steps: int | None = None,
-        seed: int,
         batch_slice: BatchSlice = FULL_BATCH,
     ) -> None:
+        sampling, accumulation = config.sampling, config.optimizer.accumulation
         if sampling.slots is not None and sampling.slots > rows:
             raise ValueError(
                 f"sampling.slots = {sampling.slots} is more than batch.rows = {rows}; every slot "
                 "needs a row."
             )
         self._make_rows, self._slice = make, batch_slice
-        num_rows = None if num_steps is None else num_steps * accumulation * rows
+        num_steps, seed = config.train.max_steps, config.train.seed
+        num_rows = num_steps * accumulation * rows
         sampler = sampling.build(sizes, seed=seed, num_rows=num_rows, num_steps=num_steps)
         super().__init__(
             list(sizes.values()),
@@ -195,8 +191,7 @@ class RowStream(TaskStream[B]):
         return [chosen]
 
     def _make(self, chosen: list[Numbers]) -> B:
-        batch = self._make_rows(chosen, self._num_before)
-        return batch.take(self._slice, self._slot_costs(chosen))
+        return self._make_rows(chosen).take(self._slice, self._slot_costs(chosen))
 
 
 class Prefetch(Generic[BatchCo]):

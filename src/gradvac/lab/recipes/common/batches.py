@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from torch import Tensor
 
-from gradvac.lab.training import (
-    FULL_BATCH,
-    BatchSlice,
-    RowStream,
-    RunConfig,
-    TensorBatch,
-    TrainConfig,
-    choose_device,
-)
-from gradvac.sampling.epochs import Numbers
-
-B = TypeVar("B", bound=TensorBatch)
+from gradvac.lab.training import BatchSlice, TensorBatch, TrainConfig, choose_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,35 +31,6 @@ class RowBatch(TensorBatch):
         values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         by_row = {k: value for k, value in values.items() if isinstance(value, Tensor | list)}
         return type(self)(**values | {name: value[rows] for name, value in by_row.items()})
-
-
-def stream_rows(
-    config: RunConfig,
-    sizes: Mapping[str, int],
-    make: Callable[[Sequence[Numbers]], B],
-    *,
-    rows: int,
-    batch_slice: BatchSlice = FULL_BATCH,
-) -> RowStream[B]:
-    """The batches of a run, from their beginning.
-
-    Args:
-        config: Its settings.
-        sizes: Task -> number of its rows.
-        make: Makes a batch of the chosen rows of every task.
-        rows: Rows per batch.
-        batch_slice: Which part of every batch is handed out here.
-    """
-    return RowStream(
-        sizes,
-        config.sampling,
-        lambda chosen, _: make(chosen),
-        rows=rows,
-        accumulation=config.optimizer.accumulation,
-        num_steps=config.train.max_steps,
-        seed=config.train.seed,
-        batch_slice=batch_slice,
-    )
 
 
 def is_on_gpu(train: TrainConfig) -> bool:

@@ -18,7 +18,7 @@ from gradvac.lab.recipes.nmt.readers import fill
 from gradvac.lab.recipes.nmt.vocabulary import VocabularyConfig
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import RunConfig, Section, TrainConfig
-from gradvac.lab.training.config import Folder, rename_key
+from gradvac.lab.training.config import Folder
 from gradvac.run_files import RESOURCE_LEVELS
 from gradvac.tasks import DEFAULT_PIVOT, Direction, parse, turned
 
@@ -112,11 +112,6 @@ class DataConfig(Section):
     resource_levels: ResourceLevels = ResourceLevels()
     cleaning: CleaningConfig = CleaningConfig()
     vocabulary: VocabularyConfig = VocabularyConfig()
-
-    @classmethod
-    def set_aside(cls, table: dict[str, Any], _: Set[str]) -> None:
-        """Configs of older runs say `engine`."""
-        rename_key(table, "engine", "backend")
 
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
@@ -339,8 +334,7 @@ class DecodingConfig(Section):
 
     @classmethod
     def set_aside(cls, table: dict[str, Any], overridden: Set[str]) -> None:
-        """Configs of older runs say `graph`, and how many tokens a batch has, to no effect."""
-        rename_key(table, "graph", "cuda_graph")
+        """Runs of version 0.1.0 say how many tokens a batch has, which changed no translation."""
         if "tokens" not in overridden:
             table.pop("tokens", None)
 

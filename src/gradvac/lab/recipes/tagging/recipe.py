@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gradvac.analysis import Similarities
 from gradvac.lab.messages import log_to
-from gradvac.lab.recipes.common.batches import has_static_shape, is_on_gpu, stream_rows
+from gradvac.lab.recipes.common.batches import has_static_shape, is_on_gpu
 from gradvac.lab.recipes.common.similarity import MeasuredSet, Numbers, measure_run
 from gradvac.lab.recipes.registry import Recipe
 from gradvac.lab.recipes.tagging.encoder import NO_LABEL, load_model, load_tokenizer
@@ -46,6 +46,7 @@ from gradvac.lab.training import (
     Display,
     Prefetch,
     Result,
+    RowStream,
     StepLosses,
     join,
     seed_everything,
@@ -92,7 +93,7 @@ class TaggingWorkload:
         is_possible = train.precision == "bf16" and batch_slice.of == 1
         is_static = has_static_shape(fixed, train, batch_slice, is_possible=is_possible)
         width = longest if is_static else None
-        stream = stream_rows(
+        stream = RowStream(
             self.config,
             {task: len(of_task) for task, of_task in zip(self.tasks, windows, strict=True)},
             lambda chosen: make_tag_batch(windows, chosen, pad=self._pad, width=width),
