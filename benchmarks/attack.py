@@ -955,12 +955,15 @@ def main() -> None:
     )
     parser.add_argument("--models", type=int, default=500)
     parser.add_argument("--first", type=int, default=0, help="seed of the first")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no more after these")
     parser.add_argument("--engine", default="one_backward", choices=("one_backward", "auto"))
     parser.add_argument("--verbose", action="store_true", help="show every model")
     args = parser.parse_args()
     start, count = time.perf_counter(), Counter[str]()
     used = Counter[str]()
     for seed in range(args.first, args.first + args.models):
+        if time.perf_counter() - start > args.seconds:
+            break
         attack = Attack(seed)
         outcome, more = attack.run(args.engine)
         count[outcome] += 1
@@ -969,7 +972,7 @@ def main() -> None:
             print(f"{seed} {outcome}: {' '.join(attack.parts)}\n    {more}", flush=True)
     every = ", ".join(f"{number} {outcome}" for outcome, number in count.most_common())
     seconds = time.perf_counter() - start
-    print(f"{args.models} models of {len(used)} parts: {every} ({seconds:.0f} s)")
+    print(f"{count.total()} models of {len(used)} parts: {every} ({seconds:.0f} s)")
 
 
 if __name__ == "__main__":
