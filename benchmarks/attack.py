@@ -50,7 +50,10 @@ class Batch(NamedTuple):
 Run = Callable[[Tensor, Batch], Tensor]
 Part = Callable[["Draw"], Run]
 PARTS: dict[str, Part] = {}
-MIXING = ("mixed_by_batch_norm", "mixed_by_the_mean", "mixed_by_attention_over_rows")
+MIXING = (
+    *("mixed_by_batch_norm", "mixed_by_the_mean", "mixed_by_attention_over_rows"),
+    *("mixed_by_a_hook_that_begins", "clipped_before_a_parameter"),
+)
 
 
 def part(make: Part) -> Part:
@@ -257,6 +260,66 @@ def dropped(draw: Draw) -> Run:
     return lambda x, _: F.dropout(layer(x), 0.3)
 
 
+@part
+def gradient_of_itself(draw: Draw) -> Run:
+    layer = draw.linear()
+
+    def run(x: Tensor, _: Batch) -> Tensor:
+        y = layer(x).tanh()
+        (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return y + slope
+
+    return run
+
+
+@part
+def statistics_without_gradient(draw: Draw) -> Run:
+    layer = draw.linear()
+    return lambda x, _: layer(x - x.mean(0).detach()) / (1 + x.detach().std(0))
+
+
+@part
+def solved_row_by_row(draw: Draw) -> Run:
+    layer = draw.linear()
+
+    def run(x: Tensor, _: Batch) -> Tensor:
+        y = layer(x)
+        return torch.linalg.solve(y.mT @ y + 5 * torch.eye(D).to(y), x.mT).mT
+
+    return run
+
+
+@part
+def distances_to_centres(draw: Draw) -> Run:
+    centres, back = draw.parameter(3, D), draw.linear(3, D)
+    return lambda x, _: back(torch.cdist(x, centres.here.expand(len(x), 3, D)))
+
+
+@part
+def frozen(draw: Draw) -> Run:
+    module = nn.Linear(D, D)
+    module.weight.requires_grad_(False)
+    layer = draw.add(module)
+    return lambda x, _: layer(x).tanh()
+
+
+@part
+def a_kernel_for_every_row(draw: Draw) -> Run:
+    kernel = draw.parameter(S, 1, 3)
+
+    def run(x: Tensor, _: Batch) -> Tensor:
+        kernels = kernel.here.repeat(len(x), 1, 1)
+        return F.conv1d(x.reshape(1, -1, D), kernels, padding=1, groups=len(kernels)).view(x.shape)
+
+    return run
+
+
+@part
+def side_by_side(draw: Draw) -> Run:
+    layer, scales = draw.linear(), draw.parameter(2, 1, 1, D)
+    return lambda x, _: (torch.stack([layer(x), x.cos()]) * scales.here).logsumexp(0)
+
+
 # -- views, writes in place, indices -------------------------------------------------------------
 
 
@@ -320,6 +383,18 @@ def gathered(draw: Draw) -> Run:
         if way == 2:
             return y.index_select(1, torch.arange(S).flip(0)) + y.sort(1).values
         return y[torch.arange(len(y))[:, None], order]
+
+    return run
+
+
+@part
+def reduced_by_segment(draw: Draw) -> Run:
+    layer, how = draw.linear(), draw.one_of("amax", "mean", "sum")
+
+    def run(x: Tensor, _: Batch) -> Tensor:
+        y = layer(x)
+        where = (torch.arange(S) // 2).view(1, S, 1).expand_as(y)
+        return torch.zeros_like(y).scatter_reduce(1, where, y, how)
 
     return run
 
@@ -728,6 +803,32 @@ def mixed_by_attention_over_rows(draw: Draw) -> Run:
     )
 
 
+@part
+def mixed_by_a_hook_that_begins(draw: Draw) -> Run:
+    layer, begin = draw.linear(), draw.random.randint(0, STEPS - 1)
+
+    def run(x: Tensor, batch: Batch) -> Tensor:
+        y: Tensor = layer(x)
+        if batch.step >= begin:
+            y.register_hook(lambda gradient: gradient - gradient.mean(0))
+        return y
+
+    return run
+
+
+@part
+def clipped_before_a_parameter(draw: Draw) -> Run:
+    weight, begin = draw.parameter(D, D), draw.random.randint(0, STEPS - 1)
+
+    def run(x: Tensor, batch: Batch) -> Tensor:
+        halved = 0.5 * weight.here
+        if batch.step >= begin:
+            halved.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+        return x @ halved
+
+    return run
+
+
 # -- a model of them, and the attack -------------------------------------------------------------
 
 
@@ -854,12 +955,15 @@ def main() -> None:
     )
     parser.add_argument("--models", type=int, default=500)
     parser.add_argument("--first", type=int, default=0, help="seed of the first")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no more after these")
     parser.add_argument("--engine", default="one_backward", choices=("one_backward", "auto"))
     parser.add_argument("--verbose", action="store_true", help="show every model")
     args = parser.parse_args()
     start, count = time.perf_counter(), Counter[str]()
     used = Counter[str]()
     for seed in range(args.first, args.first + args.models):
+        if time.perf_counter() - start > args.seconds:
+            break
         attack = Attack(seed)
         outcome, more = attack.run(args.engine)
         count[outcome] += 1
@@ -868,7 +972,7 @@ def main() -> None:
             print(f"{seed} {outcome}: {' '.join(attack.parts)}\n    {more}", flush=True)
     every = ", ".join(f"{number} {outcome}" for outcome, number in count.most_common())
     seconds = time.perf_counter() - start
-    print(f"{args.models} models of {len(used)} parts: {every} ({seconds:.0f} s)")
+    print(f"{count.total()} models of {len(used)} parts: {every} ({seconds:.0f} s)")
 
 
 if __name__ == "__main__":

@@ -263,3 +263,23 @@ def test_strides_that_move_rows_are_measured() -> None:
             aligner.backward(distance(model(x)), UNSORTED)
             reference.backward(distance(twin(x)), UNSORTED)
             assert_same_gradients(model, twin, 1e-9)
+
+
+@pytest.mark.parametrize("times", [B, 2 * B])
+@pytest.mark.parametrize("width", [1, 3])
+def test_repeated_for_every_row(times: int, width: int) -> None:
+    """As relative positions are for every row and head."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        every = (2.0 * m.positions).repeat(times, 1, 1)  # [times * width, S, D]
+        by_row = every.view(B, -1, S, D)
+        result: Tensor = m.last((m.first(x)[:, None] * by_row).tanh().sum(1))
+        return result
+
+    parts = {"first": nn.Linear(D, D), "last": nn.Linear(D, 3)}
+    model = Model(run, **parts, positions=nn.Parameter(torch.randn(width, S, D)))
+    twins = Twins(Case(model.double(), output, (torch.randn(B, S, D).double(),)), rule)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no fast path")
+        for tasks in (UNSORTED, SORTED):
+            twins.step(tasks)

@@ -280,6 +280,19 @@ def expanded(at: NodeInput) -> Contribution | None:
     return at.summed(at.gradient)
 
 
+def repeated(at: NodeInput) -> Contribution | None:
+    """The same, once or several times for every row, one after the other in dimension 0."""
+    owned, shape, gradient = at.owned, at.shape, at.gradient
+    is_alike = len(shape) == gradient.dim() and gradient.shape[1:] == shape[1:]
+    if not is_alike or owned.dim != 0 or owned.tiled or owned.rows.only is not None:
+        return None
+    times = gradient.shape[0] // shape[0]
+    if times % owned.rows.num_rows:
+        return None
+    values = gradient.reshape(times, *shape)
+    return replace(at, owned=Owned(values.shape, owned.rows)).summed(values)
+
+
 def entrywise(at: NodeInput) -> Contribution | None:
     """Any operation on single entries: one call of the node for all tasks.
 
@@ -311,6 +324,7 @@ FAST_PATHS: dict[str, Callable[[NodeInput], Contribution | None]] = {
     "MulBackward0": mul,
     "DivBackward0": entrywise,
     "ExpandBackward0": expanded,
+    "RepeatBackward0": repeated,
     "WhereBackward0": entrywise,
     "AddcmulBackward0": entrywise,
     "AddcdivBackward0": entrywise,

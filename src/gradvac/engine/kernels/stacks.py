@@ -78,10 +78,11 @@ class Stacked:
         if any(self._is_complex):
             stacks = [_as_real(stack) if stack.is_complex() else stack for stack in stacks]
         self._sizes, self._num_components = [stack.shape[1] for stack in stacks], num_components
-        together: dict[tuple[int, torch.dtype, int], list[int]] = {}
+        together: dict[tuple[int, torch.dtype, torch.device, int], list[int]] = {}
         for number, (stack, component) in enumerate(zip(stacks, components, strict=True)):
             alone = -1 if stack.shape[1] <= _JOINED else number
-            together.setdefault((component, stack.dtype, alone), []).append(number)
+            key = (component, stack.dtype, stack.device, alone)
+            together.setdefault(key, []).append(number)
         # (component, numbers of parameters, their gradients side by side)
         self._joined: list[tuple[int, list[int], Tensor]] = []
         for (component, *_), numbers in together.items():
@@ -95,14 +96,14 @@ class Stacked:
         shape, dtype = (self._num_components, len(first), len(first)), working_dtype(first.device)
         grams = torch.zeros(shape, dtype=dtype, device=first.device)
         for component, _, stack in self._joined:
-            grams[component] += gram_reference(stack)
+            grams[component] += gram_reference(stack).to(grams)
         return grams
 
     def combine(self, weights: Tensor) -> list[Tensor]:
         """sum_t weights[k, t] g_t of every parameter, in float32 or better, `[P]` each."""
         combined: dict[int, Tensor] = {}
         for component, numbers, stack in self._joined:
-            pieces = combine_reference(weights[component], stack)
+            pieces = combine_reference(weights[component].to(stack.device), stack)
             combined.update(
                 zip(numbers, pieces.split([self._sizes[n] for n in numbers]), strict=True)
             )
@@ -123,5 +124,6 @@ def stacked(stacks: Sequence[Tensor], components: Sequence[int], num_components:
     kernels = triton_kernels() if stacks[0].is_cuda else None
     if kernels is None or len(stacks[0]) > kernels.MOST_TASKS:
         return Stacked(stacks, components, num_components)
-    are_taken = all(stack.dtype in kernels.DTYPES for stack in stacks)
+    device = stacks[0].device  # a kernel reads the memory of one
+    are_taken = all(s.dtype in kernels.DTYPES and s.device == device for s in stacks)
     return (kernels.Launched if are_taken else Stacked)(stacks, components, num_components)
