@@ -23,6 +23,7 @@ def run_pass(
     starts: Sequence[Tensor],
     arrive: Arrive,
     *,
+    held: Collection[int] = (),
     others: Sequence[tuple[int, Arrive]] = (),
     after_run: Collection[int] = (),
     retain: bool = False,
@@ -37,6 +38,7 @@ def run_pass(
         partition: Its junctions.
         starts: Gradients at the roots.
         arrive: Called for every junction, as soon as its output gradients are complete.
+        held: Junctions that are shown theirs once the pass is over.
         others: Further nodes (positions) to be shown their output gradients.
         after_run: Junctions that are shown theirs once they have run, beside what they returned.
         retain: Keep the graph.
@@ -46,7 +48,7 @@ def run_pass(
     try:
         for number, junction in enumerate(partition.junctions):
             node = graph.nodes[junction.position]
-            if junction.ends:
+            if junction.ends or number in held:
                 outputs = graph.num_outputs(junction.position)
                 ends.append((number, len(inputs), outputs))
                 inputs += [GradientEdge(node, output) for output in range(outputs)]
@@ -65,7 +67,7 @@ def run_pass(
         leaves = partition.leaves_outside(graph)
         # Their edges: torch would not take a leaf that was frozen after the forward.
         edges = [GradientEdge(graph.nodes[position], 0) for position in partition.outside]
-        with _autocast_off(graph.roots[0].device), without_hooks(leaves):
+        with without_hooks(leaves):
             gradients = torch.autograd.grad(
                 graph.roots,
                 [*inputs, *edges, *([ANCHOR] if partition.has_taps else ())],
@@ -137,7 +139,8 @@ def has_changing_hook(graph: Graph, position: int) -> bool:
 
 
 @contextmanager
-def _autocast_off(device: torch.device) -> Iterator[None]:
+def autocast_off(device: torch.device) -> Iterator[None]:
+    """A backward computes in the precision that its forward computed in."""
     with ExitStack() as stack:
         for kind in {"cpu", device.type}:
             if torch.is_autocast_enabled(kind):
