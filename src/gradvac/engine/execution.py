@@ -1,10 +1,10 @@
 """Execution of a plan where most of it is plain, and little enough to be held at once.
 
 Most junctions of most models are linear layers, normalisations or scales: rows lie along the first
-dimension, and their parameters have no other use. They are found once per plan. A step that is
-small enough then takes no hook for them: their output gradients are among what the pass returns,
-what their nodes saved is read before it, and those of one shape are built together. All others go
-through `GradientBuilder`, which is also the reference.
+dimension, and their parameters have no other use. They are found once per plan. In a step that is
+small enough, what their nodes saved is read before the pass, their output gradients are kept until
+it is over, and those of one shape are built together. All others go through `GradientBuilder`,
+which is also the reference.
 """
 
 # N entries, T tasks, n junctions that are alike, O outputs, I inputs, D width
@@ -124,7 +124,7 @@ class PlainJunctions:
                 held[junction.number] = (junction, saved)
                 x = saved[0]
                 num_bytes += x.nbytes + x.nbytes // max(1, x.shape[-1]) * junction.width
-        return held if num_bytes <= most_held else {}
+        return held if num_bytes <= most_held // 2 else {}  # others may wait too
 
 
 # kind -> (edges of weight and shift, what is saved by the node)
@@ -150,11 +150,11 @@ def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | Non
     leaf, _, is_transposed = paths[weight_edge]
     weight, width = graph.nodes[leaf].variable, graph.shape(position)[-1]
     shift = graph.nodes[paths[shift_edge][0]].variable if shift_edge in paths else None
-    if shift is not None and shift.shape != (width,):
+    if shift is weight or (shift is not None and shift.shape != (width,)):
         return None
     if name in ("AddmmBackward0", "MmBackward0"):
         build = _build_products
-    elif weight.shape != (width,):
+    elif weight.shape != (width,) or width == 1:  # which may be broadcast in another batch
         return None
     else:
         build = _build_scales if name == "MulBackward0" else _build_norms

@@ -304,9 +304,9 @@ class PlannedBackward:
         def arrive(number: int, output_gradients: Sequence[Tensor | None]) -> None:
             if unreached and junctions[number].position in unreached:
                 reached_nodes.see(junctions[number].position, output_gradients)
-            if number in held:
-                if output_gradients[0] is not None:
-                    arrived.append(Arrived(*held[number], output_gradients[0]))
+            gradient = output_gradients[0] if number in held else None
+            if gradient is not None and gradient.numel():
+                arrived.append(Arrived(*held[number], gradient))
                 return
             builder.build(number, output_gradients)
             left.subtract(groups[number])

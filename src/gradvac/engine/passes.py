@@ -44,17 +44,20 @@ def run_pass(
         retain: Keep the graph.
     """
     handles, ends = [], []
+    kept: dict[int, list[Sequence[Tensor | None]]] = {number: [] for number in held}
     inputs: list[Any] = []  # tensors and edges
     try:
         for number, junction in enumerate(partition.junctions):
             node = graph.nodes[junction.position]
-            if junction.ends or number in held:
+            if junction.ends:
                 outputs = graph.num_outputs(junction.position)
                 ends.append((number, len(inputs), outputs))
                 inputs += [GradientEdge(node, output) for output in range(outputs)]
             elif graph.is_tap(junction.position):
                 at_tap = partial(_arrive_at_tap, graph, junction, partial(arrive, number))
                 handles.append(node.register_prehook(at_tap))
+            elif number in held:
+                handles.append(node.register_prehook(kept[number].append))  # no call of Python's
             elif number in after_run:
                 after = partial(_arrive_after, graph, junction.position, partial(arrive, number))
                 handles.append(node.register_hook(after))
@@ -78,6 +81,9 @@ def run_pass(
             with torch.no_grad():  # as in the hooks of a running backward
                 for number, first, outputs in ends:
                     arrive(number, gradients[first : first + outputs])
+                for number, every in kept.items():
+                    for shown in every:
+                        arrive(number, shown)
     finally:
         for handle in handles:
             handle.remove()

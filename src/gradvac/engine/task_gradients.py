@@ -112,9 +112,9 @@ class ParameterGradients:
             gradients = gradients.to(wider).add_(given)
         self._gradients = gradients
 
-    def begin(self, gradients: Tensor, block: Tensor | None = None) -> None:
-        """Take the first task gradients, `[T, P]` or `[T, *shape]`; they may be part of a block."""
-        self.has_begun, self._gradients, self.block = True, gradients, block
+    def begin(self, gradients: Tensor) -> None:
+        """Take the first task gradients, `[T, P]` or `[T, *shape]`."""
+        self.has_begun, self._gradients = True, gradients
         while self._lookups and not self.is_split:
             self.add(self._lookups.pop())
 
@@ -368,7 +368,8 @@ class TaskGradients:
         members = [self._by_parameter[id(parameter)] for parameter in parameters]
         for gradients, stack in zip(members, block.unbind(), strict=True):
             if gradients.parameter.requires_grad:
-                gradients.begin(stack, block)
+                gradients.begin(stack)
+                gradients.block = block
         self._blocks.append((block, members))
 
     def component_done(self, component: int) -> None:
