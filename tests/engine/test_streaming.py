@@ -170,6 +170,7 @@ def test_a_lookup_by_slices_is_the_whole_one(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found, expected[:, start:end], **close)
 
 
+@pytest.mark.usefixtures("_nothing_is_held")
 @pytest.mark.parametrize("at_once", [5, 2])
 def test_products_of_equal_shape_are_taken_at_once(
     at_once: int, monkeypatch: pytest.MonkeyPatch

@@ -92,6 +92,7 @@ def test_a_shift_does_not_need_what_it_is_beside() -> None:
     torch.testing.assert_close(shift.build([shift])[0], wanted)
 
 
+@pytest.mark.usefixtures("_nothing_is_held")
 def test_a_shift_beside_a_scale_that_did_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU a kernel leaves the sums of both: those of the shift are kept for when it comes."""
     sums, calls = contributions.norm_sums, []

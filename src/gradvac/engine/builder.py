@@ -49,6 +49,7 @@ class GradientBuilder:
         tasks: Task names.
 
     Attributes:
+        rows: The tasks of the rows of `losses`.
         measured: The owners that depend on the data of this step, if the plan needs any.
         slow: Operations without a fast path that were met.
     """
@@ -63,7 +64,7 @@ class GradientBuilder:
         tasks: Sequence[str],
     ) -> None:
         self.graph, self.plan, self.losses = graph, plan, losses
-        self._rows, self._declared, self._tasks = rows, declared, tasks
+        self.rows, self._declared, self._tasks = rows, declared, tasks
         self._num_tasks = len(losses.present)
         self._reached = graph.reached_by() if rows is None else []
         self._segments: dict[int | RowTasks, Segments] = {}
@@ -123,8 +124,8 @@ class GradientBuilder:
             return Owned(shape, self._segments_of(0))
         how = self.plan.owners[number, output]
         if isinstance(how, Layout):
-            assert self._rows is not None
-            return Owned(shape, self._rows, *how)
+            assert self.rows is not None
+            return Owned(shape, self.rows, *how)
         position = self.plan.partition.junctions[number].position
         if how is How.REACHED:
             return Owned(shape, self._segments_of(self._reached[position].bit_length() - 1))

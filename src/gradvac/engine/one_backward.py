@@ -19,12 +19,20 @@ from torch import Tensor, nn
 
 from gradvac.engine.builder import Deliver, GradientBuilder
 from gradvac.engine.contributions import Contribution
+from gradvac.engine.execution import Arrived, PlainJunction, build_together
 from gradvac.engine.graph import Graph, NotSeparable, check_parameters, release
 from gradvac.engine.joint_gradient import GradientSketches, is_due
-from gradvac.engine.kernels import Segments, sketch
+from gradvac.engine.kernels import Segments, sketch, wide
 from gradvac.engine.losses import Losses
 from gradvac.engine.ownership import Key, MeasuredOwners, task_codes
-from gradvac.engine.passes import Arrive, ReachedNodes, check_hidden_backwards, copies, run_pass
+from gradvac.engine.passes import (
+    Arrive,
+    ReachedNodes,
+    autocast_off,
+    check_hidden_backwards,
+    copies,
+    run_pass,
+)
 from gradvac.engine.per_task import Expect, Receive
 from gradvac.engine.plan import How, Plan
 from gradvac.engine.planner import Planner
@@ -148,8 +156,9 @@ class OneBackward:
         graph.check_compiled()
         planned = None
         try:
-            planned = self._plan(graph, losses)
-            yield planned
+            with autocast_off(losses.device):
+                planned = self._plan(graph, losses)
+                yield planned
             self._announce(planned.builder.slow)
             if planned.keeps_graph:  # a loop that still holds the losses would hold it all
                 for node in graph.nodes:
@@ -243,6 +252,7 @@ class PlannedBackward:
         plan = self.plan
         self.is_careful = not plan.is_proven or plan.is_measured or bool(plan.unreached)
         self.keeps_graph = bool(plan.unreached) or (self.is_careful and keep_graph)
+        self._held: dict[int, tuple[PlainJunction, tuple[Tensor, ...]]] = {}
 
     def run_by_component(self, gradients: TaskGradients) -> dict[Tensor, Tensor]:
         """The backward; tells `gradients` when a component is complete.
@@ -250,7 +260,12 @@ class PlannedBackward:
         Returns:
             The joint gradients of leaves that are not the model's.
         """
-        return self._run(gradients, self.plan.components, gradients.component_done)
+        plain, rows, num_tasks = None, self.builder.rows, len(self.losses.present)
+        if rows is not None and num_tasks > 1:
+            plain = self.plan.plain(self.graph)
+            self._held = plain.held(self.graph, num_tasks, gradients.most_bytes)
+        components = plain.others if plain is not None and self._held else self.plan.components
+        return self._run(gradients, components, gradients.component_done)
 
     def run_by_parameter(
         self,
@@ -278,6 +293,7 @@ class PlannedBackward:
         plan, builder, has_hooks = self.plan, self.builder, self.graph.has_hooks
         junctions, unreached = plan.partition.junctions, plan.unreached
         sums, reached_nodes = GradientSketches(), ReachedNodes()
+        held, arrived = self._held, list[Arrived]()
         left = Counter([group for junction_groups in groups for group in junction_groups])
         deliver: Deliver = gradients.add
         if self.losses.joint is not None:
@@ -286,8 +302,13 @@ class PlannedBackward:
         def arrive(number: int, output_gradients: Sequence[Tensor | None]) -> None:
             if unreached and junctions[number].position in unreached:
                 reached_nodes.see(junctions[number].position, output_gradients)
-            # Contributions hold gradients, over which some hooks write.
-            builder.build(number, copies(output_gradients) if has_hooks else output_gradients)
+            if has_hooks:  # contributions hold gradients, over which some hooks write
+                output_gradients = copies(output_gradients)
+            gradient = output_gradients[0] if number in held else None
+            if gradient is not None and gradient.numel():
+                arrived.append(Arrived(*held[number], gradient))
+                return
+            builder.build(number, output_gradients)
             left.subtract(groups[number])
             complete = [group for group in dict.fromkeys(groups[number]) if not left[group]]
 
@@ -317,10 +338,13 @@ class PlannedBackward:
                 plan.partition,
                 self.losses.starts(),
                 arrive,
+                held=held,
                 others=others,
                 after_run=after_run,
                 retain=again or self.keeps_graph,
             )
+        if arrived:
+            self._build_held(arrived, gradients, sums)
         self._check_reached(reached_nodes)
         if builder.measured is not None:
             builder.measured.check()
@@ -333,6 +357,19 @@ class PlannedBackward:
         if not again:
             plan.succeed()
         return outside
+
+    @torch.no_grad()
+    def _build_held(
+        self, arrived: Sequence[Arrived], gradients: TaskGradients, sums: GradientSketches
+    ) -> None:
+        """Build what was held until the pass was over."""
+        assert self.builder.rows is not None
+        for parameters, block in build_together(arrived, self.builder.rows):
+            gradients.add_block(parameters, block)
+            if self.losses.joint is not None:
+                for parameter, stack in zip(parameters, block, strict=True):
+                    total = stack.sum(0, dtype=wide(stack.dtype))
+                    sums.add(parameter, total.view(parameter.shape))
 
     def _check_reached(self, reached_nodes: ReachedNodes) -> None:
         """Let the plan expire if a gradient came through what none had come through before."""

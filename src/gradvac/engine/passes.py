@@ -23,6 +23,7 @@ def run_pass(
     starts: Sequence[Tensor],
     arrive: Arrive,
     *,
+    held: Collection[int] = (),
     others: Sequence[tuple[int, Arrive]] = (),
     after_run: Collection[int] = (),
     retain: bool = False,
@@ -37,11 +38,13 @@ def run_pass(
         partition: Its junctions.
         starts: Gradients at the roots.
         arrive: Called for every junction, as soon as its output gradients are complete.
+        held: Junctions that are shown theirs once the pass is over.
         others: Further nodes (positions) to be shown their output gradients.
         after_run: Junctions that are shown theirs once they have run, beside what they returned.
         retain: Keep the graph.
     """
     handles, ends = [], []
+    kept: dict[int, list[Sequence[Tensor | None]]] = {number: [] for number in held}
     inputs: list[Any] = []  # tensors and edges
     below: list[tuple[Any, int]] = []  # edges that let the junctions above them run
     try:
@@ -57,6 +60,8 @@ def run_pass(
             elif graph.is_tap(junction.position):
                 at_tap = partial(_arrive_at_tap, graph, junction, partial(arrive, number))
                 handles.append(node.register_prehook(at_tap))
+            elif number in held:
+                handles.append(node.register_prehook(kept[number].append))  # no call of Python's
             elif number in after_run:
                 after = partial(_arrive_after, graph, junction.position, partial(arrive, number))
                 handles.append(node.register_hook(after))
@@ -72,7 +77,7 @@ def run_pass(
         last: list[Any] = [ANCHOR] if partition.has_taps else []
         last += [GradientEdge(*edge) for edge in dict.fromkeys(below)]
         shown = [node.variable for node, _ in below if hasattr(node, "variable")]
-        with _autocast_off(graph.roots[0].device), without_hooks([*leaves, *shown]):
+        with without_hooks([*leaves, *shown]):
             gradients = torch.autograd.grad(
                 graph.roots,
                 [*inputs, *edges, *last],
@@ -83,6 +88,9 @@ def run_pass(
             with torch.no_grad():  # as in the hooks of a running backward
                 for number, first, outputs in ends:
                     arrive(number, gradients[first : first + outputs])
+                for number, every in kept.items():
+                    for shown in every:
+                        arrive(number, shown)
     finally:
         for handle in handles:
             handle.remove()
@@ -144,7 +152,8 @@ def has_changing_hook(graph: Graph, position: int) -> bool:
 
 
 @contextmanager
-def _autocast_off(device: torch.device) -> Iterator[None]:
+def autocast_off(device: torch.device) -> Iterator[None]:
+    """A backward computes in the precision that its forward computed in."""
     with ExitStack() as stack:
         for kind in {"cpu", device.type}:
             if torch.is_autocast_enabled(kind):

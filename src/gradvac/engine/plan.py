@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import nn
 
+from gradvac.engine.execution import PlainJunctions
 from gradvac.engine.graph import Graph, NotSeparable
 from gradvac.engine.junctions import Partition
 from gradvac.engine.layouts import VIEWS, Layout, follow_losses
@@ -73,6 +74,7 @@ class Plan:
         self.is_measured = How.MEASURED in self.owners.values()
         self._sizes: set[object] = set()  # of batches for which it is known to hold
         self._found: _Found | None = None
+        self._plain: PlainJunctions | None = None
 
     def succeed(self) -> None:
         """A step with this plan went well."""
@@ -112,6 +114,17 @@ class Plan:
         """Those that such graphs reach, in the order of the model."""
         reached = {p for junction in self.partition.junctions for p in junction.parameters}
         return [parameter for parameter in self.names if parameter in reached]
+
+    def plain(self, graph: Graph) -> PlainJunctions:
+        """The junctions that need no hook, where the step is small."""
+        if self._plain is None:
+            self._plain = PlainJunctions(
+                graph,
+                self.partition.junctions,
+                self.components,
+                lambda number: self.owners.get((number, 0)) == Layout(0),
+            )
+        return self._plain
 
     def holds_for(self, graph: Graph, num_rows: int | None) -> bool:
         """Whether rows lie as they were found to, in a graph of this structure and other sizes."""

@@ -52,6 +52,7 @@ class ParameterGradients:
         is_split: The parameter is a table that is too large.
         has_begun: Contributions were added.
         tokens: Whose rows alone `stack` gave; None if it gave all.
+        block: Of which its task gradients are a part.
     """
 
     def __init__(self, parameter: nn.Parameter, table_bytes: int) -> None:
@@ -63,6 +64,7 @@ class ParameterGradients:
         self.waiting: list[Any] = []
         self.is_split = self.has_begun = False
         self.tokens: Tensor | None = None
+        self.block: Tensor | None = None
         self._gradients: Tensor | None = None  # [T, P] or [T, *shape], of those that were built
         self._lookups: list[Lookup] = []  # those that were not: of few rows, or of a large table
         self._products: list[MatrixContribution] = []  # the others of a large table
@@ -99,7 +101,7 @@ class ParameterGradients:
         if is_first:
             self.begin(contribution.task_gradients())
             return
-        gradients, only = self._shaped().contiguous(), contribution.segments.only
+        gradients, only, self.block = self._shaped().contiguous(), contribution.segments.only, None
         if isinstance(contribution, Lookup):
             contribution.add_to(gradients)
         elif only is not None and isinstance(contribution, MatrixContribution):
@@ -303,6 +305,7 @@ class TaskGradients:
                 gradients.clear()
         self._most_waiting, self._most_ready = _most_bytes(None)
         self._waiting_bytes = self._ready_bytes = 0
+        self._blocks: list[tuple[Tensor, list[ParameterGradients]]] = []
         self._ready: list[int] = []  # complete components
         self._weigh: Weigh | None = None
         self._write: Write | None = None
@@ -311,6 +314,11 @@ class TaskGradients:
     def collected(self) -> list[nn.Parameter]:
         """The parameters of which something was added and not yet weighed or taken."""
         return [one.parameter for one in self._by_parameter.values() if one.has_begun]
+
+    @property
+    def most_bytes(self) -> tuple[int, int, int]:
+        """Of what waits to be built together, of complete components, and of one matrix."""
+        return self._most_waiting, self._most_ready, self.table_bytes
 
     def begin(self, weigh: Weigh | None = None, write: Write | None = None) -> None:
         """Expect a backward; without `weigh`, its contributions are only collected."""
@@ -355,6 +363,15 @@ class TaskGradients:
                     else:
                         gradients.begin(task_gradients)
 
+    def add_block(self, parameters: Sequence[nn.Parameter], block: Tensor) -> None:
+        """Take all task gradients of some parameters, `[n, T, P]`."""
+        members = [self._by_parameter[id(parameter)] for parameter in parameters]
+        for gradients, stack in zip(members, block.unbind(), strict=True):
+            if gradients.parameter.requires_grad:
+                gradients.begin(stack)
+                gradients.block = block
+        self._blocks.append((block, members))
+
     def component_done(self, component: int) -> None:
         """All contributions to all parameters of a component have arrived."""
         if self._weigh is None:
@@ -398,32 +415,47 @@ class TaskGradients:
         assert self._weigh is not None
         assert self._write is not None
         num, metric = len(components), self._metric
-        every = [(n, g) for n, group in enumerate(components.values()) for g in group]
-        dense = [(number, gradients) for number, gradients in every if not gradients.is_split]
-        split = [(number, gradients) for number, gradients in every if gradients.is_split]
-        numbers = [number for number, _ in dense]
-        stacks = [gradients.stack(dense=metric is not None) for _, gradients in dense]
+        number_of = {id(g): n for n, group in enumerate(components.values()) for g in group}
+        every = [gradients for group in components.values() for gradients in group]
+        split = [gradients for gradients in every if gradients.is_split]
+        dense, stacks = self._blocks_of(every) if metric is None else ([], [])
+        are_whole = set(map(id, dense))
+        lone = [g for g in every if not g.is_split and id(g) not in are_whole]
+        dense, stacks = dense + lone, stacks + [g.stack(dense=metric is not None) for g in lone]
+        numbers = [number_of[id(gradients)] for gradients in dense]
         products = seen = stacked(stacks, numbers, num) if dense else None
         if metric is not None:
             pairs = zip(dense, stacks, strict=True)
-            seen = stacked([metric(g.parameter, stack) for (_, g), stack in pairs], numbers, num)
+            seen = stacked([metric(g.parameter, stack) for g, stack in pairs], numbers, num)
         grams = None if seen is None else seen.grams()
         del seen  # what a metric made of task gradients is not needed for updates
-        for number, gradients in split:
+        for gradients in split:
             block = gradients.gram()
             grams = block.new_zeros(num, *block.shape) if grams is None else grams
-            grams[number] += block
+            grams[number_of[id(gradients)]] += block
         assert grams is not None
         weights = self._weigh(list(components), grams)
         combined = [] if products is None else products.combine(weights)
         updates = [
             update if gradients.tokens is None else gradients.spread(update)
-            for (_, gradients), update in zip(dense, combined, strict=True)
+            for gradients, update in zip(dense, combined, strict=True)
         ]
-        updates += [gradients.combine(weights[number]) for number, gradients in split]
-        self._write([gradients.parameter for _, gradients in (*dense, *split)], updates)
-        for _, gradients in every:
+        updates += [gradients.combine(weights[number_of[id(gradients)]]) for gradients in split]
+        self._write([gradients.parameter for gradients in (*dense, *split)], updates)
+        for gradients in every:
             gradients.clear()
+
+    def _blocks_of(
+        self, every: Sequence[ParameterGradients]
+    ) -> tuple[list[ParameterGradients], list[Tensor]]:
+        """Parameters whose task gradients are whole blocks, in their order, and these blocks."""
+        given, members, blocks = set(map(id, every)), list[ParameterGradients](), list[Tensor]()
+        for block, parts in self._blocks:
+            if all(part.block is block and id(part) in given for part in parts):
+                members += parts
+                blocks.append(block)
+        self._blocks = []
+        return members, blocks
 
 
 def add_to_grad(

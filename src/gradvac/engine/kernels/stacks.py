@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradvac.devices import triton_module
+from gradvac.devices import index_on, triton_module
 from gradvac.gram import working_dtype
 
 _CHUNK = 1 << 18  # columns converted to the working precision at a time
 _CACHED = 1 << 14  # on a CPU, where what was converted should still be in the cache when multiplied
-_JOINED = 1 << 19  # parameters up to this size share their products within a component
 
 
 def triton_kernels() -> Any:
@@ -66,64 +65,71 @@ class Stacked:
     """Task gradients of many parameters, for all Gram matrices and all updates at once.
 
     Args:
-        stacks: `[T, P]` of every parameter; each may be a part of a wider one.
-        components: The component of every parameter.
+        blocks: Those of one parameter `[T, P]`, or of several alike `[n, T, P]`.
+        components: The component of every parameter, in the order of the blocks.
         num_components: K.
     """
 
     def __init__(
-        self, stacks: Sequence[Tensor], components: Sequence[int], num_components: int
+        self, blocks: Sequence[Tensor], components: Sequence[int], num_components: int
     ) -> None:
-        self._is_complex = [stack.dtype.is_complex for stack in stacks]
+        self._is_complex = [block.dtype.is_complex for block in blocks]
         if any(self._is_complex):
-            stacks = [_as_real(stack) if stack.is_complex() else stack for stack in stacks]
-        self._sizes, self._num_components = [stack.shape[1] for stack in stacks], num_components
-        together: dict[tuple[int, torch.dtype, torch.device, int], list[int]] = {}
-        for number, (stack, component) in enumerate(zip(stacks, components, strict=True)):
-            alone = -1 if stack.shape[1] <= _JOINED else number
-            key = (component, stack.dtype, stack.device, alone)
-            together.setdefault(key, []).append(number)
-        # (component, numbers of parameters, their gradients side by side)
-        self._joined: list[tuple[int, list[int], Tensor]] = []
-        for (component, *_), numbers in together.items():
-            parts = [stacks[n] for n in numbers]
-            side_by_side = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-            self._joined.append((component, numbers, side_by_side))
+            blocks = [_as_real(block) if block.is_complex() else block for block in blocks]
+        self._blocks = [block if block.dim() == 3 else block[None] for block in blocks]
+        self._components = index_on(components, blocks[0].device)
+        self._num_components = num_components
 
     def grams(self) -> Tensor:
         """`[K, T, T]`, in the working precision."""
-        _, _, first = self._joined[0]
-        shape, dtype = (self._num_components, len(first), len(first)), working_dtype(first.device)
-        grams = torch.zeros(shape, dtype=dtype, device=first.device)
-        for component, _, stack in self._joined:
-            grams[component] += gram_reference(stack).to(grams)
-        return grams
+        every = torch.cat([_grams(block).to(self._components.device) for block in self._blocks])
+        grams = every.new_zeros(self._num_components, *every.shape[1:])
+        return grams.index_add_(0, self._components, every)
 
     def combine(self, weights: Tensor) -> list[Tensor]:
         """sum_t weights[k, t] g_t of every parameter, in float32 or better, `[P]` each."""
-        combined: dict[int, Tensor] = {}
-        for component, numbers, stack in self._joined:
-            pieces = combine_reference(weights[component].to(stack.device), stack)
-            combined.update(
-                zip(numbers, pieces.split([self._sizes[n] for n in numbers]), strict=True)
-            )
-        return [
-            # A copy: complex numbers may not begin at any place of a storage.
-            torch.view_as_complex(combined[n].view(-1, 2).clone()) if is_complex else combined[n]
-            for n, is_complex in enumerate(self._is_complex)
-        ]
+        updates: list[Tensor] = []
+        weights = weights[self._components]
+        by_block = weights.split([len(block) for block in self._blocks])
+        for block, its_weights, is_complex in zip(
+            self._blocks, by_block, self._is_complex, strict=True
+        ):
+            combined = _combined(its_weights.to(block.device), block)
+            if is_complex:  # a copy: complex numbers may not begin at any place of a storage
+                combined = torch.view_as_complex(combined.view(len(block), -1, 2).clone())
+            updates += combined.unbind()
+        return updates
+
+
+def _grams(block: Tensor) -> Tensor:
+    """`[n, T, P]` -> `[n, T, T]`."""
+    if block[0].numel() > _CACHED * block.shape[1]:
+        return torch.stack([gram_reference(gradients) for gradients in block])
+    block = block.to(working_dtype(block.device))
+    return torch.bmm(block, block.mT)
+
+
+def _combined(weights: Tensor, block: Tensor) -> Tensor:
+    """`[n, T]`, `[n, T, P]` -> `[n, P]`."""
+    dtype = wide(block.dtype)
+    if block.dtype == dtype:
+        return torch.bmm(weights.to(dtype)[:, None], block)[:, 0]
+    return torch.stack([combine_reference(*pair) for pair in zip(weights, block, strict=True)])
 
 
 def _as_real(stack: Tensor) -> Tensor:
     """The inner product of complex gradients is that of real and imaginary parts."""
-    return torch.view_as_real(stack.resolve_conj().contiguous()).flatten(1)
+    return torch.view_as_real(stack.resolve_conj().contiguous()).flatten(-2)
 
 
-def stacked(stacks: Sequence[Tensor], components: Sequence[int], num_components: int) -> Stacked:
+def stacked(blocks: Sequence[Tensor], components: Sequence[int], num_components: int) -> Stacked:
     """`Stacked`, or on CUDA the kernels that do the same."""
-    kernels = triton_kernels() if stacks[0].is_cuda else None
-    if kernels is None or len(stacks[0]) > kernels.MOST_TASKS:
-        return Stacked(stacks, components, num_components)
-    device = stacks[0].device  # a kernel reads the memory of one
-    are_taken = all(s.dtype in kernels.DTYPES and s.device == device for s in stacks)
-    return (kernels.Launched if are_taken else Stacked)(stacks, components, num_components)
+    kernels = triton_kernels() if blocks[0].is_cuda else None
+    if kernels is None or blocks[0].shape[-2] > kernels.MOST_TASKS:
+        return Stacked(blocks, components, num_components)
+    device = blocks[0].device  # a kernel reads the memory of one
+    if not all(block.dtype in kernels.DTYPES and block.device == device for block in blocks):
+        return Stacked(blocks, components, num_components)
+    stacks = [stack for block in blocks for stack in (block if block.dim() == 3 else block[None])]
+    launched: Stacked = kernels.Launched(stacks, components, num_components)
+    return launched
