@@ -32,7 +32,6 @@ from similarity_claims import (
     rank_correlation,
     similarities,
 )
-from write_tables import fill
 
 from gradvac.analysis import Run, statistics, views
 from gradvac.cli.runs import load_runs
@@ -194,16 +193,14 @@ def _kind_rows(kind: str, runs: Sequence[Run], into: bool) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the table")
     given = parser.parse_args(arguments)
     kinds = read_kinds(given.runs)
     if not kinds:
         raise SystemExit(f"{', '.join(map(str, given.runs))}: no run has measured similarities.")
+    given.out.mkdir(parents=True, exist_ok=True)
     write_text(given.out / "geometry.md", similarity_table(kinds))
-    table = claim_table(kinds)
-    if (given.out / "index.md").is_file():
-        fill(given.out / "index.md", {"geometry": table})
-    print(table)
+    print(claim_table(kinds))
 
 
 if __name__ == "__main__":
