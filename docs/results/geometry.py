@@ -32,7 +32,6 @@ from similarity_claims import (
     rank_correlation,
     similarities,
 )
-from write_tables import fill
 
 from gradvac.analysis import Run, statistics, views
 from gradvac.cli.runs import load_runs
@@ -48,19 +47,18 @@ class OverSeeds(NamedTuple):
 
     mean: float
     reach: float
-    smallest: float
     p_value: float
 
 
 def over_seeds(values: Sequence[float]) -> OverSeeds:
-    """Mean, half of the 95 % interval, what would have been found in 4 of 5 cases, p-value."""
+    """Mean, half of the 95 % interval, p-value."""
     if len(values) == 1:
-        return OverSeeds(values[0], *[float("nan")] * 3)
+        return OverSeeds(values[0], float("nan"), float("nan"))
     error = float(np.std(values, ddof=1)) / np.sqrt(len(values))
-    limit, power = stats.t.ppf((0.975, 0.8), len(values) - 1)
+    limit = float(stats.t.ppf(0.975, len(values) - 1))
     mean = float(np.mean(values))
     p_value = float(2 * stats.t.sf(abs(mean) / error, len(values) - 1)) if error else float("nan")
-    return OverSeeds(mean, limit * error, (limit + power) * error, p_value)
+    return OverSeeds(mean, limit * error, p_value)
 
 
 def read_kinds(folders: Sequence[Path]) -> dict[str, dict[int, Run]]:
@@ -103,13 +101,13 @@ def claim_table(kinds: Mapping[str, Mapping[int, Run]]) -> str:
     ]
     tests = [one.p_value if p is None else p for one, (_, p) in zip(found, told, strict=True)]
     head = ["claim (figure)", "verdict", "here (95 % interval over seeds)"]
-    lines = [[*head, "smallest detectable (seeds)", "over languages"], ["---"] * 5]
+    lines = [[*head, "seeds", "over languages"], ["---"] * 5]
     verdicts: Counter[str] = Counter()
-    for (claim, runs), one, (beside, _), p_value in zip(
-        known, found, told, statistics.holm(tests), strict=True
+    for (claim, runs), one, (beside, _), test, p_value in zip(
+        known, found, told, tests, statistics.holm(tests), strict=True
     ):
-        verdict = _verdict(claim.sign, one.mean, p_value)
-        verdicts[verdict] += 1
+        verdict = _verdict(claim.sign, one, test, p_value)
+        verdicts[verdict.partition(":")[0]] += 1
         lines.append([claim.said, f"**{verdict}**", *_numbers(one, len(runs)), beside])
     ends = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -118,16 +116,24 @@ def claim_table(kinds: Mapping[str, Mapping[int, Run]]) -> str:
 
 def _numbers(found: OverSeeds, num_seeds: int) -> tuple[str, str]:
     if num_seeds == 1:
-        return f"{found.mean:+.3f}", "(1)"
+        return f"{found.mean:+.3f}", "1"
     low, high = found.mean - found.reach, found.mean + found.reach
-    here = f"{found.mean:+.3f} ({low:+.3f} to {high:+.3f})"
-    return here, f"{found.smallest:.3f} ({num_seeds})"
+    return f"{found.mean:+.3f} ({low:+.3f} to {high:+.3f})", str(num_seeds)
 
 
-def _verdict(sign: int, mean: float, p_value: float) -> str:
-    if not p_value < _LEVEL:
-        return "within noise"
-    return "reproduced" if mean * sign > 0 else "the opposite"
+def _verdict(sign: int, found: OverSeeds, p_value: float, adjusted: float) -> str:
+    """The words of `gradvac compare`; all rows are claims of the paper, and corrected.
+
+    The p-value is over languages where there is such a test: what seeds share may be chance.
+    """
+    side = "" if found.mean * sign > 0 else ", against the paper"
+    if np.isnan(p_value):
+        return "cannot tell"
+    if p_value < _LEVEL:
+        return f"{'clear' if adjusted < _LEVEL else 'suggestive'}{side}"
+    if found.reach < abs(found.mean):
+        return "not shown over languages"
+    return f"not shown: at most {abs(found.mean) + found.reach:.3f}"
 
 
 def _languages(claim: Claim, runs: Sequence[Runs], rows: Numbers) -> tuple[str, float | None]:
@@ -194,16 +200,14 @@ def _kind_rows(kind: str, runs: Sequence[Run], into: bool) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the table")
     given = parser.parse_args(arguments)
     kinds = read_kinds(given.runs)
     if not kinds:
         raise SystemExit(f"{', '.join(map(str, given.runs))}: no run has measured similarities.")
+    given.out.mkdir(parents=True, exist_ok=True)
     write_text(given.out / "geometry.md", similarity_table(kinds))
-    table = claim_table(kinds)
-    if (given.out / "index.md").is_file():
-        fill(given.out / "index.md", {"geometry": table})
-    print(table)
+    print(claim_table(kinds))
 
 
 if __name__ == "__main__":

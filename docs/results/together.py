@@ -59,7 +59,6 @@ class Together(NamedTuple):
         num_seeds: That all have.
         mean: Of all differences to the baseline.
         reach: Half of its 95 % interval, over seeds.
-        smallest: A true mean of this size would have been found in four cases of five.
         p_value: That methods with one and the same effect differ as much as these (F-test).
     """
 
@@ -67,7 +66,6 @@ class Together(NamedTuple):
     num_seeds: int
     mean: float
     reach: float
-    smallest: float
     p_value: float
 
 
@@ -79,10 +77,9 @@ def together_table(bleu: Values, loss: Values) -> str:
         loss: The best development loss.
     """
     lines = [
-        "| methods | how many (seeds) | BLEU (95 % interval) | smallest detectable | "
-        "do they differ? | development loss (95 % interval) | smallest detectable | "
-        "do they differ? |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| methods | how many (seeds) | BLEU (95 % interval) | do they differ? | "
+        "development loss (95 % interval) | do they differ? |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for group in _GROUPS:
         scores, losses = (_differences(group, values) for values in (bleu, loss))
@@ -113,16 +110,16 @@ def together(differences: NDArray[np.float64]) -> Together:
     methods, seeds = differences.shape
     by_seed, by_method = differences.mean(0), differences.mean(1)
     error = by_seed.std(ddof=1) / np.sqrt(seeds)
-    limit, power = stats.t.ppf((0.975, 0.8), seeds - 1)
+    limit = stats.t.ppf(0.975, seeds - 1)
     rest = differences - by_seed - by_method[:, None] + differences.mean()
     noise = (rest**2).sum() / ((methods - 1) * (seeds - 1))
     ratio = seeds * by_method.var(ddof=1) / noise
     p_value = stats.f.sf(ratio, methods - 1, (methods - 1) * (seeds - 1))
-    mean, reach, smallest = differences.mean(), limit * error, (limit + power) * error
-    return Together(methods, seeds, float(mean), float(reach), float(smallest), float(p_value))
+    mean, reach = differences.mean(), limit * error
+    return Together(methods, seeds, float(mean), float(reach), float(p_value))
 
 
 def _cells(found: Together, digits: int) -> list[str]:
     low, high = found.mean - found.reach, found.mean + found.reach
     here = f"{found.mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
-    return [here, f"{found.smallest:.{digits}f}", f"p = {found.p_value:.2f}"]
+    return [here, f"p = {found.p_value:.2f}"]

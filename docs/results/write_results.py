@@ -11,6 +11,7 @@ single runs. The text between two marks of a page is written here, all other tex
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,22 @@ from gradvac.files import write_text
 HERE = Path(__file__).parent
 _BEGIN, _END = "<!-- written by write_results.py: {} -->\n", "<!-- until here -->\n"
 _TEXT = "#7a7f85"  # to be read on white and on black
-_PAPER = "#c2185b"
+_PAPER, _PAPERS = "#c2185b", " (diamonds: the paper's)"
+_LEVEL = 0.05
+_MOST_TASKS = 4  # with more, tables have resource levels instead
+_MANY = {
+    "many_temperature5/many_temperature1": "Temperature 5 against 1",
+    "many_temperature2/many_temperature5": "Temperature 2 against 5",
+    "many_gradvac/many_temperature5": "GradVac against temperature 5",
+    "many_norm/many_temperature5": "Control: the sum, as long as GradVac's update",
+    "many_direction/many_temperature5": "Control: GradVac's update, as long as the sum",
+    "many_frozen/many_temperature5": "Control: GradVac's mean weights",
+    "many_length/many_temperature5": "GradVac, gradients as long as before",
+    "many_without_noise/many_temperature5": "GradVac without the noise of batches",
+    "many_gradvac/many_norm": "GradVac against the sum, as long",
+    "many_gradvac/many_frozen": "GradVac against its mean weights",
+    "many_direction/many_gradvac": "GradVac, as long as the sum, against GradVac",
+}
 Row = Mapping[str, Any]
 
 
@@ -50,10 +66,16 @@ def verdict(row: Row, digits: int = 2) -> str:
 
 
 def similarity_verdict(row: Row) -> str:
-    """The same about similarity, where nothing is better or worse, and all rows were corrected."""
+    """The same about similarity, where nothing is better or worse, and all rows were corrected.
+
+    Where languages were tested, that counts: what seeds share may be chance.
+    """
     _, low, high = row["difference"]
     if row.get("outlived_correction"):
         return "clear"
+    told = re.search(r"p (?:=|at most) ([\d.]+)", row["over_languages"])
+    if told and float(told[1]) >= _LEVEL:
+        return "not shown over languages"
     return "suggestive" if low > 0 or high < 0 else f"not shown: at most {max(-low, high):.3f}"
 
 
@@ -75,7 +97,7 @@ def claims(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         name = f"{row['said']} (primary)" if row.get("primary") else row["said"]
-        cells = [name, *[f"{row.get('paper', 0):+.2f}"] * with_paper]
+        cells = [name, *[f"{row['paper']:+.2f}" if "paper" in row else ""] * with_paper]
         cells += [interval(row["difference"]), str(row["seeds"]), f"**{verdict(row)}**"]
         lines.append(cells)
     return table(head, lines)
@@ -103,7 +125,7 @@ def scores(published: Row, name: str) -> str:
     """Absolute scores: methods by tasks, or by resource levels if there are many tasks."""
     methods = published["tables"][name]["methods"]
     first = next(iter(methods.values()))
-    kind = "tasks" if len(first["tasks"]) <= 10 else "levels"
+    kind = "tasks" if len(first["tasks"]) <= _MOST_TASKS else "levels"
     head = ["BLEU", "seeds", "average", *first[kind], "development loss"]
     lines = []
     for method, own in methods.items():
@@ -147,10 +169,11 @@ def _mean(numbers: Sequence[float], digits: int) -> str:
     return f"{mean} ± {reach[0]}" if reach else mean
 
 
-def forest(
-    rows: Sequence[Row], *, label: str, width: float = 6.2, about: str = "paper's"
-) -> Figure:
-    """Differences with their intervals; filled if clear, coloured if 0 is outside."""
+def forest(rows: Sequence[Row], *, label: str, width: float = 6.2) -> Figure:
+    """Differences with their intervals: filled if clear, coloured if 0 is outside.
+
+    Rows that are no differences (`is_plain`) are neither.
+    """
     with mpl.rc_context(dict(STYLE)):
         figure = new_figure(width, 0.62 + 0.2 * len(rows))
         axes = figure.add_subplot()
@@ -160,15 +183,15 @@ def forest(
             change, low, high = row["difference"]
             is_shown = low > 0 or high < 0
             ink = (INKS[0] if change > 0 else INKS[1]) if is_shown else _TEXT
-            is_clear = row.get("outlived_correction") and row.get("primary", "paper" not in row)
+            is_clear = row.get("outlived_correction") and row.get("primary")
+            if row.get("is_plain"):
+                ink, is_clear = _TEXT, True
             filled = "full" if is_shown and is_clear else "none"
             axes.plot([low, high], [height] * 2, color=ink, linewidth=1.6)
             axes.plot(change, height, "o", color=ink, markersize=4.5, fillstyle=filled)
             if "paper" in row:
-                named = f"the {about}" if height == 0 else None
-                axes.plot(row["paper"], height, "D", color=_PAPER, markersize=3.5, label=named)
-        if any("paper" in row for row in rows):
-            axes.legend(fontsize=7.5, loc="best", labelcolor=_TEXT, handlelength=1.0)
+                axes.plot(row["paper"], height, "D", color=_PAPER, markersize=3.5)
+                label = f"{label.removesuffix(_PAPERS)}{_PAPERS}"
         axes.set_yticks(range(len(rows)), [row["said"] for row in rows], fontsize=8)
         axes.set_ylim(len(rows) - 0.5, -0.5)
         reach = max(map(abs, axes.get_xlim()))
@@ -221,7 +244,9 @@ def regret(transfer_page: str) -> list[Row]:
                 float(part)
                 for part in cells[1].replace("[", "").strip("]").replace(",", "").split()
             )
-            rows.append({"said": wanted[cells[0]], "difference": [mean, low, high]})
+            rows.append(
+                {"said": wanted[cells[0]], "difference": [mean, low, high], "is_plain": True}
+            )
     return rows
 
 
@@ -309,9 +334,7 @@ def pictures(published: Row, transfer_page: str) -> dict[str, Callable[[], Figur
             [row for row in paper if row["method"].startswith("into")],
             label=f"{bleu}, into English",
         ),
-        "table2": lambda: forest(
-            [row for row in everything if row["method"].startswith("many")], label=bleu
-        ),
+        "table2": lambda: forest(_named(everything, _MANY), label=bleu),
         "table3": lambda: forest(published["claims"]["tagging"][:7], label="difference of F1"),
         "tables6to8": lambda: forest(
             [r for r in paper if r["said"].startswith("Table")], label=bleu
@@ -341,6 +364,8 @@ def parts(published: Row) -> dict[str, dict[str, str]]:
     cosines = published["similarity"]
     into = [row for row in paper if row["method"].startswith("into")]
     many = [row for row in [*paper, *ours] if row["method"].startswith("many")]
+    named = _named(many, _MANY)
+    assert len(named) == len(many), "every row about many languages has a name"
     choices = [row for row in paper if row["said"].startswith("Table")]
     return {
         "table1.md": {
@@ -351,7 +376,7 @@ def parts(published: Row) -> dict[str, dict[str, str]]:
             "full": scores(published, "full"),
             "into_scores": scores(published, "into_english"),
         },
-        "table2.md": {"claims": claims(many), "scores": scores(published, "many_controls")},
+        "table2.md": {"claims": claims(named), "scores": scores(published, "many_controls")},
         "table3.md": {
             "claims": claims(published["claims"]["tagging"]),
             "pos": tagging(published["tagging"]["pos"]),

@@ -1,6 +1,6 @@
-"""Write the tables of this page from the runs of `gradvac sweep one_gpu` and those that go on.
+"""Write tables from the runs of `gradvac sweep one_gpu` and those that go on.
 
-    python docs/results/write_tables.py runs/one_gpu runs/one_gpu_more runs/one_gpu_rest
+    python docs/results/write_tables.py runs/one_gpu runs/one_gpu_more --out TABLES
 
 Every table is a comparison of some methods on the seeds that all of them finished, so that runs are
 paired; methods with fewer than two seeds are left out, and named; if these are most, there is no
@@ -47,7 +47,6 @@ _TWICE = (
     ("temperature2_gradvac", "long_temperature2_gradvac", "another sweep, later code"),
 )
 _DRAWN = "front"
-_BEGIN, _END = "<!-- written by write_tables.py: {} -->\n", "<!-- until here -->\n"
 
 
 class Runs:
@@ -222,48 +221,34 @@ def halving_table(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fill(page: Path, parts: Mapping[str, str]) -> None:
-    """Write parts into a page, between the lines that name them and those that end them."""
-    text = page.read_text(encoding="utf-8")
-    for name, part in parts.items():
-        begin = _BEGIN.format(name)
-        before, found, rest = text.partition(begin)
-        if not found or _END not in rest:
-            raise ValueError(f"{page}: has no {begin.strip()} ... {_END.strip()}")
-        text = f"{before}{begin}\n{part}\n{_END}{rest.partition(_END)[2]}"
-    write_text(page, text)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--halved", type=Path, help="a sweep with --halving")
     parser.add_argument("--constructed", type=Path, help="the sweep of this name")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the tables")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     runs = Runs(given.runs)
     for question in QUESTIONS:
         print(write_question(question, runs, given.out))
     write_picture(runs, given.out)
-    written = [q for q in QUESTIONS if (given.out / f"{q.name}.md").is_file()]
-    tables = "\n".join(f"- [{question.asked}]({question.name}.md)" for question in written) + "\n"
     for name, questions in _PREDICTED.items():
         write_predictions(name, questions, runs, given.out)
-    write_text(given.out / "updates.md", update_table(dict(runs.records())))
-    page = given.out / "index.md"
-    if page.is_file():
-        parts = {"cost": cost(runs), "twice": twice(runs), "tables": tables}
-        parts["noise"] = noise_table(dict(runs.records()))
-        parts["lengths"] = length_table(dict(runs.records()))
-        parts["together"] = together_table(runs.scores, runs.best_losses)
-        if given.halved is not None:
-            parts["halving"] = halving_table(given.halved)
-        if given.constructed is not None:
-            made = Runs([given.constructed])
-            print(write_question(CONSTRUCTED, made, given.out))
-            parts["constructed"] = claims.constructed_table(made.shared, made.losses)
-        fill(page, parts | claims.claim_tables(runs.shared, runs.losses))
+    records = dict(runs.records())
+    parts = {"updates": update_table(records), "cost": cost(runs), "twice": twice(runs)}
+    parts |= {"noise": noise_table(records), "length_variation": length_table(records)}
+    parts["together"] = together_table(runs.scores, runs.best_losses)
+    if given.halved is not None:
+        parts["halving"] = halving_table(given.halved)
+    if given.constructed is not None:
+        made = Runs([given.constructed])
+        print(write_question(CONSTRUCTED, made, given.out))
+        parts["constructed_claims"] = claims.constructed_table(made.shared, made.losses)
+    found = claims.claim_tables(runs.shared, runs.losses)
+    parts |= {f"claims_{name}": text for name, text in found.items()}
+    for name, text in parts.items():
+        write_text(given.out / f"{name}.md", text)
 
 
 if __name__ == "__main__":

@@ -69,11 +69,11 @@ def test_what_is_planted_is_found_and_noise_is_not(
     table = [row.split(" | ") for row in capsys.readouterr().out.splitlines()[2:] if row]
     said = {row[0].lstrip("| "): row[1:] for row in table}
     verdicts = {claim: cells[0].strip("*") for claim, cells in said.items()}
-    assert verdicts["Families (1), verses: into English, encoder"] == "reproduced"
-    assert verdicts["Families (10), verses: from English, decoder"] == "within noise"
-    assert verdicts["Into minus from English (2a), two models"] == "reproduced"
+    assert verdicts["Families (1), verses: into English, encoder"] == "clear"
+    assert verdicts["Families (10), verses: from English, decoder"].startswith("not shown")
+    assert verdicts["Into minus from English (2a), two models"] == "clear"
     assert said["Into minus from English (2a), two models"][3] == "66 of 66 pairs |"
-    assert verdicts["Decoder minus encoder (4a), from English, verses"] == "within noise"
+    assert verdicts["Decoder minus encoder (4a), from English, verses"].startswith("not shown")
     assert not any("tiny" in claim or "news" in claim for claim in said)
     page = (tmp_path / "out" / "geometry.md").read_text()
     assert "| into_english | 3 | 12 into English | encoder | 0.71" in page
@@ -89,16 +89,19 @@ def test_what_seeds_share_must_also_hold_over_languages(
     others = dict(zip((f"{code}-en" for code in LANGUAGES), "abcdefabcdef", strict=True))
     for run in kinds["into_english"].values():
         run.families.update(others)
-    start = "| Families (1), verses: into English, encoder | **within noise** | -0.0"
+    start = "| Families (1), verses: into English, encoder | **not shown"
     assert start in geometry.claim_table(kinds)
 
 
 def test_seeds_give_an_interval(geometry: ModuleType) -> None:
     """One seed gives none."""
     assert np.isnan(geometry.over_seeds([1.0]).p_value)
-    assert geometry._numbers(geometry.over_seeds([1.0]), 1) == ("+1.000", "(1)")
+    assert geometry._numbers(geometry.over_seeds([1.0]), 1) == ("+1.000", "1")
     found = geometry.over_seeds([1.0, 2.0, 3.0])
     assert found.mean == 2.0
     assert found.reach == pytest.approx(4.302653 / np.sqrt(3))
     assert found.p_value == pytest.approx(0.0741799)
-    assert found.smallest > found.reach
+    assert geometry._verdict(1, found, 0.01, 0.2) == "suggestive"
+    sure = geometry.over_seeds([1.0, 1.01, 1.02])
+    assert geometry._verdict(-1, sure, 0.001, 0.01) == "clear, against the paper"
+    assert geometry._verdict(1, sure, 0.3, 1.0) == "not shown over languages"

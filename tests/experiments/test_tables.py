@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from gradvac.lab.experiments import SweepConfig
+from gradvac.lab.experiments import SweepConfig, compare_runs, to_markdown
 from gradvac.lab.experiments.statistics import Against
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training.config import load
@@ -133,14 +133,49 @@ def test_verdicts_about_claims(
     assert tables.claims.verdict(found, adjusted) == said
 
 
-def test_parts_of_a_page_are_filled_in(tables: ModuleType, tmp_path: Path) -> None:
-    page = tmp_path / "index.md"
-    begin, end = "<!-- written by write_tables.py: cost -->", "<!-- until here -->"
-    page.write_text(f"Before\n\n{begin}\n\nold\n\n{end}\n\nAfter\n")
-    tables.fill(page, {"cost": "new\n"})
-    assert page.read_text() == f"Before\n\n{begin}\n\nnew\n\n{end}\n\nAfter\n"
-    with pytest.raises(ValueError, match=r"index.md: .*write_tables.py: paper"):
-        tables.fill(page, {"paper": "new\n"})
+def test_pages_have_what_the_published_numbers_say(tmp_path: Path) -> None:
+    """Tables between the marks are those of `write_results.py`; a changed number is noticed."""
+    folder = ROOT / "docs" / "results"
+    results = load_module(folder / "write_results.py")
+    for name, text in results.pages(folder).items():
+        assert (folder / name).read_text("utf-8") == text, f"run write_results.py: {name}"
+        (tmp_path / name).write_text(text)
+    published = (folder / "published.json").read_text("utf-8")
+    (tmp_path / "published.json").write_text(published.replace("[-0.09, -0.3, 0.12]", "[9, 8, 10]"))
+    assert "+9.00 (+8.00 to +10.00)" in results.pages(tmp_path)["table1.md"]
+    with pytest.raises(ValueError, match="a page lacks"):
+        results.fill("", {"paper": "new"})
+
+
+def test_words_of_published_differences() -> None:
+    results = load_module(ROOT / "docs" / "results" / "write_results.py")
+    row = {"difference": [0.4, 0.1, 0.7]}
+    assert results.verdict(row) == "suggestive: better"
+    assert results.verdict(row | {"outlived_correction": True}) == "suggestive: better"
+    both = {"outlived_correction": True, "primary": True}
+    assert results.verdict({"difference": [-0.4, -0.7, -0.1]} | both) == "clear: worse"
+    assert results.verdict({"difference": [0.1, -0.7, 0.3]} | both) == "not shown: at most 0.70"
+    assert results.verdict({"difference": [0.1]}) == "cannot tell"
+
+
+def test_packed_runs_give_the_same_tables(tmp_path: Path) -> None:
+    raw = load_module(ROOT / "docs" / "results" / "raw_scores.py")
+    runs = tmp_path / "runs"
+    for seed in range(3):
+        make_run(runs / "joint" / f"seed-{seed}", seed=seed)
+        make_run(runs / "gradvac" / f"seed-{seed}", seed=seed, rule="gradvac", quality=0.65)
+    question = {"method": "gradvac", "baseline": "joint", "on": "low"}
+    (runs / "sweep.json").write_text(json.dumps({"primary": [question]}))
+    (runs / "joint" / "seed-0" / "weights.pt").write_text("large")
+    raw.main(["pack", str(runs), "--out", str(tmp_path / "kept.json.gz")])
+    raw.main(["unpack", str(tmp_path / "kept.json.gz"), str(tmp_path / "again")])
+    first, second = (to_markdown(compare_runs([path])) for path in (runs, tmp_path / "again"))
+    assert first.replace(str(runs), "") == second.replace(str(tmp_path / "again"), "")
+    assert "gradvac against joint, low" in second
+    assert not (tmp_path / "again" / "joint" / "seed-0" / "weights.pt").exists()
+    make_run(tmp_path / "other" / "joint" / "seed-0", quality=0.1)
+    with pytest.raises(ValueError, match="pack the two folders apart"):
+        raw.pack([runs, tmp_path / "other"])
 
 
 def test_runs_of_one_seed_are_held_against_each_other(tables: ModuleType, tmp_path: Path) -> None:
