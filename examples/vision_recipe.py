@@ -74,9 +74,8 @@ def build_model() -> nn.Module:
 
 def losses_of(model: nn.Module, batch: DigitBatch) -> tuple[Tensor, list[int]]:
     batch = batch.to(next(model.parameters()).device)
-    return nn.functional.cross_entropy(
-        model(batch.images), batch.labels, reduction="none"
-    ), batch.tasks
+    losses = nn.functional.cross_entropy(model(batch.images), batch.labels, reduction="none")
+    return losses, batch.tasks
 
 
 class VisionWorkload:

@@ -1,5 +1,8 @@
 """What the README and the examples promise exists and runs."""
 
+import contextlib
+import io
+import json
 import re
 from pathlib import Path
 
@@ -23,10 +26,14 @@ def test_make_targets_exist() -> None:
 
 
 def test_readme_code_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+    """And prints what stands below it."""
+    blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == README.count("```python") > 0
+    for block, shown in blocks:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+        assert printed.getvalue() == shown
 
 
 def test_examples_are_short() -> None:
@@ -38,3 +45,28 @@ def test_examples_are_short() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(path: Path) -> None:
     assert run_driver(path).stdout.strip(), "show something"
+
+
+def test_the_notebook_runs_and_shows_what_it_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers may differ a little from machine to machine, words do not.
+
+    The report's sentences have tests of their own.
+    """
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "examples" / "which_tasks_conflict.ipynb").read_text("utf-8"))
+    names: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile("".join(cell["source"]), "notebook", "exec"), names)
+            shown = "".join(line for output in cell["outputs"] for line in output["text"])
+            if "summarise_runs" not in "".join(cell["source"]):
+                assert without_digits(printed.getvalue()) == without_digits(shown)
+    assert (tmp_path / "report.html").is_file()
+
+
+def without_digits(text: str) -> str:
+    return re.sub(r"[-+]?[\d.]+", "#", re.sub(" +", " ", text))
