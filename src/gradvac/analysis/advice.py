@@ -120,7 +120,8 @@ class Advice:
         ]
 
 
-class _Evidence(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Evidence:
     """What one run says; each `[T, T]`.
 
     `error` is the standard error of `advantage`, `freedom` its degrees; NaN and 0 if unknown.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -70,7 +71,8 @@ def linear(width: int, out: int, *, parts: int = 1) -> Linear:
     return layer
 
 
-class SoftLabels(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class SoftLabels:
     """What a teacher predicts.
 
     Attributes:
@@ -131,7 +133,8 @@ class Transformer(Layer):
         """The cross-entropy of every sentence, summed over its labels, `[B]`."""
         memory = self.encode(batch.source)
         states = self.decode(batch.target, memory, batch.source)
-        losses = self._label_losses(states, batch.labels, batch.row_of_label, *(soft or ()))
+        taught = () if soft is None else (soft.predicted, soft.shares)
+        losses = self._label_losses(states, batch.labels, batch.row_of_label, *taught)
         sums = losses.new_zeros(len(batch)).index_add(0, batch.sentence_of_label, losses)
         return sums if batch.counts is None else sums.where(batch.counts, 0.0)
 
