@@ -77,7 +77,7 @@ class Case:
     """
 
     tasks: int = 8
-    records: int = 60
+    records: int = 40
     rows: tuple[int, ...] = (8,)
     noise: float = 1.0
     memory: float = 0.0
@@ -102,12 +102,12 @@ CASES = {
     "training": Case(rate=0.05, open=_STILL),
     "vaccine": Case(rate=0.05, vaccine=True, open=_STILL),
     "noise alone": Case(noise=4.0, rate=0.05, open=_STILL),
-    "batches by family": Case(tasks=9, rows=(2, 8, 32), twice=True),
+    "batches by family": Case(tasks=9, rows=(2, 8, 32)),
     "batches by family, training": Case(tasks=9, rows=(2, 8, 32), rate=0.05, open=_STILL),
-    "batches by family, long": Case(tasks=9, rows=(2, 8, 32), records=300),
-    "memory": Case(memory=0.9, records=150),
+    "batches by family, long": Case(tasks=9, rows=(2, 8, 32), records=150),
+    "memory": Case(memory=0.9, records=100),
     "memory, short": Case(memory=0.9, records=20),
-    "common fluctuation": Case(common=1.5, memory=0.9, records=100),
+    "common fluctuation": Case(common=1.5, memory=0.9, records=80),
     "drifting noise": Case(drift=4.0, rate=0.05, open=_STILL),
     "heavy tails": Case(tails=2.0, rate=0.01, open=_STILL),
     "two tasks": Case(tasks=2, records=40),
@@ -115,7 +115,9 @@ CASES = {
     "sixty tasks": Case(tasks=60, records=20, rows=(2, 4)),
     "short": Case(records=6),
     "measured": Case(measured=True, records=1, rows=(16,), twice=True),
-    "measured, lines by family": Case(measured=True, tasks=9, records=1, rows=(8, 24, 96)),
+    "measured, lines by family": Case(
+        measured=True, tasks=9, records=1, rows=(8, 24, 96), twice=True
+    ),
     "measured, checkpoints": Case(measured=True, records=6, rows=(16,), rate=0.05, open=_STILL),
     "planted families": Case(tasks=9, family=1.0, finds=(FAMILY, "Groups", "headline")),
     "planted families, batches": Case(

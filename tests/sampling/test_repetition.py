@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gradvac.lab.training import SamplingConfig
-from gradvac.lab.training.workload import BatchSlice
 from gradvac.lab.training.stream import RowStream
+from gradvac.lab.training.workload import BatchSlice
 from gradvac.sampling import TaskSampler, repetition_temperature, task_probabilities
 from gradvac.sampling.repetition import useful_rows
 

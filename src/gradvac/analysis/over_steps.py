@@ -103,7 +103,7 @@ def trend_over_records(values: Values) -> float:
 
 def _tested(estimate: Values, squares: Values, counts: Values, used: int) -> OverSteps:
     """A t-test; `squares` are mean squares of what was not fitted, `counts` independent blocks."""
-    enough = counts >= FEWEST + used - 1
+    enough = counts >= FEWEST + 2 * (used - 1)  # slow changes look like slopes
     freedom = np.where(enough, counts - used, np.nan)
     error = np.sqrt(squares / freedom)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -123,6 +123,19 @@ def side_maps(runs: Sequence[Run]) -> list[HeatMap | None]:
     return [one and replace(one, bounds=(-limit, limit)) for one in maps]
 
 
+def difference_maps(runs: Sequence[Run]) -> dict[str, HeatMap]:
+    """Name of a run -> its similarities minus those of the first, where they can be compared."""
+    compared = {run.name: views.compared(runs[0], run) for run in runs[1:]}
+    found = {name: one for name, one in compared.items() if one is not None}
+    limit = max((abs(b) for one in found.values() for b in _bounds([one.difference])), default=0.0)
+    maps = {}
+    for name, one in found.items():
+        order = views.order_by_family(one.difference, one.tasks, runs[0].families)
+        what, look = f"{name} minus {runs[0].name}", {"unit": "difference of cosines"}
+        maps[name] = _map(one.difference, one.tasks, order, what, (-limit, limit), **look)
+    return maps
+
+
 def maps_beside(
     panels: Mapping[str, tuple[Matrix, Sequence[str]]], families: Mapping[str, str]
 ) -> list[HeatMap]:
@@ -168,7 +181,7 @@ def influence_maps(runs: Sequence[Run]) -> list[dict[str, HeatMap]]:
     for name, values in ((name, v) for by_name in shares for name, v in by_name.items()):
         known = np.append(values[np.isfinite(values)], bounds.get(name, (0.0, 0.0)))
         bounds[name] = (float(known.min()), float(known.max()))
-    look = {"rows": "whose loss", "columns": "who pushes it", "as_percent": True}
+    look = {"rows": "whose loss", "columns": "who moves it", "as_percent": True}
     what = "share of predicted progress"
     maps: list[dict[str, HeatMap]] = []
     for run, influence, by_name in zip(runs, influences, shares, strict=True):

@@ -286,3 +286,37 @@ def _cluster(matrix: Matrix) -> list[int]:
 def _mean(block: Matrix, same_family: bool) -> float:
     values = pair_values(block) if same_family else block[~np.isnan(block)]
     return float(values.mean()) if values.size else 0.0
+
+
+def why_not_compared(first: Run, second: Run) -> str:
+    """Why the similarities of two runs mean different things; empty if they do not."""
+    a, b = main_source(first), main_source(second)
+    if a is None or b is None:
+        return "one of them has none"
+    if a.lines != b.lines:
+        return "one was measured on an aligned set, the other in training"
+    if a.lines == "training":
+        divisions = [run.signature.get("granularity", "") for run in (first, second)]
+        sets = ["", ""]
+    else:
+        divisions = [a.granularity, b.granularity]
+        sets = [measured_on(run) for run in (first, second)]
+    if divisions[0] != divisions[1]:
+        return f"one is of {divisions[0]}, the other of {divisions[1]}"
+    if sets[0] != sets[1]:
+        return f"one was measured on {sets[0]}, the other on {sets[1]}"
+    return ""
+
+
+def compared(first: Run, second: Run) -> statistics.SimilarityComparison | None:
+    """The similarities of two runs at the steps they share; None if they cannot be compared."""
+    a, b = main_source(first), main_source(second)
+    if a is None or b is None or why_not_compared(first, second):
+        return None
+    common = sorted(set(a.steps.tolist()) & set(b.steps.tolist()))
+    if common:
+        a, b = a.select(steps=common), b.select(steps=common)
+    try:
+        return statistics.compare_similarities(a, b)
+    except ValueError:  # fewer than two tasks in common
+        return None

@@ -2,8 +2,8 @@
 
 `write_report` turns runs, as `gradvac.analysis.load_run` reads them, into a single HTML file. It
 needs no network and no server: scripts, styles and data are inside. The page opens with one
-sentence and a map, and goes on by question: which component, which step, which pair, who influences
-whom. A sentence claims something only if a test says so. Several runs are shown under the same
+sentence and a map, and goes on by question: which component, which step, which pair, who helps and
+who harms. A sentence claims something only if a test says so. Several runs are shown under the same
 controls.
 
     sentences.py  everything the page says: similarity, the update, scores, how two runs differ
@@ -13,6 +13,8 @@ controls.
     page/         template, style and scripts
 """
 
+import base64
+import gzip
 import itertools
 import json
 from collections.abc import Sequence
@@ -26,6 +28,7 @@ import plotly.offline
 import gradvac
 from gradvac.analysis import views
 from gradvac.analysis.advice import advise_runs, describe_advice
+from gradvac.analysis.pictures import difference_maps
 from gradvac.analysis.report import sentences
 from gradvac.analysis.report.live import LivePage, serve_live
 from gradvac.analysis.report.payload import page_data
@@ -45,6 +48,7 @@ from gradvac.analysis.statistics import Influence
 from gradvac.files import write_text
 
 _PAGE = Path(__file__).parent / "page"
+_MANY_TASKS = 30  # more need the whole width for their names
 _SCRIPTS = ("data.js", "drawing.js", "matrix.js", "heatmap.js", "plots.js", "page.js")
 # What a sentence is about -> the question of the page that it answers.
 _QUESTIONS = {
@@ -135,9 +139,18 @@ def render(
         scores=scores,
         changed=changed_settings(runs),
         data=_script_json(data),
-        plotly=plotly.offline.get_plotlyjs(),
+        plotly=_packed_plotly(),
+        differences=list(difference_maps(runs)),
+        many_tasks=any(len(run.tasks) > _MANY_TASKS for run in runs),
         scripts=[(_PAGE / name).read_text(encoding="utf-8") for name in _SCRIPTS],
     )
+
+
+@cache
+def _packed_plotly() -> str:
+    """The drawing library, compressed, as the page unpacks it."""
+    script = plotly.offline.get_plotlyjs().encode()
+    return base64.b64encode(gzip.compress(script, 9, mtime=0)).decode("ascii")
 
 
 def _answers(statements: Sequence[Statement]) -> dict[str, list[str]]:

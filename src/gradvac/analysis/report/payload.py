@@ -31,7 +31,7 @@ ALL = "all components"
 UNIT = 0.001
 MISSING = -32768
 _LIMIT = 32.0
-MAX_PACKED = 6_000_000  # characters of packed arrays in a page; plotly itself takes 4.8 million
+MAX_PACKED = 6_000_000  # characters of packed arrays in a page; plotly itself takes 1.9 million
 _LEAST_PACKED = 0.3  # characters a cosine takes at the very least: where to begin
 
 
@@ -56,6 +56,7 @@ def page_data(runs: Sequence[Run], metric: str) -> dict[str, Any]:
         "plots": {name: plot.for_page() for name, plot in drawn.items()},
         "metrics": {name: plot.for_page() for name, plot in pictures.metric_plots(runs).items()},
         "sides": [one and one.for_page() for one in sides],
+        "differences": [one.for_page() for one in pictures.difference_maps(runs).values()],
         "trees": [tree and asdict(tree) for tree in trees],
         "familyMarks": pictures.family_marks(trees),
         "influence": [
@@ -200,8 +201,10 @@ def _without_noise(similarities: Similarities) -> Quantity:
 
 
 def _rule_quantities(record: Record) -> list[Quantity]:
-    """Targets, and how often a pair was active, where the rule has them."""
-    made = []
+    """How often a pair was in conflict; targets and active pairs, where the rule has them."""
+    below = np.where(np.isnan(record.similarity), np.nan, record.similarity < 0)
+    conflicts = mean_where_known(below, axis=0)[None]
+    made = [Quantity("share of steps in conflict", conflicts, record.steps[-1:], whole=True)]
     rows, columns = "the task that is altered", "against this task"
     if not np.isnan(record.target).all():
         made.append(Quantity("target", record.target, record.steps, rows, columns))

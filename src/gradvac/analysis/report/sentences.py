@@ -89,7 +89,12 @@ def run_headline(run: Run) -> Statement:
     if main is None or why_not:
         return Statement("", why_not or "This run has no similarities yet.")
     pairs = describe_pairs(main)[0].text
-    tested = [one for one in summarise(run) if not np.isnan(one.p_value)]
+    share = _conflict_share(run)
+    if not np.isnan(share):
+        pairs += f" In {share:.0%} of cases, two tasks were in conflict in a training batch."
+    tested = [
+        one for one in summarise(run) if not np.isnan(one.p_value) and one.about != GROUPS
+    ]  # groups are too long a list
     kinds = {one.about for one in tested}
     primary = kinds & {FAMILIES, DISTANCE}  # what is known of the tasks is asked first
     clear = [
@@ -100,7 +105,16 @@ def run_headline(run: Run) -> Statement:
     if not clear:
         return Statement("", pairs)
     one = tested[min(clear)[1]]  # of equally clear ones, the first
-    return replace(one, about="", text=f"{one.text} {pairs}")
+    return replace(one, about="", text=f"{pairs} {one.text}")
+
+
+def _conflict_share(run: Run) -> float:
+    """How often two tasks were in conflict in a layer at a step; NaN if nothing was recorded."""
+    if run.record is None or len(run.record.tasks) < 2:
+        return float("nan")
+    counts = statistics.rule_counts(run.record)
+    eligible = int(counts.eligible.sum())
+    return float(counts.conflicts.sum() / eligible) if eligible else float("nan")
 
 
 def _why_nothing(main: Similarities) -> str:
@@ -556,7 +570,7 @@ def describe_rule(run: Run) -> list[Statement]:
     eligible = int(counts.eligible.sum())
     if not eligible:
         return []
-    conflicts = counts.conflicts.sum() / eligible
+    conflicts = _conflict_share(run)
     which = "of these pairs, altered or not,"
     text = f"{conflicts:.0%} {which} were in conflict (below 0), where PCGrad would act."
     active = counts.active.sum() / eligible
@@ -574,6 +588,13 @@ def describe_rule(run: Run) -> list[Statement]:
     else:
         text = text.replace(which, "of all pairs in layers")
     found = [*describe_method(record.rule), Statement(RULE, text)]
+    if conflicts > 0 and run.measured:
+        text = (
+            "Conflicts are counted in single training batches, whose noise moves cosines to both "
+            "sides of 0; similarities on the aligned set are means over many lines, which average "
+            "this noise out. So a pair can be above 0 there and in conflict in many batches."
+        )
+        found.append(Statement(RULE, text))
     cosine = float(mean_where_known(record.update_cosine, axis=(0, 1)))
     ratio = float(mean_where_known(record.update_ratio, axis=(0, 1)))
     if np.isfinite(cosine) and np.isfinite(ratio):
@@ -719,15 +740,11 @@ def _compare_similarities(about: str, first: Run, second: Run) -> list[Statement
     a, b = views.main_source(first), views.main_source(second)
     if a is None or b is None:
         return []
-    reason = _why_not(first, second, a, b)
+    reason = views.why_not_compared(first, second)
     if reason:
         return [Statement(about, f"Their similarities are not compared: {reason}.")]
-    common = sorted(set(a.steps.tolist()) & set(b.steps.tolist()))
-    if common:
-        a, b = a.select(steps=common), b.select(steps=common)
-    try:
-        comparison = statistics.compare_similarities(a, b)
-    except ValueError:
+    comparison = views.compared(first, second)
+    if comparison is None:
         return [Statement(about, "They have fewer than two tasks in common.")]
     if np.isnan(comparison.change.difference.mean):
         return [Statement(about, "Their similarities are not compared: one of them is unknown.")]
@@ -745,23 +762,6 @@ def _compare_similarities(about: str, first: Run, second: Run) -> list[Statement
         )
         found.append(Statement(about, text, claims=clear))
     return found
-
-
-def _why_not(first: Run, second: Run, a: Similarities, b: Similarities) -> str:
-    """Why two similarities mean different things; empty if they do not."""
-    if a.lines != b.lines:
-        return "one was measured on an aligned set, the other in training"
-    if a.lines == "training":
-        divisions = [run.signature.get("granularity", "") for run in (first, second)]
-        sets = ["", ""]
-    else:
-        divisions = [a.granularity, b.granularity]
-        sets = [views.measured_on(run) for run in (first, second)]
-    if divisions[0] != divisions[1]:
-        return f"one is of {divisions[0]}, the other of {divisions[1]}"
-    if sets[0] != sets[1]:
-        return f"one was measured on {sets[0]}, the other on {sets[1]}"
-    return ""
 
 
 def _verdict(about: str, comparison: statistics.SimilarityComparison, second: str) -> Statement:

@@ -26,12 +26,14 @@ function viewOf(run) {
 }
 
 // Lowest and highest value; while one moves through the steps, those of all steps.
-function boundsOf({ quantity, components }) {
+function boundsOf({ source, quantity, components }) {
   if ($("colours").value === "all") return [-quantity.limit, quantity.limit];
   const size = Math.round(Math.sqrt(quantity.shape[2])), onDiagonal = (p) => !quantity.symmetric && p % (size + 1) === 0;
-  const bounds = (step) => meanPairs(quantity, components, step).reduce(
+  const boundsOfMean = (chosen, step) => meanPairs(quantity, chosen, step).reduce(
     ([low, high], value, p) => (onDiagonal(p) || Number.isNaN(value) ? [low, high] : [Math.min(low, value), Math.max(high, value)]),
     [Infinity, -Infinity]);
+  // The map of layers beside it has the same colours.
+  const bounds = (step) => hull([components, ...range(source.components.length).map((k) => [k])].map((chosen) => boundsOfMean(chosen, step)));
   if ($("mean").checked) return bounds(null);
   const key = components.join();
   quantity.bounds ??= new Map();
@@ -49,7 +51,7 @@ class HeatMaps {
     this.listeners = [];
     const sources = runs.flatMap((run) => run.sources);
     fill($("source"), [["", unique(sources.map((source) => source.name))]]);
-    for (const id of ["source", "quantity", "component", "order", "colours", "mean", "fade"]) {
+    for (const id of ["source", "quantity", "component", "order", "colours", "mean", "mark"]) {
       $(id).addEventListener("change", () => this.refresh());
     }
     $("step").addEventListener("input", () => { $("mean").checked = false; this.refresh(); });
@@ -109,8 +111,7 @@ class HeatMaps {
       this.drawLayers(n, view, position);
       return;
     }
-    const shown = $("colours").value === "own" ? [view] : this.runs.map(viewOf).filter(Boolean);
-    const bounds = hull(shown.map(boundsOf)), as_percent = quantity.key.startsWith("share");
+    const bounds = this.bounds(n), as_percent = quantity.key.startsWith("share");
     const when = quantity.overall ? WHOLE : position === null ? "mean of all steps" : `step ${quantity.steps[position].toLocaleString("en")}`;
     const { zmin, zmax } = coloursOf(bounds);
     const stretch = isNarrow(bounds) ? `; colours from ${[zmin, zmax].map((bound) => bound.toFixed(2)).join(" to ")}` : "";
@@ -120,10 +121,16 @@ class HeatMaps {
     drawMatrix(`heat-${n}`, {
       values, bounds, labels: order.map((i) => source.labels[i]), tasks: order.map((i) => source.tasks[i]), as_percent,
       blocks: byFamily ? source.blocks : [], what: quantity.key, rows: quantity.rows, columns: quantity.columns,
-      reliability: $("fade").checked ? this.reliabilityOf(source, components, order) : null,
+      reliability: $("mark").checked ? this.reliabilityOf(source, components, order) : null,
     });
     this.listen(n, order, source);
     this.drawLayers(n, view, position);
+  }
+
+  // Of all maps that are compared, or of one run's alone.
+  bounds(n) {
+    const shown = $("colours").value === "own" ? [viewOf(this.runs[n])] : this.runs.map(viewOf).filter(Boolean);
+    return hull(shown.map(boundsOf));
   }
 
   // Of every cell, the geometric mean of its tasks' reliabilities; null where none was measured.
@@ -165,7 +172,7 @@ class HeatMaps {
     });
     const width = $(id).clientWidth, narrow = width < NARROW, named = found.length <= MOST_PAIR_NAMES;
     const labels = source.components.map((name) => short(name, narrow ? 12 : 20));
-    const bounds = $("colours").value === "all" ? [-quantity.limit, quantity.limit] : extent(rows, true);
+    const bounds = this.bounds(n);
     const letters = named ? Math.min(18, Math.max(...names.map((name) => name.length))) : 0;
     const room = Math.max(180, ($(`heat-${n}`).layout?.height ?? 420) - 54 - 7 * letters);
     const height = Math.max(14 * rows.length, Math.min(room, Math.max(180, 46 * rows.length))), below = named ? 12 + Math.max(6.6 * letters, widest(names.map((name) => short(name, 18)), 11)) : 26;

@@ -1,7 +1,7 @@
 "use strict";
 // Maps of pairs: square, with numbers in the cells where they have room.
 
-const MOST_FADED = 0.65, RELIABLE = 0.5; // a task that agrees with itself by this much is not faded
+const RELIABLE = 0.25; // tasks of a pair that agree with themselves by less, on average, are marked
 
 // Frames around families, and their names: to the right where there is room, else above.
 function familyMarks(blocks, narrow) {
@@ -49,12 +49,37 @@ function groundOf(values, diagonal) {
 const percent = (value) => `${Math.round(100 * value)}%`.replace("-0%", "0%");
 const cosine = (value) => value.toFixed(2).replace("-0.00", "0.00").replace("0.", ".");
 
-// A veil of the page's colour over what is not reliable.
-function veil(reliability) {
-  const { ground } = paper(), [r, g, b] = [1, 3, 5].map((at) => parseInt(ground.slice(at, at + 2), 16));
-  return { type: "heatmap", z: reliability.map((row) => row.map((value) => (value === null ? 0 : Math.max(0, 1 - Math.max(0, value) / RELIABLE)))),
-    x: range(reliability[0].length), y: range(reliability.length), zmin: 0, zmax: 1, showscale: false, hoverinfo: "skip",
-    colorscale: [[0, `rgba(${r},${g},${b},0)`], [1, `rgba(${r},${g},${b},${MOST_FADED})`]] };
+// Dots in the corners of cells that are not reliable: colours mean values, and nothing else.
+function marks(reliability, room) {
+  const cells = reliability.flatMap((row, i) => row.map((value, j) => (i !== j && value !== null && value < RELIABLE ? [j, i] : null))).filter(Boolean);
+  const size = Math.max(1.5, Math.min(5, room / 5));
+  return { type: "scatter", mode: "markers", x: cells.map(([j]) => j + 0.34), y: cells.map(([, i]) => i + 0.34), hoverinfo: "skip", showlegend: false,
+    marker: { size, color: paper().ink, line: { color: paper().ground, width: room > 14 ? 1 : 0 } } };
+}
+
+// Arrow keys move over the cells of a map and say what they hold; Enter does what a click does.
+function walkCells(element, view, form) {
+  const size = view.tasks.length;
+  element.tabIndex = 0;
+  element.cell ??= [0, Math.min(1, size - 1)];
+  if (element.walks) { element.walks = [view, form]; return; }
+  element.walks = [view, form];
+  const said = element.parentElement.appendChild(make("div", { className: "said" }));
+  said.setAttribute("aria-live", "polite");
+  element.addEventListener("keydown", (event) => {
+    const [now, write] = element.walks, last = now.tasks.length - 1;
+    const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }, move = moves[event.key];
+    if (!move && event.key !== "Enter") return;
+    event.preventDefault();
+    const [i, j] = element.cell.map((at, axis) => Math.max(0, Math.min(last, at + (move ? move[axis] : 0))));
+    element.cell = [i, j];
+    if (!move) return void element.emit("plotly_click", { points: [{ x: j, y: i }] });
+    const value = now.values[i][j];
+    said.textContent = `${now.tasks[i]}, ${now.tasks[j]}: ${value === null ? "unknown" : write(value)}`;
+    const { ink } = paper(), frames = (element.layout.shapes ?? []).filter((shape) => shape.name !== "cell");
+    Plotly.relayout(element, { shapes: [...frames, { name: "cell", type: "rect", x0: j - 0.5, x1: j + 0.5, y0: i - 0.5, y1: i + 0.5, line: { color: ink, width: 3 } }] });
+    Plotly.Fx.hover(element, [{ curveNumber: 0, pointNumber: [i, j] }]);
+  });
 }
 
 // The bar that explains the colours, below the names: `y` in heights of the plot.
@@ -73,12 +98,12 @@ function spaced(labels, room) {
 // (i, j) is not (j, i); as_percent; reliability of every cell.
 function drawMatrix(id, view) {
   const width = $(id).clientWidth, narrow = width < NARROW, size = view.labels.length;
-  const most = narrow ? 10 : 16, labels = view.labels.map((label) => short(label, most));
+  const most = narrow ? 10 : 22, labels = view.labels.map((label) => short(label, most));
   const letters = Math.min(most, Math.max(...view.labels.map((label) => [...label].length)));
   const longest = Math.min(24, Math.max(0, ...view.blocks.map(([family]) => family.length)));
   const side = narrow || !longest ? 8 : 22 + 7 * longest, edge = 14 + Math.max(7 * letters, widest(labels, 13)), named = view.rows ? 18 : 0;
   const tall = 110 + edge + named; // everything of the height but cells: the whole map fits a screen
-  const cells = Math.max(120, Math.min(width - edge - named - side, Math.max(360, innerHeight - 290 - tall + 110), 96 * size));
+  const cells = Math.max(120, Math.min(width - edge - named - side, Math.max(360, innerHeight - 290 - tall + 110, 9.2 * size), 96 * size)); // 9 pixels: every name has room
   const font = { size: Math.max(8, Math.min(13, (cells / size) * 0.85)), color: paper().ink };
   const ticks = { tickmode: "array", tickvals: range(size), ticktext: spaced(labels, cells / size), tickfont: font, showgrid: false,
     zeroline: false, ticks: "", automargin: false, fixedrange: size <= STYLE.mostNumbers };
@@ -98,7 +123,8 @@ function drawMatrix(id, view) {
     xaxis: axis({ ...ticks, range: [-0.5, size - 0.5], tickangle: cells / size < 7 * letters + 5 ? -90 : 0, title: heading(view.rows ? view.columns : "") }),
     yaxis: axis({ ...ticks, range: [size - 0.5, -0.5], title: heading(view.rows) }), ...familyMarks(view.blocks, narrow),
   });
-  const traces = view.reliability ? [trace, veil(view.reliability)] : [trace];
+  const traces = view.reliability ? [trace, marks(view.reliability, cells / size)] : [trace];
+  walkCells($(id), view, form);
   const corner = view.rows ? `${view.rows}, ${view.columns}` : "";
   return show(id, traces, layout, {
     label: `${view.what} of ${size} tasks, as a map${view.rows ? `. Rows: ${view.rows}; columns: ${view.columns}` : ""}`,

@@ -96,8 +96,16 @@ function watchServer({ version, seconds }) {
   setInterval(ask, 1000 * seconds);
 }
 
+// The drawing library travels compressed: a third of its size.
+async function loadPlotly() {
+  const bytes = Uint8Array.from(atob($("plotly").textContent), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  document.head.append(make("script", { textContent: await new Response(stream).text() }));
+}
+
 async function start() {
   const { runs } = DATA;
+  await loadPlotly();
   watchTheme();
   watchFolds();
   await Promise.all(runs.flatMap((run) => run.sources.flatMap((source) => source.quantities.map(unpack))));
@@ -107,6 +115,7 @@ async function start() {
     trajectories = new Trajectories(runs, heatMaps);
     runs.forEach((_, n) => keepDrawn(`sides-${n}`, () => drawSides(n)));
     runs.forEach((_, n) => keepDrawn(`tree-${n}`, () => drawTree(n)));
+    DATA.differences.forEach((view, n) => keepDrawn(`difference-${n + 1}`, () => drawMatrix(`difference-${n + 1}`, view)));
   }
   for (const id of Object.keys(DATA.plots)) if ($(id)) keepDrawn(id, () => drawPlot(id, DATA.plots[id]));
   fill($("influence-component"), [["", [WHOLE_MODEL]], ["components", unique(DATA.influence.flatMap(Object.keys)).filter((name) => name !== WHOLE_MODEL)]]);
