@@ -89,8 +89,8 @@ def run_pass(
                 for number, first, outputs in ends:
                     arrive(number, gradients[first : first + outputs])
                 for number, every in kept.items():
-                    for shown in every:
-                        arrive(number, shown)
+                    for output_gradients in every:
+                        arrive(number, output_gradients)
     finally:
         for handle in handles:
             handle.remove()

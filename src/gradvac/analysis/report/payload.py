@@ -204,7 +204,7 @@ def _rule_quantities(record: Record) -> list[Quantity]:
     """How often a pair was in conflict; targets and active pairs, where the rule has them."""
     below = np.where(np.isnan(record.similarity), np.nan, record.similarity < 0)
     conflicts = mean_where_known(below, axis=0)[None]
-    made = [Quantity("share of steps in conflict", conflicts, record.steps[-1:], whole=True)]
+    made = [Quantity("share of steps in conflict", conflicts, record.steps[-1:], overall=True)]
     rows, columns = "the task that is altered", "against this task"
     if not np.isnan(record.target).all():
         made.append(Quantity("target", record.target, record.steps, rows, columns))
