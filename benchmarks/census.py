@@ -243,15 +243,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", help="names of architectures")
-    parser.add_argument("--page", type=Path, help="write the table as a page of the docs")
+    parser.add_argument("--page", type=Path, help="write the table as a page, or complete it")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     print(HEAD)
-    rows = [taken.row() for taken in take(args.only)]
+    rows = {taken.name: taken.row() for taken in take(args.only)}
     if args.page:
-        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        page = PAGE.format(**versions, count=len(rows), table="\n".join([HEAD, *rows]))
-        args.page.write_text(page, encoding="utf-8")
+        write_page(args.page, rows)
+
+
+def write_page(page: Path, rows: dict[str, str]) -> None:
+    """Write the table; rows of architectures that were not taken now are kept."""
+    lines = page.read_text("utf-8").splitlines() if page.exists() else []
+    kept = {line.split(" | ")[0].lstrip("| "): line for line in lines if line.startswith("| ")}
+    order = [name for every in KINDS.values() for name in every]
+    found = {**kept, **rows}
+    table = [found[name] for name in order if name in found]
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    text = PAGE.format(**versions, count=len(table), table="\n".join([HEAD, *table]))
+    page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -618,3 +618,30 @@ def test_channels_of_one_image_are_measured() -> None:
     for tasks in (UNSORTED, SORTED, ONE_ABSENT):
         twins.step(tasks)
     assert "measured" in repr(twins.aligner)
+
+
+OF_MATRICES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "solve": lambda square, x: torch.linalg.solve(square, x),
+    "inverse": lambda square, x: torch.linalg.inv(square) @ x,
+    "cholesky": lambda square, x: torch.linalg.cholesky(square) @ x,
+    "triangular": lambda square, x: torch.linalg.solve_triangular(square.tril(), x, upper=False),
+    "by a factor": lambda square, x: torch.cholesky_solve(x, square.tril()),
+    "exponential": lambda square, x: torch.linalg.matrix_exp(-square) @ x,
+    "distances": lambda square, x: torch.cdist(x, square),
+}
+
+
+@pytest.mark.parametrize("name", OF_MATRICES)
+def test_rows_are_followed_through_operations_on_matrices(name: str) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = m.first(x)
+        square = y.mT @ y + 5 * torch.eye(D, dtype=y.dtype)
+        result: Tensor = m.last(OF_MATRICES[name](square, m.first(x.sin()).mT).mT)
+        return result
+
+    made = linears(run, B, D, D)
+    made = Case(made.model.double(), made.losses, tuple(x.double() for x in made.inputs))
+    twins = Twins(made, lambda: GradVac(target=0.5))
+    for tasks in (UNSORTED, SORTED):
+        twins.step(tasks)
+    assert "measured" not in repr(twins.aligner)

@@ -299,7 +299,15 @@ _ALONG_DIM = kinds(
     Cummin Logcumsumexp FftC2C FftC2R FftR2C
     """
 )
+# Of the last two dimensions; those before count matrices.
+_OF_MATRICES = _kinds(
+    """
+    Cdist CholeskySolve LinalgCholeskyEx LinalgInvEx LinalgMatrixExp LinalgSolveEx
+    LinalgSolveTriangular
+    """
+)
 _BY_SETTING: dict[str, Callable[[Any], Sequence[int]]] = {
+    **dict.fromkeys(_OF_MATRICES, lambda _: (-2, -1)),
     **dict.fromkeys(_ALONG_DIM, _along("dim")),
     **dict.fromkeys(("Flip", "Roll"), _along("dims")),
     "Unfold": _along("dimension"),
