@@ -281,9 +281,9 @@ def between_a_parameter_and_its_use(m: Any, x: Tensor) -> Any:
         between_a_parameter_and_its_use,
     ],
 )
-@pytest.mark.parametrize("form", ["rows", "mapping"])
+@pytest.mark.parametrize("form", ["rows", "mapping", "another backward before"])
 def test_hooks_that_begin_between_probes(begun: Callable[..., Any], form: str) -> None:
-    """A graph does not show them, but their number."""
+    """A graph does not show them, but their number, whatever another aligner does meanwhile."""
 
     def without(m: Any, x: Tensor) -> Any:
         if begun is on_the_input_of_a_layer:
@@ -300,6 +300,8 @@ def test_hooks_that_begin_between_probes(begun: Callable[..., Any], form: str) -
     twin = copy.deepcopy(model)
     aligner = Aligner(model, TASKS, Sum(WEIGHTS), engine="auto")
     reference = Aligner(twin, TASKS, Sum(WEIGHTS), engine="per_task")
+    other = nn.Linear(D, 2).double()
+    elsewhere = Aligner(other, TASKS, engine="one_backward")
     for step in range(6):
         x, rows = torch.randn(B, D, dtype=torch.float64), torch.tensor(UNSORTED)
         with warnings.catch_warnings():
@@ -307,10 +309,12 @@ def test_hooks_that_begin_between_probes(begun: Callable[..., Any], form: str) -
             for own, by in ((model, aligner), (twin, reference)):
                 own.zero_grad()
                 losses = distance(own(x, step > 2))
-                if form == "rows":
-                    by.backward(losses, rows)
-                else:
+                if form == "another backward before":
+                    elsewhere.backward(other(x).square().sum(1), rows)
+                if form == "mapping":
                     by.backward({t: losses[rows == n].sum() for n, t in enumerate(TASKS)})
+                else:
+                    by.backward(losses, rows)
         assert_same_gradients(model, twin, 1e-9)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.engine.components import Components
-from gradvac.engine.graph import NotSeparable, count_hooks, forget_hooks
+from gradvac.engine.graph import NotSeparable, count_hooks, own_hooks
 from gradvac.engine.losses import Losses
 from gradvac.engine.metric import Metric
 from gradvac.engine.one_backward import OneBackward, PlanOutdated
@@ -72,7 +72,7 @@ class LocalEngine:
         self.ran: OneBackward | PerTask = self._one_backward or self._per_task
         self._why: str | None = "as asked" if asked == "per_task" else None
         self._warned: set[str] = set()
-        forget_hooks()
+        self._num_hooks = count_hooks()  # when the last backward was over
 
     def step(self, losses: Losses, tasks: Sequence[int], begin: Begin) -> None:
         """Differentiate the last micro-batch of a step, and add its update to `.grad`.
@@ -107,7 +107,8 @@ class LocalEngine:
         `expect` is called before, with the parameters that may come.
         """
         if len(losses.present) == 1:  # its joint gradient needs no engine
-            outside = self._per_task.stream_one_task(losses, receive, expect)
+            with own_hooks():
+                outside = self._per_task.stream_one_task(losses, receive, expect)
             self._why = "one task in the last batch of this process, so a plain backward"
             self.ran = self._per_task
             return outside
@@ -135,22 +136,23 @@ class LocalEngine:
 
     def _run(self, do: Callable[[OneBackward | PerTask], Found]) -> Found:
         """Do something with a micro-batch: in one_backward if that is possible."""
-        if self._one_backward is None:
-            return do(self._per_task)
+        num_hooks = count_hooks() - self._num_hooks
         try:
-            return self._run_first(self._one_backward, do)
+            with own_hooks():
+                if self._one_backward is None:
+                    return do(self._per_task)
+                self._one_backward.num_hooks = num_hooks
+                return self._run_first(self._one_backward, do)
         finally:
-            forget_hooks()
+            self._num_hooks = count_hooks()
 
     def _run_first(
         self, one_backward: OneBackward, do: Callable[[OneBackward | PerTask], Found]
     ) -> Found:
-        num_hooks = count_hooks()
         try:
             try:
                 result = do(one_backward)
             except PlanOutdated:  # it is probed anew
-                forget_hooks(but=num_hooks)
                 result = do(one_backward)
         except NotSeparable as refusal:
             if self.asked == "one_backward":

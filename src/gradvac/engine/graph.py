@@ -7,9 +7,9 @@ work, and how many hooks came with them; not the sizes of this batch.
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -317,21 +317,26 @@ def _walk(
 
 
 _FSDP2 = "RegisterPostBackwardFunctionBackward"  # its hooks leave gradients alone
-_COUNTED = [0]  # hooks that were ever registered, when they were last counted
+_OWN = [0]  # numbers that hooks of our own took
 
 
 def count_hooks() -> int:
-    """How many hooks were registered since the last backward: on activations, for instance.
+    """How many hooks others ever registered: on activations, for instance.
 
     A graph does not show its hooks. But those of its activations and nodes are as new as it is, and
     every registration takes a number.
     """
-    return RemovableHandle.next_id - _COUNTED[0]
+    return RemovableHandle.next_id - _OWN[0]
 
 
-def forget_hooks(but: int = 0) -> None:
-    """Count from now on, and from some: a backward is over, which has hooks of its own."""
-    _COUNTED[0] = RemovableHandle.next_id - but
+@contextmanager
+def own_hooks() -> Iterator[None]:
+    """Hooks that are registered meanwhile are our own."""
+    before = RemovableHandle.next_id
+    try:
+        yield
+    finally:
+        _OWN[0] += RemovableHandle.next_id - before
 
 
 class Graph:
@@ -349,13 +354,18 @@ class Graph:
         roots: The losses.
         known: Identities (`id`) of the model's parameters: which of them a leaf is belongs to the
             structure.
-        settings: What else does; so does the number of hooks that came with it.
+        settings: What else does.
+        num_hooks: How many hooks came with it, which does too.
     """
 
     def __init__(
-        self, roots: Sequence[Tensor], known: Collection[int] = (), settings: object = None
+        self,
+        roots: Sequence[Tensor],
+        known: Collection[int] = (),
+        settings: object = None,
+        num_hooks: int = 0,
     ) -> None:
-        self.roots, num_hooks = tuple(roots), count_hooks()
+        self.roots = tuple(roots)
         starts = [get_gradient_edge(root).node for root in roots]
         met, index, parts = _walk(starts, known, (settings, num_hooks))
         signature = _SIGNATURES.get(parts)

@@ -300,7 +300,7 @@ _ALONG_DIM = kinds(
     """
 )
 # Of the last two dimensions; those before count matrices.
-_OF_MATRICES = _kinds(
+_OF_MATRICES = kinds(
     """
     Cdist CholeskySolve LinalgCholeskyEx LinalgInvEx LinalgMatrixExp LinalgSolveEx
     LinalgSolveTriangular

@@ -57,9 +57,12 @@ class OneBackward:
             cannot stream (whole_model, enc_dec): the first takes Gram matrices only.
         check: Verify how rows lie on the first batches and now and then, not only where it is new.
         keep_graph: Leave the graph intact where a step may still be refused.
+
+    Attributes:
+        num_hooks: How many hooks came with the graph of the next backward.
     """
 
-    name = "one_backward"
+    name, num_hooks = "one_backward", 0
 
     def __init__(
         self,
@@ -150,7 +153,12 @@ class OneBackward:
     @contextmanager
     def _planned(self, losses: Losses) -> "Iterator[PlannedBackward]":
         """A backward; lets another engine continue after an error while the graph is intact."""
-        graph = Graph(losses.roots, self._planner.identities, settings=losses.index is None)
+        graph = Graph(
+            losses.roots,
+            self._planner.identities,
+            settings=losses.index is None,
+            num_hooks=self.num_hooks,
+        )
         if not self._planner.knows(graph):
             check_parameters(self._model, self._names, graph)
         graph.check_compiled()
