@@ -110,6 +110,7 @@ class LocalEngine:
             outside = self._per_task.stream_one_task(losses, receive, expect)
             self._why = "one task in the last batch of this process, so a plain backward"
             self.ran = self._per_task
+            forget_hooks()
             return outside
         return self._run(lambda engine: engine.stream(losses, receive, expect))
 
@@ -135,12 +136,13 @@ class LocalEngine:
 
     def _run(self, do: Callable[[OneBackward | PerTask], Found]) -> Found:
         """Do something with a micro-batch: in one_backward if that is possible."""
-        if self._one_backward is None:
-            return do(self._per_task)
+        others = count_hooks() if self._one_backward is None else 0  # somebody else's to look at
         try:
+            if self._one_backward is None:
+                return do(self._per_task)
             return self._run_first(self._one_backward, do)
         finally:
-            forget_hooks()
+            forget_hooks(but=others)
 
     def _run_first(
         self, one_backward: OneBackward, do: Callable[[OneBackward | PerTask], Found]
