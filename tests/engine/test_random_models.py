@@ -8,7 +8,7 @@ import pytest
 from ..drivers import load_module
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "attack.py"
-SEEDS = (0, 3, 7, 9, 11, 14, 20, 31)
+SEEDS = (1000, 1001, 1002, 1003, 1004, 1005)
 
 
 @pytest.fixture(scope="module")
@@ -24,4 +24,4 @@ def test_exact_or_refused_for_a_reason(attack: Any, seed: int) -> None:
 
 def test_what_it_would_say_of_a_wrong_engine(attack: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attack.Attack, "_distance", staticmethod(lambda *_: 1e-3))
-    assert attack.Attack(3).run()[0] == "wrong"
+    assert attack.Attack(1000).run()[0] == "wrong"

@@ -111,6 +111,7 @@ class LocalEngine:
                 outside = self._per_task.stream_one_task(losses, receive, expect)
             self._why = "one task in the last batch of this process, so a plain backward"
             self.ran = self._per_task
+            self._num_hooks = count_hooks()
             return outside
         return self._run(lambda engine: engine.stream(losses, receive, expect))
 
