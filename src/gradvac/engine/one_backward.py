@@ -290,11 +290,8 @@ class PlannedBackward:
         And have run: whoever is told may change the parameters, which a node still reads.
         """
         plan, builder, unreached = self.plan, self.builder, self.plan.unreached
-        junctions, sums, reached_nodes = (
-            plan.partition.junctions,
-            GradientSketches(),
-            ReachedNodes(),
-        )
+        junctions, reached_nodes = plan.partition.junctions, ReachedNodes()
+        sums = GradientSketches()
         held, arrived = self._held, list[Arrived]()
         left = Counter([group for junction_groups in groups for group in junction_groups])
         deliver: Deliver = gradients.add
@@ -348,14 +345,21 @@ class PlannedBackward:
         self._check_reached(reached_nodes)
         if builder.measured is not None:
             builder.measured.check()
-        pairs = zip(plan.partition.leaves_outside(self.graph), returned, strict=True)
+        outside = self._outside(returned, sums)
+        if not again:
+            plan.succeed()
+        return outside
+
+    def _outside(
+        self, returned: Sequence[Tensor | None], sums: GradientSketches
+    ) -> dict[Tensor, Tensor]:
+        """The joint gradients of leaves that are not the model's, once all sums were checked."""
+        pairs = zip(self.plan.partition.leaves_outside(self.graph), returned, strict=True)
         outside = {leaf: g for leaf, g in pairs if g is not None and leaf.requires_grad}
         if self.losses.joint is not None:
             for leaf, gradient in outside.items():
                 sums.add(leaf, gradient)
             self._check_sum(self.losses.joint.differing(sums))
-        if not again:
-            plan.succeed()
         return outside
 
     @torch.no_grad()
