@@ -357,14 +357,21 @@ class PlannedBackward:
         self._check_reached(reached_nodes)
         if builder.measured is not None:
             builder.measured.check()
-        pairs = zip(plan.partition.leaves_outside(self.graph), returned, strict=True)
+        outside = self._outside(returned, sums)
+        if not again:
+            plan.succeed()
+        return outside
+
+    def _outside(
+        self, returned: Sequence[Tensor | None], sums: GradientSketches
+    ) -> dict[Tensor, Tensor]:
+        """The joint gradients of leaves that are not the model's, once all sums were checked."""
+        pairs = zip(self.plan.partition.leaves_outside(self.graph), returned, strict=True)
         outside = {leaf: g for leaf, g in pairs if g is not None and leaf.requires_grad}
         if self.losses.joint is not None:
             for leaf, gradient in outside.items():
                 sums.add(leaf, gradient)
             self._check_sum(self.losses.joint.differing(sums))
-        if not again:
-            plan.succeed()
         return outside
 
     @torch.no_grad()
