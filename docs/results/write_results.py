@@ -34,6 +34,7 @@ _BEGIN, _END = "<!-- written by write_results.py: {} -->\n", "<!-- until here --
 _TEXT = "#7a7f85"  # to be read on white and on black
 _PAPER, _PAPERS = "#c2185b", " (diamonds: the paper's)"
 _LEVEL = 0.05
+_NARROW = 3.9  # inches, of the pictures beside the findings
 _MOST_TASKS = 4  # with more, tables have resource levels instead
 _MANY = {
     "many_temperature5/many_temperature1": "Temperature 5 against 1",
@@ -191,7 +192,8 @@ def forest(rows: Sequence[Row], *, label: str, width: float = 6.2) -> Figure:
             axes.plot(change, height, "o", color=ink, markersize=4.5, fillstyle=filled)
             if "paper" in row:
                 axes.plot(row["paper"], height, "D", color=_PAPER, markersize=3.5)
-                label = f"{label.removesuffix(_PAPERS)}{_PAPERS}"
+                if width > _NARROW:  # beside narrow ones the text says it
+                    label = f"{label.removesuffix(_PAPERS)}{_PAPERS}"
         axes.set_yticks(range(len(rows)), [row["said"] for row in rows], fontsize=8)
         axes.set_ylim(len(rows) - 0.5, -0.5)
         reach = max(map(abs, axes.get_xlim()))
@@ -302,9 +304,6 @@ def pictures(published: Row, transfer_page: str) -> dict[str, Callable[[], Figur
             "many_temperature2": "19 languages",
         },
     )
-    families = [
-        row for row in cosines if "amilies (" in row["said"] or "constructed: " in row["said"]
-    ]
     four = [
         {**cosines[number], "said": said, "primary": True}
         for number, said in {
@@ -316,18 +315,16 @@ def pictures(published: Row, transfer_page: str) -> dict[str, Callable[[], Figur
             5: "constructed, from",
         }.items()
     ]
-    assert families[0] == cosines[0], "the rows about families come first"
-    few, from_english = (
-        3.9,
-        [row for row in paper if not row["method"].startswith(("many", "into"))],
-    )
+    from_english = [row for row in paper if not row["method"].startswith(("many", "into"))]
     return {
-        "finding1": lambda: forest([*one, variants, controls], label=bleu, width=few),
-        "finding2": lambda: forest(two, label=f"{bleu}, 19 languages", width=few),
-        "finding3": lambda: forest(three, label=f"{bleu}, temperature 2 minus 5", width=few),
-        "finding4": lambda: forest(four, label="cosine within families minus between", width=few),
+        "finding1": lambda: forest([*one, variants, controls], label=bleu, width=_NARROW),
+        "finding2": lambda: forest(two, label=f"{bleu}, 19 languages", width=_NARROW),
+        "finding3": lambda: forest(three, label=f"{bleu}, temperature 2 minus 5", width=_NARROW),
+        "finding4": lambda: forest(
+            four, label="cosine within families minus between", width=_NARROW
+        ),
         "finding5": lambda: forest(
-            regret(transfer_page), label="lost by the first choice", width=few
+            regret(transfer_page), label="lost by the first choice", width=_NARROW
         ),
         "table1": lambda: forest(from_english[:12], label=f"{bleu}, from English"),
         "table1_into": lambda: forest(

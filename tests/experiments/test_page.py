@@ -129,6 +129,7 @@ def test_the_page_in_a_browser(
         )
     assert "gradvac against t5, on average: clear: better" in page.find("main").text
     assert page.find("td.better").is_displayed()
+    assert "; clear after Holm" in page.find("main").text  # without the stars of Markdown
     page.find("#theme").click()
     assert page.js("document.documentElement.dataset.theme") == "dark"
     assert not page.troubles()

@@ -210,7 +210,7 @@ def to_html(comparison: Comparison) -> str:
         captions=_CAPTIONS,
         tables=tables_of(comparison),
         verdict_of=_verdict_of,
-        explained=f"Verdicts: {comparison.test}. {EXPLAINED.replace('*', '')}",
+        explained=f"Verdicts: {comparison.test}. {EXPLAINED}".replace("*", ""),
         remarks=comparison.remarks,
         note=comparison.note,
     )
