@@ -303,6 +303,12 @@ def test_what_replaces_the_backward_pass_is_refused(
 
     with pytest.raises(ValueError, match=r"Own\.training_step: would be left out"):
         AlignedOwn(model, arguments(), tasks=TASKS)
+    with monkeypatch.context() as patch:
+        trainer = AlignedTrainer(model, arguments(), tasks=TASKS)
+        config = property(lambda _: SimpleNamespace(cp_enabled=True))
+        patch.setattr(Accelerator, "parallelism_config", config)
+        with pytest.raises(ValueError, match="args: cp_size divides every row among processes"):
+            trainer._check_options()
     for kind, said in (
         ("DEEPSPEED", r"args: DeepSpeed \(ZeRO\) runs the backward pass in its own engine"),
         ("FSDP", "args: the first FSDP flattens parameters"),

@@ -231,7 +231,7 @@ def test_real_datasets_on_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        (None, r"gradvac\[datasets\]"),
+        (None, r"\.\[datasets\]"),
         (fake([], tokens=None), "tokens .*ner_tags"),
         (fake([{"tokens": ["a"], "upos": []}], tokens=None, upos=None), "1 tokens .*0 tags"),
         (fake([{"tokens": ["a\tb"], "upos": ["X"]}], tokens=None, upos=None), "tab"),

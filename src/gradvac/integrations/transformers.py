@@ -262,6 +262,13 @@ class AlignedMixin(_AnyTrainer):
             )
         kind = str(self.accelerator.distributed_type.value)
         check_backend(kind, "args", is_fsdp2=has_fsdp2(self.accelerator))
+        config = getattr(self.accelerator, "parallelism_config", None)
+        for name in ("tp", "cp", "sp"):
+            if getattr(config, f"{name}_enabled", False):
+                raise ValueError(
+                    f"args: {name}_size divides every row among processes, so that none has the "
+                    "loss of a row; leave it out."
+                )
         if "lomo" in str(args.optim).lower():
             raise ValueError(
                 "optim: LOMO takes its steps in the Trainer's own backward pass, which is "
