@@ -46,6 +46,8 @@ Names are imported when they are first used: the command line answers `--help` w
 import importlib
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.1.0"  # also what the package is built with: a path needs no metadata
+
 if TYPE_CHECKING:
     from gradvac import rules
     from gradvac.aligner import Aligner, Restored
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
     from gradvac.engine import AdamMetric, Components, RowTasks, rows
     from gradvac.rules import *  # noqa: F403
 
-    __version__: str
     __all__ = ["AdamMetric", "Aligner", "Alignment", "Components", "Restored", "RowTasks"]
     __all__ += ["__version__", "rows"]
     __all__ += rules.__all__  # type: ignore[has-type]
@@ -71,10 +72,6 @@ _NAMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("gradvac")
     if name.startswith("__") and name != "__all__":
         raise AttributeError(name)
     if name in _NAMES:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import typer
 from click.testing import Result
 from safetensors import SafetensorError
 
+from gradvac import __version__
 from gradvac.cli import main
 from gradvac.cli.commands import app
 from gradvac.cli.common import load_nmt, tells_mistakes
@@ -87,7 +88,31 @@ def test_help_names_what_there_is(gradvac: Gradvac, command: tuple[str, ...]) ->
 
 
 def test_version(gradvac: Gradvac) -> None:
-    assert gradvac("--version").output == f"gradvac {version('gradvac')}\n"
+    assert gradvac("--version").output == f"gradvac {__version__}\n"
+
+
+def test_a_path_without_metadata_is_enough(
+    gradvac: Gradvac, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a checkout on PYTHONPATH, where no installer has been."""
+    find = importlib.metadata.Distribution.from_name
+
+    def find_others(name: str) -> importlib.metadata.Distribution:
+        if name == "gradvac":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return find(name)
+
+    monkeypatch.setattr(importlib.metadata.Distribution, "from_name", find_others)
+    config, run = corpus / "tiny.toml", corpus / "run"
+    for command in (
+        ("--version",),
+        ("nmt", "prepare", config),
+        ("nmt", "train", config, "--run", run, "train.record_every=1"),
+        ("report", run, "--out", corpus / "report.html"),
+    ):
+        result = gradvac(*command)
+        assert result.exit_code == 0, result.output
+    assert f"version:{__version__}" in (run / "signature.json").read_text()
 
 
 def test_corpus_write(gradvac: Gradvac, tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import gradvac
 from gradvac.lab.training import RunConfig
 from gradvac.lab.training.settings import run_signature
 
@@ -28,7 +28,7 @@ def test_line_names_what_counts() -> None:
     assert fields["granularity"] == "all_layer"
     assert fields["engine"] == "one_backward"
     assert fields["torch"] == torch.__version__
-    assert fields["version"] == importlib.metadata.version("gradvac")
+    assert fields["version"] == gradvac.__version__
     line = fields.pop("signature")
     assert line == "|".join(f"{name}:{value}" for name, value in fields.items())
 

@@ -13,7 +13,6 @@ controls.
     page/         template, style and scripts
 """
 
-import importlib.metadata
 import itertools
 import json
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from typing import Any
 import jinja2
 import plotly.offline
 
+import gradvac
 from gradvac.analysis import views
 from gradvac.analysis.advice import advise_runs, describe_advice
 from gradvac.analysis.report import sentences
@@ -165,7 +165,7 @@ def _influence_from(influence: Influence | None) -> str:
 def render_page(template: Path, **content: object) -> str:
     """An offline page in the report's style; text that is put into the template is escaped."""
     return _read_template(template).render(
-        version=importlib.metadata.version("gradvac"),
+        version=gradvac.__version__,
         style=(_PAGE / "page.css").read_text(encoding="utf-8"),
         **content,
     )

@@ -5,7 +5,6 @@ opened from its folder.
 """
 
 import hashlib
-import importlib.metadata
 import math
 import platform
 import re
@@ -24,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+import gradvac
 from gradvac import Aligner
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import config
@@ -324,7 +324,7 @@ def run_signature(
         "data": _short_hash(data),
         "device": f"{several}{_device_name(device)}",
         "torch": torch.__version__,
-        "version": importlib.metadata.version("gradvac"),
+        "version": gradvac.__version__,
     }
     return fields | {"signature": "|".join(f"{name}:{value}" for name, value in fields.items())}
 
