@@ -295,8 +295,8 @@ def _of_record(record: Record, chosen: list[bool]) -> _Evidence:
     num = min(_MOST_STRETCHES, len(every) // 2)
     mean = _mean(every)
     advantage = _beyond_product(mean)
-    first, second = (_beyond_product(_mean(half)) for half in np.array_split(every, 2))
-    halves = first, second
+    part = max(1, 2 * len(every) // 5)  # neighbours resemble each other: a gap between the two
+    halves = _beyond_product(_mean(every[:part])), _beyond_product(_mean(every[-part:]))
     if num < _FEWEST_STRETCHES:
         return _Evidence(mean, advantage, np.full_like(mean, np.nan), 0, halves, halves)
     stretches = np.array_split(np.arange(len(every)), num)
