@@ -10,6 +10,8 @@ reports how reliable they are. Both give `Similarities`: steps, components, task
     record.py        Alignment -> `record.bin` -> Record; a format that NumPy alone can read
     step_log.py      an Alignment as a few numbers and as pixels, for the log of any loop
     run.py           a run folder as report and figures see it
+    table.py         similarities as columns, a data frame, a CSV or parquet file
+    over_steps.py    tests over the records of training, which resemble their neighbours (SciPy)
     statistics.py    families, distances, layers, steps, noise, influence, groups (SciPy)
     views.py         which similarities of a run are shown, in which order and by which names
     plots.py         what a heat map and a plot are, for figures and report
@@ -34,6 +36,7 @@ from gradvac.analysis.similarities import (
     save_similarities,
 )
 from gradvac.analysis.step_log import heat_maps, step_values
+from gradvac.analysis.table import write_table
 
 __all__ = [
     "KnownDistances",
@@ -50,4 +53,5 @@ __all__ = [
     "read_record",
     "save_similarities",
     "step_values",
+    "write_table",
 ]

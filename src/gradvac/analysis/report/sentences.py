@@ -105,7 +105,7 @@ def run_headline(run: Run) -> Statement:
     if not clear:
         return Statement("", pairs)
     one = tested[min(clear)[1]]  # of equally clear ones, the first
-    return replace(one, about="", text=f"{pairs} {one.text}")
+    return replace(one, text=f"{pairs} {one.text}")
 
 
 def _conflict_share(run: Run) -> float:
