@@ -321,7 +321,9 @@ def show(name: str, case: Case, found: Counter[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seeds", default="200", help="how many, or from:to")
     parser.add_argument("--out", type=Path, help="counts of finished seeds, to be gone on with")

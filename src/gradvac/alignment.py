@@ -15,7 +15,6 @@ from gradvac import gram as geometry
 from gradvac.devices import index_on
 from gradvac.hints import warn_caller
 
-
 _MOST_NAMED = 5  # pairs in a summary
 
 
@@ -74,7 +73,7 @@ class Alignment:
         return geometry.update_ratio(self.gram, self.weights)
 
     def pairs(self) -> list[TaskPair]:
-        """All pairs with a gradient in common, the strongest conflict first; waits for the device."""
+        """All pairs, the strongest conflict first; waits for the device."""
         known = self.known_similarity.cpu()
         mean = known.nanmean(0)
         below = (known < 0).sum(0) / (~known.isnan()).sum(0)
@@ -94,7 +93,9 @@ class Alignment:
     def summary(self) -> str:
         """What this step did, in a few lines; waits for the device."""
         pairs = self.pairs()
-        lines = [f"{len(self.tasks)} tasks ({', '.join(self.tasks)}), {len(self.components)} components"]
+        lines = [
+            f"{len(self.tasks)} tasks ({', '.join(self.tasks)}), {len(self.components)} components"
+        ]
         if pairs:
             mean = sum(pair.similarity for pair in pairs) / len(pairs)
             conflict = sum(pair.conflict for pair in pairs) / len(pairs)
@@ -111,7 +112,9 @@ class Alignment:
             left = len(pairs) - _MOST_NAMED
             lines += [f"  ... and {left} more (pairs())"] if left > 0 else []
         cosine, ratio = float(self.update_cosine.mean()), float(self.update_ratio.mean())
-        lines.append(f"update: cosine {cosine:.3f} with the plain sum, {ratio:.2f} times its length")
+        lines.append(
+            f"update: cosine {cosine:.3f} with the plain sum, {ratio:.2f} times its length"
+        )
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -136,7 +136,9 @@ def test_one_sentence_per_task() -> None:
     said = [sentence.text for sentence in describe_influence(influence)]
     assert "Losses that other tasks are predicted to raise: mr (by fr) and fr (by hi)." in said
     assert "Predicted to get worse by the whole update: fr." in said
-    assert "Of 6 pairs of a task and another, 3 are clearly predicted to help and 2 to harm" in said[0]
+    assert (
+        "Of 6 pairs of a task and another, 3 are clearly predicted to help and 2 to harm" in said[0]
+    )
     unsure = replace(influence, p_values=certain + 1, total_p_values=certain[0] + 1)
     maybe = replace(unsure, total_p_values=certain[0])
     assert "en-fr (-25%, can be chance)" in describe_progress(maybe)[1].text

@@ -55,7 +55,9 @@ def test_files_hold_all_sources(tmp_path: Path, ending: str) -> None:
     }
     assert run.record is not None
     recorded = [row for row in rows if row["source"] == "batches of training"]
-    assert float(recorded[0]["cosine"]) == pytest.approx(run.record.similarity[0, 0, 1, 0], rel=1e-5)
+    assert float(recorded[0]["cosine"]) == pytest.approx(
+        run.record.similarity[0, 0, 1, 0], rel=1e-5
+    )
     with pytest.raises(ValueError, match=r"path.*\.csv"):
         write_table(tmp_path / "table.xlsx", [run])
 

@@ -1108,6 +1108,17 @@ def without_factors(matrices: Matrix) -> Floats:
     return np.asarray(values - explained, dtype=np.float32)
 
 
+def without_task_means(matrix: Matrix) -> Matrix:
+    """What remains of pairs `[T, T]`, such as distances, without both tasks' means; NaN diagonal."""
+    values = np.array(matrix, dtype=np.float64)
+    np.fill_diagonal(values, np.nan)
+    known = (~np.isnan(values)).astype(np.float64)
+    system = known + np.diag(known.sum(axis=1))
+    means, *_ = np.linalg.lstsq(system, np.nansum(values, axis=1), rcond=None)
+    left: Matrix = values - means[:, None] - means[None]
+    return left
+
+
 def _distinction(pattern: Matrix, branch: frozenset[int]) -> float:
     """How much more similar the tasks of a branch are to each other than to the rest."""
     inside = np.isin(np.arange(len(pattern)), list(branch))

@@ -210,9 +210,7 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
         more = "more" if difference > 0 else "less"
         means = f"{within:z.2f} against {between:z.2f}"
         shown = _shown(within, between)
-        claim = (
-            f"{noun} of one family are {shown:.2f} {more} similar than others{where(subset)}: {means}"
-        )
+        claim = f"{noun} of one family are {shown:.2f} {more} similar than others{where(subset)}: {means}"
         apart = f"{abs(difference):.2f} apart without the noise of every task, "
         few = f"; so few cannot go below {least:.2f}" if least >= 0.05 else ""
         numbers = f"{means}{where(subset)} ({p_text(p_value)}{few})"
@@ -258,7 +256,7 @@ def distance_findings(main: Similarities, run: Run) -> list[Finding]:
     findings = []
     for subset, matrix, distances in views.against_distance(main, run.distances):
         pattern = views.side_pattern(main, subset.side, subset.tasks)
-        tested, p_value = statistics.mantel(pattern, distances)
+        tested, p_value = statistics.mantel(pattern, statistics.without_task_means(distances))
         values = views.pair_values(np.where(np.isnan(distances), np.nan, matrix))
         r = float(np.corrcoef(values, views.pair_values(distances))[0, 1])
         rise = abs(r) * float(values.std()) * 4 * (tested * r > 0)  # from the nearest to the rest
