@@ -119,7 +119,7 @@ def mean_by_layer(similarities: Similarities) -> dict[str, list[tuple[int, float
 
 
 class Layer(NamedTuple):
-    """A layer: mean similarity of every pair over steps `[T, T]`, and of all pairs by step `[S]`."""
+    """A layer: mean similarity of pairs over steps `[T, T]`, and of all pairs by step `[S]`."""
 
     number: int
     matrix: Floats
@@ -996,7 +996,7 @@ def stable_groups(similarities: Similarities) -> TaskGroups:
 
 
 class _Halves(NamedTuple):
-    """What stands out in pairs `[T, T]`: in all data, in two halves that share no noise, redrawn."""
+    """What stands out in pairs `[T, T]`: in all data, in halves without common noise, redrawn."""
 
     pattern: Matrix
     first: Matrix
@@ -1067,7 +1067,7 @@ def _half_records(similarities: Similarities) -> _Halves | str:
 
 
 def pair_pattern(similarities: Similarities, side: str | None = None) -> Floats:
-    """What stands out in pairs beyond one factor per task, `[T, T]`, mean over components and steps.
+    """What stands out in pairs beyond one factor per task, mean over components and steps.
 
     Args:
         similarities: Any.
@@ -1109,7 +1109,7 @@ def without_factors(matrices: Matrix) -> Floats:
 
 
 def without_task_means(matrix: Matrix) -> Matrix:
-    """What remains of pairs `[T, T]`, such as distances, without both tasks' means; NaN diagonal."""
+    """What remains of pairs `[T, T]` without both tasks' means; NaN diagonal."""
     values = np.array(matrix, dtype=np.float64)
     np.fill_diagonal(values, np.nan)
     known = (~np.isnan(values)).astype(np.float64)

@@ -1,8 +1,9 @@
 """The summary of a run in plain sentences, each computed from its data.
 
-A sentence makes a claim only if a test says so (`Statement.claims`) and the numbers it shows differ;
-else it gives the numbers alone, and says whether they were tested. Tests of one kind that stand side
-by side are corrected for their number; the headline is the clearest claim, all kinds considered.
+A sentence makes a claim only if a test says so (`Statement.claims`) and the numbers it shows
+differ; else it gives the numbers alone, and says whether they were tested. Tests of one kind that
+stand side by side are corrected for their number; the headline is the clearest claim, all kinds
+considered.
 """
 
 from collections.abc import Mapping, Sequence
@@ -210,7 +211,10 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
         more = "more" if difference > 0 else "less"
         means = f"{within:z.2f} against {between:z.2f}"
         shown = _shown(within, between)
-        claim = f"{noun} of one family are {shown:.2f} {more} similar than others{where(subset)}: {means}"
+        claim = (
+            f"{noun} of one family are {shown:.2f} {more} similar than "
+            f"others{where(subset)}: {means}"
+        )
         apart = f"{abs(difference):.2f} apart without the noise of every task, "
         few = f"; so few cannot go below {least:.2f}" if least >= 0.05 else ""
         numbers = f"{means}{where(subset)} ({p_text(p_value)}{few})"
