@@ -1076,9 +1076,9 @@ def pair_pattern(similarities: Similarities, side: str | None = None) -> Floats:
     values = similarities.values[:, weighty(similarities.components, side)]
     left = mean_where_known(without_factors(mean_where_known(values, axis=0)), axis=0)
     typical = np.sqrt(mean_where_known(left**2, axis=1))  # [T]
-    scale = np.sqrt(typical[:, None] * typical[None])
-    overall = np.sqrt(mean_where_known(left**2, axis=(0, 1)))
-    even = np.divide(left * overall, scale, out=np.zeros_like(left), where=scale > _NOTHING)
+    scale = typical[:, None] * typical[None]  # a pair scatters by the product of its tasks' noise
+    overall = mean_where_known(left**2, axis=(0, 1))
+    even = np.divide(left * overall, scale, out=np.zeros_like(left), where=scale > _NOTHING**2)
     return np.asarray(np.where(np.isnan(left), np.nan, even), dtype=np.float32)
 
 
