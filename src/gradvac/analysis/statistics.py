@@ -14,8 +14,7 @@ possible is NaN, and parallel tests are corrected by `holm`.
 *Noise makes patterns* (`pair_pattern`). The cosine of two noisy gradients is a_i a_j c_ij, where
 a_i shrinks with the noise of task i: tasks with large batches look similar to each other, though
 all c_ij are equal. What a product of one factor per task explains is therefore taken out before
-pairs are compared, in every component by itself; and what is left is divided by how much a task's
-pairs scatter, since permutations take all tasks to be equally noisy.
+pairs are compared, in every component by itself.
 
 *Without noise* (`corrected`), from two halves of every task's lines. If a task's two halves agree
 by r (its reliability), the cosine of two tasks is too small by a factor of sqrt(r_i r_j). Single
@@ -1074,12 +1073,7 @@ def pair_pattern(similarities: Similarities, side: str | None = None) -> Floats:
         side: Only the components of "encoder", "decoder" or "shared".
     """
     values = similarities.values[:, weighty(similarities.components, side)]
-    left = mean_where_known(without_factors(mean_where_known(values, axis=0)), axis=0)
-    typical = np.sqrt(mean_where_known(left**2, axis=1))  # [T]
-    scale = typical[:, None] * typical[None]  # a pair scatters by the product of its tasks' noise
-    overall = mean_where_known(left**2, axis=(0, 1))
-    even = np.divide(left * overall, scale, out=np.zeros_like(left), where=scale > _NOTHING**2)
-    return np.asarray(np.where(np.isnan(left), np.nan, even), dtype=np.float32)
+    return mean_where_known(without_factors(mean_where_known(values, axis=0)), axis=0)
 
 
 def without_factors(matrices: Matrix) -> Floats:
