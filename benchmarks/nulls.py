@@ -299,7 +299,8 @@ def claims(case: Case, first: Run, second: Run | None) -> set[str]:
     said = [sentence for sentence in summarise(first) if sentence.claims]
     kinds = {sentence.about for sentence in said}
     kinds |= {"harm" for sentence in said if "push" in sentence.text or "raise" in sentence.text}
-    kinds |= {"headline"} if run_headline(first).claims else set()
+    headline = run_headline(first)
+    kinds |= {"headline"} if headline.claims and headline.about not in case.open else set()
     if second is not None:
         texts = [s.text for s in describe_difference(first, second) if s.claims]
         kinds |= {"pattern" if "same pairs" in text else "difference" for text in texts}

@@ -2,9 +2,11 @@
 
 # K components, T tasks present
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +14,17 @@ from torch import Tensor
 from gradvac import gram as geometry
 from gradvac.devices import index_on
 from gradvac.hints import warn_caller
+
+_MOST_NAMED = 5  # pairs in a summary
+
+
+class TaskPair(NamedTuple):
+    """Two tasks: their mean cosine over components, and the share of components in conflict."""
+
+    task: str
+    other: str
+    similarity: float
+    conflict: float
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value: equal means identical
@@ -62,11 +75,81 @@ class Alignment:
         """||update|| / ||plain sum||, `[K]`: how much the rule lengthened the update."""
         return geometry.update_ratio(self.gram, self.weights)
 
+    def pairs(self) -> list[TaskPair]:
+        """All pairs, the strongest conflict first; waits for the device."""
+        known = self.known_similarity.cpu()
+        mean = known.nanmean(0)
+        below = (known < 0).sum(0) / (~known.isnan()).sum(0)
+        found = [
+            TaskPair(task, other, float(mean[i, j]), float(below[i, j]))
+            for j, other in enumerate(self.tasks)
+            for i, task in enumerate(self.tasks[:j])
+            if not mean[i, j].isnan()
+        ]
+        return sorted(found, key=lambda pair: pair.similarity)
+
+    @property
+    def known_similarity(self) -> Tensor:
+        """`similarity`, with NaN where a task has no gradient in a component, `[K, T, T]`."""
+        return geometry.known_cosine(self.gram)
+
+    def summary(self) -> str:
+        """What this step did, in a few lines; waits for the device."""
+        pairs = self.pairs()
+        lines = [
+            f"{len(self.tasks)} tasks ({', '.join(self.tasks)}), {len(self.components)} components"
+        ]
+        if pairs:
+            mean = sum(pair.similarity for pair in pairs) / len(pairs)
+            conflict = sum(pair.conflict for pair in pairs) / len(pairs)
+            lines.append(
+                f"average cosine of two tasks {mean:.2f}; in conflict (below 0) in {conflict:.0%} "
+                "of components"
+            )
+            lines.append("pairs, the strongest conflict first:")
+            lines += [
+                f"  {one.task} and {one.other}: {one.similarity:.2f}, in conflict in "
+                f"{one.conflict:.0%} of components"
+                for one in pairs[:_MOST_NAMED]
+            ]
+            left = len(pairs) - _MOST_NAMED
+            lines += [f"  ... and {left} more (pairs())"] if left > 0 else []
+        cosine, ratio = float(self.update_cosine.mean()), float(self.update_ratio.mean())
+        lines.append(
+            f"update: cosine {cosine:.3f} with the plain sum, {ratio:.2f} times its length"
+        )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        mean = self.known_similarity.cpu().nanmean(0)
+        return matrix_html(mean.tolist(), self.tasks, self.summary().splitlines()[0])
+
     def __repr__(self) -> str:
         return (
             f"Alignment({len(self.tasks)} tasks, {len(self.components)} components, "
             f"device={self.gram.device}{'' if self.exact else ', approximate'})"
         )
+
+
+def matrix_html(values: Sequence[Sequence[float]], tasks: Sequence[str], caption: str) -> str:
+    """Mean cosines of pairs as a small table, for notebooks: blue agrees, orange is in conflict."""
+    known = [abs(v) for i, row in enumerate(values) for j, v in enumerate(row) if i != j and v == v]
+    limit = max([0.1, *known])
+
+    def cell(value: float, on_diagonal: bool) -> str:
+        if on_diagonal or value != value:
+            return "<td></td>"
+        colour, strength = ("33,102,172" if value > 0 else "179,88,6"), abs(value) / limit
+        style = f"background:rgba({colour},{0.6 * strength:.2f})"
+        return f'<td style="{style}">{value:.2f}</td>'
+
+    names = [html.escape(task) for task in tasks]
+    rows = [
+        f"<tr><th>{name}</th>{''.join(cell(v, i == j) for j, v in enumerate(row))}</tr>"
+        for i, (name, row) in enumerate(zip(names, values, strict=True))
+    ]
+    head = f"<tr><th></th>{''.join(f'<th>{name}</th>' for name in names)}</tr>"
+    return f"<table><caption>{html.escape(caption)}</caption>{head}{''.join(rows)}</table>"
 
 
 @dataclass(frozen=True, eq=False)

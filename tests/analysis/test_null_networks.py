@@ -1,4 +1,4 @@
-"""Claims about small real networks whose tasks are all one task: `benchmarks/nulls.py`, in short."""
+"""Claims about small networks whose tasks are all one task: `benchmarks/nulls.py`, in short."""
 
 import importlib.util
 import sys

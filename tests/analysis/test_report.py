@@ -366,11 +366,12 @@ def test_one_task_and_no_families() -> None:
 def test_controls_and_legend_name_only_what_there_is() -> None:
     known = make_run(codes=CODES, num_layers=1, num_steps=1)
     page = render([known])
-    assert all(text in page for text in ("by family", "Faded cells are"))
+    assert all(text in page for text in ("by family", "A dot in the corner"))
     assert "on other lines. Families are framed. Choose" in " ".join(page.split())
     page = render([replace(known, families={}, measured=())])
     assert "by similarity" in page
-    assert not any(text in page for text in ("by family", "Families are framed", "Faded cells are"))
+    absent = ("by family", "Families are framed", "A dot in the corner")
+    assert not any(text in page for text in absent)
 
 
 def test_layers_without_sides_are_those_of_the_model() -> None:

@@ -92,8 +92,8 @@ def test_report_of_real_languages_in_both_directions(tmp_path: Path) -> None:
 
 
 def test_what_a_user_knows(tmp_path: Path) -> None:
-    tasks = ["parse", "tag", "chunk", "rank", "count"]
-    place = np.arange(5)
+    tasks = ["parse", "tag", "chunk", "rank", "count", "sort", "link"]
+    place = np.arange(7)
     matrix = 1 - np.abs(place[:, None] - place) / 5
     folder = write_run(tmp_path / "run", tasks, matrix)
     rows = ["," + ",".join(tasks)]

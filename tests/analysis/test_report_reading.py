@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from gradvac.analysis import KnownDistances
 from gradvac.analysis.report import write_report
@@ -144,7 +145,7 @@ def test_scales_do_not_stretch_little(page: Page, tmp_path: Path) -> None:
         assert low <= 0 <= high  # 0 is on the axis, and marked
 
 
-def test_unknown_is_hatched_and_unreliable_is_faded(page: Page, tmp_path: Path) -> None:
+def test_unknown_is_hatched_and_unreliable_is_marked(page: Page, tmp_path: Path) -> None:
     same = VAC.measured[0]
     values, reliability = same.values.copy(), np.full_like(same.reliability, 0.6)
     values[..., 0, 1] = values[..., 1, 0] = np.nan
@@ -156,11 +157,14 @@ def test_unknown_is_hatched_and_unreliable_is_faded(page: Page, tmp_path: Path) 
     assert ground.count("url(#h)") == 2
     assert ground.count("<rect x") == 2 + len(CODES)  # and the diagonal
     order = [names[0] for names in page.heat()][:: len(CODES)]
-    veil = np.array(page.js(f"{HEAT}.data[1].z"))
-    faded = veil[order.index("en-de")]
-    assert np.delete(faded, order.index("en-de")).min() > 0.5
-    assert veil[order.index("en-fr"), order.index("en-fi")] == 0
-    page.find("#fade").click()
+    marked = page.js(
+        f"(d => d.x.map((x, n) => [Math.floor(d.y[n]), Math.floor(x)]))({HEAT}.data[1])"
+    )
+    odd = order.index("en-de")
+    assert sorted(map(tuple, marked)) == sorted(
+        pair for n in range(len(CODES)) if n != odd for pair in ((n, odd), (odd, n))
+    )
+    page.find("#mark").click()
     assert len(page.js(f"{HEAT}.data")) == 1
 
 
@@ -172,7 +176,7 @@ def test_direction_is_in_words(page: Page, odd: Path) -> None:
     assert titles == ["the task that is altered", "against this task"]
     page.unfold()
     label = page.find("#influence-0").get_attribute("aria-label")
-    assert "Rows: whose loss; columns: who pushes it" in label
+    assert "Rows: whose loss; columns: who moves it" in label
     shares = np.array(page.js("document.getElementById('influence-0').data[0].z"), dtype=float)
     np.testing.assert_allclose(shares.sum(axis=1), 1, atol=2e-3)
 
@@ -244,3 +248,33 @@ def test_names_survive_json(odd: Path) -> None:
     data = re.search(r'id="data">(.*?)</script>', odd.read_text(encoding="utf-8"), re.DOTALL)
     assert data is not None
     assert LINK in json.loads(data[1])["runs"][0]["sources"][0]["tasks"]
+
+
+def test_cells_by_keyboard(page: Page, tmp_path: Path) -> None:
+    """Arrows go from cell to cell and say what is there; Enter follows the pair."""
+    page.open(write_report([VAC], tmp_path / "page.html"))
+    heat = page.find("#heat-0")
+    heat.send_keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN)
+    names = list(page.heat())
+    size = len(CODES)
+    said = page.js(
+        "document.querySelector('#heat-0').parentElement.querySelector('.said').textContent"
+    )
+    assert said.startswith(", ".join(names[2 * size + 1]))
+    before = page.js("document.querySelectorAll('#followed button').length")
+    heat.send_keys(Keys.ENTER)
+    assert page.js("document.querySelectorAll('#followed button').length") == before + 1
+
+
+def test_runs_are_compared_in_a_map(page: Page, tmp_path: Path) -> None:
+    other = replace(VAC, name="other")
+    values = VAC.measured[0].values - 0.05
+    other = replace(other, measured=(replace(VAC.measured[0], values=values),))
+    page.open(
+        write_report([replace(VAC, measured=VAC.measured[:1]), other], tmp_path / "page.html")
+    )
+    page.unfold()
+    shown = page.js(
+        "document.getElementById('difference-1').data[0].z.flat().filter(v => v !== null)"
+    )
+    np.testing.assert_allclose(shown, -0.05, atol=2e-3)

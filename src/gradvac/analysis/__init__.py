@@ -10,6 +10,8 @@ reports how reliable they are. Both give `Similarities`: steps, components, task
     record.py        Alignment -> `record.bin` -> Record; a format that NumPy alone can read
     step_log.py      an Alignment as a few numbers and as pixels, for the log of any loop
     run.py           a run folder as report and figures see it
+    table.py         similarities as columns, a data frame, a CSV or parquet file
+    over_steps.py    tests over the records of training, which resemble their neighbours (SciPy)
     statistics.py    families, distances, layers, steps, noise, influence, groups (SciPy)
     grouping.py      tasks divided into groups by what they gain from one another
     advice.py        which tasks should learn together, and what chance allows to say (SciPy)
@@ -37,6 +39,7 @@ from gradvac.analysis.similarities import (
     save_similarities,
 )
 from gradvac.analysis.step_log import heat_maps, step_values, task_values
+from gradvac.analysis.table import write_table
 
 __all__ = [
     "KnownDistances",
@@ -55,4 +58,5 @@ __all__ = [
     "save_similarities",
     "step_values",
     "task_values",
+    "write_table",
 ]

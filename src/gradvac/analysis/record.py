@@ -110,6 +110,13 @@ class Record:
         shown = (self.active.any(axis=0) | (highest > lowest)).any(axis=(0, 2))  # [T]
         return np.flatnonzero(shown) if shown.any() else np.arange(len(self.tasks))
 
+    def to_frame(self) -> Any:
+        """The cosines as a pandas DataFrame: see `Similarities.to_frame`."""
+        return self.similarities().to_frame()
+
+    def _repr_html_(self) -> str:
+        return self.similarities()._repr_html_()
+
     def similarities(self) -> Similarities:
         """The cosines alone."""
         return Similarities(

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradvac.alignment import matrix_html
+from gradvac.analysis.table import frame, pair_columns
 from gradvac.files import replacing
 from gradvac.hints import some
 from gradvac.sides import side_of
@@ -112,6 +114,20 @@ class Similarities:
             across=part(self.across, t, t),
             half_norms=part(self.half_norms, [0, 1], t),
         )
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with step, component, task, other, cosine and reliability."""
+        return frame(pair_columns(self))
+
+    def _repr_html_(self) -> str:
+        chosen = weighty(self.components)
+        mean = mean_where_known(self.values[:, chosen], axis=(0, 1))
+        num_steps, num_components, num_tasks = self.shape
+        caption = (
+            f"Mean cosines of {num_tasks} tasks over {num_components} components and {num_steps} "
+            f"steps ({self.lines} lines)"
+        )
+        return matrix_html(mean.tolist(), self.tasks, caption.replace("training lines", "training"))
 
     def mean_over_steps(self) -> Floats:
         """Mean of the cosines over the steps where they exist, `[K, T, T]`."""

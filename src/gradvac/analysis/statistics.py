@@ -118,7 +118,7 @@ def mean_by_layer(similarities: Similarities) -> dict[str, list[tuple[int, float
 
 
 class Layer(NamedTuple):
-    """A layer: mean similarity of every pair over steps `[T, T]`, and of all pairs by step `[S]`."""
+    """A layer: mean similarity of pairs over steps `[T, T]`, and of all pairs by step `[S]`."""
 
     number: int
     matrix: Floats
@@ -995,7 +995,7 @@ def stable_groups(similarities: Similarities) -> TaskGroups:
 
 
 class _Halves(NamedTuple):
-    """What stands out in pairs `[T, T]`: in all data, in two halves that share no noise, redrawn."""
+    """What stands out in pairs `[T, T]`: in all data, in halves without common noise, redrawn."""
 
     pattern: Matrix
     first: Matrix
@@ -1066,7 +1066,7 @@ def _half_records(similarities: Similarities) -> _Halves | str:
 
 
 def pair_pattern(similarities: Similarities, side: str | None = None) -> Floats:
-    """What stands out in pairs beyond one factor per task, `[T, T]`, mean over components and steps.
+    """What stands out in pairs beyond one factor per task, mean over components and steps.
 
     Args:
         similarities: Any.
@@ -1100,6 +1100,17 @@ def without_factors(matrices: Matrix) -> Floats:
         factors = (factors + np.maximum(better, 0.0)) / 2  # in full steps it may jump for ever
     explained = sign * factors[..., :, None] * factors[..., None, :]
     return np.asarray(values - explained, dtype=np.float32)
+
+
+def without_task_means(matrix: Matrix) -> Matrix:
+    """What remains of pairs `[T, T]` without both tasks' means; NaN diagonal."""
+    values = np.array(matrix, dtype=np.float64)
+    np.fill_diagonal(values, np.nan)
+    known = (~np.isnan(values)).astype(np.float64)
+    system = known + np.diag(known.sum(axis=1))
+    means, *_ = np.linalg.lstsq(system, np.nansum(values, axis=1), rcond=None)
+    left: Matrix = values - means[:, None] - means[None]
+    return left
 
 
 def _distinction(pattern: Matrix, branch: frozenset[int]) -> float:

@@ -64,6 +64,10 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
         "report.html"
     ),
+    table: Annotated[
+        Path | None,
+        typer.Option(help="Write all cosines to this file too: .csv, or .parquet."),
+    ] = None,
     distances: Distances = "genealogy",
     families: Families = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
@@ -79,6 +83,7 @@ def report(
 
     With --live nothing is written: the page is served on this machine and keeps up with the run.
     """
+    from gradvac.analysis import write_table
     from gradvac.analysis.report import summarise_runs
     from gradvac.cli.runs import load_runs
 
@@ -89,6 +94,8 @@ def report(
     summary = summarise_runs(loaded)
     _print_summary([run.name for run in loaded], summary)
     write_page(loaded, out, show=show, summary=summary)
+    if table is not None:
+        print(f"The table is {table} ({write_table(table, loaded):,} rows).")
 
 
 def _print_summary(names: Sequence[str], summary: Summary) -> None:

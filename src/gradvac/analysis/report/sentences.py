@@ -1,8 +1,9 @@
 """The summary of a run in plain sentences, each computed from its data.
 
-A sentence makes a claim only if a test says so (`Statement.claims`) and the numbers it shows differ;
-else it gives the numbers alone, and says whether they were tested. Tests of one kind that stand side
-by side are corrected for their number; the headline is the clearest claim, all kinds considered.
+A sentence makes a claim only if a test says so (`Statement.claims`) and the numbers it shows
+differ; else it gives the numbers alone, and says whether they were tested. Tests of one kind that
+stand side by side are corrected for their number; the headline is the clearest claim, all kinds
+considered.
 """
 
 from collections.abc import Mapping, Sequence
@@ -105,7 +106,7 @@ def run_headline(run: Run) -> Statement:
     if not clear:
         return Statement("", pairs)
     one = tested[min(clear)[1]]  # of equally clear ones, the first
-    return replace(one, about="", text=f"{pairs} {one.text}")
+    return replace(one, text=f"{pairs} {one.text}")
 
 
 def _conflict_share(run: Run) -> float:
@@ -210,7 +211,10 @@ def family_findings(main: Similarities, run: Run) -> list[Finding]:
         more = "more" if difference > 0 else "less"
         means = f"{within:z.2f} against {between:z.2f}"
         shown = _shown(within, between)
-        claim = f"{noun} of one family are {shown:.2f} {more} similar than others{where(subset)}: {means}"
+        claim = (
+            f"{noun} of one family are {shown:.2f} {more} similar than "
+            f"others{where(subset)}: {means}"
+        )
         apart = f"{abs(difference):.2f} apart without the noise of every task, "
         few = f"; so few cannot go below {least:.2f}" if least >= 0.05 else ""
         numbers = f"{means}{where(subset)} ({p_text(p_value)}{few})"
@@ -256,7 +260,7 @@ def distance_findings(main: Similarities, run: Run) -> list[Finding]:
     findings = []
     for subset, matrix, distances in views.against_distance(main, run.distances):
         pattern = views.side_pattern(main, subset.side, subset.tasks)
-        tested, p_value = statistics.mantel(pattern, distances)
+        tested, p_value = statistics.mantel(pattern, statistics.without_task_means(distances))
         values = views.pair_values(np.where(np.isnan(distances), np.nan, matrix))
         r = float(np.corrcoef(values, views.pair_values(distances))[0, 1])
         rise = abs(r) * float(values.std()) * 4 * (tested * r > 0)  # from the nearest to the rest

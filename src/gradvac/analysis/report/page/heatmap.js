@@ -26,19 +26,22 @@ function viewOf(run) {
 }
 
 // Lowest and highest value; while one moves through the steps, those of all steps.
-function boundsOf({ source, quantity, components }) {
+function boundsOf({ quantity }) {
   if ($("colours").value === "all") return [-quantity.limit, quantity.limit];
   const size = Math.round(Math.sqrt(quantity.shape[2])), onDiagonal = (p) => !quantity.symmetric && p % (size + 1) === 0;
-  const boundsOfMean = (chosen, step) => meanPairs(quantity, chosen, step).reduce(
-    ([low, high], value, p) => (onDiagonal(p) || Number.isNaN(value) ? [low, high] : [Math.min(low, value), Math.max(high, value)]),
-    [Infinity, -Infinity]);
-  // The map of layers beside it has the same colours.
-  const bounds = (step) => hull([components, ...range(source.components.length).map((k) => [k])].map((chosen) => boundsOfMean(chosen, step)));
-  if ($("mean").checked) return bounds(null);
-  const key = components.join();
-  quantity.bounds ??= new Map();
-  if (!quantity.bounds.has(key)) quantity.bounds.set(key, hull(range(quantity.steps.length).map(bounds)));
-  return quantity.bounds.get(key);
+  // Of all components: the map of layers beside it has the same colours.
+  const of = (values) => {
+    let low = Infinity, high = -Infinity;
+    for (let n = 0; n < values.length; n++) {
+      const value = values[n];
+      if (value === MISSING || onDiagonal(n % quantity.shape[2])) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+    return [low * UNIT, high * UNIT];
+  };
+  if ($("mean").checked) return (quantity.boundsOfMeans ??= of(quantity.means));
+  return (quantity.bounds ??= of(quantity.values));
 }
 
 const WHOLE = "whole training"; // what a quantity with one value for all steps is of
