@@ -103,7 +103,7 @@ def _all_columns(runs: Sequence["Run"]) -> Iterator[Columns]:
 
 def _shown(column: NDArray[Any]) -> list[Any]:
     if column.dtype.kind != "f":
-        return column.tolist()
+        return list(column.tolist())
     return ["" if np.isnan(value) else f"{value:.6g}" for value in column.tolist()]
 
 
