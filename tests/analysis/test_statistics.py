@@ -332,7 +332,7 @@ def test_depth_by_hand() -> None:
     """Lines and parabolas are found exactly."""
     place = np.linspace(-1, 1, 5)
     layers = [
-        statistics.Layer(n, 0.3 * x - 0.2 * x**2 + np.array(MATRIX), np.array([0.0]))
+        statistics.LayerSimilarity(n, 0.3 * x - 0.2 * x**2 + np.array(MATRIX), np.array([0.0]))
         for n, x in enumerate(place)
     ]
     found = statistics.depth(layers, over="tasks")

@@ -117,7 +117,7 @@ def mean_by_layer(similarities: Similarities) -> dict[str, list[tuple[int, float
     }
 
 
-class Layer(NamedTuple):
+class LayerSimilarity(NamedTuple):
     """A layer: mean similarity of pairs over steps `[T, T]`, and of all pairs by step `[S]`."""
 
     number: int
@@ -125,7 +125,7 @@ class Layer(NamedTuple):
     by_step: Floats
 
 
-def layers_of(similarities: Similarities) -> dict[str, list[Layer]]:
+def layers_of(similarities: Similarities) -> dict[str, list[LayerSimilarity]]:
     """Side -> its layers, from the first to the last."""
     by_side: dict[str, dict[int, list[int]]] = {}
     for k, counts in enumerate(weighty(similarities.components)):
@@ -134,10 +134,10 @@ def layers_of(similarities: Similarities) -> dict[str, list[Layer]]:
         if number is not None and counts:
             by_side.setdefault(side_of(name), {}).setdefault(number, []).append(k)
 
-    def made(number: int, members: list[int]) -> Layer:
+    def made(number: int, members: list[int]) -> LayerSimilarity:
         values = similarities.values[:, members]
         by_step = mean_where_known(mean_of_pairs(values), axis=1)
-        return Layer(number, mean_where_known(values, axis=(0, 1)), by_step)
+        return LayerSimilarity(number, mean_where_known(values, axis=(0, 1)), by_step)
 
     return {
         side: [made(number, layers[number]) for number in sorted(layers)]
@@ -730,7 +730,7 @@ class Depth(NamedTuple):
     bend_p_value: float
 
 
-def depth(layers: Sequence[Layer], *, over: str) -> Depth:
+def depth(layers: Sequence[LayerSimilarity], *, over: str) -> Depth:
     """Test a rise and a bend over layers, in their order.
 
     Args:
