@@ -2,7 +2,7 @@
 
     python docs/results/auto.py
 
-Development losses are those of the tables beside this file. The quadratic through them in
+Development losses are those of earlier runs (protocol.md). The quadratic through them in
 log(temperature) says where the optimum is, and what another temperature costs.
 """
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pyarrow import parquet
 
 from gradvac import Aligner
 from gradvac.analysis import Similarities, write_table
@@ -31,7 +32,6 @@ def test_every_known_pair_is_a_row() -> None:
 
 
 def test_a_frame_has_the_same_columns() -> None:
-    pytest.importorskip("pandas")
     frame = small().to_frame()
     assert list(frame.columns) == ["step", "component", "task", "other", "cosine", "reliability"]
     assert len(frame) == 4
@@ -46,7 +46,7 @@ def test_files_hold_all_sources(tmp_path: Path, ending: str) -> None:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
     else:
-        rows = pytest.importorskip("pyarrow.parquet").read_table(path).to_pylist()
+        rows = parquet.read_table(path).to_pylist()
     assert len(rows) == num
     assert {row["source"] for row in rows} == {
         "aligned set, same lines, all layer",

@@ -13,7 +13,7 @@ shorter than this change: nothing in the data tells it from a mean.
 
 # S steps, B blocks
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,8 @@ _CAUTION = 0.5  # standard errors added to the correlation
 _HIGHEST = 0.99
 
 
-class OverSteps(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class OverSteps:
     """Means over steps or slopes, half of their 95 % intervals, and two-sided p-values, `[...]`."""
 
     values: Values

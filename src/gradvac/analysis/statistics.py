@@ -117,7 +117,8 @@ def mean_by_layer(similarities: Similarities) -> dict[str, list[tuple[int, float
     }
 
 
-class LayerSimilarity(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class LayerSimilarity:
     """A layer: mean similarity of pairs over steps `[T, T]`, and of all pairs by step `[S]`."""
 
     number: int
@@ -709,8 +710,8 @@ def paired(first: Matrix, second: Matrix, *, over: str) -> Change:
 def _estimate(values: Matrix) -> Estimate:
     """The mean of a series `[S]` over records."""
     found = over_steps.mean_over_records(values[:, None])
-    mean, reach, p_value = (float(one[0]) for one in found)
-    return Estimate(mean, (mean - reach, mean + reach), p_value, "records")
+    mean, reach = float(found.values[0]), float(found.reach[0])
+    return Estimate(mean, (mean - reach, mean + reach), float(found.p_values[0]), "records")
 
 
 class Depth(NamedTuple):
@@ -994,7 +995,8 @@ def stable_groups(similarities: Similarities) -> TaskGroups:
     )
 
 
-class _Halves(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Halves:
     """What stands out in pairs `[T, T]`: in all data, in halves without common noise, redrawn."""
 
     pattern: Matrix

@@ -26,7 +26,6 @@ from gradvac.engine.kernels import Segments, sketch, wide
 from gradvac.engine.losses import Losses
 from gradvac.engine.ownership import Key, MeasuredOwners, task_codes
 from gradvac.engine.passes import (
-    Arrive,
     ReachedNodes,
     autocast_off,
     check_hidden_backwards,
@@ -334,10 +333,8 @@ class PlannedBackward:
         builder.begin(deliver)
         if plan.is_measured and builder.measured is None:
             builder.measured = self._measure()
-        others: list[tuple[int, Arrive]] = []
-        if unreached:
-            shown = {junction.position for junction in junctions}
-            others = [(position, reached_nodes.see) for position in unreached - shown]
+        shown = {junction.position for junction in junctions} if unreached else set()
+        others = [(position, reached_nodes.see) for position in unreached - shown]
         after_run = self._of_one_task()
         with ExitStack() as hooks:
             if not plan.is_proven:

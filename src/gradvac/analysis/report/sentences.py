@@ -462,7 +462,9 @@ def describe_depth(main: Similarities) -> list[Statement]:
         if len(tasks) < 2:
             continue
         for side, layers in statistics.layers_of(main.select(tasks=tasks)).items():
-            means = [(n, float(statistics.mean_of_pairs(matrix))) for n, matrix, _ in layers]
+            means = [
+                (layer.number, float(statistics.mean_of_pairs(layer.matrix))) for layer in layers
+            ]
             if len(layers) > 1 and not np.isnan([mean for _, mean in means]).any():
                 name = "model" if side == "shared" else side  # one without encoder and decoder
                 profiles.append((name + way(direction), means))
