@@ -268,8 +268,9 @@ class PlannedBackward:
             The joint gradients of leaves that are not the model's.
         """
         plain, rows, num_tasks = None, self.builder.rows, len(self.losses.present)
-        # What a hook may write over cannot be held until the pass is over.
-        if rows is not None and num_tasks > 1 and not self.graph.has_hooks:
+        # What a hook may write over cannot be held until the pass is over. Only measured on CPUs.
+        is_cpu = self.losses.device.type == "cpu"
+        if rows is not None and num_tasks > 1 and is_cpu and not self.graph.has_hooks:
             plain = self.plan.plain(self.graph)
             self._held = plain.held(self.graph, num_tasks, gradients.most_bytes)
         components = plain.others if plain is not None and self._held else self.plan.components
