@@ -89,8 +89,8 @@ def _rise(kind: str, side: str) -> Callable[[Runs], Numbers]:
     """The last layer minus the first."""
 
     def values(runs: Runs) -> Numbers:
-        layers = statistics.layer_matrices(similarities(runs[kind]))[side]
-        return views.pair_values(layers[-1][1]) - views.pair_values(layers[0][1])
+        layers = statistics.layers_of(similarities(runs[kind]))[side]
+        return views.pair_values(layers[-1].matrix) - views.pair_values(layers[0].matrix)
 
     return values
 

@@ -41,7 +41,7 @@ SURFACE = {
         *("--engine", "--offload", "--device"),
     },
     ("advise",): {"--groups", "--side", "--for", "--out"},
-    ("report",): {"--out", "--distances", "--families", "--open", "--live", "--port"},
+    ("report",): {"--out", "--table", "--distances", "--families", "--open", "--live", "--port"},
     ("figures",): {"--out", "--format", "--pair", "--distances", "--families"},
     ("sweep",): {
         *("--out", "--jobs", "--retry", "--halving"),

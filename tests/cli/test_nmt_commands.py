@@ -109,7 +109,7 @@ def test_similarity_report_figures(gradvac: Gradvac, run: Path, tmp_path: Path) 
     assert "step 2, mean over pairs" in again.output
     report = gradvac("report", run, "-o", tmp_path / "page.html")
     assert report.exit_code == 0, report.output
-    assert "Two tasks share" in report.output
+    assert "Relatives" in report.output
     drawn = gradvac("figures", run, "-o", tmp_path / "figures", "--format", "svg")
     assert drawn.exit_code == 0, drawn.output
     assert f"{tmp_path / 'figures' / 'fig04a_run'}.svg" in drawn.output

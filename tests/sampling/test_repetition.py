@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradvac.lab.training import SamplingConfig
+from gradvac.lab.training import RunConfig, SamplingConfig
 from gradvac.lab.training.stream import RowStream
 from gradvac.lab.training.workload import BatchSlice
 from gradvac.sampling import TaskSampler, repetition_temperature, task_probabilities
@@ -73,11 +73,12 @@ def test_thinned_data_keep_the_repeats() -> None:
         def take(self, part: BatchSlice, costs: object) -> "Rows":
             return self
 
-    def make(chosen: object, number: int) -> Rows:
+    def make(chosen: object) -> Rows:
         seen.append([row for rows in chosen for row in rows.tolist()])  # type: ignore[attr-defined]
         return Rows()
 
-    stream = RowStream({"a": 25}, SamplingConfig(thin=8), make, rows=4, accumulation=1, seed=0)
+    config = RunConfig(sampling=SamplingConfig(thin=8))
+    stream = RowStream(config, {"a": 25}, make, rows=4)
     for _ in range(2):
         next(stream)
     assert sorted(seen[0]) == sorted(seen[1]) == [0, 8, 16, 24]
