@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from gradvac.devices import index_on
 from gradvac.engine import (
     ENGINES,
     Components,
@@ -92,7 +93,9 @@ class GradientsByTask:
             for task, gradient in by_task.items():
                 found[name][task] = gradient
 
-        self._engine.task_gradients(read_losses(losses, tasks_of_rows, self.tasks), receive)
+        given = read_losses(losses, tasks_of_rows, self.tasks)
+        with kept_gradients(given.roots, self._names):
+            self._engine.task_gradients(given, receive)
         return {name: found[name] for name in self._names.values() if name in found}
 
     def gram(
@@ -109,13 +112,13 @@ class GradientsByTask:
         given = read_losses(losses, tasks_of_rows, self.tasks)
         shape = (len(self.components), len(self.tasks), len(self.tasks))
         grams = torch.zeros(shape, dtype=working_dtype(given.device), device=given.device)
-        where = torch.tensor(given.present, device=given.device)
+        where = index_on(given.present, given.device)
 
         def look(components: Sequence[int], gram: Tensor) -> Tensor:
-            at = torch.tensor(components, device=given.device)
+            at = index_on(components, given.device)
             grams[at[:, None, None], where[:, None], where] = gram.to(grams)
             return torch.zeros_like(gram[..., 0])
 
-        with kept_gradients(given.roots):
+        with kept_gradients(given.roots, self._names):
             self._engine.step(given, given.present, lambda: look)
         return grams

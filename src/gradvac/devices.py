@@ -20,7 +20,7 @@ def index_on(values: Sequence[int] | Tensor, device: torch.device) -> Tensor:
             return values
         if values.device.type != "cpu":
             return values.to(device, non_blocking=True)
-        return _cached(values.contiguous().numpy().tobytes(), device)
+        return _cached(values.to(torch.int64).contiguous().numpy().tobytes(), device)
     return _cached(torch.tensor(list(values), dtype=torch.int64).numpy().tobytes(), device)
 
 

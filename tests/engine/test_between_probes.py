@@ -318,6 +318,31 @@ def test_hooks_that_begin_between_probes(begun: Callable[..., Any], form: str) -
         assert_same_gradients(model, twin, 1e-9)
 
 
+def test_hooks_of_graphs_that_were_made_before_the_last_backward() -> None:
+    """Forwards first, then backwards: all their hooks are registered when the first begins."""
+
+    def run(m: Any, x: Tensor, is_later: bool) -> Any:
+        hidden = m.first(x)
+        if is_later:
+            hidden.register_hook(lambda gradient: gradient.mul_(3.0))
+        return m.last(hidden + m.middle(x))
+
+    layers = {"first": nn.Linear(D, D), "middle": nn.Linear(D, D), "last": nn.Linear(D, 3)}
+    model = Model(run, **layers).double()
+    twin = copy.deepcopy(model)
+    aligner = Aligner(model, TASKS, Sum(WEIGHTS), engine="one_backward", check=False)
+    reference = Aligner(twin, TASKS, Sum(WEIGHTS), engine="per_task")
+    for step in range(6):
+        inputs = [torch.randn(B, D, dtype=torch.float64) for _ in range(2)]
+        ours, theirs = ([distance(own(x, step > 2)) for x in inputs] for own in (model, twin))
+        for one, other in zip(ours, theirs, strict=True):
+            model.zero_grad()
+            twin.zero_grad()
+            aligner.backward(one, UNSORTED)
+            reference.backward(other, UNSORTED)
+            assert_same_gradients(model, twin, 1e-9)
+
+
 def test_hooks_that_were_there_are_not_probed_again(probes: list[int]) -> None:
     def run(m: Any, x: Tensor, is_watched: bool) -> Any:
         hidden = m.first(x).tanh()

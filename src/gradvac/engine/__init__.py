@@ -43,6 +43,7 @@ from gradvac.engine.distributed import (
     sharded_modules,
     unsharded_backward,
 )
+from gradvac.engine.graph import own_hooks
 from gradvac.engine.kernels import gram
 from gradvac.engine.losses import Losses, TasksOfRows, positions, read_local_losses, read_losses
 from gradvac.engine.metric import AdamMetric, Metric
@@ -69,6 +70,7 @@ __all__ = [
     "digest",
     "gram",
     "kept_gradients",
+    "own_hooks",
     "positions",
     "read_local_losses",
     "read_losses",

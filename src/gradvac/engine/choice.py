@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.engine.components import Components
-from gradvac.engine.graph import NotSeparable, count_hooks, own_hooks
+from gradvac.engine.graph import NotSeparable, own_hooks, remember_hooks
 from gradvac.engine.losses import Losses
 from gradvac.engine.metric import Metric
 from gradvac.engine.one_backward import OneBackward, PlanOutdated
@@ -72,7 +72,7 @@ class LocalEngine:
         self.ran: OneBackward | PerTask = self._one_backward or self._per_task
         self._why: str | None = "as asked" if asked == "per_task" else None
         self._warned: set[str] = set()
-        self._num_hooks = count_hooks()  # when the last backward was over
+        remember_hooks()
 
     def step(self, losses: Losses, tasks: Sequence[int], begin: Begin) -> None:
         """Differentiate the last micro-batch of a step, and add its update to `.grad`.
@@ -111,7 +111,6 @@ class LocalEngine:
                 outside = self._per_task.stream_one_task(losses, receive, expect)
             self._why = "one task in the last batch of this process, so a plain backward"
             self.ran = self._per_task
-            self._num_hooks = count_hooks()
             return outside
         return self._run(lambda engine: engine.stream(losses, receive, expect))
 
@@ -137,15 +136,14 @@ class LocalEngine:
 
     def _run(self, do: Callable[[OneBackward | PerTask], Found]) -> Found:
         """Do something with a micro-batch: in one_backward if that is possible."""
-        num_hooks = count_hooks() - self._num_hooks
-        try:
+
+        def do_with(engine: OneBackward | PerTask) -> Found:
             with own_hooks():
-                if self._one_backward is None:
-                    return do(self._per_task)
-                self._one_backward.num_hooks = num_hooks
-                return self._run_first(self._one_backward, do)
-        finally:
-            self._num_hooks = count_hooks()
+                return do(engine)
+
+        if self._one_backward is None:
+            return do_with(self._per_task)
+        return self._run_first(self._one_backward, do_with)
 
     def _run_first(
         self, one_backward: OneBackward, do: Callable[[OneBackward | PerTask], Found]

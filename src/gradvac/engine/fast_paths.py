@@ -204,7 +204,8 @@ def batch_norm(at: NodeInput) -> Contribution | None:
     if at.edge == 2:
         return at.summed_by_channel(at.gradient)
     x, mean = saved(at.node, "input"), saved(at.node, "running_mean")
-    scale = (saved(at.node, "running_var") + at.node._saved_eps).rsqrt()
+    eps = at.node._saved_epsilon if hasattr(at.node, "_saved_epsilon") else at.node._saved_eps
+    scale = (saved(at.node, "running_var") + eps).rsqrt()  # cuDNN has its own name for it
     view = (-1, *[1] * (x.dim() - 2))
     normal = (x.to(wide(x.dtype)) - mean.view(view)) * scale.view(view)
     return at.summed_by_channel(at.gradient * normal)

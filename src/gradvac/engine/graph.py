@@ -7,7 +7,8 @@ work, and how many hooks came with them; not the sizes of this batch.
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -318,25 +319,35 @@ def _walk(
 
 _FSDP2 = "RegisterPostBackwardFunctionBackward"  # its hooks leave gradients alone
 _OWN = [0]  # numbers that hooks of our own took
+_PASSED: deque[tuple[int, int]] = deque(maxlen=64)  # (newest node, hooks of others) at some times
 
 
-def count_hooks() -> int:
-    """How many hooks others ever registered: on activations, for instance.
-
-    A graph does not show its hooks. But those of its activations and nodes are as new as it is, and
-    every registration takes a number.
-    """
-    return RemovableHandle.next_id - _OWN[0]
+def remember_hooks() -> None:
+    """Hooks of others up to now belong to no graph whose nodes are all newer."""
+    newest = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    _PASSED.append((newest, RemovableHandle.next_id - _OWN[0]))
 
 
 @contextmanager
 def own_hooks() -> Iterator[None]:
     """Hooks that are registered meanwhile are our own."""
-    before = RemovableHandle.next_id
+    before, own = RemovableHandle.next_id, _OWN[0]
     try:
         yield
     finally:
-        _OWN[0] += RemovableHandle.next_id - before
+        _OWN[0] = own + RemovableHandle.next_id - before
+        remember_hooks()
+
+
+def _count_hooks(nodes: Iterable[Any]) -> int:
+    """How many hooks others registered since a graph was begun: on activations, for instance.
+
+    A graph does not show its hooks. But those of its activations and nodes are as new as it is, and
+    every registration takes a number.
+    """
+    oldest = min(node._sequence_nr() for node in nodes)
+    before = next((count for newest, count in reversed(_PASSED) if newest <= oldest), 0)
+    return RemovableHandle.next_id - _OWN[0] - before
 
 
 class Graph:
@@ -354,20 +365,17 @@ class Graph:
         roots: The losses.
         known: Identities (`id`) of the model's parameters: which of them a leaf is belongs to the
             structure.
-        settings: What else does.
-        num_hooks: How many hooks came with it, which does too.
+        settings: What else does; so does the number of hooks that came with it.
     """
 
     def __init__(
-        self,
-        roots: Sequence[Tensor],
-        known: Collection[int] = (),
-        settings: object = None,
-        num_hooks: int = 0,
+        self, roots: Sequence[Tensor], known: Collection[int] = (), settings: object = None
     ) -> None:
         self.roots = tuple(roots)
         starts = [get_gradient_edge(root).node for root in roots]
-        met, index, parts = _walk(starts, known, (settings, num_hooks))
+        met, index, parts = _walk(starts, known, settings)
+        num_hooks = _count_hooks(met)
+        parts = (num_hooks, *parts)
         signature = _SIGNATURES.get(parts)
         if signature is None:
             signature = GraphSignature(met, index, [index[start] for start in starts])
@@ -377,7 +385,7 @@ class Graph:
         self.signature = signature
         self.nodes: list[Any] = [met[where] for where in signature.order]
         self.names, self.root_positions = signature.names, signature.roots
-        self.has_hooks = num_hooks > 0 and _FSDP2 not in self.names
+        self.has_hooks = num_hooks != 0 and _FSDP2 not in self.names
         self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         self.returned: dict[int, Sequence[Tensor | None]] = {}
         self.operands: dict[int, Tensor | None] = {}

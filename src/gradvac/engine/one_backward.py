@@ -56,12 +56,9 @@ class OneBackward:
             cannot stream (whole_model, enc_dec): the first takes Gram matrices only.
         check: Verify how rows lie on the first batches and now and then, not only where it is new.
         keep_graph: Leave the graph intact where a step may still be refused.
-
-    Attributes:
-        num_hooks: How many hooks came with the graph of the next backward.
     """
 
-    name, num_hooks = "one_backward", 0
+    name = "one_backward"
 
     def __init__(
         self,
@@ -152,12 +149,7 @@ class OneBackward:
     @contextmanager
     def _planned(self, losses: Losses) -> "Iterator[PlannedBackward]":
         """A backward; lets another engine continue after an error while the graph is intact."""
-        graph = Graph(
-            losses.roots,
-            self._planner.identities,
-            settings=losses.index is None,
-            num_hooks=self.num_hooks,
-        )
+        graph = Graph(losses.roots, self._planner.identities, settings=losses.index is None)
         if not self._planner.knows(graph):
             check_parameters(self._model, self._names, graph)
         graph.check_compiled()

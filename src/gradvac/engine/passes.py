@@ -193,9 +193,14 @@ def set_aside(leaves: Collection[Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def kept_gradients(roots: Sequence[Tensor]) -> Iterator[None]:
-    """Put `.grad` of all leaves back, and let no hook of theirs see what is written to it."""
-    leaves = Graph(roots).leaves()
+def kept_gradients(roots: Sequence[Tensor], parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Put `.grad` of all leaves back, and let no hook of theirs see what is written to it.
+
+    Args:
+        roots: The losses.
+        parameters: Others, which a graph may hide.
+    """
+    leaves = list(dict.fromkeys([*Graph(roots).leaves(), *parameters]))
     with set_aside(leaves), without_hooks(leaves):
         yield
 

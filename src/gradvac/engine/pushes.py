@@ -42,7 +42,7 @@ def push_at_once(
     described = graph.nodes[position]._input_metadata[0]
     gradients = gradients.to(described.dtype)
     if kind in ("Add", "Expand"):
-        factor = graph.nodes[position]._saved_alpha if kind == "Add" else 1
+        factor = getattr(graph.nodes[position], "_saved_alpha", 1) if kind == "Add" else 1
         values = {edge: gradients * factor if edge and factor != 1 else gradients for edge in edges}
     elif kind in ENTRYWISE and not described.dtype.is_complex:
         returned = aside(lambda: call_node(graph.nodes[position], [gradients]), gradients)

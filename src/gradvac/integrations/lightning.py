@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gradvac import Aligner, Alignment
-from gradvac.engine import TasksOfRows
+from gradvac.engine import TasksOfRows, own_hooks
 from gradvac.integrations._loss_parts import reached
 from gradvac.integrations._shared import (
     RunRecord,
@@ -92,7 +92,8 @@ class AlignedModule:
         rows = torch.stack(list(losses.values())) if isinstance(losses, Mapping) else losses
         loss = rows.sum()
         if loss.requires_grad:
-            loss.register_hook(self._refuse_plain_backward)
+            with own_hooks():
+                loss.register_hook(self._refuse_plain_backward)
         return loss
 
     def _refuse_plain_backward(self, _: Tensor) -> None:

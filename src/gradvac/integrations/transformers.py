@@ -48,7 +48,7 @@ from gradvac.analysis import (
 )
 from gradvac.cuda_graph import GraphedStep
 from gradvac.devices import index_on
-from gradvac.engine import positions
+from gradvac.engine import own_hooks, positions
 from gradvac.integrations._loss_parts import LossParts
 from gradvac.integrations._shared import (
     RunRecord,
@@ -232,6 +232,7 @@ class AlignedMixin(_AnyTrainer):
         self.alignment: Alignment | None = None
         self._normaliser, self._separated = Normaliser(), 0
         self._by_task: Tensor | None = None
+        self._steps_summed = 0
         if not self.is_fsdp_enabled:  # which divides the model when training begins
             check_processes(self.aligner, self.args.world_size, "aligner_options")
         self._record: RunRecord | None = None
@@ -348,6 +349,7 @@ class AlignedMixin(_AnyTrainer):
     def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
         """Make the aligner once FSDP2 has divided the model, and before it is gathered."""
         prepared = super()._prepare_for_training(*args, **options)
+        self._by_task, self._steps_summed = None, 0
         check_processes(self.aligner, self.args.world_size, "aligner_options")
         return prepared
 
@@ -382,6 +384,7 @@ class AlignedMixin(_AnyTrainer):
             self._by_task = backward.by_task + before
         if backward.alignment is not None:
             self.alignment = backward.alignment
+            self._steps_summed += 1
             if self._record is not None:
                 self._record(self.state.global_step + 1, backward.alignment)
         return backward.loss
@@ -450,7 +453,8 @@ class AlignedMixin(_AnyTrainer):
     ) -> tuple[LossParts, Tensor]:
         """The trainer's own loss by the rows of the model's outputs, and their tasks."""
         outputs: list[Any] = []
-        hook = model.register_forward_hook(lambda *given: outputs.append(given[2]))
+        with own_hooks():
+            hook = model.register_forward_hook(lambda *given: outputs.append(given[2]))
         try:
             loss: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items)
         finally:
@@ -543,8 +547,7 @@ class AlignedMixin(_AnyTrainer):
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
         """Log the losses of tasks and what the last step did, beside the loss."""
         if "loss" in logs and self.alignment is not None:
-            steps = self.state.global_step - self._logged_step
-            self._logged_step = self.state.global_step
+            steps, self._steps_summed = self._steps_summed, 0
             by_task = self._read_losses(steps)
             values = log_values(self.alignment)
             logs |= by_task
@@ -556,8 +559,6 @@ class AlignedMixin(_AnyTrainer):
                     self.state.global_step, {f"train/{name}": v for name, v in entry.items()}
                 )
         super().log(logs, *args, **options)
-
-    _logged_step = 0
 
     def _read_losses(self, num_steps: int) -> dict[str, float]:
         """The mean loss of every task since the last entry, on the scale of the Trainer's loss.
