@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gradvac import Aligner, GradientsByTask, Sum
+from gradvac.devices import index_on
 
 TASKS = ["a", "b", "c"]
 ROWS = [2, 0, 0, 2, 2, 0]  # nobody is of "b"
@@ -78,6 +80,20 @@ def test_gram_matrices(model: Model, engine: str, granularity: Any) -> None:
             flat = [wanted[name].flatten(1) for name in names if name in wanted]
             one = sum((g @ g.T for g in flat), torch.zeros(3, 3, dtype=torch.float64))
             torch.testing.assert_close(gram[k], one)
+
+
+def test_parameters_that_a_graph_hides_keep_their_gradients() -> None:
+    hidden, first = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+    whole = nn.ModuleList([first, hidden])
+    by_task = GradientsByTask(whole, TASKS, engine="per_task")
+    x = first(torch.randn(len(ROWS), 4, dtype=torch.float64))
+    losses = checkpoint(hidden, x, use_reentrant=True).square().sum(1)
+    assert by_task.gram(losses, ROWS).diagonal(dim1=1, dim2=2).any()
+    assert all(p.grad is None for p in whole.parameters())
+
+
+def test_narrow_indices_on_another_device() -> None:
+    assert index_on(torch.arange(4, dtype=torch.int32), torch.device("meta")).shape == (4,)
 
 
 def test_every_row_a_task(model: Model) -> None:

@@ -57,6 +57,7 @@ OF_ONE: dict[str, Callable[[Tensor], Tensor]] = {
     "Transpose": lambda a: a.view(3, 2, 2).transpose(-1, 0),
     "T": lambda a: a.t(),
     "Clone": lambda a: a.clone(),
+    "Add": lambda a: torch.ops.aten.add.Scalar(a, 1.0),  # a kind of its own without a factor
 }
 OF_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Div": lambda a, b: a / b,

@@ -190,6 +190,13 @@ def test_a_resumed_trainer_equals_an_uninterrupted_one(
     for mine, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert str(again.aligner.state_dict()) == str(whole.aligner.state_dict())
+    logged = [
+        [entry[f"loss/{task}"] for task in TASKS if f"loss/{task}" in entry]
+        for one in (again, whole)
+        for entry in one.state.log_history
+        if entry["step"] == 4 and "loss" in entry
+    ]
+    assert logged[0] == pytest.approx(logged[1])
     fresh = trainer("fresh")
     assert str(fresh.aligner.state_dict()) != str(whole.aligner.state_dict())
 
