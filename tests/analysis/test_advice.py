@@ -124,6 +124,8 @@ def test_one_measurement_says_nothing_about_its_noise() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="runs: give"):
         advise([])
+    with pytest.raises(ValueError, match=r"three or more .*a, b"):
+        advise([structure.record_of(("a", "b"), batches(0, 20)[:, :, :2])])
     with pytest.raises(ValueError, match="side: no component"):
         advise([recorded(0, 20)], side="sideways")
     other = structure.record_of(tuple("zyxwvuts"), batches(0, 20))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gradvac.analysis import Similarities, concatenate, load_similarities, save_similarities
+from gradvac.analysis.similarities import mean_where_known
 
 
 def make(steps: list[int], seed: int = 0, **changes: Any) -> Similarities:
@@ -48,11 +49,11 @@ def test_select_by_name_in_the_order_given() -> None:
         found.select(steps=[15])
 
 
-def test_mean_over_steps_leaves_out_what_is_unknown() -> None:
+def test_a_mean_leaves_out_what_is_unknown() -> None:
     found = make([1, 2])
     found.values[0, 0, 0, 1] = np.nan
     found.values[:, 1, 2, 2] = np.nan
-    mean = found.mean_over_steps()
+    mean = mean_where_known(found.values, axis=0)
     assert mean[0, 0, 1] == found.values[1, 0, 0, 1]
     assert np.isnan(mean[1, 2, 2])
     assert mean[0, 1, 1] == pytest.approx(found.values[:, 0, 1, 1].mean())

@@ -93,6 +93,10 @@ def test_mistakes(gradvac: Callable[..., Result], tmp_path: Path) -> None:
     said = gradvac("advise", run, "--for", "en-xx")
     assert said.exit_code == 1
     assert "--for: 'en-xx' is none of" in said.stderr
+    (run / "config.toml").unlink()  # as of a loop of one's own
+    said = gradvac("advise", run, "--out", tmp_path / "next")
+    assert said.exit_code == 1
+    assert "leave out --out" in said.stderr
 
 
 @pytest.mark.parametrize(("kin", "expected"), [(1.0, "Learn together"), (0.0, "Cannot be told")])

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from torch import Tensor, nn
-from transformers import TrainerCallback
 
 from gradvac import GradVac, Sum
 from gradvac.analysis import load_run
@@ -26,6 +24,7 @@ with warnings.catch_warnings():
     from sentence_transformers.losses import CosineSimilarityLoss, MultipleNegativesRankingLoss
     from sentence_transformers.models import StaticEmbedding
 
+from .test_own_losses import Gradients
 from .test_trl import text, tokenizer
 
 TASKS = ["pairs", "scores"]
@@ -34,15 +33,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 class AlignedSentences(AlignedMixin, SentenceTransformerTrainer):
     pass
-
-
-class Gradients(TrainerCallback):
-    def __init__(self) -> None:
-        self.steps: list[Tensor] = []
-
-    def on_pre_optimizer_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
-        own = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        self.steps.append(torch.cat(own))
 
 
 def trainer(base: Any, folder: Path, **options: Any) -> Any:

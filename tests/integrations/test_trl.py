@@ -13,8 +13,7 @@ from peft import LoraConfig
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from gradvac import GradVac, Sum
 from gradvac.analysis import load_run
@@ -23,6 +22,8 @@ from gradvac.integrations.transformers import AlignedMixin
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of their own imports
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+from .test_own_losses import Gradients
 
 TASKS = ["code", "chat"]
 WORDS = [f"w{n}" for n in range(40)]
@@ -35,15 +36,6 @@ class AlignedSFT(AlignedMixin, SFTTrainer):
 
 class AlignedDPO(AlignedMixin, DPOTrainer):
     pass
-
-
-class Gradients(TrainerCallback):
-    def __init__(self) -> None:
-        self.steps: list[Tensor] = []
-
-    def on_pre_optimizer_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
-        own = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        self.steps.append(torch.cat(own))
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -159,7 +159,9 @@ def advise(
     if any(run.tasks != tasks for run in runs):
         raise ValueError("runs: must be of the same tasks in the same order.")
     if len(tasks) < _FEWEST_TASKS:
-        raise ValueError(f"runs: {len(tasks)} tasks leave no choice; advice needs three or more.")
+        raise ValueError(
+            f"Advice needs three or more tasks to choose from; tasks: {', '.join(tasks)}."
+        )
     found = [_evidence(run, side) for run in runs]
     predicted, advantage = (
         np.mean([getattr(one, name) for one in found], axis=0)

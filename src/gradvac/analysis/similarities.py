@@ -129,10 +129,6 @@ class Similarities:
         )
         return matrix_html(mean.tolist(), self.tasks, caption.replace("training lines", "training"))
 
-    def mean_over_steps(self) -> Floats:
-        """Mean of the cosines over the steps where they exist, `[K, T, T]`."""
-        return mean_where_known(self.values, axis=0)
-
 
 def mean_where_known(values: NDArray[np.floating], axis: int | tuple[int, ...]) -> Floats:
     """Mean over `axis` of all values that are not NaN; NaN if there are none."""

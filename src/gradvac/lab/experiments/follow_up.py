@@ -89,7 +89,7 @@ def write_follow_ups(
     Returns:
         Name -> file; empty if there is nothing to follow.
     """
-    if recipe_of(run) != "nmt":
+    if not RunFolder(run).config.is_file() or recipe_of(run) != "nmt":
         raise ValueError(f"{run}: configs are written for runs of `gradvac nmt`; leave out --out.")
     table, config = RunFolder(run).read_table(), RunFolder(run).config
     planned = list(follow_ups(advice, targets, load_settings("nmt", config, {})))
