@@ -1,8 +1,9 @@
-"""What the site needs beyond Markdown: formulas as MathML, wide pages, the version, a quiet log."""
+"""What the site needs beyond Markdown: README as first page, formulas as MathML, version."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -10,6 +11,8 @@ from latex2mathml.converter import convert
 import gradvac
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+_README = Path(__file__).parents[1] / "README.md"
+_OUTSIDE = re.compile(r"\[([^\]]+)\]\((?!docs/|https?:|#)[^)]+\)")  # links to files the site lacks
 _ENTITIES = {"&lt;": "<", "&gt;": ">", "&amp;": "&"}
 
 
@@ -19,7 +22,10 @@ def on_config(config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Results have wide tables and short texts; searches are not for old measurements."""
+    """The site begins as the repository does; results have wide tables; the log is not searched."""
+    if page.file.src_uri == "index.md":
+        text = _OUTSIDE.sub(r"\1", _README.read_text(encoding="utf-8"))
+        return text.replace("](docs/", "](")
     if page.file.src_uri.startswith(("results/", "data.md")):
         page.meta["hide"] = ["toc"]
     if page.file.src_uri == "log.md":

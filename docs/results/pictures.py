@@ -109,7 +109,7 @@ def forest(rows: Sequence[Row], *, label: str, width: float = 6.2) -> Figure:
             axes.set_xlim(-reach, reach)
         else:
             axes.set_xlim(0, reach)
-        axes.set_xlabel(label, fontsize=8)
+        axes.set_xlabel(label, fontsize=8, loc="right" if width > _NARROW else "center")
         axes.tick_params(colors=_TEXT, labelsize=8)
         axes.xaxis.label.set_color(_TEXT)
     return figure
