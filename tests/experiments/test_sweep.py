@@ -162,7 +162,7 @@ def test_a_signal_stops_a_sweep_that_can_go_on(sweep: Make, number: signal.Signa
     assert statuses(made) == {"twin.seed-0": "done"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_processes_save_when_the_sweep_is_stopped(
     tmp_path: Path, prepared: Path, sources: dict[str, str], number: signal.Signals
 ) -> None:

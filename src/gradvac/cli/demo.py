@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradvac.cli.common import load_nmt, needs
+from gradvac.cli.common import load_config, needs
 from gradvac.cli.report import write_page
 
 
@@ -26,7 +26,7 @@ def demo(
     from gradvac.lab.recipes.nmt.demo import GRADVAC, JOINT, run_demo
 
     console = Console(highlight=False)
-    run_demo(load_nmt("demo", overrides or []), out, console=console)
+    run_demo(load_config("nmt", "demo", overrides), out, console=console)
     console.rule("5. Gradients, on the same sentences for all languages", align="left")
     runs = load_runs([out / JOINT, out / GRADVAC])
     for run in runs:
