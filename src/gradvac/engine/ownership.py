@@ -142,9 +142,9 @@ class MeasuredOwners:
         # By group of smaller tasks: what they have at entries of larger ones, and in all.
         self._elsewhere: dict[int, list[Tensor]] = defaultdict(list)
 
-    def of(self, key: Key, gradient: Tensor) -> Owned:
-        """The owners of an output gradient's entries."""
-        joint = sketch(gradient)
+    def of(self, key: Key, gradient: Tensor, *, by_column: bool) -> Owned:
+        """The owners of an output gradient's entries: of its vectors, or of its columns."""
+        joint = sketch(gradient.t() if by_column else gradient)
         coded = [sketches[key] for sketches in self._coded]
         owner = self._codes.owners(joint, coded)
         self._seen.setdefault(tuple(joint.shape), []).append((owner, joint, *coded))
@@ -153,7 +153,7 @@ class MeasuredOwners:
             local = torch.where(tasks.to(owner.device)[owner], size, 0.0)
             self._elsewhere[group].append(torch.stack([size.sum() - local.sum(), size.sum()]))
         segments = Segments(owner.reshape(-1), self._codes.num_tasks, owner.device)
-        return Owned(gradient.shape, segments, None)
+        return Owned(gradient.shape, segments, 1 if by_column else None)
 
     def check(self) -> None:
         """Raise if entries belong to several tasks."""

@@ -83,6 +83,13 @@ class Candidate:
         """Of an output."""
         return self.subject.graph.shape(self.junction(key).position, key[1])
 
+    def is_turned(self, key: Key) -> bool:
+        """Whether vectors of the last dimension hold all rows: those of the first are sketched."""
+        layout = self.layouts.get(key)
+        if layout is None:
+            return self.junction(key).by_column and self.declared(key) is None
+        return layout.dim > 0 and layout.dim == len(self.shape(key)) - 1
+
     def declared(self, key: Key) -> RowTasks | None:
         """The rows declared for an output, if its first dimension counts such rows."""
         rows, shape = self.subject.declared_at(self.junction(key).position), self.shape(key)
@@ -270,12 +277,11 @@ def _by_layout(candidate: Candidate, evidence: "Evidence", key: Key) -> Ownershi
     layout, num_rows = candidate.layouts.get(key), candidate.subject.num_rows
     if layout is None or num_rows is None:
         return How.MEASURED
-    is_last = layout.dim > 0 and layout.dim == len(candidate.shape(key)) - 1
-    # The vectors of the last dimension hold all rows, and were turned to be sketched.
-    seen = layout._replace(dim=0) if is_last else layout
+    is_turned = candidate.is_turned(key)
+    seen = layout._replace(dim=0) if is_turned else layout
     if evidence.rows_lie(seen, key, num_rows):
         return layout
-    return None if is_last else How.MEASURED
+    return None if is_turned else How.MEASURED
 
 
 def _by_task(
@@ -383,9 +389,8 @@ class _Passes:
         def see(number: int, gradients: Sequence[Tensor | None]) -> None:
             for output, gradient in enumerate(gradients):
                 if gradient is not None and gradient.numel():
-                    layout = candidate.layouts.get((number, output))
-                    is_last = layout is not None and layout.dim == gradient.dim() - 1
-                    turned = gradient.transpose(0, -1) if is_last else gradient
+                    is_turned = candidate.is_turned((number, output))
+                    turned = gradient.transpose(0, -1) if is_turned else gradient
                     sketches[number, output] = sketch(turned)
             if reached_nodes is not None:
                 reached_nodes.see(junctions[number].position, gradients)
