@@ -10,8 +10,8 @@ dimensions, sorted, routed, packed, in groups; and of tasks, sizes of batches, f
 options, which change from step to step. Each model takes six steps in float64, with updates.
 
 `exact`: as per_task. `refused`: a part is there to be refused, mostly because it makes rows
-influence each other. Anything else is a finding: `wrong`, `crash`, or `needless`, a refusal although
-rows are apart.
+influence each other. Anything else is a finding: `wrong`, `crash`, or `needless`, a refusal
+although rows are apart.
 """
 
 # B rows, S entries of a row, D width, C channels, N entries of the batch, T tasks
