@@ -43,7 +43,7 @@ def announce() -> None:
     """Let torch find the backend."""
     registry = sys.modules.get("torch._dynamo.backends.registry")
     if registry is None:
-        sys.meta_path.append(PathDistribution)  # type: ignore[arg-type]
+        sys.meta_path.append(PathDistribution)
     elif _NAME not in getattr(registry, "_BACKENDS", {_NAME}):  # it may have looked, once for all
         registry.register_backend(_compile, name=_NAME)
 

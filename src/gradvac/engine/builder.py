@@ -135,7 +135,7 @@ class GradientBuilder:
             assert rows is not None
             return Owned(shape, self._segments_of(rows))
         assert self.measured is not None
-        return self.measured.of((number, output), gradient, by_column=junction.by_column)
+        return self.measured.of((number, output), junction, gradient)
 
     def _segments_of(self, rows: int | RowTasks) -> Segments:
         """Of entries that all belong to one task, or of rows that the forward declared."""

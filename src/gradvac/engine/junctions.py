@@ -52,6 +52,11 @@ class Junction:
     assumed: bool
     by_column: bool
 
+    def vectors(self, gradient: Tensor) -> Tensor:
+        """An output's gradient, each of whose vectors of the last dimension one row made."""
+        is_turned = self.by_column and gradient.shape[:-2].numel() == 1
+        return gradient.mT if is_turned else gradient
+
 
 @dataclass
 class Partition:
@@ -160,11 +165,11 @@ def find_junctions(
 
 
 def _is_by_column(graph: Graph, position: int, edge: int) -> bool:
-    """Whether the last dimension of an output `[O, N]` counts what an input serves."""
+    """Whether the last dimension of an output `[..., O, N]` counts what an input serves."""
     shape, given = graph.shape(position), graph.shape(*graph.children(position)[edge])
-    if graph.kind(position) in ("Mm", "Addmm") and edge == len(graph.children(position)) - 2:
-        return True
-    return len(shape) == 2 and given[-1:] == (1,) != shape[-1:] and given[:-1] == shape[:-1]
+    if graph.kind(position) in ("Mm", "Addmm", "Bmm", "Baddbmm"):
+        return edge == len(graph.children(position)) - 2 or given[-1:] == (1,) != shape[-1:]
+    return len(given) > 1 and given[-1:] == (1,) != shape[-1:] and given[-2] == shape[-2]
 
 
 ParameterPath = tuple[int, int, bool]

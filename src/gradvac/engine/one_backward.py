@@ -420,8 +420,8 @@ class PlannedBackward:
             for output, gradient in enumerate(gradients):
                 is_measured = self.plan.owners.get((number, output)) is How.MEASURED
                 if gradient is not None and is_measured:
-                    by_column = self.plan.partition.junctions[number].by_column
-                    sketches[number, output] = sketch(gradient.t() if by_column else gradient)
+                    junction = self.plan.partition.junctions[number]
+                    sketches[number, output] = sketch(junction.vectors(gradient))
 
         run_pass(self.graph, self.plan.partition, starts, see, retain=True)
         return sketches
