@@ -21,7 +21,7 @@ def demo(
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
 ) -> None:
     """Train a joint and a GradVac model on constructed languages, compare them, and report."""
-    from gradvac.analysis.report import run_headline
+    from gradvac.analysis.report import run_headline, summarise
     from gradvac.cli.runs import load_runs
     from gradvac.lab.recipes.nmt.demo import GRADVAC, JOINT, run_demo
 
@@ -30,5 +30,5 @@ def demo(
     console.rule("5. Gradients, on the same sentences for all languages", align="left")
     runs = load_runs([out / JOINT, out / GRADVAC])
     for run in runs:
-        console.print(f"{run.name}: {run_headline(run).text}", markup=False)
+        console.print(f"{run.name}: {run_headline(run, summarise(run)).text}", markup=False)
     write_page(runs, out / "report.html", show=show)
