@@ -3,6 +3,10 @@
 Everything gets the steps that its tasks had in the joint run: groups share them equally, and a task
 with n companions gets (1 + n) / T of them. Beside both stand controls of the same sizes, drawn at
 random, because fewer tasks in a model may help or harm by themselves.
+
+What needs no gradients stands beside them: joint training up to four fifths, and the last fifth
+divided among the targets, each alone from there (`LAST_ALONE`). It goes on with the learning rate
+that the joint run had there.
 """
 
 from __future__ import annotations
@@ -23,8 +27,11 @@ from gradvac.lab.training import RunConfig
 from gradvac.lab.training.config import write_toml, write_value
 from gradvac.lab.training.settings import shortened
 
+LAST_ALONE = "last-alone"
+_JOINT = "joint"
 _SEEDS = [0, 1, 2, 3]
 _MOST_COMPANIONS = 3
+_PARTS = 5  # of joint training, of which the last is given to the targets
 
 
 @dataclass(frozen=True)
@@ -35,16 +42,27 @@ class FollowUp:
         name: The method.
         tasks: Of every run.
         settings: Setting -> value, of all of them.
+        start: The step of the joint run whose weights they start from; 0: from the beginning.
     """
 
     name: str
     tasks: tuple[tuple[str, ...], ...]
     settings: Mapping[str, Any]
+    start: int = 0
 
     @property
     def is_control(self) -> bool:
         """Whether it does not follow the advice."""
         return self.name.startswith("chance")
+
+    def named_runs(self) -> dict[str, tuple[str, ...]]:
+        """Name of a run -> its tasks."""
+        if len(self.tasks) == 1 and not self.start:
+            return {self.name: self.tasks[0]}
+        return {
+            f"{self.name}-{tasks[0] if self.start else number}": tasks
+            for number, tasks in enumerate(self.tasks, start=1)
+        }
 
 
 def follow_ups(advice: Advice, targets: Sequence[str], settings: RunConfig) -> Iterator[FollowUp]:
@@ -59,7 +77,7 @@ def follow_ups(advice: Advice, targets: Sequence[str], settings: RunConfig) -> I
     if advice.groups:
         shuffled = iter(draw.permutation(list(advice.tasks)).tolist())
         chance = tuple(tuple(next(shuffled) for _ in group) for group in advice.groups)
-        steps = shortened(settings, 1 / len(advice.groups))
+        steps = _shorter(settings, 1 / len(advice.groups))
         yield FollowUp("groups", advice.groups, steps)
         yield FollowUp("chance", chance, steps)
     for target in targets:
@@ -68,11 +86,40 @@ def follow_ups(advice: Advice, targets: Sequence[str], settings: RunConfig) -> I
         others = [task for task in advice.tasks if task not in (target, *promised)]
         if not promised or len(others) < len(promised):
             continue
-        steps = shortened(settings, (1 + len(promised)) / len(advice.tasks))
+        steps = _shorter(settings, (1 + len(promised)) / len(advice.tasks))
         steps["train.metric"] = f"dev/loss/{target}"
         drawn = draw.permutation(others)[: len(promised)].tolist()
         yield FollowUp(f"with-{target}", ((target, *promised),), steps)
         yield FollowUp(f"chance-{target}", ((target, *drawn),), steps)
+    yield last_alone(targets, settings)
+
+
+def last_alone(targets: Sequence[str], settings: RunConfig, start: int | None = None) -> FollowUp:
+    """Each target alone, in an equal part of what joint training has left.
+
+    Args:
+        targets: The tasks.
+        settings: Of the joint run.
+        start: The step from which on; None: after four of five parts.
+    """
+    max_steps = settings.train.max_steps
+    if start is None:
+        start = min((_PARTS - 1) * _part(settings), max_steps - 1)
+    steps = _shorter(settings, (max_steps - start) / max_steps / len(targets))
+    lr = settings.optimizer.lr_at(start, max_steps=max_steps)
+    steps["optimizer.lr"] = float(f"{lr:.3g}")
+    return FollowUp(LAST_ALONE, tuple((target,) for target in targets), steps, start)
+
+
+def _part(settings: RunConfig) -> int:
+    """Steps of one of the parts of joint training."""
+    return max(1, settings.train.max_steps // _PARTS)
+
+
+def _shorter(settings: RunConfig, part: float) -> dict[str, Any]:
+    """Settings of a part of the steps; what the joint run's weights were chosen by may be gone."""
+    by_loss = {"train.metric": "dev/loss", "train.higher_is_better": False}
+    return shortened(settings, part) | by_loss
 
 
 def write_follow_ups(
@@ -87,28 +134,43 @@ def write_follow_ups(
         targets: As in `follow_ups`.
 
     Returns:
-        Name -> file; empty if there is nothing to follow.
+        Name -> file. Of `last_alone` there are configs if the run has kept a checkpoint near four
+        fifths of its steps; the sweep trains its own.
     """
     if not RunFolder(run).config.is_file() or recipe_of(run) != "nmt":
         raise ValueError(f"{run}: configs are written for runs of `gradvac nmt`; leave out --out.")
     table, config = RunFolder(run).read_table(), RunFolder(run).config
-    planned = list(follow_ups(advice, targets, load_settings("nmt", config, {})))
-    if not planned:
-        return {}
-    texts = {}
+    settings = load_settings("nmt", config, {})
+    planned = list(follow_ups(advice, targets, settings))
+    texts = {"check": _sweep(config, planned, settings)}
     for one in planned:
-        for number, tasks in enumerate(one.tasks, start=1):
-            name = one.name if len(one.tasks) == 1 else f"{one.name}-{number}"
-            if not one.is_control:
-                texts[name] = write_toml(
-                    _changed(table, {**one.settings, "data.tasks": list(tasks)})
-                )
-    texts["check"] = _sweep(config, planned)
+        own = _from_kept(run, one, settings) if one.start else one
+        if own is None or own.is_control:
+            continue
+        for name, tasks in own.named_runs().items():
+            values = {**own.settings, **_begin(own, str(run)), "data.tasks": list(tasks)}
+            texts[name] = write_toml(_changed(table, values))
     out.mkdir(parents=True, exist_ok=True)
     files = {name: out / f"{name}.toml" for name in texts}
     for name, text in texts.items():
         write_text(files[name], text)
     return files
+
+
+def _from_kept(run: Path, planned: FollowUp, settings: RunConfig) -> FollowUp | None:
+    """The same from the nearest checkpoint that a run kept; None if that is not near."""
+    last = settings.train.max_steps
+    kept = [step for step, _ in RunFolder(run).kept_checkpoints() if step < last]
+    nearest = min(kept, key=lambda step: abs(step - planned.start), default=0)
+    if abs(nearest - planned.start) > _part(settings) / 2:
+        return None
+    return last_alone([tasks[0] for tasks in planned.tasks], settings, nearest)
+
+
+def _begin(planned: FollowUp, run: str) -> dict[str, Any]:
+    """Settings of what starts from a joint run."""
+    start = {"model.init": run, "model.init_weights": str(planned.start)}
+    return start if planned.start else {}
 
 
 def _changed(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,19 +182,22 @@ def _changed(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
     return new
 
 
-def _sweep(base: Path, planned: Sequence[FollowUp]) -> str:
+def _sweep(base: Path, planned: Sequence[FollowUp], settings: RunConfig) -> str:
+    kept = {"train.checkpoint_every": _part(settings), "train.keep": max(2, settings.train.keep)}
     lines = [
-        "# Does following the advice pay? Joint training, what was advised, and chance.",
+        "# Does following the advice pay? Joint training, what was advised, and chance; and joint",
+        "# training whose last fifth is divided among some tasks, each alone.",
         'recipe = "nmt"',
         f"base = {write_value(str(base))}",
         f'\n[grid]\n"train.seed" = {write_value(_SEEDS)}',
-        '\n[[methods]]\nname = "joint"',
+        f'\n[[methods]]\nname = "{_JOINT}"\nset = {write_value(kept)}',
     ]
     for one in planned:
         tasks = [list(part) for part in one.tasks]
+        values = {**one.settings, **_begin(one, f"{{run:{_JOINT}}}")}
         lines += [
             f"\n[[methods]]\nname = {write_value(one.name)}",
-            f"set = {write_value(one.settings)}",
+            f"set = {write_value(values)}",
             f"parts = {write_value({'data.tasks': tasks})}",
         ]
     return "\n".join(lines) + "\n"
