@@ -128,7 +128,10 @@ def test_the_sweep_that_checks_it_runs_and_is_compared(
     for trial, how in ended.items():
         taken[trial.method] += how.step
     assert taken == {
-        **{"joint": 10, "groups": 10, "chance": 10, "last-alone": 2},
+        "joint": 10,
+        "groups": 10,
+        "chance": 10,
+        "last-alone": 2,
         **{f"{kind}-en-{code}": 5 for kind in ("with", "chance") for code in ("aa", "cc")},
     }
     last = next(trial for trial in ended if trial.method == "last-alone")

@@ -49,11 +49,11 @@ TRUST = (
     "companions take steps from the task itself, they brought small languages no more than "
     "companions drawn by chance. Check it with the sweep that `gradvac advise --out` writes."
 )
-# What helped without gradients, and how far it is known.
+# What helped in the same table without gradients, and how far it is known.
 LAST_FIFTH = (
-    "What did bring small languages more at equal compute: joint training up to four fifths, then "
-    "the last fifth divided among them, each alone (3.1 and 1.0 BLEU in two collections). Found "
-    "once, and being repeated; every small language then has a model of its own."
+    "What did help there is joint training up to four fifths, and the last fifth divided among the "
+    "small languages, each alone: 3.1 and 1.0 BLEU in two collections. It was found once and is "
+    "being repeated; every small language then has a model of its own."
 )
 _SIGNIFICANT = 0.05
 _MOST_STRETCHES, _FEWEST_STRETCHES = 20, 4

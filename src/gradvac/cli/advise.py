@@ -31,7 +31,7 @@ def advise_on(
     targets: Annotated[
         list[str] | None,
         typer.Option(
-            "--for", help="A small task to train with companions; default: the smaller half."
+            "--for", help="A task to train with companions, or alone; default: the smaller half."
         ),
     ] = None,
     out: Annotated[

@@ -20,10 +20,10 @@ def demo(
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
 ) -> None:
-    """Train a joint and a GradVac model on constructed languages, compare them, and report."""
+    """Train constructed languages together, follow the advice of their gradients, and report."""
     from gradvac.analysis.report import run_headline
     from gradvac.cli.runs import load_runs
-    from gradvac.lab.recipes.nmt.demo import GRADVAC, JOINT, run_demo
+    from gradvac.lab.experiments.demo import GRADVAC, JOINT, run_demo
 
     console = Console(highlight=False)
     run_demo(load_nmt("demo", overrides or []), out, console=console)

@@ -31,7 +31,6 @@ LAST_ALONE = "last-alone"
 _JOINT = "joint"
 _SEEDS = [0, 1, 2, 3]
 _MOST_COMPANIONS = 3
-_PARTS = 5  # of joint training, of which the last is given to the targets
 
 
 @dataclass(frozen=True)
@@ -42,27 +41,24 @@ class FollowUp:
         name: The method.
         tasks: Of every run.
         settings: Setting -> value, of all of them.
-        start: The step of the joint run whose weights they start from; 0: from the beginning.
     """
 
     name: str
     tasks: tuple[tuple[str, ...], ...]
     settings: Mapping[str, Any]
-    start: int = 0
 
     @property
     def is_control(self) -> bool:
         """Whether it does not follow the advice."""
         return self.name.startswith("chance")
 
-    def named_runs(self) -> dict[str, tuple[str, ...]]:
-        """Name of a run -> its tasks."""
-        if len(self.tasks) == 1 and not self.start:
-            return {self.name: self.tasks[0]}
-        return {
-            f"{self.name}-{tasks[0] if self.start else number}": tasks
-            for number, tasks in enumerate(self.tasks, start=1)
-        }
+    def named_runs(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Names and tasks of its runs."""
+        for number, tasks in enumerate(self.tasks, start=1):
+            if len(tasks) == 1:
+                yield f"{self.name}-{tasks[0]}", tasks
+            else:
+                yield (self.name if len(self.tasks) == 1 else f"{self.name}-{number}"), tasks
 
 
 def follow_ups(advice: Advice, targets: Sequence[str], settings: RunConfig) -> Iterator[FollowUp]:
@@ -91,29 +87,31 @@ def follow_ups(advice: Advice, targets: Sequence[str], settings: RunConfig) -> I
         drawn = draw.permutation(others)[: len(promised)].tolist()
         yield FollowUp(f"with-{target}", ((target, *promised),), steps)
         yield FollowUp(f"chance-{target}", ((target, *drawn),), steps)
-    yield last_alone(targets, settings)
 
 
-def last_alone(targets: Sequence[str], settings: RunConfig, start: int | None = None) -> FollowUp:
+def last_alone(targets: Sequence[str], settings: RunConfig, run: str, start: int) -> FollowUp:
     """Each target alone, in an equal part of what joint training has left.
 
     Args:
         targets: The tasks.
         settings: Of the joint run.
-        start: The step from which on; None: after four of five parts.
+        run: Its folder.
+        start: The step from which on.
     """
+    part = last_part(settings, run, start, num_models=len(targets))
+    return FollowUp(LAST_ALONE, tuple((target,) for target in targets), part)
+
+
+def last_part(settings: RunConfig, run: str, start: int, *, num_models: int = 1) -> dict[str, Any]:
+    """Setting -> value of models that share what joint training has left after step `start`."""
     max_steps = settings.train.max_steps
-    if start is None:
-        start = min((_PARTS - 1) * _part(settings), max_steps - 1)
-    steps = _shorter(settings, (max_steps - start) / max_steps / len(targets))
     lr = settings.optimizer.lr_at(start, max_steps=max_steps)
-    steps["optimizer.lr"] = float(f"{lr:.3g}")
-    return FollowUp(LAST_ALONE, tuple((target,) for target in targets), steps, start)
+    begin = {"model.init": run, "model.init_weights": str(start), "optimizer.lr": round(lr, 8)}
+    return _shorter(settings, (max_steps - start) / max_steps / num_models) | begin
 
 
-def _part(settings: RunConfig) -> int:
-    """Steps of one of the parts of joint training."""
-    return max(1, settings.train.max_steps // _PARTS)
+def _fifth(settings: RunConfig) -> int:
+    return max(1, settings.train.max_steps // 5)
 
 
 def _shorter(settings: RunConfig, part: float) -> dict[str, Any]:
@@ -142,35 +140,23 @@ def write_follow_ups(
     table, config = RunFolder(run).read_table(), RunFolder(run).config
     settings = load_settings("nmt", config, {})
     planned = list(follow_ups(advice, targets, settings))
-    texts = {"check": _sweep(config, planned, settings)}
+    start = min(4 * _fifth(settings), settings.train.max_steps - 1)
+    in_sweep = last_alone(targets, settings, f"{{run:{_JOINT}}}", start)
+    texts = {"check": _sweep(config, [*planned, in_sweep], settings)}
+    kept = [step for step, _ in RunFolder(run).kept_checkpoints()]
+    near = [step for step in kept if abs(step - start) <= _fifth(settings) / 2]
+    if near:
+        nearest = min(near, key=lambda step: abs(step - start))
+        planned.append(last_alone(targets, settings, str(run), nearest))
     for one in planned:
-        own = _from_kept(run, one, settings) if one.start else one
-        if own is None or own.is_control:
-            continue
-        for name, tasks in own.named_runs().items():
-            values = {**own.settings, **_begin(own, str(run)), "data.tasks": list(tasks)}
+        for name, tasks in () if one.is_control else one.named_runs():
+            values = {**one.settings, "data.tasks": list(tasks)}
             texts[name] = write_toml(_changed(table, values))
     out.mkdir(parents=True, exist_ok=True)
     files = {name: out / f"{name}.toml" for name in texts}
     for name, text in texts.items():
         write_text(files[name], text)
     return files
-
-
-def _from_kept(run: Path, planned: FollowUp, settings: RunConfig) -> FollowUp | None:
-    """The same from the nearest checkpoint that a run kept; None if that is not near."""
-    last = settings.train.max_steps
-    kept = [step for step, _ in RunFolder(run).kept_checkpoints() if step < last]
-    nearest = min(kept, key=lambda step: abs(step - planned.start), default=0)
-    if abs(nearest - planned.start) > _part(settings) / 2:
-        return None
-    return last_alone([tasks[0] for tasks in planned.tasks], settings, nearest)
-
-
-def _begin(planned: FollowUp, run: str) -> dict[str, Any]:
-    """Settings of what starts from a joint run."""
-    start = {"model.init": run, "model.init_weights": str(planned.start)}
-    return start if planned.start else {}
 
 
 def _changed(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +169,7 @@ def _changed(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
 
 
 def _sweep(base: Path, planned: Sequence[FollowUp], settings: RunConfig) -> str:
-    kept = {"train.checkpoint_every": _part(settings), "train.keep": max(2, settings.train.keep)}
+    kept = {"train.checkpoint_every": _fifth(settings), "train.keep": max(2, settings.train.keep)}
     lines = [
         "# Does following the advice pay? Joint training, what was advised, and chance; and joint",
         "# training whose last fifth is divided among some tasks, each alone.",
@@ -194,10 +180,9 @@ def _sweep(base: Path, planned: Sequence[FollowUp], settings: RunConfig) -> str:
     ]
     for one in planned:
         tasks = [list(part) for part in one.tasks]
-        values = {**one.settings, **_begin(one, f"{{run:{_JOINT}}}")}
         lines += [
             f"\n[[methods]]\nname = {write_value(one.name)}",
-            f"set = {write_value(values)}",
+            f"set = {write_value(one.settings)}",
             f"parts = {write_value({'data.tasks': tasks})}",
         ]
     return "\n".join(lines) + "\n"
