@@ -20,13 +20,8 @@ def demo(
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
 ) -> None:
-<<<<<<< HEAD
-    """Train a joint and a GradVac model on constructed languages, compare them, and report."""
-    from gradvac.analysis.report import run_headline, summarise
-=======
     """Train constructed languages together, follow the advice of their gradients, and report."""
-    from gradvac.analysis.report import run_headline
->>>>>>> w-gains
+    from gradvac.analysis.report import run_headline, summarise
     from gradvac.cli.runs import load_runs
     from gradvac.lab.experiments.demo import GRADVAC, JOINT, run_demo
 
