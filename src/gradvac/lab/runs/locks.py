@@ -38,7 +38,7 @@ class FolderLock:
     Raises:
         ValueError: Another process holds it (from `acquire`, with the text of `busy`).
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from gradvac.files import write_json
         >>> run = Path(tempfile.mkdtemp())
