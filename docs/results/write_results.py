@@ -251,7 +251,7 @@ def _mean(numbers: Sequence[float], digits: int) -> str:
     if not numbers:
         return "-"
     mean, *reach = (f"{number:.{digits}f}" for number in numbers)
-    return f"{mean} ± {reach[0]}" if reach else mean
+    return f"{mean} ±\u00a0{reach[0]}" if reach else mean
 
 
 def setting(data: str, model: str, steps: str, *commands: str) -> str:
