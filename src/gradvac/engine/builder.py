@@ -234,7 +234,8 @@ class GradientBuilder:
         if isinstance(how, Layout):
             assert self.rows is not None
             return Owned(shape, self.rows, *how)
-        position = self.plan.partition.junctions[number].position
+        junction = self.plan.partition.junctions[number]
+        position = junction.position
         if how is How.REACHED:
             return Owned(shape, self._segments_of(self._reached[position].bit_length() - 1))
         if how is How.DECLARED:
@@ -243,7 +244,7 @@ class GradientBuilder:
             return Owned(shape, self._segments_of(rows))
         assert self.measured is not None
         assert gradient is not None
-        return self.measured.of((number, output), gradient)
+        return self.measured.of((number, output), junction, gradient)
 
     def _segments_of(self, rows: int | RowTasks) -> Segments:
         """Of entries that all belong to one task, or of rows that the forward declared."""

@@ -411,7 +411,8 @@ class PlannedBackward:
             for output, gradient in enumerate(gradients):
                 is_measured = self.plan.owners.get((number, output)) is How.MEASURED
                 if gradient is not None and is_measured:
-                    sketches[number, output] = sketch(gradient)
+                    junction = self.plan.partition.junctions[number]
+                    sketches[number, output] = sketch(junction.vectors(gradient))
 
         run_pass(self.graph, self.plan.partition, starts, see, retain=True)
         return sketches

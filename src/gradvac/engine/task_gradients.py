@@ -24,7 +24,7 @@ Weigh = Callable[[Sequence[int], Tensor], Tensor]
 Write = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
 """Takes leaves and their updates."""
 
-_CHUNK_BYTES = 1 << 31  # of a large table's task gradients at a time
+_CHUNK_BYTES = (1 << 24, 1 << 29)  # of a large table's at a time, without and with a GPU
 
 
 class ParameterGradients:
@@ -161,7 +161,9 @@ class ParameterGradients:
             _, rows = Lookup.join(self._lookups)[0].renumbered()
             if rows.num_rows < num_rows:
                 first, num_rows, part = rows, rows.num_rows, rows.slice
-        at_once = _CHUNK_BYTES // max(1, first.built_bytes // max(1, num_rows))
+        at_once = _CHUNK_BYTES[self.parameter.is_cuda] // max(
+            1, first.built_bytes // max(1, num_rows)
+        )
         # A multiple of 64 rows, which matrix products like; all of them on small tables.
         step = max(1, at_once // 64 * 64 or at_once)
         starts = range(0, max(1, num_rows), step)
