@@ -151,8 +151,8 @@ class GradientBuilder:
         Or if they are measured, and there is no gradient yet.
         """
         weight, key = junction.weight, (junction.number, 0)
-        is_table = isinstance(weight, Tensor)
-        if is_table and self._num_tasks * weight.nbytes > self._table_bytes:
+        num_bytes = weight.nbytes if isinstance(weight, Tensor) else 0
+        if self._num_tasks * num_bytes > self._table_bytes:
             return None
         if self._num_tasks == 1 or len(shape) < 2:
             return None
@@ -175,10 +175,12 @@ class GradientBuilder:
         numbers = [one.junction.number for one in every if self._through(one.junction.number)]
         self._freed_bytes += sum([one.saved[0].nbytes for one in every])
         for targets, stack, segments in build_together(every):
-            if isinstance(targets[0], Tensor):
-                self._deliver_block(targets, stack)
+            parameters = [one for one in targets if isinstance(one, Tensor)]
+            if parameters:  # all are, or none
+                self._deliver_block(parameters, stack)
                 continue
-            for path, gradients in zip(targets, stack, strict=True):
+            paths = [one for one in targets if not isinstance(one, Tensor)]
+            for path, gradients in zip(paths, stack, strict=True):
                 shape = (len(gradients), *self.graph.shape(*path[:2]))
                 self._wait_below(path, gradients.view(shape), segments)
         for number in numbers:
