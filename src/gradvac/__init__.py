@@ -27,7 +27,7 @@ The library, which needs torch and numpy:
     files.py         files that are written completely or not at all
     run_files.py     the files of a run that reports read: names, scores, weights
     sides.py         encoder or decoder, by a parameter's name
-    plugins.py       rules and recipes of your own, by module or file
+    plugins.py       rules, recipes and writers of your own, by module or file
     hints.py         what error messages share
 
 The laboratory, which trains whole systems with it (extras: nmt, tagging):
