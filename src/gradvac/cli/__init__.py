@@ -7,7 +7,6 @@
     gradvac nmt score RUN               BLEU and chrF++
     gradvac nmt export RUN DIR          the model for Hugging Face or CTranslate2
     gradvac tagging prepare CONFIG      tagged files -> windows of sub-words
-    gradvac tagging pretrain CONFIG     a small multilingual encoder from plain text
     gradvac tagging train CONFIG_OR_RUN fine-tune it on all languages, or continue a run
     gradvac tagging predict RUN         standard input -> standard output
     gradvac tagging score RUN           F1 and accuracy
