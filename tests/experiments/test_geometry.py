@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +13,7 @@ from gradvac.analysis import Similarities, save_similarities
 from gradvac.files import write_json
 from gradvac.lab.runs import RunFolder
 
+from ..drivers import load_module
 from .conftest import ROOT
 
 LANGUAGES = ("de", "da", "es", "it", "cs", "hr", "sw", "sn", "fi", "et", "hi", "mr")
@@ -25,12 +25,7 @@ LAYERS = ("encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.l
 def geometry() -> ModuleType:
     folder = ROOT / "docs" / "results"
     sys.path.insert(0, str(folder))
-    spec = importlib.util.spec_from_file_location("geometry", folder / "geometry.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(folder / "geometry.py")
 
 
 def make(run: Path, *, into: bool, level: float, kin: float, seed: int) -> None:
