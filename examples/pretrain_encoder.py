@@ -8,8 +8,9 @@ Without more, it reads the constructed languages: a minute on a CPU. Text of you
     python examples/pretrain_encoder.py runs/encoder --languages de fr --steps 8000 \
         --text "text.{lang}.gz" "pairs.en-{lang}.tsv#2" "pos/{lang}/train.conllu.gz"
 
-A source is text line by line, a column of a table (by number), or tagged files, whose tags are left
-out; a language need not be in all of them. With a rule, the languages' gradients are aligned.
+A source is text line by line, a column of a table (by number), or tagged files (`.conll`,
+`.conllu`, others with `#tags`), whose tags are left out; a language need not be in all of them.
+With a rule, the languages' gradients are aligned.
 """
 
 import argparse
@@ -42,7 +43,7 @@ def read(source: str, lang: str) -> Iterator[str]:
     name, _, column = source.replace("{lang}", lang).partition("#")
     if not Path(name).is_file() and not name.startswith("constructed:"):
         return
-    if name.startswith("constructed:") or ".conll" in name:
+    if name.startswith("constructed:") or ".conll" in name or column == "tags":
         found = read_sentences(name, lang, "train", root=Path("."), form="auto")
         yield from (" ".join(sentence.words) for sentence in found.sentences)
         return
@@ -76,6 +77,8 @@ def pretrain(arguments: argparse.Namespace) -> list[float]:
         lang: list(dict.fromkeys(line for source in arguments.text for line in read(source, lang)))
         for lang in arguments.languages
     }
+    if empty := [lang for lang, lines in texts.items() if not lines]:
+        raise SystemExit(f"--text: no source has text in {', '.join(empty)}")
     lines = [line for lines in texts.values() for line in lines]
     tokenizer = learn_tokenizer(lines, arguments.vocabulary, arguments.longest)
     blocks = {lang: cut(tokenizer, lines, arguments.longest) for lang, lines in texts.items()}

@@ -1,7 +1,9 @@
 """Files of a run folder: whole or not at all, one writer at a time."""
 
+import json
 import os
 import stat
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -171,3 +173,11 @@ def test_a_full_disk_says_what_was_being_written(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"No space left on device: '.*facts\.json'"), replacing(path):
         Path("/dev/full").write_text("x")
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("metadata", [[], 3, "x", None])
+def test_odd_metadata_of_weights_is_no_traceback(tmp_path: Path, metadata: object) -> None:
+    """What reads the weights afterwards says that they are damaged."""
+    header = json.dumps({"__metadata__": metadata}).encode()
+    RunFolder(tmp_path).weights("best").write_bytes(struct.pack("<Q", len(header)) + header)
+    assert RunFolder(tmp_path).identify_weights("best") == ""
