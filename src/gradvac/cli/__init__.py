@@ -30,7 +30,6 @@ A command imports what it needs when it runs: `--help` is fast, and a missing ex
 """
 
 import sys
-from typing import Any
 
 
 def main() -> None:
@@ -52,14 +51,6 @@ def main() -> None:
             f"error: the command line needs {error.name}, which is not installed; "
             f"{install_line('all')}."
         )
-
-
-def __getattr__(name: str) -> Any:
-    if name == "app":
-        from gradvac.cli.commands import app
-
-        return app
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = ["main"]
