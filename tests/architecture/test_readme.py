@@ -44,7 +44,11 @@ def test_examples_are_short() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(path: Path) -> None:
-    assert run_driver(path).stdout.strip(), "show something"
+    if "torchrun" in path.read_text("utf-8"):
+        said = run_driver("tests.architecture.as_torchrun", path)
+    else:
+        said = run_driver(path)
+    assert said.stdout.strip(), "show something"
 
 
 def test_the_notebook_runs_and_shows_what_it_prints(
