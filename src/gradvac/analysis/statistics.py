@@ -470,8 +470,7 @@ def _all_orders(num: int) -> NDArray[np.int64]:
 def shuffled_labels(labels: NDArray[np.int64], *, num_permutations: int, seed: int) -> Shuffles:
     """Ways to assign labels to tasks: all of them if they can be enumerated, else random ones."""
     if count_labelings(labels.tolist()) <= MOST_COUNTED:
-        labelings = np.array(_labelings(labels), dtype=np.int64)
-        return Shuffles(labelings, True)
+        return Shuffles(_labelings(tuple(labels.tolist())), True)
     draw = np.random.default_rng(seed)
     return Shuffles(draw.permuted(np.tile(labels, (num_permutations, 1)), axis=1), False)
 
@@ -482,11 +481,12 @@ def count_labelings(labels: Sequence[object]) -> int:
     return factorial(len(labels)) // prod(map(factorial, sizes))
 
 
-def _labelings(labels: NDArray[np.int64]) -> list[list[int]]:
+@cache
+def _labelings(labels: tuple[int, ...]) -> NDArray[np.int64]:
     """Each kind in turn takes its places among those that are left."""
     num = len(labels)
     partial: list[tuple[list[int], tuple[int, ...]]] = [([-1] * num, tuple(range(num)))]
-    for label, size in Counter(labels.tolist()).items():
+    for label, size in Counter(labels).items():
         following = []
         for given, free in partial:
             for taken in combinations(free, size):
@@ -495,7 +495,9 @@ def _labelings(labels: NDArray[np.int64]) -> list[list[int]]:
                     labeling[place] = label
                 following.append((labeling, tuple(place for place in free if place not in taken)))
         partial = following
-    return [given for given, _ in partial]
+    labelings = np.array([given for given, _ in partial], dtype=np.int64)
+    labelings.flags.writeable = False
+    return labelings
 
 
 def families_of(tasks: Sequence[str], families: Mapping[str, str]) -> list[str]:
