@@ -1,8 +1,9 @@
 """CTranslate2: our Transformer in its format, and searched by it.
 
-Its beam search keeps and ends hypotheses as ours does, so that it finds the same ones; only their
-order is our own, as it divides by length^p where we divide by ((5 + length) / 6)^p. Beyond ours it
-lists the best translations of a sentence and draws them at random.
+Its beam search keeps and ends hypotheses as ours does, so that it finds the same ones. It divides
+by length^p where we divide by ((5 + length) / 6)^p: their order is made our own afterwards, and
+only where more have ended than there are beams may one be dropped that ours would have chosen.
+Beyond ours it lists the best translations of a sentence and draws them at random.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class CT2Search:
     def _search(self, texts: Sequence[Sequence[str]], limit: int, num: int) -> Hypotheses:
         # Its penalty, length^p, which says what is dropped if more than the beams have ended, is
         # like ours for translations about as long as their sources.
-        usual = float(np.mean([len(text) for text in texts]))
+        usual = float(np.mean([len(text) - 1 for text in texts]))  # without <2xx>
         power = self._options.alpha * usual / (5.0 + usual)
         results = self._translator.translate_batch(
             texts,
