@@ -23,6 +23,7 @@ from gradvac.cli.common import (
     needs,
     require_run,
     run_folder,
+    serve,
     utf8_output,
     weights_of,
 )
@@ -248,6 +249,36 @@ def _score(
         console.print(scores.table())
         for note in scores.notes():  # not in the table, which would break signatures to its width
             console.print(note, soft_wrap=True)
+
+
+@app.command("serve")
+@needs("nmt")
+def _serve(
+    run: Run,
+    overrides: SearchOverrides = None,
+    weights: Weights = "best",
+    device: Device = "auto",
+    port: Annotated[int, typer.Option(help="The port; 0: any free one.", min=0, max=65535)] = 8000,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Serve a page to type into, on this machine alone; the model stays loaded.
+
+    Programs send JSON and get the translations of the lines back:
+
+    curl localhost:8000/translate -H "Content-Type: application/json"
+    -d '{"lines": ["a dog"], "to": "fr"}'
+    """
+    from gradvac.lab.recipes.nmt.serve import serve_translator
+    from gradvac.lab.recipes.nmt.translator import Translator
+
+    translator = Translator.from_run(
+        require_run(run, "nmt"),
+        weights=weights_of(weights),
+        device=device,
+        overrides=overrides or [],
+    )
+    served = serve_translator(translator, str(run), port=port)
+    serve(served, "translates what you type", show=show)
 
 
 @app.command()
