@@ -126,7 +126,7 @@ def writer_class(name: str) -> type[Writer]:
         ValueError: There is none.
     """
     if ":" in name:
-        return plugin_class(name, Writer, "writer")
+        return plugin_class(name, Writer, "writer")  # type: ignore[type-abstract]
     if name not in _WRITERS:
         raise ValueError(f"got {name!r}; {nearest(name, _WRITERS)}")
     return _WRITERS[name]

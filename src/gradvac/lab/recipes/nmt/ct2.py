@@ -193,7 +193,9 @@ class CT2Search:
         self, texts: Sequence[Sequence[str]], scores: Sequence[float], power: float
     ) -> list[Hypothesis]:
         """The translations of a sentence; those that the limit cut off come last."""
-        alpha, found, cut = self._options.alpha, [], []
+        alpha = self._options.alpha
+        found: list[Hypothesis] = []
+        cut: list[Hypothesis] = []
         for text, score in zip(texts, scores, strict=True):
             tokens = tuple(self._numbers[piece] for piece in text)
             total = score * len(tokens) ** power

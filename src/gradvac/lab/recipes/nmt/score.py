@@ -83,10 +83,17 @@ def score_lines(lines: Sequence[str], references: Sequence[str], target: str) ->
         )
     bleu, chrf = _bleu(target), CHRF(word_order=2)
     scores = [metric.corpus_score(lines, [references]) for metric in (bleu, chrf)]
-    signatures = [str(metric.get_signature()) for metric in (bleu, chrf)]
     guesses = [in_other_languages(text, target) for text in (lines, references)]
     wrong = [None if guess is None else 100 * float(guess.mean()) for guess in guesses]
-    return Score(scores[0].score, scores[1].score, len(lines), *signatures, *wrong)
+    return Score(
+        bleu=scores[0].score,
+        chrf=scores[1].score,
+        num_lines=len(lines),
+        bleu_signature=str(bleu.get_signature()),
+        chrf_signature=str(chrf.get_signature()),
+        wrong_language=wrong[0],
+        wrong_references=wrong[1],
+    )
 
 
 def count_ngrams(lines: Sequence[str], references: Sequence[str], target: str) -> NDArray[np.int64]:
