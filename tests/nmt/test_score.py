@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import sys
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from rich.console import Console
 from gradvac.lab.recipes.nmt import Score, TranslationScores, score_lines
 from gradvac.lab.recipes.nmt.comet import Text, open_comet
 from gradvac.lab.recipes.nmt.data_warnings import in_other_languages
-from gradvac.lab.recipes.nmt.score import bleu_p_value
 
 REFERENCES = ["the old man sees a dog", "two women are singing in the garden", "it rains today"]
 LINES = ["the old man saw a dog", "two women sing in the garden", "it is raining today"]
@@ -50,38 +48,6 @@ def test_every_line_needs_its_reference() -> None:
         score_lines(LINES[:2], REFERENCES, "en")
     with pytest.raises(ValueError, match="at least one"):
         score_lines([], [], "en")
-
-
-def test_p_values_are_two_sided() -> None:
-    """Against all ways to deal the sentences to the two systems, counted one by one."""
-    references = [f"{line} number {n} of the list" for n in range(2) for line in REFERENCES]
-    one = [
-        " ".join(reversed(line.split())) if n in (0, 4) else line[:-9] + line[-9:]
-        for n, line in enumerate(references)
-    ]
-    other = [line.replace("number", "nr") for line in references]
-
-    def difference(swapped: tuple[bool, ...]) -> float:
-        sides = [(b, a) if swap else (a, b) for a, b, swap in zip(one, other, swapped, strict=True)]
-        scores = [
-            sacrebleu.corpus_bleu(list(side), [references]).score
-            for side in zip(*sides, strict=True)
-        ]
-        return abs(scores[0] - scores[1])
-
-    real = difference((False,) * len(references))
-    dealt = [difference(swapped) for swapped in itertools.product((False, True), repeat=6)]
-    expected = sum(found > real + 1e-9 for found in dealt) / len(dealt)
-    assert 0.1 < expected < 0.9
-    assert bleu_p_value(one, other, references, "en") == pytest.approx(expected, abs=0.04)
-    assert bleu_p_value(other, one, references, "en") == pytest.approx(expected, abs=0.04)
-
-
-def test_a_real_difference_is_told_from_none() -> None:
-    references = [f"{line} number {n} of the long list" for n in range(30) for line in REFERENCES]
-    worse = [" ".join(reversed(line.split())) for line in references]
-    assert bleu_p_value(references, worse, references, "en") < 0.01
-    assert bleu_p_value(references, references, references, "en") > 0.5
 
 
 def test_means_by_level_and_table() -> None:

@@ -24,7 +24,6 @@ is a direction such as "en-fr". `prepare_corpus` turns text files into token fil
     export.py          the model for Hugging Face and CTranslate2
     teachers.py        every task's best weights so far as its teacher
     recipe.py          what the training loop needs to know, and the entry of the registry
-    demo.py            two trainings side by side and all that follows, in a few minutes
 """
 
 from gradvac.lab.recipes.nmt.batches import Batch, Ragged, Side, make_batch

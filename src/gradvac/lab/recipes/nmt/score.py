@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from sacrebleu.significance import PairedTest, Result
 
 from gradvac.hints import some
 from gradvac.lab.languages.real import find
@@ -112,26 +111,6 @@ def count_ngrams(lines: Sequence[str], references: Sequence[str], target: str) -
     ]
     rows = [(*one.counts, *one.totals, one.sys_len, one.ref_len) for one in scored]
     return np.array(rows, dtype=np.int64)
-
-
-def bleu_p_value(
-    lines: Sequence[str], others: Sequence[str], references: Sequence[str], target: str
-) -> float:
-    """Two-sided p-value of a BLEU difference: a randomization test over sentences.
-
-    How often would such a difference come about if it did not matter which of the two systems had
-    translated a sentence? The test knows nothing of other seeds: a small value does not show that
-    a method is better.
-    """
-    metric = _bleu(target, references=[references])
-    if metric.corpus_score(lines, None).score == metric.corpus_score(others, None).score:
-        return 1.0  # sacreBLEU's test is not made for no difference at all
-    systems: list[tuple[str, Sequence[str]]] = [("one", list(lines)), ("other", list(others))]
-    _, results = PairedTest(systems, {"BLEU": metric}, None, test_type="ar", n_samples=2000)()
-    compared = results["BLEU"][1]
-    assert isinstance(compared, Result)
-    assert compared.p_value is not None
-    return compared.p_value
 
 
 def _bleu(target: str, **options: Any) -> BLEU:
