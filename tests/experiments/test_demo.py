@@ -22,7 +22,7 @@ from gradvac.analysis import load_run
 from gradvac.analysis.advice import Advice
 from gradvac.lab.experiments import demo
 from gradvac.lab.experiments.demo import (
-    Change,
+    ScoreChange,
     DemoResult,
     _change,
     _chosen,
@@ -222,8 +222,8 @@ def test_a_job_that_nobody_hears_stops_itself() -> None:
 def test_the_verdict_is_what_was_found(
     interval: tuple[float, float], others: float, expected: tuple[str, ...]
 ) -> None:
-    rest = Change(others, 0.0, -1.0, 1.0)
-    changes = {"alone": rest, "advised": Change(14.0, 2.0, *interval), "chance": rest}
+    rest = ScoreChange(others, 0.0, -1.0, 1.0)
+    changes = {"alone": rest, "advised": ScoreChange(14.0, 2.0, *interval), "chance": rest}
     tasks = {"advised": ["en-qpt", "en-qpp"]}
     result = DemoResult({}, "en-qpt", tasks, changes, rest, {})
     said = verdict(result, {"en-qpt": "Tuvao", "en-qpp": "Pelani"})

@@ -50,7 +50,7 @@ _NUM_SAMPLES = 2
 
 
 @dataclass(frozen=True)
-class Change:
+class ScoreChange:
     """BLEU, and its difference to joint training.
 
     Attributes:
@@ -82,8 +82,8 @@ class DemoResult:
     joint: Mapping[str, float]
     target: str
     tasks: Mapping[str, Sequence[str]]
-    changes: Mapping[str, Change]
-    gradvac: Change
+    changes: Mapping[str, ScoreChange]
+    gradvac: ScoreChange
     seconds: Mapping[str, float]
 
 
@@ -112,7 +112,7 @@ def run_demo(config: NmtConfig, out: Path, *, console: Console, num_lines: int =
     console.rule("2. Two trainings side by side, gradients, and what follows", align="left")
     joint = config.model_copy(update={"align": AlignConfig(rule="none")})
     sizes = {task: prepared.train_size(task) for task in config.data.all_tasks()}
-    jobs = {
+    jobs: dict[str, Job] = {
         JOINT: partial(_train_and_follow, settings=joint, out=out, sizes=sizes, lines=num_lines),
         GRADVAC: partial(_train_and_measure, settings=config, run=out / GRADVAC, lines=num_lines),
     }
@@ -220,7 +220,7 @@ def _judged(
     )
 
 
-def _change(joint: SentenceCounts, other: SentenceCounts, tasks: Sequence[str]) -> Change:
+def _change(joint: SentenceCounts, other: SentenceCounts, tasks: Sequence[str]) -> ScoreChange:
     """The mean over tasks; line i of all tasks says the same, and they are drawn together."""
     times = draw_sentences(len(joint.by_task[tasks[0]]), 0)
     of_joint, of_other = (
@@ -229,7 +229,7 @@ def _change(joint: SentenceCounts, other: SentenceCounts, tasks: Sequence[str]) 
     )
     low, high = np.quantile(of_other - of_joint, (0.025, 0.975))
     before, after = (np.mean([one.score(task) for task in tasks]) for one in (joint, other))
-    return Change(float(after), float(after - before), float(low), float(high))
+    return ScoreChange(float(after), float(after - before), float(low), float(high))
 
 
 def _show_languages(corpus: Corpus, prepared: PreparedCorpus, console: Console) -> None:
@@ -304,7 +304,7 @@ def _show_result(
 _WORDS = {ALONE: "on {} alone", ADVISED: "{}, as advised", CHANCE: "{}, drawn by chance"}
 
 
-def _cells(one: Change) -> tuple[str, str, str]:
+def _cells(one: ScoreChange) -> tuple[str, str, str]:
     return f"{one.bleu:.1f}", f"{one.difference:+.1f}", f"{one.low:+.1f} to {one.high:+.1f}"
 
 
