@@ -22,8 +22,8 @@ from gradvac.analysis import load_run
 from gradvac.analysis.advice import Advice
 from gradvac.lab.experiments import demo
 from gradvac.lab.experiments.demo import (
-    ScoreChange,
     DemoResult,
+    ScoreChange,
     _change,
     _chosen,
     _program,
