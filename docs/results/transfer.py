@@ -1,11 +1,11 @@
-"""Print how well predictors chose partners, by the protocol in gains_protocol.md.
+"""Who should learn with whom: scores and predictors of runs, by the protocol in gains_protocol.md.
 
-    python docs/results/transfer.py runs --prepared data/transfer --save transfer.json
-    python docs/results/transfer.py docs/results/transfer.json
+    python docs/results/transfer.py docs/results/transfer.json      # prints all predictors
+    python docs/results/transfer.py runs --prepared data/transfer   # after the sweeps: saves them
 
-The folder holds transfer_from, transfer_into and transfer_joint; `--save` writes what was read of
-them to a file from which the tables can be made again. Without `--prepared`, what is read off the
-text is left out; without the package `urielplus`, its distances.
+`runs` holds transfer_from, transfer_into and transfer_joint; what is read of them is saved to
+transfer.json, from which `write_results.py` writes the tables. Without `--prepared`, what is read
+off the text is left out; without the package `urielplus`, its distances.
 """
 
 from __future__ import annotations
@@ -38,30 +38,32 @@ WAYS = {"from": "en-to-any", "into": "any-to-en"}
 WHEN = {"early": (250, 1, 250), "mid": (1000, 751, 1250), "late": (2000, 1751, 2000)}
 SIDES = ("encoder", "decoder", "embeddings", "whole")
 KINDS = ("featural", "syntactic", "genetic", "geographic", "script")
+SHOWN = (
+    *(f"same.{side}.mid" for side in ("decoder", "encoder", "embeddings", "whole")),
+    *("same.decoder.early", "same.decoder.late", "other.decoder.mid", "corrected.decoder.mid"),
+    *("influence.decoder.mid", "train.decoder.mid", "pushes.decoder.mid", "adam.decoder.mid"),
+    *("adam_pushes.decoder.mid", "subwords", "family", "lineage", "uriel.featural"),
+    *("uriel.genetic", "size", "chance"),
+)
+SAVED = Path(__file__).parent / "transfer.json"
 _METRICS = ("BLEU", "chrF++", "dev loss")
+_IN_WORDS = {"dev loss": "development loss"}
 
 
 def main() -> None:
-    """Read the arguments; print tables."""
+    """Read the arguments; save what runs have, print what predictors are worth."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("source", type=Path, help="a folder of runs, or a file written by --save")
+    parser.add_argument("source", type=Path, help="a folder of runs, or transfer.json")
     parser.add_argument("--prepared", type=Path)
-    parser.add_argument("--metric", choices=_METRICS, default="BLEU")
-    parser.add_argument("--save", type=Path)
     args = parser.parse_args()
     if args.source.is_dir():
         found = {way: read_runs(args.source, way, args.prepared) for way in WAYS}
+        text = json.dumps(found, separators=(",", ":")) + "\n"
+        SAVED.write_text(text, encoding="utf-8")
     else:
         found = json.loads(args.source.read_text(encoding="utf-8"))
-    if args.save is not None:
-        args.save.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
     for way, table in found.items():
-        scores, alone = (
-            np.array(table["scores"][args.metric][kind]) for kind in ("pairs", "alone")
-        )
-        predicted = {name: np.array(values, float) for name, values in table["predictors"].items()}
-        print(f"\n## {'From' if way == 'from' else 'Into'} English, {args.metric}\n")
-        print("\n".join(report(scores, alone, predicted)))
+        print(f"\n{way} English\n\n{predictor_table(table, sorted(table['predictors']))}")
 
 
 def read_runs(runs: Path, way: str, prepared: Path | None) -> dict[str, Any]:
@@ -245,65 +247,84 @@ def p_value(differences: Table) -> float:
     return float(((signs * differences).mean(1) <= differences.mean() + 1e-12).mean())
 
 
-def _interval(values: Table) -> str:
+def mean_and_interval(values: Table) -> tuple[float, float, float]:
+    """The mean over targets, and its 95 % bootstrap interval."""
     draws = np.random.default_rng(0).integers(len(values), size=(10_000, len(values)))
     low, high = np.quantile(values[draws].mean(1), (0.025, 0.975))
-    return f"{values.mean():.2f} [{low:.2f}, {high:.2f}]"
+    return float(values.mean()), float(low), float(high)
 
 
-def report(scores: Table, alone: Table, predicted: Mapping[str, Table]) -> Iterator[str]:
-    """The table of a direction, and what the criteria say."""
-    whole = ~np.isnan(scores).any(2) & ~np.isnan(alone)  # [seeds, targets]
-    complete = np.where(whole[..., None], scores, np.nan)
-    used = whole.any(0)
-    missing = [f"{TARGETS[t]} of seed {s}" for s, t in np.argwhere(~whole)]
-    if missing:
-        yield f"Not complete: {', '.join(missing)}.\n"
-    if not used.any():
-        return
-    names = [TARGETS[place] for place in np.flatnonzero(used)]
-    complete, single = complete[:, used], np.where(whole, alone, np.nan)[:, used]
-    mean, baseline = np.nanmean(complete, 0), np.nanmean(single, 0)
-    yield f"| target | alone | {' | '.join(PARTNERS)} | first of {PRIMARY} |"
-    yield "|" + " --- |" * (len(PARTNERS) + 3)
-    primary = predicted.get(PRIMARY)
-    for row, name in enumerate(names):
-        first = ""
-        if primary is not None:
-            first = PARTNERS[int(np.nanmean(primary, 0)[used][row].argmax())]
-        values = " | ".join(f"{value:.1f}" for value in mean[row])
-        yield f"| {name} | {baseline[row]:.1f} | {values} | {first} |"
-    helped = mean.max(1) > baseline
-    yield f"\nNo partner helps: {int((~helped).sum())} of {len(names)} targets."
-    yield from _ceilings(complete)
-    rows = {}
-    for name, expected in predicted.items():
-        pooled = np.nanmean(expected, 0)[used] if len(expected) > 1 else expected[0][used]
-        rows[name] = regrets(mean, pooled), correlations(mean, pooled)
-    head = ("predictor", "regret", "rank correlation", "p below family", "p below URIEL")
-    yield f"\n| {' | '.join(head)} | false promises | cannot be told |"
-    yield "|" + " --- |" * 7
-    order = sorted(rows, key=lambda name: (name != PRIMARY, float(rows[name][0].mean())))
-    for name in order:
-        regret, correlation = rows[name]
-        tests = [
-            f"{p_value(regret - rows[rival][0]):.3f}" if rival in rows and rival != name else ""
-            for rival in RIVALS
-        ]
-        false, untold = _promises(predicted[name][:, used], mean, baseline)
-        known = correlation[~np.isnan(correlation)]
-        shown = f"{known.mean():.2f}" if len(known) else ""
-        cells = (name, _interval(regret), shown, *tests, f"{false:.0%}", f"{untold:.0%}")
-        yield f"| {' | '.join(cells)} |"
-    if PRIMARY in rows:
-        yield "\n" + _verdict(rows, predicted[PRIMARY][:, used], mean, baseline)
+def parts(found: Mapping[str, Any]) -> dict[str, str]:
+    """Mark -> what stands there on the page, of both directions."""
+    return {
+        f"{way}_{name}": text
+        for way, table in found.items()
+        for name, text in (
+            ("scores", score_table(table)),
+            ("predictors", predictor_table(table, SHOWN)),
+        )
+    }
+
+
+def _of_metric(table: Mapping[str, Any], metric: str) -> tuple[Table, Table, Table]:
+    """Scores with every partner by seed, their mean over seeds, and the mean of targets alone."""
+    pairs, alone = (np.array(table["scores"][metric][kind]) for kind in ("pairs", "alone"))
+    return pairs, np.nanmean(pairs, 0), np.nanmean(alone, 0)
+
+
+def regrets_of(table: Mapping[str, Any], metric: str) -> dict[str, Table]:
+    """Predictor -> what its first partners lose, `[targets]`."""
+    mean = _of_metric(table, metric)[1]
+    return {
+        name: regrets(mean, np.array(expected, float).mean(0))
+        for name, expected in table["predictors"].items()
+    }
+
+
+def _in_words(values: Table) -> str:
+    mean, low, high = mean_and_interval(values)
+    return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def score_table(table: Mapping[str, Any]) -> str:
+    """BLEU of every target with every partner, and the partner that the primary predictor names."""
+    pairs, mean, alone = _of_metric(table, "BLEU")
+    chosen = np.array(table["predictors"][PRIMARY]).mean(0).argmax(1)
+    lines = [f"| target | alone | {' | '.join(PARTNERS)} | first of {PRIMARY} |"]
+    lines.append("|" + " --- |" * (len(PARTNERS) + 3))
+    for row, name in enumerate(TARGETS):
+        cells = [f"{value:.1f}" for value in (alone[row], *mean[row])]
+        lines.append(f"| {' | '.join((name, *cells, PARTNERS[chosen[row]]))} |")
+    return "\n".join([*lines, "", *_ceilings(pairs)]) + "\n"
+
+
+def predictor_table(table: Mapping[str, Any], names: Sequence[str]) -> str:
+    """What predictors are worth, and below what the criteria say of the primary one."""
+    heads = [f"regret, {_IN_WORDS.get(metric, metric)}" for metric in _METRICS]
+    heads += ["rank correlation, BLEU", "p below family", "p below URIEL", "cannot be told"]
+    lines = [f"| predictor | {' | '.join(heads)} |", "|" + " --- |" * (len(heads) + 1)]
+    predicted = {name: np.array(values, float) for name, values in table["predictors"].items()}
+    regret = {metric: regrets_of(table, metric) for metric in _METRICS}
+    _, mean, alone = _of_metric(table, "BLEU")
+    for name in names:
+        own = regret["BLEU"]
+        known = correlations(mean, predicted[name].mean(0))
+        known = known[~np.isnan(known)]
+        cells = [f"`{name}`", *(_in_words(regret[metric][name]) for metric in _METRICS)]
+        cells.append(f"{known.mean():.2f}" if len(known) else "")
+        cells += ["" if one == name else f"{p_value(own[name] - own[one]):.3f}" for one in RIVALS]
+        cells.append(f"{_promises(predicted[name], mean, alone)[1]:.0%}")
+        lines.append(f"| {' | '.join(cells)} |")
+    for metric in _METRICS:
+        _, mean, alone = _of_metric(table, metric)
+        false, _ = _promises(predicted[PRIMARY], mean, alone)
+        said = _verdict(regret[metric], false)
+        lines += ["", f"By {_IN_WORDS.get(metric, metric)}: {said}"]
+    return "\n".join(lines) + "\n"
 
 
 def _ceilings(complete: Table) -> Iterator[str]:
-    both = ~np.isnan(complete).any((0, 2))
-    if len(complete) < 2 or not both.any():
-        return
-    one, other = complete[:, both]
+    one, other = complete
     r = float(np.nanmean(correlations(one, other)))
     ceiling = np.sqrt(max(0.0, 2 * r / (1 + r)))
     regret = (regrets(one, other).mean() + regrets(other, one).mean()) / 2
@@ -320,19 +341,15 @@ def _promises(expected: Table, mean: Table, alone: Table) -> tuple[float, float]
     return float(false.mean()), float((~told).mean())
 
 
-def _verdict(
-    rows: Mapping[str, tuple[Table, Table]], expected: Table, mean: Table, alone: Table
-) -> str:
-    regret = rows[PRIMARY][0]
-    false, _ = _promises(expected, mean, alone)
-    tests = {name: p_value(regret - rows[name][0]) for name in RIVALS if name in rows}
+def _verdict(regret: Mapping[str, Table], false: float) -> str:
+    own = regret[PRIMARY]
     met = {
-        "regret at most .25": regret.mean() <= 0.25,
-        "below family and URIEL": len(tests) == 2 and all(p < 0.05 for p in tests.values()),
+        "regret at most .25": own.mean() <= 0.25,
+        "below family and URIEL": all(p_value(own - regret[name]) < 0.05 for name in RIVALS),
         "at most 10 % false promises": false <= 0.1,
     }
     said = "; ".join(f"{name}: {'met' if is_met else 'not met'}" for name, is_met in met.items())
-    return f"{PRIMARY}: {said}."
+    return f"`{PRIMARY}`: {said}."
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ TOY = {
         "keep": 2,
         "writers": [],
     },
+    "align": {"rule": "gradvac"},  # with a state that steps change
     "optimizer": {"warmup_steps": 3, "lr": 1e-2, "accumulation": 2},
 }
 Work = Callable[[Path], object]

@@ -51,6 +51,7 @@ from torch import Tensor
 from gradvac import Alignment
 from gradvac import gram as geometry
 from gradvac.analysis.similarities import Floats, Similarities
+from gradvac.files import open_arrays
 from gradvac.run_files import RunFiles
 
 _MAGIC = b"gradvac1"
@@ -296,12 +297,7 @@ def _load(file: BinaryIO, chunk: _Chunk) -> "np.lib.npyio.NpzFile":
     file.seek(chunk.start + _HEADER.size)
     content = file.read(chunk.end - file.tell())
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        if size > _MOST_UNPACKED:
-            raise ValueError(f"it would take {size / 1e9:.1f} GB")
-        array = np.load(io.BytesIO(content), allow_pickle=False)
-        assert isinstance(array, np.lib.npyio.NpzFile)
+        array = open_arrays(content, _MOST_UNPACKED)
         _check_shapes(array)
     except Exception as error:  # odd contents make zipfile, zlib and NumPy raise anything
         raise ValueError(

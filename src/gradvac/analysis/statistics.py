@@ -14,7 +14,7 @@ possible is NaN, and parallel tests are corrected by `holm`.
 *Noise makes patterns* (`pair_pattern`). The cosine of two noisy gradients is a_i a_j c_ij, where
 a_i shrinks with the noise of task i: tasks with large batches look similar to each other, though
 all c_ij are equal. What a product of one factor per task explains is therefore taken out before
-pairs are compared, in every component by itself.
+pairs are compared, in every component by itself, and the rest is divided by how much noise it has.
 
 *Without noise* (`corrected`), from two halves of every task's lines. If a task's two halves agree
 by r (its reliability), the cosine of two tasks is too small by a factor of sqrt(r_i r_j). Single
@@ -31,14 +31,6 @@ i. Adam scales every parameter by its own history, so that its steps differ from
 of training, g_i comes from the same batch as the update, and a task's own share counts the noise of
 its batch as progress. From two halves of an aligned set (`measure`), g_i comes from one half and
 the update from the other, so that the shares are unbiased.
-
-*Groups* of tasks that could train together (`stable_groups`) are branches of the tree that come
-back. Any data give a tree, even noise. So two questions are asked. Do the same pairs stand out in
-two independent halves of the data (of every task's lines, or of the records of training), each in
-other layers? Layers share the noise of a batch, and records share whatever pairs happen to have in
-common in a layer, so that halves of one alone would agree by chance. If not, there are no groups.
-And does a branch reappear when records (or the noise of halves) and layers are drawn again
-(Felsenstein's bootstrap)? Only branches that reappear nine times out of ten are reported.
 """
 
 # S steps, K components, T tasks, L layers, N permutations
@@ -74,19 +66,17 @@ Matrix = NDArray[np.floating]
 Counts = NDArray[np.int64]
 
 REACH = 0.05  # half a 99 % interval: more is "not reliable enough"
-SUPPORT = 0.9  # share of samples in which a group must reappear
 MOST_COUNTED = 20_000  # permutations that are enumerated; if there are more, they are drawn
 _NOTHING = 1e-7  # rounding errors around 0
 _FEWEST_TASKS = 3  # two tasks are one pair, which shows no variation
-_FEWEST_IN_GROUPS = 4  # tasks
 _FEW_CHECKPOINTS = 12  # too few to tell a trend from slow changes
 _FEWEST_LAYERS = 4  # three lie on a line by chance
 LEAST = 0.01  # differences of cosines that are worth a claim
 _ROUNDS = 60  # of fitting factors
+_LEAST_NOISE = 0.02  # of a task; less is not told from none
 _SIGNIFICANT = 0.05
 _AT_ONCE = 2048  # shuffles
 _NUM_PERMUTATIONS, _SEED = 9999, 0
-_NUM_SAMPLES = 200  # of the data, for groups
 
 
 def mean_matrix(similarities: Similarities, side: str | None = None) -> Floats:
@@ -915,13 +905,8 @@ def _row_correlations(
     return correlations
 
 
-def dendrogram(matrix: Matrix, *, ordered: bool = True) -> NDArray[np.float64]:
-    """SciPy's linkage of the tasks: average linkage on 1 - cosine, leaves in optimal order.
-
-    Args:
-        matrix: `[T, T]`.
-        ordered: Whether the order of leaves matters; finding the best one takes most of the time.
-    """
+def dendrogram(matrix: Matrix) -> NDArray[np.float64]:
+    """SciPy's linkage of the tasks `[T, T]`: average linkage on 1 - cosine, leaves in order."""
     if len(matrix) < 2:
         raise ValueError("matrix: one task has nothing to be clustered with; give at least two.")
     distances = 1.0 - np.asarray(_symmetric(matrix), dtype=np.float64)
@@ -929,7 +914,7 @@ def dendrogram(matrix: Matrix, *, ordered: bool = True) -> NDArray[np.float64]:
     distances[unknown] = np.max(distances[~unknown], initial=1.0)
     np.fill_diagonal(distances, 0.0)
     condensed = squareform(distances.clip(min=0.0), checks=False)
-    tree = hierarchy.linkage(condensed, method="average", optimal_ordering=ordered)
+    tree = hierarchy.linkage(condensed, method="average", optimal_ordering=True)
     return np.asarray(tree, dtype=np.float64)
 
 
@@ -941,167 +926,54 @@ def cluster_order(matrix: Matrix) -> list[int]:
     return order
 
 
-class TaskGroup(NamedTuple):
-    """Tasks that belong together, and the share of samples in which they do."""
-
-    tasks: tuple[str, ...]
-    support: float
-
-
-class TaskGroups(NamedTuple):
-    """Groups of tasks, the most distinct first; none if they are not stable.
-
-    Attributes:
-        found: The groups.
-        agreement: Whether the same pairs stand out in two halves of the data.
-        why_none: What is missing, in words; "" if there are groups.
-    """
-
-    found: tuple[TaskGroup, ...]
-    agreement: Correlation | None
-    why_none: str
-
-
-def stable_groups(similarities: Similarities) -> TaskGroups:
-    """Suggest groups of tasks, or say why there are none.
-
-    Args:
-        similarities: Of at least 4 tasks, with both halves or from training.
-    """
-    num = len(similarities.tasks)
-    if num < _FEWEST_IN_GROUPS:
-        return TaskGroups((), None, f"groups need at least {_FEWEST_IN_GROUPS} tasks")
-    halves = _half_lines(similarities) or _half_records(similarities)
-    if isinstance(halves, str):
-        return TaskGroups((), None, halves)
-    agreement = mantel(halves.first, halves.second)
-    if not (agreement.r > 0 and agreement.p_value < _SIGNIFICANT):
-        why = "other pairs stand out in one half of the data than in the other"
-        return TaskGroups((), agreement, why)
-    samples = [_branches(sample) for sample in halves.samples]
-    lengths = _branches(halves.pattern)
-    stable: list[tuple[frozenset[int], float]] = []
-    for branch in sorted(lengths, key=lengths.__getitem__, reverse=True):  # the most distinct first
-        support = sum(branch in sample for sample in samples) / len(samples)
-        distinct = _distinction(halves.pattern, branch) >= LEAST
-        if support >= SUPPORT and distinct and all(branch.isdisjoint(b) for b, _ in stable):
-            stable.append((branch, support))
-    groups = tuple(
-        TaskGroup(tuple(similarities.tasks[i] for i in sorted(branch)), support)
-        for branch, support in stable
-    )
-    return TaskGroups(
-        groups, agreement, "" if groups else "no branch of the tree reappears reliably"
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Halves:
-    """What stands out in pairs `[T, T]`: in all data, in halves without common noise, redrawn."""
-
-    pattern: Matrix
-    first: Matrix
-    second: Matrix
-    samples: Matrix  # [N, T, T]
-
-
-def _half_lines(similarities: Similarities) -> _Halves | None:
-    """Of a measurement: one half of i with the other of j, and the reverse; None without both."""
-    if similarities.across is None:
-        return None
-    chosen = weighty(similarities.components)
-    across = mean_where_known(similarities.across[:, chosen], axis=0)  # [K, T, T]
-    upper, lower = np.triu(across, 1), np.tril(across, -1)
-    first, second = (without_factors(half + half.swapaxes(1, 2)) for half in (upper, lower))
-    left = without_factors((across + across.swapaxes(1, 2)) / 2)  # [K, T, T]
-    apart = np.triu_indices(left.shape[1], 1)
-    difference = mean_where_known(first - second, axis=0)[apart]
-    spread = float(np.sqrt(np.nanmean(difference**2) / 4))  # of the mean of the two
-    draw = np.random.default_rng(_SEED)
-    noise = np.triu(draw.normal(0, spread, (_NUM_SAMPLES, *left.shape[1:])), 1)
-    layers = draw.integers(len(left), size=(_NUM_SAMPLES, len(left)))
-    samples = np.stack([mean_where_known(left[indices], axis=0) for indices in layers])
-    return _Halves(
-        mean_where_known(left, axis=0),
-        *_in_other_layers(first, second),
-        samples + noise + noise.swapaxes(1, 2),
-    )
-
-
-def _in_other_layers(first: Matrix, second: Matrix) -> tuple[Floats, Floats]:
-    """One half `[K, T, T]` in every second layer, and the other half in the rest, each `[T, T]`."""
-    if len(first) < 2:
-        return first[0], second[0]
-    return mean_where_known(first[::2], axis=0), mean_where_known(second[1::2], axis=0)
-
-
-def _half_records(similarities: Similarities) -> _Halves | str:
-    """Of training: earlier and later records, without those between; or why there are none."""
-    if similarities.lines != "training":
-        return "not tested, because the two halves of the lines were not stored"
-    values = similarities.values[:, weighty(similarities.components)]
-    blocks = over_steps.block_means(values)  # [B, K, T, T]
-    fitted = mean_where_known(blocks, axis=0)
-    fitted = fitted - without_factors(fitted)
-    left = blocks - fitted  # [B, K, T, T]
-    num, num_layers = left.shape[:2]
-    pairs = mean_where_known(left, axis=1)[:, *np.triu_indices(left.shape[2], 1)]
-    counts = over_steps.independent_blocks(pairs - mean_where_known(pairs, axis=0), 1)
-    count = float(np.median(counts))
-    if count < over_steps.FEWEST:
-        return "not tested, because there are too few independent records of training"
-    half = (num - 1) // 2
-    first, second = (
-        without_factors(mean_where_known(part, axis=0)) for part in (blocks[:half], blocks[-half:])
-    )
-    draw = np.random.default_rng(_SEED)
-    steps = draw.integers(num, size=(_NUM_SAMPLES, max(2, round(count))))
-    layers = draw.integers(num_layers, size=(_NUM_SAMPLES, num_layers))
-    samples = np.stack(
-        [
-            mean_where_known(left[np.ix_(b, k)], axis=(0, 1))
-            for b, k in zip(steps, layers, strict=True)
-        ]
-    )
-    pattern = mean_where_known(left, axis=(0, 1))
-    return _Halves(pattern, *_in_other_layers(first, second), samples)
-
-
 def pair_pattern(similarities: Similarities, side: str | None = None) -> Floats:
     """What stands out in pairs beyond one factor per task, mean over components and steps.
+
+    Of two gradients that share a direction, what noise leaves at right angles to it has a variance
+    of (1 - a_i^2) (1 - a_j^2). Permutations take all tasks to be alike, so pairs are divided by
+    this; else pairs of noisy tasks would decide.
 
     Args:
         similarities: Any.
         side: Only the components of "encoder", "decoder" or "shared".
     """
     values = similarities.values[:, weighty(similarities.components, side)]
-    return mean_where_known(without_factors(mean_where_known(values, axis=0)), axis=0)
+    cosines = np.asarray(mean_where_known(values, axis=0), dtype=np.float64)
+    factors, _ = _noise_factors(cosines)
+    noise = np.clip(1 - (factors**2).mean(axis=0), _LEAST_NOISE, 1.0)  # [T]
+    weights = 1 / np.sqrt(noise[:, None] * noise)
+    weights /= mean_of_pairs(weights)
+    return mean_where_known(without_factors(cosines * weights), axis=0)
 
 
 def without_factors(matrices: Matrix) -> Floats:
-    """`[..., T, T]` less a product of one factor per task, with every task's mean; NaN diagonal.
+    """`[..., T, T]` less a product of one factor per task, with every task's mean; NaN diagonal."""
+    factors, sign = _noise_factors(matrices)
+    explained = sign * factors[..., :, None] * factors[..., None, :]
+    every = np.arange(explained.shape[-1])
+    explained[..., every, every] = np.nan
+    return np.asarray(matrices - explained, dtype=np.float32)
+
+
+def _noise_factors(matrices: Matrix) -> tuple[Matrix, Matrix]:
+    """The factors `[..., T]` of a product a_i a_j c with the row sums of matrices, and c's sign.
 
     The noise of a task shrinks all of its cosines by one factor, and factors are not negative: so a
     product a_i a_j c, with c of the sign of the mean, is what unequal noise makes of equal tasks.
     The product with the least squares would be of one group alone, where there are two.
     """
-    values = np.array(matrices, dtype=np.float64)
-    num = values.shape[-1]
-    values[..., np.arange(num), np.arange(num)] = np.nan
-    known = ~np.isnan(values)
-    filled = np.where(known, values, 0.0)
+    known = ~np.isnan(matrices) & ~np.eye(matrices.shape[-1], dtype=bool)
+    filled = np.where(known, matrices, 0.0)
     total = filled.sum(axis=(-1, -2), keepdims=True)
     sign = np.where(total < 0, -1.0, 1.0)
-    filled = filled * sign
     counts = np.maximum(known.sum(axis=(-1, -2), keepdims=True), 1)
-    factors = np.broadcast_to(np.sqrt(np.abs(total) / counts)[..., 0], values.shape[:-1]).copy()
-    sums = filled.sum(axis=-1)
+    factors = np.broadcast_to(np.sqrt(np.abs(total) / counts)[..., 0], filled.shape[:-1])
+    sums = (filled * sign).sum(axis=-1)
     for _ in range(_ROUNDS):
         others = (known * factors[..., None, :]).sum(axis=-1)
         better = np.divide(sums, others, out=np.zeros_like(sums), where=others > 0)
         factors = (factors + np.maximum(better, 0.0)) / 2  # in full steps it may jump for ever
-    explained = sign * factors[..., :, None] * factors[..., None, :]
-    return np.asarray(values - explained, dtype=np.float32)
+    return factors, sign
 
 
 def without_task_means(matrix: Matrix) -> Matrix:
@@ -1113,27 +985,3 @@ def without_task_means(matrix: Matrix) -> Matrix:
     means, *_ = np.linalg.lstsq(system, np.nansum(values, axis=1), rcond=None)
     left: Matrix = values - means[:, None] - means[None]
     return left
-
-
-def _distinction(pattern: Matrix, branch: frozenset[int]) -> float:
-    """How much more similar the tasks of a branch are to each other than to the rest."""
-    inside = np.isin(np.arange(len(pattern)), list(branch))
-    within = pattern[np.ix_(inside, inside)]
-    return float(mean_of_pairs(within) - np.nanmean(pattern[np.ix_(inside, ~inside)]))
-
-
-def _branches(matrix: Matrix) -> dict[frozenset[int], float]:
-    """Tasks below every join of the tree -> how much closer they are than with any other task.
-
-    Joins of nearly all tasks do not count: all but one is not a group.
-    """
-    num, tree = len(matrix), dendrogram(matrix, ordered=False)
-    below = {n: frozenset([n]) for n in range(num)}
-    heights: dict[frozenset[int], float] = {}
-    lengths: dict[frozenset[int], float] = {}
-    for join, (one, other, height, _) in enumerate(tree, start=num):
-        parts = below[int(one)], below[int(other)]
-        lengths.update({part: height - heights[part] for part in parts if part in heights})
-        below[join] = parts[0] | parts[1]
-        heights[below[join]] = float(height)
-    return {branch: length for branch, length in lengths.items() if len(branch) <= num - 2}

@@ -19,10 +19,10 @@ from gradvac.cli.common import (
     Run,
     Source,
     Weights,
-    load_nmt,
+    load_config,
     needs,
     require_run,
-    run_folder,
+    train_run,
     utf8_output,
     weights_of,
 )
@@ -51,7 +51,7 @@ def _prepare(
     from gradvac.lab.recipes.nmt.cleaning import report_table
     from gradvac.lab.recipes.nmt.preparation import prepare_corpus
 
-    settings = load_nmt(config, overrides or [])
+    settings = load_config("nmt", config, overrides)
     console = Console(highlight=False, markup=False)
     with log_to(console.print):
         prepared = prepare_corpus(settings.data)
@@ -71,13 +71,7 @@ def _train(
     run: Into = None,
 ) -> None:
     """Train, or continue a run that was interrupted."""
-    from gradvac.lab.recipes.nmt import train_translation
-    from gradvac.lab.training import Display
-
-    settings = load_nmt(config, overrides or [])
-    result = train_translation(settings, run_folder(config, run), display=Display())
-    if result.reason == "interrupted":
-        raise typer.Exit(130)
+    train_run("nmt", config, overrides, run)
 
 
 @app.command()

@@ -54,7 +54,6 @@ _SCRIPTS = ("data.js", "drawing.js", "matrix.js", "heatmap.js", "plots.js", "pag
 _QUESTIONS = {
     sentences.FAMILIES: "relatives",
     sentences.DISTANCE: "relatives",
-    sentences.GROUPS: "groups",
     sentences.PAIRS: "relatives",
     sentences.DIRECTION: "layers",
     sentences.SIDES: "layers",
@@ -115,7 +114,9 @@ def render(
         title=f"{', '.join(names)}: gradient geometry",
         runs=runs,
         live=live,
-        headlines=[run_headline(run).text for run in runs],
+        headlines=[
+            run_headline(run, said).text for run, said in zip(runs, summary.by_run, strict=True)
+        ],
         described=[
             "" if source is None else sentences.describe_source(source, run)
             for source, run in zip(sources, runs, strict=True)

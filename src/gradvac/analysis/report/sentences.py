@@ -19,8 +19,8 @@ from gradvac.rules import RULES
 from gradvac.run_files import ALL, TaskScores
 
 # What a sentence is about.
-FAMILIES, DISTANCE, GROUPS = "Relatives", "Distance", "Groups"
-PAIRS, DIRECTION, SIDES = "Pairs", "Direction", "Encoder and decoder"
+FAMILIES, DISTANCE, PAIRS = "Relatives", "Distance", "Pairs"
+DIRECTION, SIDES = "Direction", "Encoder and decoder"
 DEPTH, TIME, NOISE, SCORES = "Depth", "Time", "Reliability", "Scores"
 RULE, INFLUENCE = "Rule", "Help and harm"
 _SAME = 0.005  # the digits shown would be the same
@@ -57,8 +57,7 @@ def summarise(run: Run) -> list[Statement]:
         found.append(Statement(PAIRS, why_not))
     elif main is not None:
         found += describe_families(main, run) + describe_distances(main, run)
-        found += describe_pairs(main) + describe_groups(main, run)
-        found += describe_directions(main)
+        found += describe_pairs(main) + describe_directions(main)
         found += describe_sides(main) + describe_depth(main)
         found += describe_time(main) + describe_noise(main, run)
     influence = views.find_influence(run)
@@ -83,8 +82,13 @@ def summarise_runs(runs: Sequence[Run]) -> Summary:
     return Summary([summarise(run) for run in runs], comparison)
 
 
-def run_headline(run: Run) -> Statement:
-    """The one sentence to remember: the clearest finding, or the numbers if nothing is clear."""
+def run_headline(run: Run, said: Sequence[Statement]) -> Statement:
+    """The one sentence to remember: the clearest finding, or the numbers if nothing is clear.
+
+    Args:
+        run: Any.
+        said: What `summarise` said of it.
+    """
     main = views.main_source(run)
     why_not = None if main is None else _why_nothing(main)
     if main is None or why_not:
@@ -93,9 +97,7 @@ def run_headline(run: Run) -> Statement:
     share = _conflict_share(run)
     if not np.isnan(share):
         pairs += f" In {share:.0%} of cases, two tasks were in conflict in a training batch."
-    tested = [
-        one for one in summarise(run) if not np.isnan(one.p_value) and one.about != GROUPS
-    ]  # groups are too long a list
+    tested = [one for one in said if not np.isnan(one.p_value)]
     kinds = {one.about for one in tested}
     primary = kinds & {FAMILIES, DISTANCE}  # what is known of the tasks is asked first
     clear = [
@@ -283,30 +285,6 @@ def describe_distances(main: Similarities, run: Run) -> list[Statement]:
         text = f"Of unknown {run.distances.name}, and left out of this: {listed(missing)}."
         found.append(Statement(DISTANCE, text))
     return found
-
-
-def describe_groups(main: Similarities, run: Run) -> list[Statement]:
-    """Groups that come back in samples of the data."""
-    source = views.two_halves(run) or main
-    suggestion = statistics.stable_groups(source)
-    if suggestion.agreement is None:
-        return [Statement(GROUPS, f"No groups are suggested: {suggestion.why_none}.")]
-    test = f"r = {suggestion.agreement.r:z.2f}, {p_text(suggestion.agreement.p_value)}"
-    if not suggestion.found:
-        return [Statement(GROUPS, f"There are no stable groups: {suggestion.why_none} ({test}).")]
-    names = dict(zip(source.tasks, task_names.labels(source.tasks), strict=True))
-    groups = [
-        f"{listed([names[task] for task in group.tasks], 12)} ({group.support:.0%})"
-        for group in suggestion.found
-    ]
-    grouped = {task for group in suggestion.found for task in group.tasks}
-    alone = [names[task] for task in source.tasks if task not in grouped]
-    rest = f". In none: {listed(alone, 12)}" if alone else ""
-    text = (
-        f"Tasks that could train together, with the share of samples in which they do: "
-        f"{'; '.join(groups)}{rest}. The same pairs stand out in two halves of the data ({test})."
-    )
-    return [Statement(GROUPS, text, claims=True, p_value=suggestion.agreement.p_value)]
 
 
 def _describe_findings(about: str, findings: list[Finding], what: str) -> list[Statement]:
