@@ -337,10 +337,11 @@ def verdict(result: DemoResult, names: Mapping[str, str]) -> str:
         outcome = f"Following the advice changed {target} by no more than other sentences could"
     return (
         f"{outcome}. With {companion} it has {_interval(over[ALONE])} over the last fifth alone, "
-        f"and {_interval(over[CHANCE])} over a companion by chance. {noise} {target} then has a model of its own, and the others keep the joint one "
-        "of four fifths; several small languages would have to divide the last fifth. On real "
-        "text, divided so, the last fifth alone has helped from English, and advised companions "
-        "have not (docs/results/equal_compute.md, docs/results/finish_alone.md)."
+        f"and {_interval(over[CHANCE])} over a companion by chance. {noise} {target} then has a "
+        "model of its own, and the others keep the joint one of four fifths; several small "
+        "languages would have to divide the last fifth. On real text, divided so, the last fifth "
+        "alone has helped from English, and advised companions have not "
+        "(docs/results/equal_compute.md, docs/results/finish_alone.md)."
     )
 
 
