@@ -28,7 +28,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gradvac.analysis import load_run
-from gradvac.analysis.advice import Advice, advise_runs, describe_advice
+from gradvac.analysis.advice import (
+    LAST_FIFTH,
+    TRUST,
+    Advice,
+    advise_runs,
+    describe_advice,
+)
 from gradvac.files import write_json
 from gradvac.lab.experiments.comparison import draw_sentences
 from gradvac.lab.experiments.follow_up import last_part
@@ -122,8 +128,9 @@ def run_demo(config: NmtConfig, out: Path, *, console: Console, num_lines: int =
     seconds, tasks = done[JOINT]
     names = {task: corpus.languages[parse(task).target].name for task in sizes}
     console.rule("3. What the gradients of joint training advise", align="left")
-    for sentence in describe_advice(_advice(out), names)[:-2]:  # how good such advice is: see below
-        console.print(sentence, markup=False)
+    for sentence in describe_advice(_advice(out), names):
+        if sentence not in (TRUST, LAST_FIFTH):  # the verdict says so
+            console.print(sentence, markup=False)
     result = _judged(out, tasks, {JOINT: seconds, GRADVAC: done[GRADVAC]}, begin)
     console.rule("4. What following the advice did", align="left")
     if result.target:
@@ -263,8 +270,8 @@ def _show_samples(
     names: Mapping[str, str],
     console: Console,
 ) -> None:
-    sources, references = prepared.task_text(TEST, result.target)
     target = result.target
+    sources, references = prepared.task_text(TEST, target)
     said = {name: translations(out / name, TEST, "best", target) for name in (JOINT, ADVISED)}
     shown = Table(show_header=False, box=None, padding=(0, 1))
     for number in range(_NUM_SAMPLES):
