@@ -19,6 +19,7 @@ from equal_compute import best_validation
 from numpy.typing import NDArray
 from scipy import stats
 
+Table = NDArray[np.float64]
 Scores = dict[str, dict[str, list[float]]]  # metric -> task -> score by seed
 
 SEEDS = (10, 11, 12, 13)
@@ -26,6 +27,7 @@ SMALL = {
     "into": [f"{code}-en" for code in ("mr", "cs", "es", "fr", "tr", "bg")],
     "bible": [f"en-{code}" for code in ("de", "es", "cs", "sw", "he")],
 }
+TITLES = {"into": "Into English", "bible": "Bible"}
 METRICS = {"BLEU": 2, "chrF++": 2, "dev loss": 3}  # with digits; a loss is better if lower
 OWN_BEST = "dev loss, own best"  # joint training's, at each language's own best validation
 STEP = "3200"  # where the last fifth begins
@@ -94,7 +96,7 @@ def report(collection: str, arms: Mapping[str, Scores]) -> Iterator[str]:
     everything = list(arms[tuned]["BLEU"])
     small = SMALL[collection]
     others = [task for task in everything if task not in small]
-    yield f"\n## {collection}: against {tuned}\n"
+    yield f"## {TITLES[collection]}: against {tuned}\n"
     for title, tasks in (("small", small), ("others", others), ("all", everything)):
         yield f"\n### {title}: {', '.join(tasks)}\n"
         yield "| arm |" + "".join(f" {metric} | difference |" for metric in METRICS)
@@ -142,8 +144,6 @@ def interval(differences: Table, digits: int) -> str:
     half = float(stats.t.ppf(0.975, num - 1)) * differences.std(ddof=1) / num**0.5
     return f"{mean:+.{digits}f} [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}]"
 
-
-Table = NDArray[np.float64]
 
 if __name__ == "__main__":
     main()

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from gradvac.analysis.figures.style import INKS, STYLE, name_points, new_figure
 
@@ -138,8 +139,8 @@ def front(published: Row) -> Figure:
     return figure
 
 
-def families(cosines: Sequence[Row]) -> Figure:
-    """Cosines within families and between, of every kind of run."""
+def families(cosines: Sequence[Row], **names: str) -> Figure:
+    """Cosines within families and between, of every kind of run; some by other names."""
     with mpl.rc_context(dict(STYLE)):
         figure = new_figure(6.2, 0.8 + 0.2 * len(cosines))
         axes = figure.add_subplot()
@@ -148,16 +149,17 @@ def families(cosines: Sequence[Row]) -> Figure:
             axes.plot(pair, [height] * 2, color=_TEXT, linewidth=1.2, zorder=1)
             axes.plot(row["between"], height, "o", color=INKS[1], markersize=5, label="between")
             axes.plot(row["within"], height, "o", color=INKS[0], markersize=5, label="within")
-        _name_rows(axes, [_name(row) for row in cosines])
+        _name_rows(axes, [_name(row, _RUNS | names) for row in cosines])
         axes.set_xlim(0, max(row["within"] for row in cosines) * 1.05)
+        axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.set_xlabel("mean cosine of two languages", color=_TEXT, fontsize=8)
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles[:2], labels[:2], loc="outside upper right", ncols=2, labelcolor=_TEXT)
     return figure
 
 
-def _name(row: Row) -> str:
-    return f"{_RUNS[row['runs']]}, {row['tasks'].split(' ', 1)[1]}, {row['side']}"
+def _name(row: Row, names: Mapping[str, str]) -> str:
+    return f"{names[row['runs']]}, {row['tasks'].split(' ', 1)[1]}, {row['side']}"
 
 
 def active(updates: Mapping[str, Row]) -> Figure:
@@ -267,8 +269,13 @@ def _of_pages(published: Row) -> dict[str, Callable[[], Figure]]:
     return drawn | {
         "front": lambda: front(published),
         "figure3": lambda: active(published["updates"]),
-        "figure9": lambda: families([*by_runs["tiny"], *by_runs["from_english"]]),
-        "figure11": lambda: families([*by_runs["quarter_batches"], *by_runs["from_english"]]),
+        "figure9": lambda: families(
+            [*by_runs["tiny"], *by_runs["from_english"]], from_english="verses, small model"
+        ),
+        "figure11": lambda: families(
+            [*by_runs["quarter_batches"], *by_runs["from_english"]],
+            from_english="verses, the whole batch",
+        ),
         "geometry": lambda: families(published["cosines"]),
     }
 

@@ -70,7 +70,7 @@ class Aligner:
         metric: What Gram matrices, and so rules and the returned similarities, see of task
             gradients, such as `AdamMetric`; None: the gradients as they are.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from gradvac import Aligner, GradVac
         >>> model = torch.nn.Linear(3, 1)

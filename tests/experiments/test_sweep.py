@@ -29,7 +29,7 @@ from gradvac.lab.experiments import (
 )
 from gradvac.lab.experiments.sweep import HALVING, rungs
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.locks import FolderLock
+from gradvac.lab.runs.locks import folder_lock
 from gradvac.lab.training import checkpoint
 
 from .conftest import ROOT, TWIN, InProcess
@@ -216,7 +216,7 @@ def test_a_run_waits_for_its_predecessor_to_leave(sweep: Make) -> None:
     made, is_held = sweep("score = []", **{"train.max_steps": 1}), threading.Event()
 
     def save() -> None:
-        with FolderLock(made.trials[0].run, busy=None):
+        with folder_lock(made.trials[0].run, busy=None):
             is_held.set()
             time.sleep(0.5)
 

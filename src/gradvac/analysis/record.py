@@ -390,7 +390,7 @@ class Recorder:
     Raises:
         ValueError: The file is not a record of a training run; it is left as it is.
 
-    Example:
+    Examples:
         >>> import tempfile, torch
         >>> from gradvac import Aligner
         >>> model = torch.nn.Linear(2, 1)

@@ -36,7 +36,7 @@ class GradNorm(Rule):
         component: Name of the component whose norms are used. None: the last one, in model order,
             that every present task reaches.
 
-    Example:
+    Examples:
         >>> from gradvac import GradNorm
         >>> rule = GradNorm(alpha=1.5)
     """

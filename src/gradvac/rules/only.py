@@ -25,7 +25,7 @@ class Only(Rule):
         from_step: The first step at which it acts; this rule counts steps from 0.
         until_step: The first step at which it no longer acts; None: it acts to the end.
 
-    Example:
+    Examples:
         >>> from gradvac import GradVac, Only
         >>> rule = Only(GradVac(), components=["encoder*"], until_step=1000)
     """

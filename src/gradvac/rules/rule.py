@@ -42,7 +42,7 @@ class Rule(ABC):
     and only where `self.finite` holds, so that a step which a `GradScaler` skips leaves no trace;
     it stores its state by name in `state_dict` and `load_state_dict`.
 
-    Class attributes:
+    Attributes:
         name: What configs and `Aligner(rule=...)` call it; others are called "module:Class" or
             "file.py:Class".
         does: What it does, to complete a sentence that begins with its name.
@@ -51,7 +51,7 @@ class Rule(ABC):
             matrices then have as many neighbouring rows for each present task, 0 for a part without
             rows. Weights remain those of tasks. Needs losses per row.
 
-    Example:
+    Examples:
         >>> from gradvac import Rule, gram
         >>> class EqualNorms(Rule):
         ...     def weigh_finite(self, components, gram_matrices):

@@ -30,7 +30,7 @@ class TorchJD(Rule):
             `torchjd.aggregation`, such as "UPGrad" for `UPGradWeighting`.
         options: Arguments of a weighting that is given by name.
 
-    Example:
+    Examples:
         >>> from gradvac import TorchJD
         >>> rule = TorchJD("UPGrad")
     """

@@ -190,7 +190,7 @@ class Corpus:
         languages: Code to language, for the languages selected from the tree.
         generator: What says its sentences, with the words of every language.
 
-    Example:
+    Examples:
         >>> corpus = default_corpus().select(["qso", "qsm"]).resize({"qso": 100})
         >>> english, ostrel = corpus.pairs("qso", "train")[0]
         >>> len(english.split()), len(ostrel.split())

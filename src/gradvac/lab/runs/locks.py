@@ -41,7 +41,7 @@ def folder_lock(folder: Path, *, busy: str | None, name: str = LOCK) -> Iterator
     Raises:
         ValueError: Another process holds it; the text is `busy`.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from gradvac.files import write_json
         >>> run = Path(tempfile.mkdtemp())
