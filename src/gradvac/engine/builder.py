@@ -278,8 +278,8 @@ class GradientBuilder:
         def given(task: int) -> list[Tensor | None]:
             return [_only(g, owners, task) for g, owners in zip(gradients, owned, strict=True)]
 
-        children = self.graph.children(position)
-        for edge, by_task in self._call(position, edges, rows, given).items():
+        children, like = self.graph.children(position), next(g for g in gradients if g is not None)
+        for edge, by_task in self._call(position, edges, rows, given, like).items():
             self._push(parameter_path(self.graph, *children[edge]), Built(by_task, rows))
 
     def _call(
@@ -288,8 +288,9 @@ class GradientBuilder:
         edges: Sequence[int],
         rows: Segments,
         given: Callable[[int], list[Tensor | None]],
+        like: Tensor,
     ) -> dict[int, Tensor]:
-        """Call a node with the output gradients that are given for each task.
+        """Call a node with the output gradients that are given for each task; one is like them.
 
         Exact, because every node is linear in its output gradient.
 
@@ -319,7 +320,7 @@ class GradientBuilder:
             for task in range(self._num_tasks) if rows.only is None else [rows.only]:
                 call(task)
 
-        aside(call_all, self.losses.roots[0])
+        aside(call_all, like)
         return by_edge
 
     def _describe(self, position: int) -> str:
@@ -367,7 +368,8 @@ class GradientBuilder:
             pushed = push_at_once(self.graph, position, edges, arrived.gradients[0])
         if pushed is None:
             given = partial(self._given, position, arrived.gradients)
-            pushed = self._call(position, edges, segments, given)
+            like = next(iter(arrived.gradients.values()))
+            pushed = self._call(position, edges, segments, given, like)
         for edge, gradients in pushed.items():
             self._push(paths[edge], Built(gradients, segments))
 
