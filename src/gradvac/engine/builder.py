@@ -27,6 +27,8 @@ from gradvac.engine.row_tasks import DeclaredRows, RowTasks
 Deliver = Callable[[nn.Parameter, Contribution], None]
 DeliverBlock = Callable[[Sequence[nn.Parameter], Tensor], None]
 """Parameters, and all task gradients of a use of theirs, `[n, T, P]`."""
+Captured = tuple[PlainJunction, tuple[Tensor, ...], Segments]
+"""A junction, what its node saved, and the tasks of its entries."""
 
 _LOOKUPS = {"EmbeddingBackward0": embedding, "IndexBackward0": index}
 _ROWS_FIRST = Layout(0)
@@ -93,22 +95,21 @@ class GradientBuilder:
         self._num_left = dict(self.plan.partition.num_above)
 
     def build(
-        self,
-        number: int,
-        gradients: Sequence[Tensor | None],
-        saved: tuple[Tensor, ...] | None = None,
+        self, number: int, gradients: Sequence[Tensor | None], captured: Captured | None = None
     ) -> None:
         """Deliver what a junction contributes to its parameters, if it is plain not at once.
 
         Args:
             number: Of the junction.
             gradients: Of its outputs.
-            saved: What the node of a plain junction saved, where it was read before.
+            captured: What is known of it before the pass.
         """
-        arrived = self._as_plain(number, gradients, saved)
+        arrived = self._as_plain(number, gradients, captured)
         if arrived is None:
             self._build(number, gradients)
             self._pass_on(number)
+        elif captured is not None:
+            self._waiting.append(arrived)
         elif arrived.is_large:
             self._build_plain([arrived])
         else:
@@ -117,31 +118,35 @@ class GradientBuilder:
             if self._waiting_bytes > self.room():
                 self.build_waiting()
 
-    def capture(self) -> dict[int, tuple[Tensor, ...]]:
-        """Junctions that need nothing but a gradient after the pass, and what they saved."""
+    def capture(self) -> dict[int, Captured]:
+        """Junctions that need nothing but a gradient after the pass."""
         captured = {}
         for number, junction in self.plain.by_number.items():
             shape = self.graph.shape(junction.position)
-            if 0 not in shape and self._rows_of_plain(junction, shape) is not None:
+            rows = None if 0 in shape else self._rows_of_plain(junction, shape)
+            if rows is not None:
                 saved = junction.read(self.graph, is_early=True)
                 if saved is not None:
-                    captured[number] = saved
+                    captured[number] = (junction, saved, rows)
         return captured
 
     def _as_plain(
-        self,
-        number: int,
-        gradients: Sequence[Tensor | None],
-        saved: tuple[Tensor, ...] | None,
+        self, number: int, gradients: Sequence[Tensor | None], captured: Captured | None
     ) -> Arrived | None:
-        junction, (gradient, *others) = self.plain.by_number.get(number), gradients
-        if junction is None or gradient is None or not gradient.numel():
+        gradient = gradients[0]
+        if gradient is None or not gradient.numel():
             return None
-        rows = self._rows_of_plain(junction, gradient.shape, gradient)
-        if rows is None or any(other is not None for other in others):
+        if captured is not None:
+            junction, saved, rows = captured
+            return Arrived(junction, saved, gradient, rows)
+        plain = self.plain.by_number.get(number)
+        if plain is None or any(other is not None for other in gradients[1:]):
             return None
-        saved = saved or junction.read(self.graph, is_early=False)
-        return None if saved is None else Arrived(junction, saved, gradient, rows)
+        segments = self._rows_of_plain(plain, gradient.shape, gradient)
+        values = None if segments is None else plain.read(self.graph, is_early=False)
+        if segments is None or values is None:
+            return None
+        return Arrived(plain, values, gradient, segments)
 
     def _rows_of_plain(
         self, junction: PlainJunction, shape: tuple[int, ...], gradient: Tensor | None = None

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.devices import is_captured
-from gradvac.engine.builder import Deliver, DeliverBlock, GradientBuilder
+from gradvac.engine.builder import Captured, Deliver, DeliverBlock, GradientBuilder
 from gradvac.engine.contributions import Contribution
 from gradvac.engine.graph import Graph, NotSeparable, check_parameters, release
 from gradvac.engine.joint_gradient import GradientSketches, is_due
@@ -262,7 +262,7 @@ class PlannedBackward:
         builder.allow(most, gradients.table_bytes)
         gradients.begin(weigh, write, builder.build_waiting, num_tasks, builder.room)
         components: Sequence[Collection[int]] = self.plan.components
-        captured: dict[int, tuple[Tensor, ...]] = {}
+        captured: dict[int, Captured] = {}
         # A GPU would wait for what is launched so late; hooks may write over what is captured.
         can_wait = self.losses.device.type == "cpu" and not self.graph.has_hooks
         fits = operands <= most and gradients.fit(num_tasks * builder.plain.built_bytes)
@@ -291,12 +291,12 @@ class PlannedBackward:
         done: Callable[[Any], None],
         *,
         again: bool = False,
-        captured: Mapping[int, tuple[Tensor, ...]] = MappingProxyType({}),
+        captured: Mapping[int, Captured] = MappingProxyType({}),
     ) -> dict[Tensor, Tensor]:
         """The backward; calls `done` when all junctions that have a group in `groups` were seen.
 
         And have run: whoever is told may change the parameters, which a node still reads.
-        `captured` are junctions that are built at the end, and what their nodes saved.
+        `captured` are junctions that are built at the end.
         """
         plan, builder, has_hooks = self.plan, self.builder, self.graph.has_hooks
         junctions, unreached = plan.partition.junctions, plan.unreached
