@@ -9,7 +9,7 @@ from torch import nn
 from gradvac.engine.graph import Graph, GraphSignature, NotSeparable
 from gradvac.engine.losses import Losses
 from gradvac.engine.plan import Plan
-from gradvac.engine.probe import Subject, probe
+from gradvac.engine.probe import KnownPieces, Subject, probe
 from gradvac.engine.row_tasks import DeclaredRows, listen
 from gradvac.hints import warn_caller
 
@@ -34,6 +34,7 @@ class Planner:
     ) -> None:
         self._names, self._component_of, self._tasks = names, component_of, tasks
         self._known: dict[GraphSignature, _Known] = {}
+        self._pieces = KnownPieces()
         self._lengths: dict[int, float] = {}  # of tasks' gradients
         self.identities = frozenset(map(id, names))  # by which graphs tell them apart
         listen(self)
@@ -69,8 +70,14 @@ class Planner:
             return fitting[0]
         earlier = known.plans[0] if known.plans else None
         subject = Subject(graph, losses, declared, self._names, self._tasks)
+        if not (known.plans or known.refusals or verify):
+            of_pieces = self._pieces.plan(subject, self._component_of)
+            if of_pieces is not None and of_pieces.holds_for(graph, num_rows):
+                known.plans.append(of_pieces)
+                return of_pieces
         try:
             plan = probe(subject, self._component_of, earlier, self._lengths)
+            self._pieces.see(plan, graph)
         except NotSeparable as refusal:
             known.refusals[graph.sizes()] = str(refusal)
             if len(known.refusals) > _MOST_KEPT:
