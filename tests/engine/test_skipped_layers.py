@@ -68,8 +68,8 @@ def steps(numbers: range, change: Any = None) -> None:
 
 def test_a_graph_of_known_pieces_is_not_probed(probed: list[object]) -> None:
     steps(range(40))
-    num_structures = len({tuple(r.random() < 0.6 for _ in range(6)) for r in map(random.Random, range(40))})
-    assert num_structures > 20
+    draws = map(random.Random, range(40))
+    assert len({tuple(draw.random() < 0.6 for _ in range(6)) for draw in draws}) > 20
     assert len(probed) < 15
 
 
