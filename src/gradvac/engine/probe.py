@@ -36,6 +36,7 @@ from gradvac.engine.plan import How, Ownership, Plan
 from gradvac.engine.row_tasks import DeclaredRows, RowTasks
 from gradvac.hints import some
 
+_MOST_PIECES = 1 << 17
 _FEW = 40  # nodes that are cheap to push T gradients through
 _SAME = 0.6  # a code that all rows share shows what rounding alone does
 
@@ -200,6 +201,8 @@ class KnownPieces:
         if self._latest is None or not self._latest[0].is_proven:
             return
         (plan, pieces), self._latest = self._latest, None
+        if len(self._known) > _MOST_PIECES:  # some model makes new ones all the time
+            self._known.clear()
         self._known.update(p for n, p in enumerate(pieces) if n not in plan.unreached)
         found = {pieces[n]: False for n in plan.moved}
         found |= {pieces[j.position]: True for j in plan.partition.junctions if j.assumed}
