@@ -8,7 +8,7 @@ work, and how many hooks came with them; not the sizes of this batch.
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -388,7 +388,6 @@ class Graph:
         self.names, self.root_positions = signature.names, signature.roots
         self.num_hooks = num_hooks
         self.has_hooks = num_hooks != 0 and _FSDP2 not in self.names
-        self._known = known
         self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         self.returned: dict[int, Sequence[Tensor | None]] = {}
         self.operands: dict[int, Tensor | None] = {}
@@ -443,22 +442,6 @@ class Graph:
         if self.names[position] != "ToCopyBackward0":
             return False
         return self.is_complex(position) == self.is_complex(*self.children(position)[0])
-
-    def pieces(self) -> list[Hashable]:
-        """Every node with its inputs: the operation, its settings, which parameter it is."""
-        every: list[Hashable] = []
-        for node, name in zip(self.nodes, self.names, strict=True):
-            if name == LEAF:
-                identity = id(node.variable)
-                every.append((name, identity if identity in self._known else None))
-            else:
-                run = node.metadata.get(RUN) if name == COMPILED else None
-                settings = [read(node) for read in _kind(node)[1]]
-                every.append((name, run and run.region, *settings))
-        return [
-            (one, *((every[child], number) if child >= 0 else None for child, number in children))
-            for one, children in zip(every, self.signature.children, strict=True)
-        ]
 
     def sizes(self) -> int:
         """Equal for graphs of one signature and the same sizes."""

@@ -6,10 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from gradvac.engine.familiar import FamiliarOperations
 from gradvac.engine.graph import Graph, GraphSignature, NotSeparable
 from gradvac.engine.losses import Losses
 from gradvac.engine.plan import Plan
-from gradvac.engine.probe import KnownPieces, Subject, probe
+from gradvac.engine.probe import Subject, probe
 from gradvac.engine.row_tasks import DeclaredRows, listen
 from gradvac.hints import warn_caller
 
@@ -34,8 +35,8 @@ class Planner:
     ) -> None:
         self._names, self._component_of, self._tasks = names, component_of, tasks
         self._known: dict[GraphSignature, _Known] = {}
-        self._pieces = KnownPieces()
         self._lengths: dict[int, float] = {}  # of tasks' gradients
+        self._familiar = FamiliarOperations(component_of)
         self.identities = frozenset(map(id, names))  # by which graphs tell them apart
         listen(self)
 
@@ -50,6 +51,8 @@ class Planner:
 
     def plan(self, graph: Graph, losses: Losses, declared: DeclaredRows, *, verify: bool) -> Plan:
         """The plan for a graph, probed if it is new, does not hold for its sizes, or on request.
+
+        A new one is not probed if all its operations are familiar.
 
         Raises:
             NotSeparable: Rows influence each other; or they did whenever such a graph was probed.
@@ -70,14 +73,13 @@ class Planner:
             return fitting[0]
         earlier = known.plans[0] if known.plans else None
         subject = Subject(graph, losses, declared, self._names, self._tasks)
-        if not (known.plans or known.refusals or verify):
-            of_pieces = self._pieces.plan(subject, self._component_of)
-            if of_pieces is not None and of_pieces.holds_for(graph, num_rows):
-                known.plans.append(of_pieces)
-                return of_pieces
+        if earlier is None and not known.refusals and not verify:
+            followed = self._familiar.plan(subject)
+            if followed is not None:
+                known.plans.append(followed)
+                return followed
         try:
             plan = probe(subject, self._component_of, earlier, self._lengths)
-            self._pieces.see(plan, graph)
         except NotSeparable as refusal:
             known.refusals[graph.sizes()] = str(refusal)
             if len(known.refusals) > _MOST_KEPT:
@@ -91,6 +93,7 @@ class Planner:
                 "keep the graph, ran out of memory; verification skipped."
             )
             return fitting[0]
+        self._familiar.learn(subject, plan)
         rest = [other for other in known.plans if not other.unfinished and other not in fitting]
         known.plans[:] = [plan, *rest][:_MOST_SIZES]
         return plan

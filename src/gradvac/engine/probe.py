@@ -12,7 +12,7 @@ data say (masks, routing, sorting) is not learned: it is measured every step.
 
 # B rows, T tasks, R numbers of a sketch per vector
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +36,6 @@ from gradvac.engine.plan import How, Ownership, Plan
 from gradvac.engine.row_tasks import DeclaredRows, RowTasks
 from gradvac.hints import some
 
-_MOST_PIECES = 1 << 17
 _FEW = 40  # nodes that are cheap to push T gradients through
 _SAME = 0.6  # a code that all rows share shows what rounding alone does
 
@@ -152,17 +151,7 @@ def probe(
                 _check_hooks(candidate)
         finally:
             passes.undo()
-    return _plan(candidate, component_of, findings, moved, lengths)
-
-
-def _plan(
-    candidate: Candidate,
-    component_of: Mapping[nn.Parameter, int],
-    findings: Findings,
-    moved: frozenset[int],
-    lengths: Mapping[int, float],
-) -> Plan:
-    partition, subject = candidate.partition, candidate.subject
+    partition = candidate.partition
     by_junction = ({component_of[p] for p in j.parameters} for j in partition.junctions)
     return Plan(
         partition,
@@ -176,62 +165,6 @@ def _plan(
         unreached=findings.unreached,
         unfinished=findings.unfinished,
     )
-
-
-class KnownPieces:
-    """Pieces of graphs that were probed: where a model skips layers, nearly every graph is new.
-
-    A piece is a node with its inputs: the operations, their settings, their parameters. A graph
-    that is put together from known ones, in which rows can be followed from the losses to every
-    parameter, needs no probe: what may move rows is not followed, and hooks are counted.
-    """
-
-    def __init__(self) -> None:
-        self._known: set[Hashable] = set()
-        self._assumed: dict[Hashable, bool] = {}  # those that may hold rows: whether they do
-        self._latest: tuple[Plan, list[Hashable]] | None = None
-
-    def see(self, plan: Plan, graph: Graph) -> None:
-        """Take note of a graph that was probed; its pieces are known once the step went well."""
-        is_followed = all(isinstance(how, Layout) for how in plan.owners.values())
-        is_evidence = is_followed and not plan.unfinished and not graph.num_hooks
-        self._latest = (plan, graph.pieces()) if is_evidence else None
-
-    def _learn(self) -> None:
-        if self._latest is None or not self._latest[0].is_proven:
-            return
-        (plan, pieces), self._latest = self._latest, None
-        if len(self._known) > _MOST_PIECES:  # some model makes new ones all the time
-            self._known.clear()
-        self._known.update(p for n, p in enumerate(pieces) if n not in plan.unreached)
-        found = {pieces[n]: False for n in plan.moved}
-        found |= {pieces[j.position]: True for j in plan.partition.junctions if j.assumed}
-        for piece, holds_rows in found.items():
-            if self._assumed.setdefault(piece, holds_rows) != holds_rows:
-                self._known.discard(piece)
-
-    def plan(self, subject: Subject, component_of: Mapping[nn.Parameter, int]) -> Plan | None:
-        """A plan for a graph of known pieces; None if it has to be probed."""
-        self._learn()
-        graph = subject.graph
-        if not self._known or graph.num_hooks or subject.declared or subject.num_rows is None:
-            return None
-        pieces = graph.pieces()
-        if not self._known.issuperset(pieces):
-            return None
-        moved = frozenset(n for n, piece in enumerate(pieces) if self._assumed.get(piece) is False)
-        partition = find_junctions(graph, subject.names.keys(), subject.num_rows_at, moved)
-        assumed = [pieces[j.position] for j in partition.junctions if j.assumed]
-        owners = _expected_layouts(subject, partition)
-        outputs = sum(graph.num_outputs(j.position) for j in partition.junctions)
-        is_new = not all(map(self._assumed.get, assumed))
-        if is_new or partition.writers or partition.holds_no_rows or len(owners) < outputs:
-            return None
-        check_readable(graph)
-        findings = Findings(dict(owners), tolerance(graph.lowest()))
-        plan = _plan(Candidate(subject, partition, owners), component_of, findings, moved, {})
-        plan.succeed()
-        return plan
 
 
 def _examine(
