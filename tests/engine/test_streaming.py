@@ -134,7 +134,7 @@ def test_tables_by_slices(
     name: str, granularity: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row_bytes = len(TASKS) * D * 8
-    monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", rows_at_once * row_bytes)
+    monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", [rows_at_once * row_bytes])
     twins = Twins(made(name), rule, granularity=granularity, table_bytes=1)
     for tasks in (UNSORTED, ONE_ABSENT):
         twins.step(tasks)
@@ -267,7 +267,7 @@ def test_a_table_above_the_limit_of_which_few_rows_are_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Slices of the batch's rows, not of the table; tokens and tasks change from step to step."""
-    monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", rows_at_once * len(TASKS) * D * 8)
+    monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", [rows_at_once * len(TASKS) * D * 8])
     _, batch = looked_up(run)
     twins = Twins(batch(), rule, granularity=granularity, table_bytes=1)
     for tasks in (UNSORTED, ONE_ABSENT, SORTED, UNSORTED, ONE_ABSENT):
@@ -367,7 +367,7 @@ def test_a_large_table_whose_task_gradients_come_formed_as_well(
 
     model = Model(run, words=nn.Embedding(40, D), back=nn.Linear(40, D), block=Block()).double()
     inputs = (torch.randn(B, S, D).double(), torch.randint(0, 40, (B, S)))
-    monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", rows_at_once * len(TASKS) * D * 8)
+    monkeypatch.setattr(task_gradients, "_CHUNK_BYTES", [rows_at_once * len(TASKS) * D * 8])
     twins = Twins(Case(model, output, inputs), rule, granularity=granularity, table_bytes=1)
     for tasks in (UNSORTED, SORTED, ONE_ABSENT):
         twins.step(tasks)

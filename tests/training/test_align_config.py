@@ -27,12 +27,18 @@ def build(**options: Any) -> Any:
     ("options", "rule"),
     [
         ({}, "Sum()"),
-        ({"rule": "gradvac"}, "GradVac(EmaTarget(beta=0.01), vaccinated=all, order='random', seed=3"),
+        (
+            {"rule": "gradvac"},
+            "GradVac(EmaTarget(beta=0.01), vaccinated=all, order='random', seed=3",
+        ),
         (
             {"rule": "gradvac", "beta": 0.1, "seed": 5, "preserve_norm": True},
             "EmaTarget(beta=0.1), vaccinated=all",
         ),
-        ({"rule": "gradvac", "target": 0.5, "order": "fixed"}, "vaccinated=all, order='fixed', seed=3"),
+        (
+            {"rule": "gradvac", "target": 0.5, "order": "fixed"},
+            "vaccinated=all, order='fixed', seed=3",
+        ),
         ({"rule": "pcgrad", "vaccinated": "high"}, "PCGrad(vaccinated=['fr'], order='random'"),
         ({"rule": "mgda", "normalize": "loss+"}, "MGDA(normalize='loss+')"),
         ({"rule": "gradnorm", "alpha": 0.5, "weight_lr": 0.1}, "GradNorm(alpha=0.5, lr=0.1"),

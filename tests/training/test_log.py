@@ -206,7 +206,7 @@ def test_messages_go_to_the_innermost_display(caplog: pytest.LogCaptureFixture) 
     assert "nobody listens" not in caplog.messages
 
 
-OWN = '''
+OWN = """
 from gradvac.lab.training import Writer
 
 
@@ -224,7 +224,7 @@ class Lines(Writer):
 
 class Other:
     pass
-'''
+"""
 
 
 def test_a_writer_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

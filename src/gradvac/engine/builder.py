@@ -81,11 +81,16 @@ class GradientBuilder:
     def allow(self, most_waiting: int, table_bytes: int) -> None:
         """Bytes of what may wait to be built with others, and of a matrix that is built at all."""
         self._most_waiting, self._table_bytes = most_waiting, table_bytes
+        self._waiting_bytes = self._freed_bytes = 0
+
+    def room(self) -> int:
+        """Bytes of what may wait by now: more as the pass lets go of what the forward saved."""
+        return self._most_waiting and self._most_waiting + self._freed_bytes // 2
 
     def begin(self, deliver: Deliver, deliver_block: DeliverBlock) -> None:
         """Expect a backward, and deliver what it builds: alone, or with others."""
         self._deliver, self._deliver_block = deliver, deliver_block
-        self._num_left, self._waiting_bytes = dict(self.plan.partition.num_above), 0
+        self._num_left = dict(self.plan.partition.num_above)
 
     def build(
         self,
@@ -108,8 +113,8 @@ class GradientBuilder:
             self._build_plain([arrived])
         else:
             self._waiting.append(arrived)
-            self._waiting_bytes += arrived.nbytes
-            if self._waiting_bytes > self._most_waiting:
+            self._waiting_bytes += arrived.gradient.nbytes  # of the rest the forward's peak had
+            if self._waiting_bytes > self.room():
                 self.build_waiting()
 
     def capture(self) -> dict[int, tuple[Tensor, ...]]:
@@ -168,6 +173,7 @@ class GradientBuilder:
 
     def _build_plain(self, every: list[Arrived]) -> None:
         numbers = [one.junction.number for one in every if self._through(one.junction.number)]
+        self._freed_bytes += sum([one.saved[0].nbytes for one in every])
         for targets, stack, segments in build_together(every):
             if isinstance(targets[0], Tensor):
                 self._deliver_block(targets, stack)

@@ -23,7 +23,9 @@ from gradvac.engine.kernels import Segments, grouped_outer, norm_sums
 
 # Of the operands of a junction that is built together with others, and of all of them. Without a
 # GPU only calls are saved, which copies soon outweigh.
-_JOINED_BYTES = ((1 << 17, 1 << 20), (3 << 24, 1 << 29))
+_JOINED_BYTES = ((1 << 17, 1 << 22), (3 << 24, 1 << 29))
+
+_LEAST_BYTES = 1 << 26  # may wait in any step
 
 Target = nn.Parameter | ParameterPath
 """What task gradients are those of: a parameter, or a node between it and the junction."""
@@ -104,7 +106,7 @@ class Arrived(NamedTuple):
         return self.nbytes > _JOINED_BYTES[self.gradient.is_cuda][0]
 
 
-class Block(NamedTuple):
+class BuiltStack(NamedTuple):
     """Task gradients of some weights, or shifts, that are alike."""
 
     targets: Sequence[Target]
@@ -121,6 +123,7 @@ class PlainJunctions:
 
     Attributes:
         by_number: The plain ones.
+        built_bytes: Of the gradient of one task, as far as it is built in any case.
     """
 
     def __init__(self, graph: Graph, junctions: Sequence[Junction]) -> None:
@@ -136,7 +139,7 @@ class PlainJunctions:
             if any(num_uses[parameter] > 1 for parameter in parameters):
                 one.is_used_again, one.like = True, (one.like, *map(id, one.targets))
             one.like = kinds.setdefault(one.like, len(kinds))
-        self._built_bytes = sum(parameter.nbytes for parameter in built)
+        self.built_bytes = sum(parameter.nbytes for parameter in built)
         self._parameter_bytes = sum(parameter.nbytes for parameter in num_uses)
 
     def operand_bytes(self, graph: Graph) -> int:
@@ -144,21 +147,13 @@ class PlainJunctions:
         every, shape = self.by_number.values(), graph.shape
         return sum([one.entry_bytes * math.prod(shape(one.position)[:-1]) for one in every])
 
-    def step_bytes(self, graph: Graph) -> int:
-        """What such a step needs at least, whatever the engine: activations and gradients."""
-        return self.operand_bytes(graph) + 2 * self._parameter_bytes
+    def waiting_bytes(self, operand_bytes: int) -> int:
+        """Of junctions that wait to be built together, and of complete components likewise.
 
-    def fit(self, graph: Graph, num_tasks: int, most: tuple[int, int]) -> bool:
-        """Whether all can wait until the pass is over.
-
-        Args:
-            graph: Of this step.
-            num_tasks: T.
-            most: Bytes of what may wait to be built, and of task gradients.
+        Fewer calls against memory: a small share of what such a step needs at least, whatever the
+        engine, which is activations, parameters and their gradients.
         """
-        most_waiting, most_ready = most
-        is_little = num_tasks * self._built_bytes < most_ready
-        return is_little and self.operand_bytes(graph) <= most_waiting
+        return max(_LEAST_BYTES, (operand_bytes + 2 * self._parameter_bytes) >> 5)
 
 
 # kind -> (edges of weight and shift, what is saved by the node)
@@ -210,7 +205,7 @@ def _target(graph: Graph, path: ParameterPath) -> Target:
     return parameter if is_leaf else path
 
 
-def build_together(every: Sequence[Arrived]) -> Iterator[Block]:
+def build_together(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
     """Build some junctions, those that are alike as one."""
     alike: dict[Hashable, list[Arrived]] = {}
     for one in every:
@@ -226,16 +221,16 @@ def build_together(every: Sequence[Arrived]) -> Iterator[Block]:
             yield from _build(part)
 
 
-def _build(every: Sequence[Arrived]) -> Iterator[Block]:
+def _build(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
     first, segments, num = every[0].junction, every[0].segments, len(every)
     if first.is_used_again:
         segments, num = segments.repeated(num, are_same=True), 1
     weights, shifts = first.build(every, segments, num)
     targets = [one.junction for one in every[:num]]
     stack = weights.reshape(num, segments.num_tasks, -1)
-    yield Block([one.weight for one in targets], stack, every[0].segments)
+    yield BuiltStack([one.weight for one in targets], stack, every[0].segments)
     if shifts is not None:
-        yield Block([s for one in targets if (s := one.shift) is not None], shifts, segments)
+        yield BuiltStack([s for one in targets if (s := one.shift) is not None], shifts, segments)
 
 
 def _build_products(every: Sequence[Arrived], segments: Segments, num: int) -> Sums:

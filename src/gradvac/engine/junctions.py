@@ -169,7 +169,7 @@ def _is_by_column(graph: Graph, position: int, edge: int) -> bool:
     shape, given = graph.shape(position), graph.shape(*graph.children(position)[edge])
     if graph.kind(position) in ("Mm", "Addmm", "Bmm", "Baddbmm"):
         return edge == len(graph.children(position)) - 2 or given[-1:] == (1,) != shape[-1:]
-    return len(given) > 1 and given[-1:] == (1,) != shape[-1:] and given[-2] == shape[-2]
+    return len(given) > 1 and given[-1:] == (1,) != shape[-1:] and given[-2:-1] == shape[-2:-1]
 
 
 ParameterPath = tuple[int, int, bool]

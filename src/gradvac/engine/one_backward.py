@@ -36,13 +36,7 @@ from gradvac.engine.per_task import Expect, Receive
 from gradvac.engine.plan import How, Plan
 from gradvac.engine.planner import Planner
 from gradvac.engine.row_tasks import DeclaredRows
-from gradvac.engine.task_gradients import (
-    TaskGradients,
-    Weigh,
-    Write,
-    add_to_grad,
-    waiting_bytes,
-)
+from gradvac.engine.task_gradients import TaskGradients, Weigh, Write, add_to_grad
 from gradvac.gram import working_dtype
 from gradvac.hints import some, warn_caller
 
@@ -261,16 +255,19 @@ class PlannedBackward:
         Returns:
             The joint gradients of leaves that are not the model's.
         """
-        plain, num_tasks = self.builder.plain, len(self.losses.present)
-        most = waiting_bytes(plain.step_bytes(self.graph))
-        self.builder.allow(most, gradients.table_bytes)
-        most_ready = gradients.begin(weigh, write, self.builder.build_waiting, num_tasks, most)
+        builder, num_tasks = self.builder, len(self.losses.present)
+        operands = builder.plain.operand_bytes(self.graph)
+        most = builder.plain.waiting_bytes(operands)
+        builder.allow(most, gradients.table_bytes)
+        gradients.begin(weigh, write, builder.build_waiting, num_tasks, builder.room)
         components: Sequence[Collection[int]] = self.plan.components
         captured: dict[int, tuple[Tensor, ...]] = {}
-        # A hook may change or write over what is captured.
-        if not self.graph.has_hooks and plain.fit(self.graph, num_tasks, (most, most_ready)):
+        # A GPU would wait for what is launched so late; hooks may write over what is captured.
+        can_wait = self.losses.device.type == "cpu" and not self.graph.has_hooks
+        fits = operands <= most and gradients.fit(num_tasks * builder.plain.built_bytes)
+        if can_wait and fits:
             components = [()] * len(components)  # all at the end
-            captured = self.builder.capture()
+            captured = builder.capture()
         done = gradients.component_done
         return self._run(gradients, components, done, captured=captured)
 
@@ -314,6 +311,8 @@ class PlannedBackward:
             if has_hooks:  # contributions hold gradients, over which some hooks write
                 output_gradients = copies(output_gradients)
             builder.build(number, output_gradients, captured.get(number))
+            if not groups[number]:
+                return
             left.subtract(groups[number])
             complete = [group for group in dict.fromkeys(groups[number]) if not left[group]]
 

@@ -249,25 +249,13 @@ class AccumulatedGradients:
         return stack
 
 
-def waiting_bytes(step_bytes: int) -> int:
-    """Of junctions that wait to be built together, and of complete components likewise.
-
-    Fewer calls against memory: both are a small share of what the step needs anyway.
-    """
-    return max(1 << 26, step_bytes >> 5)
-
-
-def _do_nothing() -> None:
-    """Nothing waits to be built."""
-
-
 class TaskGradients:
     """Collects contributions by parameter, and turns components into updates as they complete.
 
     Args:
         members: The parameters of every component.
         stream_bytes: Complete components wait for each other until they hold this much, so that
-            small models weigh everything at once; larger ones stream. None: as the device likes it.
+            small models weigh everything at once; larger ones stream. None: by what the step needs.
         table_bytes: Task gradients of a matrix above this size are not built.
         metric: What Gram matrices see of task gradients, which are then built whatever their size.
     """
@@ -302,8 +290,7 @@ class TaskGradients:
         self._ready_bytes = 0
         self._blocks: list[tuple[Tensor, list[ParameterGradients]]] = []
         self._ready: list[int] = []  # complete components
-        self._weigh: Weigh | None = None
-        self._write: Write | None = None
+        self.begin(None, None)
 
     @property
     def collected(self) -> list[nn.Parameter]:
@@ -314,10 +301,10 @@ class TaskGradients:
         self,
         weigh: Weigh | None,
         write: Write | None,
-        build_waiting: Callable[[], None] = _do_nothing,
+        build_waiting: Callable[[], None] = lambda: None,
         num_tasks: int = 0,
-        most_ready: int = 1 << 28,
-    ) -> int:
+        room: Callable[[], int] = lambda: 1 << 28,
+    ) -> None:
         """Expect a backward; without `weigh`, its contributions are only collected.
 
         Args:
@@ -325,15 +312,14 @@ class TaskGradients:
             write: Takes updates.
             build_waiting: Adds what still waits to be built.
             num_tasks: T, of what waits.
-            most_ready: Bytes of complete components that wait for each other, if nothing was asked.
-
-        Returns:
-            That number of bytes, or what was asked for.
+            room: Bytes of complete components that may wait for each other, if none were asked for.
         """
         self._weigh, self._write = weigh, write
-        self._build_waiting, self._num_tasks = build_waiting, num_tasks
-        self._most_ready = most_ready if self._stream_bytes is None else self._stream_bytes
-        return self._most_ready
+        self._build_waiting, self._num_tasks, self._room = build_waiting, num_tasks, room
+
+    def fit(self, num_bytes: int) -> bool:
+        """Whether components that have so many bytes may wait for each other."""
+        return num_bytes < (self._room() if self._stream_bytes is None else self._stream_bytes)
 
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         """Take what a junction contributes to a parameter."""
@@ -357,7 +343,7 @@ class TaskGradients:
         for gradients in self._by_component[component]:
             waits = self._num_tasks * gradients.parameter.nbytes
             self._ready_bytes += gradients.nbytes if gradients.has_begun else waits
-        if self._ready_bytes >= self._most_ready:
+        if not self.fit(self._ready_bytes):
             self._weigh_ready()
 
     def take(self, parameter: nn.Parameter) -> ParameterGradients | None:
