@@ -10,13 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradvac.analysis.report import (
-    describe_difference,
-    payload,
-    render,
-    summarise,
-    write_report,
-)
+from gradvac.analysis import pictures, views
+from gradvac.analysis.report import describe_difference, render, summarise, write_report
 from gradvac.analysis.report.payload import MISSING, UNIT, pack
 from gradvac.analysis.report.sentences import describe_source
 from gradvac.analysis.report.tables import score_table
@@ -455,3 +450,20 @@ def test_scores_of_single_runs_get_no_verdict() -> None:
     assert table is not None
     assert table.rows[0].differences == ["", "+0.0"]
     assert "gradvac compare" in table.notes[-1]
+
+
+def test_maps_of_many_tasks_hold_those_that_agree_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run("many", num_layers=1, num_steps=2)
+    main = views.main_source(run)
+    assert main is not None
+    everyone = pictures.influence_maps([run], [run])[0][pictures.WHOLE_MODEL]
+    monkeypatch.setattr(views, "MOST_SHOWN", 3)
+    shown = views.for_maps([run])[0]
+    assert shown.record is not None
+    means = np.where(np.eye(len(main.tasks)), np.nan, views.side_matrix(main, views.MODEL))
+    least = np.argsort(np.nanmean(means, axis=1))[:3]
+    assert set(shown.tasks) == set(shown.record.tasks) == {main.tasks[i] for i in least}
+    part = pictures.influence_maps([run], [shown])[0][pictures.WHOLE_MODEL]
+    where = [everyone.tasks.index(task) for task in part.tasks]
+    np.testing.assert_array_equal(part.values, everyone.values[np.ix_(where, where)])
+    assert "show 3 tasks of a run" in render([run])
