@@ -8,8 +8,9 @@ Without more, it reads the constructed languages: a minute on a CPU. Text of you
     python examples/pretrain_encoder.py runs/encoder --languages de fr --steps 8000 \
         --text "text.{lang}.gz" "pairs.en-{lang}.tsv#2" "pos/{lang}/train.conllu.gz"
 
-A source is text line by line, a column of a table (by number), or tagged files (`.conll`, `.conllu`,
-others with `#tags`), whose tags are left out; a language need not be in all of them. With a rule, the languages' gradients are aligned.
+A source is text line by line, a column of a table (by number), or tagged files (`.conll`,
+`.conllu`, others with `#tags`), whose tags are left out; a language need not be in all of them.
+With a rule, the languages' gradients are aligned.
 """
 
 import argparse

@@ -15,6 +15,7 @@ import itertools
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,39 @@ from scipy import stats
 
 from gradvac.analysis import load_similarities
 from gradvac.analysis.record import read_record
-from gradvac.lab.languages import uriel_distances
+from gradvac.lab.languages import default_corpus, uriel_distances
 from gradvac.lab.languages.real import LANGUAGES
 from gradvac.sides import side_of
 from gradvac.tasks import parse
 
 Table = NDArray[np.float64]  # [targets, partners], or with seeds in front
 
-TARGETS = ["be", "bg", "hi", "id", "lt", "et", "lv", "tr", "es", "cs"]
-PARTNERS = ["uk", "mk", "fi", "pl", "ru", "mr", "de", "fr"]
-PRIMARY, RIVALS = "same.decoder.mid", ("family", "uriel.featural")
-WAYS = {"from": "en-to-any", "into": "any-to-en"}
+
+@dataclass(frozen=True)
+class Design:
+    """A table: its languages, the sweep of pairs, and the folder of joint runs that predict it."""
+
+    targets: list[str]
+    partners: list[str]
+    sweep: str
+    joint: str
+    rivals: tuple[str, ...] = ("family", "uriel.featural")
+
+
+REAL = (
+    ["be", "bg", "hi", "id", "lt", "et", "lv", "tr", "es", "cs"],
+    ["uk", "mk", "fi", "pl", "ru", "mr", "de", "fr"],
+)
+DESIGNS = {
+    "from": Design(*REAL, "transfer_from", "transfer_joint/{}-directions=en-to-any"),
+    "into": Design(*REAL, "transfer_into", "transfer_joint/{}-directions=any-to-en"),
+    "constructed": Design(
+        ["qsm", "qsk", "qtb", "qtm", "qnm", "qnt", "qpt", "qpl"],
+        ["qso", "qsd", "qtu", "qth", "qnk", "qnz", "qpp", "qpo"],
+        *("transfer_constructed", "transfer_constructed_joint/{}", ("family",)),
+    ),
+}
+PRIMARY = "same.decoder.mid"
 WHEN = {"early": (250, 1, 250), "mid": (1000, 751, 1250), "late": (2000, 1751, 2000)}
 SIDES = ("encoder", "decoder", "embeddings", "whole")
 KINDS = ("featural", "syntactic", "genetic", "geographic", "script")
@@ -57,22 +80,25 @@ def main() -> None:
     parser.add_argument("--prepared", type=Path)
     args = parser.parse_args()
     if args.source.is_dir():
-        found = {way: read_runs(args.source, way, args.prepared) for way in WAYS}
+        found = json.loads(SAVED.read_text(encoding="utf-8"))
+        for way, design in DESIGNS.items():
+            if (args.source / design.sweep).is_dir():
+                found[way] = read_runs(args.source, design, args.prepared)
         text = json.dumps(found, separators=(",", ":")) + "\n"
         SAVED.write_text(text, encoding="utf-8")
     else:
         found = json.loads(args.source.read_text(encoding="utf-8"))
     for way, table in found.items():
-        print(f"\n{way} English\n\n{predictor_table(table, sorted(table['predictors']))}")
+        print(f"\n{way}\n\n{predictor_table(way, table, sorted(table['predictors']))}")
 
 
-def read_runs(runs: Path, way: str, prepared: Path | None) -> dict[str, Any]:
-    """Scores and predictors of a direction, as numbers of few digits."""
+def read_runs(runs: Path, design: Design, prepared: Path | None) -> dict[str, Any]:
+    """Scores and predictors of a table, as numbers of few digits."""
     scores = {}
     for metric in _METRICS:
-        pairs, alone = read_scores(runs / f"transfer_{way}", metric)
+        pairs, alone = read_scores(runs / design.sweep, design, metric)
         scores[metric] = {"pairs": pairs.round(3).tolist(), "alone": alone.round(3).tolist()}
-    expected = predictors(runs / "transfer_joint", WAYS[way], prepared)
+    expected = predictors(runs, design, prepared)
     rounded = np.vectorize(lambda value: float(f"{value:.8g}"), otypes=[float])
     return {
         "scores": scores,
@@ -80,25 +106,25 @@ def read_runs(runs: Path, way: str, prepared: Path | None) -> dict[str, Any]:
     }
 
 
-def read_scores(sweep: Path, metric: str) -> tuple[Table, Table]:
+def read_scores(sweep: Path, design: Design, metric: str) -> tuple[Table, Table]:
     """Scores with every partner, `[seeds, targets, partners]`, and alone, `[seeds, targets]`.
 
     More is better: losses are negative. NaN: there is no such run.
     """
     names = [f"seed-{seed}" for seed in range(2)]
-    scores = np.full((len(names), len(TARGETS), len(PARTNERS)), np.nan)
-    alone = np.full((len(names), len(TARGETS)), np.nan)
+    scores = np.full((len(names), len(design.targets), len(design.partners)), np.nan)
+    alone = np.full((len(names), len(design.targets)), np.nan)
     for run in sweep.glob("*-tasks=*/seed-*"):
         tasks = run.parent.name.partition("-tasks=")[2].split(",")
         codes = [next(code for code in parse(task) if code != "en") for task in tasks]
         if run.name not in names or not (run / "scores" / "test.best.json").is_file():
             continue
-        seed, target = names.index(run.name), TARGETS.index(codes[0])
+        seed, target = names.index(run.name), design.targets.index(codes[0])
         value = _score(run, tasks[0], metric)
         if len(codes) == 1:
             alone[seed, target] = value
         else:
-            scores[seed, target, PARTNERS.index(codes[1])] = value
+            scores[seed, target, design.partners.index(codes[1])] = value
     return scores, alone
 
 
@@ -111,37 +137,49 @@ def _score(run: Path, task: str, metric: str) -> float:
     return next(float(one["by_task"][task]) for one in saved["scores"] if one["metric"] == metric)
 
 
-def predictors(sweep: Path, directions: str, prepared: Path | None) -> Iterator[tuple[str, Table]]:
+def predictors(runs: Path, design: Design, prepared: Path | None) -> Iterator[tuple[str, Table]]:
     """Name -> what it expects, `[seeds, targets, partners]`; more is better."""
-    joint = sorted(sweep.glob(f"joint-directions={directions}/seed-*"))
-    adam = sorted(sweep.glob(f"joint_adam-directions={directions}/seed-*"))
+    targets, partners = design.targets, design.partners
+    joint, adam = (
+        sorted(runs.glob(f"{design.joint.format(name)}/seed-*")) for name in ("joint", "joint_adam")
+    )
     for found in (
-        _over_seeds(_measured(run) for run in joint if (run / "similarity.npz").is_file()),
-        _over_seeds(_recorded(run, "train", "pushes") for run in joint),
-        _over_seeds(_recorded(run, "adam", "adam_pushes") for run in adam),
+        _over_seeds(_measured(run, design) for run in joint if (run / "similarity.npz").is_file()),
+        _over_seeds(_recorded(run, design, "train", "pushes") for run in joint),
+        _over_seeds(_recorded(run, design, "adam", "adam_pushes") for run in adam),
     ):
         yield from found.items()
-    language = LANGUAGES
-    families = [[language[t].family == language[p].family for p in PARTNERS] for t in TARGETS]
-    yield "family", np.array([families], float)
-    lines = {code: set(language[code].lineage) for code in TARGETS + PARTNERS}
-    yield (
-        "lineage",
-        np.array([[[len(lines[t] & lines[p]) for p in PARTNERS] for t in TARGETS]], float),
-    )
+    families, lines = kinship([*targets, *partners])
+    related = [[families[t] == families[p] for p in partners] for t in targets]
+    yield "family", np.array([related], float)
+    shared_lines = [[len(lines[t] & lines[p]) for p in partners] for t in targets]
+    yield "lineage", np.array([shared_lines], float)
     try:
-        for kind in KINDS:
-            distances = uriel_distances(TARGETS + PARTNERS, kind)
-            yield f"uriel.{kind}", -distances[None, : len(TARGETS), len(TARGETS) :]
+        for kind in KINDS if "uriel.featural" in design.rivals else ():
+            distances = uriel_distances([*targets, *partners], kind)
+            yield f"uriel.{kind}", -distances[None, : len(targets), len(targets) :]
     except ValueError as error:
         warnings.warn(str(error), stacklevel=1)
     if prepared is not None:
-        counts = {code: _pieces(prepared, code) for code in TARGETS + PARTNERS}
+        counts = {code: _pieces(prepared, code) for code in (*targets, *partners)}
         shares = {code: count / count.sum() for code, count in counts.items()}
-        shared = [[np.minimum(shares[t], shares[p]).sum() for p in PARTNERS] for t in TARGETS]
+        shared = [[np.minimum(shares[t], shares[p]).sum() for p in partners] for t in targets]
         yield "subwords", np.array([shared])
-        yield "size", np.array([[[counts[p].sum() for p in PARTNERS] for _ in TARGETS]], float)
-    yield "chance", np.zeros((1, len(TARGETS), len(PARTNERS)))
+        yield "size", np.array([[[counts[p].sum() for p in partners] for _ in targets]], float)
+    yield "chance", np.zeros((1, len(targets), len(partners)))
+
+
+def kinship(codes: Sequence[str]) -> tuple[dict[str, str], dict[str, set[str]]]:
+    """Language -> its family, and all groups that it belongs to by descent."""
+    if codes[0] in LANGUAGES:
+        known = {code: LANGUAGES[code] for code in codes}
+        return (
+            {code: one.family for code, one in known.items()},
+            {code: set(one.lineage) for code, one in known.items()},
+        )
+    made = default_corpus().languages
+    families = {code: made[code].family for code in codes}
+    return families, {code: {families[code], made[code].branch} for code in codes}
 
 
 def _pieces(prepared: Path, code: str) -> NDArray[np.int64]:
@@ -156,7 +194,7 @@ def _over_seeds(runs: Iterator[Mapping[str, Table]]) -> dict[str, Table]:
     return {name: np.stack([one[name] for one in every if name in one]) for name in names}
 
 
-def _measured(run: Path) -> dict[str, Table]:
+def _measured(run: Path, design: Design) -> dict[str, Table]:
     parts, _ = load_similarities(run / "similarity.npz")
     by = {(part.granularity, part.lines): part for part in parts}
     found = {}
@@ -186,11 +224,11 @@ def _measured(run: Path) -> dict[str, Table]:
             "corrected": values / np.sqrt(reliability[:, None] * reliability[None]),
             "influence": (products + products.T) / 2,
         }.items():
-            found[f"{name}.{side}.{when}"] = _pairs(matrix, same.tasks)
+            found[f"{name}.{side}.{when}"] = _pairs(matrix, same.tasks, design)
     return found
 
 
-def _recorded(run: Path, cosines: str, products: str) -> dict[str, Table]:
+def _recorded(run: Path, design: Design, cosines: str, products: str) -> dict[str, Table]:
     record = read_record(run)
     norms = np.nan_to_num(np.asarray(record.norms, np.float64))  # [S, K, T]
     inner = np.nan_to_num(np.asarray(record.similarity, np.float64))
@@ -208,14 +246,16 @@ def _recorded(run: Path, cosines: str, products: str) -> dict[str, Table]:
         with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             cosine = np.nanmean(np.where(scale > 0, total / scale, np.nan), axis=0)
-        found[f"{cosines}.{side}.{when}"] = _pairs(cosine, record.tasks)
-        found[f"{products}.{side}.{when}"] = _pairs(total.mean(0), record.tasks)
+        found[f"{cosines}.{side}.{when}"] = _pairs(cosine, record.tasks, design)
+        found[f"{products}.{side}.{when}"] = _pairs(total.mean(0), record.tasks, design)
     return found
 
 
-def _pairs(matrix: Table, tasks: Sequence[str]) -> Table:
+def _pairs(matrix: Table, tasks: Sequence[str], design: Design) -> Table:
     codes = [next(code for code in parse(task) if code != "en") for task in tasks]
-    rows, columns = ([codes.index(code) for code in some] for some in (TARGETS, PARTNERS))
+    rows, columns = (
+        [codes.index(code) for code in some] for some in (design.targets, design.partners)
+    )
     return np.asarray(matrix, np.float64)[np.ix_(rows, columns)]
 
 
@@ -255,13 +295,13 @@ def mean_and_interval(values: Table) -> tuple[float, float, float]:
 
 
 def parts(found: Mapping[str, Any]) -> dict[str, str]:
-    """Mark -> what stands there on the page, of both directions."""
+    """Mark -> what stands there on the page, of all tables."""
     return {
         f"{way}_{name}": text
         for way, table in found.items()
         for name, text in (
-            ("scores", score_table(table)),
-            ("predictors", predictor_table(table, SHOWN)),
+            ("scores", score_table(way, table)),
+            ("predictors", predictor_table(way, table, SHOWN)),
         )
     }
 
@@ -286,39 +326,41 @@ def _in_words(values: Table) -> str:
     return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def score_table(table: Mapping[str, Any]) -> str:
+def score_table(way: str, table: Mapping[str, Any]) -> str:
     """BLEU of every target with every partner, and the partner that the primary predictor names."""
     pairs, mean, alone = _of_metric(table, "BLEU")
     chosen = np.array(table["predictors"][PRIMARY]).mean(0).argmax(1)
-    lines = [f"| target | alone | {' | '.join(PARTNERS)} | first of {PRIMARY} |"]
-    lines.append("|" + " --- |" * (len(PARTNERS) + 3))
-    for row, name in enumerate(TARGETS):
+    targets, partners = DESIGNS[way].targets, DESIGNS[way].partners
+    lines = [f"| target | alone | {' | '.join(partners)} | first of {PRIMARY} |"]
+    lines.append("|" + " --- |" * (len(partners) + 3))
+    for row, name in enumerate(targets):
         cells = [f"{value:.1f}" for value in (alone[row], *mean[row])]
-        lines.append(f"| {' | '.join((name, *cells, PARTNERS[chosen[row]]))} |")
+        lines.append(f"| {' | '.join((name, *cells, partners[chosen[row]]))} |")
     return "\n".join([*lines, "", *_ceilings(pairs)]) + "\n"
 
 
-def predictor_table(table: Mapping[str, Any], names: Sequence[str]) -> str:
+def predictor_table(way: str, table: Mapping[str, Any], names: Sequence[str]) -> str:
     """What predictors are worth, and below what the criteria say of the primary one."""
     heads = [f"regret, {_IN_WORDS.get(metric, metric)}" for metric in _METRICS]
-    heads += ["rank correlation, BLEU", "p below family", "p below URIEL", "cannot be told"]
+    rivals = DESIGNS[way].rivals
+    heads += ["rank correlation, BLEU", *(f"p below {name}" for name in rivals), "cannot be told"]
     lines = [f"| predictor | {' | '.join(heads)} |", "|" + " --- |" * (len(heads) + 1)]
     predicted = {name: np.array(values, float) for name, values in table["predictors"].items()}
     regret = {metric: regrets_of(table, metric) for metric in _METRICS}
     _, mean, alone = _of_metric(table, "BLEU")
-    for name in names:
+    for name in (name for name in names if name in predicted):
         own = regret["BLEU"]
         known = correlations(mean, predicted[name].mean(0))
         known = known[~np.isnan(known)]
         cells = [f"`{name}`", *(_in_words(regret[metric][name]) for metric in _METRICS)]
         cells.append(f"{known.mean():.2f}" if len(known) else "")
-        cells += ["" if one == name else f"{p_value(own[name] - own[one]):.3f}" for one in RIVALS]
+        cells += ["" if one == name else f"{p_value(own[name] - own[one]):.3f}" for one in rivals]
         cells.append(f"{_promises(predicted[name], mean, alone)[1]:.0%}")
         lines.append(f"| {' | '.join(cells)} |")
     for metric in _METRICS:
         _, mean, alone = _of_metric(table, metric)
         false, _ = _promises(predicted[PRIMARY], mean, alone)
-        said = _verdict(regret[metric], false)
+        said = _verdict(regret[metric], false, rivals)
         lines += ["", f"By {_IN_WORDS.get(metric, metric)}: {said}"]
     return "\n".join(lines) + "\n"
 
@@ -341,11 +383,11 @@ def _promises(expected: Table, mean: Table, alone: Table) -> tuple[float, float]
     return float(false.mean()), float((~told).mean())
 
 
-def _verdict(regret: Mapping[str, Table], false: float) -> str:
+def _verdict(regret: Mapping[str, Table], false: float, rivals: Sequence[str]) -> str:
     own = regret[PRIMARY]
     met = {
         "regret at most .25": own.mean() <= 0.25,
-        "below family and URIEL": all(p_value(own - regret[name]) < 0.05 for name in RIVALS),
+        f"below {' and '.join(rivals)}": all(p_value(own - regret[name]) < 0.05 for name in rivals),
         "at most 10 % false promises": false <= 0.1,
     }
     said = "; ".join(f"{name}: {'met' if is_met else 'not met'}" for name, is_met in met.items())

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 import matplotlib as mpl
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -26,7 +27,9 @@ import equal_compute
 import finish_alone
 import transfer
 from auto import law_table
+from numpy.typing import NDArray
 from pictures import MANY, Row, named, pictures
+from scipy import stats
 
 from gradvac.analysis.figures.style import STYLE, unknown_glyphs_as_boxes
 from gradvac.files import write_text
@@ -34,6 +37,11 @@ from gradvac.files import write_text
 HERE = Path(__file__).parent
 _BEGIN, _END = "<!-- written by write_results.py: {} -->\n", "<!-- until here -->\n"
 _LEVEL = 0.05
+_KINDS = {"pos": "Parts of speech", "ner": "Entities"}
+_TAGGING = {  # rule -> the paper's difference of F1
+    "pos": {"GradVac": 0.3, "PCGrad": 0.1, "GradNorm": -0.2, "MGDA": -0.2},
+    "ner": {"GradVac": 0.9, "PCGrad": 0.2, "GradNorm": -0.3, "MGDA": -0.5},
+}
 _MOST_TASKS = 4  # with more, tables have resource levels instead
 _PREDICTORS = {
     "same.decoder.mid": "decoder gradients (primary)",
@@ -84,6 +92,7 @@ _SETTINGS = {
         "other sources, the large ones cut to 2,000",
         "an encoder of ours, 4 layers, 512 wide, 16k pieces (the paper: multilingual BERT)",
         "3.7 epochs of 64 sentences, learning rate 3e-4 for all, temperature 2, three seeds",
+        "# the encoder: examples/pretrain_encoder.py, as in the first lines of both sweeps",
         "gradvac sweep one_gpu_pos data.root=DATA model.encoder=runs/encoder --jobs 15",
         "gradvac sweep one_gpu_ner data.root=DATA model.encoder=runs/encoder --jobs 15",
     ),
@@ -131,6 +140,9 @@ _ORIGIN = """**Where the numbers come from.** [published.json](published.json) h
 intervals that are left of these runs; `python docs/results/write_results.py` writes the tables and
 pictures of this page from it. The scores of single runs were
 [not kept](protocol.md#from-numbers-to-pages): any other statistic needs the training again.
+"""
+_TAGGING_ORIGIN = """**Where the numbers come from.** [tagging.json](tagging.json) has the scores of
+every run; `python docs/results/write_results.py` computes this page from it.
 """
 
 
@@ -223,14 +235,45 @@ def scores(published: Row, *names: str) -> str:
     return table(head, lines)
 
 
-def tagging(by_language: Row) -> str:
-    """F1 of the rules by language."""
-    methods = list(by_language["average"])
+def tagging(by_method: Row) -> str:
+    """F1 of the rules by language, from those of every seed."""
     rows = [
-        [language, *(_mean(own[method], 1) for method in methods)]
-        for language, own in by_language.items()
+        [language, *(_mean(over_seeds(own[language]), 1) for own in by_method.values())]
+        for language in by_method["joint"]
     ]
-    return table(["F1", *methods], rows)
+    averages = (_mean(over_seeds(_average(own)), 1) for own in by_method.values())
+    return table(["F1", *by_method], [*rows, ["average", *averages]])
+
+
+def tagging_claims(raw: Row) -> list[Row]:
+    """The rules' average F1 minus joint training's, seed by seed, beside the paper's."""
+    rows = []
+    for kind, papers in _TAGGING.items():
+        joint = np.array(_average(raw[kind]["joint"]))
+        for name, paper in papers.items():
+            mean, reach = over_seeds(np.array(_average(raw[kind][name])) - joint)
+            is_first = name == "GradVac"
+            rows.append(
+                {
+                    "said": f"{_KINDS[kind]}: GradVac" if is_first else f"... {name}",
+                    "paper": paper,
+                    "difference": [mean, mean - reach, mean + reach],
+                    "seeds": len(joint),
+                    "primary": is_first,
+                }
+            )
+    return rows
+
+
+def over_seeds(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
+    """Mean, and the reach of its 95 % interval."""
+    num = len(values)
+    spread = float(np.std(values, ddof=1)) / num**0.5
+    return float(np.mean(values)), float(stats.t.ppf(1 - _LEVEL / 2, num - 1)) * spread
+
+
+def _average(by_language: Row) -> list[float]:
+    return [float(mean) for mean in np.mean(list(by_language.values()), axis=0)]
 
 
 def together(rows: Sequence[Row]) -> str:
@@ -256,11 +299,11 @@ def _mean(numbers: Sequence[float], digits: int) -> str:
     return f"{mean} ±\u00a0{reach[0]}" if reach else mean
 
 
-def setting(data: str, model: str, steps: str, *commands: str) -> str:
+def setting(data: str, model: str, steps: str, *commands: str, origin: str = _ORIGIN) -> str:
     """What was trained and how, and where the numbers are."""
     what = f"**Data**: {data}; [sources](../data.md). **Model**: {model}. **Steps**: {steps}."
     code = "\n".join(("```", *commands, "```"))
-    return f"{what}\n\n{code}\n\n{_ORIGIN}"
+    return f"{what}\n\n{code}\n\n{origin}"
 
 
 def cosines(rows: Sequence[Row]) -> str:
@@ -287,8 +330,8 @@ def updates(by_method: Mapping[str, Row]) -> str:
 
 def parts(folder: Path) -> dict[str, dict[str, str]]:
     """Page -> mark -> what stands there."""
-    files = ("published", "transfer", "equal_compute", "finish_alone")
-    published, by_pair, equal, alone = (_read(folder / f"{name}.json") for name in files)
+    published, files = read_published(folder), ("transfer", "equal_compute", "finish_alone")
+    by_pair, equal, alone = (_read(folder / f"{name}.json") for name in files)
     paper, ours = published["claims"]["paper"], published["claims"]["ours"]
     similar = published["similarity"]
     into = [row for row in paper if row["method"].startswith("into")]
@@ -312,8 +355,10 @@ def parts(folder: Path) -> dict[str, dict[str, str]]:
         },
         "table3.md": {
             "claims": claims(published["claims"]["tagging"]),
-            "pos": tagging(published["tagging"]["pos"]),
-            "ner": tagging(published["tagging"]["ner"]),
+            **{
+                kind: tagging(by_method)
+                for kind, by_method in _read(folder / "tagging.json").items()
+            },
         },
         "tables6to8.md": {"claims": claims(choices), "scores": scores(published, "tables6to8")},
         "figure1.md": {"claims": similarity(similar[:6])},
@@ -342,7 +387,8 @@ def parts(folder: Path) -> dict[str, dict[str, str]]:
         "finish_alone.md": _reports(finish_alone, alone),
     }
     for page, own in _SETTINGS.items():
-        written[page]["setting"] = setting(*own)
+        origin = _TAGGING_ORIGIN if page == "table3.md" else _ORIGIN
+        written[page]["setting"] = setting(*own, origin=origin)
     return written
 
 
@@ -388,6 +434,13 @@ def arms(study: ModuleType) -> list[Row]:
     ]
 
 
+def read_published(folder: Path) -> Row:
+    """What is left of the runs, with the differences in tagging, whose scores are all there."""
+    published = _read(folder / "published.json")
+    said = {**published["claims"], "tagging": tagging_claims(_read(folder / "tagging.json"))}
+    return {**published, "claims": said}
+
+
 def _read(path: Path) -> Row:
     found: Row = json.loads(path.read_text(encoding="utf-8"))
     return found
@@ -398,7 +451,7 @@ def main() -> None:
         write_text(HERE / name, text)
     by_way = {way: regrets(table) for way, table in _read(transfer.SAVED).items()}
     studies = {study.__name__: arms(study) for study in (equal_compute, finish_alone)}
-    for name, draw in pictures(_read(HERE / "published.json"), by_way, studies).items():
+    for name, draw in pictures(read_published(HERE), by_way, studies).items():
         with mpl.rc_context(dict(STYLE)), unknown_glyphs_as_boxes():
             path = HERE / "pictures" / f"{name}.svg"
             draw().savefig(path, transparent=True, metadata={"Date": None})

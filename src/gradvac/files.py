@@ -1,16 +1,21 @@
-"""Files written whole or not at all, small JSON files, and hashes."""
+"""Files written whole or not at all, small JSON files, arrays, and hashes."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import secrets
 import stat
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    import numpy as np
 
 TEMPORARY = ".writing-"  # begins the names of files that are not complete
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
@@ -73,6 +78,26 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def open_arrays(content: bytes, most: int) -> np.lib.npyio.NpzFile:
+    """The arrays of an `.npz` file, unpacked as they are asked for.
+
+    Args:
+        content: The file.
+        most: Bytes that all arrays may take; a thousandth of them may be enough on the disk.
+
+    Raises:
+        ValueError: They would take more.
+    """
+    import numpy as np  # which `gradvac --help` does without
+
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > most:
+        raise ValueError(f"it would take {size / 1e9:.1f} GB")
+    arrays: np.lib.npyio.NpzFile = np.load(io.BytesIO(content), allow_pickle=False)
+    return arrays
 
 
 def sync(path: Path) -> None:

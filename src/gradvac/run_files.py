@@ -228,8 +228,8 @@ class RunFiles:
         with path.open("rb") as file:  # safetensors: a length, a header, the numbers
             header = file.read(min(int.from_bytes(file.read(8), "little"), _LONGEST_HEADER))
         remedy = "use other weights, or train again"
-        metadata = _parse_at(str(path), header, _parse_object, remedy).get("__metadata__", {})
-        return str(metadata.get("sha256", ""))
+        metadata = _parse_at(str(path), header, _parse_object, remedy).get("__metadata__")
+        return str(metadata.get("sha256", "")) if isinstance(metadata, dict) else ""
 
     def scores_of(self, split: str, weights: str | int) -> Path:
         """Scores of a set."""

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +25,11 @@ from gradvac.lab.experiments import (
     budget_table,
     compare_runs,
     read_run,
+    worker,
 )
 from gradvac.lab.experiments.sweep import HALVING, rungs
 from gradvac.lab.runs import RunFolder
+from gradvac.lab.runs.locks import folder_lock
 from gradvac.lab.training import checkpoint
 
 from .conftest import ROOT, TWIN, InProcess
@@ -162,12 +165,12 @@ def test_a_signal_stops_a_sweep_that_can_go_on(sweep: Make, number: signal.Signa
     assert statuses(made) == {"twin.seed-0": "done"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_processes_save_when_the_sweep_is_stopped(
     tmp_path: Path, prepared: Path, sources: dict[str, str], number: signal.Signals
 ) -> None:
     """Two real processes at a time; what signals the whole process group would reach, and more."""
-    command = [sys.executable, "-m", "gradvac.cli", "sweep", "twin", "-o", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "gradvac", "sweep", "twin", "-o", str(tmp_path / "out")]
     command += ["--jobs", "2", f"data.prepared={prepared}", "train.max_steps=4000"]
     command += ['data.tasks=["en-qsm", "en-qsk"]', "train.validate_every=0"]
     command += [f"{key}={source}" for key, source in sources.items()]
@@ -189,6 +192,40 @@ def test_processes_save_when_the_sweep_is_stopped(
     assert workers_of(tmp_path) == []
     for run in runs:
         assert RunFolder(run).kept_checkpoints()[-1][0] > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_told_to_stop_while_it_scores_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    (tmp_path / "task.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["work", str(tmp_path / "task.json")])
+    monkeypatch.setattr(worker, "work", lambda: os.kill(os.getpid(), number))
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, *worker.STOPS)}
+    try:
+        with pytest.raises(SystemExit) as left:
+            worker.work_from_file()
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert left.value.code == worker.INTERRUPTED
+
+
+def test_a_run_waits_for_its_predecessor_to_leave(sweep: Make) -> None:
+    """One whose sweep was killed may still be saving when the same command continues."""
+    made, is_held = sweep("score = []", **{"train.max_steps": 1}), threading.Event()
+
+    def save() -> None:
+        with folder_lock(made.trials[0].run, busy=None):
+            is_held.set()
+            time.sleep(0.5)
+
+    predecessor = threading.Thread(target=save)
+    predecessor.start()
+    is_held.wait()
+    made.run(InProcess())
+    predecessor.join()
+    assert statuses(made) == {"twin.seed-0": "done"}
 
 
 def workers_of(folder: Path) -> list[Path]:

@@ -52,6 +52,7 @@ def settings(**train: Any) -> NmtConfig:
         "model": {"size": "tiny", "width": 16, "inner": 16, "heads": 2, "encoder_layers": 1}
         | {"decoder_layers": 1, "dropout": 0.1},
         "batch": {"tokens": 60, "chunk": 2},
+        "align": {"rule": "gradvac"},  # with a state that steps change
         "optimizer": {"lr": 1e-2, "warmup_steps": 2},
         "train": {"max_steps": 4, "validate_every": 2, "checkpoint_every": 2, "log_every": 1}
         | {"record_every": 1, "keep": 2, "average_last": 2, "threads": 1, "device": "cpu"}
@@ -75,7 +76,7 @@ STAGES: dict[str, Callable[[], Any]] = {
 }
 
 
-def outcome(stage: str) -> str:
+def outcome(stage: str, run: Path = RUN) -> str:
     """A hash of everything a stage leaves, apart from what clocks and disks say."""
     found: dict[str, Any] = {}
     if stage == "prepare":
@@ -85,29 +86,29 @@ def outcome(stage: str) -> str:
         metadata = json.loads((Path("data") / PREPARED_METADATA).read_text())
         found |= {key: repr(metadata[key]) for key in metadata if key != "stamps"}
     elif stage == "train":
-        last = checkpoint.latest(RUN)
+        last = checkpoint.latest(run)
         assert last is not None
         state = {k: v for k, v in last.state().items() if k not in ("meters", "metrics_bytes")}
         found |= _flat(
-            {"state": state, "last": last.weights(), "kept": checkpoint.list_checkpoints(RUN)}
+            {"state": state, "last": last.weights(), "kept": checkpoint.list_checkpoints(run)}
         )
         for name in ("best", "averaged"):
-            found |= _flat({name: checkpoint.weights(RUN, name)})
-        record = read_record(RUN)
+            found |= _flat({name: checkpoint.weights(run, name)})
+        record = read_record(run)
         found |= {key: np.asarray(value).tobytes() for key, value in vars(record).items()}
-        found["metrics"] = repr([_without_clocks(one) for one in RunFolder(RUN).read_metrics()])
+        found["metrics"] = repr([_without_clocks(one) for one in RunFolder(run).read_metrics()])
         later = {"similarity.npz", "scores", ".lock", ".similarity.lock", ".scores.lock"}
-        found["files"] = sorted({path.name for path in RUN.iterdir()} - later)
-        found["config"] = config.dump(config.load(NmtConfig, RunFolder(RUN).config))
-        found["signature"] = repr(RunFolder(RUN).read_signature())
+        found["files"] = sorted({path.name for path in run.iterdir()} - later)
+        found["config"] = config.dump(config.load(NmtConfig, RunFolder(run).config))
+        found["signature"] = repr(RunFolder(run).read_signature())
     elif stage == "similarity":
-        measured, about = load_similarities(RunFolder(RUN).similarity)
+        measured, about = load_similarities(RunFolder(run).similarity)
         found["about"] = about
         for one in measured:
             name = f"{one.granularity} {one.lines}"
             found |= {f"{name} {k}": np.asarray(v).tobytes() for k, v in vars(one).items()}
     else:
-        found |= {path.name: path.read_bytes() for path in RunFolder(RUN).scores.iterdir()}
+        found |= {path.name: path.read_bytes() for path in RunFolder(run).scores.iterdir()}
     text = repr(sorted((key, repr(value)) for key, value in found.items()))
     return hashlib.sha256(text.encode()).hexdigest()
 

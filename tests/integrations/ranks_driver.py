@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
@@ -26,6 +27,7 @@ with warnings.catch_warnings():
     from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
     from accelerate.utils import DistributedType
     from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.strategies import ModelParallelStrategy
     from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
     from gradvac.integrations.accelerate import AcceleratedAligner
@@ -206,12 +208,27 @@ class Module(AlignedModule, LightningModule):
         return torch.optim.Adam(self.net.parameters(), lr=1e-2)
 
 
-def lightning(folder: Path) -> Weights:
-    module = Module()
+class Sharded(Module):
+    def configure_model(self) -> None:
+        if size() > 1:
+            mesh = self.device_mesh["data_parallel"]  # type: ignore[index]
+            for part in (self.net[0], self.net[2], self.net):  # type: ignore[index]
+                fully_shard(part, mesh=mesh)
+
+    def configure_aligner(self) -> Aligner:
+        return Aligner(self.net, TASKS, GradVac(beta=0.3))
+
+
+def lightning_fsdp2(folder: Path) -> Weights:
+    return lightning(folder, Sharded(), ModelParallelStrategy(size(), 1))
+
+
+def lightning(folder: Path, module: Module | None = None, strategy: Any = "ddp") -> Weights:
+    module = module or Module()
     trainer = Trainer(
         accelerator="cpu",
         devices=size(),
-        strategy="ddp" if size() > 1 else "auto",
+        strategy=strategy if size() > 1 else "auto",
         use_distributed_sampler=False,
         max_epochs=1,
         accumulate_grad_batches=2,
@@ -222,7 +239,10 @@ def lightning(folder: Path) -> Weights:
         default_root_dir=str(folder),
     )
     trainer.fit(module, DataLoader(batches(), batch_size=None))  # type: ignore[arg-type]
-    return dict(module.net.state_dict())
+    assert any(isinstance(p, DTensor) for p in module.parameters()) == (
+        size() > 1 and strategy != "ddp"
+    )
+    return whole(module.net)
 
 
 # -- one process, and two ------------------------------------------------------------------------
@@ -237,7 +257,7 @@ def main(folder: Path) -> None:
     os.environ["ACCELERATE_USE_CPU"] = "true"
     found: dict[str, Any] = {}
     every = (hugging_face, resumed, mixed, hugging_face_fsdp2)
-    for work in (*every, accelerate, accelerate_fsdp2, lightning):
+    for work in (*every, accelerate, accelerate_fsdp2, lightning, lightning_fsdp2):
         results: list[Any] = []
         for num in (1, SIZE):
             into = folder / f"{work.__name__}-{num}"

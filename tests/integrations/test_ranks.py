@@ -20,7 +20,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 NAMES = [
     *("hugging_face", "resumed", "hugging_face_fsdp2"),
-    *("accelerate", "accelerate_fsdp2", "lightning"),
+    *("accelerate", "accelerate_fsdp2", "lightning", "lightning_fsdp2"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -60,3 +61,17 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         file.write(b"zz")
     with pytest.raises(ValueError, match=r"14 bytes .*12.*prepare"):
         TokenFile(tmp_path / "x", 100)
+
+
+def test_a_file_that_changes_while_it_is_used_is_told(tmp_path: Path) -> None:
+    """Cut short, the process would die of SIGBUS; other tokens would be trained on in silence."""
+    for number, size in enumerate((0, 12)):
+        file = write(tmp_path / f"{number}", 100)
+        path = tmp_path / f"{number}.bin"
+        before = path.stat().st_mtime_ns
+        path.write_bytes(bytes(size))
+        os.utime(path, ns=(before, before + 1))
+        with pytest.raises(ValueError, match=rf"{number}.bin was changed .*prepare"):
+            file.gather(np.arange(2))
+        with pytest.raises(ValueError, match="was changed"):
+            file[0]

@@ -1,7 +1,9 @@
 """Files of a run folder: whole or not at all, one writer at a time."""
 
+import json
 import os
 import stat
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from gradvac.files import hash_of, read_json, replacing, replacing_path, write_bytes, write_json
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.locks import FolderLock, hash_file, remove_leftovers
+from gradvac.lab.runs.locks import folder_lock, hash_file, remove_leftovers
 from gradvac.lab.runs.manifest import MANIFEST
 
 from .. import needs
@@ -122,8 +124,11 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "another process is at work in" in done.stderr
-        with pytest.raises(ValueError, match=r"^busy now$"):
-            FolderLock(folder.path, busy="busy now").acquire()
+        with (
+            pytest.raises(ValueError, match=r"^busy now$"),
+            folder_lock(folder.path, busy="busy now"),
+        ):
+            pass
     assert subprocess.run(command, check=False).returncode == 0
 
 
@@ -168,3 +173,11 @@ def test_a_full_disk_says_what_was_being_written(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"No space left on device: '.*facts\.json'"), replacing(path):
         Path("/dev/full").write_text("x")
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("metadata", [[], 3, "x", None])
+def test_odd_metadata_of_weights_is_no_traceback(tmp_path: Path, metadata: object) -> None:
+    """What reads the weights afterwards says that they are damaged."""
+    header = json.dumps({"__metadata__": metadata}).encode()
+    RunFolder(tmp_path).weights("best").write_bytes(struct.pack("<Q", len(header)) + header)
+    assert RunFolder(tmp_path).identify_weights("best") == ""

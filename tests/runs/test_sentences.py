@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import random
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -72,3 +74,20 @@ def test_counts_survive_the_disk_and_damage_is_told(tmp_path: Path) -> None:
     write_counts(path, [SentenceCounts("F1", "f2", {}, {})])
     with pytest.raises(ValueError, match="formula 'f2'"):
         read_counts(path)
+
+
+def test_counts_do_not_expand_without_bound(tmp_path: Path) -> None:
+    """Neither what packs well nor what only claims a size takes memory, or ends in a traceback."""
+    path = tmp_path / "test.best.npz"
+    write_counts(path, [SentenceCounts("F1", "f1", {"de": np.zeros((1, 3))}, {"de": "x"})])
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    claim = io.BytesIO()
+    header = {"descr": "<f8", "fortran_order": False, "shape": (2**45,)}
+    np.lib.format.write_array_header_1_0(claim, header)
+    for content in (claim.getvalue(), bytes(1 << 30)):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, own in entries.items():
+                archive.writestr(name, own if name == "about.npy" else content)
+        with pytest.raises(ValueError, match="score the run again"):
+            read_counts(path)

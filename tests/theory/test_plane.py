@@ -95,7 +95,7 @@ def weigh(rule: Rule, gradients: np.ndarray) -> dict[str, Any]:
     # Products as a browser forms them: no fused multiply-add.
     gram = torch.from_numpy((gradients[:, :, None] * gradients[:, None]).sum(-1))  # [K, T, T]
     rule.bind(["i", "j"], [f"case {n}" for n in range(len(gradients))])
-    rule.begin([0, 1], torch.zeros(2))
+    rule.start_step([0, 1], torch.zeros(2))
     weighing = rule.weigh(range(len(gradients)), gram)
     step = weighing.weights[:, 1:].numpy() - 1
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import resource
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from gradvac.lab.runs.manifest import MANIFEST
+from gradvac.lab.runs.manifest import MANIFEST, write_manifest
 from gradvac.lab.training import CheckpointError, checkpoint
 from gradvac.lab.training.weights import read_metadata
 
@@ -114,6 +115,18 @@ def test_nothing_but_damage_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000010" / checkpoint.STATE).unlink()
     with pytest.raises(CheckpointError, match="damaged"):
         checkpoint.latest(tmp_path)
+
+
+def test_a_pickle_in_place_of_the_state_is_refused_in_words(tmp_path: Path) -> None:
+    """It runs no code; with a manifest that lists it, no checksum tells."""
+    save(tmp_path, 10)
+    folder = tmp_path / "checkpoints" / "step-00000010"
+    (folder / checkpoint.STATE).write_bytes(pickle.dumps(Tied))
+    write_manifest(folder)
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    with pytest.raises(CheckpointError, match=r"state.pt: .*remove .*step-00000010"):
+        found.state()
 
 
 def fill_disk(*arguments: object, **options: object) -> None:

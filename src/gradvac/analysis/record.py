@@ -39,7 +39,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -51,6 +51,7 @@ from torch import Tensor
 from gradvac import Alignment
 from gradvac import gram as geometry
 from gradvac.analysis.similarities import Floats, Similarities
+from gradvac.files import open_arrays
 from gradvac.run_files import RunFiles
 
 _MAGIC = b"gradvac1"
@@ -109,6 +110,13 @@ class Record:
         lowest = np.where(has_target, self.target, np.inf).min(axis=0, initial=np.inf)
         shown = (self.active.any(axis=0) | (highest > lowest)).any(axis=(0, 2))  # [T]
         return np.flatnonzero(shown) if shown.any() else np.arange(len(self.tasks))
+
+    def select(self, tasks: Sequence[str]) -> "Record":
+        """The part of these tasks, in the order given."""
+        chosen = [self.tasks.index(task) for task in tasks]
+        parts = {name: getattr(self, name)[:, :, chosen][..., chosen] for name in _PAIRS}
+        parts |= {name: getattr(self, name)[..., chosen] for name in _TASKS}
+        return replace(self, tasks=tuple(tasks), **parts)
 
     def to_frame(self) -> Any:
         """The cosines as a pandas DataFrame: see `Similarities.to_frame`."""
@@ -296,12 +304,7 @@ def _load(file: BinaryIO, chunk: _Chunk) -> "np.lib.npyio.NpzFile":
     file.seek(chunk.start + _HEADER.size)
     content = file.read(chunk.end - file.tell())
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        if size > _MOST_UNPACKED:
-            raise ValueError(f"it would take {size / 1e9:.1f} GB")
-        array = np.load(io.BytesIO(content), allow_pickle=False)
-        assert isinstance(array, np.lib.npyio.NpzFile)
+        array = open_arrays(content, _MOST_UNPACKED)
         _check_shapes(array)
     except Exception as error:  # odd contents make zipfile, zlib and NumPy raise anything
         raise ValueError(

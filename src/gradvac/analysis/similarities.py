@@ -7,9 +7,7 @@ lines L `G.L.values`, `G.L.reliability`, and for different lines `G.L.across`, `
 
 # S steps, K components, T tasks
 
-import io
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +19,7 @@ from numpy.typing import NDArray
 
 from gradvac.alignment import matrix_html
 from gradvac.analysis.table import frame, pair_columns
-from gradvac.files import replacing
+from gradvac.files import open_arrays, replacing
 from gradvac.hints import some
 from gradvac.sides import side_of
 
@@ -243,11 +241,7 @@ def check_once(name: str, labels: Sequence[str]) -> None:
 
 
 def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        size = sum(entry.file_size for entry in archive.infolist())
-    if size > _MOST_BYTES:
-        raise ValueError(f"it would take {size / 1e9:.1f} GB")
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+    with open_arrays(content, _MOST_BYTES) as file:
         # Entries whose place in the archive's directory is damaged are passed over in silence.
         if len(file.files) != int.from_bytes(content[-12:-10], "little"):
             raise ValueError("arrays are missing")

@@ -11,8 +11,8 @@ the trainers are optional packages.
     _loss_parts.py      a trainer's own loss taken apart by the rows of the model's outputs
     _shared.py          what they refuse, record and log
 
-Several processes train replicas (`DistributedDataParallel`) or shards (FSDP2, in Trainer and
-Accelerate); engines that run the backward pass themselves (DeepSpeed) are refused by name.
+Several processes train replicas (`DistributedDataParallel`) or shards (FSDP2); engines that
+run the backward pass themselves (DeepSpeed) are refused by name.
 """
 
 __all__: list[str] = []

@@ -10,7 +10,12 @@
 
 Precision plugins, accumulation, clipping and checkpoints are Lightning's; the aligner's state is
 part of every checkpoint. With `strategy="ddp"` the aligner has to know of the other processes:
-`Aligner(self.net, ..., process_group=torch.distributed.group.WORLD)`.
+`Aligner(self.net, ..., process_group=torch.distributed.group.WORLD)`. FSDP2 is
+`strategy=ModelParallelStrategy(data_parallel_size=N, tensor_parallel_size=1)`, with
+
+    def configure_model(self):
+        for part in (*self.net.layers, self.net):
+            fully_shard(part, mesh=self.device_mesh["data_parallel"])
 
 A loader with a `TaskBatchSampler` mixes tasks; its position is part of every checkpoint too. In
 several processes, give rank and num_ranks to the sampler and use_distributed_sampler=False to the
@@ -155,9 +160,10 @@ class AlignedModule:
 
     def _check_strategy(self, trainer: Any) -> None:
         name = type(trainer.strategy).__name__
-        if trainer.world_size > 1 and name != "DDPStrategy":
+        if trainer.world_size > 1 and name not in ("DDPStrategy", "ModelParallelStrategy"):
             raise ValueError(
-                f'Trainer: {name} exchanges gradients in its own way; use strategy="ddp".'
+                f"Trainer: {name} runs or divides the backward pass in its own way; use "
+                'strategy="ddp", or FSDP2 (see the docstring of gradvac.integrations.lightning).'
             )
         check_processes(self.aligner, trainer.world_size, "configure_aligner")
 

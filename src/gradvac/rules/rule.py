@@ -37,7 +37,7 @@ class Rule(ABC):
     of this batch, in the order of the Gram rows; `self.index` as a tensor) and `self.losses`
     (theirs, `[T]`). Nothing in a rule may wait for the device.
 
-    A step is `begin`, then `weigh` for every component (one at a time or many at once, in any
+    A step is `start_step`, then `weigh` for every component (one at a time or many at once, in any
     order: the result must be the same), then `commit`. A rule updates its state only in `commit`,
     and only where `self.finite` holds, so that a step which a `GradScaler` skips leaves no trace;
     it stores its state by name in `state_dict` and `load_state_dict`.
@@ -75,7 +75,7 @@ class Rule(ABC):
             )
         self.tasks, self.components = tuple(tasks), tuple(components)
 
-    def begin(self, present: Sequence[int], losses: Tensor) -> None:
+    def start_step(self, present: Sequence[int], losses: Tensor) -> None:
         """Open a step.
 
         Args:

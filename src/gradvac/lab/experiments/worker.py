@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing import connection, forkserver
 from pathlib import Path
@@ -27,12 +28,13 @@ from gradvac.hints import install_line
 from gradvac.lab.messages import log_to
 from gradvac.lab.recipes import recipe_named
 from gradvac.lab.runs import RunFolder
+from gradvac.lab.runs.locks import folder_lock
 from gradvac.lab.training import RunConfig, config
 from gradvac.lab.training.config import write_value
 
 INTERRUPTED = 130  # exit status
 STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-_POLL = 0.2  # seconds between two looks at the jobs of a cluster
+_POLL = 0.2  # seconds between two looks at processes and jobs
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +73,8 @@ def work(
         result: File to write.
     """
     found, loaded = recipe_named(recipe), load_settings(recipe, base, settings)
+    with folder_lock(Path(run), busy=None):  # of a sweep that was killed, a run may still be saving
+        pass
     done = found.train(loaded, Path(run))
     if done.reason == "interrupted":
         return INTERRUPTED
@@ -91,8 +95,19 @@ def work(
 
 def work_from_file() -> None:
     """Do what the file says that is named on the command line."""
+    _interrupt_by_signals()
     with log_to(partial(print, flush=True)):
-        sys.exit(work(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+        try:
+            status = work(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+        except KeyboardInterrupt:  # it was scoring, or preparing: training saves and returns
+            status = INTERRUPTED
+    sys.exit(status)
+
+
+def _interrupt_by_signals() -> None:
+    """Let every signal that asks a run to stop be Ctrl-C, also those that a server ignores."""
+    for number in (signal.SIGINT, *STOPS):
+        signal.signal(number, signal.default_int_handler)
 
 
 class Launcher(Protocol):
@@ -155,11 +170,11 @@ class Processes:
         By another signal than a cluster would send to all of them: of two alike, the second kills.
         """
         for process in self._started.values():
-            assert process.pid is not None
-            try:
+            assert process.pid is not None, "a process that was started has a number"
+            with suppress(ProcessLookupError):  # it has ended
+                while os.getpgid(process.pid) != process.pid:  # it would not hear yet
+                    time.sleep(_POLL)
                 os.killpg(process.pid, signal.SIGINT)
-            except ProcessLookupError:  # it has no group yet, or has ended
-                process.terminate()
         for process in self._started.values():
             process.join()
         self._started.clear()
@@ -184,10 +199,9 @@ def _start_server() -> None:
 
 
 def _work_in_child(task: Path, log: Path, directory: Path) -> None:
+    _interrupt_by_signals()
     os.setpgid(0, 0)  # signals of the terminal are for the sweep, which passes them on
     os.chdir(directory)
-    for number in STOPS:
-        signal.signal(number, signal.SIG_DFL)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for standard in (1, 2):
@@ -199,7 +213,7 @@ def _work_in_child(task: Path, log: Path, directory: Path) -> None:
 def _leave_with_parent() -> None:
     """Save and leave once the sweep is gone, were it killed."""
     parent = multiprocessing.parent_process()
-    assert parent is not None
+    assert parent is not None, "runs are started by a sweep"
     parent.join()
     os.kill(os.getpid(), signal.SIGHUP)
 

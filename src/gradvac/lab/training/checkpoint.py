@@ -65,7 +65,14 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """What was given to `write_checkpoint`, on the CPU."""
-        state: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
+        path = self.path / STATE
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever somebody put there
+            raise CheckpointError(
+                f"{path}: holds no state of a training, though it is what the manifest lists; "
+                f"remove {self.path}, so that training goes on from the checkpoint before it."
+            ) from error
         return state
 
     @property
@@ -267,11 +274,6 @@ def resolve_weights(run: Path, which: str | int = "best") -> RunWeights:
 def weights(run: Path, which: str | int = "best") -> dict[str, Tensor]:
     """Read weights of a run, on the CPU: see `resolve_weights`."""
     return resolve_weights(run, which).read()
-
-
-def load_into(model: nn.Module, run: Path, which: str | int) -> None:
-    """Give a model the weights of a run: see `resolve_weights`."""
-    resolve_weights(run, which).load_into(model)
 
 
 def save_weights(

@@ -48,9 +48,11 @@ class TokenFile:
     """
 
     def __init__(self, path: Path, vocabulary_size: int) -> None:
+        self._path = f"{path}.bin"
+        self._stamp = self._stamp_now()
         self._offsets: Numbers = np.load(f"{path}{OFFSETS}", mmap_mode="r")
         kind = _kind(vocabulary_size)
-        expected, size = int(self._offsets[-1]) * kind.itemsize, os.path.getsize(f"{path}.bin")
+        expected, size = int(self._offsets[-1]) * kind.itemsize, os.path.getsize(self._path)
         if expected != size:
             raise ValueError(
                 f"data: {path}.bin has {size:,} bytes instead of {expected:,}; run `gradvac nmt "
@@ -64,7 +66,20 @@ class TokenFile:
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
+    def _stamp_now(self) -> tuple[int, int]:
+        now = os.stat(self._path)
+        return now.st_size, now.st_mtime_ns
+
+    def _check(self) -> None:
+        """Raise if the file has been changed: a cut one would end the process without a word."""
+        if self._stamp_now() != self._stamp:
+            raise ValueError(
+                f"data: {self._path} was changed while it was in use; run `gradvac nmt prepare` "
+                "again, then go on."
+            )
+
     def __getitem__(self, number: int) -> Tokens:
+        self._check()
         return self._tokens[self._offsets[number] : self._offsets[number + 1]]
 
     @property
@@ -79,6 +94,7 @@ class TokenFile:
 
     def gather(self, numbers: Numbers) -> Ragged:
         """Read many sentences at once."""
+        self._check()
         lengths = self.lengths(numbers)
         starts = self._offsets[numbers]
         # Position of every token in the file: its place in the result, moved to its sentence.
