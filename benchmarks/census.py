@@ -95,7 +95,8 @@ IMAGES: dict[str, dict[str, Any]] = {
         "embed_dim": 16,
         "depths": [1, 1],
         "num_heads": [2, 2],
-        "num_attention_heads": 2,
+        "num_attention_heads": None,  # another name for it
+        "head_dim": None,
         "window_size": 2,
     },
     "ConvNext": {**_STAGES, "num_stages": 2, "patch_size": 4},

@@ -18,8 +18,7 @@ from transformer import Size, Transformer, component, make_batch, row_losses
 
 import gradvac
 from gradvac.engine import compile_tapped
-from gradvac.engine.contributions import NormScale, OuterProduct, SharedShift
-from gradvac.engine.kernels import Segments, grouped_outer, stacked, triton_kernels
+from gradvac.engine.kernels import Segments, grouped_outer, norm_sums, stacked, triton_kernels
 from gradvac.engine.kernels.stacks import combine_reference, gram_reference
 from gradvac.lab.recipes.nmt import triton_kernels as nmt_kernels
 from gradvac.lab.recipes.nmt.loss import plain_cross_entropy
@@ -108,12 +107,12 @@ def check_grouped() -> None:
                 [left[owner == t].double().t() @ right[owner == t].double() for t in range(6)]
             )
             report(f"grouped outer {dtype} {index.device.type}", error(found, expected), limit)
-            three = OuterProduct.build(
-                [OuterProduct(factor * left, right, segments) for factor in (1, 2, 1)]
-            )
-            flat = expected.flatten(1)
-            worst = max(error(three[0], flat), error(three[1], 2 * flat))
+            lefts, rights = torch.cat([left, 2 * left, left]), right.repeat(3, 1)
+            three = grouped_outer(lefts, rights, segments.repeated(3)).unflatten(0, (3, -1))
+            worst = max(error(three[0], expected), error(three[1], 2 * expected))
             report(f"three grouped outers {dtype} {index.device.type}", worst, limit)
+            same = grouped_outer(lefts, rights, segments.repeated(3, are_same=True))
+            report(f"one use after the other {dtype}", error(same, 4 * expected), limit)
 
 
 def check_sums() -> None:
@@ -138,22 +137,14 @@ def check_sums() -> None:
             report(f"layer norm D={width} shift", error(by_shift, by_task(gy)), 1e-4)
             by_scale, _ = triton_kernels.norm_segment_sums(gy, x, None, scale, segments)
             report(f"rms norm D={width}", error(by_scale, by_task(gy * x * scale[..., None])), 1e-4)
-            given = (x, mean[..., None], scale[..., None], segments)
-            alone = NormScale(gy, *given)
-            report(
-                f"layer norm D={width} alone",
-                error(alone.task_gradients(), by_task(gy * normal)),
-                1e-4,
-            )
-            found = SharedShift(alone).task_gradients()  # formed beside the scale before
-            report(f"its shift D={width}", error(found, by_task(gy)), 1e-4)
-            two = [NormScale(factor * gy, *given) for factor in (1, 2)]
-            shifts = [SharedShift(use) for use in two]
-            scales = NormScale.build(two)
+            flat = [
+                one.reshape(-1, one.shape[-1]) for one in (gy, x, mean[..., None], scale[..., None])
+            ]
+            two = [torch.cat([flat[0], 2 * flat[0]]), *(torch.cat([one, one]) for one in flat[1:])]
+            scales, shifts = norm_sums(*two, segments, 2)
             worst = max(error(scales[n], (n + 1) * by_task(gy * normal)) for n in range(2))
             report(f"two layer norms D={width} scale", worst, 1e-4)
-            sums = [use.task_gradients() for use in shifts]
-            worst = max(error(sums[n], (n + 1) * by_task(gy)) for n in range(2))
+            worst = max(error(shifts[n], (n + 1) * by_task(gy)) for n in range(2))
             report(f"two layer norms D={width} shift", worst, 1e-4)
 
 

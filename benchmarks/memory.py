@@ -3,7 +3,6 @@
     python benchmarks/memory.py                  # 2,000 steps of three small models
     python benchmarks/memory.py --steps 200
     python benchmarks/memory.py --peaks          # the largest number of bytes within a step
-    python benchmarks/memory.py --table 100 64   # ... and seconds: a table, few rows looked up
 
 A step that left something behind (a graph, a plan for every length) would show as growth. Lengths
 vary from step to step where the model allows it. Ends with an error if live tensors or Python's
@@ -14,7 +13,6 @@ import argparse
 import gc
 import resource
 import sys
-import time
 import tracemalloc
 import warnings
 from collections.abc import Callable
@@ -173,50 +171,17 @@ def peaks() -> None:
         print(f"{what:24} {most:14,} {most / bytes_of['joint']:6.3f}")
 
 
-def table(num_tasks: int, width: int, num_rows: int = 256_000, num_tokens: int = 2_000) -> None:
-    """Seconds and peak of a backward through a table of which few rows are looked up."""
-    tasks = [str(task) for task in range(num_tasks)]
-    model = nn.Sequential(nn.Embedding(num_rows, width), nn.Linear(width, 8))
-    length = num_tokens // num_tasks
-    tokens = torch.randint(0, num_rows, (num_tasks, length))
-    aligner = gradvac.Aligner(model, tasks, gradvac.GradVac(), engine="one_backward")
-    of_rows = list(range(num_tasks))
-    modes: dict[str, Callable[[Tensor], object]] = {
-        "joint": lambda losses: losses.sum().backward(),
-        "one_backward": lambda losses: aligner.backward(losses, of_rows),
-    }
-    for mode, backward in modes.items():
-
-        def step(backward: Callable[[Tensor], object] = backward) -> float:
-            losses = model(tokens).square().mean((1, 2))
-            start = time.perf_counter()
-            backward(losses)
-            return time.perf_counter() - start
-
-        times = []
-        for _ in range(5):
-            model.zero_grad()  # before a peak is taken, or what it frees would count
-            times.append(step())
-        model.zero_grad()
-        seconds, most = min(times[2:]), peak(step)  # the first two steps verify
-        print(f"{mode:12} {num_tasks:4} x {num_rows} x {width}: {seconds:7.3f} s {most:14,}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--peaks", action="store_true", help="of single steps, instead of growth")
-    parser.add_argument("--table", nargs=2, type=int, metavar=("TASKS", "WIDTH"))
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if args.peaks:
         peaks()
-        return
-    if args.table:
-        table(*args.table)
         return
     leaks: list[Any] = []
     print(f"{'model':10} {'':>9} {'tensors':>12} {'python':>12} {'process':>14}")

@@ -41,7 +41,7 @@ def weighing(num_tasks: int, gram: Tensor) -> Callable[[], None]:
     losses, components = gram.new_ones(num_tasks), range(len(gram))
 
     def run() -> None:
-        rule.begin(range(num_tasks), losses)
+        rule.start_step(range(num_tasks), losses)
         rule.weigh(components, gram)
         rule.commit()
 

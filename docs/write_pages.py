@@ -2,7 +2,7 @@
 
     settings.md      every setting with its type, default and meaning, from the config classes
     guide.md         the table of rules, from their classes
-    api.md           the list of rules
+    api/rules.md     the list of rules
 
 python docs/write_pages.py          (a test compares the pages with what this would write)
 """
@@ -173,7 +173,7 @@ def with_part(page: str, part: str) -> str:
 
 def pages(docs: Path) -> dict[str, str]:
     """Name -> text, of every page of a folder that this writes or has a part in."""
-    parts = {"guide.md": rule_table(), "api.md": rule_list()}
+    parts = {"guide.md": rule_table(), "api/rules.md": rule_list()}
     made = {
         name: with_part((docs / name).read_text(encoding="utf-8"), part)
         for name, part in parts.items()

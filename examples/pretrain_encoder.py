@@ -8,8 +8,9 @@ Without more, it reads the constructed languages: a minute on a CPU. Text of you
     python examples/pretrain_encoder.py runs/encoder --languages de fr --steps 8000 \
         --text "text.{lang}.gz" "pairs.en-{lang}.tsv#2" "pos/{lang}/train.conllu.gz"
 
-A source is text line by line, a column of a table (by number), or tagged files, whose tags are left
-out; a language need not be in all of them. With a rule, the languages' gradients are aligned.
+A source is text line by line, a column of a table (by number), or tagged files (`.conll`,
+`.conllu`, others with `#tags`), whose tags are left out; a language need not be in all of them.
+With a rule, the languages' gradients are aligned.
 """
 
 import argparse
@@ -42,7 +43,7 @@ def read(source: str, lang: str) -> Iterator[str]:
     name, _, column = source.replace("{lang}", lang).partition("#")
     if not Path(name).is_file() and not name.startswith("constructed:"):
         return
-    if name.startswith("constructed:") or ".conll" in name:
+    if name.startswith("constructed:") or ".conll" in name or column == "tags":
         found = read_sentences(name, lang, "train", root=Path("."), form="auto")
         yield from (" ".join(sentence.words) for sentence in found.sentences)
         return
@@ -63,6 +64,12 @@ def learn_tokenizer(lines: list[str], size: int, longest: int) -> PreTrainedToke
     return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=longest, **names)
 
 
+def cut(tokenizer: PreTrainedTokenizerFast, lines: list[str], longest: int) -> list[list[int]]:
+    """Running text in blocks of one length, so that nothing is padded."""
+    text = [piece for line in tokenizer(lines)["input_ids"] for piece in line]
+    return [text[start : start + longest] for start in range(0, len(text) - longest + 1, longest)]
+
+
 def pretrain(arguments: argparse.Namespace) -> list[float]:
     """Train and save tokenizer and encoder; the losses on the way."""
     set_seed(arguments.seed)
@@ -70,12 +77,15 @@ def pretrain(arguments: argparse.Namespace) -> list[float]:
         lang: list(dict.fromkeys(line for source in arguments.text for line in read(source, lang)))
         for lang in arguments.languages
     }
+    if empty := [lang for lang, lines in texts.items() if not lines]:
+        raise SystemExit(f"--text: no source has text in {', '.join(empty)}")
     lines = [line for lines in texts.values() for line in lines]
     tokenizer = learn_tokenizer(lines, arguments.vocabulary, arguments.longest)
+    blocks = {lang: cut(tokenizer, lines, arguments.longest) for lang, lines in texts.items()}
     rows = [
-        {"input_ids": tokenizer(line, truncation=True)["input_ids"], "task": lang}
-        for lang, lines in texts.items()
-        for line in random.choices(lines, k=max(map(len, texts.values())))  # all languages alike
+        {"input_ids": block, "task": lang}
+        for lang, found in blocks.items()
+        for block in random.choices(found, k=max(map(len, blocks.values())))  # all languages alike
     ]
     model = BertForMaskedLM(
         BertConfig(
@@ -96,6 +106,7 @@ def pretrain(arguments: argparse.Namespace) -> list[float]:
                 learning_rate=arguments.lr, warmup_steps=arguments.steps // 10,
                 logging_steps=max(1, arguments.steps // 8), save_strategy="no", report_to=[],
                 disable_tqdm=True, seed=arguments.seed, use_cpu=not torch.cuda.is_available(),
+                bf16=torch.cuda.is_available(),
             ),
             train_dataset=rows,
             data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),

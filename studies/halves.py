@@ -55,9 +55,9 @@ class Halves(Rule):
         super().bind(tasks, components)
         self.rule.bind(tasks, components)
 
-    def begin(self, present: Sequence[int], losses: Tensor) -> None:
-        super().begin(present, losses)
-        self.rule.begin(present, losses)
+    def start_step(self, present: Sequence[int], losses: Tensor) -> None:
+        super().start_step(present, losses)
+        self.rule.start_step(present, losses)
 
     def weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:
         weighing = self.rule.weigh(components, _without_noise(gram.double()))

@@ -1,10 +1,13 @@
 """What holds for all tests."""
 
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from . import browser
 
@@ -23,3 +26,24 @@ def chromium() -> Iterator[Any]:
     """The driver of a browser, for `browser.Page`."""
     with browser.start() as driver:
         yield driver
+
+
+@pytest.fixture(scope="session")
+def made_once(
+    tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Makes a folder once for all workers: each gets a copy, to do with as it likes."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base if worker_id == "master" else base.parent
+
+    def make_once(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = shared / name, shared / f"{name}.done"
+        with FileLock(shared / f"{name}.lock"):
+            if not done.exists():
+                make(folder)
+                done.touch()
+        copy = tmp_path_factory.mktemp(name) / "copy"
+        shutil.copytree(folder, copy)
+        return copy
+
+    return make_once

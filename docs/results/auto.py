@@ -1,15 +1,14 @@
-"""Print what the law of repetition says of our measured mixtures, for several R.
+"""What the law of repetition says of our measured mixtures, for several R: the table of auto.md.
 
-    python docs/results/auto.py
-
-Development losses are those of earlier runs (protocol.md). The quadratic through them in
-log(temperature) says where the optimum is, and what another temperature costs.
+Development losses are the published ones. The quadratic through them in log(temperature) says where
+the optimum is, and what another temperature costs.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,51 +25,81 @@ CONSTRUCTED = {
 
 
 class Setting(NamedTuple):
-    """A setting whose temperatures were measured: temperature -> development loss."""
+    """A setting whose temperatures were measured.
+
+    Attributes:
+        name: In words.
+        sizes: Rows of every task.
+        num_rows: That training sees.
+        table: Of the published numbers.
+        methods: Temperature -> method.
+    """
 
     name: str
     sizes: dict[str, int]
     num_rows: float
-    losses: dict[float, float]
+    table: str
+    methods: dict[float, str]
 
 
+_SHORT = {1: "temperature1", 2: "temperature2", 3: "temperature3", 5: "joint"}
+_MANY = {n: f"many_temperature{n}" for n in (1, 2, 5)}
 FITTED = (
-    Setting("4 languages, 1,500 steps", FOUR, 1500 * 300,
-            {1: 3.1303, 2: 3.0291, 3: 3.0525, 5: 3.1000}),
-    Setting("19 languages, 1,200 steps", MANY, 1200 * 600, {1: 3.8802, 2: 3.7410, 5: 3.7173}),
-)  # fmt: skip
-CHECKED = (
-    Setting("4 languages, 3,000 steps", FOUR, 3000 * 300, {2: 2.7737, 5: 2.9389}),
-    Setting("4 languages, full length", FOUR, 3500 * 600, {2: 2.6228, 5: 2.8398}),
-    Setting("into English, 1,500 steps", FOUR, 1500 * 300, {2: 2.3223, 5: 2.4145}),
-    Setting("constructed, 1,100 steps", CONSTRUCTED, 1100 * 51, {2: 2.4827, 5: 2.6088}),
+    Setting("4 languages, 1,500 steps", FOUR, 1500 * 300, "mixture", _SHORT),
+    Setting("19 languages, 1,200 steps", MANY, 1200 * 600, "many", _MANY),
 )
+CHECKED = (
+    Setting("4 languages, 3,000 steps", FOUR, 3000 * 300, "long",
+            {2: "long_temperature2", 5: "long_joint"}),
+    Setting("4 languages, full length", FOUR, 3500 * 600, "full",
+            {2: "full_temperature2", 5: "full_joint"}),
+    Setting("into English, 1,500 steps", FOUR, 1500 * 300, "into_english",
+            {2: "into_english_temperature2", 5: "into_english"}),
+    Setting("constructed", CONSTRUCTED, 1100 * 51, "constructed", {2: "temperature2", 5: "joint"}),
+)  # fmt: skip
 
 
-def excess(setting: Setting, temperature: float) -> tuple[float, float]:
+def losses(setting: Setting, published: Mapping[str, Any]) -> dict[float, float]:
+    """Temperature -> the best development loss."""
+    methods = published["tables"][setting.table]["methods"]
+    return {
+        temperature: float(methods[name]["losses"]["dev/loss, best weights"][0])
+        for temperature, name in setting.methods.items()
+    }
+
+
+def excess(measured: Mapping[float, float], temperature: float) -> tuple[float, float]:
     """The optimal temperature, and what another costs."""
-    curve = np.polyfit(np.log(list(setting.losses)), list(setting.losses.values()), 2)
+    curve = np.polyfit(np.log(list(measured)), list(measured.values()), 2)
     best = -curve[1] / (2 * curve[0])
     lost = np.polyval(curve, math.log(temperature)) - np.polyval(curve, best)
     return math.exp(best), float(lost)
 
 
-def main() -> None:
-    """Print both tables."""
-    print("| R | " + " | ".join(f"{one.name}: temperature, lost" for one in FITTED), end=" | ")
-    print(" | ".join(f"{one.name}: temperature" for one in CHECKED), "|")
-    print("|" + " --- |" * (1 + len(FITTED) + len(CHECKED)))
+def law_table(published: Mapping[str, Any]) -> str:
+    """What was measured, and what the law says for several R."""
+    names = [f"fitted: {one.name}" for one in FITTED] + [f"checked: {one.name}" for one in CHECKED]
+    lines = [f"| R | {' | '.join(names)} |", "|" + " --- |" * (1 + len(names))]
+    found = []
+    for one in FITTED:
+        tried = ", ".join(f"{temperature:g}" for temperature in one.methods)
+        found.append(f"optimum {excess(losses(one, published), 1.0)[0]:.2f} of {{{tried}}}")
+    for one in CHECKED:
+        first, second = sorted(one.methods, key=lambda t: losses(one, published)[t])
+        found.append(f"{first:g} better than {second:g}")
+    lines.append(f"| measured | {' | '.join(found)} |")
     chosen = repetition.MOST_USEFUL_REPEATS
-    for repeats in (3.0, 4.0, 4.5, 5.0, 6.0, 8.0, 15.4):
-        repetition.MOST_USEFUL_REPEATS = repeats
-        cells = []
-        for one in FITTED:
-            found = repetition_temperature(one.sizes, one.num_rows)
-            best, lost = excess(one, found)
-            cells.append(f"{found:.2f} (optimum {best:.2f}), {lost:+.4f}")
-        cells += [f"{repetition_temperature(one.sizes, one.num_rows):.2f}" for one in CHECKED]
-        print(f"| {repeats:g}{' *' if repeats == chosen else ''} | " + " | ".join(cells) + " |")
-
-
-if __name__ == "__main__":
-    main()
+    try:
+        for repeats in (4.0, 4.5, 5.0, 8.0, 15.4):
+            repetition.MOST_USEFUL_REPEATS = repeats
+            cells = []
+            for one in FITTED:
+                temperature = repetition_temperature(one.sizes, one.num_rows)
+                lost = excess(losses(one, published), temperature)[1]
+                cells.append(f"{temperature:.2f}, lost {lost:.4f}")
+            cells += [f"{repetition_temperature(one.sizes, one.num_rows):.2f}" for one in CHECKED]
+            shown = f"**{repeats:g}**" if repeats == chosen else f"{repeats:g}"
+            lines.append(f"| {shown} | {' | '.join(cells)} |")
+    finally:
+        repetition.MOST_USEFUL_REPEATS = chosen
+    return "\n".join(lines) + "\n"

@@ -2,10 +2,10 @@
 
     python docs/results/equal_compute.py shuffle DATA        # the Bible's verses
     python docs/results/equal_compute.py plan tatoeba runs   # from the joint runs
-    python docs/results/equal_compute.py table runs --save docs/results/equal_compute.json
-    python docs/results/equal_compute.py table docs/results/equal_compute.json
+    python docs/results/equal_compute.py save runs           # the scores of all runs
 
-`runs` holds equal_tatoeba and equal_tatoeba_groups, equal_bible and equal_bible_groups, or both.
+`runs` holds equal_tatoeba and equal_tatoeba_groups, equal_bible and equal_bible_groups. Scores are
+saved to equal_compute.json, from which `write_results.py` writes the tables.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ JOINT = {"joint2": 2.0, "joint5": 5.0, "joint10": 10.0}  # method -> temperature
 METRICS = ("BLEU", "chrF++", "dev loss")
 MID = (1751, 3250)  # the steps of joint5's record in the middle of training
 NUM_COMPANIONS = 3
+LEVEL = 0.975  # of intervals: two arms are judged
+SAVED = Path(__file__).parent / "equal_compute.json"
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,7 @@ def main() -> None:
     planning.add_argument("collection", choices=COLLECTIONS)
     planning.add_argument("runs", type=Path)
     planning.add_argument("--out", type=Path, default=Path("configs/sweeps"))
-    showing = commands.add_parser("table")
-    showing.add_argument("source", type=Path, help="a folder of runs, or a file written by --save")
-    showing.add_argument("--save", type=Path)
+    commands.add_parser("save").add_argument("runs", type=Path)
     args = parser.parse_args()
     if args.command == "shuffle":
         shuffle_bible(args.data)
@@ -91,15 +91,8 @@ def main() -> None:
         path.write_text(planned, encoding="utf-8")
         print(path)
     else:
-        if args.source.is_dir():
-            found = {name: read_scores(args.source, name) for name in COLLECTIONS}
-            found = {name: scores for name, scores in found.items() if scores["arms"]}
-        else:
-            found = json.loads(args.source.read_text(encoding="utf-8"))
-        if args.save is not None:
-            args.save.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
-        for name, scores in found.items():
-            print("\n".join(report(name, scores)))
+        found = {name: read_scores(args.runs, name) for name in COLLECTIONS}
+        SAVED.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def shuffle_bible(data: Path) -> None:
@@ -286,7 +279,7 @@ def read_scores(runs: Path, collection: str) -> dict[str, Any]:
             continue
         name, _, part = path.parent.name.partition("+")
         seed = int(path.name.removeprefix("seed-"))
-        arm = name if name in JOINT else name.rpartition("_")[0]
+        arm = name.rpartition("_")[0] or name
         tasks = part.split(",") if part else [f"en-{code}" for code in data.languages]
         if part:
             groups.setdefault(name, []).append(" ".join(task[3:] for task in tasks))
@@ -310,7 +303,7 @@ def read_scores(runs: Path, collection: str) -> dict[str, Any]:
 def report(collection: str, found: Mapping[str, Any]) -> Iterator[str]:
     """Every arm against tuned joint training: small languages, and all."""
     data, tuned_joint = COLLECTIONS[collection], found["tuned"]
-    yield f"\n## {collection}: against {tuned_joint}\n"
+    yield f"## {collection.capitalize()}: against {tuned_joint}"
     for title, languages in (("small languages", data.small), ("all", data.languages)):
         yield f"\n### {title}: {', '.join(languages)}\n"
         yield "| arm | BLEU | difference | chrF++ | difference | development loss | difference |"
@@ -325,10 +318,9 @@ def report(collection: str, found: Mapping[str, Any]) -> Iterator[str]:
                 if ours is None or base is None:
                     break
                 digits, sign = (3, -1) if metric == "dev loss" else (2, 1)
-                cells += [
-                    f"{sign * ours.mean():.{digits}f}",
-                    _interval(sign * (ours - base), digits),
-                ]
+                mean, low, high = mean_and_interval(sign * (ours - base), LEVEL)
+                said = f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+                cells += [f"{sign * ours.mean():.{digits}f}", "" if arm == tuned_joint else said]
             else:
                 yield "| " + " | ".join(cells) + " |"
     yield "\n### BLEU by small language, mean over seeds\n"
@@ -354,14 +346,25 @@ def _means(
     return np.array(rows, dtype=np.float64).mean(0)
 
 
-def _interval(differences: Table, digits: int) -> str:
-    """Mean of the seeds' differences with its 97.5 % interval: two arms are judged."""
-    if not differences.any():
-        return ""
+def mean_and_interval(differences: Table, level: float) -> tuple[float, float, float]:
+    """Mean of the seeds' differences with its interval."""
     num = len(differences)
-    half = float(stats.t.ppf(0.9875, num - 1)) * differences.std(ddof=1) / num**0.5
+    half = float(stats.t.ppf((1 + level) / 2, num - 1)) * float(differences.std(ddof=1)) / num**0.5
     mean = float(differences.mean())
-    return f"{mean:+.{digits}f} [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}]"
+    return mean, mean - half, mean + half
+
+
+def small_differences(collection: str, found: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+    """Arm -> its BLEU minus that of tuned joint training, on the small languages."""
+    small, arms = COLLECTIONS[collection].small, found["arms"]
+    means = {arm: _means(scores["BLEU"], small) for arm, scores in arms.items()}
+    base = means[found["tuned"]]
+    assert base is not None
+    return {
+        arm: mean_and_interval(own - base, LEVEL)
+        for arm, own in means.items()
+        if own is not None and arm != found["tuned"]
+    }
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Print how well predictors chose partners, by the protocol in gains_protocol.md.
+"""Who should learn with whom: scores and predictors of runs, by the protocol in gains_protocol.md.
 
-    python docs/results/transfer.py runs --prepared data/transfer --save transfer.json
-    python docs/results/transfer.py docs/results/transfer.json
+    python docs/results/transfer.py docs/results/transfer.json      # prints all predictors
+    python docs/results/transfer.py runs --prepared data/transfer   # after the sweeps: saves them
 
-The folder holds transfer_from, transfer_into and transfer_joint; `--save` writes what was read of
-them to a file from which the tables can be made again. Without `--prepared`, what is read off the
-text is left out; without the package `urielplus`, its distances.
+`runs` holds transfer_from, transfer_into and transfer_joint; what is read of them is saved to
+transfer.json, from which `write_results.py` writes the tables. Without `--prepared`, what is read
+off the text is left out; without the package `urielplus`, its distances.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import itertools
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,53 +25,80 @@ from scipy import stats
 
 from gradvac.analysis import load_similarities
 from gradvac.analysis.record import read_record
-from gradvac.lab.languages import uriel_distances
+from gradvac.lab.languages import default_corpus, uriel_distances
 from gradvac.lab.languages.real import LANGUAGES
 from gradvac.sides import side_of
 from gradvac.tasks import parse
 
 Table = NDArray[np.float64]  # [targets, partners], or with seeds in front
 
-TARGETS = ["be", "bg", "hi", "id", "lt", "et", "lv", "tr", "es", "cs"]
-PARTNERS = ["uk", "mk", "fi", "pl", "ru", "mr", "de", "fr"]
-PRIMARY, RIVALS = "same.decoder.mid", ("family", "uriel.featural")
-WAYS = {"from": "en-to-any", "into": "any-to-en"}
+
+@dataclass(frozen=True)
+class Design:
+    """A table: its languages, the sweep of pairs, and the folder of joint runs that predict it."""
+
+    targets: list[str]
+    partners: list[str]
+    sweep: str
+    joint: str
+    rivals: tuple[str, ...] = ("family", "uriel.featural")
+
+
+REAL = (
+    ["be", "bg", "hi", "id", "lt", "et", "lv", "tr", "es", "cs"],
+    ["uk", "mk", "fi", "pl", "ru", "mr", "de", "fr"],
+)
+DESIGNS = {
+    "from": Design(*REAL, "transfer_from", "transfer_joint/{}-directions=en-to-any"),
+    "into": Design(*REAL, "transfer_into", "transfer_joint/{}-directions=any-to-en"),
+    "constructed": Design(
+        ["qsm", "qsk", "qtb", "qtm", "qnm", "qnt", "qpt", "qpl"],
+        ["qso", "qsd", "qtu", "qth", "qnk", "qnz", "qpp", "qpo"],
+        *("transfer_constructed", "transfer_constructed_joint/{}", ("family",)),
+    ),
+}
+PRIMARY = "same.decoder.mid"
 WHEN = {"early": (250, 1, 250), "mid": (1000, 751, 1250), "late": (2000, 1751, 2000)}
 SIDES = ("encoder", "decoder", "embeddings", "whole")
 KINDS = ("featural", "syntactic", "genetic", "geographic", "script")
+SHOWN = (
+    *(f"same.{side}.mid" for side in ("decoder", "encoder", "embeddings", "whole")),
+    *("same.decoder.early", "same.decoder.late", "other.decoder.mid", "corrected.decoder.mid"),
+    *("influence.decoder.mid", "train.decoder.mid", "pushes.decoder.mid", "adam.decoder.mid"),
+    *("adam_pushes.decoder.mid", "subwords", "family", "lineage", "uriel.featural"),
+    *("uriel.genetic", "size", "chance"),
+)
+SAVED = Path(__file__).parent / "transfer.json"
 _METRICS = ("BLEU", "chrF++", "dev loss")
+_IN_WORDS = {"dev loss": "development loss"}
 
 
 def main() -> None:
-    """Read the arguments; print tables."""
+    """Read the arguments; save what runs have, print what predictors are worth."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("source", type=Path, help="a folder of runs, or a file written by --save")
+    parser.add_argument("source", type=Path, help="a folder of runs, or transfer.json")
     parser.add_argument("--prepared", type=Path)
-    parser.add_argument("--metric", choices=_METRICS, default="BLEU")
-    parser.add_argument("--save", type=Path)
     args = parser.parse_args()
     if args.source.is_dir():
-        found = {way: read_runs(args.source, way, args.prepared) for way in WAYS}
+        found = json.loads(SAVED.read_text(encoding="utf-8"))
+        for way, design in DESIGNS.items():
+            if (args.source / design.sweep).is_dir():
+                found[way] = read_runs(args.source, design, args.prepared)
+        text = json.dumps(found, separators=(",", ":")) + "\n"
+        SAVED.write_text(text, encoding="utf-8")
     else:
         found = json.loads(args.source.read_text(encoding="utf-8"))
-    if args.save is not None:
-        args.save.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
     for way, table in found.items():
-        scores, alone = (
-            np.array(table["scores"][args.metric][kind]) for kind in ("pairs", "alone")
-        )
-        predicted = {name: np.array(values, float) for name, values in table["predictors"].items()}
-        print(f"\n## {'From' if way == 'from' else 'Into'} English, {args.metric}\n")
-        print("\n".join(report(scores, alone, predicted)))
+        print(f"\n{way}\n\n{predictor_table(way, table, sorted(table['predictors']))}")
 
 
-def read_runs(runs: Path, way: str, prepared: Path | None) -> dict[str, Any]:
-    """Scores and predictors of a direction, as numbers of few digits."""
+def read_runs(runs: Path, design: Design, prepared: Path | None) -> dict[str, Any]:
+    """Scores and predictors of a table, as numbers of few digits."""
     scores = {}
     for metric in _METRICS:
-        pairs, alone = read_scores(runs / f"transfer_{way}", metric)
+        pairs, alone = read_scores(runs / design.sweep, design, metric)
         scores[metric] = {"pairs": pairs.round(3).tolist(), "alone": alone.round(3).tolist()}
-    expected = predictors(runs / "transfer_joint", WAYS[way], prepared)
+    expected = predictors(runs, design, prepared)
     rounded = np.vectorize(lambda value: float(f"{value:.8g}"), otypes=[float])
     return {
         "scores": scores,
@@ -78,25 +106,25 @@ def read_runs(runs: Path, way: str, prepared: Path | None) -> dict[str, Any]:
     }
 
 
-def read_scores(sweep: Path, metric: str) -> tuple[Table, Table]:
+def read_scores(sweep: Path, design: Design, metric: str) -> tuple[Table, Table]:
     """Scores with every partner, `[seeds, targets, partners]`, and alone, `[seeds, targets]`.
 
     More is better: losses are negative. NaN: there is no such run.
     """
     names = [f"seed-{seed}" for seed in range(2)]
-    scores = np.full((len(names), len(TARGETS), len(PARTNERS)), np.nan)
-    alone = np.full((len(names), len(TARGETS)), np.nan)
+    scores = np.full((len(names), len(design.targets), len(design.partners)), np.nan)
+    alone = np.full((len(names), len(design.targets)), np.nan)
     for run in sweep.glob("*-tasks=*/seed-*"):
         tasks = run.parent.name.partition("-tasks=")[2].split(",")
         codes = [next(code for code in parse(task) if code != "en") for task in tasks]
         if run.name not in names or not (run / "scores" / "test.best.json").is_file():
             continue
-        seed, target = names.index(run.name), TARGETS.index(codes[0])
+        seed, target = names.index(run.name), design.targets.index(codes[0])
         value = _score(run, tasks[0], metric)
         if len(codes) == 1:
             alone[seed, target] = value
         else:
-            scores[seed, target, PARTNERS.index(codes[1])] = value
+            scores[seed, target, design.partners.index(codes[1])] = value
     return scores, alone
 
 
@@ -109,37 +137,49 @@ def _score(run: Path, task: str, metric: str) -> float:
     return next(float(one["by_task"][task]) for one in saved["scores"] if one["metric"] == metric)
 
 
-def predictors(sweep: Path, directions: str, prepared: Path | None) -> Iterator[tuple[str, Table]]:
+def predictors(runs: Path, design: Design, prepared: Path | None) -> Iterator[tuple[str, Table]]:
     """Name -> what it expects, `[seeds, targets, partners]`; more is better."""
-    joint = sorted(sweep.glob(f"joint-directions={directions}/seed-*"))
-    adam = sorted(sweep.glob(f"joint_adam-directions={directions}/seed-*"))
+    targets, partners = design.targets, design.partners
+    joint, adam = (
+        sorted(runs.glob(f"{design.joint.format(name)}/seed-*")) for name in ("joint", "joint_adam")
+    )
     for found in (
-        _over_seeds(_measured(run) for run in joint if (run / "similarity.npz").is_file()),
-        _over_seeds(_recorded(run, "train", "pushes") for run in joint),
-        _over_seeds(_recorded(run, "adam", "adam_pushes") for run in adam),
+        _over_seeds(_measured(run, design) for run in joint if (run / "similarity.npz").is_file()),
+        _over_seeds(_recorded(run, design, "train", "pushes") for run in joint),
+        _over_seeds(_recorded(run, design, "adam", "adam_pushes") for run in adam),
     ):
         yield from found.items()
-    language = LANGUAGES
-    families = [[language[t].family == language[p].family for p in PARTNERS] for t in TARGETS]
-    yield "family", np.array([families], float)
-    lines = {code: set(language[code].lineage) for code in TARGETS + PARTNERS}
-    yield (
-        "lineage",
-        np.array([[[len(lines[t] & lines[p]) for p in PARTNERS] for t in TARGETS]], float),
-    )
+    families, lines = kinship([*targets, *partners])
+    related = [[families[t] == families[p] for p in partners] for t in targets]
+    yield "family", np.array([related], float)
+    shared_lines = [[len(lines[t] & lines[p]) for p in partners] for t in targets]
+    yield "lineage", np.array([shared_lines], float)
     try:
-        for kind in KINDS:
-            distances = uriel_distances(TARGETS + PARTNERS, kind)
-            yield f"uriel.{kind}", -distances[None, : len(TARGETS), len(TARGETS) :]
+        for kind in KINDS if "uriel.featural" in design.rivals else ():
+            distances = uriel_distances([*targets, *partners], kind)
+            yield f"uriel.{kind}", -distances[None, : len(targets), len(targets) :]
     except ValueError as error:
         warnings.warn(str(error), stacklevel=1)
     if prepared is not None:
-        counts = {code: _pieces(prepared, code) for code in TARGETS + PARTNERS}
+        counts = {code: _pieces(prepared, code) for code in (*targets, *partners)}
         shares = {code: count / count.sum() for code, count in counts.items()}
-        shared = [[np.minimum(shares[t], shares[p]).sum() for p in PARTNERS] for t in TARGETS]
+        shared = [[np.minimum(shares[t], shares[p]).sum() for p in partners] for t in targets]
         yield "subwords", np.array([shared])
-        yield "size", np.array([[[counts[p].sum() for p in PARTNERS] for _ in TARGETS]], float)
-    yield "chance", np.zeros((1, len(TARGETS), len(PARTNERS)))
+        yield "size", np.array([[[counts[p].sum() for p in partners] for _ in targets]], float)
+    yield "chance", np.zeros((1, len(targets), len(partners)))
+
+
+def kinship(codes: Sequence[str]) -> tuple[dict[str, str], dict[str, set[str]]]:
+    """Language -> its family, and all groups that it belongs to by descent."""
+    if codes[0] in LANGUAGES:
+        known = {code: LANGUAGES[code] for code in codes}
+        return (
+            {code: one.family for code, one in known.items()},
+            {code: set(one.lineage) for code, one in known.items()},
+        )
+    made = default_corpus().languages
+    families = {code: made[code].family for code in codes}
+    return families, {code: {families[code], made[code].branch} for code in codes}
 
 
 def _pieces(prepared: Path, code: str) -> NDArray[np.int64]:
@@ -154,7 +194,7 @@ def _over_seeds(runs: Iterator[Mapping[str, Table]]) -> dict[str, Table]:
     return {name: np.stack([one[name] for one in every if name in one]) for name in names}
 
 
-def _measured(run: Path) -> dict[str, Table]:
+def _measured(run: Path, design: Design) -> dict[str, Table]:
     parts, _ = load_similarities(run / "similarity.npz")
     by = {(part.granularity, part.lines): part for part in parts}
     found = {}
@@ -184,11 +224,11 @@ def _measured(run: Path) -> dict[str, Table]:
             "corrected": values / np.sqrt(reliability[:, None] * reliability[None]),
             "influence": (products + products.T) / 2,
         }.items():
-            found[f"{name}.{side}.{when}"] = _pairs(matrix, same.tasks)
+            found[f"{name}.{side}.{when}"] = _pairs(matrix, same.tasks, design)
     return found
 
 
-def _recorded(run: Path, cosines: str, products: str) -> dict[str, Table]:
+def _recorded(run: Path, design: Design, cosines: str, products: str) -> dict[str, Table]:
     record = read_record(run)
     norms = np.nan_to_num(np.asarray(record.norms, np.float64))  # [S, K, T]
     inner = np.nan_to_num(np.asarray(record.similarity, np.float64))
@@ -206,14 +246,16 @@ def _recorded(run: Path, cosines: str, products: str) -> dict[str, Table]:
         with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             cosine = np.nanmean(np.where(scale > 0, total / scale, np.nan), axis=0)
-        found[f"{cosines}.{side}.{when}"] = _pairs(cosine, record.tasks)
-        found[f"{products}.{side}.{when}"] = _pairs(total.mean(0), record.tasks)
+        found[f"{cosines}.{side}.{when}"] = _pairs(cosine, record.tasks, design)
+        found[f"{products}.{side}.{when}"] = _pairs(total.mean(0), record.tasks, design)
     return found
 
 
-def _pairs(matrix: Table, tasks: Sequence[str]) -> Table:
+def _pairs(matrix: Table, tasks: Sequence[str], design: Design) -> Table:
     codes = [next(code for code in parse(task) if code != "en") for task in tasks]
-    rows, columns = ([codes.index(code) for code in some] for some in (TARGETS, PARTNERS))
+    rows, columns = (
+        [codes.index(code) for code in some] for some in (design.targets, design.partners)
+    )
     return np.asarray(matrix, np.float64)[np.ix_(rows, columns)]
 
 
@@ -245,65 +287,86 @@ def p_value(differences: Table) -> float:
     return float(((signs * differences).mean(1) <= differences.mean() + 1e-12).mean())
 
 
-def _interval(values: Table) -> str:
+def mean_and_interval(values: Table) -> tuple[float, float, float]:
+    """The mean over targets, and its 95 % bootstrap interval."""
     draws = np.random.default_rng(0).integers(len(values), size=(10_000, len(values)))
     low, high = np.quantile(values[draws].mean(1), (0.025, 0.975))
-    return f"{values.mean():.2f} [{low:.2f}, {high:.2f}]"
+    return float(values.mean()), float(low), float(high)
 
 
-def report(scores: Table, alone: Table, predicted: Mapping[str, Table]) -> Iterator[str]:
-    """The table of a direction, and what the criteria say."""
-    whole = ~np.isnan(scores).any(2) & ~np.isnan(alone)  # [seeds, targets]
-    complete = np.where(whole[..., None], scores, np.nan)
-    used = whole.any(0)
-    missing = [f"{TARGETS[t]} of seed {s}" for s, t in np.argwhere(~whole)]
-    if missing:
-        yield f"Not complete: {', '.join(missing)}.\n"
-    if not used.any():
-        return
-    names = [TARGETS[place] for place in np.flatnonzero(used)]
-    complete, single = complete[:, used], np.where(whole, alone, np.nan)[:, used]
-    mean, baseline = np.nanmean(complete, 0), np.nanmean(single, 0)
-    yield f"| target | alone | {' | '.join(PARTNERS)} | first of {PRIMARY} |"
-    yield "|" + " --- |" * (len(PARTNERS) + 3)
-    primary = predicted.get(PRIMARY)
-    for row, name in enumerate(names):
-        first = ""
-        if primary is not None:
-            first = PARTNERS[int(np.nanmean(primary, 0)[used][row].argmax())]
-        values = " | ".join(f"{value:.1f}" for value in mean[row])
-        yield f"| {name} | {baseline[row]:.1f} | {values} | {first} |"
-    helped = mean.max(1) > baseline
-    yield f"\nNo partner helps: {int((~helped).sum())} of {len(names)} targets."
-    yield from _ceilings(complete)
-    rows = {}
-    for name, expected in predicted.items():
-        pooled = np.nanmean(expected, 0)[used] if len(expected) > 1 else expected[0][used]
-        rows[name] = regrets(mean, pooled), correlations(mean, pooled)
-    head = ("predictor", "regret", "rank correlation", "p below family", "p below URIEL")
-    yield f"\n| {' | '.join(head)} | false promises | cannot be told |"
-    yield "|" + " --- |" * 7
-    order = sorted(rows, key=lambda name: (name != PRIMARY, float(rows[name][0].mean())))
-    for name in order:
-        regret, correlation = rows[name]
-        tests = [
-            f"{p_value(regret - rows[rival][0]):.3f}" if rival in rows and rival != name else ""
-            for rival in RIVALS
-        ]
-        false, untold = _promises(predicted[name][:, used], mean, baseline)
-        known = correlation[~np.isnan(correlation)]
-        shown = f"{known.mean():.2f}" if len(known) else ""
-        cells = (name, _interval(regret), shown, *tests, f"{false:.0%}", f"{untold:.0%}")
-        yield f"| {' | '.join(cells)} |"
-    if PRIMARY in rows:
-        yield "\n" + _verdict(rows, predicted[PRIMARY][:, used], mean, baseline)
+def parts(found: Mapping[str, Any]) -> dict[str, str]:
+    """Mark -> what stands there on the page, of all tables."""
+    return {
+        f"{way}_{name}": text
+        for way, table in found.items()
+        for name, text in (
+            ("scores", score_table(way, table)),
+            ("predictors", predictor_table(way, table, SHOWN)),
+        )
+    }
+
+
+def _of_metric(table: Mapping[str, Any], metric: str) -> tuple[Table, Table, Table]:
+    """Scores with every partner by seed, their mean over seeds, and the mean of targets alone."""
+    pairs, alone = (np.array(table["scores"][metric][kind]) for kind in ("pairs", "alone"))
+    return pairs, np.nanmean(pairs, 0), np.nanmean(alone, 0)
+
+
+def regrets_of(table: Mapping[str, Any], metric: str) -> dict[str, Table]:
+    """Predictor -> what its first partners lose, `[targets]`."""
+    mean = _of_metric(table, metric)[1]
+    return {
+        name: regrets(mean, np.array(expected, float).mean(0))
+        for name, expected in table["predictors"].items()
+    }
+
+
+def _in_words(values: Table) -> str:
+    mean, low, high = mean_and_interval(values)
+    return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def score_table(way: str, table: Mapping[str, Any]) -> str:
+    """BLEU of every target with every partner, and the partner that the primary predictor names."""
+    pairs, mean, alone = _of_metric(table, "BLEU")
+    chosen = np.array(table["predictors"][PRIMARY]).mean(0).argmax(1)
+    targets, partners = DESIGNS[way].targets, DESIGNS[way].partners
+    lines = [f"| target | alone | {' | '.join(partners)} | first of {PRIMARY} |"]
+    lines.append("|" + " --- |" * (len(partners) + 3))
+    for row, name in enumerate(targets):
+        cells = [f"{value:.1f}" for value in (alone[row], *mean[row])]
+        lines.append(f"| {' | '.join((name, *cells, partners[chosen[row]]))} |")
+    return "\n".join([*lines, "", *_ceilings(pairs)]) + "\n"
+
+
+def predictor_table(way: str, table: Mapping[str, Any], names: Sequence[str]) -> str:
+    """What predictors are worth, and below what the criteria say of the primary one."""
+    heads = [f"regret, {_IN_WORDS.get(metric, metric)}" for metric in _METRICS]
+    rivals = DESIGNS[way].rivals
+    heads += ["rank correlation, BLEU", *(f"p below {name}" for name in rivals), "cannot be told"]
+    lines = [f"| predictor | {' | '.join(heads)} |", "|" + " --- |" * (len(heads) + 1)]
+    predicted = {name: np.array(values, float) for name, values in table["predictors"].items()}
+    regret = {metric: regrets_of(table, metric) for metric in _METRICS}
+    _, mean, alone = _of_metric(table, "BLEU")
+    for name in (name for name in names if name in predicted):
+        own = regret["BLEU"]
+        known = correlations(mean, predicted[name].mean(0))
+        known = known[~np.isnan(known)]
+        cells = [f"`{name}`", *(_in_words(regret[metric][name]) for metric in _METRICS)]
+        cells.append(f"{known.mean():.2f}" if len(known) else "")
+        cells += ["" if one == name else f"{p_value(own[name] - own[one]):.3f}" for one in rivals]
+        cells.append(f"{_promises(predicted[name], mean, alone)[1]:.0%}")
+        lines.append(f"| {' | '.join(cells)} |")
+    for metric in _METRICS:
+        _, mean, alone = _of_metric(table, metric)
+        false, _ = _promises(predicted[PRIMARY], mean, alone)
+        said = _verdict(regret[metric], false, rivals)
+        lines += ["", f"By {_IN_WORDS.get(metric, metric)}: {said}"]
+    return "\n".join(lines) + "\n"
 
 
 def _ceilings(complete: Table) -> Iterator[str]:
-    both = ~np.isnan(complete).any((0, 2))
-    if len(complete) < 2 or not both.any():
-        return
-    one, other = complete[:, both]
+    one, other = complete
     r = float(np.nanmean(correlations(one, other)))
     ceiling = np.sqrt(max(0.0, 2 * r / (1 + r)))
     regret = (regrets(one, other).mean() + regrets(other, one).mean()) / 2
@@ -320,19 +383,15 @@ def _promises(expected: Table, mean: Table, alone: Table) -> tuple[float, float]
     return float(false.mean()), float((~told).mean())
 
 
-def _verdict(
-    rows: Mapping[str, tuple[Table, Table]], expected: Table, mean: Table, alone: Table
-) -> str:
-    regret = rows[PRIMARY][0]
-    false, _ = _promises(expected, mean, alone)
-    tests = {name: p_value(regret - rows[name][0]) for name in RIVALS if name in rows}
+def _verdict(regret: Mapping[str, Table], false: float, rivals: Sequence[str]) -> str:
+    own = regret[PRIMARY]
     met = {
-        "regret at most .25": regret.mean() <= 0.25,
-        "below family and URIEL": len(tests) == 2 and all(p < 0.05 for p in tests.values()),
+        "regret at most .25": own.mean() <= 0.25,
+        f"below {' and '.join(rivals)}": all(p_value(own - regret[name]) < 0.05 for name in rivals),
         "at most 10 % false promises": false <= 0.1,
     }
     said = "; ".join(f"{name}: {'met' if is_met else 'not met'}" for name, is_met in met.items())
-    return f"{PRIMARY}: {said}."
+    return f"`{PRIMARY}`: {said}."
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python docs/results/write_results.py        (a test compares the pages with what this writes)
 
-`published.json` has what is left of the 368 runs behind these pages: for every method its seeds,
+`published.json` has what is left of the 368 runs behind most pages: for every method its seeds,
 its mean score with the reach of its 95 % interval, on average, by resource level and by task, its
-losses and its cost; and every difference with its interval. `transfer.json` has the scores of
-single runs. The text between two marks of a page is written here, all other text by hand.
+losses and its cost; every difference with its interval; cosines, and what rules did to the update.
+The other files have the scores of single runs. The text between two marks
+of a page is written here, all other text by hand.
 """
 
 from __future__ import annotations
@@ -13,43 +14,136 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import matplotlib as mpl
-from matplotlib.figure import Figure
+import numpy as np
 
-from gradvac.analysis.figures.style import (
-    INKS,
-    STYLE,
-    name_points,
-    new_figure,
-    unknown_glyphs_as_boxes,
-)
+sys.path.insert(0, str(Path(__file__).parent))
+
+import equal_compute
+import finish_alone
+import transfer
+from auto import law_table
+from numpy.typing import NDArray
+from pictures import MANY, Row, named, pictures
+from scipy import stats
+
+from gradvac.analysis.figures.style import STYLE, unknown_glyphs_as_boxes
 from gradvac.files import write_text
 
 HERE = Path(__file__).parent
 _BEGIN, _END = "<!-- written by write_results.py: {} -->\n", "<!-- until here -->\n"
-_TEXT = "#7a7f85"  # to be read on white and on black
-_PAPER, _PAPERS = "#c2185b", " (diamonds: the paper's)"
 _LEVEL = 0.05
-_NARROW = 3.9  # inches, of the pictures beside the findings
-_MOST_TASKS = 4  # with more, tables have resource levels instead
-_MANY = {
-    "many_temperature5/many_temperature1": "Temperature 5 against 1",
-    "many_temperature2/many_temperature5": "Temperature 2 against 5",
-    "many_gradvac/many_temperature5": "GradVac against temperature 5",
-    "many_norm/many_temperature5": "Control: the sum, as long as GradVac's update",
-    "many_direction/many_temperature5": "Control: GradVac's update, as long as the sum",
-    "many_frozen/many_temperature5": "Control: GradVac's mean weights",
-    "many_length/many_temperature5": "GradVac, gradients as long as before",
-    "many_without_noise/many_temperature5": "GradVac without the noise of batches",
-    "many_gradvac/many_norm": "GradVac against the sum, as long",
-    "many_gradvac/many_frozen": "GradVac against its mean weights",
-    "many_direction/many_gradvac": "GradVac, as long as the sum, against GradVac",
+_KINDS = {"pos": "Parts of speech", "ner": "Entities"}
+_TAGGING = {  # rule -> the paper's difference of F1
+    "pos": {"GradVac": 0.3, "PCGrad": 0.1, "GradNorm": -0.2, "MGDA": -0.2},
+    "ner": {"GradVac": 0.9, "PCGrad": 0.2, "GradNorm": -0.3, "MGDA": -0.5},
 }
-Row = Mapping[str, Any]
+_MOST_TASKS = 4  # with more, tables have resource levels instead
+_PREDICTORS = {
+    "same.decoder.mid": "decoder gradients (primary)",
+    "subwords": "overlap of subwords",
+    "family": "family",
+    "uriel.featural": "URIEL, featural",
+}
+_UPDATES = {
+    "cosine": ("cosine to the plain sum", ".4f"),
+    "length": ("length, of the plain sum", ".3f"),
+    "altered": ("pairs altered", ".0%"),
+    "similarity": ("cosine between tasks", ".3f"),
+    "target": ("target", ".3f"),
+    "weight": ("weight of tasks it may alter", ".3f"),
+    "weight_of_others": ("of the others", ".3f"),
+    "weights_vary": ("weights vary", ".0%"),
+}
+_FOUR_LANGUAGES = (
+    "Tatoeba, English with French (21k pairs), Czech (31k), Hindi and Turkish (3,000 each)",
+    "Transformer, 2 + 2 layers, 256 wide, 8,000 pieces (full length: 4 + 4 layers)",
+    "1,500 of 4,096 tokens (full length: 3,500 of 8,192), temperature 5; best development loss; "
+    "greedy search",
+)
+_COSINES = (
+    "*verses*, the Bible in twelve languages with equal data; *news*, NTREX in 18 languages, "
+    "models trained on at most 7,000 pairs of Tatoeba each; *constructed*, sixteen languages of "
+    "known kinship. Cosines of gradients on the same development lines for all tasks, mean of "
+    "layers and checkpoints ([all cosines](geometry.md))",
+    "Transformer, 4 + 4 layers, 256 wide",
+    "1,000 of 8,192 tokens; three seeds, constructed four",
+)
+# Page -> data, model, steps, and the commands that train again.
+_SETTINGS = {
+    "table1.md": (
+        *_FOUR_LANGUAGES,
+        "# and one_gpu_more, _rest, _last, _full, _seeds; at full length: table1, bilingual",
+        "gradvac sweep one_gpu data.root=DATA --jobs 14",
+    ),
+    "table2.md": (
+        "Tatoeba, English into 19 languages of 1,300 to 60,000 pairs",
+        "Transformer, 2 + 2 layers, 256 wide, 16,000 pieces",
+        "1,200 of 8,192 tokens",
+        "# and one_gpu_rest, one_gpu_last; at full length: massive",
+        "gradvac sweep one_gpu_more data.root=DATA --jobs 14",
+    ),
+    "table3.md": (
+        "Universal Dependencies, English cut to 2,000 sentences; entities from WikiAnn and five "
+        "other sources, the large ones cut to 2,000",
+        "an encoder of ours, 4 layers, 512 wide, 16k pieces (the paper: multilingual BERT)",
+        "3.7 epochs of 64 sentences, learning rate 3e-4 for all, temperature 2, three seeds",
+        "# the encoder: examples/pretrain_encoder.py, as in the first lines of both sweeps",
+        "gradvac sweep one_gpu_pos data.root=DATA model.encoder=runs/encoder --jobs 15",
+        "gradvac sweep one_gpu_ner data.root=DATA model.encoder=runs/encoder --jobs 15",
+    ),
+    "tables6to8.md": (
+        *_FOUR_LANGUAGES,
+        "# at full length: tables6to8",
+        "gradvac sweep one_gpu_rest data.root=DATA --jobs 14",
+    ),
+    "figure1.md": (*_COSINES, "gradvac sweep one_gpu_figures data.root=DATA --jobs 6"),
+    "figure2.md": (
+        *_COSINES,
+        "# at full length: directions, trilingual",
+        "gradvac sweep one_gpu_figures data.root=DATA --jobs 6",
+    ),
+    "figure3.md": (*_FOUR_LANGUAGES, "gradvac sweep one_gpu data.root=DATA --jobs 14"),
+    "figure4.md": (
+        *_COSINES,
+        "# at full length: directions",
+        "gradvac sweep one_gpu_figures data.root=DATA --jobs 6",
+    ),
+    "figure9.md": (
+        *_COSINES,
+        "# at full length: sizes",
+        "gradvac sweep one_gpu_figures data.root=DATA --jobs 6",
+    ),
+    "figure11.md": (
+        *_COSINES,
+        "# at full length: batches",
+        "gradvac sweep one_gpu_figures data.root=DATA --jobs 6",
+    ),
+    "beyond.md": (
+        *_FOUR_LANGUAGES,
+        "# and one_gpu_last; at full length: controls, mixture",
+        "gradvac sweep one_gpu_rest data.root=DATA --jobs 14",
+    ),
+    "constructed.md": (
+        "ten [constructed languages](../languages.md), 400 to 5,000 pairs each",
+        "the demo's, `configs/nmt/demo.toml`",
+        "1,100 of 512 tokens, four seeds",
+        "# on a GPU: train.device=cuda train.precision=bf16 train.cuda_graph=auto",
+        "gradvac sweep constructed --jobs 5",
+    ),
+}
+_ORIGIN = """**Where the numbers come from.** [published.json](published.json) has the means and
+intervals that are left of these runs; `python docs/results/write_results.py` writes the tables and
+pictures of this page from it. The scores of single runs were
+[not kept](protocol.md#from-numbers-to-pages): any other statistic needs the training again.
+"""
+_TAGGING_ORIGIN = """**Where the numbers come from.** [tagging.json](tagging.json) has the scores of
+every run; `python docs/results/write_results.py` computes this page from it.
+"""
 
 
 def verdict(row: Row, digits: int = 2) -> str:
@@ -122,9 +216,13 @@ def similarity(rows: Sequence[Row]) -> str:
     )
 
 
-def scores(published: Row, name: str) -> str:
+def scores(published: Row, *names: str) -> str:
     """Absolute scores: methods by tasks, or by resource levels if there are many tasks."""
-    methods = published["tables"][name]["methods"]
+    methods = {
+        method: own
+        for name in names
+        for method, own in published["tables"][name]["methods"].items()
+    }
     first = next(iter(methods.values()))
     kind = "tasks" if len(first["tasks"]) <= _MOST_TASKS else "levels"
     head = ["BLEU", "seeds", "average", *first[kind], "development loss"]
@@ -137,14 +235,45 @@ def scores(published: Row, name: str) -> str:
     return table(head, lines)
 
 
-def tagging(by_language: Row) -> str:
-    """F1 of the rules by language."""
-    methods = list(by_language["average"])
+def tagging(by_method: Row) -> str:
+    """F1 of the rules by language, from those of every seed."""
     rows = [
-        [language, *(_mean(own[method], 1) for method in methods)]
-        for language, own in by_language.items()
+        [language, *(_mean(over_seeds(own[language]), 1) for own in by_method.values())]
+        for language in by_method["joint"]
     ]
-    return table(["F1", *methods], rows)
+    averages = (_mean(over_seeds(_average(own)), 1) for own in by_method.values())
+    return table(["F1", *by_method], [*rows, ["average", *averages]])
+
+
+def tagging_claims(raw: Row) -> list[Row]:
+    """The rules' average F1 minus joint training's, seed by seed, beside the paper's."""
+    rows = []
+    for kind, papers in _TAGGING.items():
+        joint = np.array(_average(raw[kind]["joint"]))
+        for name, paper in papers.items():
+            mean, reach = over_seeds(np.array(_average(raw[kind][name])) - joint)
+            is_first = name == "GradVac"
+            rows.append(
+                {
+                    "said": f"{_KINDS[kind]}: GradVac" if is_first else f"... {name}",
+                    "paper": paper,
+                    "difference": [mean, mean - reach, mean + reach],
+                    "seeds": len(joint),
+                    "primary": is_first,
+                }
+            )
+    return rows
+
+
+def over_seeds(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
+    """Mean, and the reach of its 95 % interval."""
+    num = len(values)
+    spread = float(np.std(values, ddof=1)) / num**0.5
+    return float(np.mean(values)), float(stats.t.ppf(1 - _LEVEL / 2, num - 1)) * spread
+
+
+def _average(by_language: Row) -> list[float]:
+    return [float(mean) for mean in np.mean(list(by_language.values()), axis=0)]
 
 
 def together(rows: Sequence[Row]) -> str:
@@ -167,241 +296,105 @@ def _mean(numbers: Sequence[float], digits: int) -> str:
     if not numbers:
         return "-"
     mean, *reach = (f"{number:.{digits}f}" for number in numbers)
-    return f"{mean} ± {reach[0]}" if reach else mean
+    return f"{mean} ±\u00a0{reach[0]}" if reach else mean
 
 
-def forest(rows: Sequence[Row], *, label: str, width: float = 6.2) -> Figure:
-    """Differences with their intervals: filled if clear, coloured if 0 is outside.
-
-    Rows that are no differences (`is_plain`) are neither.
-    """
-    with mpl.rc_context(dict(STYLE)):
-        figure = new_figure(width, 0.62 + 0.2 * len(rows))
-        axes = figure.add_subplot()
-        axes.grid(visible=False, axis="y")
-        axes.axvline(0, color=_TEXT, linewidth=0.8)
-        for height, row in enumerate(rows):
-            change, low, high = row["difference"]
-            is_shown = low > 0 or high < 0
-            ink = (INKS[0] if change > 0 else INKS[1]) if is_shown else _TEXT
-            is_clear = row.get("outlived_correction") and row.get("primary")
-            if row.get("is_plain"):
-                ink, is_clear = _TEXT, True
-            filled = "full" if is_shown and is_clear else "none"
-            axes.plot([low, high], [height] * 2, color=ink, linewidth=1.6)
-            axes.plot(change, height, "o", color=ink, markersize=4.5, fillstyle=filled)
-            if "paper" in row:
-                axes.plot(row["paper"], height, "D", color=_PAPER, markersize=3.5)
-                if width > _NARROW:  # beside narrow ones the text says it
-                    label = f"{label.removesuffix(_PAPERS)}{_PAPERS}"
-        axes.set_yticks(range(len(rows)), [row["said"] for row in rows], fontsize=8)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        reach = max(map(abs, axes.get_xlim()))
-        if any(row["difference"][1] < 0 for row in rows):
-            axes.set_xlim(-reach, reach)
-        else:
-            axes.set_xlim(0, reach)
-        axes.set_xlabel(label, fontsize=8)
-        axes.tick_params(colors=_TEXT, labelsize=8)
-        axes.xaxis.label.set_color(_TEXT)
-    return figure
+def setting(data: str, model: str, steps: str, *commands: str, origin: str = _ORIGIN) -> str:
+    """What was trained and how, and where the numbers are."""
+    what = f"**Data**: {data}; [sources](../data.md). **Model**: {model}. **Steps**: {steps}."
+    code = "\n".join(("```", *commands, "```"))
+    return f"{what}\n\n{code}\n\n{origin}"
 
 
-def front(published: Row) -> Figure:
-    """High- against low-resource tasks: mixtures of joint training, and GradVac's variants."""
-    methods = published["tables"]["front"]["methods"]
-    points = {
-        name: [own["levels"][level] for level in ("high", "low")] for name, own in methods.items()
-    }
-    with mpl.rc_context(dict(STYLE)):
-        figure = new_figure(6.2, 4.6)
-        axes = figure.add_subplot()
-        inks = [INKS[0] if "gradvac" in name else _TEXT for name in points]
-        for ((x, x_reach), (y, y_reach)), ink in zip(points.values(), inks, strict=True):
-            axes.errorbar(x, y, xerr=x_reach, yerr=y_reach, color=ink, linewidth=0.7, alpha=0.4)
-            axes.plot(x, y, "o", color=ink, markersize=5)
-        axes.set_xlim(8.5, 16.5)
-        axes.set_ylim(1, 9)
-        means = [(x[0], y[0]) for x, y in points.values()]
-        name_points(figure, list(points), means, inks)
-        axes.set_xlabel("BLEU, French and Czech (21k and 31k pairs)", color=_TEXT)
-        axes.set_ylabel("BLEU, Hindi and Turkish (3,000 pairs each)", color=_TEXT)
-        axes.tick_params(colors=_TEXT)
-    return figure
+def cosines(rows: Sequence[Row]) -> str:
+    """Cosines of all kinds of runs, within families and between."""
+    head = ["runs", "seeds", "tasks", "side", "all pairs", "within", "between", "p"]
+    lines = []
+    for row in rows:
+        cells = [row["runs"], str(row["seeds"]), row["tasks"], row["side"]]
+        cells.append(f"{row['all']:.3f} ({row['deviation']:.3f})")
+        cells += [f"{row['within']:.3f}", f"{row['between']:.3f}", f"{row['p']:.4f}"]
+        lines.append([*cells, f"{row['different_lines']:.3f}"])
+    return table([*head, "different lines"], lines)
 
 
-def regret(transfer_page: str) -> list[Row]:
-    """What predictors of partners lose, from the table of transfer.md, from English."""
-    wanted = {
-        "`same.decoder.mid`": "decoder gradients (primary)",
-        "`subwords`": "overlap of subwords",
-        "`family`": "family",
-        "`uriel.featural`": "URIEL, featural",
-    }
-    rows = []
-    for line in transfer_page.partition("## Into English")[0].splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if cells[0] in wanted:
-            mean, low, high = (
-                float(part)
-                for part in cells[1].replace("[", "").strip("]").replace(",", "").split()
-            )
-            rows.append(
-                {"said": wanted[cells[0]], "difference": [mean, low, high], "is_plain": True}
-            )
-    return rows
+def updates(by_method: Mapping[str, Row]) -> str:
+    """What rules did to the update."""
+    lines = []
+    for method, row in by_method.items():
+        known = ((row[key], form) for key, (_, form) in _UPDATES.items())
+        cells = ("" if value is None else f"{value:{form}}" for value, form in known)
+        lines.append([method, *cells])
+    return table(["method", *(name for name, _ in _UPDATES.values())], lines)
 
 
-def _named(rows: Sequence[Row], names: Mapping[str, str]) -> list[Row]:
-    """Some rows, METHOD or METHOD/BASELINE -> what a picture calls them."""
-    found = []
-    for key, said in names.items():
-        method, _, baseline = key.partition("/")
-        own = [r for r in rows if r["method"] == method and baseline in ("", r["baseline"])]
-        found.append({**own[0], "said": said})
-    return found
-
-
-def pictures(published: Row, transfer_page: str) -> dict[str, Callable[[], Figure]]:
-    """File -> what draws it."""
-    paper, ours = published["claims"]["paper"], published["claims"]["ours"]
-    tuned, cosines = published["claims"]["tuned"], published["similarity"]
-    everything = [*paper, *ours]
-    variants = {
-        "said": "15 variants of it, together",
-        "difference": published["together"][0]["bleu"],
-    }
-    controls = {
-        "said": "6 controls and PCGrad, together",
-        "difference": published["together"][1]["bleu"],
-    }
-    bleu = "difference of BLEU"
-    one = _named(
-        paper,
-        {
-            "gradvac": "GradVac, 8 seeds",
-            "long_gradvac": "... twice the steps",
-            "full_gradvac": "... full length",
-            "into_english_gradvac": "... into English",
-        },
-    )
-    two = _named(
-        everything,
-        {
-            "many_gradvac": "GradVac",
-            "many_norm": "plain sum, GradVac's lengths",
-            "many_direction": "GradVac, lengths of the sum",
-            "many_frozen": "GradVac's mean weights",
-        },
-    )
-    three = _named(
-        ours,
-        {
-            "temperature2": "short runs, 11 seeds",
-            "long_temperature2": "twice the steps",
-            "full_temperature2": "full length",
-            "into_english_temperature2": "into English",
-            "many_temperature2": "19 languages",
-        },
-    )
-    four = [
-        {**cosines[number], "said": said, "primary": True}
-        for number, said in {
-            0: "verses, into English",
-            1: "verses, from English",
-            2: "news, into English",
-            3: "news, from English",
-            4: "constructed, into",
-            5: "constructed, from",
-        }.items()
-    ]
-    from_english = [row for row in paper if not row["method"].startswith(("many", "into"))]
-    return {
-        "finding1": lambda: forest([*one, variants, controls], label=bleu, width=_NARROW),
-        "finding2": lambda: forest(two, label=f"{bleu}, 19 languages", width=_NARROW),
-        "finding3": lambda: forest(three, label=f"{bleu}, temperature 2 minus 5", width=_NARROW),
-        "finding4": lambda: forest(
-            four, label="cosine within families minus between", width=_NARROW
-        ),
-        "finding5": lambda: forest(
-            regret(transfer_page), label="lost by the first choice", width=_NARROW
-        ),
-        "table1": lambda: forest(from_english[:12], label=f"{bleu}, from English"),
-        "table1_into": lambda: forest(
-            [row for row in paper if row["method"].startswith("into")],
-            label=f"{bleu}, into English",
-        ),
-        "table2": lambda: forest(_named(everything, _MANY), label=bleu),
-        "table3": lambda: forest(published["claims"]["tagging"][:7], label="difference of F1"),
-        "tables6to8": lambda: forest(
-            [r for r in paper if r["said"].startswith("Table")], label=bleu
-        ),
-        "beyond": lambda: forest(
-            [r for r in ours if not r["method"].startswith("many")], label=bleu
-        ),
-        "tuned": lambda: forest(
-            [r for r in tuned if "mgda" not in r["method"] and "bilingual" not in r["method"]],
-            label=f"{bleu}, on top of temperature 2",
-        ),
-        "figure1": lambda: forest(four, label="cosine within families minus between"),
-        "figure2": lambda: forest(_primary(cosines[6:11]), label="cosine into minus from English"),
-        "figure4": lambda: forest(_primary(cosines[11:21]), label="difference of cosines"),
-        "front": lambda: front(published),
-    }
-
-
-def _primary(rows: Sequence[Row]) -> list[Row]:
-    """Rows about similarity, all of which were corrected."""
-    return [{**row, "primary": True} for row in rows]
-
-
-def parts(published: Row) -> dict[str, dict[str, str]]:
+def parts(folder: Path) -> dict[str, dict[str, str]]:
     """Page -> mark -> what stands there."""
+    published, files = read_published(folder), ("transfer", "equal_compute", "finish_alone")
+    by_pair, equal, alone = (_read(folder / f"{name}.json") for name in files)
     paper, ours = published["claims"]["paper"], published["claims"]["ours"]
-    cosines = published["similarity"]
+    similar = published["similarity"]
     into = [row for row in paper if row["method"].startswith("into")]
     many = [row for row in [*paper, *ours] if row["method"].startswith("many")]
-    named = _named(many, _MANY)
-    assert len(named) == len(many), "every row about many languages has a name"
+    of_many = named(many, MANY)
+    assert len(of_many) == len(many), "every row about many languages has a name"
     choices = [row for row in paper if row["said"].startswith("Table")]
-    return {
+    written = {
         "table1.md": {
             "claims": claims([row for row in paper if row not in into + many + choices]),
             "into": claims(into),
             "scores": scores(published, "table1"),
             "bilingual": scores(published, "bilingual"),
+            "long": scores(published, "long"),
             "full": scores(published, "full"),
             "into_scores": scores(published, "into_english"),
         },
-        "table2.md": {"claims": claims(named), "scores": scores(published, "many_controls")},
+        "table2.md": {
+            "claims": claims(of_many),
+            "scores": scores(published, "many", "many_controls"),
+        },
         "table3.md": {
             "claims": claims(published["claims"]["tagging"]),
-            "pos": tagging(published["tagging"]["pos"]),
-            "ner": tagging(published["tagging"]["ner"]),
+            **{
+                kind: tagging(by_method)
+                for kind, by_method in _read(folder / "tagging.json").items()
+            },
         },
-        "tables6to8.md": {
-            "claims": claims(choices),
-            "scores": scores(published, "tables6to8"),
-        },
-        "figure1.md": {"claims": similarity(cosines[:6])},
-        "figure2.md": {"claims": similarity(cosines[6:11]), "bleu": similarity(cosines[26:27])},
-        "figure4.md": {"claims": similarity(cosines[11:23])},
-        "figure9.md": {"claims": similarity(cosines[23:25])},
-        "figure11.md": {"claims": similarity(cosines[25:26])},
+        "tables6to8.md": {"claims": claims(choices), "scores": scores(published, "tables6to8")},
+        "figure1.md": {"claims": similarity(similar[:6])},
+        "figure2.md": {"claims": similarity(similar[6:11]), "bleu": similarity(similar[26:27])},
+        "figure3.md": {"updates": updates(published["updates"])},
+        "figure4.md": {"claims": similarity(similar[11:23])},
+        "figure9.md": {"claims": similarity(similar[23:25])},
+        "figure11.md": {"claims": similarity(similar[25:26])},
+        "geometry.md": {"cosines": cosines(published["cosines"])},
         "beyond.md": {
             "ours": claims([row for row in ours if row not in many]),
             "tuned": claims(published["claims"]["tuned"]),
             "together": together(published["together"]),
             "mixture": scores(published, "mixture"),
             "tuned_scores": scores(published, "tuned"),
-            "attempts": scores(published, "attempts"),
+            "attempts": scores(published, "attempts", "large_batches", "small"),
             "controls": scores(published, "controls"),
         },
         "constructed.md": {
             "claims": claims(published["claims"]["constructed"]),
             "scores": scores(published, "constructed"),
         },
+        "auto.md": {"law": law_table(published)},
+        "transfer.md": transfer.parts(by_pair),
+        "equal_compute.md": _reports(equal_compute, equal),
+        "finish_alone.md": _reports(finish_alone, alone),
     }
+    for page, own in _SETTINGS.items():
+        origin = _TAGGING_ORIGIN if page == "table3.md" else _ORIGIN
+        written[page]["setting"] = setting(*own, origin=origin)
+    return written
+
+
+def _reports(study: ModuleType, found: Row) -> dict[str, str]:
+    """Collection -> the tables of a study at equal compute."""
+    return {name: "\n".join(study.report(name, own)) + "\n" for name, own in found.items()}
 
 
 def fill(text: str, written: Mapping[str, str]) -> str:
@@ -417,22 +410,50 @@ def fill(text: str, written: Mapping[str, str]) -> str:
 
 def pages(folder: Path) -> dict[str, str]:
     """Page -> its text as it should be."""
-    published = json.loads((folder / "published.json").read_text(encoding="utf-8"))
     return {
         name: fill((folder / name).read_text(encoding="utf-8"), written)
-        for name, written in parts(published).items()
+        for name, written in parts(folder).items()
     }
 
 
+def regrets(table: Row) -> list[Row]:
+    """What predictors of partners lose, as rows of a picture."""
+    found = transfer.regrets_of(table, "BLEU")
+    return [
+        {"said": said, "difference": transfer.mean_and_interval(found[name]), "is_plain": True}
+        for name, said in _PREDICTORS.items()
+    ]
+
+
+def arms(study: ModuleType) -> list[Row]:
+    """What every arm of a study at equal compute brings small languages, as rows of a picture."""
+    return [
+        {"said": f"{collection.capitalize()}: {arm}", "difference": difference}
+        for collection, found in _read(study.SAVED).items()
+        for arm, difference in study.small_differences(collection, found).items()
+    ]
+
+
+def read_published(folder: Path) -> Row:
+    """What is left of the runs, with the differences in tagging, whose scores are all there."""
+    published = _read(folder / "published.json")
+    said = {**published["claims"], "tagging": tagging_claims(_read(folder / "tagging.json"))}
+    return {**published, "claims": said}
+
+
+def _read(path: Path) -> Row:
+    found: Row = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
 def main() -> None:
-    published = json.loads((HERE / "published.json").read_text(encoding="utf-8"))
-    transfer_page = (HERE / "transfer.md").read_text(encoding="utf-8")
     for name, text in pages(HERE).items():
         write_text(HERE / name, text)
-    for name, draw in pictures(published, transfer_page).items():
+    by_way = {way: regrets(table) for way, table in _read(transfer.SAVED).items()}
+    studies = {study.__name__: arms(study) for study in (equal_compute, finish_alone)}
+    for name, draw in pictures(read_published(HERE), by_way, studies).items():
         with mpl.rc_context(dict(STYLE)), unknown_glyphs_as_boxes():
             path = HERE / "pictures" / f"{name}.svg"
-            path.parent.mkdir(exist_ok=True)
             draw().savefig(path, transparent=True, metadata={"Date": None})
     sys.stdout.write("The pages and pictures are written.\n")
 

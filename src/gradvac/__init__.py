@@ -22,12 +22,14 @@ The library, which needs torch and numpy:
     tasks.py         a task's name: direction, source, target, pivot
     models.py        what the aligner asks of a model before it reads its graphs
     devices.py       index tensors and Triton kernels for a GPU
+    torch_backend.py what torch.compile is told of the engine's backend
     cuda_graph.py    a step recorded as a CUDA graph and replayed
     files.py         files that are written completely or not at all
     run_files.py     the files of a run that reports read: names, scores, weights
     sides.py         encoder or decoder, by a parameter's name
-    plugins.py       rules and recipes of your own, by module or file
+    plugins.py       rules, recipes and writers of your own, by module or file
     hints.py         what error messages share
+    local_server.py  what pages served on this machine share
 
 The laboratory, which trains whole systems with it (extras: nmt, tagging):
 
@@ -46,6 +48,8 @@ Names are imported when they are first used: the command line answers `--help` w
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from gradvac.torch_backend import announce as _announce
 
 __version__ = "0.2.0"  # also what the package is built with: a path needs no metadata
 
@@ -71,6 +75,7 @@ _MODULES = {
         *("Rule", "Weighing", "rule_named"),
     ),
 }
+_announce()
 _NAMES = {name: module for module, names in _MODULES.items() for name in names}
 
 

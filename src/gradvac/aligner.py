@@ -70,7 +70,7 @@ class Aligner:
         metric: What Gram matrices, and so rules and the returned similarities, see of task
             gradients, such as `AdamMetric`; None: the gradients as they are.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from gradvac import Aligner, GradVac
         >>> model = torch.nn.Linear(3, 1)
@@ -223,7 +223,7 @@ class Aligner:
             return
         present = tuple(self._pending)
         values = torch.stack([self._pending[position] for position in present])
-        self._engine.step(losses, present, partial(step.begin, present, values))
+        self._engine.step(losses, present, partial(step.open, present, values))
 
     def _backward_together(
         self,
@@ -242,7 +242,7 @@ class Aligner:
         error = exchange.take_part(self._engine, check_and_read, pending, accumulate=accumulate)
         if not accumulate:
             agreed = exchange.close(pending, error)
-            exchange.apply(agreed, step.begin(agreed.present, agreed.losses))
+            exchange.apply(agreed, step.open(agreed.present, agreed.losses))
 
     def _report(self, step: "_RuleStep") -> Alignment:
         """Close a step of the rule, and describe what it did."""
@@ -349,7 +349,7 @@ class _RuleStep:
         self.present: tuple[int, ...] = ()
         self.weighed: list[WeighedComponents] = []
 
-    def begin(self, present: tuple[int, ...], losses: Tensor) -> Weigh:
+    def open(self, present: tuple[int, ...], losses: Tensor) -> Weigh:
         """Open the step, anew if an engine could not finish it; returns what the engine calls.
 
         Args:
@@ -362,7 +362,7 @@ class _RuleStep:
             self._parts = _Parts(present, self._rule.parts_per_task, losses.device)
             present, losses = self._parts.tasks, self._parts.add_up(losses, 0)
         self.present, self.losses = present, losses
-        self._rule.begin(present, losses)
+        self._rule.start_step(present, losses)
         return self._weigh
 
     def _weigh(self, components: Sequence[int], gram: Tensor) -> Tensor:

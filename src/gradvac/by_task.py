@@ -40,7 +40,7 @@ class GradientsByTask:
     Attributes:
         components: Component name -> parameter names, in the order of Gram matrices.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from gradvac import GradientsByTask
         >>> model = torch.nn.Linear(3, 1)

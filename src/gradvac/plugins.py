@@ -1,4 +1,4 @@
-"""Modules of the user's own, by name or by file: rules, recipes."""
+"""Modules of the user's own, by name or by file: rules, recipes, writers."""
 
 import hashlib
 import importlib
@@ -6,6 +6,9 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def import_plugin(where: str, argument: str) -> ModuleType:
@@ -43,3 +46,23 @@ def import_plugin(where: str, argument: str) -> ModuleType:
             del sys.modules[name]
             raise
     return sys.modules[name]
+
+
+def plugin_class(name: str, base: type[T], argument: str) -> type[T]:
+    """A class of the user's own: "module:Class" or "file.py:Class".
+
+    Args:
+        name: Where it is.
+        base: What it must be a subclass of.
+        argument: What it was given for, named by errors.
+
+    Raises:
+        ValueError: There is no such class.
+    """
+    where, _, class_name = name.rpartition(":")
+    found = getattr(import_plugin(where, argument), class_name, None)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ValueError(
+            f"{argument}: {class_name!r} of {where} is no subclass of gradvac's {base.__name__}."
+        )
+    return found

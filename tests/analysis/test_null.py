@@ -1,25 +1,24 @@
 """Claims and chance: without structure, few sentences claim anything; what was planted is found."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import binom
 
-from gradvac.analysis import Similarities, statistics
+from gradvac.analysis import statistics
 from gradvac.analysis.report import describe_difference, run_headline, summarise
 from gradvac.analysis.run import Run
-from gradvac.lab.languages import default_corpus
 
 from . import structure
 
 
 def claims(run: Run) -> set[str]:
     """Kinds of sentences that claim something."""
-    found = {sentence.about for sentence in summarise(run) if sentence.claims}
-    return found | ({"headline"} if run_headline(run).claims else set())
+    said = summarise(run)
+    found = {sentence.about for sentence in said if sentence.claims}
+    return found | ({"headline"} if run_headline(run, said).claims else set())
 
 
 def claims_of_two(first: Run, second: Run) -> set[str]:
@@ -53,7 +52,7 @@ def test_without_structure_claims_are_rare(num: int, settings: dict) -> None:
 @pytest.mark.parametrize(
     ("planted", "kinds"),
     [
-        ({"family": 0.25}, {"Relatives", "headline", "Groups"}),
+        ({"family": 0.25}, {"Relatives", "headline"}),
         ({"by_side": 0.3}, {"Encoder and decoder"}),
         ({"by_depth": 0.38}, {"Depth"}),
         ({"by_step": 0.3}, {"Time"}),
@@ -131,39 +130,3 @@ def test_predicted_harm_is_claimed_rarely_without_any() -> None:
             apart = ~np.eye(5, dtype=bool)
             alarms[name] += min(statistics.holm(influence.p_values[apart].tolist())) < 0.05
     assert max(alarms.values()) <= binom.ppf(0.995, num, 0.05), alarms
-
-
-def agrees(build: Callable[[int], Similarities]) -> int:
-    return sum(bool(statistics.stable_groups(build(seed)).found) for seed in range(20))
-
-
-def test_groups_need_more_than_one_odd_task() -> None:
-    """A task that is less similar to all others makes a pattern, but no group."""
-
-    def one_odd(seed: int) -> Similarities:
-        draw = np.random.default_rng(seed)
-        true = structure.gradients(draw, shared=0.4, num_steps=1)
-        true[:, :, 0] = draw.normal(size=true[:, :, 0].shape) / structure.SIZE**0.5
-        a, b = (structure.noisy(draw, true, 0.6) for _ in range(2))
-        return structure.halves_of(tuple("abcdefg"), a, b)[1]
-
-    assert agrees(one_odd) <= 4
-
-
-def test_groups_of_constructed_languages_are_branches_of_their_families() -> None:
-    corpus = default_corpus()
-    known, draw = corpus.distances(), np.random.default_rng(0)
-
-    def measured(truth: np.ndarray) -> Similarities:
-        across = truth + draw.normal(0, 0.05, (1, len(structure.COMPONENTS), *truth.shape))
-        values = (across + across.swapaxes(-1, -2)) / 2
-        return Similarities(
-            known.codes, structure.COMPONENTS, np.array([1]), values.astype(np.float32),
-            across=across.astype(np.float32), lines="different",
-        )  # fmt: skip
-
-    found = statistics.stable_groups(measured(0.8 - known.distance)).found
-    assert sum(len(group.tasks) for group in found) >= 12
-    for group in found:
-        assert len({corpus.languages[code].family for code in group.tasks}) == 1
-    assert statistics.stable_groups(measured(np.full_like(known.distance, 0.3))).found == ()

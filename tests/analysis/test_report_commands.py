@@ -119,8 +119,9 @@ def test_what_a_user_knows(tmp_path: Path) -> None:
     assert "the distance of far.csv" in (tmp_path / "distance_run.svg").read_text(encoding="utf-8")
 
 
-def test_figures(constructed: Path, tmp_path: Path) -> None:
-    command = ["figures", str(constructed), "-o", str(tmp_path), "--format", "png"]
+def test_figures(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ["en-qso", "en-qsm", "en-qtu"], np.eye(3))
+    command = ["figures", str(run), "-o", str(tmp_path), "--format", "png"]
     done = CliRunner().invoke(app, [*command, "--pair", "en-qso,en-qsm"])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "fig07.png").is_file()
@@ -184,7 +185,7 @@ def test_warnings_are_told_in_a_line(
 def test_live(constructed: Path) -> None:
     """The command serves the page until it is interrupted, and writes nothing."""
     before = sorted(constructed.iterdir())
-    command = [sys.executable, "-m", "gradvac.cli", "report", str(constructed), "--live"]
+    command = [sys.executable, "-m", "gradvac", "report", str(constructed), "--live"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         said = server.stdout.readline()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 
 from gradvac.cli.commands import app
 
@@ -88,6 +89,13 @@ def test_links_between_pages_lead_somewhere() -> None:
             elif anchor and target.suffix == ".md" and anchor not in anchors(target):
                 wrong.append(f"{page.relative_to(ROOT)}: {link}: no such heading")
     assert not wrong
+
+
+def test_the_navigation_reaches_every_page() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
+    reached = re.findall(r"[\w/]+\.md", str(yaml.safe_load(settings)["nav"]))
+    docs = ROOT / "docs"
+    assert sorted(reached) == sorted(p.relative_to(docs).as_posix() for p in docs.rglob("*.md"))
 
 
 def anchors(page: Path) -> set[str]:

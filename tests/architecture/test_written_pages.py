@@ -64,7 +64,7 @@ said = describe_method("equalnorms")[0].text
 assert said == "EqualNorms gives the gradients of all tasks one length."
 runpy.run_path(sys.argv[1] + "/docs/write_pages.py", run_name="__main__")
 docs = Path(sys.argv[1], "docs")
-guide, api, settings = ((docs / f"{n}.md").read_text() for n in ("guide", "api", "settings"))
+guide, api, settings = ((docs / f"{n}.md").read_text() for n in ("guide", "api/rules", "settings"))
 assert '| `EqualNorms` | `"equalnorms"` | gives the gradients of all tasks one length |' in guide
 assert "\\n::: gradvac.EqualNorms\\n" in api
 assert "| `length` | float | `1.0` | equalnorms: How long. |" in settings
@@ -93,9 +93,9 @@ def test_pages_hold_what_the_code_says() -> None:
 def test_three_places_are_enough_for_a_rule(tmp_path: Path) -> None:
     """Its file, the registry, and a class of its settings: all the rest follows."""
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.pyc"))
-    (tmp_path / "docs").mkdir()
-    for name in ("write_pages.py", "guide.md", "api.md"):
-        shutil.copy(ROOT / "docs" / name, tmp_path / "docs")
+    (tmp_path / "docs" / "api").mkdir(parents=True)
+    for name in ("write_pages.py", "guide.md", "api/rules.md"):
+        shutil.copy(ROOT / "docs" / name, tmp_path / "docs" / name)
     source = tmp_path / "src" / "gradvac"
     (source / "rules" / "equal_norms.py").write_text(RULE)
     replace(source / "rules" / "__init__.py", "Sum, TorchJD)", "Sum, TorchJD, EqualNorms)")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from gradvac.cli import app
+from gradvac.cli.commands import app
 
 
 @pytest.fixture(scope="session")
@@ -22,13 +22,13 @@ def gradvac() -> Callable[..., Result]:
     return run
 
 
-def write_corpus(folder: Path) -> Path:
-    """A config and a small corpus of two languages: one copies, one turns round."""
+def write_corpus(folder: Path, codes: Sequence[str] = ("xx", "yy")) -> Path:
+    """A config and a small corpus of languages: the first copies, the others turn round."""
     words = ["ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu"]
     lines = [f"{a} {b} {c}" for a in words for b in words for c in words[:5]]
-    for code in ("xx", "yy"):
+    for code in codes:
         said = [
-            line if code == "xx" else " ".join(reversed(line.split())).upper() for line in lines
+            line if code == codes[0] else " ".join(reversed(line.split())).upper() for line in lines
         ]
         pairs = [f"{a}\t{b}\n" for a, b in zip(lines, said, strict=True)]
         for split, own in (("test", pairs[:20]), ("dev", pairs[20:40]), ("train", pairs[40:])):
@@ -38,7 +38,7 @@ def write_corpus(folder: Path) -> Path:
 [data]
 prepared = "{folder}/prepared"
 root = "{folder}"
-languages = ["xx", "yy"]
+languages = {list(codes)}
 train = "train.{{pair}}.tsv"
 dev = "dev.{{pair}}.tsv"
 test = "test.{{pair}}.tsv"

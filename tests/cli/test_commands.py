@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from safetensors import SafetensorError
 from gradvac import __version__
 from gradvac.cli import main
 from gradvac.cli.commands import app
-from gradvac.cli.common import load_nmt, tells_mistakes
+from gradvac.cli.common import load_config, tells_mistakes
 
 Gradvac = Callable[..., Result]
 # Every command with its options: a change here is a change of the contract.
@@ -91,30 +90,6 @@ def test_version(gradvac: Gradvac) -> None:
     assert gradvac("--version").output == f"gradvac {__version__}\n"
 
 
-def test_a_path_without_metadata_is_enough(
-    gradvac: Gradvac, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As from a checkout on PYTHONPATH, where no installer has been."""
-    find = importlib.metadata.Distribution.from_name
-
-    def find_others(name: str) -> importlib.metadata.Distribution:
-        if name == "gradvac":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return find(name)
-
-    monkeypatch.setattr(importlib.metadata.Distribution, "from_name", find_others)
-    config, run = corpus / "tiny.toml", corpus / "run"
-    for command in (
-        ("--version",),
-        ("nmt", "prepare", config),
-        ("nmt", "train", config, "--run", run, "train.record_every=1"),
-        ("report", run, "--out", corpus / "report.html"),
-    ):
-        result = gradvac(*command)
-        assert result.exit_code == 0, result.output
-    assert f"version:{__version__}" in (run / "signature.json").read_text()
-
-
 def test_corpus_write(gradvac: Gradvac, tmp_path: Path) -> None:
     result = gradvac("corpus", "write", tmp_path / "out", "--languages", "qpl,qsm")
     assert result.exit_code == 0
@@ -139,7 +114,7 @@ def test_corpus_write_refuses_strange_folders_and_languages(
 
 
 def test_named_configs_are_found() -> None:
-    assert load_nmt("demo", ["train.max_steps=7"]).train.max_steps == 7
+    assert load_config("nmt", "demo", ["train.max_steps=7"]).train.max_steps == 7
 
 
 @pytest.mark.parametrize(

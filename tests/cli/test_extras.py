@@ -1,8 +1,8 @@
 """The command line with packages missing: one line that says what to install, at once."""
 
-import importlib.metadata
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from gradvac.cli.common import missing_packages, needs
+from gradvac.cli.common import _OF_REPORT, needs
 
 Gradvac = Callable[..., Any]
 
@@ -70,7 +70,7 @@ import os, sys
 os.chdir({str(tmp_path)!r})
 sys.modules.update(dict.fromkeys(["sentencepiece", "sacrebleu", "safetensors", "transformers"]))
 from typer.testing import CliRunner
-from gradvac.cli import app
+from gradvac.cli.commands import app
 for command in {list(COMMANDS)}:
     done = CliRunner().invoke(app, command)
     print(done.exit_code, repr(done.stderr))
@@ -91,12 +91,11 @@ def test_what_comes_in_at_the_end_is_looked_for_first(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    lines = ["numpy>=1", "absent>=1; extra == 'report'", "other; extra == 'nmt'"]
-    monkeypatch.setattr(importlib.metadata, "requires", lambda _: lines)
+    monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.chdir(tmp_path)
     done = gradvac(*command)
     assert done.exit_code == 1
-    assert "this command needs absent, not installed here; pip install" in done.stderr
+    assert "this command needs plotly, not installed here; pip install" in done.stderr
     assert list(tmp_path.iterdir()) == []  # nothing was begun
 
 
@@ -113,6 +112,7 @@ def test_a_package_that_cannot_be_imported_is_told(capsys: pytest.CaptureFixture
     assert said.startswith("error: this command needs absent_package, not installed here; pip")
 
 
-def test_the_metadata_name_the_packages_of_an_extra() -> None:
-    assert missing_packages(["nmt", "report"]) == []
-    assert missing_packages(["no such extra"]) == []
+def test_the_packages_of_the_extra_are_those_looked_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    lines = project["project"]["optional-dependencies"]["report"]
+    assert [line.partition(">")[0] for line in lines] == ["typer", "rich", *_OF_REPORT]

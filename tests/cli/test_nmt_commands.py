@@ -83,7 +83,7 @@ def test_train_translate_score(gradvac: Gradvac, run: Path) -> None:
     fails(gradvac("nmt", "export", run, run / "hf"), "is there and not empty")
 
 
-def test_similarity_report_figures(gradvac: Gradvac, run: Path, tmp_path: Path) -> None:
+def test_similarity(gradvac: Gradvac, run: Path) -> None:
     first = gradvac("similarity", run, "--lines", "12", "--granularity", "enc_dec")
     assert first.exit_code == 0, first.output
     assert "step 4, mean over pairs" in first.output
@@ -107,13 +107,6 @@ def test_similarity_report_figures(gradvac: Gradvac, run: Path, tmp_path: Path) 
         "similarity", run, "--lines", "12", "--granularity", "enc_dec", "--weights", "2"
     )
     assert "step 2, mean over pairs" in again.output
-    report = gradvac("report", run, "-o", tmp_path / "page.html")
-    assert report.exit_code == 0, report.output
-    assert "Relatives" in report.output
-    drawn = gradvac("figures", run, "-o", tmp_path / "figures", "--format", "svg")
-    assert drawn.exit_code == 0, drawn.output
-    assert f"{tmp_path / 'figures' / 'fig04a_run'}.svg" in drawn.output
-    assert "fig02a: not drawn, needs" in drawn.output
 
 
 def test_similarity_of_other_weights_is_not_continued(gradvac: Gradvac, run: Path) -> None:

@@ -174,7 +174,7 @@ def assert_equal_everywhere(world: World, values: Sequence[Tensor]) -> None:
 
 
 def trained(
-    model: nn.Module, backward: Callable[[int], Alignment], num_steps: int = 5
+    model: nn.Module, backward: Callable[[int], Alignment], num_steps: int = 4
 ) -> list[Alignment]:
     """Some steps with Adam."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

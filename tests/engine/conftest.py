@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gradvac.engine import planner
-from gradvac.engine.execution import PlainJunctions
 
 # The tensors are tiny: a second thread would only wait.
 torch.set_num_threads(1)
@@ -32,12 +31,6 @@ def _fresh_compiler() -> Iterator[None]:
 def _slow_places_are_no_news() -> None:
     """Most models of the zoo are there because of them."""
     warnings.filterwarnings("ignore", message=".*no fast path")
-
-
-@pytest.fixture
-def _nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a step too large for that: whatever arrives is built during the pass."""
-    monkeypatch.setattr(PlainJunctions, "held", lambda *_: {})
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Plain junctions: held until the pass is over, built by shape, and the same as task by task."""
+"""Plain junctions: they wait, are built by shape, and come to the same as task by task."""
 
 # B rows, S tokens, D width
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gradvac import Aligner, GradVac, Sum
-from gradvac.engine import execution, one_backward
+from gradvac.engine import builder, execution
 
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, Twins, gradients_of
 from .zoo._case import B, Case, D, Model, S, output
@@ -71,21 +71,21 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "rms norm": (lambda: nn.RMSNorm(D), 4),
     "scale": (Scale, 4),
     "scale of a narrow tensor": (lambda: Scale(narrow=True), 4),
-    "checkpoint": (lambda: Checkpointed(nn.Linear(D, D)), 2),
+    "checkpoint": (lambda: Checkpointed(nn.Linear(D, D)), 4),
 }
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many junctions were built together after each pass."""
+    """How many junctions were built each time; after the pass, if nothing streams."""
     found: list[int] = []
     build = execution.build_together
 
-    def counted(arrived: Any, segments: Any) -> Any:
+    def counted(arrived: Any) -> Any:
         found.append(len(arrived))
-        return build(arrived, segments)
+        return build(arrived)
 
-    monkeypatch.setattr(one_backward, "build_together", counted)
+    monkeypatch.setattr(builder, "build_together", counted)
     return found
 
 
@@ -101,7 +101,8 @@ def test_equals_per_task(
     twins = Twins(case, lambda: GradVac(beta=0.3))
     for tasks in (UNSORTED, SORTED, ONE_ABSENT):
         twins.step(tasks)
-    assert held == [num_plain] * 3
+    assert sum(held) == 3 * num_plain
+    assert joined == (max(held) > 1)
 
 
 def test_layers_of_several_lengths(held: list[int]) -> None:
@@ -139,19 +140,32 @@ def test_lengths_from_batch_to_batch(lengths: tuple[int, ...]) -> None:
         twins.step(UNSORTED)
 
 
-def test_a_weight_that_is_used_again_is_not_plain(held: list[int]) -> None:
-    model = Model(lambda m, x: m.b(torch.tanh(m.a(m.a(x)))), a=nn.Linear(D, D), b=nn.Linear(D, D))
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_that_is_used_again(layer: str, held: list[int]) -> None:
+    """Its uses are built as one; also beside another, and where one has fewer entries."""
+    make, _ = LAYERS[layer]
+    model = Model(
+        lambda m, x: m.b(torch.tanh(m.a(m.c(m.a(m.a(x)).tanh())))) + m.a(x).mean(1, keepdim=True),
+        a=make(),
+        b=nn.Linear(D, D),
+        c=nn.Linear(D, D),
+    )
     twins = Twins(Case(model.double(), output, (torch.randn(B, S, D).double(),)), GradVac)
-    twins.step(UNSORTED)
-    assert held == [1]
+    for tasks in (UNSORTED, SORTED, ONE_ABSENT):
+        twins.step(tasks)
+    assert held == [2 if layer in ("factor", "layer norm of two dimensions") else 6] * 3
 
 
-@pytest.mark.parametrize("options", [{"stream_bytes": 1}, {"recompute": True}])
-def test_what_streams_is_not_held(options: dict[str, Any], held: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("options", "num"), [({"stream_bytes": 1}, [1, 1, 1, 1]), ({"recompute": True}, [1] * 8)]
+)
+def test_what_streams_is_built_on_the_way(
+    options: dict[str, Any], num: list[int], held: list[int]
+) -> None:
     model = twice(lambda: nn.Linear(D, D)).double()
     twins = Twins(Case(model, output, (torch.randn(B, S, D).double(),)), GradVac, **options)
     twins.step(UNSORTED)
-    assert held == []
+    assert held == num
 
 
 def test_saved_tensors_behind_hooks(held: list[int]) -> None:
@@ -171,7 +185,7 @@ def test_saved_tensors_behind_hooks(held: list[int]) -> None:
     for tasks in (UNSORTED, SORTED):
         read.clear()
         twins.step(tasks)
-    assert held == []
+    assert held == [4, 4]
     assert read[0] != -1  # the first layer is the last to be read: its node does not run
 
 
@@ -198,7 +212,7 @@ def test_frozen_after_the_forward(held: list[int]) -> None:
 
 
 def test_a_hook_of_the_node_itself(held: list[int]) -> None:
-    """It changes what the node gets, and may be new in any step; then nothing is held."""
+    """It changes what the node gets, and may be new in any step; then nothing is captured."""
 
     def losses(model: nn.Module, tasks: Tensor, x: Tensor) -> Tensor:
         hidden = model[1](model[0](x))  # type: ignore[index]
@@ -210,7 +224,7 @@ def test_a_hook_of_the_node_itself(held: list[int]) -> None:
     twins = Twins(Case(model, losses, (torch.randn(B, D).double(),)), GradVac, check=False)
     for tasks in (UNSORTED, SORTED):
         twins.step(tasks)
-    assert held == [4]
+    assert held == [4, 4]
 
 
 @pytest.mark.parametrize("layer", ["linear", "rms norm", "scale"])

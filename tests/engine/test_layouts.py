@@ -87,6 +87,19 @@ def batch_last() -> Case:
 
 
 @case
+def batch_last_and_sorted() -> Case:
+    """Columns that are rows, and may move: vectors of the last dimension hold all of them."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        columns = (m.middle.weight @ m.first(x)[order].T + m.middle.bias[:, None]).tanh()
+        result: Tensor = m.last(columns.T)[order.argsort()]
+        return result
+
+    return linears(run, middle=nn.Linear(D, D))
+
+
+@case
 def rows_repeated() -> Case:
     """Choices and beams: every row several times, together or coming round again."""
 

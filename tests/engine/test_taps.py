@@ -5,6 +5,9 @@
 import copy
 import gc
 import importlib
+import os
+import subprocess
+import sys
 import tomllib
 import weakref
 from collections.abc import Callable
@@ -16,10 +19,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.backends import registry
 from torch._dynamo.backends.debugging import aot_eager
 from torch.utils.checkpoint import checkpoint
 
-from gradvac import Aligner, GradVac
+import gradvac
+from gradvac import Aligner, GradVac, torch_backend
 from gradvac.engine import compile_tapped
 from gradvac.engine.compiled import split_and_compile
 
@@ -127,8 +132,25 @@ def test_inductor() -> None:
     assert "measured" not in repr(aligner)
 
 
-def test_the_name_of_the_backend() -> None:
-    """What torch.compile finds under the name is the function; torch loads it when asked to."""
+def test_a_path_is_enough_for_the_name_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no installer has been torch finds it, or is told if it has looked before."""
+    program = (
+        "import sys, gradvac; from importlib.metadata import entry_points\n"
+        "(found,) = entry_points(group='torch_dynamo_backends')\n"
+        "print(found.name, found.value, 'torch' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(gradvac.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert done.stdout.split() == ["gradvac", "gradvac.engine:compile_tapped", "False"]
+    for known in (registry._BACKENDS, registry._COMPILER_FNS):
+        monkeypatch.delitem(known, "gradvac", raising=False)
+    torch_backend.announce()
+    assert registry.lookup_backend("gradvac").__module__ == torch_backend.__name__
+
+
+def test_the_name_of_the_backend_in_the_metadata() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
     module, name = project["project"]["entry-points"]["torch_dynamo_backends"]["gradvac"].split(":")
     assert getattr(importlib.import_module(module), name) is compile_tapped

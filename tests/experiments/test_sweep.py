@@ -29,7 +29,7 @@ from gradvac.lab.experiments import (
 )
 from gradvac.lab.experiments.sweep import HALVING, rungs
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.locks import FolderLock
+from gradvac.lab.runs.locks import folder_lock
 from gradvac.lab.training import checkpoint
 
 from .conftest import ROOT, TWIN, InProcess
@@ -165,12 +165,12 @@ def test_a_signal_stops_a_sweep_that_can_go_on(sweep: Make, number: signal.Signa
     assert statuses(made) == {"twin.seed-0": "done"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_processes_save_when_the_sweep_is_stopped(
     tmp_path: Path, prepared: Path, sources: dict[str, str], number: signal.Signals
 ) -> None:
     """Two real processes at a time; what signals the whole process group would reach, and more."""
-    command = [sys.executable, "-m", "gradvac.cli", "sweep", "twin", "-o", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "gradvac", "sweep", "twin", "-o", str(tmp_path / "out")]
     command += ["--jobs", "2", f"data.prepared={prepared}", "train.max_steps=4000"]
     command += ['data.tasks=["en-qsm", "en-qsk"]', "train.validate_every=0"]
     command += [f"{key}={source}" for key, source in sources.items()]
@@ -216,7 +216,7 @@ def test_a_run_waits_for_its_predecessor_to_leave(sweep: Make) -> None:
     made, is_held = sweep("score = []", **{"train.max_steps": 1}), threading.Event()
 
     def save() -> None:
-        with FolderLock(made.trials[0].run, busy=None):
+        with folder_lock(made.trials[0].run, busy=None):
             is_held.set()
             time.sleep(0.5)
 

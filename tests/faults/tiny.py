@@ -52,6 +52,7 @@ def settings(**train: Any) -> NmtConfig:
         "model": {"size": "tiny", "width": 16, "inner": 16, "heads": 2, "encoder_layers": 1}
         | {"decoder_layers": 1, "dropout": 0.1},
         "batch": {"tokens": 60, "chunk": 2},
+        "align": {"rule": "gradvac"},  # with a state that steps change
         "optimizer": {"lr": 1e-2, "warmup_steps": 2},
         "train": {"max_steps": 4, "validate_every": 2, "checkpoint_every": 2, "log_every": 1}
         | {"record_every": 1, "keep": 2, "average_last": 2, "threads": 1, "device": "cpu"}

@@ -105,6 +105,7 @@ def make_config(root: Path, prepared: Path, sections: dict[str, dict[str, Any]])
         },
         "model": {"size": "tiny", "dropout": 0.0, "label_smoothing": 0.0},
         "batch": {"tokens": 300, "chunk": 4},
+        "align": {"rule": "gradvac"},  # with a state that steps change
         "optimizer": {"lr": 4e-3, "warmup_steps": 30, "schedule": "linear"},
         "train": {
             "max_steps": 8,
@@ -133,9 +134,8 @@ def toy_config(toy_folder: Path, tmp_path: Path) -> Callable[..., NmtConfig]:
 
 
 @pytest.fixture(scope="session")
-def toy_run(toy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def toy_run(toy_folder: Path, made_once: Callable[..., Path]) -> Path:
     """A run that has learned the toy languages, with GradVac."""
-    folder = tmp_path_factory.mktemp("learned")
     sections: dict[str, dict[str, Any]] = {
         "data": {
             "limit": {},
@@ -149,10 +149,13 @@ def toy_run(toy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "average_last": 2,
         },
     }
-    config = make_config(toy_folder, folder / "prepared", sections)
-    quiet = Display(Console(file=io.StringIO()), quiet=True)
-    train_translation(config, folder / "run", display=quiet)
-    return folder / "run"
+
+    def learn(folder: Path) -> None:
+        config = make_config(toy_folder, folder / "prepared", sections)
+        quiet = Display(Console(file=io.StringIO()), quiet=True)
+        train_translation(config, folder / "run", display=quiet)
+
+    return made_once("learned", learn) / "run"
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def step(
     num_components, num_tasks, _ = gram.shape
     present = range(num_tasks) if present is None else present
     losses = torch.ones(num_tasks, dtype=torch.float64) if losses is None else losses
-    rule.begin(present, losses)
+    rule.start_step(present, losses)
     weighing = rule.weigh(range(num_components), gram)
     rule.commit()
     return weighing

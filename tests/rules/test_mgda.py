@@ -191,7 +191,7 @@ def test_many_components_are_solved_together() -> None:
     gradients = torch.stack([draw(5, 12, seed) for seed in range(50)])
     rule = MGDA()
     rule.bind(list("abcde"), [str(k) for k in range(50)])
-    rule.begin(range(5), torch.ones(5, dtype=torch.float64))
+    rule.start_step(range(5), torch.ones(5, dtype=torch.float64))
     together = rule.weigh(range(50), gram_of(gradients)).weights
     for k in range(0, 50, 10):
         torch.testing.assert_close(together[k], weights_of(MGDA(), gradients[k]), rtol=0, atol=1e-8)

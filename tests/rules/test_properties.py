@@ -253,7 +253,7 @@ def test_one_component_at_a_time_equals_all_at_once(make: MakeRule) -> None:
         gradients = torch.randn(3, 4, 8, generator=generator, dtype=torch.float64)
         gram = gradients @ gradients.mT
         expected = step(together, gram, losses=losses)
-        alone.begin(range(4), losses)
+        alone.start_step(range(4), losses)
         for k in (2, 0, 1):  # in any order
             found = alone.weigh([k], gram[[k]])
             assert torch.equal(found.active[0], expected.active[k])

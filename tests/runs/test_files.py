@@ -12,7 +12,7 @@ import pytest
 
 from gradvac.files import hash_of, read_json, replacing, replacing_path, write_bytes, write_json
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.locks import FolderLock, hash_file, remove_leftovers
+from gradvac.lab.runs.locks import folder_lock, hash_file, remove_leftovers
 from gradvac.lab.runs.manifest import MANIFEST
 
 from .. import needs
@@ -124,8 +124,11 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "another process is at work in" in done.stderr
-        with pytest.raises(ValueError, match=r"^busy now$"):
-            FolderLock(folder.path, busy="busy now").acquire()
+        with (
+            pytest.raises(ValueError, match=r"^busy now$"),
+            folder_lock(folder.path, busy="busy now"),
+        ):
+            pass
     assert subprocess.run(command, check=False).returncode == 0
 
 

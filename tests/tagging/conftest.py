@@ -95,6 +95,7 @@ def settings_in(encoder: Path, corpus: Path) -> Callable[..., TaggingConfig]:
             },
             "model": {"encoder": str(encoder), "max_tokens": 32},
             "batch": {"rows": 12, "epochs": 0.0},
+            "align": {"rule": "gradvac"},  # with a state that steps change
             "optimizer": {"lr": 3e-3, "warmup_steps": 2, "schedule": "linear"},
             "train": {
                 "max_steps": 8,

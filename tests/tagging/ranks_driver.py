@@ -34,6 +34,7 @@ def tagging(folder: Path, run: Path) -> None:
         "batch": {"rows": 12, "epochs": 0.0},
         "sampling": {"slots": 4},
         "optimizer": OPTIMIZER,
+        "align": {"rule": "gradvac"},
         "train": TRAIN | {"metric": "dev/loss", "higher_is_better": False},
     }
     train_tagging(TaggingConfig.model_validate(config), run, display=Display(quiet=True))

@@ -44,6 +44,7 @@ def settings(toy: ModuleType) -> Callable[..., Any]:
                 "writers": [],
             },
             "optimizer": {"warmup_steps": 4, "lr": 1e-2},
+            "align": {"rule": "gradvac"},  # with a state that steps change
         }
         for name, section in sections.items():
             base[name] = base.get(name, {}) | section

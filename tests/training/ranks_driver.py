@@ -28,18 +28,13 @@ from .toy import ToyBatch, ToyConfig, ToyRecipe, outcome
 Found = dict[str, Any]
 Settings = dict[str, dict[str, Any]]
 WHOLE = "whole"  # a run of one process, with the usual settings
-RULES: dict[str, dict[str, Any]] = {
-    "gradvac": {"rule": "gradvac"},
-    "pcgrad": {"rule": "pcgrad"},
-    "gradnorm": {"rule": "gradnorm"},
-    "none": {"rule": "none"},
-}
 
 
 def settings(**sections: dict[str, Any]) -> ToyConfig:
     base: Settings = {
         "train": {"max_steps": 8, "log_every": 2, "validate_every": 4, "checkpoint_every": 4}
         | {"record_every": 2, "writers": [], "threads": 1},
+        "align": {"rule": "gradvac"},  # with a state that steps change
         "optimizer": {"warmup_steps": 4, "lr": 1e-2},
         "model": {"dropout": 0.0},
     }
@@ -128,24 +123,24 @@ def gap(folder: Path, other: Path) -> float:
 def same_as_one(folder: Path) -> Found:
     """Two and three processes, with and without accumulation, and more processes than rows."""
     found: Found = {}
-    for parallel, name, accumulation, rows, sizes in (
-        ("ddp", "gradvac", 2, 2, (3,)),
-        ("ddp", "pcgrad", 1, 6, (3,)),
-        ("ddp", "gradnorm", 1, 6, (2,)),
-        ("ddp", "none", 2, 6, (2,)),
-        ("ddp", "none", 1, 2, (3,)),
-        ("fsdp", "gradvac", 1, 2, (3,)),
-        ("fsdp", "gradvac", 2, 6, (2,)),
-        ("fsdp", "none", 2, 6, (3,)),
+    for name, accumulation, rows, several in (
+        ("gradvac", 2, 2, (("ddp", 3), ("fsdp", 2))),
+        ("gradvac", 1, 6, (("fsdp", 3),)),
+        ("gradnorm", 1, 6, (("ddp", 2),)),
+        ("none", 2, 6, (("ddp", 2), ("fsdp", 3))),
+        ("none", 1, 2, (("ddp", 3),)),
     ):
-        sections = {"optimizer": {"accumulation": accumulation}, "train": {"parallel": parallel}}
-        config = settings(align=RULES[name], **sections)
-        own = folder / f"{name}-{accumulation}-{rows}-{parallel}"
-        for size in (1, *sizes):
-            said = run(size, own / str(size), config, rows=rows)
+        own = folder / f"{name}-{accumulation}-{rows}"
+        for parallel, size in (("ddp", 1), *several):
+            config = settings(
+                align={"rule": name},
+                optimizer={"accumulation": accumulation},
+                train={"parallel": parallel},
+            )
+            said = run(size, own / f"{parallel}-{size}", config, rows=rows)
             assert all(one.get("reason") == "finished" for one in said), said
-        for size in sizes:
-            found[f"{own.name}-{size}"] = gap(own / "1", own / str(size))
+        for parallel, size in several:
+            found[f"{own.name}-{parallel}-{size}"] = gap(own / "ddp-1", own / f"{parallel}-{size}")
     return found
 
 
@@ -158,7 +153,7 @@ def other_sizes(folder: Path) -> Found:
         ("shards", "gradvac", shared),
         ("both", "none", ("fsdp", "ddp", "ddp", "fsdp")),
     ):
-        align, own, one = RULES[name], folder / case, folder.parent / WHOLE
+        align, own, one = {"rule": name}, folder / case, folder.parent / WHOLE
         if name != "gradvac":
             one = folder / name
             run(1, one, settings(align=align))
@@ -187,17 +182,13 @@ def with_dropout(folder: Path) -> Found:
 
 def signals(folder: Path) -> Found:
     """A signal in any process stops all of them, after the same step."""
-    found: Found = {}
-    for number in (signal.SIGTERM, signal.SIGHUP):
 
-        def fail(rank: int, step: int, number: int = number) -> None:
-            if (rank, step) == (1, 5):
-                os.kill(os.getpid(), number)
+    def fail(rank: int, step: int) -> None:
+        if (rank, step) == (1, 5):
+            os.kill(os.getpid(), signal.SIGHUP)
 
-        own = folder / number.name
-        said = run(2, own, settings(), fail=fail)
-        found[number.name] = [said, checkpoint.list_checkpoints(own / "run")[-1].step]
-    return found
+    said = run(2, folder, settings(), fail=fail)
+    return {"said": said, "saved": checkpoint.list_checkpoints(folder / "run")[-1].step}
 
 
 def bad_numbers(folder: Path) -> Found:
@@ -241,13 +232,13 @@ def deaths(folder: Path) -> Found:
                     os._exit(9)
 
             own = folder / f"{name}-{dead}"
-            config = settings(align=RULES[name])
+            config = settings(align={"rule": name})
             said = run(2, own, config, fail=fail)
             intact = [
                 c.step for c in checkpoint.list_checkpoints(own / "run") if c.damage() is None
             ]
-            again = run(2, own, config)
-            found[own.name] = {"said": said, "intact": intact, "again": again}
+            found[own.name] = {"said": said, "intact": intact}
+    found["again"] = run(2, folder / "gradvac-1", settings())
     found["gap"] = gap(folder.parent / WHOLE, folder / "gradvac-1")
     return found
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -203,3 +204,46 @@ def test_messages_go_to_the_innermost_display(caplog: pytest.LogCaptureFixture) 
     assert lines == ["2 [lines]", "again"]
     assert file.getvalue() == "shown\n"
     assert "nobody listens" not in caplog.messages
+
+
+OWN = """
+from gradvac.lab.training import Writer
+
+
+class Lines(Writer):
+    def __init__(self, run, settings, *, step):
+        self.file = open(run / "lines.txt", "a")
+        print("from", step, settings.train.project, file=self.file)
+
+    def write(self, step, values):
+        print(step, values["a"], file=self.file)
+
+    def close(self):
+        self.file.close()
+
+
+class Other:
+    pass
+"""
+
+
+def test_a_writer_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By file and by module; without pictures, unless it draws."""
+    (tmp_path / "my_writers.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, step in (("my_writers.py:Lines", 0), ("my_writers:Lines", 1)):
+        with open_log(tmp_path, writers=[name], project="mine") as log:
+            log.start_writing(step=step, metrics_bytes=0)
+            log.write(step + 1, {"a": 1.5})
+            log.draw(step + 1, "picture", np.zeros((2, 2, 3), dtype=np.uint8))
+    lines = (tmp_path / "lines.txt").read_text(encoding="utf-8").splitlines()
+    assert lines == ["from 0 mine", "1 1.5", "from 1 mine", "2 1.5"]
+    for name, reason in (
+        ("my_writers:Other", r"'Other' of my_writers is no subclass of .*Writer"),
+        ("my_writers:Missing", "'Missing' of my_writers"),
+        ("missing.py:Lines", r"no file missing\.py"),
+        ("tensorbord", "did you mean 'tensorboard'"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            TrainConfig(writers=[name])

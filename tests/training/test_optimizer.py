@@ -27,6 +27,14 @@ def test_warm_up_is_linear_and_reaches_the_peak() -> None:
         ("linear", 4, 0.1),
         ("linear", 52, 0.05),  # half of the way from 4 to 100
         ("linear", 100, 0.0),
+        ("cosine", 4, 0.1),
+        ("cosine", 28, 0.1 * (2 + 2**0.5) / 4),  # a quarter of the way: (1 + cos 45°) / 2
+        ("cosine", 52, 0.05),
+        ("cosine", 100, 0.0),
+        ("wsd", 80, 0.1),  # stable until a fifth of the 100 steps is left
+        ("wsd", 81, 0.095),
+        ("wsd", 90, 0.05),
+        ("wsd", 100, 0.0),
     ],
 )
 def test_after_warm_up(schedule: Any, step: int, expected: float) -> None:
@@ -34,7 +42,14 @@ def test_after_warm_up(schedule: Any, step: int, expected: float) -> None:
     assert config.lr_at(step, max_steps=100) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("schedule", ["inverse_sqrt", "linear", "constant"])
+def test_a_decay_that_no_schedule_has_is_refused() -> None:
+    half = OptimizerConfig(lr=0.1, warmup_steps=80, schedule="wsd", decay_share=0.5)
+    assert half.lr_at(90, max_steps=100) == pytest.approx(0.05)  # never before the end of warm-up
+    with pytest.raises(ValueError, match=r'decay_share.*"wsd"'):
+        OptimizerConfig(decay_share=0.5)
+
+
+@pytest.mark.parametrize("schedule", ["inverse_sqrt", "linear", "cosine", "wsd", "constant"])
 def test_without_warm_up_the_first_step_has_the_peak(schedule: Any) -> None:
     config = OptimizerConfig(lr=0.1, warmup_steps=0, schedule=schedule)
     assert config.lr_at(0, max_steps=10) == pytest.approx(0.1)

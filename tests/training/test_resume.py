@@ -68,6 +68,19 @@ def test_every_rule(
     assert toy.outcome(tmp_path / "parts") == toy.outcome(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("schedule", ["inverse_sqrt", "linear", "cosine", "wsd", "constant"])
+def test_every_schedule(
+    tmp_path: Path, toy: ModuleType, settings: Settings, run_toy: RunToy, schedule: str
+) -> None:
+    """The crash is where "wsd" is still stable; it goes on into its fall."""
+    config = settings(optimizer={"warmup_steps": 3, "schedule": schedule}, train={"log_every": 1})
+    run_toy(config, tmp_path / "whole")
+    with pytest.raises(CrashError):
+        run_toy(config, tmp_path / "parts", watch=crash_at(7))
+    run_toy(config, tmp_path / "parts")
+    assert toy.outcome(tmp_path / "parts") == toy.outcome(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("engine", ["one_backward", "per_task"])
 @pytest.mark.parametrize("granularity", ["whole_model", "all_matrix"])
 def test_every_engine(

@@ -41,7 +41,7 @@ def best_groups(
     Returns:
         Positions of the tasks of every group, ascending; the group of the first task comes first.
 
-    Example:
+    Examples:
         >>> best_groups([[1, 0.1, 0.6, 0], [0.1, 1, 0, 0.4], [0.6, 0, 1, 0.2], [0, 0.4, 0.2, 1]], 2)
         ((0, 2), (1, 3))
     """

@@ -14,7 +14,7 @@ possible is NaN, and parallel tests are corrected by `holm`.
 *Noise makes patterns* (`pair_pattern`). The cosine of two noisy gradients is a_i a_j c_ij, where
 a_i shrinks with the noise of task i: tasks with large batches look similar to each other, though
 all c_ij are equal. What a product of one factor per task explains is therefore taken out before
-pairs are compared, in every component by itself.
+pairs are compared, in every component by itself, and the rest is divided by how much noise it has.
 
 *Without noise* (`corrected`), from two halves of every task's lines. If a task's two halves agree
 by r (its reliability), the cosine of two tasks is too small by a factor of sqrt(r_i r_j). Single
@@ -31,14 +31,6 @@ i. Adam scales every parameter by its own history, so that its steps differ from
 of training, g_i comes from the same batch as the update, and a task's own share counts the noise of
 its batch as progress. From two halves of an aligned set (`measure`), g_i comes from one half and
 the update from the other, so that the shares are unbiased.
-
-*Groups* of tasks that could train together (`stable_groups`) are branches of the tree that come
-back. Any data give a tree, even noise. So two questions are asked. Do the same pairs stand out in
-two independent halves of the data (of every task's lines, or of the records of training), each in
-other layers? Layers share the noise of a batch, and records share whatever pairs happen to have in
-common in a layer, so that halves of one alone would agree by chance. If not, there are no groups.
-And does a branch reappear when records (or the noise of halves) and layers are drawn again
-(Felsenstein's bootstrap)? Only branches that reappear nine times out of ten are reported.
 """
 
 # S steps, K components, T tasks, L layers, N permutations
@@ -74,19 +66,19 @@ Matrix = NDArray[np.floating]
 Counts = NDArray[np.int64]
 
 REACH = 0.05  # half a 99 % interval: more is "not reliable enough"
-SUPPORT = 0.9  # share of samples in which a group must reappear
 MOST_COUNTED = 20_000  # permutations that are enumerated; if there are more, they are drawn
 _NOTHING = 1e-7  # rounding errors around 0
 _FEWEST_TASKS = 3  # two tasks are one pair, which shows no variation
-_FEWEST_IN_GROUPS = 4  # tasks
 _FEW_CHECKPOINTS = 12  # too few to tell a trend from slow changes
 _FEWEST_LAYERS = 4  # three lie on a line by chance
 LEAST = 0.01  # differences of cosines that are worth a claim
 _ROUNDS = 60  # of fitting factors
+_LEAST_NOISE = 0.02  # of a task; less is not told from none
 _SIGNIFICANT = 0.05
-_AT_ONCE = 2048  # shuffles
+_AT_ONCE = 4_000_000  # pairs of shuffles
 _NUM_PERMUTATIONS, _SEED = 9999, 0
-_NUM_SAMPLES = 200  # of the data, for groups
+_FEWEST_PERMUTATIONS = 199
+_MOST_SHUFFLED = 20_000_000  # pairs of shuffles: with many tasks, fewer shuffles will do
 
 
 def mean_matrix(similarities: Similarities, side: str | None = None) -> Floats:
@@ -293,30 +285,32 @@ class Influence:
         return shares
 
 
-def recorded_products(record: Record) -> Matrix:
-    """Predicted fall by step, component and pair, `[S, K, T, T]`: w_j cos_ij ||g_i|| ||g_j||.
+def recorded_products(record: Record, component: int) -> Matrix:
+    """Predicted fall by step and pair in a component, `[S, T, T]`: w_j cos_ij ||g_i|| ||g_j||.
 
     NaN in the rows of an absent task; an absent task has no influence. w_j is the mean weight of
     task j over steps: rules weigh a task more in just those batches whose noise made a product
     negative, so that the weights of single steps would find harm in noise.
     """
-    cosines = np.array(record.similarity, dtype=np.float64)
+    cosines = np.nan_to_num(record.similarity[:, component].astype(np.float64))
+    norms = record.norms[:, component].astype(np.float64)
     diagonal = np.arange(len(record.tasks))
-    cosines[..., diagonal, diagonal] = 1.0
-    norms = np.asarray(record.norms, dtype=np.float64)
+    cosines[:, diagonal, diagonal] = 1.0
     # A component without gradient of a task has no cosines, and adds nothing.
-    lengths = norms[..., :, None] * np.nan_to_num(norms)[..., None, :]
-    weights = np.nan_to_num(mean_where_known(record.weights, axis=0)).astype(np.float64)
-    falls = weights[..., None, :] * lengths * np.nan_to_num(cosines)
-    products: Matrix = np.where(np.isnan(norms)[..., None], np.nan, falls)
+    lengths = norms[:, :, None] * np.nan_to_num(norms)[:, None, :]
+    weights = np.nan_to_num(mean_where_known(record.weights[:, component], axis=0))
+    products: Matrix = weights * lengths * cosines  # NaN norms stay NaN
     return products
 
 
 def recorded_influence(record: Record) -> Influence:
     """Influence in training, averaged over the recorded steps."""
-    products = recorded_products(record)
-    by_step = products.sum(axis=1)  # [S, T, T], NaN where a task was absent
-    parts = dict(zip(record.components, _mean(products), strict=True))
+    by_step = np.zeros((len(record.steps), len(record.tasks), len(record.tasks)))
+    parts = {}
+    for k, component in enumerate(record.components):
+        products = recorded_products(record, k)
+        by_step += products  # NaN where a task was absent
+        parts[component] = _mean(products)
     values = over_steps.mean_over_records(by_step)
     totals = over_steps.mean_over_records(by_step.sum(axis=2))
     return Influence(
@@ -411,7 +405,10 @@ def mean_over_tasks(matrix: Matrix) -> Estimate:
     values = values[np.ix_(*[~np.isnan(values).all(axis=1)] * 2)]
     num = len(values)
     mean = float(mean_where_known(values, axis=(0, 1)))
-    without = np.array([_mean_without(values, task) for task in range(num)])
+    known = ~np.isnan(values)
+    numbers, sums = known.sum(axis=1), np.where(known, values, 0.0).sum(axis=1)
+    left = numbers.sum() - 2 * numbers
+    without = np.divide(sums.sum() - 2 * sums, left, out=np.full(num, np.nan), where=left > 0)
     if num < _FEWEST_TASKS or np.isnan(without).any():
         return Estimate(mean, (np.nan, np.nan), np.nan)
     error = np.sqrt((num - 1) / num * np.sum((without - without.mean()) ** 2))
@@ -425,24 +422,18 @@ def mean_over_tasks(matrix: Matrix) -> Estimate:
     return Estimate(mean, (mean - reach, mean + reach), p_value)
 
 
-def _mean_without(values: Matrix, task: int) -> float:
-    rest = np.delete(np.delete(values, task, axis=0), task, axis=1)
-    known = rest[~np.isnan(rest)]
-    return float(known.mean()) if known.size else float("nan")
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
     """P-values of parallel tests after Holm's correction: one false alarm in 20 for all of them.
 
     NaN (no test) stays NaN and does not count.
     """
-    adjusted = [float("nan")] * len(p_values)
-    tested = sorted((p, n) for n, p in enumerate(p_values) if not np.isnan(p))
-    least = 0.0
-    for rank, (p, n) in enumerate(tested):
-        least = max(least, min(1.0, p * (len(tested) - rank)))
-        adjusted[n] = least
-    return adjusted
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values)[: int((~np.isnan(values)).sum())]  # NaN comes last
+    least = np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1))
+    adjusted = np.full(len(values), np.nan)
+    adjusted[order] = np.minimum(least, 1.0)
+    corrected_values: list[float] = adjusted.tolist()
+    return corrected_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -480,8 +471,7 @@ def _all_orders(num: int) -> NDArray[np.int64]:
 def shuffled_labels(labels: NDArray[np.int64], *, num_permutations: int, seed: int) -> Shuffles:
     """Ways to assign labels to tasks: all of them if they can be enumerated, else random ones."""
     if count_labelings(labels.tolist()) <= MOST_COUNTED:
-        labelings = np.array(_labelings(labels), dtype=np.int64)
-        return Shuffles(labelings, True)
+        return Shuffles(_labelings(tuple(labels.tolist())), True)
     draw = np.random.default_rng(seed)
     return Shuffles(draw.permuted(np.tile(labels, (num_permutations, 1)), axis=1), False)
 
@@ -492,11 +482,12 @@ def count_labelings(labels: Sequence[object]) -> int:
     return factorial(len(labels)) // prod(map(factorial, sizes))
 
 
-def _labelings(labels: NDArray[np.int64]) -> list[list[int]]:
+@cache
+def _labelings(labels: tuple[int, ...]) -> NDArray[np.int64]:
     """Each kind in turn takes its places among those that are left."""
     num = len(labels)
     partial: list[tuple[list[int], tuple[int, ...]]] = [([-1] * num, tuple(range(num)))]
-    for label, size in Counter(labels.tolist()).items():
+    for label, size in Counter(labels).items():
         following = []
         for given, free in partial:
             for taken in combinations(free, size):
@@ -505,7 +496,9 @@ def _labelings(labels: NDArray[np.int64]) -> list[list[int]]:
                     labeling[place] = label
                 following.append((labeling, tuple(place for place in free if place not in taken)))
         partial = following
-    return [given for given, _ in partial]
+    labelings = np.array([given for given, _ in partial], dtype=np.int64)
+    labelings.flags.writeable = False
+    return labelings
 
 
 def families_of(tasks: Sequence[str], families: Mapping[str, str]) -> list[str]:
@@ -532,7 +525,7 @@ def family_contrast(
     families: Sequence[str],
     *,
     tested: Matrix | None = None,
-    num_permutations: int = 9999,
+    num_permutations: int | None = None,
     seed: int = 0,
 ) -> FamilyContrast:
     """Mean similarity within families minus between them, against shuffled families.
@@ -543,7 +536,8 @@ def family_contrast(
         matrix: `[T, T]`.
         families: The family of every task, in the matrix's order; "" (unknown) leaves a task out.
         tested: What the p-value is about, where it is not the matrix itself (`pair_pattern`).
-        num_permutations: How often families are shuffled over the tasks.
+        num_permutations: How often families are shuffled over the tasks; None: 9,999 times, less
+            often for more than 60 tasks.
         seed: Seed of the shuffling.
     """
     if len(families) != len(matrix):
@@ -566,15 +560,16 @@ def family_contrast(
 
     def contrasts(shuffled: NDArray[np.int64]) -> NDArray[np.float64]:
         same = shuffled[:, rows] == shuffled[:, columns]  # [N, pairs]
-        num, inside = same.sum(axis=1), same @ values
+        num, inside = same.sum(axis=1), same.astype(np.float64) @ values
         differences = np.full(len(shuffled), np.nan)
         usable = (num > 0) & (num < len(values))  # unknown pairs may leave one of the two empty
         rest = (values.sum() - inside[usable]) / (len(values) - num[usable])
         differences[usable] = inside[usable] / num[usable] - rest
         return differences
 
+    num_permutations = num_permutations or _enough_shuffles(len(values))
     shuffles = shuffled_labels(labels, num_permutations=num_permutations, seed=seed)
-    chance = np.concatenate([contrasts(part) for part in _chunks(shuffles.orders)])
+    chance = np.concatenate([contrasts(part) for part in _chunks(shuffles.orders, len(values))])
     chance = np.where(np.isnan(chance), np.inf, np.abs(chance))  # to be cautious
     within, between = float(shown[same].mean()), float(shown[~same].mean())
     difference = float(values[same].mean() - values[~same].mean())
@@ -595,7 +590,7 @@ def mantel(
     matrix: Matrix,
     distances: ArrayLike,
     *,
-    num_permutations: int = 9999,
+    num_permutations: int | None = None,
     seed: int = 0,
     ranks: bool = False,
 ) -> Correlation:
@@ -606,7 +601,8 @@ def mantel(
     Args:
         matrix: Similarities `[T, T]`.
         distances: Known distances `[T, T]`, in the same order.
-        num_permutations: How often the tasks of one matrix are shuffled.
+        num_permutations: How often the tasks of one matrix are shuffled; None: 9,999 times, less
+            often for more than 60 tasks.
         seed: Seed of the shuffling.
         ranks: Correlate ranks (Spearman) instead of values (Pearson).
     """
@@ -634,15 +630,21 @@ def mantel(
         np.divide((mine * theirs).sum(axis=1), scale, out=coefficients, where=scale > 1e-15)
         return coefficients
 
+    num_permutations = num_permutations or _enough_shuffles(len(values))
     shuffles = shuffled_orders(len(matrix), num_permutations=num_permutations, seed=seed)
-    chance = np.concatenate([correlations(part) for part in _chunks(shuffles.orders)])
+    chance = np.concatenate([correlations(part) for part in _chunks(shuffles.orders, len(values))])
     r = float(correlations(np.arange(len(matrix))[None])[0])
     return Correlation(r, shuffles.p_value(np.abs(chance), abs(r)))
 
 
-def _chunks(orders: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def _enough_shuffles(num_pairs: int) -> int:
+    most = _MOST_SHUFFLED // max(1, num_pairs)
+    return max(_FEWEST_PERMUTATIONS, min(_NUM_PERMUTATIONS, most))
+
+
+def _chunks(orders: NDArray[np.int64], num_pairs: int) -> list[NDArray[np.int64]]:
     """In blocks: all pairs of all shuffles would take too much memory."""
-    return np.array_split(orders, -(-len(orders) // _AT_ONCE))
+    return np.array_split(orders, -(-len(orders) * max(1, num_pairs) // _AT_ONCE))
 
 
 def _symmetric(matrix: ArrayLike) -> NDArray[np.float64]:
@@ -915,13 +917,8 @@ def _row_correlations(
     return correlations
 
 
-def dendrogram(matrix: Matrix, *, ordered: bool = True) -> NDArray[np.float64]:
-    """SciPy's linkage of the tasks: average linkage on 1 - cosine, leaves in optimal order.
-
-    Args:
-        matrix: `[T, T]`.
-        ordered: Whether the order of leaves matters; finding the best one takes most of the time.
-    """
+def dendrogram(matrix: Matrix) -> NDArray[np.float64]:
+    """SciPy's linkage of the tasks `[T, T]`: average linkage on 1 - cosine, leaves in order."""
     if len(matrix) < 2:
         raise ValueError("matrix: one task has nothing to be clustered with; give at least two.")
     distances = 1.0 - np.asarray(_symmetric(matrix), dtype=np.float64)
@@ -929,7 +926,7 @@ def dendrogram(matrix: Matrix, *, ordered: bool = True) -> NDArray[np.float64]:
     distances[unknown] = np.max(distances[~unknown], initial=1.0)
     np.fill_diagonal(distances, 0.0)
     condensed = squareform(distances.clip(min=0.0), checks=False)
-    tree = hierarchy.linkage(condensed, method="average", optimal_ordering=ordered)
+    tree = hierarchy.linkage(condensed, method="average", optimal_ordering=True)
     return np.asarray(tree, dtype=np.float64)
 
 
@@ -941,167 +938,54 @@ def cluster_order(matrix: Matrix) -> list[int]:
     return order
 
 
-class TaskGroup(NamedTuple):
-    """Tasks that belong together, and the share of samples in which they do."""
-
-    tasks: tuple[str, ...]
-    support: float
-
-
-class TaskGroups(NamedTuple):
-    """Groups of tasks, the most distinct first; none if they are not stable.
-
-    Attributes:
-        found: The groups.
-        agreement: Whether the same pairs stand out in two halves of the data.
-        why_none: What is missing, in words; "" if there are groups.
-    """
-
-    found: tuple[TaskGroup, ...]
-    agreement: Correlation | None
-    why_none: str
-
-
-def stable_groups(similarities: Similarities) -> TaskGroups:
-    """Suggest groups of tasks, or say why there are none.
-
-    Args:
-        similarities: Of at least 4 tasks, with both halves or from training.
-    """
-    num = len(similarities.tasks)
-    if num < _FEWEST_IN_GROUPS:
-        return TaskGroups((), None, f"groups need at least {_FEWEST_IN_GROUPS} tasks")
-    halves = _half_lines(similarities) or _half_records(similarities)
-    if isinstance(halves, str):
-        return TaskGroups((), None, halves)
-    agreement = mantel(halves.first, halves.second)
-    if not (agreement.r > 0 and agreement.p_value < _SIGNIFICANT):
-        why = "other pairs stand out in one half of the data than in the other"
-        return TaskGroups((), agreement, why)
-    samples = [_branches(sample) for sample in halves.samples]
-    lengths = _branches(halves.pattern)
-    stable: list[tuple[frozenset[int], float]] = []
-    for branch in sorted(lengths, key=lengths.__getitem__, reverse=True):  # the most distinct first
-        support = sum(branch in sample for sample in samples) / len(samples)
-        distinct = _distinction(halves.pattern, branch) >= LEAST
-        if support >= SUPPORT and distinct and all(branch.isdisjoint(b) for b, _ in stable):
-            stable.append((branch, support))
-    groups = tuple(
-        TaskGroup(tuple(similarities.tasks[i] for i in sorted(branch)), support)
-        for branch, support in stable
-    )
-    return TaskGroups(
-        groups, agreement, "" if groups else "no branch of the tree reappears reliably"
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Halves:
-    """What stands out in pairs `[T, T]`: in all data, in halves without common noise, redrawn."""
-
-    pattern: Matrix
-    first: Matrix
-    second: Matrix
-    samples: Matrix  # [N, T, T]
-
-
-def _half_lines(similarities: Similarities) -> _Halves | None:
-    """Of a measurement: one half of i with the other of j, and the reverse; None without both."""
-    if similarities.across is None:
-        return None
-    chosen = weighty(similarities.components)
-    across = mean_where_known(similarities.across[:, chosen], axis=0)  # [K, T, T]
-    upper, lower = np.triu(across, 1), np.tril(across, -1)
-    first, second = (without_factors(half + half.swapaxes(1, 2)) for half in (upper, lower))
-    left = without_factors((across + across.swapaxes(1, 2)) / 2)  # [K, T, T]
-    apart = np.triu_indices(left.shape[1], 1)
-    difference = mean_where_known(first - second, axis=0)[apart]
-    spread = float(np.sqrt(np.nanmean(difference**2) / 4))  # of the mean of the two
-    draw = np.random.default_rng(_SEED)
-    noise = np.triu(draw.normal(0, spread, (_NUM_SAMPLES, *left.shape[1:])), 1)
-    layers = draw.integers(len(left), size=(_NUM_SAMPLES, len(left)))
-    samples = np.stack([mean_where_known(left[indices], axis=0) for indices in layers])
-    return _Halves(
-        mean_where_known(left, axis=0),
-        *_in_other_layers(first, second),
-        samples + noise + noise.swapaxes(1, 2),
-    )
-
-
-def _in_other_layers(first: Matrix, second: Matrix) -> tuple[Floats, Floats]:
-    """One half `[K, T, T]` in every second layer, and the other half in the rest, each `[T, T]`."""
-    if len(first) < 2:
-        return first[0], second[0]
-    return mean_where_known(first[::2], axis=0), mean_where_known(second[1::2], axis=0)
-
-
-def _half_records(similarities: Similarities) -> _Halves | str:
-    """Of training: earlier and later records, without those between; or why there are none."""
-    if similarities.lines != "training":
-        return "not tested, because the two halves of the lines were not stored"
-    values = similarities.values[:, weighty(similarities.components)]
-    blocks = over_steps.block_means(values)  # [B, K, T, T]
-    fitted = mean_where_known(blocks, axis=0)
-    fitted = fitted - without_factors(fitted)
-    left = blocks - fitted  # [B, K, T, T]
-    num, num_layers = left.shape[:2]
-    pairs = mean_where_known(left, axis=1)[:, *np.triu_indices(left.shape[2], 1)]
-    counts = over_steps.independent_blocks(pairs - mean_where_known(pairs, axis=0), 1)
-    count = float(np.median(counts))
-    if count < over_steps.FEWEST:
-        return "not tested, because there are too few independent records of training"
-    half = (num - 1) // 2
-    first, second = (
-        without_factors(mean_where_known(part, axis=0)) for part in (blocks[:half], blocks[-half:])
-    )
-    draw = np.random.default_rng(_SEED)
-    steps = draw.integers(num, size=(_NUM_SAMPLES, max(2, round(count))))
-    layers = draw.integers(num_layers, size=(_NUM_SAMPLES, num_layers))
-    samples = np.stack(
-        [
-            mean_where_known(left[np.ix_(b, k)], axis=(0, 1))
-            for b, k in zip(steps, layers, strict=True)
-        ]
-    )
-    pattern = mean_where_known(left, axis=(0, 1))
-    return _Halves(pattern, *_in_other_layers(first, second), samples)
-
-
 def pair_pattern(similarities: Similarities, side: str | None = None) -> Floats:
     """What stands out in pairs beyond one factor per task, mean over components and steps.
+
+    Of two gradients that share a direction, what noise leaves at right angles to it has a variance
+    of (1 - a_i^2) (1 - a_j^2). Permutations take all tasks to be alike, so pairs are divided by
+    this; else pairs of noisy tasks would decide.
 
     Args:
         similarities: Any.
         side: Only the components of "encoder", "decoder" or "shared".
     """
     values = similarities.values[:, weighty(similarities.components, side)]
-    return mean_where_known(without_factors(mean_where_known(values, axis=0)), axis=0)
+    cosines = np.asarray(mean_where_known(values, axis=0), dtype=np.float64)
+    factors, _ = _noise_factors(cosines)
+    noise = np.clip(1 - (factors**2).mean(axis=0), _LEAST_NOISE, 1.0)  # [T]
+    weights = 1 / np.sqrt(noise[:, None] * noise)
+    weights /= mean_of_pairs(weights)
+    return mean_where_known(without_factors(cosines * weights), axis=0)
 
 
 def without_factors(matrices: Matrix) -> Floats:
-    """`[..., T, T]` less a product of one factor per task, with every task's mean; NaN diagonal.
+    """`[..., T, T]` less a product of one factor per task, with every task's mean; NaN diagonal."""
+    factors, sign = _noise_factors(matrices)
+    explained = sign * factors[..., :, None] * factors[..., None, :]
+    every = np.arange(explained.shape[-1])
+    explained[..., every, every] = np.nan
+    return np.asarray(matrices - explained, dtype=np.float32)
+
+
+def _noise_factors(matrices: Matrix) -> tuple[Matrix, Matrix]:
+    """The factors `[..., T]` of a product a_i a_j c with the row sums of matrices, and c's sign.
 
     The noise of a task shrinks all of its cosines by one factor, and factors are not negative: so a
     product a_i a_j c, with c of the sign of the mean, is what unequal noise makes of equal tasks.
     The product with the least squares would be of one group alone, where there are two.
     """
-    values = np.array(matrices, dtype=np.float64)
-    num = values.shape[-1]
-    values[..., np.arange(num), np.arange(num)] = np.nan
-    known = ~np.isnan(values)
-    filled = np.where(known, values, 0.0)
+    known = ~np.isnan(matrices) & ~np.eye(matrices.shape[-1], dtype=bool)
+    filled = np.where(known, matrices, 0.0)
     total = filled.sum(axis=(-1, -2), keepdims=True)
     sign = np.where(total < 0, -1.0, 1.0)
-    filled = filled * sign
     counts = np.maximum(known.sum(axis=(-1, -2), keepdims=True), 1)
-    factors = np.broadcast_to(np.sqrt(np.abs(total) / counts)[..., 0], values.shape[:-1]).copy()
-    sums = filled.sum(axis=-1)
+    factors = np.broadcast_to(np.sqrt(np.abs(total) / counts)[..., 0], filled.shape[:-1])
+    sums, weights = (filled * sign).sum(axis=-1), known.astype(np.float64)
     for _ in range(_ROUNDS):
-        others = (known * factors[..., None, :]).sum(axis=-1)
+        others = (weights @ factors[..., None])[..., 0]
         better = np.divide(sums, others, out=np.zeros_like(sums), where=others > 0)
         factors = (factors + np.maximum(better, 0.0)) / 2  # in full steps it may jump for ever
-    explained = sign * factors[..., :, None] * factors[..., None, :]
-    return np.asarray(values - explained, dtype=np.float32)
+    return factors, sign
 
 
 def without_task_means(matrix: Matrix) -> Matrix:
@@ -1113,27 +997,3 @@ def without_task_means(matrix: Matrix) -> Matrix:
     means, *_ = np.linalg.lstsq(system, np.nansum(values, axis=1), rcond=None)
     left: Matrix = values - means[:, None] - means[None]
     return left
-
-
-def _distinction(pattern: Matrix, branch: frozenset[int]) -> float:
-    """How much more similar the tasks of a branch are to each other than to the rest."""
-    inside = np.isin(np.arange(len(pattern)), list(branch))
-    within = pattern[np.ix_(inside, inside)]
-    return float(mean_of_pairs(within) - np.nanmean(pattern[np.ix_(inside, ~inside)]))
-
-
-def _branches(matrix: Matrix) -> dict[frozenset[int], float]:
-    """Tasks below every join of the tree -> how much closer they are than with any other task.
-
-    Joins of nearly all tasks do not count: all but one is not a group.
-    """
-    num, tree = len(matrix), dendrogram(matrix, ordered=False)
-    below = {n: frozenset([n]) for n in range(num)}
-    heights: dict[frozenset[int], float] = {}
-    lengths: dict[frozenset[int], float] = {}
-    for join, (one, other, height, _) in enumerate(tree, start=num):
-        parts = below[int(one)], below[int(other)]
-        lengths.update({part: height - heights[part] for part in parts if part in heights})
-        below[join] = parts[0] | parts[1]
-        heights[below[join]] = float(height)
-    return {branch: length for branch, length in lengths.items() if len(branch) <= num - 2}

@@ -31,7 +31,7 @@ def advise_on(
     targets: Annotated[
         list[str] | None,
         typer.Option(
-            "--for", help="A task to train with its companions; default: the smaller half."
+            "--for", help="A task to train with companions, or alone; default: the smaller half."
         ),
     ] = None,
     out: Annotated[
@@ -53,15 +53,17 @@ def advise_on(
         console.print(sentence)
     if out is not None:
         from gradvac.cli.runs import sizes_of
-        from gradvac.lab.experiments.follow_up import write_follow_ups
+        from gradvac.lab.experiments.follow_up import LAST_ALONE, write_follow_ups
 
         sizes = sizes_of(loaded)
         order = sorted(advice.tasks, key=lambda task: sizes.get(task, 0))
         small = targets or order[: max(1, len(order) // 2)]
         files = write_follow_ups(runs[0], advice, out, small)
-        if not files:
-            print("Nothing is promised, so there is nothing to follow, and no config was written.")
-            return
+        if not any(name.startswith(LAST_ALONE) for name in files):
+            print(
+                f"{runs[0]} kept no checkpoint near four fifths of its steps, so that there is no "
+                "config for its last fifth; the sweep trains a joint run that keeps one."
+            )
         print(f"{len(files)} configs are in {out}; this checks the advice:")
         print(shlex.join(["gradvac", "sweep", str(files["check"])]))
 

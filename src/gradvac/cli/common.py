@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import importlib.metadata
 import io
-import re
 import sys
 import warnings
+import webbrowser
 from collections.abc import Callable, Iterable
 from functools import wraps
+from http.server import ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec, TextIO
+from typing import Annotated, Any, ParamSpec, TextIO
 
 import typer
 
 import gradvac
 from gradvac.hints import install_line
 from gradvac.lab.messages import log_to
-from gradvac.lab.recipes import recipe_of
+from gradvac.lab.recipes import recipe_named, recipe_of
 from gradvac.lab.runs import RunFolder
 
 
@@ -64,20 +66,26 @@ Families = Annotated[
 ]
 
 
+def serve(server: ThreadingHTTPServer, does: str, *, show: bool) -> None:
+    """Serve a page until the user stops it with Ctrl-C."""
+    with server, contextlib.suppress(KeyboardInterrupt):
+        address = f"http://localhost:{server.server_port}/"
+        print(f"The page is at {address} and {does}; stop with Ctrl-C.", flush=True)
+        if show:
+            webbrowser.open(address)
+        server.serve_forever()
+
+
 def weights_of(name: str) -> str | int:
     """The weights that a `Weights` option names: a step becomes a number."""
     return int(name) if name.isdigit() else name
 
 
-if TYPE_CHECKING:
-    from gradvac.lab.recipes.nmt import NmtConfig
-    from gradvac.lab.training.config import Config
-
 Parameters = ParamSpec("Parameters")
 Command = Callable[Parameters, None]
 
 
-REPORT = "report"
+_OF_REPORT = ("scipy", "matplotlib", "plotly", "jinja2")  # what it imports at the end
 _FULL = "make room, and start the same command again"
 _CLOSED = "change its permissions, or choose another place"
 _NO_FOLDER = "choose another name: there is a file where a folder should be"
@@ -104,8 +112,8 @@ def needs(*extras: str) -> Callable[[Command[Parameters]], Command[Parameters]]:
     def with_extras(command: Command[Parameters]) -> Command[Parameters]:
         @wraps(command)
         def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-            if REPORT in extras:
-                _refuse_missing(missing_packages([REPORT]), extras)
+            if "report" in extras:
+                _refuse_missing([one for one in _OF_REPORT if find_spec(one) is None], extras)
             try:
                 command(*args, **kwargs)
             except ModuleNotFoundError as error:
@@ -125,33 +133,6 @@ def _refuse_missing(packages: list[str], extras: Iterable[str]) -> None:
             f"this command needs {', '.join(packages)}, not installed here; "
             f"{install_line(*extras)}."
         )
-
-
-def missing_packages(extras: Iterable[str]) -> list[str]:
-    """The packages of some extras that are not installed, by the metadata of gradvac itself."""
-    try:
-        lines = importlib.metadata.requires("gradvac") or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    needed = (_package(line) for extra in extras for line in lines if _is_of(line, extra))
-    return [package for package in dict.fromkeys(needed) if not _is_installed(package)]
-
-
-def _package(requirement: str) -> str:
-    name = re.match(r"[\w.-]+", requirement)
-    return name[0] if name else requirement
-
-
-def _is_of(requirement: str, extra: str) -> bool:
-    return re.search(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""", requirement) is not None
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def tells_mistakes(command: Command[Parameters]) -> Command[Parameters]:
@@ -206,43 +187,36 @@ def config_folders(recipe: str) -> list[Path]:
     return [folder for folder in candidates if folder.is_dir()]
 
 
-def load_config(
-    model_class: type[Config], recipe: str, source: str, overrides: list[str]
-) -> Config:
-    """Read a config from a file, by name, or from a run folder.
+def load_config(recipe: str, source: str, overrides: list[str] | None) -> Any:
+    """The settings of a recipe, from a file, by name, or from a run folder.
 
     Args:
-        model_class: The recipe's config.
-        recipe: The folder of its named configs.
+        recipe: Its name, which is that of the folder of its named configs too.
         source: What the user gave.
         overrides: `section.key=value`.
     """
+    settings = recipe_named(recipe).settings
     from gradvac.lab.training import config
 
     path = Path(source)
     folder = RunFolder(path)
     if folder.is_run():
         require_run(path, recipe)
-        return config.load(model_class, folder.config, overrides)
+        return config.load(settings, folder.config, overrides or [])
     if path.is_dir():
         raise ValueError(
             f"{path} is a folder without {folder.config.name}; give a config or a run folder."
         )
-    return config.load(model_class, source, overrides, folders=config_folders(recipe))
+    return config.load(settings, source, overrides or [], folders=config_folders(recipe))
 
 
-def load_nmt(source: str, overrides: list[str]) -> NmtConfig:
-    """Read the config of a translation run."""
-    from gradvac.lab.recipes.nmt import NmtConfig
-
-    return load_config(NmtConfig, "nmt", source, overrides)
-
-
-def run_folder(source: str, run: Path | None) -> Path:
-    """The folder to train in: as given, the run itself, or one named after the config."""
-    if run is not None:
-        return run
-    return Path(source) if RunFolder(Path(source)).is_run() else Path("runs") / Path(source).stem
+def train_run(recipe: str, source: str, overrides: list[str] | None, run: Path | None) -> None:
+    """Train in the folder that was given, in the run itself, or in one named after the config."""
+    settings = load_config(recipe, source, overrides)
+    path = Path(source)
+    named = path if RunFolder(path).is_run() else Path("runs") / path.stem
+    if recipe_named(recipe).train(settings, run or named).reason == "interrupted":
+        raise typer.Exit(130)
 
 
 def require_run(run: Path, *recipes: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradvac.cli.common import load_nmt, needs
+from gradvac.cli.common import load_config, needs
 from gradvac.cli.report import write_page
 
 
@@ -20,15 +20,15 @@ def demo(
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
 ) -> None:
-    """Train a joint and a GradVac model on constructed languages, compare them, and report."""
-    from gradvac.analysis.report import run_headline
+    """Train constructed languages together, follow the advice of their gradients, and report."""
+    from gradvac.analysis.report import run_headline, summarise
     from gradvac.cli.runs import load_runs
-    from gradvac.lab.recipes.nmt.demo import GRADVAC, JOINT, run_demo
+    from gradvac.lab.experiments.demo import GRADVAC, JOINT, run_demo
 
     console = Console(highlight=False)
-    run_demo(load_nmt("demo", overrides or []), out, console=console)
+    run_demo(load_config("nmt", "demo", overrides), out, console=console)
     console.rule("5. Gradients, on the same sentences for all languages", align="left")
     runs = load_runs([out / JOINT, out / GRADVAC])
     for run in runs:
-        console.print(f"{run.name}: {run_headline(run).text}", markup=False)
+        console.print(f"{run.name}: {run_headline(run, summarise(run)).text}", markup=False)
     write_page(runs, out / "report.html", show=show)

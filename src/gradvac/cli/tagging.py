@@ -23,7 +23,7 @@ from gradvac.cli.common import (
     load_config,
     needs,
     require_run,
-    run_folder,
+    train_run,
     utf8_output,
     weights_of,
 )
@@ -43,9 +43,9 @@ RunOverrides = Annotated[
 def _prepare(config: Source, overrides: Overrides = None) -> None:
     """Read tagged files, check labels, and cut words into sub-words; report what was found."""
     from gradvac.lab.messages import log_to
-    from gradvac.lab.recipes.tagging import TaggingConfig, prepare_sentences
+    from gradvac.lab.recipes.tagging import prepare_sentences
 
-    settings = load_config(TaggingConfig, "tagging", config, overrides or [])
+    settings = load_config("tagging", config, overrides)
     console = Console(highlight=False, markup=False)
     with log_to(console.print):
         prepared = prepare_sentences(settings)
@@ -76,11 +76,7 @@ def _also(counts: dict[str, object]) -> str:
 @needs("tagging")
 def _train(config: Source, overrides: Overrides = None, run: Into = None) -> None:
     """Fine-tune an encoder on all languages jointly, or continue a run that was interrupted."""
-    from gradvac.lab.recipes.tagging import TaggingConfig, train_tagging
-
-    settings = load_config(TaggingConfig, "tagging", config, overrides or [])
-    if train_tagging(settings, run_folder(config, run)).reason == "interrupted":
-        raise typer.Exit(130)
+    train_run("tagging", config, overrides, run)
 
 
 @app.command()

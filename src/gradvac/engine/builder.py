@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.engine.contributions import Built, Contribution
+from gradvac.engine.execution import Arrived, PlainJunction, build_together
 from gradvac.engine.fast_paths import FAST_PATHS, NodeInput, embedding, index
 from gradvac.engine.graph import LEAF, Graph, aside, call_node, may_write
 from gradvac.engine.junctions import NO_PATH, ParameterPath, parameter_path
@@ -24,9 +25,11 @@ from gradvac.engine.pushes import push_at_once
 from gradvac.engine.row_tasks import DeclaredRows, RowTasks
 
 Deliver = Callable[[nn.Parameter, Contribution], None]
-
+DeliverBlock = Callable[[Sequence[nn.Parameter], Tensor], None]
+"""Parameters, and all task gradients of a use of theirs, `[n, T, P]`."""
 
 _LOOKUPS = {"EmbeddingBackward0": embedding, "IndexBackward0": index}
+_ROWS_FIRST = Layout(0)
 
 
 @dataclass
@@ -50,6 +53,7 @@ class GradientBuilder:
 
     Attributes:
         rows: The tasks of the rows of `losses`.
+        plain: Junctions that may wait, to be built with others of their kind.
         measured: The owners that depend on the data of this step, if the plan needs any.
         slow: Operations without a fast path that were met.
     """
@@ -63,25 +67,129 @@ class GradientBuilder:
         declared: DeclaredRows,
         tasks: Sequence[str],
     ) -> None:
-        self.graph, self.plan, self.losses = graph, plan, losses
+        self.graph, self.plan, self.losses, self.plain = graph, plan, losses, plan.plain(graph)
         self.rows, self._declared, self._tasks = rows, declared, tasks
         self._num_tasks = len(losses.present)
         self._reached = graph.reached_by() if rows is None else []
         self._segments: dict[int | RowTasks, Segments] = {}
         self._arrived: dict[int, _Arrived] = {}  # by position
         self._by_task: Segments | None = None
+        self._waiting: list[Arrived] = []
         self.measured: MeasuredOwners | None = None
         self.slow: list[str] = []
 
-    def begin(self, deliver: Deliver) -> None:
-        """Expect a backward, and deliver what it builds."""
-        self._deliver = deliver
+    def allow(self, most_waiting: int, table_bytes: int) -> None:
+        """Bytes of what may wait to be built with others, and of a matrix that is built at all."""
+        self._most_waiting, self._table_bytes = most_waiting, table_bytes
+        self._waiting_bytes = self._freed_bytes = 0
+
+    def room(self) -> int:
+        """Bytes of what may wait by now: more as the pass lets go of what the forward saved."""
+        return self._most_waiting and self._most_waiting + self._freed_bytes // 2
+
+    def begin(self, deliver: Deliver, deliver_block: DeliverBlock) -> None:
+        """Expect a backward, and deliver what it builds: alone, or with others."""
+        self._deliver, self._deliver_block = deliver, deliver_block
         self._num_left = dict(self.plan.partition.num_above)
 
-    def build(self, number: int, gradients: Sequence[Tensor | None]) -> None:
-        """Deliver what a junction contributes to its parameters."""
-        self._build(number, gradients)
-        for position in self.plan.partition.junctions[number].through:
+    def build(
+        self,
+        number: int,
+        gradients: Sequence[Tensor | None],
+        saved: tuple[Tensor, ...] | None = None,
+    ) -> None:
+        """Deliver what a junction contributes to its parameters, if it is plain not at once.
+
+        Args:
+            number: Of the junction.
+            gradients: Of its outputs.
+            saved: What the node of a plain junction saved, where it was read before.
+        """
+        arrived = self._as_plain(number, gradients, saved)
+        if arrived is None:
+            self._build(number, gradients)
+            self._pass_on(number)
+        elif arrived.is_large:
+            self._build_plain([arrived])
+        else:
+            self._waiting.append(arrived)
+            self._waiting_bytes += arrived.gradient.nbytes  # of the rest the forward's peak had
+            if self._waiting_bytes > self.room():
+                self.build_waiting()
+
+    def capture(self) -> dict[int, tuple[Tensor, ...]]:
+        """Junctions that need nothing but a gradient after the pass, and what they saved."""
+        captured = {}
+        for number, junction in self.plain.by_number.items():
+            shape = self.graph.shape(junction.position)
+            if 0 not in shape and self._rows_of_plain(junction, shape) is not None:
+                saved = junction.read(self.graph, is_early=True)
+                if saved is not None:
+                    captured[number] = saved
+        return captured
+
+    def _as_plain(
+        self,
+        number: int,
+        gradients: Sequence[Tensor | None],
+        saved: tuple[Tensor, ...] | None,
+    ) -> Arrived | None:
+        junction, (gradient, *others) = self.plain.by_number.get(number), gradients
+        if junction is None or gradient is None or not gradient.numel():
+            return None
+        rows = self._rows_of_plain(junction, gradient.shape, gradient)
+        if rows is None or any(other is not None for other in others):
+            return None
+        saved = saved or junction.read(self.graph, is_early=False)
+        return None if saved is None else Arrived(junction, saved, gradient, rows)
+
+    def _rows_of_plain(
+        self, junction: PlainJunction, shape: tuple[int, ...], gradient: Tensor | None = None
+    ) -> Segments | None:
+        """The tasks of a plain junction's entries; None if this backward must see it as any other.
+
+        Or if they are measured, and there is no gradient yet.
+        """
+        weight, key = junction.weight, (junction.number, 0)
+        is_table = isinstance(weight, Tensor)
+        if is_table and self._num_tasks * weight.nbytes > self._table_bytes:
+            return None
+        if self._num_tasks == 1 or len(shape) < 2:
+            return None
+        how = self.plan.owners[key]
+        if how == _ROWS_FIRST:
+            return self.rows
+        if how is How.MEASURED and gradient is None:
+            return None
+        rows = self._owned(*key, shape, gradient).flat()
+        return None if rows is None or rows.only is not None else rows
+
+    @torch.no_grad()
+    def build_waiting(self) -> None:
+        """Deliver what waits."""
+        if self._waiting:
+            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            self._build_plain(waiting)
+
+    def _build_plain(self, every: list[Arrived]) -> None:
+        numbers = [one.junction.number for one in every if self._through(one.junction.number)]
+        self._freed_bytes += sum([one.saved[0].nbytes for one in every])
+        for targets, stack, segments in build_together(every):
+            if isinstance(targets[0], Tensor):
+                self._deliver_block(targets, stack)
+                continue
+            for path, gradients in zip(targets, stack, strict=True):
+                shape = (len(gradients), *self.graph.shape(*path[:2]))
+                self._wait_below(path, gradients.view(shape), segments)
+        for number in numbers:
+            self._pass_on(number)
+
+    def _through(self, number: int) -> tuple[int, ...]:
+        return self.plan.partition.junctions[number].through
+
+    def _pass_on(self, number: int) -> None:
+        """Push through what is below a junction, where all has arrived."""
+        for position in self._through(number):
             self._num_left[position] -= 1
             if not self._num_left[position] and position in self._arrived:
                 self._push_through(position, self._arrived.pop(position))
@@ -93,7 +201,7 @@ class GradientBuilder:
                 self._deliver_zeros(junction.parameters)
             return
         owned = [
-            None if gradient is None else self._owned(number, output, gradient)
+            None if gradient is None else self._owned(number, output, gradient.shape, gradient)
             for output, gradient in enumerate(gradients)
         ]
         position, gradient, owner = junction.position, gradients[0], owned[0]
@@ -107,8 +215,7 @@ class GradientBuilder:
                 if contribution is None:
                     slow.append(edge)
                 else:
-                    delivered = self._push(path, contribution)
-                    at.first = at.first or delivered
+                    self._push(path, contribution)
         if slow:
             self._call_slowly(position, slow, gradients, owned)
 
@@ -118,15 +225,17 @@ class GradientBuilder:
             zeros = parameter.new_zeros(()).expand(self._num_tasks, *parameter.shape)
             self._deliver(parameter, Built(zeros, self._segments_of(0)))
 
-    def _owned(self, number: int, output: int, gradient: Tensor) -> Owned:
-        shape = gradient.shape
+    def _owned(
+        self, number: int, output: int, shape: tuple[int, ...], gradient: Tensor | None
+    ) -> Owned:
         if self._num_tasks == 1:
             return Owned(shape, self._segments_of(0))
         how = self.plan.owners[number, output]
         if isinstance(how, Layout):
             assert self.rows is not None
             return Owned(shape, self.rows, *how)
-        position = self.plan.partition.junctions[number].position
+        junction = self.plan.partition.junctions[number]
+        position = junction.position
         if how is How.REACHED:
             return Owned(shape, self._segments_of(self._reached[position].bit_length() - 1))
         if how is How.DECLARED:
@@ -134,7 +243,8 @@ class GradientBuilder:
             assert rows is not None
             return Owned(shape, self._segments_of(rows))
         assert self.measured is not None
-        return self.measured.of((number, output), gradient)
+        assert gradient is not None
+        return self.measured.of((number, output), junction, gradient)
 
     def _segments_of(self, rows: int | RowTasks) -> Segments:
         """Of entries that all belong to one task, or of rows that the forward declared."""
@@ -218,23 +328,23 @@ class GradientBuilder:
 
     # -- from a junction's input down to parameters ----------------------------------------------
 
-    def _push(self, path: ParameterPath, contribution: Contribution) -> Contribution | None:
-        """Down to a parameter, or to a node on the way, where it waits for what else arrives.
-
-        Returns what a parameter got, if there is nothing but casts and transpositions before it.
-        """
-        position, number, is_transposed = path
+    def _push(self, path: ParameterPath, contribution: Contribution) -> None:
+        """Down to a parameter, or to a node on the way."""
+        position, _, is_transposed = path
         contribution = contribution.transposed() if is_transposed else contribution
         if self.graph.names[position] == LEAF:
             self._deliver(self.graph.nodes[position].variable, contribution)
-            return contribution
-        gradients = contribution.task_gradients()
-        arrived = self._arrived.setdefault(position, _Arrived({}, contribution.segments))
-        if arrived.segments.only != contribution.segments.only:
+        else:
+            self._wait_below(path, contribution.task_gradients(), contribution.segments)
+
+    def _wait_below(self, path: ParameterPath, gradients: Tensor, segments: Segments) -> None:
+        """Let task gradients of a node on the way wait for what else arrives."""
+        position, number, _ = path
+        arrived = self._arrived.setdefault(position, _Arrived({}, segments))
+        if arrived.segments.only != segments.only:
             arrived.segments = self._row_per_task()
         before = arrived.gradients.get(number)
         arrived.gradients[number] = gradients if before is None else before + gradients
-        return None
 
     def _row_per_task(self) -> Segments:
         """Of a batch with one row of each task."""

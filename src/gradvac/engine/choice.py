@@ -25,8 +25,8 @@ from gradvac.hints import warn_caller
 ENGINES = ("auto", "one_backward", "per_task")
 Found = TypeVar("Found")
 
-Begin = Callable[[], Weigh]
-"""Begins a step of a rule, and gives what weighs its components."""
+OpenStep = Callable[[], Weigh]
+"""Opens a step of a rule, and gives what weighs its components."""
 
 
 class LocalEngine:
@@ -74,15 +74,15 @@ class LocalEngine:
         self._warned: set[str] = set()
         remember_hooks()
 
-    def step(self, losses: Losses, tasks: Sequence[int], begin: Begin) -> None:
+    def step(self, losses: Losses, tasks: Sequence[int], open_step: OpenStep) -> None:
         """Differentiate the last micro-batch of a step, and add its update to `.grad`.
 
         Args:
             losses: Of this micro-batch.
             tasks: Of this step: those of `losses` and of what was accumulated before.
-            begin: Called again where a batch has to be differentiated again.
+            open_step: Called again where a batch has to be differentiated again.
         """
-        self._run(lambda engine: self._step(engine, losses, tasks, begin()))
+        self._run(lambda engine: self._step(engine, losses, tasks, open_step()))
 
     def accumulate(self, losses: Losses) -> None:
         """Add the task gradients of a micro-batch to those before; `.grad` is left alone."""

@@ -2,25 +2,19 @@
 
 They are asked for the form that is needed: all task gradients, and of large tables a slice of them,
 or their weighted sum without ever building them, since sum_t w_t g_t of a linear layer is just
-(w[task] * dY)^T X. What a small model's step costs is the number of operations, so contributions
-that are cheap to keep wait, and are built together with others of their kind.
+(w[task] * dY)^T X.
 """
 
 # N entries, B rows, T tasks, D width, O rows of the parameter, I its columns
 
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradvac.engine.kernels import Segments, grouped_outer, joined, norm_sums, wide
-
-# Of what may be kept while it waits, without and with a GPU, whose launches cost more than copies.
-_SMALL_BYTES = (1 << 24, 3 << 24)
+from gradvac.engine.kernels import Segments, grouped_outer, joined, wide
 
 
 class Contribution:  # no ABC, whose `isinstance` is Python: every contribution is asked
@@ -28,14 +22,10 @@ class Contribution:  # no ABC, whose `isinstance` is Python: every contribution 
 
     Attributes:
         segments: The tasks of its entries.
-        may_wait: It is cheap to keep for a while, and cheaper to build together with others.
-        held_bytes: Of what it keeps while it waits.
-        built_bytes: Of its task gradients; known of those that may wait, and of tables.
+        built_bytes: Of its task gradients; known of tables.
     """
 
     segments: Segments
-    may_wait = False
-    held_bytes = 0
     built_bytes = 0
 
     @abstractmethod
@@ -46,21 +36,6 @@ class Contribution:  # no ABC, whose `isinstance` is Python: every contribution 
         """The gradient over all entries, in the shape of the parameter."""
         gradients = self.task_gradients()
         return gradients.sum(0, dtype=wide(gradients.dtype))
-
-    @property
-    def kind(self) -> Hashable:
-        """Contributions that may wait are built together with others of their kind."""
-        return None
-
-    @staticmethod
-    def join(every: "Sequence[Any]") -> "Sequence[Contribution]":
-        """Contributions of one kind to one parameter, as few as is cheap."""
-        return every
-
-    @staticmethod
-    def build(every: Sequence[Any]) -> Sequence[Tensor]:
-        """Task gradients of several of one kind, `[T, P]` or `[T, *parameter shape]`."""
-        return [one.task_gradients() for one in every]
 
     def transposed(self) -> "Contribution":
         """The same to the transposed matrix; this object must not be used any more."""
@@ -214,69 +189,18 @@ class Built(Contribution):
         return self.gradients
 
 
-class SharesOutput(Contribution):
-    """Keeps the gradient of its node's output, whose sums are those of a shift beside it.
-
-    Attributes:
-        output: That gradient, `[..., D]`; None if it is not kept for long enough.
-        shared_shift: That shift, if there is one.
-        shift_sums: Its task gradients `[T, D]`, as soon as they were built with these.
-    """
-
-    output: Tensor | None = None
-    shared_shift: "SharedShift | None" = None
-    shift_sums: Tensor | None = None
-
-
-def _hand_over(every: Sequence[SharesOutput], shift_sums: Tensor) -> None:
-    """Give the task gradients of shifts, `[contributions, T, D]`, to the shifts beside these."""
-    for one, sums in zip(every, shift_sums.unbind(), strict=True):
-        if one.shared_shift is None:
-            one.shift_sums = sums
-        else:
-            one.shared_shift.take(sums)
-
-
-class OuterProduct(MatrixContribution, SharesOutput):
+class OuterProduct(MatrixContribution):
     """A matrix product: g = left^T right, summed over entries.
 
     Args:
         left: `[N, O]`.
         right: `[N, I]`.
         segments: The tasks of its entries.
-        output: Which of them is the gradient of the node's output.
     """
 
-    def __init__(
-        self, left: Tensor, right: Tensor, segments: Segments, output: Tensor | None = None
-    ) -> None:
+    def __init__(self, left: Tensor, right: Tensor, segments: Segments) -> None:
         self.left, self.right, self.segments = left, right, segments
-        self.held_bytes = left.nbytes + right.nbytes
         self.built_bytes = segments.num_tasks * left.shape[1] * right.shape[1] * left.itemsize
-        self.may_wait = segments.only is None and self.held_bytes <= _SMALL_BYTES[left.is_cuda]
-        self.output = output if self.may_wait else None
-
-    @property
-    def kind(self) -> Hashable:
-        shared = self.shared_shift is not None and (1 if self.output is self.left else 2)
-        return (self.segments, self.left.dtype, self.left.shape, self.right.shape, shared)
-
-    @staticmethod
-    def join(every: "Sequence[OuterProduct]") -> "Sequence[OuterProduct]":
-        """A loop over time uses a weight at every step: one product for all."""
-        left, right = torch.cat([p.left for p in every]), torch.cat([p.right for p in every])
-        return [OuterProduct(left, right, joined([(p.segments, len(p.left)) for p in every]))]
-
-    @staticmethod
-    def build(every: "Sequence[OuterProduct]") -> Sequence[Tensor]:
-        first, many = every[0], len(every)
-        left, right = _together([p.left for p in every]), _together([p.right for p in every])
-        if first.shared_shift is not None:
-            output = left if first.output is first.left else right
-            _hand_over(every, first.segments.sum(output.view(many, -1, output.shape[1])))
-        product = grouped_outer(left, right, first.segments.repeated(many))
-        _, num_rows, num_columns = product.shape
-        return product.reshape(many, first.segments.num_tasks, num_rows * num_columns).unbind()
 
     def total(self) -> Tensor:
         return self.left.t() @ self.right
@@ -298,115 +222,3 @@ class OuterProduct(MatrixContribution, SharesOutput):
     def transposed(self) -> "OuterProduct":
         self.left, self.right = self.right, self.left
         return self
-
-
-class RowSums(Contribution):
-    """A shift or a scale: g = sum of the rows' values."""
-
-    def __init__(self, values: Tensor, segments: Segments, shape: tuple[int, ...]) -> None:
-        self.values, self.segments, self.shape = values, segments, shape  # values [B, D]
-        self.held_bytes = values.nbytes
-        self.built_bytes = segments.num_tasks * values.shape[1] * values.itemsize
-        self.may_wait = self.held_bytes <= _SMALL_BYTES[values.is_cuda]
-
-    @property
-    def kind(self) -> Hashable:
-        return (self.segments, self.values.dtype)
-
-    @staticmethod
-    def join(every: "Sequence[RowSums]") -> "Sequence[RowSums]":
-        values = reduce(torch.add, [one.values for one in every])
-        return [RowSums(values, every[0].segments, every[0].shape)]
-
-    @staticmethod
-    def build(every: "Sequence[RowSums]") -> Sequence[Tensor]:
-        sums = every[0].segments.sum(torch.cat([one.values for one in every], dim=1))
-        parts: Sequence[Tensor] = sums.split([one.values.shape[1] for one in every], dim=1)
-        return parts
-
-    def task_gradients(self) -> Tensor:
-        return self.segments.sum(self.values).view(-1, *self.shape)
-
-
-class SharedShift(Contribution):
-    """A shift beside a product or a scale: g = sum of the output gradient, built with theirs."""
-
-    def __init__(self, of: SharesOutput) -> None:
-        assert of.output is not None
-        self.segments, self.may_wait, self._sums = of.segments, of.may_wait, of.shift_sums
-        self.output = of.output if of.shift_sums is None else None
-        width, dtype = of.output.shape[-1], wide(of.output.dtype)
-        self.built_bytes = of.segments.num_tasks * width * dtype.itemsize
-        self._kind = (of.segments, of.output.dtype, width)
-        of.shared_shift = self
-
-    def take(self, sums: Tensor) -> None:
-        """Its task gradients, `[T, D]`; the output gradient is no longer needed."""
-        self._sums, self.output = sums, None
-
-    @property
-    def kind(self) -> Hashable:
-        return self._kind
-
-    @staticmethod
-    def join(every: "Sequence[SharedShift]") -> "Sequence[SharedShift | RowSums]":
-        segments, _, width = every[0]._kind
-        outputs = [one.output.reshape(-1, width) for one in every if one.output is not None]
-        if len(outputs) < len(every):  # some are built already
-            return every
-        return [RowSums(reduce(torch.add, map(segments.by_row, outputs)), segments, (width,))]
-
-    def task_gradients(self) -> Tensor:
-        if self._sums is not None:
-            return self._sums
-        assert self.output is not None
-        return self.segments.sum(self.output.reshape(-1, self.output.shape[-1]))
-
-
-class NormScale(SharesOutput):
-    """The scale of a normalisation: g = sum of the output gradient times the normalised input.
-
-    Args:
-        output: Gradient of the output, `[..., D]`.
-        x: The input, likewise.
-        mean: Of the input, `[..., 1]`; None for an RMS normalisation.
-        scale: Its reciprocal deviation, `[..., 1]`.
-        segments: The tasks of its entries.
-    """
-
-    def __init__(
-        self, output: Tensor, x: Tensor, mean: Tensor | None, scale: Tensor, segments: Segments
-    ) -> None:
-        self.output: Tensor = output
-        self.x, self.mean, self.scale, self.segments = x, mean, scale, segments
-        self.held_bytes = output.nbytes + x.nbytes
-        self.built_bytes = segments.num_tasks * x.shape[-1] * wide(x.dtype).itemsize
-        self.may_wait = self.held_bytes <= _SMALL_BYTES[x.is_cuda]
-
-    @property
-    def kind(self) -> Hashable:
-        about = (self.output.dtype, self.x.dtype, self.x.shape, self.mean is None)
-        return (self.segments, *about, self.shared_shift is None)
-
-    @staticmethod
-    def build(every: "Sequence[NormScale]") -> Sequence[Tensor]:
-        first, width = every[0], every[0].x.shape[-1]
-        gradient = _together([one.output for one in every]).reshape(-1, width)
-        x = _together([one.x for one in every]).reshape(-1, width)
-        scale = _together([one.scale for one in every]).reshape(-1, 1)
-        means = [one.mean for one in every if one.mean is not None]
-        mean = _together(means).reshape(-1, 1) if means else None
-        scales, shift_sums = norm_sums(gradient, x, mean, scale, first.segments, len(every))
-        if first.shared_shift is not None and shift_sums is None:
-            shift_sums = first.segments.sum(gradient.view(len(every), -1, width))
-        if shift_sums is not None:
-            _hand_over(every, shift_sums)
-        return scales.unbind()
-
-    def task_gradients(self) -> Tensor:
-        return self.build([self])[0]
-
-
-def _together(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors one after the other."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

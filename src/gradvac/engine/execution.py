@@ -1,59 +1,90 @@
-"""Execution of a plan where most of it is plain, and little enough to be held at once.
+"""Execution of a plan: junctions of a plain kind wait, and those of one shape are built together.
 
-Most junctions of most models are linear layers, normalisations or scales: rows lie along the first
-dimension, and their parameters have no other use. They are found once per plan. In a step that is
-small enough, what their nodes saved is read before the pass, their output gradients are kept until
-it is over, and those of one shape are built together. All others go through `GradientBuilder`,
-which is also the reference.
+Most junctions of most models are linear layers, normalisations or scales. They are found once per
+plan. A step that is small enough reads what their nodes saved before the pass, and is handed their
+output gradients when it is over; in a larger one they are built on the way, as many at once as may
+wait. All others go through `GradientBuilder`, which is also the reference.
 """
 
 # N entries, T tasks, n junctions that are alike, O outputs, I inputs, D width
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.graph import LEAF, Graph
-from gradvac.engine.junctions import Junction
+from gradvac.engine.graph import LEAF, Graph, saved
+from gradvac.engine.junctions import Junction, ParameterPath
 from gradvac.engine.kernels import Segments, grouped_outer, norm_sums
 
 # Of the operands of a junction that is built together with others, and of all of them. Without a
 # GPU only calls are saved, which copies soon outweigh.
-_JOINED_BYTES = ((1 << 17, 1 << 22), (1 << 29, 1 << 29))
+_JOINED_BYTES = ((1 << 17, 1 << 22), (3 << 24, 1 << 29))
 
-Blocks = tuple[Tensor, Tensor | None]
+_LEAST_BYTES = 1 << 26  # may wait in any step
+
+Target = nn.Parameter | ParameterPath
+"""What task gradients are those of: a parameter, or a node between it and the junction."""
+Sums = tuple[Tensor, Tensor | None]
 """Task gradients of weights `[n, T, ...]`, and of shifts `[n, T, D]` where there are any."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class PlainJunction:
-    """A junction whose parameters have no other use.
+    """A junction of a plain kind.
 
     Attributes:
         number: Of the junction.
         position: Of its node.
-        weight: Its largest parameter.
+        weight: What its largest input is.
         shift: What is added to its output.
         width: Of its output.
-        is_transposed: The weight's transpose was used.
-        saved: Names of what its node saved.
+        is_transposed: Task gradients of the weight are gradient^T x, not x^T gradient.
+        saved: Names of what its node saved; none for a tap, which is handed its operand.
         build: Task gradients of some junctions that are alike.
-        like: Junctions that are alike are built together.
+        entry_bytes: Of what it needs to be built, by entry.
+        like: Equal for junctions that are alike.
+        is_used_again: So is a parameter: those that are alike have the same ones, and add up.
     """
 
     number: int
     position: int
-    weight: nn.Parameter
-    shift: nn.Parameter | None
+    weight: Target
+    shift: Target | None
     width: int
     is_transposed: bool
     saved: tuple[str, ...]
-    build: "Callable[[Sequence[Arrived], Segments], Blocks]"
+    build: "Callable[[Sequence[Arrived], Segments, int], Sums]"
+    entry_bytes: int
     like: Hashable
+    is_used_again: bool = False
+
+    @property
+    def targets(self) -> list[Target]:
+        """Weight and shift."""
+        return [self.weight] if self.shift is None else [self.weight, self.shift]
+
+    def read(self, graph: Graph, *, is_early: bool) -> tuple[Tensor, ...] | None:
+        """What its node saved; None where that must wait for the pass, or is not plain."""
+        node = graph.nodes[self.position]
+        if not self.saved:
+            operand = graph.operands.get(self.position)
+            return None if operand is None else (operand.reshape(-1, operand.shape[-1]),)
+        if self.saved == ("mat1",) and not node._saved_alpha == node._saved_beta == 1:
+            return None
+        if not is_early:
+            return tuple([saved(node, name) for name in self.saved])
+        values = []
+        for name in self.saved:
+            raw = getattr(node, f"_raw_saved_{name}")
+            if raw.unpack_hook is not None:  # a checkpoint, the host
+                return None
+            values.append(getattr(node, f"_saved_{name}"))
+        return tuple(values)
 
 
 class Arrived(NamedTuple):
@@ -62,6 +93,25 @@ class Arrived(NamedTuple):
     junction: PlainJunction
     saved: tuple[Tensor, ...]
     gradient: Tensor
+    segments: Segments
+
+    @property
+    def nbytes(self) -> int:
+        """Of its operands."""
+        return self.gradient.nbytes + self.saved[0].nbytes
+
+    @property
+    def is_large(self) -> bool:
+        """Building it together with others would cost more than it saves."""
+        return self.nbytes > _JOINED_BYTES[self.gradient.is_cuda][0]
+
+
+class BuiltStack(NamedTuple):
+    """Task gradients of some weights, or shifts, that are alike."""
+
+    targets: Sequence[Target]
+    stack: Tensor  # [n, T, P]
+    segments: Segments
 
 
 class PlainJunctions:
@@ -70,61 +120,40 @@ class PlainJunctions:
     Args:
         graph: A graph of its structure.
         junctions: Of the plan.
-        components: That every junction contributes to.
-        has_rows_first: Whether rows lie along the first dimension of a junction's output.
 
     Attributes:
-        every: The plain ones.
-        others: The components of every junction that are complete earlier.
+        by_number: The plain ones.
+        built_bytes: Of the gradient of one task, as far as it is built in any case.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        junctions: Sequence[Junction],
-        components: Sequence[Sequence[int]],
-        has_rows_first: Callable[[int], bool],
-    ) -> None:
+    def __init__(self, graph: Graph, junctions: Sequence[Junction]) -> None:
         num_uses = Counter(p for junction in junctions for p in junction.parameters)
-        self.every: list[PlainJunction] = []
-        for number, junction in enumerate(junctions):
-            is_alone = all(num_uses[parameter] == 1 for parameter in junction.parameters)
-            is_plain = has_rows_first(number) and not graph.is_complex(junction.position)
-            plain = _plain(graph, number, junction) if is_alone and is_plain else None
-            self.every += [] if plain is None else [plain]
-        late = {component for plain in self.every for component in components[plain.number]}
-        self.others = [[k for k in of_one if k not in late] for of_one in components]
-        kept = {
-            parameter
-            for junction, of_one in zip(junctions, components, strict=True)
-            for parameter in junction.parameters
-            if not junction.ends and late.intersection(of_one)
-        }
-        self._num_bytes = sum(parameter.nbytes for parameter in kept)
+        found = [_plain(graph, number, junction) for number, junction in enumerate(junctions)]
+        self.by_number = {one.number: one for one in found if one is not None}
+        kinds: dict[Hashable, int] = {}
+        # Of a table that is only looked up, most rows have no task gradients.
+        built = {p for junction in junctions if not junction.ends for p in junction.parameters}
+        for one in self.by_number.values():
+            parameters = [end for end in one.targets if isinstance(end, nn.Parameter)]
+            built.update(parameters)
+            if any(num_uses[parameter] > 1 for parameter in parameters):
+                one.is_used_again, one.like = True, (one.like, *map(id, one.targets))
+            one.like = kinds.setdefault(one.like, len(kinds))
+        self.built_bytes = sum(parameter.nbytes for parameter in built)
+        self._parameter_bytes = sum(parameter.nbytes for parameter in num_uses)
 
-    def held(
-        self, graph: Graph, num_tasks: int, most: tuple[int, int, int]
-    ) -> "dict[int, tuple[PlainJunction, tuple[Tensor, ...]]]":
-        """Those that can be held until the pass is over, by number, and what their nodes saved.
+    def operand_bytes(self, graph: Graph) -> int:
+        """Of what all of them need to be built."""
+        every, shape = self.by_number.values(), graph.shape
+        return sum([one.entry_bytes * math.prod(shape(one.position)[:-1]) for one in every])
 
-        None of them if that is too much.
+    def waiting_bytes(self, operand_bytes: int) -> int:
+        """Of junctions that wait to be built together, and of complete components likewise.
 
-        Args:
-            graph: Of this step.
-            num_tasks: T.
-            most: Bytes of what may be held, of task gradients, and of those of one matrix.
+        Fewer calls against memory: a small share of what such a step needs at least, whatever the
+        engine, which is activations, parameters and their gradients.
         """
-        most_held, most_built, most_of_one = most
-        if num_tasks * self._num_bytes >= most_built:
-            return {}
-        held, num_bytes = {}, 0
-        for junction in self.every:
-            saved = read_saved(graph, junction)
-            if saved is not None and num_tasks * junction.weight.nbytes <= most_of_one:
-                held[junction.number] = (junction, saved)
-                x = saved[0]
-                num_bytes += x.nbytes + x.nbytes // max(1, x.shape[-1]) * junction.width
-        return held if num_bytes <= most_held // 2 else {}  # others may wait too
+        return max(_LEAST_BYTES, (operand_bytes + 2 * self._parameter_bytes) >> 5)
 
 
 # kind -> (edges of weight and shift, what is saved by the node)
@@ -133,110 +162,112 @@ _KINDS: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
     "MmBackward0": ((1, -1), ("self",)),
     "NativeLayerNormBackward0": ((1, 2), ("input", "result1", "result2")),
     "FusedRmsNormBackward0": ((1, -1), ("input", "result1")),
+    "GradvacProductBackward": ((1, 2), ()),
 }
 
 
 def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | None:
     """A junction as a plain one; None if it is not."""
     position, name = junction.position, graph.names[junction.position]
-    (weight_edge, shift_edge), saved = _KINDS.get(name, ((junction.edges[0], -1), ()))
+    edges, saved = _KINDS.get(name, ((junction.edges[0], -1), ()))
     if name == "MulBackward0":
-        saved = ("other" if weight_edge == 0 else "self",)
+        saved = ("other" if edges[0] == 0 else "self",)
+    elif name not in _KINDS:
+        return None
     paths = dict(zip(junction.edges, junction.paths, strict=True))
-    are_leaves = all(graph.names[p] == LEAF for p, _, _ in junction.paths)
-    others = {*paths} - {weight_edge, shift_edge}
-    if not saved or not are_leaves or others or weight_edge not in paths:
+    if {*paths} - {*edges} or edges[0] not in paths or graph.is_complex(position):
         return None
-    leaf, _, is_transposed = paths[weight_edge]
-    weight, width = graph.nodes[leaf].variable, graph.shape(position)[-1]
-    shift = graph.nodes[paths[shift_edge][0]].variable if shift_edge in paths else None
-    if shift is weight or (shift is not None and shift.shape != (width,)):
+    ends = [_target(graph, paths[edge]) if edge in paths else None for edge in edges]
+    shapes = [graph.shape(*paths[edge][:2]) if edge in paths else None for edge in edges]
+    weight, shift = ends
+    width, is_transposed = graph.shape(position)[-1], paths[edges[0]][2]
+    if weight is None or shift is weight or shapes[1] not in (None, (width,)):
         return None
-    if name in ("AddmmBackward0", "MmBackward0"):
-        build = _build_products
-    elif weight.shape != (width,) or width == 1:  # which may be broadcast in another batch
+    inner, build = width, _build_products
+    if name in ("AddmmBackward0", "MmBackward0", "GradvacProductBackward"):
+        assert shapes[0] is not None
+        inner = math.prod(shapes[0]) // max(1, width)
+        is_transposed ^= name == "GradvacProductBackward"
+    elif shapes[0] != (width,) or width == 1:  # which may be broadcast in another batch
         return None
     else:
         build = _build_scales if name == "MulBackward0" else _build_norms
-    like = (name, is_transposed, weight.shape, shift is None)
-    return PlainJunction(number, position, weight, shift, width, is_transposed, saved, build, like)
+    entry_bytes = (width + inner) * graph.nodes[position]._input_metadata[0].dtype.itemsize
+    are_leaves = tuple([isinstance(end, nn.Parameter) for end in ends])
+    like = (name, saved, is_transposed, *shapes, are_leaves)
+    plain = (number, position, weight, shift, width, is_transposed, saved, build, entry_bytes)
+    return PlainJunction(*plain, like)
 
 
-def read_saved(graph: Graph, junction: PlainJunction) -> tuple[Tensor, ...] | None:
-    """What the node of a plain junction saved; None where it must be read during the pass."""
-    node = graph.nodes[junction.position]
-    if junction.saved == ("mat1",) and not node._saved_alpha == node._saved_beta == 1:
-        return None
-    values = []
-    for name in junction.saved:
-        if getattr(node, f"_raw_saved_{name}").unpack_hook is not None:  # a checkpoint, the host
-            return None
-        values.append(getattr(node, f"_saved_{name}"))
-    return tuple(values)
+def _target(graph: Graph, path: ParameterPath) -> Target:
+    is_leaf = graph.names[path[0]] == LEAF
+    parameter: nn.Parameter = graph.nodes[path[0]].variable if is_leaf else None
+    return parameter if is_leaf else path
 
 
-def build_together(
-    every: Sequence[Arrived], segments: Segments
-) -> list[tuple[list[nn.Parameter], Tensor]]:
-    """Task gradients of the parameters of plain junctions: `[n, T, P]` of some that are alike."""
-    alike: dict[Hashable, list[Arrived]] = defaultdict(list)
+def build_together(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
+    """Build some junctions, those that are alike as one."""
+    alike: dict[Hashable, list[Arrived]] = {}
     for one in every:
-        first, gradient = one.saved[0], one.gradient
-        alike[one.junction.like, gradient.shape, first.shape, gradient.dtype, first.dtype].append(
-            one
-        )
-    blocks: list[tuple[list[nn.Parameter], Tensor]] = []
+        junction, (first, *_), gradient, segments = one
+        kind = (junction.like, gradient.shape, first.shape, gradient.dtype, first.dtype)
+        alike.setdefault((*kind, id(segments)), []).append(one)
     for group in alike.values():
-        most_of_one, most = _JOINED_BYTES[group[0].gradient.is_cuda]
-        held = group[0].gradient.nbytes + group[0].saved[0].nbytes
-        at_once = most // max(1, held) if held <= most_of_one else 1
-        for start in range(0, len(group), at_once):
-            part = group[start : start + at_once]
-            weights, shifts = part[0].junction.build(part, segments)
-            blocks.append(([one.junction.weight for one in part], weights))
-            if shifts is not None:
-                blocks.append(
-                    ([s for one in part if (s := one.junction.shift) is not None], shifts)
-                )
-    return blocks
+        most = _JOINED_BYTES[group[0].gradient.is_cuda][1]
+        at_once = 1 if group[0].is_large else most // max(1, group[0].nbytes)
+        while group:
+            part = group[:at_once]
+            del group[:at_once]  # frees what was built
+            yield from _build(part)
 
 
-def _build_products(every: Sequence[Arrived], segments: Segments) -> Blocks:
-    first, num = every[0], len(every)
-    gradient, x = _joined([one.gradient for one in every]), _joined([one.saved[0] for one in every])
-    left, right = (gradient, x) if first.junction.is_transposed else (x, gradient)
+def _build(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
+    first, segments, num = every[0].junction, every[0].segments, len(every)
+    if first.is_used_again:
+        segments, num = segments.repeated(num, are_same=True), 1
+    weights, shifts = first.build(every, segments, num)
+    targets = [one.junction for one in every[:num]]
+    stack = weights.reshape(num, segments.num_tasks, -1)
+    yield BuiltStack([one.weight for one in targets], stack, every[0].segments)
+    if shifts is not None:
+        yield BuiltStack([s for one in targets if (s := one.shift) is not None], shifts, segments)
+
+
+def _build_products(every: Sequence[Arrived], segments: Segments, num: int) -> Sums:
+    x = _joined([one.saved[0] for one in every])
+    gradient = _joined([one.gradient for one in every]).reshape(len(x), -1)
+    left, right = (gradient, x) if every[0].junction.is_transposed else (x, gradient)
     weights = grouped_outer(left, right, segments.repeated(num))
-    return weights.reshape(num, segments.num_tasks, -1), _shifts(every, gradient, segments)
+    return weights, _shifts(every, gradient, segments, num)
 
 
-def _build_norms(every: Sequence[Arrived], segments: Segments) -> Blocks:
-    num, width = len(every), every[0].gradient.shape[-1]
+def _build_norms(every: Sequence[Arrived], segments: Segments, num: int) -> Sums:
+    width = every[0].gradient.shape[-1]
     gradient = _joined([one.gradient for one in every]).reshape(-1, width)
     x, *statistics = (_joined([one.saved[n] for one in every]) for n in range(len(every[0].saved)))
     *mean, scale = (statistic.reshape(-1, 1) for statistic in statistics)
     given = (gradient, x.reshape(-1, width), mean[0] if mean else None, scale)
     scales, shifts = norm_sums(*given, segments, num)
     if shifts is None:
-        shifts = _shifts(every, gradient, segments)
+        shifts = _shifts(every, gradient, segments, num)
     return scales, None if every[0].junction.shift is None else shifts
 
 
-def _build_scales(every: Sequence[Arrived], segments: Segments) -> Blocks:
+def _build_scales(every: Sequence[Arrived], segments: Segments, num: int) -> Sums:
     if every[0].saved[0].shape == every[0].gradient.shape:
-        operands = (
-            _joined([one.gradient for one in every]),
-            _joined([one.saved[0] for one in every]),
-        )
-        values = operands[0] * operands[1]
+        gradient = _joined([one.gradient for one in every])
+        values = gradient * _joined([one.saved[0] for one in every])
     else:  # broadcast
         values = _joined([one.gradient * one.saved[0] for one in every])
-    return segments.sum(values.reshape(len(every), -1, values.shape[-1])), None
+    return segments.sum(values.reshape(num, -1, values.shape[-1])), None
 
 
-def _shifts(every: Sequence[Arrived], gradient: Tensor, segments: Segments) -> Tensor | None:
+def _shifts(
+    every: Sequence[Arrived], gradient: Tensor, segments: Segments, num: int
+) -> Tensor | None:
     if every[0].junction.shift is None:
         return None
-    return segments.sum(gradient.reshape(len(every), -1, gradient.shape[-1]))
+    return segments.sum(gradient.reshape(num, -1, gradient.shape[-1]))
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -18,11 +18,7 @@ from gradvac.engine.contributions import (
     Built,
     Contribution,
     Lookup,
-    NormScale,
     OuterProduct,
-    RowSums,
-    SharedShift,
-    SharesOutput,
 )
 from gradvac.engine.graph import Graph, aside, call_node, saved
 from gradvac.engine.junctions import ParameterPath
@@ -40,7 +36,6 @@ class NodeInput:
     owned: Owned  # whose its entries are
     edge: int = 0  # number of the input
     path: ParameterPath = (-1, 0, False)  # down from it
-    first: Contribution | None = None  # contribution of the node's largest input
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,21 +53,7 @@ class NodeInput:
         """Values like the output's, summed down to what was broadcast."""
         if values.is_complex():  # of a real parameter it would be the real part: the node knows
             return None
-        shape = self.shape
-        by_row = self.owned.by_row(values, shape)
-        if by_row is not None:
-            return RowSums(by_row, self.owned.rows, shape)
-        return Built(self.owned.sum(values, shape), self.owned.rows)
-
-    def shift(self) -> Contribution | None:
-        """What was added to the output; with a contribution that keeps its gradient anyway."""
-        first, gradient = self.first, self.gradient
-        if isinstance(first, SharesOutput) and first.output is not None:
-            output = first.output
-            is_same = output is gradient or output.data_ptr() == gradient.data_ptr()
-            if is_same and self.shape == gradient.shape[-1:] and not gradient.dtype.is_complex:
-                return SharedShift(first)
-        return self.summed(gradient)
+        return Built(self.owned.sum(values, self.shape), self.owned.rows)
 
     def summed_by_channel(self, values: Tensor) -> Contribution | None:
         """Values `[B, C, ...]`, summed over all but the channel."""
@@ -95,12 +76,12 @@ def addmm(at: NodeInput) -> Contribution | None:
     factor = at.node._saved_beta if at.edge == 0 else at.node._saved_alpha
     if factor != 1:
         at = replace(at, gradient=at.gradient * factor)
-    return _product(at, at.edge - 1, "mat1", "mat2") if at.edge else at.shift()
+    return _product(at, at.edge - 1, "mat1", "mat2") if at.edge else at.summed(at.gradient)
 
 
 def _product(at: NodeInput, factor: int, first: str, second: str) -> Contribution | None:
     if factor == 1 and (segments := at.owned.flat()) is not None:
-        return OuterProduct(saved(at.node, first).conj(), at.gradient, segments, at.gradient)
+        return OuterProduct(saved(at.node, first).conj(), at.gradient, segments)
     if factor == 0 and (segments := at.owned.along(len(at.owned.shape) - 1)) is not None:
         return OuterProduct(at.gradient.t(), saved(at.node, second).conj().t(), segments)
     return None
@@ -167,7 +148,7 @@ def index(at: NodeInput) -> Contribution | None:
 def layer_norm(at: NodeInput) -> Contribution | None:
     """Scale (1) and shift (2) of a layer normalisation."""
     if at.edge == 2:
-        return at.shift()
+        return at.summed(at.gradient)
     return _norm(at, saved(at.node, "result1"), saved(at.node, "result2")) if at.edge == 1 else None
 
 
@@ -177,9 +158,7 @@ def rms_norm(at: NodeInput) -> Contribution | None:
 
 
 def _norm(at: NodeInput, mean: Tensor | None, scale: Tensor) -> Contribution | None:
-    x, segments = saved(at.node, "input"), at.owned.flat()
-    if len(at.shape) == 1 and segments is not None and segments.only is None:
-        return NormScale(at.gradient, x, mean, scale, segments)
+    x = saved(at.node, "input")
     dtype = wide(x.dtype)
     normal = x.to(dtype) if mean is None else x.to(dtype) - mean
     return at.summed(at.gradient * (normal * scale))
@@ -246,13 +225,13 @@ def convolution(at: NodeInput) -> Contribution | None:
 def tapped_weight(at: NodeInput) -> Contribution | None:
     """Weight (1) and shift (2) of a product."""
     if at.edge == 2:
-        return at.shift()
+        return at.summed(at.gradient)
     segments = at.owned.flat()
     if segments is None or at.operand is None:
         return None
     gradient = at.gradient.reshape(-1, at.gradient.shape[-1])
     x = at.operand.reshape(len(gradient), -1)
-    return OuterProduct(gradient, x, segments, gradient)
+    return OuterProduct(gradient, x, segments)
 
 
 def tapped_table(at: NodeInput) -> Contribution | None:

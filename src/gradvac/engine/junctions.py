@@ -40,6 +40,7 @@ class Junction:
         through: Positions of the nodes between them and the parameters, parents first.
         ends: Nothing below the node needs it to run.
         assumed: All its inputs are made of parameters; that it holds rows is an assumption.
+        by_column: Every column of its output is made by itself, as with a weight on the left.
     """
 
     position: int
@@ -49,6 +50,12 @@ class Junction:
     through: tuple[int, ...]
     ends: bool
     assumed: bool
+    by_column: bool
+
+    def vectors(self, gradient: Tensor) -> Tensor:
+        """An output's gradient, each of whose vectors of the last dimension one row made."""
+        is_turned = self.by_column and gradient.shape[:-2].numel() == 1
+        return gradient.mT if is_turned else gradient
 
 
 @dataclass
@@ -141,8 +148,11 @@ def find_junctions(
                 partition.functions.add(len(partition.junctions))
             paths = tuple(parameter_path(graph, *children[edge]) for edge in edges)
             through = _nodes_below(graph, [top for top, _, _ in paths])
+            by_column = all(_is_by_column(graph, position, edge) for edge in edges)
             partition.junctions.append(
-                Junction(position, edges, paths, parameters, through, not deeper, assumed)
+                Junction(
+                    position, edges, paths, parameters, through, not deeper, assumed, by_column
+                )
             )
     partition.holds_rows = [parameters is None for parameters in made_of]
     partition.num_above = Counter(p for j in partition.junctions for p in j.through)
@@ -152,6 +162,14 @@ def find_junctions(
             parameter_path(graph, *child) if child[0] >= 0 else NO_PATH for child in children
         ]
     return partition
+
+
+def _is_by_column(graph: Graph, position: int, edge: int) -> bool:
+    """Whether the last dimension of an output `[..., O, N]` counts what an input serves."""
+    shape, given = graph.shape(position), graph.shape(*graph.children(position)[edge])
+    if graph.kind(position) in ("Mm", "Addmm", "Bmm", "Baddbmm"):
+        return edge == len(graph.children(position)) - 2 or given[-1:] == (1,) != shape[-1:]
+    return len(given) > 1 and given[-1:] == (1,) != shape[-1:] and given[-2:-1] == shape[-2:-1]
 
 
 ParameterPath = tuple[int, int, bool]

@@ -25,7 +25,7 @@ class AdamMetric:
     Args:
         optimizer: `torch.optim.Adam` or `AdamW` of the model's parameters, without `amsgrad`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from gradvac import AdamMetric, Aligner
         >>> model = torch.nn.Linear(3, 1)

@@ -10,16 +10,16 @@ gradients freed.
 # K components, T tasks
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.builder import Deliver, GradientBuilder
+from gradvac.engine.builder import Deliver, DeliverBlock, GradientBuilder
 from gradvac.engine.contributions import Contribution
-from gradvac.engine.execution import Arrived, PlainJunction, build_together
 from gradvac.engine.graph import Graph, NotSeparable, check_parameters, release
 from gradvac.engine.joint_gradient import GradientSketches, is_due
 from gradvac.engine.kernels import Segments, sketch, wide
@@ -96,8 +96,7 @@ class OneBackward:
                 if self._recompute:
                     outside = self._run_twice(planned, weigh, write)
                 else:
-                    self.gradients.begin(weigh, write)
-                    outside = planned.run_by_component(self.gradients)
+                    outside = planned.run_by_component(self.gradients, weigh, write)
                     self.gradients.finish()
             finally:
                 self.gradients.clear()
@@ -112,9 +111,7 @@ class OneBackward:
         """
         gradients = TaskGradients(self.gradients.members)
         with self._planned(losses) as planned:
-            gradients.begin()
             outside = planned.run_by_component(gradients)
-            gradients.build_waiting()
         for parameter in gradients.collected:
             _show(gradients, parameter, losses, receive)
         return outside
@@ -131,11 +128,9 @@ class OneBackward:
                 _show(gradients, parameter, losses, receive)
 
         with self._planned(losses) as planned:
-            gradients.begin()
             if not planned.is_careful:
                 expect(planned.plan.parameters())
             outside = planned.run_by_parameter(gradients, done)
-            gradients.build_waiting()
         if planned.is_careful:
             expect(gradients.collected)
         for parameter in gradients.collected:
@@ -251,22 +246,30 @@ class PlannedBackward:
         plan = self.plan
         self.is_careful = not plan.is_proven or plan.is_measured or bool(plan.unreached)
         self.keeps_graph = bool(plan.unreached) or (self.is_careful and keep_graph)
-        self._held: dict[int, tuple[PlainJunction, tuple[Tensor, ...]]] = {}
 
-    def run_by_component(self, gradients: TaskGradients) -> dict[Tensor, Tensor]:
-        """The backward; tells `gradients` when a component is complete.
+    def run_by_component(
+        self, gradients: TaskGradients, weigh: Weigh | None = None, write: Write | None = None
+    ) -> dict[Tensor, Tensor]:
+        """The backward; `gradients` weighs components as they are complete, if it is told how.
 
         Returns:
             The joint gradients of leaves that are not the model's.
         """
-        plain, rows, num_tasks = None, self.builder.rows, len(self.losses.present)
-        # What a hook may write over cannot be held until the pass is over. Only measured on CPUs.
-        is_cpu = self.losses.device.type == "cpu"
-        if rows is not None and num_tasks > 1 and is_cpu and not self.graph.has_hooks:
-            plain = self.plan.plain(self.graph)
-            self._held = plain.held(self.graph, num_tasks, gradients.most_bytes)
-        components = plain.others if plain is not None and self._held else self.plan.components
-        return self._run(gradients, components, gradients.component_done)
+        builder, num_tasks = self.builder, len(self.losses.present)
+        operands = builder.plain.operand_bytes(self.graph)
+        most = builder.plain.waiting_bytes(operands)
+        builder.allow(most, gradients.table_bytes)
+        gradients.begin(weigh, write, builder.build_waiting, num_tasks, builder.room)
+        components: Sequence[Collection[int]] = self.plan.components
+        captured: dict[int, tuple[Tensor, ...]] = {}
+        # A GPU would wait for what is launched so late; hooks may write over what is captured.
+        can_wait = self.losses.device.type == "cpu" and not self.graph.has_hooks
+        fits = operands <= most and gradients.fit(num_tasks * builder.plain.built_bytes)
+        if can_wait and fits:
+            components = [()] * len(components)  # all at the end
+            captured = builder.capture()
+        done = gradients.component_done
+        return self._run(gradients, components, done, captured=captured)
 
     def run_by_parameter(
         self,
@@ -276,6 +279,7 @@ class PlannedBackward:
         again: bool = False,
     ) -> dict[Tensor, Tensor]:
         """The same; calls `done` when a parameter is complete. `again`: another will follow."""
+        self.builder.allow(0, gradients.table_bytes)
         groups = [junction.parameters for junction in self.plan.partition.junctions]
         return self._run(gradients, groups, done, again=again)
 
@@ -286,30 +290,29 @@ class PlannedBackward:
         done: Callable[[Any], None],
         *,
         again: bool = False,
+        captured: Mapping[int, tuple[Tensor, ...]] = MappingProxyType({}),
     ) -> dict[Tensor, Tensor]:
         """The backward; calls `done` when all junctions that have a group in `groups` were seen.
 
         And have run: whoever is told may change the parameters, which a node still reads.
+        `captured` are junctions that are built at the end, and what their nodes saved.
         """
         plan, builder, has_hooks = self.plan, self.builder, self.graph.has_hooks
         junctions, unreached = plan.partition.junctions, plan.unreached
         sums, reached_nodes = GradientSketches(), ReachedNodes()
-        held, arrived = self._held, list[Arrived]()
         left = Counter([group for junction_groups in groups for group in junction_groups])
-        deliver: Deliver = gradients.add
+        deliver: tuple[Deliver, DeliverBlock] = (gradients.add, gradients.add_block)
         if self.losses.joint is not None:
-            deliver = _counted(deliver, sums)
+            deliver = (_counted(deliver[0], sums), _counted_blocks(deliver[1], sums))
 
         def arrive(number: int, output_gradients: Sequence[Tensor | None]) -> None:
             if unreached and junctions[number].position in unreached:
                 reached_nodes.see(junctions[number].position, output_gradients)
             if has_hooks:  # contributions hold gradients, over which some hooks write
                 output_gradients = copies(output_gradients)
-            gradient = output_gradients[0] if number in held else None
-            if gradient is not None and gradient.numel():
-                arrived.append(Arrived(*held[number], gradient))
+            builder.build(number, output_gradients, captured.get(number))
+            if not groups[number]:
                 return
-            builder.build(number, output_gradients)
             left.subtract(groups[number])
             complete = [group for group in dict.fromkeys(groups[number]) if not left[group]]
 
@@ -317,13 +320,15 @@ class PlannedBackward:
                 for group in complete:
                     done(group)
 
+            if not complete:
+                return
             if (junctions[number].ends and not has_hooks) or number in after_run:
                 tell()
-            elif complete:
+            else:
                 node = self.graph.nodes[junctions[number].position]
                 hooks.callback(node.register_hook(tell).remove)
 
-        builder.begin(deliver)
+        builder.begin(*deliver)
         if plan.is_measured and builder.measured is None:
             builder.measured = self._measure()
         shown = {junction.position for junction in junctions} if unreached else set()
@@ -337,13 +342,12 @@ class PlannedBackward:
                 plan.partition,
                 self.losses.starts(),
                 arrive,
-                held=held,
+                captured=captured,
                 others=others,
                 after_run=after_run,
                 retain=again or self.keeps_graph,
             )
-        if arrived:
-            self._build_held(arrived, gradients, sums)
+        builder.build_waiting()
         self._check_reached(reached_nodes)
         if builder.measured is not None:
             builder.measured.check()
@@ -363,19 +367,6 @@ class PlannedBackward:
                 sums.add(leaf, gradient)
             self._check_sum(self.losses.joint.differing(sums))
         return outside
-
-    @torch.no_grad()
-    def _build_held(
-        self, arrived: Sequence[Arrived], gradients: TaskGradients, sums: GradientSketches
-    ) -> None:
-        """Build what was held until the pass was over."""
-        assert self.builder.rows is not None
-        for parameters, block in build_together(arrived, self.builder.rows):
-            gradients.add_block(parameters, block)
-            if self.losses.joint is not None:
-                for parameter, stack in zip(parameters, block, strict=True):
-                    total = stack.sum(0, dtype=wide(stack.dtype))
-                    sums.add(parameter, total.view(parameter.shape))
 
     def _check_reached(self, reached_nodes: ReachedNodes) -> None:
         """Let the plan expire if a gradient came through what none had come through before."""
@@ -420,7 +411,8 @@ class PlannedBackward:
             for output, gradient in enumerate(gradients):
                 is_measured = self.plan.owners.get((number, output)) is How.MEASURED
                 if gradient is not None and is_measured:
-                    sketches[number, output] = sketch(gradient)
+                    junction = self.plan.partition.junctions[number]
+                    sketches[number, output] = sketch(junction.vectors(gradient))
 
         run_pass(self.graph, self.plan.partition, starts, see, retain=True)
         return sketches
@@ -432,6 +424,17 @@ def _counted(deliver: Deliver, sums: GradientSketches) -> Deliver:
     def count(parameter: nn.Parameter, contribution: Contribution) -> None:
         sums.add(parameter, contribution.total())
         deliver(parameter, contribution)
+
+    return count
+
+
+def _counted_blocks(deliver: DeliverBlock, sums: GradientSketches) -> DeliverBlock:
+    """The same, where many are delivered at once."""
+
+    def count(parameters: Sequence[nn.Parameter], block: Tensor) -> None:
+        for parameter, stack in zip(parameters, block, strict=True):
+            sums.add(parameter, stack.sum(0, dtype=wide(stack.dtype)).view(parameter.shape))
+        deliver(parameters, block)
 
     return count
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gradvac.engine.graph import NotSeparable
+from gradvac.engine.junctions import Junction
 from gradvac.engine.kernels import Owned, Segments, negligible, sketch
 
 Key = tuple[int, int]
@@ -142,9 +143,10 @@ class MeasuredOwners:
         # By group of smaller tasks: what they have at entries of larger ones, and in all.
         self._elsewhere: dict[int, list[Tensor]] = defaultdict(list)
 
-    def of(self, key: Key, gradient: Tensor) -> Owned:
+    def of(self, key: Key, junction: Junction, gradient: Tensor) -> Owned:
         """The owners of an output gradient's entries."""
-        joint = sketch(gradient)
+        vectors = junction.vectors(gradient)
+        joint = sketch(vectors)
         coded = [sketches[key] for sketches in self._coded]
         owner = self._codes.owners(joint, coded)
         self._seen.setdefault(tuple(joint.shape), []).append((owner, joint, *coded))
@@ -153,7 +155,8 @@ class MeasuredOwners:
             local = torch.where(tasks.to(owner.device)[owner], size, 0.0)
             self._elsewhere[group].append(torch.stack([size.sum() - local.sum(), size.sum()]))
         segments = Segments(owner.reshape(-1), self._codes.num_tasks, owner.device)
-        return Owned(gradient.shape, segments, None)
+        dim = None if vectors is gradient else gradient.dim() - 1
+        return Owned(gradient.shape, segments, dim)
 
     def check(self) -> None:
         """Raise if entries belong to several tasks."""

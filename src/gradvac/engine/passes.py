@@ -23,7 +23,7 @@ def run_pass(
     starts: Sequence[Tensor],
     arrive: Arrive,
     *,
-    held: Collection[int] = (),
+    captured: Collection[int] = (),
     others: Sequence[tuple[int, Arrive]] = (),
     after_run: Collection[int] = (),
     retain: bool = False,
@@ -38,13 +38,13 @@ def run_pass(
         partition: Its junctions.
         starts: Gradients at the roots.
         arrive: Called for every junction, as soon as its output gradients are complete.
-        held: Junctions that are shown theirs once the pass is over.
+        captured: Junctions that are shown the gradient of their first output once the pass is over:
+            of graphs without hooks, which would come later.
         others: Further nodes (positions) to be shown their output gradients.
         after_run: Junctions that are shown theirs once they have run, beside what they returned.
         retain: Keep the graph.
     """
     handles, ends = [], []
-    kept: dict[int, list[Sequence[Tensor | None]]] = {number: [] for number in held}
     inputs: list[Any] = []  # tensors and edges
     below: list[tuple[Any, int]] = []  # edges that let the junctions above them run
     try:
@@ -53,15 +53,16 @@ def run_pass(
             if junction.ends and graph.has_hooks:  # what a hook writes over must be seen before
                 child, output = graph.children(junction.position)[junction.edges[0]]
                 below.append((graph.nodes[child], output))
-            if junction.ends and not graph.has_hooks:
+            if number in captured:
+                ends.append((number, len(inputs), 1))
+                inputs.append(GradientEdge(node, 0))
+            elif junction.ends and not graph.has_hooks:
                 outputs = graph.num_outputs(junction.position)
                 ends.append((number, len(inputs), outputs))
                 inputs += [GradientEdge(node, output) for output in range(outputs)]
             elif graph.is_tap(junction.position):
                 at_tap = partial(_arrive_at_tap, graph, junction, partial(arrive, number))
                 handles.append(node.register_prehook(at_tap))
-            elif number in held:
-                handles.append(node.register_prehook(kept[number].append))  # no call of Python's
             elif number in after_run:
                 after = partial(_arrive_after, graph, junction.position, partial(arrive, number))
                 handles.append(node.register_hook(after))
@@ -88,9 +89,6 @@ def run_pass(
             with torch.no_grad():  # as in the hooks of a running backward
                 for number, first, outputs in ends:
                     arrive(number, gradients[first : first + outputs])
-                for number, every in kept.items():
-                    for output_gradients in every:
-                        arrive(number, output_gradients)
     finally:
         for handle in handles:
             handle.remove()

@@ -116,14 +116,9 @@ class Plan:
         return [parameter for parameter in self.names if parameter in reached]
 
     def plain(self, graph: Graph) -> PlainJunctions:
-        """The junctions that need no hook, where the step is small."""
+        """The junctions of a plain kind."""
         if self._plain is None:
-            self._plain = PlainJunctions(
-                graph,
-                self.partition.junctions,
-                self.components,
-                lambda number: self.owners.get((number, 0)) == Layout(0),
-            )
+            self._plain = PlainJunctions(graph, self.partition.junctions)
         return self._plain
 
     def holds_for(self, graph: Graph, num_rows: int | None) -> bool:

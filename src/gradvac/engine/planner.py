@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from gradvac.engine.familiar import FamiliarOperations
 from gradvac.engine.graph import Graph, GraphSignature, NotSeparable
 from gradvac.engine.losses import Losses
 from gradvac.engine.plan import Plan
@@ -35,6 +36,7 @@ class Planner:
         self._names, self._component_of, self._tasks = names, component_of, tasks
         self._known: dict[GraphSignature, _Known] = {}
         self._lengths: dict[int, float] = {}  # of tasks' gradients
+        self._familiar = FamiliarOperations(component_of)
         self.identities = frozenset(map(id, names))  # by which graphs tell them apart
         listen(self)
 
@@ -49,6 +51,8 @@ class Planner:
 
     def plan(self, graph: Graph, losses: Losses, declared: DeclaredRows, *, verify: bool) -> Plan:
         """The plan for a graph, probed if it is new, does not hold for its sizes, or on request.
+
+        A new one is not probed if all its operations are familiar.
 
         Raises:
             NotSeparable: Rows influence each other; or they did whenever such a graph was probed.
@@ -69,6 +73,11 @@ class Planner:
             return fitting[0]
         earlier = known.plans[0] if known.plans else None
         subject = Subject(graph, losses, declared, self._names, self._tasks)
+        if earlier is None and not known.refusals and not verify:
+            followed = self._familiar.plan(subject)
+            if followed is not None:
+                known.plans.append(followed)
+                return followed
         try:
             plan = probe(subject, self._component_of, earlier, self._lengths)
         except NotSeparable as refusal:
@@ -84,6 +93,7 @@ class Planner:
                 "keep the graph, ran out of memory; verification skipped."
             )
             return fitting[0]
+        self._familiar.learn(subject, plan)
         rest = [other for other in known.plans if not other.unfinished and other not in fitting]
         known.plans[:] = [plan, *rest][:_MOST_SIZES]
         return plan

@@ -83,6 +83,17 @@ class Candidate:
         """Of an output."""
         return self.subject.graph.shape(self.junction(key).position, key[1])
 
+    def rows_are_last(self, key: Key) -> bool:
+        """Whether vectors of the last dimension hold all rows."""
+        layout = self.layouts.get(key)
+        return layout is not None and 0 < layout.dim == len(self.shape(key)) - 1
+
+    def vectors(self, key: Key, gradient: Tensor) -> Tensor:
+        """The gradient of an output as it is sketched: a row each in the vectors of the last."""
+        if key in self.layouts:
+            return gradient.transpose(0, -1) if self.rows_are_last(key) else gradient
+        return gradient if self.declared(key) is not None else self.junction(key).vectors(gradient)
+
     def declared(self, key: Key) -> RowTasks | None:
         """The rows declared for an output, if its first dimension counts such rows."""
         rows, shape = self.subject.declared_at(self.junction(key).position), self.shape(key)
@@ -270,12 +281,11 @@ def _by_layout(candidate: Candidate, evidence: "Evidence", key: Key) -> Ownershi
     layout, num_rows = candidate.layouts.get(key), candidate.subject.num_rows
     if layout is None or num_rows is None:
         return How.MEASURED
-    is_last = layout.dim > 0 and layout.dim == len(candidate.shape(key)) - 1
-    # The vectors of the last dimension hold all rows, and were turned to be sketched.
-    seen = layout._replace(dim=0) if is_last else layout
+    are_last = candidate.rows_are_last(key)
+    seen = layout._replace(dim=0) if are_last else layout  # as its vectors were sketched
     if evidence.rows_lie(seen, key, num_rows):
         return layout
-    return None if is_last else How.MEASURED
+    return None if are_last else How.MEASURED
 
 
 def _by_task(
@@ -383,10 +393,8 @@ class _Passes:
         def see(number: int, gradients: Sequence[Tensor | None]) -> None:
             for output, gradient in enumerate(gradients):
                 if gradient is not None and gradient.numel():
-                    layout = candidate.layouts.get((number, output))
-                    is_last = layout is not None and layout.dim == gradient.dim() - 1
-                    turned = gradient.transpose(0, -1) if is_last else gradient
-                    sketches[number, output] = sketch(turned)
+                    vectors = candidate.vectors((number, output), gradient)
+                    sketches[number, output] = sketch(vectors)
             if reached_nodes is not None:
                 reached_nodes.see(junctions[number].position, gradients)
 

@@ -123,7 +123,7 @@ def rows(tasks_of_rows: TasksOfRows | RowTasks) -> Iterator[None]:
     Args:
         tasks_of_rows: A task name or position per row; a list, a tensor, or a `RowTasks`.
 
-    Example:
+    Examples:
         >>> import gradvac
         >>> with gradvac.rows(["en-fr", "en-fr", "en-hi"]):
         ...     pass  # model(packed tokens)

@@ -9,19 +9,13 @@ up over micro-batches, and weighs components as they complete. It asks for weigh
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, reduce
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.contributions import (
-    Built,
-    Contribution,
-    Lookup,
-    MatrixContribution,
-    SharedShift,
-)
+from gradvac.engine.contributions import Contribution, Lookup, MatrixContribution
 from gradvac.engine.kernels import combine, gram, stacked, wide
 from gradvac.engine.metric import Metric
 
@@ -30,8 +24,7 @@ Weigh = Callable[[Sequence[int], Tensor], Tensor]
 Write = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
 """Takes leaves and their updates."""
 
-_CHUNK_BYTES = 1 << 31  # of a large table's task gradients at a time
-_BUILT_BYTES = 1 << 29  # of contributions of one kind, which are copied side by side, at a time
+_CHUNK_BYTES = (1 << 24, 1 << 29)  # of a large table's at a time, without and with a GPU
 
 
 class ParameterGradients:
@@ -48,7 +41,6 @@ class ParameterGradients:
         table_bytes: Task gradients of a matrix above this size are not built.
 
     Attributes:
-        waiting: Contributions that were not added yet, see `Contribution.may_wait`.
         is_split: The parameter is a table that is too large.
         has_begun: Contributions were added.
         tokens: Whose rows alone `stack` gave; None if it gave all.
@@ -61,7 +53,6 @@ class ParameterGradients:
 
     def clear(self) -> None:
         """Forget all contributions."""
-        self.waiting: list[Any] = []
         self.is_split = self.has_begun = False
         self.tokens: Tensor | None = None
         self.block: Tensor | None = None
@@ -74,16 +65,6 @@ class ParameterGradients:
         moved = copy.copy(self)
         self.clear()
         return moved
-
-    def take_waiting(self) -> Sequence[Any]:
-        """The contributions that waited, as few as possible; they are no longer here."""
-        waiting, self.waiting = self.waiting, []
-        if len(waiting) < 2:
-            return waiting
-        kinds: dict[Any, list[Any]] = {}
-        for one in waiting:
-            kinds.setdefault((type(one), one.kind), []).append(one)
-        return [joined for alike in kinds.values() for joined in alike[0].join(alike)]
 
     def add(self, contribution: Contribution) -> None:
         """Add a contribution."""
@@ -101,16 +82,31 @@ class ParameterGradients:
         if is_first:
             self.begin(contribution.task_gradients())
             return
-        gradients, only, self.block = self._shaped().contiguous(), contribution.segments.only, None
+        only = contribution.segments.only
+        is_matrix = isinstance(contribution, MatrixContribution)
+        if not isinstance(contribution, Lookup) and (only is None or not is_matrix):
+            self._add_built(contribution.task_gradients())
+            return
+        gradients, self.block = self._shaped().contiguous(), None
         if isinstance(contribution, Lookup):
             contribution.add_to(gradients)
-        elif only is not None and isinstance(contribution, MatrixContribution):
-            gradients[only].add_(contribution.total())
         else:
-            given = contribution.task_gradients().reshape(gradients.shape)
-            wider = torch.promote_types(gradients.dtype, given.dtype)
-            gradients = gradients.to(wider).add_(given)
+            gradients[only].add_(contribution.total())
         self._gradients = gradients
+
+    def _add_built(self, given: Tensor) -> None:
+        """Add further task gradients, `[T, P]` or `[T, *shape]`."""
+        gradients, self.block = self._shaped().contiguous(), None
+        wider = torch.promote_types(gradients.dtype, given.dtype)
+        self._gradients = gradients.to(wider).add_(given.reshape(gradients.shape))
+
+    def add_stack(self, gradients: Tensor, block: Tensor) -> None:
+        """Add task gradients `[T, P]`, which are a part of a block."""
+        if self._gradients is None and not self.is_split:
+            self.block = block
+            self.begin(gradients)
+        else:
+            self._add_built(gradients)
 
     def begin(self, gradients: Tensor) -> None:
         """Take the first task gradients, `[T, P]` or `[T, *shape]`."""
@@ -128,8 +124,6 @@ class ParameterGradients:
         held = 0 if self._gradients is None else self._gradients.nbytes
         for lookup in self._lookups:
             held += 0 if self.is_split else min(lookup.rows_bytes, lookup.built_bytes)
-        for contribution in self.waiting:
-            held += contribution.built_bytes
         return held
 
     def dense(self) -> Tensor:
@@ -167,7 +161,9 @@ class ParameterGradients:
             _, rows = Lookup.join(self._lookups)[0].renumbered()
             if rows.num_rows < num_rows:
                 first, num_rows, part = rows, rows.num_rows, rows.slice
-        at_once = _CHUNK_BYTES // max(1, first.built_bytes // max(1, num_rows))
+        at_once = _CHUNK_BYTES[self.parameter.is_cuda] // max(
+            1, first.built_bytes // max(1, num_rows)
+        )
         # A multiple of 64 rows, which matrix products like; all of them on small tables.
         step = max(1, at_once // 64 * 64 or at_once)
         starts = range(0, max(1, num_rows), step)
@@ -253,25 +249,13 @@ class AccumulatedGradients:
         return stack
 
 
-@cache
-def _most_bytes(gpu: torch.device | None) -> tuple[int, int]:
-    """Of contributions that wait to be built together, and of complete components likewise.
-
-    More with a GPU that waits for launches, but a small share of its memory.
-    """
-    if gpu is None:
-        return 1 << 26, 1 << 28
-    memory = torch.cuda.get_device_properties(gpu).total_memory
-    return min(1 << 31, memory >> 5), min(1 << 30, memory >> 6)
-
-
 class TaskGradients:
     """Collects contributions by parameter, and turns components into updates as they complete.
 
     Args:
         members: The parameters of every component.
         stream_bytes: Complete components wait for each other until they hold this much, so that
-            small models weigh everything at once; larger ones stream. None: as the device likes it.
+            small models weigh everything at once; larger ones stream. None: by what the step needs.
         table_bytes: Task gradients of a matrix above this size are not built.
         metric: What Gram matrices see of task gradients, which are then built whatever their size.
     """
@@ -301,75 +285,54 @@ class TaskGradients:
     def clear(self) -> None:
         """Forget everything about the backward that ran."""
         for gradients in self._by_parameter.values():
-            if gradients.has_begun or gradients.waiting:
+            if gradients.has_begun:
                 gradients.clear()
-        self._most_waiting, self._most_ready = _most_bytes(None)
-        self._waiting_bytes = self._ready_bytes = 0
+        self._ready_bytes = 0
         self._blocks: list[tuple[Tensor, list[ParameterGradients]]] = []
         self._ready: list[int] = []  # complete components
-        self._weigh: Weigh | None = None
-        self._write: Write | None = None
+        self.begin(None, None)
 
     @property
     def collected(self) -> list[nn.Parameter]:
         """The parameters of which something was added and not yet weighed or taken."""
         return [one.parameter for one in self._by_parameter.values() if one.has_begun]
 
-    @property
-    def most_bytes(self) -> tuple[int, int, int]:
-        """Of what waits to be built together, of complete components, and of one matrix."""
-        return self._most_waiting, self._most_ready, self.table_bytes
+    def begin(
+        self,
+        weigh: Weigh | None,
+        write: Write | None,
+        build_waiting: Callable[[], None] = lambda: None,
+        num_tasks: int = 0,
+        room: Callable[[], int] = lambda: 1 << 28,
+    ) -> None:
+        """Expect a backward; without `weigh`, its contributions are only collected.
 
-    def begin(self, weigh: Weigh | None = None, write: Write | None = None) -> None:
-        """Expect a backward; without `weigh`, its contributions are only collected."""
+        Args:
+            weigh: Asks a rule.
+            write: Takes updates.
+            build_waiting: Adds what still waits to be built.
+            num_tasks: T, of what waits.
+            room: Bytes of complete components that may wait for each other, if none were asked for.
+        """
         self._weigh, self._write = weigh, write
-        # Launches that are recorded cost nothing when they are replayed: then less is copied.
-        first = self.members[0][0]
-        is_launched = first.is_cuda and not torch.cuda.is_current_stream_capturing()
-        self._most_waiting, most_ready = _most_bytes(first.device if is_launched else None)
-        self._most_ready = most_ready if self._stream_bytes is None else self._stream_bytes
+        self._build_waiting, self._num_tasks, self._room = build_waiting, num_tasks, room
+
+    def fit(self, num_bytes: int) -> bool:
+        """Whether components that have so many bytes may wait for each other."""
+        return num_bytes < (self._room() if self._stream_bytes is None else self._stream_bytes)
 
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         """Take what a junction contributes to a parameter."""
         if not parameter.requires_grad:  # frozen after the forward
             return
-        gradients = self._by_parameter[id(parameter)]
-        is_large = contribution.built_bytes > self.table_bytes
-        if not contribution.may_wait or gradients.has_begun or is_large:
-            gradients.add(contribution)
-            return
-        gradients.waiting.append(contribution)
-        self._waiting_bytes += contribution.held_bytes
-        if self._waiting_bytes > self._most_waiting:
-            self.build_waiting()
-
-    @torch.no_grad()
-    def build_waiting(self) -> None:
-        """Build what waits: contributions of one kind together, whatever their parameter."""
-        kinds: dict[Any, list[tuple[ParameterGradients, Any]]] = {}
-        for gradients in self._by_parameter.values():
-            for one in gradients.take_waiting() if gradients.waiting else ():
-                kinds.setdefault((type(one), one.kind), []).append((gradients, one))
-        self._waiting_bytes = 0
-        for (kind, _), pairs in sorted(kinds.items(), key=lambda item: item[0][0] is SharedShift):
-            most = max(1, _BUILT_BYTES // max(1, pairs[0][1].held_bytes))
-            while pairs:
-                part = pairs[:most]
-                del pairs[:most]  # frees what was built
-                built = kind.build([one for _, one in part])
-                for (gradients, one), task_gradients in zip(part, built, strict=True):
-                    if gradients.has_begun:
-                        gradients.add(Built(task_gradients, one.segments))
-                    else:
-                        gradients.begin(task_gradients)
+        self._by_parameter[id(parameter)].add(contribution)
 
     def add_block(self, parameters: Sequence[nn.Parameter], block: Tensor) -> None:
-        """Take all task gradients of some parameters, `[n, T, P]`."""
+        """Take task gradients of some parameters that were built together, `[n, T, P]`."""
         members = [self._by_parameter[id(parameter)] for parameter in parameters]
         for gradients, stack in zip(members, block.unbind(), strict=True):
             if gradients.parameter.requires_grad:
-                gradients.begin(stack)
-                gradients.block = block
+                gradients.add_stack(stack, block)
         self._blocks.append((block, members))
 
     def component_done(self, component: int) -> None:
@@ -378,15 +341,14 @@ class TaskGradients:
             return
         self._ready.append(component)
         for gradients in self._by_component[component]:
-            self._ready_bytes += gradients.nbytes
-        if self._ready_bytes >= self._most_ready:
+            waits = self._num_tasks * gradients.parameter.nbytes
+            self._ready_bytes += gradients.nbytes if gradients.has_begun else waits
+        if not self.fit(self._ready_bytes):
             self._weigh_ready()
 
     def take(self, parameter: nn.Parameter) -> ParameterGradients | None:
         """Hand out what was collected of a parameter; it is no longer here."""
         gradients = self._by_parameter[id(parameter)]
-        for contribution in gradients.take_waiting():
-            gradients.add(contribution)
         return gradients.moved() if gradients.has_begun else None
 
     def add_accumulated(self, accumulated: AccumulatedGradients, tasks: Sequence[int]) -> None:
@@ -406,7 +368,7 @@ class TaskGradients:
     @torch.no_grad()
     def _weigh_ready(self) -> None:
         """Gram matrices -> weights -> updates of the components that are complete; frees them."""
-        self.build_waiting()
+        self._build_waiting()
         ready, self._ready, self._ready_bytes = self._ready, [], 0
         begun = {k: [g for g in self._by_component[k] if g.has_begun] for k in ready}
         components = {k: group for k, group in begun.items() if group}

@@ -19,7 +19,7 @@ import inspect
 from typing import Any
 
 from gradvac.hints import nearest
-from gradvac.plugins import import_plugin
+from gradvac.plugins import plugin_class
 from gradvac.rules.gradnorm import GradNorm
 from gradvac.rules.gradvac import GradVac
 from gradvac.rules.mgda import MGDA
@@ -75,15 +75,11 @@ def rule_class(name: str) -> type[Rule]:
     Raises:
         ValueError: There is none.
     """
-    where, colon, class_name = str(name).rpartition(":")
-    if not colon:
-        if (rule := RULES.get(str(name).lower())) is None:
-            raise ValueError(f"rule: there is no {name!r}; {nearest(str(name).lower(), RULES)}")
-        return rule
-    found = getattr(import_plugin(where, "rule"), class_name, None)
-    if not (isinstance(found, type) and issubclass(found, Rule)):
-        raise ValueError(f"rule: {class_name!r} of {where} is no subclass of gradvac.Rule.")
-    return found
+    if ":" in str(name):
+        return plugin_class(name, Rule, "rule")  # type: ignore[type-abstract]
+    if (rule := RULES.get(str(name).lower())) is None:
+        raise ValueError(f"rule: there is no {name!r}; {nearest(str(name).lower(), RULES)}")
+    return rule
 
 
 __all__ = [

@@ -36,7 +36,7 @@ class GradNorm(Rule):
         component: Name of the component whose norms are used. None: the last one, in model order,
             that every present task reaches.
 
-    Example:
+    Examples:
         >>> from gradvac import GradNorm
         >>> rule = GradNorm(alpha=1.5)
     """
@@ -68,8 +68,8 @@ class GradNorm(Rule):
             "steps": torch.zeros(len(tasks), dtype=torch.float64),
         }
 
-    def begin(self, present: Sequence[int], losses: Tensor) -> None:
-        super().begin(present, losses)
+    def start_step(self, present: Sequence[int], losses: Tensor) -> None:
+        super().start_step(present, losses)
         dtype = geometry.working_dtype(losses.device)
         self._state = {name: value.to(losses.device, dtype) for name, value in self._state.items()}
         self._norms = losses.new_zeros(len(self.components), len(present), dtype=dtype)

@@ -26,7 +26,7 @@ class GradVac(Pairwise):
         seed: Seed of the random order.
         preserve_norm: Rescale every altered gradient to its original length.
 
-    Example:
+    Examples:
         >>> from gradvac import GradVac
         >>> rule = GradVac(beta=1e-2, vaccinated=["en-hi", "en-tr"])
     """

@@ -32,7 +32,7 @@ class MGDA(Rule):
             original: "none", "l2" (its norm), "loss" (its loss), "loss+" (loss times norm). The
             weights then apply to the gradients as they are.
 
-    Example:
+    Examples:
         >>> from gradvac import MGDA
         >>> rule = MGDA(normalize="l2")
     """

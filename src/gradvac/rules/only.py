@@ -25,7 +25,7 @@ class Only(Rule):
         from_step: The first step at which it acts; this rule counts steps from 0.
         until_step: The first step at which it no longer acts; None: it acts to the end.
 
-    Example:
+    Examples:
         >>> from gradvac import GradVac, Only
         >>> rule = Only(GradVac(), components=["encoder*"], until_step=1000)
     """
@@ -70,9 +70,9 @@ class Only(Rule):
         )
         self._step = torch.zeros((), dtype=torch.int64)
 
-    def begin(self, present: Sequence[int], losses: Tensor) -> None:
-        super().begin(present, losses)
-        self.rule.begin(present, losses)
+    def start_step(self, present: Sequence[int], losses: Tensor) -> None:
+        super().start_step(present, losses)
+        self.rule.start_step(present, losses)
         self._step, self._wanted = self._step.to(losses.device), self._wanted.to(losses.device)
 
     def weigh(self, components: Sequence[int], gram: Tensor) -> Weighing:

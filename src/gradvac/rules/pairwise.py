@@ -252,8 +252,8 @@ class Pairwise(Rule):
         chosen = self.tasks if self.vaccinated is None else self.vaccinated
         self._vaccinated = torch.tensor([task in chosen for task in self.tasks])
 
-    def begin(self, present: Sequence[int], losses: Tensor) -> None:
-        super().begin(present, losses)
+    def start_step(self, present: Sequence[int], losses: Tensor) -> None:
+        super().start_step(present, losses)
         device = losses.device
         self._target = self._target.to(device, geometry.working_dtype(device))
         self._step = self._step.to(device)

@@ -16,7 +16,7 @@ class PCGrad(Pairwise):
         order: "random", or "fixed" to visit the other tasks in task order.
         seed: Seed of the random order.
 
-    Example:
+    Examples:
         >>> from gradvac import PCGrad
         >>> rule = PCGrad(seed=1)
     """

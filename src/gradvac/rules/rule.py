@@ -37,12 +37,12 @@ class Rule(ABC):
     of this batch, in the order of the Gram rows; `self.index` as a tensor) and `self.losses`
     (theirs, `[T]`). Nothing in a rule may wait for the device.
 
-    A step is `begin`, then `weigh` for every component (one at a time or many at once, in any
+    A step is `start_step`, then `weigh` for every component (one at a time or many at once, in any
     order: the result must be the same), then `commit`. A rule updates its state only in `commit`,
     and only where `self.finite` holds, so that a step which a `GradScaler` skips leaves no trace;
     it stores its state by name in `state_dict` and `load_state_dict`.
 
-    Class attributes:
+    Attributes:
         name: What configs and `Aligner(rule=...)` call it; others are called "module:Class" or
             "file.py:Class".
         does: What it does, to complete a sentence that begins with its name.
@@ -51,7 +51,7 @@ class Rule(ABC):
             matrices then have as many neighbouring rows for each present task, 0 for a part without
             rows. Weights remain those of tasks. Needs losses per row.
 
-    Example:
+    Examples:
         >>> from gradvac import Rule, gram
         >>> class EqualNorms(Rule):
         ...     def weigh_finite(self, components, gram_matrices):
@@ -75,7 +75,7 @@ class Rule(ABC):
             )
         self.tasks, self.components = tuple(tasks), tuple(components)
 
-    def begin(self, present: Sequence[int], losses: Tensor) -> None:
+    def start_step(self, present: Sequence[int], losses: Tensor) -> None:
         """Open a step.
 
         Args:

@@ -19,7 +19,7 @@ class Sum(Rule):
     Args:
         weights: Task name -> weight; tasks not named have weight 1. None: all 1.
 
-    Example:
+    Examples:
         >>> from gradvac import Sum
         >>> rule = Sum(weights={"en-hi": 0.5})
     """

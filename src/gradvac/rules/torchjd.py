@@ -30,7 +30,7 @@ class TorchJD(Rule):
             `torchjd.aggregation`, such as "UPGrad" for `UPGradWeighting`.
         options: Arguments of a weighting that is given by name.
 
-    Example:
+    Examples:
         >>> from gradvac import TorchJD
         >>> rule = TorchJD("UPGrad")
     """
@@ -63,8 +63,8 @@ class TorchJD(Rule):
         super().bind(tasks, components)
         self._weightings = [copy.deepcopy(self.weighting) for _ in components]
 
-    def begin(self, present: Sequence[int], losses: Tensor) -> None:
-        super().begin(present, losses)
+    def start_step(self, present: Sequence[int], losses: Tensor) -> None:
+        super().start_step(present, losses)
         self._before = [_read_state(weighting) for weighting in self._weightings]
 
     def weigh_finite(self, components: Sequence[int], gram: Tensor) -> Weighing:

@@ -43,7 +43,7 @@ class TaskBatchSampler(Sampler[list[int]]):
             few tasks. Not where something else divides batches among processes, as Accelerate and
             Hugging Face's Trainer do.
 
-    Example:
+    Examples:
         >>> from torch.utils.data import DataLoader
         >>> rows = [("fr", n) for n in range(90)] + [("hi", n) for n in range(10)]
         >>> sampler = TaskBatchSampler([task for task, _ in rows], 8, temperature=5.0)

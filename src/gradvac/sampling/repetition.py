@@ -45,7 +45,7 @@ def repetition_temperature(sizes: Mapping[str, int], num_rows: float) -> float:
         sizes: Task -> number of rows.
         num_rows: Rows that training draws in all.
 
-    Example:
+    Examples:
         >>> sizes = {"fr": 21_305, "cs": 31_467, "hi": 3_000, "tr": 3_000}
         >>> [repetition_temperature(sizes, rows) for rows in (100_000, 450_000, 2_100_000)]
         [4.96, 1.91, 1.18]

@@ -97,7 +97,7 @@ class TaskSampler:
         seed: Seed of the draws.
         num_rows: Rows that training draws in all, which the cap needs.
 
-    Example:
+    Examples:
         >>> sampler = TaskSampler({"en-fr": 20_000, "en-hi": 500}, temperature=5.0)
         >>> sampler.draw(8, step=0)  # positions in the order of `sizes`
         array([0, 0, 0, 0, 1, 1, 0, 1])

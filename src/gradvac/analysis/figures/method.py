@@ -44,7 +44,7 @@ def altered(rule: Rule, first: Vector, second: Vector) -> Vector:
     """
     gradients = torch.tensor(np.stack([first, second]))  # [T=2, 2]
     rule.bind(["i", "j"], ["plane"])
-    rule.begin([0, 1], torch.zeros(2, dtype=torch.float64))
+    rule.start_step([0, 1], torch.zeros(2, dtype=torch.float64))
     weights = rule.weigh([0], (gradients @ gradients.T)[None]).weights[0]
     update = weights.to(gradients.dtype) @ gradients
     changed: Vector = (update - gradients[1]).numpy()

@@ -54,7 +54,6 @@ _SCRIPTS = ("data.js", "drawing.js", "matrix.js", "heatmap.js", "plots.js", "pag
 _QUESTIONS = {
     sentences.FAMILIES: "relatives",
     sentences.DISTANCE: "relatives",
-    sentences.GROUPS: "groups",
     sentences.PAIRS: "relatives",
     sentences.DIRECTION: "layers",
     sentences.SIDES: "layers",
@@ -115,7 +114,9 @@ def render(
         title=f"{', '.join(names)}: gradient geometry",
         runs=runs,
         live=live,
-        headlines=[run_headline(run).text for run in runs],
+        headlines=[
+            run_headline(run, said).text for run, said in zip(runs, summary.by_run, strict=True)
+        ],
         described=[
             "" if source is None else sentences.describe_source(source, run)
             for source, run in zip(sources, runs, strict=True)
@@ -140,7 +141,8 @@ def render(
         changed=changed_settings(runs),
         data=_script_json(data),
         plotly=_packed_plotly(),
-        differences=list(difference_maps(runs)),
+        differences=list(difference_maps(views.for_maps(runs))),
+        most_shown=views.MOST_SHOWN if any(len(r.tasks) > views.MOST_SHOWN for r in runs) else 0,
         many_tasks=any(len(run.tasks) > _MANY_TASKS for run in runs),
         scripts=[(_PAGE / name).read_text(encoding="utf-8") for name in _SCRIPTS],
     )

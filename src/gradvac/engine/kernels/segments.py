@@ -109,23 +109,33 @@ class Segments:
         rows = values.reshape(self.num_rows, -1)
         return rows.index_select(0, self.order).view(values.shape)
 
-    def repeated(self, times: int) -> "Segments":
-        """Segments of several batches like this one, each with tasks of its own."""
+    def repeated(self, times: int, *, are_same: bool = False) -> "Segments":
+        """Segments of several batches like this one, whose tasks are the same, or their own."""
         if times == 1:
             return self
-        if times not in self._spread:
-            every = torch.arange(times, device=self.device)[:, None]
+        key = (times, are_same)
+        if key not in self._spread:
+            every = torch.arange(times, device=self.device)
             segments = copy.copy(self)
             segments._forget()
-            segments.num_rows, segments.num_tasks = times * self.num_rows, times * self.num_tasks
-            segments.tasks = (self.num_tasks * every + self.tasks).reshape(-1)
-            if self.order is not None:
-                segments.order = (self.num_rows * every + self.order).reshape(-1)
-            segments._sizes = self.sizes.repeat(times)
+            segments.num_rows = times * self.num_rows
+            if are_same:
+                order = self.order
+                if order is None:
+                    order = torch.arange(self.num_rows, device=self.device)
+                segments.order = (order[:, None] + self.num_rows * every).reshape(-1)
+                segments.tasks, segments._sizes = self.tasks.repeat(times), times * self.sizes
+            else:
+                if self.order is not None:
+                    segments.order = (self.num_rows * every[:, None] + self.order).reshape(-1)
+                segments.tasks = (self.num_tasks * every[:, None] + self.tasks).reshape(-1)
+                segments.num_tasks = times * self.num_tasks
+                segments._sizes = self.sizes.repeat(times)
             if self._counts is not None:
-                segments._counts = times * self._counts
-            self._spread[times] = segments
-        return self._spread[times]
+                counts = self._counts
+                segments._counts = [times * c for c in counts] if are_same else times * counts
+            self._spread[key] = segments
+        return self._spread[key]
 
     def entries_by_task(self, length: int) -> tuple[Tensor, ...]:
         """The positions of every task's entries in a dimension of `length`."""
@@ -222,15 +232,6 @@ class Owned(NamedTuple):
             return self.rows.tasks.view(view)
         along = self.rows.along(self.shape[self.dim], tiled=self.tiled)
         return along.view([-1 if dim == self.dim else 1 for dim in range(len(self.shape))])
-
-    def by_row(self, values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-        """Sums over the entries of each row, `[B, D]`; None where that is not a step on the way."""
-        inner, size = values.shape[values.dim() - len(shape) :], math.prod(shape)
-        if self.dim != 0 or self.tiled or self.rows.only is not None or inner != shape:
-            return None
-        if values.numel() < 2 * size * self.rows.num_rows:
-            return None
-        return self.rows.by_row(values.reshape(-1, size))
 
     def sum(self, values: Tensor, shape: Sequence[int]) -> Tensor:
         """Sum over each task's entries, down to the shape of what was broadcast: `[T, *shape]`."""

@@ -7,6 +7,7 @@ better or worse than a baseline and how surely, at what cost.
     plan.py         the config of a sweep, and the runs it stands for
     sweep.py        runs executed, resumed, retried and halved
     follow_up.py    the runs that follow advice, and the sweep that checks it
+    demo.py         joint training, advice, and what following it brings, in a few minutes
     worker.py       one run in a process of its own, of this machine or of a cluster
     methods.py      runs read from their folders and grouped into methods; what they cost
     statistics.py   is a difference more than other seeds and other sentences make? verdicts

@@ -353,14 +353,19 @@ def _draw_scores(compared: Sequence[Method], tasks: Sequence[str], seed: int) ->
                     f"{with_task[0].path}; score both on the same set."
                 )
         num = len(counts[0].by_task[task])
-        random = np.random.default_rng([seed, number])
-        times = random.multinomial(num, np.full(num, 1.0 / num), size=_DRAWINGS).astype(float)
+        times = draw_sentences(num, [seed, number])
         formula = FORMULAS[counts[0].formula]
         drawn[task] = {
             run.path: formula(times @ one.by_task[task])
             for run, one in zip(with_task, counts, strict=True)
         }
     return drawn
+
+
+def draw_sentences(num: int, seed: int | list[int]) -> Floats:
+    """How often each of N sentences is in each of B drawings with replacement, `[B, N]`."""
+    random = np.random.default_rng(seed)
+    return random.multinomial(num, np.full(num, 1.0 / num), size=_DRAWINGS).astype(float)
 
 
 def _scored(tasks: Sequence[str], drawn: Drawn | None) -> Callable[[Method], Scored | None]:

@@ -34,7 +34,7 @@ from gradvac.lab.experiments.methods import LOSS, PART, PLAN, PRIMARY
 from gradvac.lab.experiments.plan import SweepConfig, Trial, plan_trials
 from gradvac.lab.experiments.worker import INTERRUPTED, STOPS, Launcher, Processes, load_settings
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.locks import FolderLock
+from gradvac.lab.runs.locks import folder_lock
 from gradvac.lab.training import ConfigError, RunConfig
 from gradvac.lab.training.settings import shortened
 
@@ -135,7 +135,7 @@ class Sweep:
         """
         self.out.mkdir(parents=True, exist_ok=True)
         busy = f"--out: another sweep is at work in {self.out}; wait for it to end."
-        with FolderLock(self.out, busy=busy), _signals_interrupt():
+        with folder_lock(self.out, busy=busy), _signals_interrupt():
             self._folder.mkdir(exist_ok=True)
             write_json(self.out / PLAN, self._described())
             launcher = launcher or Processes(1, self.config.recipe)

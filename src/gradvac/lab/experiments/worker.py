@@ -28,7 +28,7 @@ from gradvac.hints import install_line
 from gradvac.lab.messages import log_to
 from gradvac.lab.recipes import recipe_named
 from gradvac.lab.runs import RunFolder
-from gradvac.lab.runs.locks import FolderLock
+from gradvac.lab.runs.locks import folder_lock
 from gradvac.lab.training import RunConfig, config
 from gradvac.lab.training.config import write_value
 
@@ -73,7 +73,7 @@ def work(
         result: File to write.
     """
     found, loaded = recipe_named(recipe), load_settings(recipe, base, settings)
-    with FolderLock(Path(run), busy=None):  # of a sweep that was killed, a run may still be saving
+    with folder_lock(Path(run), busy=None):  # of a sweep that was killed, a run may still be saving
         pass
     done = found.train(loaded, Path(run))
     if done.reason == "interrupted":

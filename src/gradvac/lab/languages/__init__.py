@@ -19,7 +19,7 @@ families; a few lines of TOML make another. Everything follows from a seed, on a
     corpus.distances().distance        # [16, 16]
     write_corpus(corpus, "data/constructed")
 
-    corpus.py      what users see: sentences, splits, distances, export, the dictionary baseline
+    corpus.py      what users see: sentences, splits, distances, export
     families.py    family trees from TOML, with errors that name the key
     meanings.py    what sentences are about, and an endless stream of plausible meanings
     grammar.py     the parameters in which languages differ
@@ -39,7 +39,6 @@ from gradvac.lab.languages.corpus import (
     Distances,
     default_corpus,
     describe_corpus,
-    dictionary_translate,
     load_corpus,
     write_corpus,
 )
@@ -66,7 +65,6 @@ __all__ = [
     "Word",
     "default_corpus",
     "describe_corpus",
-    "dictionary_translate",
     "genealogical_distances",
     "load_corpus",
     "part_of_speech",

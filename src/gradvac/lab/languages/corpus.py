@@ -5,10 +5,6 @@ words. What belongs to one language is drawn from streams with its code in the k
 size of another language nor its presence changes a letter of it. All languages draw their training
 meanings from one endless pool, each taking a third of it: a size only decides how far down the pool
 a language reads, and two languages share a third of what they have both read.
-
-The dictionary baseline is what a trained model must beat: each word is replaced by the form that
-most often stands for it, found with the true word alignment; order, agreement and particles stay as
-they were in the source.
 """
 
 from __future__ import annotations
@@ -17,7 +13,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -195,7 +190,7 @@ class Corpus:
         languages: Code to language, for the languages selected from the tree.
         generator: What says its sentences, with the words of every language.
 
-    Example:
+    Examples:
         >>> corpus = default_corpus().select(["qso", "qsm"]).resize({"qso": 100})
         >>> english, ostrel = corpus.pairs("qso", "train")[0]
         >>> len(english.split()), len(ostrel.split())
@@ -456,56 +451,3 @@ def describe_corpus(corpus: Corpus) -> dict[str, object]:
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{line}\n" for line in lines)
-
-
-_NUM_MEANINGS = 4000
-
-
-def dictionary_translate(
-    corpus: Corpus,
-    code: str,
-    lines: Iterable[str],
-    *,
-    direction: Literal["from_en", "to_en"] = "from_en",
-) -> list[str]:
-    """Translate lines word by word.
-
-    Args:
-        corpus: The corpus.
-        code: Code of the language.
-        lines: Lines to translate.
-        direction: From English into the language, or the other way.
-
-    Returns:
-        The translated lines. Words that have no counterpart of their own, such as an article where
-        the other language has none, are dropped; unknown words are copied.
-    """
-    if direction not in ("from_en", "to_en"):
-        raise ValueError(f"direction {direction!r}: use 'from_en' or 'to_en'")
-    ends = (PIVOT, code) if direction == "from_en" else (code, PIVOT)
-    table = _most_frequent(corpus, *ends)
-    translated = ([table.get(word, word) for word in line.split()] for line in lines)
-    return [" ".join(word for word in words if word) for words in translated]
-
-
-def _most_frequent(corpus: Corpus, source: str, target: str) -> dict[str, str]:
-    """Source form -> the target form it is most often aligned with, or nothing."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    combinations = Combinations(corpus.tree.seed)
-    stream = meanings(combinations, corpus.tree.seed, "dictionary")
-    for meaning in islice(stream, _NUM_MEANINGS):
-        pairs = _align(corpus.words(meaning, source), corpus.words(meaning, target))
-        for form, aligned in pairs:
-            counts[form][aligned] += 1
-    # Ties go to the form seen first, so the table does not depend on hashing.
-    return {form: max(counter, key=counter.__getitem__) for form, counter in counts.items()}
-
-
-def _align(source: Sequence[Word], target: Sequence[Word]) -> list[tuple[str, str]]:
-    """Pair the n-th word for a concept with the n-th word for it on the other side."""
-    waiting: dict[str, list[str]] = defaultdict(list)
-    for word in reversed(target):
-        waiting[word.concept].append(word.form)
-    return [
-        (word.form, waiting[word.concept].pop() if waiting[word.concept] else "") for word in source
-    ]

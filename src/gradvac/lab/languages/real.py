@@ -164,7 +164,7 @@ def genealogical_distances(codes: Sequence[str]) -> NDArray[np.float64]:
     Raises:
         ValueError: A code is not in the table.
 
-    Example:
+    Examples:
         >>> from gradvac.lab.languages import genealogical_distances
         >>> genealogical_distances(["de", "en", "da", "fi"])[0].tolist()
         [0.0, 0.25, 0.5, 1.0]

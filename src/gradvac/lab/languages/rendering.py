@@ -1,7 +1,6 @@
 """The pivot: plain lower-case English without punctuation.
 
-Every word carries the concept it stands for, which makes the word alignment with any other language
-known; the dictionary baseline is built on it.
+Every word carries the concept it stands for.
 
 Rendering: a constructed language puts a meaning into words.
 

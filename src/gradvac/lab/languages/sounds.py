@@ -52,7 +52,7 @@ class SoundChange:
     Raises:
         ValueError: The notation cannot be read.
 
-    Example:
+    Examples:
         >>> SoundChange("k > č / _[ie]").apply("kaki")
         'kači'
     """

@@ -14,21 +14,13 @@ A recipe of your own:
     write_scores(folder.scores_of("test", "best"), [TaskScores("F1", {"de": 91.2, "fr": 88.0})])
 """
 
-from gradvac.lab.runs.folder import (
-    PREPARED_METADATA,
-    RunFolder,
-    other_data,
-    other_settings,
-    prepared_sizes,
-)
+from gradvac.lab.runs.folder import PREPARED_METADATA, RunFolder, prepared_sizes
 from gradvac.run_files import TaskScores, read_scores, write_scores
 
 __all__ = [
     "PREPARED_METADATA",
     "RunFolder",
     "TaskScores",
-    "other_data",
-    "other_settings",
     "prepared_sizes",
     "read_scores",
     "write_scores",

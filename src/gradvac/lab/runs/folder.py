@@ -24,12 +24,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradvac.files import write_bytes, write_text
-from gradvac.lab.runs.locks import FolderLock, remove_leftovers
+from gradvac.lab.runs.locks import folder_lock, remove_leftovers
 from gradvac.lab.runs.manifest import read_manifest, verify_manifest, write_manifest
 from gradvac.run_files import RunFiles, TaskScores, write_scores
 
@@ -104,15 +105,15 @@ class RunFolder(RunFiles):
         """Whether there is a run."""
         return self.config.is_file()
 
-    def lock(self, busy: str | None = None) -> FolderLock:
+    def lock(self, busy: str | None = None) -> AbstractContextManager[None]:
         """The right to write here; `busy` is the error if another process has it."""
         default = f"run: another process is at work in {self.path}; wait for it to end."
-        return FolderLock(self.path, busy=busy or default)
+        return folder_lock(self.path, busy=busy or default)
 
-    def lock_beside(self, what: str) -> FolderLock:
+    def lock_beside(self, what: str) -> AbstractContextManager[None]:
         """The right to write what can be written during training: "similarity", ..."""
         busy = f"run: another process writes {what} in {self.path}; wait for it to end."
-        return FolderLock(self.path, busy=busy, name=f".{what}.lock")
+        return folder_lock(self.path, busy=busy, name=f".{what}.lock")
 
     def write_scored(
         self,
@@ -146,22 +147,6 @@ class RunFolder(RunFiles):
             write_text(self.outputs_of(split, weights, task), text)
         write_counts(self.counts_of(split, weights), counts)
         write_scores(self.scores_of(split, weights), scores, details, of_weights=of_weights)
-
-
-def other_data(run: Path, prepared: Path, recipe: str) -> ValueError:
-    """The error for a folder that does not hold the prepared data of a run."""
-    return ValueError(
-        f"data.prepared: {prepared} does not hold the data of {run}; run `gradvac {recipe} "
-        f"prepare` with its {RunFolder(run).config.name}, or give data.prepared=..."
-    )
-
-
-def other_settings(prepared: Path, changed: Sequence[str], recipe: str) -> ValueError:
-    """The error for data prepared with other settings, which another run may need."""
-    return ValueError(
-        f"data.prepared: {prepared} was prepared with other settings ({', '.join(changed)}); "
-        f"choose another folder, or replace it with `gradvac {recipe} prepare`."
-    )
 
 
 def prepared_sizes(run: RunFolder) -> dict[str, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gradvac.files import TEMPORARY, short_digest
@@ -25,7 +27,8 @@ def remove_leftovers(folder: Path, *, of: Path | None = None, but: Path | None =
             path.unlink(missing_ok=True)
 
 
-class FolderLock:
+@contextmanager
+def folder_lock(folder: Path, *, busy: str | None, name: str = LOCK) -> Iterator[None]:
     """The right to write in a folder, for one process at a time.
 
     The system releases it however the process ends.
@@ -36,41 +39,27 @@ class FolderLock:
         name: The file that is locked. Locks of different names are held side by side.
 
     Raises:
-        ValueError: Another process holds it (from `acquire`, with the text of `busy`).
+        ValueError: Another process holds it; the text is `busy`.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from gradvac.files import write_json
         >>> run = Path(tempfile.mkdtemp())
-        >>> with FolderLock(run, busy=f"run: another process writes in {run}; wait for it."):
+        >>> with folder_lock(run, busy=f"run: another process writes in {run}; wait for it."):
         ...     write_json(run / "facts.json", {"steps": 3})
     """
+    import filelock  # comes with torch; reading a run does without
 
-    def __init__(self, folder: Path, *, busy: str | None, name: str = LOCK) -> None:
-        import filelock  # comes with torch; reading a run does without
-
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = filelock.FileLock(folder / name)
-        self._busy = busy
-        self._timeout = filelock.Timeout
-
-    def acquire(self) -> None:
-        """Take the lock."""
-        try:
-            self._lock.acquire(timeout=-1 if self._busy is None else 0)
-        except self._timeout:
-            raise ValueError(self._busy) from None
-
-    def release(self) -> None:
-        """Give it back."""
-        self._lock.release()
-
-    def __enter__(self) -> FolderLock:
-        self.acquire()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.release()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(folder / name)
+    try:
+        lock.acquire(timeout=-1 if busy is None else 0)
+    except filelock.Timeout:
+        raise ValueError(busy) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def hash_file(path: Path) -> str:

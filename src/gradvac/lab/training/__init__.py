@@ -16,7 +16,8 @@ into a folder that holds a run continues it, bit for bit on a CPU, wherever it w
     state.py        the state of a run between two steps, saved and restored as one
     checkpoint.py   atomic checkpoints; best, averaged, last weights by name
     weights.py      weights on disk: one file, or shards
-    log.py          metrics, TensorBoard and trackers, sums between entries, the progress bar
+    log.py          metrics, sums between entries, the progress bar
+    writers.py      where metrics go too: TensorBoard, trackers, your own
     environment.py  device, precision, random state, threads, signals
     distributed.py  the processes that train one run together
     parallel.py     a model replicated in them, or divided among them
@@ -55,6 +56,7 @@ from gradvac.lab.training.workload import (
     StepLosses,
     Workload,
 )
+from gradvac.lab.training.writers import Writer
 
 __all__ = [
     "FULL_BATCH",
@@ -82,6 +84,7 @@ __all__ = [
     "TensorBatch",
     "TrainConfig",
     "Workload",
+    "Writer",
     "checkpoint",
     "choose_device",
     "config",

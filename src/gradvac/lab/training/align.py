@@ -140,9 +140,9 @@ class AlignerConfig(Section):
     """How task gradients are obtained and combined, whatever the rule.
 
     Attributes:
-        rule: The name of a [rule](guide.md#rules); "sum" is joint training whose task gradients
-            are recorded, "none" joint training without them: plain autograd. Or a rule of your own:
-            "module:Class" or "file.py:Class".
+        rule: The name of a [rule](guide.md#rules); "sum" is plain joint training whose task
+            gradients are recorded, "none" the same without them: plain autograd. Or a rule of your
+            own: "module:Class" or "file.py:Class".
         options: Arguments of a rule of your own.
         granularity: Which parameters share a component.
         engine: How task gradients are obtained.
@@ -160,7 +160,7 @@ class AlignerConfig(Section):
             the latter in a single process, and without `recompute`.
     """
 
-    rule: str = "gradvac"
+    rule: str = "sum"
     options: dict[str, Any] = Field(default_factory=dict)
     granularity: Literal["whole_model", "enc_dec", "all_layer", "all_matrix"] = "all_layer"
     engine: Literal["auto", "one_backward", "per_task"] = "auto"

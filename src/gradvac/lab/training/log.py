@@ -3,18 +3,15 @@
 `gradvac.lab.runs.folder` lists the files.
 """
 
-import hashlib
-import importlib
 import json
 import logging
 import math
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +27,7 @@ from gradvac.lab.training import config
 from gradvac.lab.training.config import ConfigError
 from gradvac.lab.training.environment import peak_memory
 from gradvac.lab.training.settings import EXTENSIBLE, TECHNICAL, TECHNICAL_ELSEWHERE, RunConfig
+from gradvac.lab.training.writers import Writer, open_writers
 
 logger = logging.getLogger(__name__)
 BY_TASK = "by_task"  # of a step's sums: losses and tokens of every task, [2, T]
@@ -162,92 +160,6 @@ def after(first: BaseException | None) -> Iterator[None]:
         if first is None:
             raise
         first.add_note(f"Closing failed too: {error}")
-
-
-class Writer(Protocol):
-    """A destination for metrics."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record values of an optimizer step."""
-        ...
-
-    def draw(self, step: int, name: str, pixels: NDArray[np.uint8]) -> None:
-        """Show a picture, `[height, width, 3]`."""
-        ...
-
-    def close(self) -> None:
-        """Write what is left, and close."""
-        ...
-
-
-class TensorBoard:
-    """Event files in `RUN/tensorboard`; entries after `step` of a killed run are hidden."""
-
-    def __init__(self, run: Path, *, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(RunFolder(run).tensorboard), purge_step=step + 1)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record scalars."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def draw(self, step: int, name: str, pixels: NDArray[np.uint8]) -> None:
-        """Record a picture, where Pillow is installed."""
-        with suppress(ModuleNotFoundError):
-            self._writer.add_image(name, pixels, step, dataformats="HWC")
-
-    def close(self) -> None:
-        """Flush and close the event file."""
-        self._writer.close()
-
-
-class Tracker:
-    """wandb, or trackio, which has the same three functions. A resumed run keeps its page."""
-
-    def __init__(self, name: str, run: Path, settings: RunConfig) -> None:
-        self._module: Any = importlib.import_module(name)
-        options: dict[str, Any] = {"name": run.name, "resume": "allow"}
-        if name == "wandb":  # trackio finds a run by its name, wandb by an id
-            digest = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:8]
-            identity = re.sub("[^A-Za-z0-9._-]", "-", f"{run.name}-{digest}")
-            options |= {"id": identity, "dir": str(run)}
-        dumped = settings.model_dump(mode="json")
-        self._module.init(project=settings.train.project, config=dumped, **options)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record scalars."""
-        self._module.log(dict(values), step=step)
-
-    def draw(self, step: int, name: str, pixels: NDArray[np.uint8]) -> None:
-        """Pictures are left out: curves only."""
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._module.finish()
-
-
-def open_writers(run: Path, settings: RunConfig, *, step: int) -> list[Writer]:
-    """The writers the config names.
-
-    TensorBoard, which is on by default, may be missing; a writer that was asked for may not.
-    """
-    writers: list[Writer] = []
-    for name in settings.train.writers:
-        try:
-            if name == "tensorboard":
-                writers.append(TensorBoard(run, step=step))
-            else:
-                writers.append(Tracker(name, run, settings))
-        except ModuleNotFoundError as error:
-            if name != "tensorboard":
-                raise ValueError(
-                    f"train.writers: {name!r} is not installed ({error}); install it, or leave it "
-                    "out."
-                ) from error
-            logger.info("TensorBoard is not installed; metrics go to metrics.jsonl only.")
-    return writers
 
 
 class Meters:

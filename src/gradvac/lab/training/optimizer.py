@@ -4,12 +4,20 @@ import math
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 from torch import Tensor, nn
 
 from gradvac.lab.training.config import Section
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
+_DECAY_SHARE = 0.2
 
 
 class OptimizerConfig(Section):
@@ -18,8 +26,10 @@ class OptimizerConfig(Section):
     Attributes:
         lr: Peak learning rate.
         warmup_steps: Steps of linear warm-up to the peak.
-        schedule: After warm-up: "inverse_sqrt" falls with 1 / sqrt(step), "linear" falls to 0 at
-            `train.max_steps`, "constant" stays.
+        schedule: After warm-up: "inverse_sqrt" falls with 1 / sqrt(step), "linear" and "cosine"
+            fall to 0 at `train.max_steps`, "wsd" (warm-up, stable, decay) stays, and falls linearly
+            to 0 in the last `decay_share` of all steps, "constant" stays.
+        decay_share: wsd: Part of all steps in which it falls.
         betas: Decay of the two moments.
         eps: Adam's epsilon.
         weight_decay: Decoupled; matrices only (not biases, norms and other vectors).
@@ -29,12 +39,19 @@ class OptimizerConfig(Section):
 
     lr: PositiveFloat = 1e-3
     warmup_steps: NonNegativeInt = 4000
-    schedule: Literal["inverse_sqrt", "linear", "constant"] = "inverse_sqrt"
+    schedule: Literal["inverse_sqrt", "linear", "cosine", "wsd", "constant"] = "inverse_sqrt"
+    decay_share: float = Field(default=_DECAY_SHARE, gt=0, le=1)
     betas: tuple[Decay, Decay] = (0.9, 0.98)
     eps: PositiveFloat = 1e-9
     weight_decay: NonNegativeFloat = 0.0
     clip_norm: NonNegativeFloat = 1.0
     accumulation: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _share_of_something(self) -> "OptimizerConfig":
+        if self.schedule != "wsd" and self.decay_share != _DECAY_SHARE:
+            raise ValueError(f'decay_share: is of schedule "wsd", but this is {self.schedule!r}')
+        return self
 
     def lr_at(self, step: int, *, max_steps: int) -> float:
         """The learning rate of an optimizer step, counted from 0."""
@@ -43,10 +60,16 @@ class OptimizerConfig(Section):
             return self.lr * count / self.warmup_steps
         if self.schedule == "inverse_sqrt":
             return self.lr * math.sqrt(max(1, self.warmup_steps) / count)
-        if self.schedule == "linear":
-            # The first step after warm-up has the peak, the one after the last would have 0.
-            return self.lr * max(0, max_steps - step) / (max_steps - self.warmup_steps)
-        return self.lr
+        if self.schedule == "constant":
+            return self.lr
+        # The first step after warm-up has the peak, the one after the last would have 0.
+        left = max(0, max_steps - step)
+        falling = max_steps - self.warmup_steps
+        if self.schedule == "cosine":
+            return self.lr * (1 - math.cos(math.pi * left / falling)) / 2
+        if self.schedule == "wsd":
+            falling = min(falling, math.ceil(self.decay_share * max_steps))
+        return self.lr * min(1.0, left / falling)
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
         """The optimizer of a model's trainable parameters."""

@@ -31,6 +31,7 @@ from gradvac.lab.training.align import AlignConfig
 from gradvac.lab.training.config import Section
 from gradvac.lab.training.environment import choose_device
 from gradvac.lab.training.optimizer import OptimizerConfig
+from gradvac.lab.training.writers import writer_class
 from gradvac.sampling import TaskEpochs, TaskSampler, repetition_temperature
 
 # [train] keys that do not change the weights of a given step, and those that only say where
@@ -61,7 +62,6 @@ TECHNICAL_ELSEWHERE = ("decoding.cuda_graph", "decoding.memory")  # of sections 
 _OF_TRAINING = ("align", "optimizer", "sampling")  # sections that a trained model never asks
 
 Temperature = Annotated[float, Field(gt=0, allow_inf_nan=True)]
-WriterName = Literal["tensorboard", "wandb", "trackio"]
 
 
 class TrainConfig(Section):
@@ -94,7 +94,8 @@ class TrainConfig(Section):
         threads: CPU threads; 0: torch's choice.
         parallel: What each of several processes (torchrun) keeps of the model: "ddp" all of it,
             "fsdp" its share of parameters, gradients and moments (FSDP2).
-        writers: Where metrics go in addition to `metrics.jsonl`.
+        writers: Where metrics go in addition to `metrics.jsonl`: "tensorboard", "wandb", "trackio",
+            or a `gradvac.lab.training.Writer` of your own: "module:Class" or "file.py:Class".
         project: Project name of the run in wandb and trackio.
     """
 
@@ -116,7 +117,7 @@ class TrainConfig(Section):
     device: str = "auto"
     threads: int = Field(default=0, ge=0, le=1024)  # too many would crash the process
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    writers: list[WriterName] = Field(default_factory=lambda: list[WriterName](["tensorboard"]))
+    writers: list[str] = Field(default_factory=lambda: ["tensorboard"])
     project: str = "gradvac"
 
     @field_validator("device")
@@ -125,6 +126,13 @@ class TrainConfig(Section):
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
             raise ValueError(f'must be "auto", "cpu", "cuda" or "cuda:1", got {device!r}')
         return device
+
+    @field_validator("writers")
+    @classmethod
+    def _are_writers(cls, writers: list[str]) -> list[str]:
+        for name in writers:
+            writer_class(name)
+        return writers
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> "TrainConfig":

@@ -25,8 +25,8 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from gradvac.files import hash_of, read_json, write_bytes, write_json
 from gradvac.lab.runs import PREPARED_METADATA as METADATA
-from gradvac.lab.runs import RunFolder, other_data, other_settings
-from gradvac.lab.runs.locks import FolderLock, remove_leftovers
+from gradvac.lab.runs import RunFolder
+from gradvac.lab.runs.locks import folder_lock, remove_leftovers
 from gradvac.lab.runs.manifest import (
     MANIFEST,
     Checksum,
@@ -128,7 +128,7 @@ def preparing(folder: Path, *, subfolders: Iterable[str] = ()) -> Iterator[Prepa
     folders = [folder, *(folder / name for name in subfolders)]
     for path in folders:
         path.mkdir(parents=True, exist_ok=True)
-    with FolderLock(folder, busy=None):
+    with folder_lock(folder, busy=None):
         for path in folders:
             remove_leftovers(path)
         yield Preparation(folder)
@@ -194,7 +194,11 @@ class PreparedFolder(ABC):
         """
         prepared = cls.open(config)
         if prepared is None:
-            raise other_data(run, cls.folder_of(config), cls.recipe)
+            raise ValueError(
+                f"data.prepared: {cls.folder_of(config)} does not hold the data of {run}; run "
+                f"`gradvac {cls.recipe} prepare` with its {RunFolder(run).config.name}, or give "
+                "data.prepared=..."
+            )
         return prepared
 
     @classmethod
@@ -204,7 +208,11 @@ class PreparedFolder(ABC):
         asked = cls.settings_of(config)
         changed = [key for key, value in asked.items() if settings.get(key) != value]
         if settings and changed:
-            raise other_settings(cls.folder_of(config), changed, cls.recipe)
+            raise ValueError(
+                f"data.prepared: {cls.folder_of(config)} was prepared with other settings "
+                f"({', '.join(changed)}); choose another folder, or replace it with "
+                f"`gradvac {cls.recipe} prepare`."
+            )
 
     @classmethod
     def _read_metadata(cls, folder: Path) -> dict[str, Any]:
@@ -251,7 +259,7 @@ def open_or_prepare(kind: type[P], config: Any, prepare: Callable[[Any], P]) -> 
     prepared = kind.open(config)
     if prepared is not None:
         return prepared
-    with FolderLock(kind.folder_of(config), busy=None, name=".opening.lock"):
+    with folder_lock(kind.folder_of(config), busy=None, name=".opening.lock"):
         prepared = kind.open(config)  # another process may have prepared it meanwhile
         if prepared is not None:
             return prepared

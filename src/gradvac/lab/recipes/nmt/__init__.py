@@ -24,7 +24,6 @@ is a direction such as "en-fr". `prepare_corpus` turns text files into token fil
     export.py          the model for Hugging Face and CTranslate2
     teachers.py        every task's best weights so far as its teacher
     recipe.py          what the training loop needs to know, and the entry of the registry
-    demo.py            two trainings side by side and all that follows, in a few minutes
 """
 
 from gradvac.lab.recipes.nmt.batches import Batch, Ragged, Side, make_batch
@@ -49,7 +48,7 @@ from gradvac.lab.recipes.nmt.score import (
 from gradvac.lab.recipes.nmt.settings import DataConfig, NmtConfig
 from gradvac.lab.recipes.nmt.stream import Stream, TaskData
 from gradvac.lab.recipes.nmt.tokens import TokenFile, TokenWriter
-from gradvac.lab.recipes.nmt.translator import Translator
+from gradvac.lab.recipes.nmt.translator import Translation, Translator
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary, VocabularyConfig
 
 __all__ = [
@@ -72,6 +71,7 @@ __all__ = [
     "TokenFile",
     "TokenWriter",
     "Transformer",
+    "Translation",
     "TranslationScores",
     "TranslationWorkload",
     "Translator",

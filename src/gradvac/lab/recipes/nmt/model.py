@@ -97,7 +97,7 @@ class Transformer(Layer):
             there are several, computes them again in the backward: `[N, V]` is never stored.
             "auto": as many as a quarter of a GPU's memory holds, 2^27 elsewhere.
 
-    Example:
+    Examples:
         >>> from gradvac.lab.recipes.nmt import SIZES, Transformer
         >>> model = Transformer(SIZES["tiny"], 1000)
         >>> sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,117 @@
+"""Graphs of another structure whose operations were all seen in graphs that were probed.
+
+Layers that are skipped at random (layerdrop, stochastic depth) give nearly every step a structure
+of its own, and a probe takes many passes. Where rows lie in such a graph follows from its
+operations, as it does for batches of other sizes; the probes of the schedule verify it as any other.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping
+
+from torch import nn
+
+from gradvac.engine.graph import LEAF, Graph, check_readable, may_write
+from gradvac.engine.junctions import Junction, Partition, find_junctions
+from gradvac.engine.kernels import tolerance
+from gradvac.engine.layouts import Layout, follow_losses
+from gradvac.engine.ownership import Key
+from gradvac.engine.plan import Plan
+from gradvac.engine.probe import Subject
+
+
+class FamiliarOperations:
+    """What probes have seen of a model.
+
+    Args:
+        component_of: Parameter -> component.
+    """
+
+    def __init__(self, component_of: Mapping[nn.Parameter, int]) -> None:
+        self._component_of = component_of
+        self._operations: set[Hashable] = set()
+        self._held: set[Hashable] = set()  # operations on parameters that hold rows
+        self._moved: set[Hashable] = set()  # and those that were assumed to, and do not
+
+    def learn(self, subject: Subject, plan: Plan) -> None:
+        """Take in what a probe found, if all of it followed from the operations."""
+        graph, left = subject.graph, plan.moved
+        is_followed = all(isinstance(how, Layout) for how in plan.owners.values())
+        if not is_followed or plan.unreached or plan.unfinished or not _is_plain(graph):
+            return
+        self._operations.update(_operations(graph))
+        self._held.update(_use(graph, junction) for junction in plan.partition.junctions)
+        while left:  # those above were found when those below had been moved
+            found = find_junctions(
+                graph, plan.names.keys(), subject.num_rows_at, plan.moved - left
+            ).junctions
+            too_early = [junction for junction in found if junction.position in left]
+            self._moved.update(_use(graph, junction) for junction in too_early)
+            left -= {junction.position for junction in too_early}
+
+    def plan(self, subject: Subject) -> Plan | None:
+        """The plan of a graph that is made of what was seen; None for any other."""
+        graph, num_rows = subject.graph, subject.num_rows
+        is_other = num_rows is None or len(subject.losses.present) < 2 or bool(subject.declared)
+        if is_other or not self._operations or not _is_plain(graph):
+            return None
+        if not self._operations.issuperset(_operations(graph)):
+            return None
+        check_readable(graph)
+        partition, moved = self._partition(subject)
+        if partition is None:
+            return None
+        assert num_rows is not None
+        followed = follow_losses(graph, partition.holds_rows, num_rows)
+        owners: dict[Key, Layout] = {}
+        for number, junction in enumerate(partition.junctions):
+            for output in range(graph.num_outputs(junction.position)):
+                layout = followed[junction.position].get(output)
+                if layout is None:
+                    return None
+                owners[number, output] = layout
+        components = ({self._component_of[p] for p in j.parameters} for j in partition.junctions)
+        lowest = graph.lowest()
+        plan = Plan(
+            partition,
+            subject.names,
+            components=[sorted(found) for found in components],
+            owners=owners,
+            moved=moved,
+            lowest=lowest,
+            tolerance=tolerance(lowest),
+            lengths={},
+            unreached=frozenset(),
+            unfinished=None,
+        )
+        plan.succeed()
+        return plan
+
+    def _partition(self, subject: Subject) -> tuple[Partition | None, frozenset[int]]:
+        """The junctions, and what was moved; None where what was seen does not decide."""
+        graph, moved = subject.graph, frozenset[int]()
+        while True:
+            partition = find_junctions(graph, subject.names.keys(), subject.num_rows_at, moved)
+            uses = {j.position: _use(graph, j) for j in partition.junctions if j.assumed}
+            too_early = {at for at, use in uses.items() if use in self._moved - self._held}
+            if partition.outside or partition.holds_no_rows:
+                return None, moved
+            if not too_early:
+                return (partition if self._held.issuperset(uses.values()) else None), moved
+            moved |= too_early
+
+
+def _is_plain(graph: Graph) -> bool:
+    """Whether it has neither hooks nor functions of others, which may do anything."""
+    return not graph.has_hooks and not any(map(may_write, graph.nodes))
+
+
+def _operations(graph: Graph) -> Iterator[Hashable]:
+    """Every operation with those that its inputs come from."""
+    names = graph.names
+    for position, name in enumerate(names):
+        if name != LEAF:
+            children = graph.children(position)
+            yield name, *(names[child] if child >= 0 else "" for child, _ in children)
+
+
+def _use(graph: Graph, junction: Junction) -> Hashable:
+    return graph.names[junction.position], junction.parameters
