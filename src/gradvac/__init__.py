@@ -29,6 +29,7 @@ The library, which needs torch and numpy:
     sides.py         encoder or decoder, by a parameter's name
     plugins.py       rules, recipes and writers of your own, by module or file
     hints.py         what error messages share
+    local_server.py  what pages served on this machine share
 
 The laboratory, which trains whole systems with it (extras: nmt, tagging):
 

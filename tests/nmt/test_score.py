@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import sys
+from pathlib import Path
 
 import pytest
 import sacrebleu
+import torch
 from rich.console import Console
 
 from gradvac.lab.recipes.nmt import Score, TranslationScores, score_lines
+from gradvac.lab.recipes.nmt.comet import Text, open_comet
+from gradvac.lab.recipes.nmt.data_warnings import in_other_languages
 
 REFERENCES = ["the old man sees a dog", "two women are singing in the garden", "it rains today"]
 LINES = ["the old man saw a dog", "two women sing in the garden", "it is raining today"]
@@ -52,14 +57,17 @@ def test_means_by_level_and_table() -> None:
     by_task = {"en-fr": score(30.0), "en-cs": score(20.0), "en-hi": score(10.0)}
     levels = {"en-fr": "high", "en-cs": "high", "en-hi": "low"}
     scores = TranslationScores("runs/x", "test", "best", by_task, levels, "rule:sum", 7)
-    assert scores.means() == {"high": (25.0, 35.0), "low": (10.0, 20.0), "all": (20.0, 30.0)}
-    assert scores.to_dict()["means"]["high"] == {"bleu": 25.0, "chrf": 35.0}
+    means = {"high": 25.0, "low": 10.0, "all": 20.0}
+    assert scores.to_dict()["means"]["BLEU"] == means
+    assert scores.to_dict()["means"]["chrF++"] == {
+        level: bleu + 10 for level, bleu in means.items()
+    }
     console = Console(file=io.StringIO(), width=120)
     console.print(scores.table())
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(text in shown for text in ("en-hi", "25.0", "30.0"))
     assert scores.notes()[:2] == ["BLEU b", "chrF++ c"]
-    assert "7 of the sources" in scores.notes()[2]
+    assert "7 of the sources" in scores.notes()[-1]
 
 
 def test_every_signature_is_told_with_its_tasks() -> None:
@@ -67,4 +75,75 @@ def test_every_signature_is_told_with_its_tasks() -> None:
     scores = TranslationScores(
         "runs/x", "test", "best", by_task, dict.fromkeys(by_task, "low"), "", 0
     )
-    assert scores.notes() == ["BLEU f  (en-fr)", "BLEU z  (en-zh)", "chrF++ c"]
+    assert scores.notes()[:3] == ["BLEU f  (en-fr)", "BLEU z  (en-zh)", "chrF++ c"]
+
+
+FRENCH = [
+    "elle a dit qu'ils reviendraient après la guerre",
+    "il ne voulait plus en parler avec nous",
+    "nous avons mangé du pain et du fromage",
+    "les enfants jouent dans le jardin de leur grand-mère",
+]
+
+
+def test_translations_in_the_wrong_language_are_counted() -> None:
+    """Beside the same guess at the references; nobody knows a constructed language."""
+    english = ["she said that they would come back after the war", ""]
+    score = score_lines([*FRENCH[:2], *english], FRENCH, "fra")
+    assert (score.wrong_language, score.wrong_references) == (25.0, 0.0)  # an empty line is in none
+    unknown = score_lines(FRENCH, FRENCH, "qso")
+    assert (unknown.wrong_language, unknown.wrong_references) == (None, None)
+    by_task = {"en-fr": score, "en-qso": unknown}
+    levels = dict.fromkeys(by_task, "low")
+    scores = TranslationScores("runs/x", "test", "best", by_task, levels, "", 0)
+    *_, wrong = scores.by_metric()
+    assert (wrong.metric, wrong.by_task) == ("wrong language", {"en-fr": 25.0})
+    assert not wrong.higher_is_better
+    assert wrong.by_level() == {"low": 25.0, "all": 25.0}
+    console = Console(file=io.StringIO(), width=120)
+    console.print(scores.table())
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "of references" in shown
+    assert any("no number for en-qso" in note for note in scores.notes())
+    alone = TranslationScores("runs/x", "test", "best", {"en-qso": unknown}, levels, "", 0)
+    assert [one.metric for one in alone.by_metric()] == ["BLEU", "chrF++"]
+
+
+@pytest.mark.parametrize("code", ["nb", "no", "fil", "tl", "zh_tw", "heb"])
+def test_the_guesser_knows_languages_by_other_codes(code: str) -> None:
+    assert in_other_languages(["ord"], code) is not None
+
+
+STUB = """#!{python}
+import json, sys
+options = dict(one.split("=", 1) for one in sys.argv[1:] if "=" in one)
+sources, lines, references = ([*open(options[key], encoding="utf-8")] for key in ("-s", "-t", "-r"))
+if options["--model"] == "broken":
+    sys.exit("no such model on the hub")
+rows = [{{"COMET": 0.8 if a == b else 0.5}} for a, b in zip(lines, references, strict=True)]
+assert len(sources) == len(lines)
+json.dump({{options["-t"]: rows[options["--model"] == "short" :]}}, open(options["--to_json"], "w"))
+"""
+
+
+def test_comet_runs_as_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in with comet-score's options and files; all tasks go through one process."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"comet: .*pipx install unbabel-comet"):
+        open_comet("Unbabel/wmt22-comet-da", torch.device("cpu"))
+    (tmp_path / "comet-score").write_text(STUB.format(python=sys.executable))
+    (tmp_path / "comet-score").chmod(0o755)
+    with pytest.raises(ValueError, match=r"comet: there is no file missing\.ckpt"):
+        open_comet("missing.ckpt", torch.device("cpu"))
+    texts = {
+        "en-fr": Text(["one\rline", "two"], ["un", "deux"], ["un", "trois"]),
+        "en-de": Text(["x"], [""], ["y"]),
+    }
+    scores = open_comet("some/model", torch.device("cpu"))(texts)
+    assert {task: found.tolist() for task, found in scores.items()} == {
+        "en-fr": [0.8, 0.5],
+        "en-de": [0.5],
+    }
+    for model, reason in (("broken", "code 1: no such model"), ("short", "2 of 3 sentences")):
+        with pytest.raises(ValueError, match=reason):
+            open_comet(model, torch.device("cpu"))(texts)

@@ -45,7 +45,7 @@ def test_after_warm_up(schedule: Any, step: int, expected: float) -> None:
 def test_a_decay_that_no_schedule_has_is_refused() -> None:
     half = OptimizerConfig(lr=0.1, warmup_steps=80, schedule="wsd", decay_share=0.5)
     assert half.lr_at(90, max_steps=100) == pytest.approx(0.05)  # never before the end of warm-up
-    with pytest.raises(ValueError, match='decay_share.*"wsd"'):
+    with pytest.raises(ValueError, match=r'decay_share.*"wsd"'):
         OptimizerConfig(decay_share=0.5)
 
 

@@ -72,7 +72,7 @@ def test_every_rule(
 def test_every_schedule(
     tmp_path: Path, toy: ModuleType, settings: Settings, run_toy: RunToy, schedule: str
 ) -> None:
-    """Warm-up of 3 steps; the crash is where "wsd" is still stable, and it goes on into its fall."""
+    """The crash is where "wsd" is still stable; it goes on into its fall."""
     config = settings(optimizer={"warmup_steps": 3, "schedule": schedule}, train={"log_every": 1})
     run_toy(config, tmp_path / "whole")
     with pytest.raises(CrashError):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import sys
 import warnings
+import webbrowser
 from collections.abc import Callable, Iterable
 from functools import wraps
+from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TextIO
@@ -61,6 +64,16 @@ Distances = Annotated[
 Families = Annotated[
     Path | None, typer.Option(help='Families of tasks: a TOML file with lines fr = "Romance".')
 ]
+
+
+def serve(server: ThreadingHTTPServer, does: str, *, show: bool) -> None:
+    """Serve a page until the user stops it with Ctrl-C."""
+    with server, contextlib.suppress(KeyboardInterrupt):
+        address = f"http://localhost:{server.server_port}/"
+        print(f"The page is at {address} and {does}; stop with Ctrl-C.", flush=True)
+        if show:
+            webbrowser.open(address)
+        server.serve_forever()
 
 
 def weights_of(name: str) -> str | int:

@@ -20,7 +20,8 @@ def compare(
     split: Annotated[str, typer.Option("--set", help="The set whose scores count.")] = "test",
     weights: Weights = "best",
     metric: Annotated[
-        str | None, typer.Option(help="BLEU, chrF++, F1, ...; default: the first of the scores.")
+        str | None,
+        typer.Option(help='BLEU, chrF++, "wrong language", F1, ...; default: the first.'),
     ] = None,
     out: Annotated[
         Path | None,

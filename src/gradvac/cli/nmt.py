@@ -22,6 +22,7 @@ from gradvac.cli.common import (
     load_config,
     needs,
     require_run,
+    serve,
     train_run,
     utf8_output,
     weights_of,
@@ -93,8 +94,23 @@ def translate(
     window: Annotated[
         int, typer.Option(help="Lines to read before translating; 1 on a terminal.", min=1)
     ] = 4096,
+    n_best: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Write so many translations of every line: number of the line ||| text ||| score. "
+            "Needs decoding.engine=ctranslate2 and as many decoding.beams.",
+        ),
+    ] = None,
 ) -> None:
-    """Translate files, or standard input, to standard output, line by line."""
+    """Translate files, or standard input, to standard output, line by line.
+
+    The n best translations of each line:
+    translate RUN in.txt --n-best 4 decoding.engine=ctranslate2 decoding.beams=4
+
+    Translations drawn at random:
+    translate RUN in.txt decoding.engine=ctranslate2 decoding.beams=1 decoding.sampling_topk=10
+    """
     from gradvac.lab.recipes.common.readers import LenientReader
     from gradvac.lab.recipes.nmt import Translator
 
@@ -110,9 +126,12 @@ def translate(
     target = translator.targets[0] if to is None else to
     reader = LenientReader()
     is_typed = files == [_STDIN] and sys.stdin.isatty()
-    lines = translator.stream(reader.read(files), target, window=1 if is_typed else window)
-    for line in lines:
-        output.write(f"{line}\n")
+    window = 1 if is_typed else window
+    found = translator.stream(reader.read(files), target, window=window, num=n_best or 1)
+    for number, translations in enumerate(found):
+        for one in translations:
+            shown = one.text if n_best is None else f"{number} ||| {one.text} ||| {one.score:.4f}"
+            output.write(f"{shown}\n")
         output.flush()
     counts = translator.counts
     for number, what in (
@@ -157,8 +176,21 @@ def _score(
     to_language: Annotated[
         str | None, typer.Option("--to", help="The language of --reference.")
     ] = None,
+    comet: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL",
+            help="Score with COMET too: a model's name, as in Unbabel/wmt22-comet-da, or a .ckpt "
+            "file. Needs the command comet-score: pipx install unbabel-comet.",
+        ),
+    ] = "",
 ) -> None:
-    """Translate a set and score it with BLEU and chrF++; keep both in the run folder.
+    """Translate a set and score it; keep translations and scores in the run folder.
+
+    Scores are BLEU, chrF++ and the share of translations that look like
+    another language than the target, with the same share of the references
+    beside it: so often the guess errs. `gradvac compare --metric "wrong
+    language"` tests it between runs.
 
     With --source, --reference, --from and --to it scores any two files, and keeps nothing.
     """
@@ -180,12 +212,20 @@ def _score(
                 weights=weights_of(weights),
                 device=device,
                 overrides=overrides or [],
+                comet=comet,
             )
         if as_json:
             print(json.dumps(asdict(scored), ensure_ascii=False, indent=1), file=utf8_output())
         else:
             print(f"BLEU {scored.bleu:.1f}  {scored.bleu_signature}")
             print(f"chrF++ {scored.chrf:.1f}  {scored.chrf_signature}")
+            if scored.comet is not None:
+                print(f"COMET {scored.comet:.1f}  {comet}")
+            if scored.wrong_language is not None:
+                print(
+                    f"wrong language {scored.wrong_language:.1f} % "
+                    f"(of references {scored.wrong_references:.1f} %)"
+                )
             print(f"{scored.num_lines:,} sentences")
         return
     scores = score_translation(
@@ -194,6 +234,7 @@ def _score(
         weights=weights_of(weights),
         device=device,
         overrides=overrides or [],
+        comet=comet,
     )
     if as_json:
         print(json.dumps(scores.to_dict(), ensure_ascii=False, indent=1), file=utf8_output())
@@ -202,6 +243,36 @@ def _score(
         console.print(scores.table())
         for note in scores.notes():  # not in the table, which would break signatures to its width
             console.print(note, soft_wrap=True)
+
+
+@app.command("serve")
+@needs("nmt")
+def _serve(
+    run: Run,
+    overrides: SearchOverrides = None,
+    weights: Weights = "best",
+    device: Device = "auto",
+    port: Annotated[int, typer.Option(help="The port; 0: any free one.", min=0, max=65535)] = 8000,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Serve a page to type into, on this machine alone; the model stays loaded.
+
+    Programs send JSON and get the translations of the lines back:
+
+    curl localhost:8000/translate -H "Content-Type: application/json"
+    -d '{"lines": ["a dog"], "to": "fr"}'
+    """
+    from gradvac.lab.recipes.nmt.serve import serve_translator
+    from gradvac.lab.recipes.nmt.translator import Translator
+
+    translator = Translator.from_run(
+        require_run(run, "nmt"),
+        weights=weights_of(weights),
+        device=device,
+        overrides=overrides or [],
+    )
+    served = serve_translator(translator, str(run), port=port)
+    serve(served, "translates what you type", show=show)
 
 
 @app.command()

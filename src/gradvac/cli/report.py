@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import webbrowser
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradvac.cli.common import Distances, Families, Runs, needs
+from gradvac.cli.common import Distances, Families, Runs, needs, serve
 
 if TYPE_CHECKING:
     from gradvac.analysis import Run
@@ -49,13 +48,7 @@ def serve_page(
 
     if hasattr(os, "nice"):
         os.nice(10)  # training goes first
-    with serve_live(LivePage(build, runs), port=port) as server:
-        address = f"http://localhost:{server.server_port}/"
-        print(f"The page is at {address} and keeps up with the run; stop with Ctrl-C.", flush=True)
-        if show:
-            webbrowser.open(address)
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
+    serve(serve_live(LivePage(build, runs), port=port), "keeps up with the run", show=show)
 
 
 @needs("report")

@@ -106,7 +106,7 @@ class Arrived(NamedTuple):
         return self.nbytes > _JOINED_BYTES[self.gradient.is_cuda][0]
 
 
-class Block(NamedTuple):
+class BuiltStack(NamedTuple):
     """Task gradients of some weights, or shifts, that are alike."""
 
     targets: Sequence[Target]
@@ -205,7 +205,7 @@ def _target(graph: Graph, path: ParameterPath) -> Target:
     return parameter if is_leaf else path
 
 
-def build_together(every: Sequence[Arrived]) -> Iterator[Block]:
+def build_together(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
     """Build some junctions, those that are alike as one."""
     alike: dict[Hashable, list[Arrived]] = {}
     for one in every:
@@ -221,16 +221,16 @@ def build_together(every: Sequence[Arrived]) -> Iterator[Block]:
             yield from _build(part)
 
 
-def _build(every: Sequence[Arrived]) -> Iterator[Block]:
+def _build(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
     first, segments, num = every[0].junction, every[0].segments, len(every)
     if first.is_used_again:
         segments, num = segments.repeated(num, are_same=True), 1
     weights, shifts = first.build(every, segments, num)
     targets = [one.junction for one in every[:num]]
     stack = weights.reshape(num, segments.num_tasks, -1)
-    yield Block([one.weight for one in targets], stack, every[0].segments)
+    yield BuiltStack([one.weight for one in targets], stack, every[0].segments)
     if shifts is not None:
-        yield Block([s for one in targets if (s := one.shift) is not None], shifts, segments)
+        yield BuiltStack([s for one in targets if (s := one.shift) is not None], shifts, segments)
 
 
 def _build_products(every: Sequence[Arrived], segments: Segments, num: int) -> Sums:

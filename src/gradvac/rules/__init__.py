@@ -76,7 +76,7 @@ def rule_class(name: str) -> type[Rule]:
         ValueError: There is none.
     """
     if ":" in str(name):
-        return plugin_class(name, Rule, "rule")
+        return plugin_class(name, Rule, "rule")  # type: ignore[type-abstract]
     if (rule := RULES.get(str(name).lower())) is None:
         raise ValueError(f"rule: there is no {name!r}; {nearest(str(name).lower(), RULES)}")
     return rule

@@ -11,12 +11,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from gradvac.local_server import HOST, LocalHandler
+
 SHARE = 0.01  # of all processors' time
-_HOST = "127.0.0.1"
 _SECONDS = 2.0  # between questions of a browser, and between builds at the least
 
 Build = Callable[[dict[str, Any]], str]
@@ -86,31 +87,16 @@ def serve_live(page: LivePage, *, port: int = 0) -> ThreadingHTTPServer:
         port: 0: any that is free; see `server_port`.
     """
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            # Pages of other sites may not ask through a name of their own for this machine.
-            host = self.headers.get("Host", "").rpartition(":")[0]
-            if host not in (_HOST, "localhost"):
-                self.send_error(403)
-            elif self.path == "/":
-                self._answer(page.page(), "text/html; charset=utf-8")
+    class Handler(LocalHandler):
+        def do_GET(self) -> None:  # noqa: N802
+            if self.path == "/":
+                self.answer(page.page(), "text/html")
             elif self.path == "/version":
-                self._answer(page.version().encode(), "text/plain; charset=utf-8")
+                self.answer(page.version().encode(), "text/plain")
             else:
                 self.send_error(404)
 
-        def _answer(self, content: bytes, kind: str) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            """Nobody wants to read of every question."""
-
-    return ThreadingHTTPServer((_HOST, port), Handler)
+    return ThreadingHTTPServer((HOST, port), Handler)
 
 
 def _waiting(reason: str) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from gradvac.files import hash_of, open_arrays, write_bytes
 
-Counts = NDArray[np.int64]
+Counts = NDArray[np.int64] | NDArray[np.float64]
 Floats = NDArray[np.float64]
 _ABOUT = "about"
 _MOST_BYTES = 1 << 30  # unpacked; 100 tasks of 10,000 sentences take a tenth
@@ -84,7 +84,7 @@ def f1(sums: Floats) -> Floats:
 
 
 def percentage(sums: Floats) -> Floats:
-    """How many of all, in percent: words with the right tag, words."""
+    """How many of all, in percent: words with the right tag, words. Or a mean, times 100."""
     part, total = sums[..., 0], sums[..., 1]
     return np.divide(100.0 * part, total, out=np.zeros_like(total), where=total > 0)
 

@@ -62,7 +62,7 @@ class Writer(ABC):
 class TensorBoard(Writer):
     """Event files in `RUN/tensorboard`; entries after `step` of a killed run are hidden."""
 
-    def __init__(self, run: Path, settings: RunConfig, *, step: int) -> None:
+    def __init__(self, run: Path, settings: RunConfig, *, step: int) -> None:  # noqa: ARG002
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(RunFolder(run).tensorboard), purge_step=step + 1)
@@ -87,7 +87,7 @@ class Tracker(Writer):
 
     module_name = "wandb"
 
-    def __init__(self, run: Path, settings: RunConfig, *, step: int) -> None:
+    def __init__(self, run: Path, settings: RunConfig, *, step: int) -> None:  # noqa: ARG002
         self._module: Any = importlib.import_module(self.module_name)
         options: dict[str, Any] = {"name": run.name, "resume": "allow"}
         if self.module_name == "wandb":  # trackio finds a run by its name, wandb by an id
@@ -126,7 +126,7 @@ def writer_class(name: str) -> type[Writer]:
         ValueError: There is none.
     """
     if ":" in name:
-        return plugin_class(name, Writer, "writer")
+        return plugin_class(name, Writer, "writer")  # type: ignore[type-abstract]
     if name not in _WRITERS:
         raise ValueError(f"got {name!r}; {nearest(name, _WRITERS)}")
     return _WRITERS[name]

@@ -31,7 +31,8 @@ class TaskResult:
     Attributes:
         score: The score: metric -> value, or whatever the recipe's own `RunScores` expects.
         output: What was scored, for RUN/scores/SET.WEIGHTS.TASK.txt.
-        counts: Metric -> the counts that it is computed from, example by example.
+        counts: Metric -> the counts that it is computed from, example by example; a metric that
+            this task has no number of is left out.
         examples: What identifies the examples and what was to be found in them: only scores of
             the same ones can be compared example by example.
     """
@@ -98,15 +99,20 @@ class RunScores:
         for heading in (*(one.metric for one in metrics), *further):
             shown.add_column(heading, justify="right")
         for number, task in enumerate(self.by_task):
-            values = (one.show(one.by_task[task]) for one in metrics)
+            values = (_cell(one, one.by_task.get(task)) for one in metrics)
             shown.add_row(task, *values, *(cells[number] for cells in further.values()))
         shown.add_section()
         means = [one.by_level() for one in metrics]
         for level in means[0]:
             name = "average" if level == "all" else f"average, {level}"
-            values = (f"{by_level[level]:.1f}" for by_level in means)
+            pairs = zip(metrics, means, strict=True)
+            values = (_cell(one, by_level.get(level)) for one, by_level in pairs)
             shown.add_row(name, *values, *([""] * len(further)))
         return shown
+
+
+def _cell(scores: TaskScores, value: float | None) -> str:
+    return "-" if value is None else scores.show(value)
 
 
 S = TypeVar("S", bound=RunScores)
@@ -122,6 +128,7 @@ class Scorer(Generic[S]):
         formulas: Metric -> how a score follows from its counts: see `runs.sentences.FORMULAS`.
         summarise: Makes the scores of the run, given what `RunScores` takes.
         levels: Task -> resource level, where known.
+        complete: Adds what is scored of all tasks at once.
     """
 
     tasks: Sequence[str]
@@ -129,6 +136,7 @@ class Scorer(Generic[S]):
     formulas: Mapping[str, str]
     summarise: Callable[..., S] = RunScores  # type: ignore[assignment]
     levels: Mapping[str, str] = field(default_factory=dict)
+    complete: Callable[[dict[str, TaskResult]], dict[str, TaskResult]] = lambda results: results
 
 
 def score_run(
@@ -165,7 +173,7 @@ def score_run(
     console = console or Console(quiet=True)
     with folder.lock_beside("scores"):
         tasks = track(list(scorer.tasks), "Scoring", console=console, transient=True)
-        results = {task: scorer.score(task) for task in tasks}
+        results = scorer.complete({task: scorer.score(task) for task in tasks})
         scores = scorer.summarise(
             run=str(run),
             split=split,
@@ -175,12 +183,11 @@ def score_run(
             signature=str(folder.read_signature().get("signature", "")),
         )
         examples = {task: identify(result.examples) for task, result in results.items()}
-        counts = [
-            SentenceCounts(
-                metric, formula, {t: one.counts[metric] for t, one in results.items()}, examples
-            )
-            for metric, formula in scorer.formulas.items()
-        ]
+        counts = []
+        for metric, formula in scorer.formulas.items():
+            by_task = {t: one.counts[metric] for t, one in results.items() if metric in one.counts}
+            of_these = {task: examples[task] for task in by_task}
+            counts.append(SentenceCounts(metric, formula, by_task, of_these))
         folder.write_scored(
             split,
             weights,

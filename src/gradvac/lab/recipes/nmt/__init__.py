@@ -48,7 +48,7 @@ from gradvac.lab.recipes.nmt.score import (
 from gradvac.lab.recipes.nmt.settings import DataConfig, NmtConfig
 from gradvac.lab.recipes.nmt.stream import Stream, TaskData
 from gradvac.lab.recipes.nmt.tokens import TokenFile, TokenWriter
-from gradvac.lab.recipes.nmt.translator import Translator
+from gradvac.lab.recipes.nmt.translator import Translation, Translator
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary, VocabularyConfig
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "TokenFile",
     "TokenWriter",
     "Transformer",
+    "Translation",
     "TranslationScores",
     "TranslationWorkload",
     "Translator",

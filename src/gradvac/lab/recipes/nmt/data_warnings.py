@@ -1,4 +1,4 @@
-"""Warnings about data, which change nothing: the wrong language, sets that overlap.
+"""The wrong language and sets that overlap: warnings about data, and a score of translations.
 
 Languages are guessed by the line, so that a few borrowed sentences do not decide, and only a clear
 majority is reported.
@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import py3langid
+from numpy.typing import NDArray
 
+from gradvac.lab.languages.real import find
 from gradvac.lab.recipes.nmt.readers import Pair
 
 _LINES_GUESSED, _FEWEST_LINES = 200, 10  # to guess a language from
 _CLEAR, _FEW = 0.6, 0.1  # shares of lines
 _MANY_SHARED = 0.01  # share of a set to score on that may be in dev without a warning
-_ALSO = {"no": "nb", "iw": "he", "in": "id", "tl": "fil"}  # other codes of the same language
+_ALSO = {"nb": "no", "iw": "he", "in": "id", "fil": "tl"}  # other codes of the same language
 
 
 def warn_of_languages(first: str, second: str, pairs: Sequence[Pair]) -> str | None:
@@ -43,6 +46,25 @@ def warn_of_languages(first: str, second: str, pairs: Sequence[Pair]) -> str | N
         if name in _known() and column_shares[name] < _FEW and share >= _CLEAR:
             return f"what is called {code!r} looks like {guess!r} in {share:.0%} of the lines."
     return None
+
+
+def in_other_languages(lines: Sequence[str], code: str) -> NDArray[np.bool_] | None:
+    """Which lines look like another language, `[N]`; empty ones look like none.
+
+    The guess is among all 140 languages that py3langid knows, whatever a run was trained on, so
+    that numbers of different runs can be compared. It errs with short lines and close relatives.
+
+    Args:
+        lines: Lines of text.
+        code: The language they should be in.
+
+    Returns:
+        None if the guesser does not know that language, as it knows no constructed one.
+    """
+    name = _label(code)
+    if name not in _known():
+        return None
+    return np.array([bool(one.strip()) and py3langid.classify(one)[0] != name for one in lines])
 
 
 def warn_of_overlap(name: str, scored: Iterable[Pair], dev: Iterable[Pair]) -> str | None:
@@ -76,5 +98,7 @@ def _known() -> set[str]:
 
 
 def _label(code: str) -> str:
-    base = code.partition("_")[0].lower()
+    """What the guesser calls a language, by any of its codes."""
+    language = find(code)
+    base = code.partition("_")[0].lower() if language is None else language.code
     return _ALSO.get(base, base)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.hints import install_line
+from gradvac.lab.recipes.nmt.ct2 import convert, longest_text
 from gradvac.lab.recipes.nmt.model import DecoderLayer, Transformer
 from gradvac.lab.recipes.nmt.preparation import VOCABULARY
 from gradvac.lab.recipes.nmt.settings import DecodingConfig, NmtConfig
@@ -29,7 +29,7 @@ from gradvac.lab.training import checkpoint, config
 
 _PACKAGES = {
     "huggingface": ("transformers", "tokenizers"),
-    "ctranslate2": ("ctranslate2", "transformers", "tokenizers"),
+    "ctranslate2": ("ctranslate2",),
 }
 
 
@@ -54,7 +54,8 @@ def export_run(
         The folder.
 
     Raises:
-        ValueError: A package is missing, the folder is not empty, or the model is no Pegasus.
+        ValueError: A package is missing, the folder is not empty, or the model is no Pegasus
+            ("huggingface": post-norm).
     """
     run, folder = Path(run), Path(folder)
     _check_packages(to)
@@ -66,19 +67,20 @@ def export_run(
     vocabulary_file = RunFolder(run).vocabulary
     vocabulary = Vocabulary.of_run(run)
     model = settings.model.build(len(vocabulary))
-    checkpoint.load_into(model, run, weights)
+    checkpoint.resolve_weights(run, weights).load_into(model)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Beside its place and then renamed: a folder that is there is complete.
     with TemporaryDirectory(dir=folder.parent, prefix=".export-") as place:
-        made = Path(place) / "huggingface"
-        longest = _longest(settings)
-        pegasus = make_pegasus(model, longest=longest, decoding=settings.decoding)
-        pegasus.generation_config.suppress_tokens = vocabulary.unspeakable
-        pegasus.save_pretrained(made)
-        make_tokenizer(vocabulary_file.read_bytes(), longest).save_pretrained(made)
-        shutil.copyfile(vocabulary_file, made / VOCABULARY)
+        made = Path(place) / to
+        longest = longest_text(settings.decoding, settings.data.max_tokens)
         if to == "ctranslate2":
-            made = _convert(made, Path(place) / to, quantization)
+            convert(model, vocabulary.pieces(), made, longest=longest, quantization=quantization)
+        else:
+            pegasus = make_pegasus(model, longest=longest, decoding=settings.decoding)
+            pegasus.generation_config.suppress_tokens = vocabulary.unspeakable
+            pegasus.save_pretrained(made)
+            make_tokenizer(vocabulary_file.read_bytes(), longest).save_pretrained(made)
+        shutil.copyfile(vocabulary_file, made / VOCABULARY)
         if folder.exists():
             folder.rmdir()
         made.rename(folder)
@@ -91,12 +93,6 @@ def _check_packages(to: str) -> None:
     missing = [name for name in _PACKAGES[to] if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"to: {to!r} needs {', '.join(missing)}; {install_line('export')}.")
-
-
-def _longest(settings: NmtConfig) -> int:
-    """Positions that sources and translations can reach, also with settings of others."""
-    decoding, source = settings.decoding, settings.data.max_tokens + 2
-    return max(1024, source, round(source * decoding.max_ratio) + decoding.max_extra + 1)
 
 
 def make_pegasus(model: Transformer, *, longest: int, decoding: DecodingConfig) -> Any:
@@ -238,15 +234,3 @@ def make_tokenizer(vocabulary: bytes, longest: int) -> Any:
         model_max_length=longest,
         clean_up_tokenization_spaces=False,
     )
-
-
-def _convert(source: Path, target: Path, quantization: str | None) -> Path:
-    converters: Any = importlib.import_module("ctranslate2.converters")
-    converter = converters.TransformersConverter(str(source), copy_files=[VOCABULARY])
-    converter.convert(str(target), quantization=quantization)
-    # The converter takes for granted that a Pegasus model starts with <pad>; ours start with <s>.
-    path = target / "config.json"
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    settings |= {"bos_token": "<s>", "decoder_start_token": "<s>"}
-    path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
-    return target

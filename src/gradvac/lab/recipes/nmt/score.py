@@ -1,10 +1,10 @@
-"""Scores: sacreBLEU's BLEU and chrF++, with their signatures, by task and by resource level."""
+"""Scores by task and resource level: BLEU and chrF++ with their signatures, language, COMET."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,23 +12,28 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.table import Table
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from gradvac.hints import some
 from gradvac.lab.languages.real import find
 from gradvac.lab.recipes.common.readers import read_all_lines
 from gradvac.lab.recipes.common.scoring import RunScores, Scorer, TaskResult, score_run
+from gradvac.lab.recipes.nmt.comet import Text, open_comet
+from gradvac.lab.recipes.nmt.data_warnings import in_other_languages
 from gradvac.lab.recipes.nmt.preparation import PreparedCorpus
 from gradvac.lab.recipes.nmt.readers import read_written
 from gradvac.lab.recipes.nmt.settings import NmtConfig
 from gradvac.lab.recipes.nmt.translator import Translator
 from gradvac.lab.runs import RunFolder, TaskScores
-from gradvac.lab.training import config
+from gradvac.lab.runs.sentences import Counts
+from gradvac.lab.training import choose_device, config
 from gradvac.lab.training.settings import TECHNICAL_ELSEWHERE, trained_settings
 from gradvac.tasks import parse
 
 logger = logging.getLogger(__name__)
+COMET, WRONG_LANGUAGE = "COMET", "wrong language"
+_GUESSED = "translations that look like another language than the target (py3langid), in percent"
 # Scripts without blanks between words, whose n-grams are counted otherwise.
 _TOKENIZERS = {
     **dict.fromkeys(("zh", "yue"), "zh"),
@@ -46,6 +51,10 @@ class Score:
         num_lines: Sentences scored.
         bleu_signature: sacreBLEU's; scores with different ones must not be compared.
         chrf_signature: The same for chrF++.
+        wrong_language: Translations that look like another language than the target, in percent;
+            None if the guesser does not know the target, such as a constructed language.
+        wrong_references: The same of the references: how often the guess errs.
+        comet: Mean over the sentences, times 100; None if it was not asked for.
     """
 
     bleu: float
@@ -53,6 +62,9 @@ class Score:
     num_lines: int
     bleu_signature: str
     chrf_signature: str
+    wrong_language: float | None = None
+    wrong_references: float | None = None
+    comet: float | None = None
 
 
 def score_lines(lines: Sequence[str], references: Sequence[str], target: str) -> Score:
@@ -70,8 +82,17 @@ def score_lines(lines: Sequence[str], references: Sequence[str], target: str) ->
         )
     bleu, chrf = _bleu(target), CHRF(word_order=2)
     scores = [metric.corpus_score(lines, [references]) for metric in (bleu, chrf)]
-    signatures = [str(metric.get_signature()) for metric in (bleu, chrf)]
-    return Score(scores[0].score, scores[1].score, len(lines), *signatures)
+    guesses = [in_other_languages(text, target) for text in (lines, references)]
+    wrong = [None if guess is None else 100 * float(guess.mean()) for guess in guesses]
+    return Score(
+        bleu=scores[0].score,
+        chrf=scores[1].score,
+        num_lines=len(lines),
+        bleu_signature=str(bleu.get_signature()),
+        chrf_signature=str(chrf.get_signature()),
+        wrong_language=wrong[0],
+        wrong_references=wrong[1],
+    )
 
 
 def count_ngrams(lines: Sequence[str], references: Sequence[str], target: str) -> NDArray[np.int64]:
@@ -105,50 +126,52 @@ class TranslationScores(RunScores):
     Attributes:
         num_cut: Source sentences that were too long, of which only the beginning was translated.
         searched: Settings of the search that were not the run's own, in words.
+        comet: The COMET model, if one was asked for.
     """
 
     by_task: Mapping[str, Score]
     num_cut: int
     searched: str = ""
+    comet: str = ""
 
-    def means(self) -> dict[str, tuple[float, float]]:
-        """Mean BLEU and chrF++ over the tasks of each resource level, and over "all"."""
-        bleu, chrf = (scores.by_level() for scores in self.by_metric())
-        return {name: (bleu[name], chrf[name]) for name in bleu}
-
-    def by_metric(self) -> tuple[TaskScores, TaskScores]:
-        """BLEU, which reports show, and chrF++."""
+    def by_metric(self) -> tuple[TaskScores, ...]:
+        """BLEU, which reports show, chrF++, and what else there is a number of."""
         how = f"{self.split} set, {self.weights} weights" + (self.searched and f", {self.searched}")
-        scored = self.by_task.values()
-        bleu = {task: score.bleu for task, score in self.by_task.items()}
-        chrf = {task: score.chrf for task, score in self.by_task.items()}
         # Languages without blanks have another tokenizer, and so another signature.
-        bleu_signatures = " and ".join(dict.fromkeys(score.bleu_signature for score in scored))
-        chrf_signatures = " and ".join(dict.fromkeys(score.chrf_signature for score in scored))
-        return (
-            TaskScores("BLEU", bleu, self.levels, f"{how}; BLEU {bleu_signatures}"),
-            TaskScores("chrF++", chrf, self.levels, f"{how}; chrF++ {chrf_signatures}"),
+        signatures = {
+            key: " and ".join(dict.fromkeys(getattr(one, key) for one in self.by_task.values()))
+            for key in ("bleu_signature", "chrf_signature")
+        }
+        notes = {
+            "BLEU": ("bleu", f"BLEU {signatures['bleu_signature']}"),
+            "chrF++": ("chrf", f"chrF++ {signatures['chrf_signature']}"),
+            COMET: ("comet", f"{self.comet}, times 100"),
+            WRONG_LANGUAGE: ("wrong_language", _GUESSED),
+        }
+        made = (
+            TaskScores(
+                name,
+                {
+                    t: value
+                    for t, one in self.by_task.items()
+                    if (value := getattr(one, key)) is not None
+                },
+                self.levels,
+                f"{how}; {note}",
+                higher_is_better=name != WRONG_LANGUAGE,
+            )
+            for name, (key, note) in notes.items()
         )
+        return tuple(one for one in made if one.by_task)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
-        means = {name: {"bleu": b, "chrf": c} for name, (b, c) in self.means().items()}
-        return asdict(self) | {"means": means}
-
-    def table(self) -> Table:
-        """The scores as a table."""
-        shown = Table(title=f"{self.split}, {self.weights} weights", title_justify="left")
-        shown.add_column("task")
-        shown.add_column("level")
-        for column in ("BLEU", "chrF++", "sentences"):
-            shown.add_column(column, justify="right")
-        for task, score in self.by_task.items():
-            numbers = (f"{score.bleu:.1f}", f"{score.chrf:.1f}", f"{score.num_lines:,}")
-            shown.add_row(task, self.levels[task], *numbers)
-        shown.add_section()
-        for name, (bleu, chrf) in self.means().items():
-            shown.add_row("average", name, f"{bleu:.1f}", f"{chrf:.1f}", "")
-        return shown
+    def further_columns(self) -> dict[str, list[str]]:
+        """How often the guess of languages errs, where there is one, and sentences."""
+        scores = self.by_task.values()
+        sentences = {"sentences": [f"{score.num_lines:,}" for score in scores]}
+        wrong = [score.wrong_references for score in scores]
+        if wrong == [None] * len(wrong):
+            return sentences
+        return {"of references": ["-" if w is None else f"{w:.1f}" for w in wrong]} | sentences
 
     def notes(self) -> list[str]:
         """What belongs to the numbers: signatures, with their tasks where they differ, and cuts."""
@@ -160,22 +183,34 @@ class TranslationScores(RunScores):
             signature if len(of) == len(self.by_task) else f"{signature}  ({', '.join(of)})"
             for signature, of in sorted(tasks.items())
         ]
+        unknown = [task for task, score in self.by_task.items() if score.wrong_language is None]
+        if len(unknown) < len(self.by_task):
+            lines.append(
+                f"{WRONG_LANGUAGE}: {_GUESSED}; of references: the same guess at the references, "
+                "which is how often it errs"
+            )
+        if unknown:
+            shown = f"no number for {some(unknown)}; py3langid does not know the target"
+            lines.append(f"{WRONG_LANGUAGE}: {shown}")
         if self.num_cut:
             lines.append(_cut(self.num_cut))
         return lines
 
 
 def score_translation(
-    run: str | Path, *, max_lines: int | None = None, **options: Any
+    run: str | Path, *, max_lines: int | None = None, comet: str = "", **options: Any
 ) -> TranslationScores:
     """Translate a set with a run's model, score it, and keep both in the run folder.
 
     Args:
         run: The run folder.
         max_lines: Only so many lines of each task.
+        comet: Score with this COMET model too: see `gradvac.lab.recipes.nmt.comet`.
         options: As `gradvac.lab.recipes.common.scoring.score_run` takes them.
     """
-    return score_run(run, NmtConfig, partial(_open_scorer, max_lines=max_lines), **options)
+    return score_run(
+        run, NmtConfig, partial(_open_scorer, max_lines=max_lines, comet=comet), **options
+    )
 
 
 def _open_scorer(
@@ -186,28 +221,43 @@ def _open_scorer(
     device: torch.device,
     *,
     max_lines: int | None,
+    comet: str,
 ) -> Scorer[TranslationScores]:
     prepared = PreparedCorpus.require(settings.data, run)
     translator = Translator.open(run, settings, weights, device)
     tasks, levels = settings.data.all_tasks(), settings.data.resource_levels
+    score_comet = open_comet(comet, device) if comet else None
+    texts: dict[str, Text] = {}
 
     def score_task(task: str) -> TaskResult:
-        sources, references = prepared.task_text(split, task)
-        references, target = references[:max_lines], parse(task).target
-        lines = translator.translate(sources[:max_lines], target)
-        return TaskResult(
-            score_lines(lines, references, target),
-            "".join(f"{line}\n" for line in lines),
-            {"BLEU": count_ngrams(lines, references, target)},
-            references,
-        )
+        sources, references = (text[:max_lines] for text in prepared.task_text(split, task))
+        target = parse(task).target
+        lines = translator.translate(sources, target)
+        texts[task] = Text(sources, lines, references)
+        counts: dict[str, Counts] = {"BLEU": count_ngrams(lines, references, target)}
+        if (wrong := in_other_languages(lines, target)) is not None:
+            counts[WRONG_LANGUAGE] = np.stack([wrong, np.ones_like(wrong)], axis=1).astype(np.int64)
+        output = "".join(f"{line}\n" for line in lines)
+        return TaskResult(score_lines(lines, references, target), output, counts, references)
+
+    def add_comet(results: dict[str, TaskResult]) -> dict[str, TaskResult]:
+        if score_comet is None:
+            return results
+        completed = {}
+        for task, scores in score_comet(texts).items():
+            one, counts = results[task], np.stack([scores, np.ones_like(scores)], axis=1)
+            score = replace(one.score, comet=100 * float(scores.mean()))
+            completed[task] = replace(one, score=score, counts={**one.counts, COMET: counts})
+        return completed
 
     def summarise(**fields: Any) -> TranslationScores:
         searched = _searched(config.load(NmtConfig, RunFolder(run).config), settings)
-        return TranslationScores(**fields, num_cut=translator.counts.cut, searched=searched)
+        cut = translator.counts.cut
+        return TranslationScores(**fields, num_cut=cut, searched=searched, comet=comet)
 
     by_task = {task: levels.of(prepared.train_size(task)) for task in tasks}
-    return Scorer(tasks, score_task, {"BLEU": "bleu"}, summarise, by_task)
+    formulas = {"BLEU": "bleu", WRONG_LANGUAGE: "percentage", COMET: "percentage"}
+    return Scorer(tasks, score_task, formulas, summarise, by_task, add_comet)
 
 
 def _searched(trained: NmtConfig, asked: NmtConfig) -> str:
@@ -229,6 +279,7 @@ def score_files(
     weights: str | int = "best",
     device: str = "auto",
     overrides: Sequence[str] = (),
+    comet: str = "",
 ) -> tuple[Score, list[str]]:
     """Translate any file with a run's model, and score it; nothing is written or prepared.
 
@@ -240,6 +291,7 @@ def score_files(
         weights: "best", "last", "averaged", or a step.
         device: "auto", "cpu", "cuda", ...
         overrides: Of the run's config, such as "decoding.beams=8".
+        comet: As in `score_translation`.
 
     Returns:
         The score, and the translations.
@@ -249,6 +301,7 @@ def score_files(
             without reference, or a line that is not UTF-8.
     """
     translator = Translator.from_run(run, weights=weights, device=device, overrides=overrides)
+    score_comet = open_comet(comet, choose_device(device)) if comet else None
     tasks = trained_settings(NmtConfig, Path(run), overrides).data.all_tasks()
     if direction not in tasks:
         logger.warning(f"{direction} was not trained; this run knows {', '.join(tasks)}.")
@@ -260,7 +313,11 @@ def score_files(
     lines = translator.translate(sources, target)
     if translator.counts.cut:
         logger.warning(_cut(translator.counts.cut))
-    return score_lines(lines, references, target), lines
+    score = score_lines(lines, references, target)
+    if score_comet is not None:
+        scores = score_comet({direction: Text(sources, lines, references)})[direction]
+        score = replace(score, comet=100 * float(scores.mean()))
+    return score, lines
 
 
 def _cut(number: int) -> str:

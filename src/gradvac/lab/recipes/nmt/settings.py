@@ -323,6 +323,12 @@ class DecodingConfig(Section):
             sooner. If recording fails, a warning says so, and steps go on as they are written.
         memory: GiB for what is kept of the sentences that are translated at a time; unset: a part
             of what is free.
+        engine: "ctranslate2" searches with CTranslate2 (extra `export`) instead: the same
+            translations but for rounding, and what our own search cannot do, the n best
+            (`translate --n-best`) and sampling.
+        sampling_topk: ctranslate2: Draw every token from this many of the likeliest, instead of
+            searching; 0: from all of them. With `beams = 1`. Other draws in every call.
+        sampling_temperature: ctranslate2: Of these draws; larger is bolder. Unset: 1.
     """
 
     beams: int = Field(default=4, ge=1)
@@ -331,6 +337,18 @@ class DecodingConfig(Section):
     max_extra: int = Field(default=10, ge=1)
     cuda_graph: bool = True
     memory: float | None = Field(default=None, gt=0)
+    engine: Literal["ctranslate2"] | None = None
+    sampling_topk: int | None = Field(default=None, ge=0)
+    sampling_temperature: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> DecodingConfig:
+        if self.sampling_topk is None:
+            if self.sampling_temperature is not None:
+                raise ValueError("sampling_temperature: is of sampling; set sampling_topk too")
+        elif self.engine is None or self.beams > 1:
+            raise ValueError('sampling_topk: needs engine = "ctranslate2" and beams = 1')
+        return self
 
     @classmethod
     def set_aside(cls, table: dict[str, Any], overridden: Set[str]) -> None:

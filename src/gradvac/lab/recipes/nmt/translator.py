@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from gradvac.lab.recipes.nmt.batches import Ragged
-from gradvac.lab.recipes.nmt.beam_search import BeamSearch, SearchOptions
+from gradvac.lab.recipes.nmt.beam_search import BeamSearch, Hypothesis, SearchOptions
+from gradvac.lab.recipes.nmt.ct2 import CT2Search, longest_text
 from gradvac.lab.recipes.nmt.model import Transformer
 from gradvac.lab.recipes.nmt.settings import DecodingConfig, NmtConfig
 from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS, Vocabulary
@@ -34,6 +36,18 @@ class Counts:
     lines: int = 0
     empty: int = 0
     cut: int = 0
+
+
+class Translation(NamedTuple):
+    """A translation of a line.
+
+    Attributes:
+        text: The translation.
+        score: Its log-probability divided by the length penalty.
+    """
+
+    text: str
+    score: float
 
 
 class Translator(FromRun):
@@ -77,7 +91,7 @@ class Translator(FromRun):
         """Load the model of a run whose settings have been read."""
         vocabulary = Vocabulary.of_run(run)
         model = settings.model.build(len(vocabulary))
-        checkpoint.load_into(model, run, weights)
+        checkpoint.resolve_weights(run, weights).load_into(model)
         return cls(
             model.to(device).eval(),
             vocabulary,
@@ -97,6 +111,25 @@ class Translator(FromRun):
         Raises:
             ValueError: The model was not trained to translate into that language.
         """
+        return [found[0].text for found in self.n_best(lines, target, 1)]
+
+    def n_best(self, lines: Sequence[str], target: str, num: int) -> list[list[Translation]]:
+        """Find several translations of every line, the best first; as many as are drawn.
+
+        Args:
+            lines: As in `translate`.
+            target: Likewise.
+            num: How many of each; more than one needs `decoding.engine = "ctranslate2"`. A search
+                may find fewer.
+        """
+        decoding = self.settings
+        if num > 1 and decoding.engine is None:
+            raise ValueError("n-best: needs decoding.engine=ctranslate2; our own search keeps one.")
+        if num > decoding.beams and decoding.sampling_topk is None:
+            raise ValueError(
+                f"n-best: {num} translations need as many beams, but decoding.beams is "
+                f"{decoding.beams}."
+            )
         if target not in self.targets:
             raise ValueError(
                 f"target language: {target!r} is unknown; this model translates into "
@@ -108,33 +141,42 @@ class Translator(FromRun):
         self.counts.empty += sum(not sentence for sentence in pieces)
         self.counts.cut += sum(len(sentence) > self.max_tokens for sentence in pieces)
         pieces = [sentence[: self.max_tokens] for sentence in pieces]
-        translations = [""] * len(lines)
+        translations = [[Translation("", 0.0)] for _ in lines]
         rows = [row for row, sentence in enumerate(pieces) if sentence]
         if rows:
             sources = Ragged.of([pieces[row] for row in rows]).add_special_tokens(tag, EOS)
-            for row, text in zip(rows, self._translate_tokens(sources), strict=True):
-                translations[row] = text
+            for row, found in zip(rows, self._search_tokens(sources, num), strict=True):
+                texts = (self.vocabulary.decode(one.tokens) for one in found)
+                scores = (one.score for one in found)
+                translations[row] = [*map(Translation, texts, scores)]
         return translations
 
-    def stream(self, lines: Iterable[str], target: str, *, window: int = 1024) -> Iterator[str]:
-        """Translate lines as they come, a window at a time, in order."""
+    def stream(
+        self, lines: Iterable[str], target: str, *, window: int = 1024, num: int = 1
+    ) -> Iterator[list[Translation]]:
+        """Translate lines as they come, a window at a time, in order; as `n_best` does."""
         waiting = iter(lines)
         while block := list(islice(waiting, window)):
-            yield from self.translate(block, target)
+            yield from self.n_best(block, target, num)
 
     @cached_property
-    def _beam_search(self) -> BeamSearch:
+    def _search(self) -> BeamSearch | CT2Search:
         """Made when it is needed; on a GPU it has a copy of the weights in bf16."""
         settings, model = self.settings, self.model
-        if self._precision == "bf16" and model.embedding.weight.device.type != "cpu":
-            model = copy.deepcopy(model).bfloat16()
         forbidden = tuple(self.vocabulary.unspeakable)
         options = SearchOptions(BOS, EOS, settings.beams, settings.length_penalty, forbidden)
+        if settings.engine is not None:
+            longest = longest_text(settings, self.max_tokens)
+            return CT2Search(model, self.vocabulary.pieces(), options, settings, longest=longest)
+        if self._precision == "bf16" and model.embedding.weight.device.type != "cpu":
+            model = copy.deepcopy(model).bfloat16()
         memory = None if settings.memory is None else int(settings.memory * (1 << 30))
         return BeamSearch(model, options, memory=memory, graphs=settings.cuda_graph)
 
-    def _translate_tokens(self, sources: Ragged) -> list[str]:
+    def _search_tokens(self, sources: Ragged, num: int) -> list[list[Hypothesis]]:
         settings = self.settings
-        limits = np.ceil((sources.lengths - 2) * settings.max_ratio) + settings.max_extra
-        hypotheses = self._beam_search.decode(sources, limits.astype(int).tolist())
-        return [self.vocabulary.decode(hypothesis.tokens) for hypothesis in hypotheses]
+        lengths = np.ceil((sources.lengths - 2) * settings.max_ratio) + settings.max_extra
+        limits = lengths.astype(int).tolist()
+        if isinstance(self._search, CT2Search):
+            return self._search.decode_several(sources, limits, num)
+        return [[hypothesis] for hypothesis in self._search.decode(sources, limits)]
