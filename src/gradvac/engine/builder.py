@@ -86,8 +86,8 @@ class GradientBuilder:
         self._waiting_bytes = self._freed_bytes = 0
 
     def room(self) -> int:
-        """Bytes of what may wait by now: more as the pass lets go of what the forward saved."""
-        return self._most_waiting and self._most_waiting + self._freed_bytes // 2
+        """Bytes of task gradients that may wait: more as the pass frees what the forward saved."""
+        return self._most_waiting + self._freed_bytes
 
     def begin(self, deliver: Deliver, deliver_block: DeliverBlock) -> None:
         """Expect a backward, and deliver what it builds: alone, or with others."""
@@ -115,7 +115,7 @@ class GradientBuilder:
         else:
             self._waiting.append(arrived)
             self._waiting_bytes += arrived.gradient.nbytes  # of the rest the forward's peak had
-            if self._waiting_bytes > self.room():
+            if self._waiting_bytes > self._most_waiting:
                 self.build_waiting()
 
     def capture(self) -> dict[int, Captured]:
@@ -138,7 +138,7 @@ class GradientBuilder:
             return None
         if captured is not None:
             junction, saved, rows = captured
-            return Arrived(junction, saved, gradient, rows)
+            return Arrived(junction, saved, gradient, rows, 0)
         plain = self.plain.by_number.get(number)
         if plain is None or any(other is not None for other in gradients[1:]):
             return None
@@ -146,7 +146,7 @@ class GradientBuilder:
         values = None if segments is None else plain.read(self.graph, is_early=False)
         if segments is None or values is None:
             return None
-        return Arrived(plain, values, gradient, segments)
+        return Arrived(plain, values, gradient, segments, plain.frees(self.graph, values))
 
     def _rows_of_plain(
         self, junction: PlainJunction, shape: tuple[int, ...], gradient: Tensor | None = None
@@ -178,7 +178,7 @@ class GradientBuilder:
 
     def _build_plain(self, every: list[Arrived]) -> None:
         numbers = [one.junction.number for one in every if self._through(one.junction.number)]
-        self._freed_bytes += sum([one.saved[0].nbytes for one in every])
+        self._freed_bytes += sum([one.frees for one in every])
         for targets, stack, segments in build_together(every):
             parameters = [one for one in targets if isinstance(one, Tensor)]
             if parameters:  # all are, or none

@@ -86,6 +86,13 @@ class PlainJunction:
             values.append(getattr(node, value_name))
         return tuple(values)
 
+    def frees(self, graph: Graph, values: Sequence[Tensor]) -> int:
+        """Bytes of its input that the forward has kept until now: a checkpoint makes it anew."""
+        if not self.saved:
+            return 0
+        raw = getattr(graph.nodes[self.position], _ATTRIBUTES[self.saved[0]][0])
+        return values[0].nbytes if raw.unpack_hook is None else 0
+
 
 class Arrived(NamedTuple):
     """What a junction needs to be built."""
@@ -94,6 +101,7 @@ class Arrived(NamedTuple):
     saved: tuple[Tensor, ...]
     gradient: Tensor
     segments: Segments
+    frees: int  # bytes that the forward saved, once it is built
 
     @property
     def nbytes(self) -> int:
@@ -216,7 +224,7 @@ def build_together(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
     """Build some junctions, those that are alike as one."""
     alike: dict[Hashable, list[Arrived]] = {}
     for one in every:
-        junction, (first, *_), gradient, segments = one
+        junction, (first, *_), gradient, segments, _ = one
         kind = (junction.like, gradient.shape, first.shape, gradient.dtype, first.dtype)
         alike.setdefault((*kind, id(segments)), []).append(one)
     for group in alike.values():

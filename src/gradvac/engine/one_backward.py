@@ -260,7 +260,8 @@ class PlannedBackward:
         operands = builder.plain.operand_bytes(self.graph)
         most = builder.plain.waiting_bytes(operands)
         builder.allow(most, gradients.table_bytes)
-        gradients.begin(weigh, write, builder.build_waiting, num_tasks, builder.room)
+        entry_bytes = num_tasks * self.plan.lowest.itemsize
+        gradients.begin(weigh, write, builder.build_waiting, entry_bytes, builder.room)
         components: Sequence[Collection[int]] = self.plan.components
         captured: dict[int, Captured] = {}
         # A GPU would wait for what is launched so late; hooks may write over what is captured.

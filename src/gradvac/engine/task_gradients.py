@@ -302,7 +302,7 @@ class TaskGradients:
         weigh: Weigh | None,
         write: Write | None,
         build_waiting: Callable[[], None] = lambda: None,
-        num_tasks: int = 0,
+        entry_bytes: int = 0,
         room: Callable[[], int] = lambda: 1 << 28,
     ) -> None:
         """Expect a backward; without `weigh`, its contributions are only collected.
@@ -311,11 +311,11 @@ class TaskGradients:
             weigh: Asks a rule.
             write: Takes updates.
             build_waiting: Adds what still waits to be built.
-            num_tasks: T, of what waits.
+            entry_bytes: Of the task gradients of one entry of what waits.
             room: Bytes of complete components that may wait for each other, if none were asked for.
         """
         self._weigh, self._write = weigh, write
-        self._build_waiting, self._num_tasks, self._room = build_waiting, num_tasks, room
+        self._build_waiting, self._entry_bytes, self._room = build_waiting, entry_bytes, room
 
     def fit(self, num_bytes: int) -> bool:
         """Whether components that have so many bytes may wait for each other."""
@@ -341,7 +341,7 @@ class TaskGradients:
             return
         self._ready.append(component)
         for gradients in self._by_component[component]:
-            waits = self._num_tasks * gradients.parameter.nbytes
+            waits = self._entry_bytes * gradients.parameter.numel()
             self._ready_bytes += gradients.nbytes if gradients.has_begun else waits
         if not self.fit(self._ready_bytes):
             self._weigh_ready()
