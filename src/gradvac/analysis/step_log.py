@@ -32,9 +32,10 @@ def step_values(alignment: Alignment) -> dict[str, float]:
     pieces = {
         "update_cosine": alignment.update_cosine.mean(),
         "update_ratio": alignment.update_ratio.mean(),
-        "active": alignment.active.sum() / max(1, len(alignment.components) * num * (num - 1)),
+        "active": alignment.active.sum().double()
+        / max(1, len(alignment.components) * num * (num - 1)),
         "similarity": cosines.nansum() / numbers,
-        "conflicts": (cosines < 0).sum() / numbers,
+        "conflicts": (cosines < 0).sum().double() / numbers,
     }
     norms = alignment.gram.diagonal(dim1=1, dim2=2).sum(0).clamp_min(0).sqrt()
     pieces |= {f"loss/{task}": loss for task, loss in zip(tasks, alignment.losses, strict=True)}

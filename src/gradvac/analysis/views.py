@@ -109,7 +109,7 @@ def for_maps(runs: Sequence[Run]) -> list[Run]:
             chosen = {main.tasks[i] for i in least}
         kept = [task for task in run.tasks if task in chosen]
         measured = tuple(one.select(tasks=kept) for one in run.measured)
-        record = None if run.record is None else run.record.select(kept)
+        record = run.record and run.record.select([t for t in kept if t in run.record.tasks])
         parts.append(replace(run, record=record, measured=measured))
     return parts
 
