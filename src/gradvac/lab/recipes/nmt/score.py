@@ -165,13 +165,13 @@ class TranslationScores(RunScores):
         return tuple(one for one in made if one.by_task)
 
     def further_columns(self) -> dict[str, list[str]]:
-        """How often the guess of languages errs, where there is one, and sentences."""
+        """How often the guess of languages errs, where there is one, level, and sentences."""
         scores = self.by_task.values()
-        sentences = {"sentences": [f"{score.num_lines:,}" for score in scores]}
         wrong = [score.wrong_references for score in scores]
-        if wrong == [None] * len(wrong):
-            return sentences
-        return {"of references": ["-" if w is None else f"{w:.1f}" for w in wrong]} | sentences
+        guessed = {"of references": ["-" if w is None else f"{w:.1f}" for w in wrong]}
+        known = guessed if any(w is not None for w in wrong) else {}
+        levels = [self.levels.get(task, "") for task in self.by_task]
+        return known | {"level": levels, "sentences": [f"{one.num_lines:,}" for one in scores]}
 
     def notes(self) -> list[str]:
         """What belongs to the numbers: signatures, with their tasks where they differ, and cuts."""
