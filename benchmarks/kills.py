@@ -67,7 +67,7 @@ class Started:
     def __init__(self, folder: Path, *, retry: bool = False) -> None:
         self._mark = f"KILLS={uuid.uuid4()}"
         name, _, value = self._mark.partition("=")
-        command = [sys.executable, "-m", "gradvac.cli", "sweep", "sweep.toml"]
+        command = [sys.executable, "-m", "gradvac", "sweep", "sweep.toml"]
         command += ["-o", "out", "--jobs", "2", *(["--retry"] if retry else [])]
         self._output = (folder / f"{value}.txt").open("w+")
         self.process = subprocess.Popen(

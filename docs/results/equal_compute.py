@@ -36,6 +36,7 @@ JOINT = {"joint2": 2.0, "joint5": 5.0, "joint10": 10.0}  # method -> temperature
 METRICS = ("BLEU", "chrF++", "dev loss")
 MID = (1751, 3250)  # the steps of joint5's record in the middle of training
 NUM_COMPANIONS = 3
+LEVEL = 0.975  # of intervals: two arms are judged
 SAVED = Path(__file__).parent / "equal_compute.json"
 
 
@@ -278,7 +279,7 @@ def read_scores(runs: Path, collection: str) -> dict[str, Any]:
             continue
         name, _, part = path.parent.name.partition("+")
         seed = int(path.name.removeprefix("seed-"))
-        arm = name if name in JOINT else name.rpartition("_")[0]
+        arm = name.rpartition("_")[0] or name
         tasks = part.split(",") if part else [f"en-{code}" for code in data.languages]
         if part:
             groups.setdefault(name, []).append(" ".join(task[3:] for task in tasks))
@@ -317,7 +318,7 @@ def report(collection: str, found: Mapping[str, Any]) -> Iterator[str]:
                 if ours is None or base is None:
                     break
                 digits, sign = (3, -1) if metric == "dev loss" else (2, 1)
-                mean, low, high = mean_and_interval(sign * (ours - base))
+                mean, low, high = mean_and_interval(sign * (ours - base), LEVEL)
                 said = f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
                 cells += [f"{sign * ours.mean():.{digits}f}", "" if arm == tuned_joint else said]
             else:
@@ -345,10 +346,10 @@ def _means(
     return np.array(rows, dtype=np.float64).mean(0)
 
 
-def mean_and_interval(differences: Table) -> tuple[float, float, float]:
-    """Mean of the seeds' differences with its 97.5 % interval: two arms are judged."""
+def mean_and_interval(differences: Table, level: float) -> tuple[float, float, float]:
+    """Mean of the seeds' differences with its interval."""
     num = len(differences)
-    half = float(stats.t.ppf(0.9875, num - 1)) * float(differences.std(ddof=1)) / num**0.5
+    half = float(stats.t.ppf((1 + level) / 2, num - 1)) * float(differences.std(ddof=1)) / num**0.5
     mean = float(differences.mean())
     return mean, mean - half, mean + half
 
@@ -360,7 +361,7 @@ def small_differences(collection: str, found: Mapping[str, Any]) -> dict[str, tu
     base = means[found["tuned"]]
     assert base is not None
     return {
-        arm: mean_and_interval(own - base)
+        arm: mean_and_interval(own - base, LEVEL)
         for arm, own in means.items()
         if own is not None and arm != found["tuned"]
     }

@@ -1,9 +1,9 @@
 """Does it help to finish each small language alone? The tables of finish_alone_protocol.md.
 
-    python docs/results/finish_alone.py runs --save docs/results/finish_alone.json
-    python docs/results/finish_alone.py docs/results/finish_alone.json
+    python docs/results/finish_alone.py runs       # the scores of all runs
 
-`runs` holds finish_into and finish_into_last, finish_bible and finish_bible_last.
+`runs` holds finish_into and finish_into_last, finish_bible and finish_bible_last. Scores are saved
+to finish_alone.json, from which `write_results.py` writes the tables.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from equal_compute import best_validation
-from numpy.typing import NDArray
-from scipy import stats
+from equal_compute import Table, best_validation, mean_and_interval
 
-Table = NDArray[np.float64]
 Scores = dict[str, dict[str, list[float]]]  # metric -> task -> score by seed
 
 SEEDS = (10, 11, 12, 13)
@@ -28,25 +25,20 @@ SMALL = {
     "bible": [f"en-{code}" for code in ("de", "es", "cs", "sw", "he")],
 }
 TITLES = {"into": "Into English", "bible": "Bible"}
+_LEVEL = 0.95
 METRICS = {"BLEU": 2, "chrF++": 2, "dev loss": 3}  # with digits; a loss is better if lower
 OWN_BEST = "dev loss, own best"  # joint training's, at each language's own best validation
 STEP = "3200"  # where the last fifth begins
+SAVED = Path(__file__).parent / "finish_alone.json"
 
 
 def main() -> None:
-    """Read the arguments; print the tables."""
+    """Read the arguments; save what runs have."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("source", type=Path, help="a folder of runs, or a file written by --save")
-    parser.add_argument("--save", type=Path)
-    args = parser.parse_args()
-    if args.source.is_dir():
-        found = {name: read_arms(args.source, name) for name in SMALL}
-    else:
-        found = json.loads(args.source.read_text(encoding="utf-8"))
-    if args.save is not None:
-        args.save.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
-    for name, arms in found.items():
-        print("\n".join(report(name, arms)))
+    parser.add_argument("runs", type=Path)
+    runs = parser.parse_args().runs
+    found = {name: read_arms(runs, name) for name in SMALL}
+    SAVED.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def read_arms(runs: Path, collection: str) -> dict[str, Scores]:
@@ -89,14 +81,30 @@ def _own_best(run: Path, tasks: Sequence[str]) -> dict[str, float]:
     return {task: min(entry[f"dev/loss/{task}"] for entry in entries) for task in tasks}
 
 
+def tuned_joint(arms: Mapping[str, Scores]) -> str:
+    """The joint training with the lowest development loss."""
+    joint = [name for name in arms if name.startswith("joint")]
+    return min(joint, key=lambda name: _means(arms[name], "dev loss", arms[name]["BLEU"]).mean())
+
+
+def small_differences(collection: str, arms: Mapping[str, Scores]) -> dict[str, tuple[float, ...]]:
+    """Arm -> its BLEU minus that of tuned joint training, on the small languages."""
+    small, tuned = SMALL[collection], tuned_joint(arms)
+    base = _means(arms[tuned], "BLEU", small)
+    return {
+        arm: mean_and_interval(_means(own, "BLEU", small) - base, _LEVEL)
+        for arm, own in arms.items()
+        if arm != tuned
+    }
+
+
 def report(collection: str, arms: Mapping[str, Scores]) -> Iterator[str]:
     """Every arm against tuned joint training: small languages, the others, and all."""
-    joint = [name for name in arms if name.startswith("joint")]
-    tuned = min(joint, key=lambda name: _means(arms[name], "dev loss", arms[name]["BLEU"]).mean())
+    tuned = tuned_joint(arms)
     everything = list(arms[tuned]["BLEU"])
     small = SMALL[collection]
     others = [task for task in everything if task not in small]
-    yield f"## {TITLES[collection]}: against {tuned}\n"
+    yield f"## {TITLES[collection]}: against {tuned}"
     for title, tasks in (("small", small), ("others", others), ("all", everything)):
         yield f"\n### {title}: {', '.join(tasks)}\n"
         yield "| arm |" + "".join(f" {metric} | difference |" for metric in METRICS)
@@ -137,12 +145,10 @@ def _means(scores: Scores, metric: str, tasks: Sequence[str] | Mapping[str, Any]
 
 
 def interval(differences: Table, digits: int) -> str:
-    """Mean of the seeds' differences with its 95 % interval."""
-    if not differences.any():
-        return ""
-    num, mean = len(differences), float(differences.mean())
-    half = float(stats.t.ppf(0.975, num - 1)) * differences.std(ddof=1) / num**0.5
-    return f"{mean:+.{digits}f} [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}]"
+    """Mean of the seeds' differences with its 95 % interval; of a method and itself nothing."""
+    mean, low, high = mean_and_interval(differences, _LEVEL)
+    said = f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+    return said if differences.any() else ""
 
 
 if __name__ == "__main__":

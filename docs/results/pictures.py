@@ -201,14 +201,14 @@ def named(rows: Sequence[Row], names: Mapping[str, str]) -> list[Row]:
 
 
 def pictures(
-    published: Row, regrets: Mapping[str, Sequence[Row]], equal_compute: Sequence[Row]
+    published: Row, regrets: Mapping[str, Sequence[Row]], studies: Mapping[str, Sequence[Row]]
 ) -> dict[str, Callable[[], Figure]]:
     """File -> what draws it.
 
     Args:
         published: All numbers of `published.json`.
         regrets: Direction -> what predictors of partners lose.
-        equal_compute: What arms bring small languages.
+        studies: What arms of studies at equal compute bring small languages.
     """
     lost = "lost by the first choice, of best minus average partner"
     return {
@@ -216,7 +216,10 @@ def pictures(
         **_of_pages(published),
         "transfer_from": _forest(regrets["from"], f"{lost}, from English"),
         "transfer_into": _forest(regrets["into"], f"{lost}, into English"),
-        "equal_compute": _forest(equal_compute, f"{_BLEU} to tuned joint training"),
+        **{
+            name: _forest(arms, f"{_BLEU} to tuned joint training")
+            for name, arms in studies.items()
+        },
     }
 
 

@@ -5,7 +5,7 @@
 `published.json` has what is left of the 368 runs behind most pages: for every method its seeds,
 its mean score with the reach of its 95 % interval, on average, by resource level and by task, its
 losses and its cost; every difference with its interval; cosines, and what rules did to the update.
-`transfer.json` and `equal_compute.json` have the scores of single runs. The text between two marks
+The other files have the scores of single runs. The text between two marks
 of a page is written here, all other text by hand.
 """
 
@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import matplotlib as mpl
 import numpy as np
@@ -329,8 +330,8 @@ def updates(by_method: Mapping[str, Row]) -> str:
 
 def parts(folder: Path) -> dict[str, dict[str, str]]:
     """Page -> mark -> what stands there."""
-    published = read_published(folder)
-    by_pair, equal = (_read(folder / f"{name}.json") for name in ("transfer", "equal_compute"))
+    published, files = read_published(folder), ("transfer", "equal_compute", "finish_alone")
+    by_pair, equal, alone = (_read(folder / f"{name}.json") for name in files)
     paper, ours = published["claims"]["paper"], published["claims"]["ours"]
     similar = published["similarity"]
     into = [row for row in paper if row["method"].startswith("into")]
@@ -382,18 +383,18 @@ def parts(folder: Path) -> dict[str, dict[str, str]]:
         },
         "auto.md": {"law": law_table(published)},
         "transfer.md": transfer.parts(by_pair),
-        "finish_alone.md": {
-            name: "\n".join(finish_alone.report(name, arms)) + "\n"
-            for name, arms in _read(folder / "finish_alone.json").items()
-        },
-        "equal_compute.md": {
-            name: "\n".join(equal_compute.report(name, own)) + "\n" for name, own in equal.items()
-        },
+        "equal_compute.md": _reports(equal_compute, equal),
+        "finish_alone.md": _reports(finish_alone, alone),
     }
     for page, own in _SETTINGS.items():
         origin = _TAGGING_ORIGIN if page == "table3.md" else _ORIGIN
         written[page]["setting"] = setting(*own, origin=origin)
     return written
+
+
+def _reports(study: ModuleType, found: Row) -> dict[str, str]:
+    """Collection -> the tables of a study at equal compute."""
+    return {name: "\n".join(study.report(name, own)) + "\n" for name, own in found.items()}
 
 
 def fill(text: str, written: Mapping[str, str]) -> str:
@@ -424,12 +425,12 @@ def regrets(table: Row) -> list[Row]:
     ]
 
 
-def at_equal_compute(equal: Row) -> list[Row]:
-    """What every arm brings small languages, as rows of a picture."""
+def arms(study: ModuleType) -> list[Row]:
+    """What every arm of a study at equal compute brings small languages, as rows of a picture."""
     return [
         {"said": f"{collection.capitalize()}: {arm}", "difference": difference}
-        for collection, found in equal.items()
-        for arm, difference in equal_compute.small_differences(collection, found).items()
+        for collection, found in _read(study.SAVED).items()
+        for arm, difference in study.small_differences(collection, found).items()
     ]
 
 
@@ -448,9 +449,9 @@ def _read(path: Path) -> Row:
 def main() -> None:
     for name, text in pages(HERE).items():
         write_text(HERE / name, text)
-    by_pair, equal = _read(HERE / "transfer.json"), at_equal_compute(_read(equal_compute.SAVED))
-    by_way = {way: regrets(table) for way, table in by_pair.items()}
-    for name, draw in pictures(read_published(HERE), by_way, equal).items():
+    by_way = {way: regrets(table) for way, table in _read(transfer.SAVED).items()}
+    studies = {study.__name__: arms(study) for study in (equal_compute, finish_alone)}
+    for name, draw in pictures(read_published(HERE), by_way, studies).items():
         with mpl.rc_context(dict(STYLE)), unknown_glyphs_as_boxes():
             path = HERE / "pictures" / f"{name}.svg"
             draw().savefig(path, transparent=True, metadata={"Date": None})

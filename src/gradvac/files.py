@@ -12,9 +12,10 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 TEMPORARY = ".writing-"  # begins the names of files that are not complete
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
@@ -89,6 +90,8 @@ def open_arrays(content: bytes, most: int) -> np.lib.npyio.NpzFile:
     Raises:
         ValueError: They would take more.
     """
+    import numpy as np  # which `gradvac --help` does without
+
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
     if size > most:

@@ -1,10 +1,11 @@
-"""Similarity as pixels: colours by sign, tasks in their places."""
+"""A step in a log: numbers by task and pair; pixels, coloured by sign, tasks in their places."""
 
 import numpy as np
+import pytest
 import torch
 
 from gradvac import Alignment
-from gradvac.analysis import heat_maps
+from gradvac.analysis import heat_maps, step_values
 
 GREY, WHITE = [160, 160, 160], [250, 250, 250]
 BLUE, ORANGE = [33, 102, 172], [179, 88, 6]
@@ -16,7 +17,7 @@ def alignment(grams: list[list[list[float]]], tasks: str, components: list[str])
     return Alignment(
         tuple(tasks),
         tuple(components),
-        torch.ones(gram.shape[:2]),
+        torch.ones(gram.shape[:2], dtype=gram.dtype),
         nothing,
         nothing > 0,
         gram,
@@ -55,3 +56,17 @@ def test_colours_end_at_the_largest_cosine() -> None:
     row = cells(heat_maps(alignment(gram, "abc", ["x"]), list("abc"))["similarity"])[0]
     assert row[1] == BLUE
     np.testing.assert_allclose(row[2], np.mean([WHITE, BLUE], axis=0), atol=1)
+
+
+def test_values_of_a_step_by_task_and_pair() -> None:
+    grams = [[[4.0, 1.0], [1.0, 1.0]], [[1.0, -0.5], [-0.5, 1.0]], [[1.0, 0.0], [0.0, 0.0]]]
+    found = step_values(alignment(grams, "ab", ["x", "y", "z"]))  # b has no gradient in z
+    assert found["similarity/a~b"] == found["similarity"] == pytest.approx(0.0)
+    assert found["conflicts"] == pytest.approx(0.5)
+    assert (found["loss/b"], found["norm/a"]) == (1.0, pytest.approx(6**0.5))
+    many = torch.eye(12, dtype=torch.float64)
+    many[3, 7] = many[7, 3] = -0.25
+    found = step_values(alignment([many.tolist()], "abcdefghijkl", ["x"]))
+    assert found["lowest/d"] == found["lowest/h"] == pytest.approx(-0.25)
+    assert found["lowest/a"] == 0
+    assert not any("~" in name for name in found)

@@ -89,7 +89,9 @@ def test_absent_tasks_push_nobody() -> None:
     record.norms[4:, :, 2] = np.nan
     record.weights[4:, :, 2] = np.nan
     record.similarity[4:, :, 2] = record.similarity[4:, :, :, 2] = np.nan
-    products = statistics.recorded_products(record)
+    products = np.stack(
+        [statistics.recorded_products(record, k) for k in range(len(record.components))], 1
+    )
     assert np.isnan(products[4:, :, 2]).all()
     assert (products[4:, :, 0, 2] == 0).all()
     influence = statistics.recorded_influence(record)

@@ -1,7 +1,5 @@
 """Claims about small networks whose tasks are all one task: `benchmarks/nulls.py`, in short."""
 
-import importlib.util
-import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -10,18 +8,14 @@ import pytest
 import torch
 from scipy.stats import binom
 
+from ..drivers import load_module
+
 FILE = Path(__file__).parents[2] / "benchmarks" / "nulls.py"
 
 
 @pytest.fixture(scope="module")
 def nulls() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("nulls", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["nulls"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_module(FILE)
 
 
 def count(nulls: ModuleType, name: str, num: int, folder: Path) -> Counter[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gradvac.analysis import pictures, views
 from gradvac.analysis.report import describe_difference, render, summarise, write_report
 from gradvac.analysis.report.payload import MISSING, UNIT, pack
 from gradvac.analysis.report.sentences import describe_source
@@ -404,11 +405,13 @@ def test_packing_keeps_three_digits_and_gaps() -> None:
     assert np.nanmax(np.abs(back - values.clip(-32, 32))) <= 0.0005 + 1e-12
 
 
-def test_a_large_run_stays_small(tmp_path: Path) -> None:
-    run = make_run("large", num_layers=19, num_steps=200)
-    assert run.measured[0].shape == (200, 41, 25)
+def test_a_large_run_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the steps and of the limit that a page has; scripts and drawings take 2.3 MB."""
+    monkeypatch.setattr(payload, "MAX_PACKED", payload.MAX_PACKED // 10)
+    run = make_run("large", num_layers=19, num_steps=20)
+    assert run.measured[0].shape == (20, 41, 25)
     path = write_report([run], tmp_path / "large.html")
-    assert path.stat().st_size < 12e6
+    assert path.stat().st_size < 2.5e6 + payload.MAX_PACKED
     assert re.search(r"holds every \d+(nd|th) step and the last", path.read_text(encoding="utf-8"))
 
 
@@ -447,3 +450,20 @@ def test_scores_of_single_runs_get_no_verdict() -> None:
     assert table is not None
     assert table.rows[0].differences == ["", "+0.0"]
     assert "gradvac compare" in table.notes[-1]
+
+
+def test_maps_of_many_tasks_hold_those_that_agree_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run("many", num_layers=1, num_steps=2)
+    main = views.main_source(run)
+    assert main is not None
+    everyone = pictures.influence_maps([run], [run])[0][pictures.WHOLE_MODEL]
+    monkeypatch.setattr(views, "MOST_SHOWN", 3)
+    shown = views.for_maps([run])[0]
+    assert shown.record is not None
+    means = np.where(np.eye(len(main.tasks)), np.nan, views.side_matrix(main, views.MODEL))
+    least = np.argsort(np.nanmean(means, axis=1))[:3]
+    assert set(shown.tasks) == set(shown.record.tasks) == {main.tasks[i] for i in least}
+    part = pictures.influence_maps([run], [shown])[0][pictures.WHOLE_MODEL]
+    where = [everyone.tasks.index(task) for task in part.tasks]
+    np.testing.assert_array_equal(part.values, everyone.values[np.ix_(where, where)])
+    assert "show 3 tasks of a run" in render([run])

@@ -185,7 +185,7 @@ def test_warnings_are_told_in_a_line(
 def test_live(constructed: Path) -> None:
     """The command serves the page until it is interrupted, and writes nothing."""
     before = sorted(constructed.iterdir())
-    command = [sys.executable, "-m", "gradvac.cli", "report", str(constructed), "--live"]
+    command = [sys.executable, "-m", "gradvac", "report", str(constructed), "--live"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         said = server.stdout.readline()

@@ -10,8 +10,6 @@ import yaml
 
 from gradvac.cli.commands import app
 
-from ..drivers import load_module
-
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / folder / "README.md" for folder in (".", "benchmarks", "configs")),
@@ -98,18 +96,6 @@ def test_the_navigation_reaches_every_page() -> None:
     reached = re.findall(r"[\w/]+\.md", str(yaml.safe_load(settings)["nav"]))
     docs = ROOT / "docs"
     assert sorted(reached) == sorted(p.relative_to(docs).as_posix() for p in docs.rglob("*.md"))
-
-
-def test_formulas_are_set_as_formulas() -> None:
-    hooks = load_module(ROOT / "docs" / "site_hooks.py")
-    inline = r'<span class="arithmatex">\(\varphi &lt; 1\)</span>'
-    block = r'<div class="arithmatex">\[\frac{1}{L}\]</div>'
-    made = hooks.on_page_content(f"<p>{inline}</p>{block}<p>5</p>")
-    assert made.count("<math") == 2
-    assert "<mo>&#x0003C;</mo>" in made
-    assert '<div class="formula"><math' in made
-    assert "<mfrac>" in made
-    assert made.endswith("<p>5</p>")
 
 
 def anchors(page: Path) -> set[str]:

@@ -12,7 +12,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = """
 gram tasks hints plugins files sides devices cuda_graph models local_server
 run_files rules engine
-alignment by_task
+alignment by_task torch_backend
 aligner
 sampling analysis
 integrations

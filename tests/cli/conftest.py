@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from gradvac.cli import app
+from gradvac.cli.commands import app
 
 
 @pytest.fixture(scope="session")

@@ -140,6 +140,13 @@ def test_the_sweep_that_checks_it_runs_and_is_compared(
     assert compared.exit_code == 0, compared.output
     for method in taken:
         assert method in compared.output
+    assert "without runs to answer them" not in compared.output
+    asked = {(one.method, one.on) for one in check.primary}
+    assert asked == {
+        ("groups", "all"),
+        *((f"with-en-{code}", f"en-{code}") for code in ("aa", "cc")),
+        *(("last-alone", f"en-{code}") for code in ("aa", "cc")),
+    }
 
 
 def test_mistakes(gradvac: Callable[..., Result], tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ import os, sys
 os.chdir({str(tmp_path)!r})
 sys.modules.update(dict.fromkeys(["sentencepiece", "sacrebleu", "safetensors", "transformers"]))
 from typer.testing import CliRunner
-from gradvac.cli import app
+from gradvac.cli.commands import app
 for command in {list(COMMANDS)}:
     done = CliRunner().invoke(app, command)
     print(done.exit_code, repr(done.stderr))

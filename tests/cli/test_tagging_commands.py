@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from gradvac.cli import app
+from gradvac.cli.commands import app
 from gradvac.cli.common import config_folders
 from gradvac.lab.languages import default_corpus
 from gradvac.lab.recipes.tagging import TaggingConfig

@@ -20,7 +20,19 @@ from gradvac import Aligner, GradVac, Sum
 from gradvac.engine import one_backward, planner
 
 from .parity import TASKS, UNSORTED, assert_same_gradients, attach, plain_backward
-from .zoo._case import B, Block, Case, D, HandWrittenNorm, Model, S, distance, mlp, output
+from .zoo._case import (
+    B,
+    Block,
+    Case,
+    D,
+    HandWrittenNorm,
+    Model,
+    S,
+    Scaled,
+    distance,
+    mlp,
+    output,
+)
 from .zoo.sequences import checkpointed
 
 ROWS = torch.tensor(UNSORTED)
@@ -245,19 +257,6 @@ def test_selective_checkpoints_run_once() -> None:
 
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_warnings_are_of_the_line_that_called(accumulate: bool) -> None:
-    class Scaled(torch.autograd.Function):
-        """A scale without a fast path."""
-
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
-            ctx.save_for_backward(x, scale)
-            return x * scale
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-            x, scale = ctx.saved_tensors
-            return gradient * scale, (gradient * x).sum(0)
-
     def slow(model: nn.Module, _: Tensor, x: Tensor) -> Tensor:
         return distance(Scaled.apply(model(x), model.bias))
 
@@ -489,7 +488,7 @@ def test_what_fails_while_a_graph_is_recorded_fails_the_recording(
         raise RuntimeError("no waiting for the device")
 
     monkeypatch.setattr(planner, "probe", failing_probe)
-    monkeypatch.setattr(one_backward, "_is_captured", lambda _: True)
+    monkeypatch.setattr(one_backward, "is_captured", lambda _: True)
     model = nn.Linear(D, 3)
     aligner = attach(model, GradVac(), engine="auto")
     with pytest.raises(RuntimeError, match="no waiting"):

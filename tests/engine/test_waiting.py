@@ -12,6 +12,8 @@ from gradvac import Aligner, Sum
 from gradvac.engine.graph import Graph
 from gradvac.engine.junctions import find_junctions
 
+from .zoo._case import Scaled
+
 ROWS, PER_ROW, D = 6, 5, 4
 MIXED = [2, 0, 1, 0, 2, 2]
 
@@ -33,20 +35,14 @@ class WritesOverGradient(torch.autograd.Function):
         return gradient
 
 
-class WritingScale(torch.autograd.Function):
+class WritingScale(Scaled):
     """The same, with a parameter of its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(x, scale)
-        return x * scale
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        x, scale = ctx.saved_tensors
-        of_x, of_scale = gradient * scale, (gradient * x).sum((0, 1))
+        found = Scaled.backward(ctx, gradient)
         gradient.data.mul_(7.0)
-        return of_x, of_scale
+        return found
 
 
 class Branches(nn.Module):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gradvac.cli import app
+from gradvac.cli.commands import app
 from gradvac.lab.experiments import compare_runs, find_runs, to_json, to_markdown
 from gradvac.lab.experiments.statistics import pareto_front
 from gradvac.lab.runs import RunFolder

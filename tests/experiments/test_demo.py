@@ -22,8 +22,8 @@ from gradvac.analysis import load_run
 from gradvac.analysis.advice import Advice
 from gradvac.lab.experiments import demo
 from gradvac.lab.experiments.demo import (
-    Change,
     DemoResult,
+    ScoreChange,
     _change,
     _chosen,
     _program,
@@ -211,20 +211,18 @@ def test_a_job_that_nobody_hears_stops_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "others", "expected"),
+    ("interval", "expected"),
     [
-        ((0.5, 5.0), 12.0, ("helped Tuvao here", "brought more than")),
-        ((0.5, 5.0), 15.0, ("helped Tuvao here", "brought not more than")),
-        ((-1.0, 5.0), 12.0, ("changed Tuvao by no more than",)),
-        ((-5.0, -1.0), 12.0, ("harmed Tuvao here",)),
+        ((0.5, 5.0), "helped Tuvao here"),
+        ((-1.0, 5.0), "changed Tuvao by no more than"),
+        ((-5.0, -1.0), "harmed Tuvao here"),
     ],
 )
-def test_the_verdict_is_what_was_found(
-    interval: tuple[float, float], others: float, expected: tuple[str, ...]
-) -> None:
-    rest = Change(others, 0.0, -1.0, 1.0)
-    changes = {"alone": rest, "advised": Change(14.0, 2.0, *interval), "chance": rest}
+def test_the_verdict_is_what_was_found(interval: tuple[float, float], expected: str) -> None:
+    rest = ScoreChange(12.0, 0.5, -1.0, 1.0)
+    changes = {"alone": rest, "advised": ScoreChange(14.0, 2.0, *interval), "chance": rest}
     tasks = {"advised": ["en-qpt", "en-qpp"]}
-    result = DemoResult({}, "en-qpt", tasks, changes, rest, {})
+    result = DemoResult({}, "en-qpt", tasks, changes, {"alone": rest, "chance": rest}, rest, {})
     said = verdict(result, {"en-qpt": "Tuvao", "en-qpp": "Pelani"})
-    assert all(words in said for words in expected)
+    assert expected in said
+    assert "With Pelani it has +0.5 (-1.0 to +1.0) over the last fifth alone" in said

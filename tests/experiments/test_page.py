@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gradvac.cli import app
+from gradvac.cli.commands import app
 from gradvac.lab.experiments import compare_runs
 from gradvac.lab.experiments.page import (
     answer,

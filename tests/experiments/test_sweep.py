@@ -170,7 +170,7 @@ def test_processes_save_when_the_sweep_is_stopped(
     tmp_path: Path, prepared: Path, sources: dict[str, str], number: signal.Signals
 ) -> None:
     """Two real processes at a time; what signals the whole process group would reach, and more."""
-    command = [sys.executable, "-m", "gradvac.cli", "sweep", "twin", "-o", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "gradvac", "sweep", "twin", "-o", str(tmp_path / "out")]
     command += ["--jobs", "2", f"data.prepared={prepared}", "train.max_steps=4000"]
     command += ['data.tasks=["en-qsm", "en-qsk"]', "train.validate_every=0"]
     command += [f"{key}={source}" for key, source in sources.items()]

@@ -30,6 +30,7 @@ def results() -> ModuleType:
         ("published", '"altered": 0.27', '"altered": 0.99', "figure3", "| 1.019 | 99% |"),
         ("transfer", "[[[8.194", "[[[80.194", "transfer", "| be | 3.2 | 42."),
         ("equal_compute", '"hi":[15.1', '"hi":[1015.1', "equal_compute", "| hi | 264.7"),
+        ("finish_alone", '"mr-en":[31.8', '"mr-en":[931.8', "finish_alone", "| auto | 59.90 |"),
     ],
 )
 def test_pages_have_what_the_published_numbers_say(

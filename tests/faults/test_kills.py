@@ -22,6 +22,6 @@ def test_a_training_killed_while_saving(tmp_path: Path) -> None:
 
 def test_whatever_is_killed_of_a_translation(tmp_path: Path) -> None:
     report = kill("translation", tmp_path)
-    assert report["kills"] >= 35
+    assert report["kills"] >= 30
     # Or the driver no longer finds where files are written.
     assert all(number > 5 for number in report["operations"].values()), report["operations"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gradvac.cli import app
+from gradvac.cli.commands import app
 from gradvac.lab.recipes import recipe_named, recipe_of
 from gradvac.lab.recipes.common.batches import RowBatch
 from gradvac.lab.training import BatchSlice, config

@@ -123,7 +123,7 @@ def test_rules_of_ones_own_by_file_and_by_module(
     monkeypatch.syspath_prepend(tmp_path)
     assert type(rule_named("own_rules:EqualNorms")).__name__ == "EqualNorms"
     for name, message in (
-        ("own_rules.py:NoRule", "'NoRule' .*gradvac.Rule"),
+        ("own_rules.py:NoRule", "'NoRule' .*gradvac.*Rule"),
         ("missing.py:Rule", ".*missing.py"),
         ("no_such_module:Rule", ".*'no_such_module'"),
         ("", ".*''"),

@@ -82,7 +82,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def theory(site: Path) -> Path:
-    return site / "theory" / "index.html"
+    return site / "theory.html"
 
 
 def gradient(degrees: float, length: float) -> np.ndarray:
@@ -261,3 +261,26 @@ def test_the_figure_is_what_the_code_draws(tmp_path: Path) -> None:
     same = drawn.read_bytes() == shown.read_bytes()
     assert same, f"the code draws another figure now; look at it, and: cp {drawn} {shown}"
     assert "cmsy10" not in drawn.read_text(encoding="utf-8")  # a font that browsers do not have
+
+
+def test_formulas_are_drawn(page: Page, theory: Path) -> None:
+    page.open(theory)
+    assert page.js("document.querySelectorAll('.formula mfrac').length") > 2
+    assert "\\frac" not in page.find("article").text
+
+
+CUT = """[...document.querySelectorAll('article :is(table, pre, img, math)')].filter(e =>
+    e.getBoundingClientRect().right > e.closest('article').getBoundingClientRect().right + 1 ||
+    e.scrollWidth > e.clientWidth + 1 && e.tagName == 'PRE').map(e => e.outerHTML.slice(0, 200))"""
+
+
+@pytest.mark.parametrize(
+    "name", ["index", "guide", "settings", "api/rules", "results/index", "results/transfer"]
+)
+def test_nothing_is_cut(chromium: Any, site: Path, name: str) -> None:
+    """And what was found fits into two screens."""
+    page = browser.Page(chromium)
+    page.open(site / f"{name}.html", width=1400)
+    assert page.js(CUT) == []
+    if name == "results/index":
+        assert page.js("document.documentElement.scrollHeight") <= 2 * 900

@@ -34,6 +34,7 @@ def settings(**sections: dict[str, Any]) -> ToyConfig:
     base: Settings = {
         "train": {"max_steps": 8, "log_every": 2, "validate_every": 4, "checkpoint_every": 4}
         | {"record_every": 2, "writers": [], "threads": 1},
+        "align": {"rule": "gradvac"},  # with a state that steps change
         "optimizer": {"warmup_steps": 4, "lr": 1e-2},
         "model": {"dropout": 0.0},
     }

@@ -38,7 +38,7 @@ from gradvac.analysis.similarities import (
     load_similarities,
     save_similarities,
 )
-from gradvac.analysis.step_log import heat_maps, step_values, task_values
+from gradvac.analysis.step_log import heat_maps, step_values
 from gradvac.analysis.table import write_table
 
 __all__ = [
@@ -57,6 +57,5 @@ __all__ = [
     "read_record",
     "save_similarities",
     "step_values",
-    "task_values",
     "write_table",
 ]

@@ -35,6 +35,7 @@ _SIDES = (ENCODER, DECODER, SHARED)
 _RUN_MARKERS = ("circle", "diamond-open", "cross-thin-open", "square-open")
 _FAMILY_MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon")
 _MOST_METRIC_POINTS = 1000
+_IN_RECORD = ("/similarity/", "/lowest/", "/norm/")  # of pairs and tasks: maps show these
 _MANY_POINTS = 40  # of a line: more need no markers
 _CONFLICTS, _ACTIVE = "pairs below 0 (PCGrad)", "below the target (active)"
 _LOSSES, _TASK_LOSSES = "loss, training and validation", "validation loss of each task"
@@ -163,10 +164,15 @@ def maps_beside(
     return maps
 
 
-def influence_maps(runs: Sequence[Run]) -> list[dict[str, HeatMap]]:
+def influence_maps(runs: Sequence[Run], shown: Sequence[Run]) -> list[dict[str, HeatMap]]:
     """Shares of every task in every other's predicted progress, in the model and by component.
 
-    Of every run: choice -> map; empty if nothing is known. A row is the task whose loss moves.
+    Args:
+        runs: All of each.
+        shown: The part of each that has room in a map (`views.for_maps`).
+
+    Returns:
+        Of every run: choice -> map; empty if nothing is known. A row is the task whose loss moves.
     """
     shares: list[dict[str, Matrix]] = []
     influences = [views.find_influence(run) for run in runs]
@@ -184,14 +190,16 @@ def influence_maps(runs: Sequence[Run]) -> list[dict[str, HeatMap]]:
     look = {"rows": "whose loss", "columns": "who moves it", "as_percent": True}
     what = "share of predicted progress"
     maps: list[dict[str, HeatMap]] = []
-    for run, influence, by_name in zip(runs, influences, shares, strict=True):
+    for run, influence, by_name in zip(shown, influences, shares, strict=True):
         if influence is None:
             maps.append({})
             continue
-        order = shared_order(influence.tasks, run, runs)
+        rows = [n for n, task in enumerate(influence.tasks) if task in run.tasks]
+        tasks = tuple(influence.tasks[n] for n in rows)
+        order = shared_order(tasks, run, shown)
         maps.append(
             {
-                name: _map(values, influence.tasks, order, what, bounds[name], **look)
+                name: _map(values[np.ix_(rows, rows)], tasks, order, what, bounds[name], **look)
                 for name, values in by_name.items()
             }
         )
@@ -531,7 +539,8 @@ def _metrics(metrics: Sequence[dict[str, Any]]) -> dict[str, tuple[list[int], li
     logged: dict[str, tuple[list[int], list[float]]] = {}
     for entry in metrics:
         for name, value in entry.items():
-            if name != "step" and isinstance(value, int | float):
+            is_shown = name != "step" and not any(part in name for part in _IN_RECORD)
+            if is_shown and isinstance(value, int | float):
                 steps, values = logged.setdefault(name, ([], []))
                 steps.append(int(entry["step"]))
                 values.append(float(value))

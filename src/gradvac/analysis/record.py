@@ -39,7 +39,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -110,6 +110,13 @@ class Record:
         lowest = np.where(has_target, self.target, np.inf).min(axis=0, initial=np.inf)
         shown = (self.active.any(axis=0) | (highest > lowest)).any(axis=(0, 2))  # [T]
         return np.flatnonzero(shown) if shown.any() else np.arange(len(self.tasks))
+
+    def select(self, tasks: Sequence[str]) -> "Record":
+        """The part of these tasks, in the order given."""
+        chosen = [self.tasks.index(task) for task in tasks]
+        parts = {name: getattr(self, name)[:, :, chosen][..., chosen] for name in _PAIRS}
+        parts |= {name: getattr(self, name)[..., chosen] for name in _TASKS}
+        return replace(self, tasks=tuple(tasks), **parts)
 
     def to_frame(self) -> Any:
         """The cosines as a pandas DataFrame: see `Similarities.to_frame`."""

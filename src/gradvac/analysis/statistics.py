@@ -75,8 +75,10 @@ LEAST = 0.01  # differences of cosines that are worth a claim
 _ROUNDS = 60  # of fitting factors
 _LEAST_NOISE = 0.02  # of a task; less is not told from none
 _SIGNIFICANT = 0.05
-_AT_ONCE = 2048  # shuffles
+_AT_ONCE = 4_000_000  # pairs of shuffles
 _NUM_PERMUTATIONS, _SEED = 9999, 0
+_FEWEST_PERMUTATIONS = 199
+_MOST_SHUFFLED = 20_000_000  # pairs of shuffles: with many tasks, fewer shuffles will do
 
 
 def mean_matrix(similarities: Similarities, side: str | None = None) -> Floats:
@@ -283,30 +285,32 @@ class Influence:
         return shares
 
 
-def recorded_products(record: Record) -> Matrix:
-    """Predicted fall by step, component and pair, `[S, K, T, T]`: w_j cos_ij ||g_i|| ||g_j||.
+def recorded_products(record: Record, component: int) -> Matrix:
+    """Predicted fall by step and pair in a component, `[S, T, T]`: w_j cos_ij ||g_i|| ||g_j||.
 
     NaN in the rows of an absent task; an absent task has no influence. w_j is the mean weight of
     task j over steps: rules weigh a task more in just those batches whose noise made a product
     negative, so that the weights of single steps would find harm in noise.
     """
-    cosines = np.array(record.similarity, dtype=np.float64)
+    cosines = np.nan_to_num(record.similarity[:, component].astype(np.float64))
+    norms = record.norms[:, component].astype(np.float64)
     diagonal = np.arange(len(record.tasks))
-    cosines[..., diagonal, diagonal] = 1.0
-    norms = np.asarray(record.norms, dtype=np.float64)
+    cosines[:, diagonal, diagonal] = 1.0
     # A component without gradient of a task has no cosines, and adds nothing.
-    lengths = norms[..., :, None] * np.nan_to_num(norms)[..., None, :]
-    weights = np.nan_to_num(mean_where_known(record.weights, axis=0)).astype(np.float64)
-    falls = weights[..., None, :] * lengths * np.nan_to_num(cosines)
-    products: Matrix = np.where(np.isnan(norms)[..., None], np.nan, falls)
+    lengths = norms[:, :, None] * np.nan_to_num(norms)[:, None, :]
+    weights = np.nan_to_num(mean_where_known(record.weights[:, component], axis=0))
+    products: Matrix = weights * lengths * cosines  # NaN norms stay NaN
     return products
 
 
 def recorded_influence(record: Record) -> Influence:
     """Influence in training, averaged over the recorded steps."""
-    products = recorded_products(record)
-    by_step = products.sum(axis=1)  # [S, T, T], NaN where a task was absent
-    parts = dict(zip(record.components, _mean(products), strict=True))
+    by_step = np.zeros((len(record.steps), len(record.tasks), len(record.tasks)))
+    parts = {}
+    for k, component in enumerate(record.components):
+        products = recorded_products(record, k)
+        by_step += products  # NaN where a task was absent
+        parts[component] = _mean(products)
     values = over_steps.mean_over_records(by_step)
     totals = over_steps.mean_over_records(by_step.sum(axis=2))
     return Influence(
@@ -401,7 +405,10 @@ def mean_over_tasks(matrix: Matrix) -> Estimate:
     values = values[np.ix_(*[~np.isnan(values).all(axis=1)] * 2)]
     num = len(values)
     mean = float(mean_where_known(values, axis=(0, 1)))
-    without = np.array([_mean_without(values, task) for task in range(num)])
+    known = ~np.isnan(values)
+    numbers, sums = known.sum(axis=1), np.where(known, values, 0.0).sum(axis=1)
+    left = numbers.sum() - 2 * numbers
+    without = np.divide(sums.sum() - 2 * sums, left, out=np.full(num, np.nan), where=left > 0)
     if num < _FEWEST_TASKS or np.isnan(without).any():
         return Estimate(mean, (np.nan, np.nan), np.nan)
     error = np.sqrt((num - 1) / num * np.sum((without - without.mean()) ** 2))
@@ -415,24 +422,18 @@ def mean_over_tasks(matrix: Matrix) -> Estimate:
     return Estimate(mean, (mean - reach, mean + reach), p_value)
 
 
-def _mean_without(values: Matrix, task: int) -> float:
-    rest = np.delete(np.delete(values, task, axis=0), task, axis=1)
-    known = rest[~np.isnan(rest)]
-    return float(known.mean()) if known.size else float("nan")
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
     """P-values of parallel tests after Holm's correction: one false alarm in 20 for all of them.
 
     NaN (no test) stays NaN and does not count.
     """
-    adjusted = [float("nan")] * len(p_values)
-    tested = sorted((p, n) for n, p in enumerate(p_values) if not np.isnan(p))
-    least = 0.0
-    for rank, (p, n) in enumerate(tested):
-        least = max(least, min(1.0, p * (len(tested) - rank)))
-        adjusted[n] = least
-    return adjusted
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values)[: int((~np.isnan(values)).sum())]  # NaN comes last
+    least = np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1))
+    adjusted = np.full(len(values), np.nan)
+    adjusted[order] = np.minimum(least, 1.0)
+    corrected_values: list[float] = adjusted.tolist()
+    return corrected_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -470,8 +471,7 @@ def _all_orders(num: int) -> NDArray[np.int64]:
 def shuffled_labels(labels: NDArray[np.int64], *, num_permutations: int, seed: int) -> Shuffles:
     """Ways to assign labels to tasks: all of them if they can be enumerated, else random ones."""
     if count_labelings(labels.tolist()) <= MOST_COUNTED:
-        labelings = np.array(_labelings(labels), dtype=np.int64)
-        return Shuffles(labelings, True)
+        return Shuffles(_labelings(tuple(labels.tolist())), True)
     draw = np.random.default_rng(seed)
     return Shuffles(draw.permuted(np.tile(labels, (num_permutations, 1)), axis=1), False)
 
@@ -482,11 +482,12 @@ def count_labelings(labels: Sequence[object]) -> int:
     return factorial(len(labels)) // prod(map(factorial, sizes))
 
 
-def _labelings(labels: NDArray[np.int64]) -> list[list[int]]:
+@cache
+def _labelings(labels: tuple[int, ...]) -> NDArray[np.int64]:
     """Each kind in turn takes its places among those that are left."""
     num = len(labels)
     partial: list[tuple[list[int], tuple[int, ...]]] = [([-1] * num, tuple(range(num)))]
-    for label, size in Counter(labels.tolist()).items():
+    for label, size in Counter(labels).items():
         following = []
         for given, free in partial:
             for taken in combinations(free, size):
@@ -495,7 +496,9 @@ def _labelings(labels: NDArray[np.int64]) -> list[list[int]]:
                     labeling[place] = label
                 following.append((labeling, tuple(place for place in free if place not in taken)))
         partial = following
-    return [given for given, _ in partial]
+    labelings = np.array([given for given, _ in partial], dtype=np.int64)
+    labelings.flags.writeable = False
+    return labelings
 
 
 def families_of(tasks: Sequence[str], families: Mapping[str, str]) -> list[str]:
@@ -522,7 +525,7 @@ def family_contrast(
     families: Sequence[str],
     *,
     tested: Matrix | None = None,
-    num_permutations: int = 9999,
+    num_permutations: int | None = None,
     seed: int = 0,
 ) -> FamilyContrast:
     """Mean similarity within families minus between them, against shuffled families.
@@ -533,7 +536,8 @@ def family_contrast(
         matrix: `[T, T]`.
         families: The family of every task, in the matrix's order; "" (unknown) leaves a task out.
         tested: What the p-value is about, where it is not the matrix itself (`pair_pattern`).
-        num_permutations: How often families are shuffled over the tasks.
+        num_permutations: How often families are shuffled over the tasks; None: 9,999 times, less
+            often for more than 60 tasks.
         seed: Seed of the shuffling.
     """
     if len(families) != len(matrix):
@@ -556,15 +560,16 @@ def family_contrast(
 
     def contrasts(shuffled: NDArray[np.int64]) -> NDArray[np.float64]:
         same = shuffled[:, rows] == shuffled[:, columns]  # [N, pairs]
-        num, inside = same.sum(axis=1), same @ values
+        num, inside = same.sum(axis=1), same.astype(np.float64) @ values
         differences = np.full(len(shuffled), np.nan)
         usable = (num > 0) & (num < len(values))  # unknown pairs may leave one of the two empty
         rest = (values.sum() - inside[usable]) / (len(values) - num[usable])
         differences[usable] = inside[usable] / num[usable] - rest
         return differences
 
+    num_permutations = num_permutations or _enough_shuffles(len(values))
     shuffles = shuffled_labels(labels, num_permutations=num_permutations, seed=seed)
-    chance = np.concatenate([contrasts(part) for part in _chunks(shuffles.orders)])
+    chance = np.concatenate([contrasts(part) for part in _chunks(shuffles.orders, len(values))])
     chance = np.where(np.isnan(chance), np.inf, np.abs(chance))  # to be cautious
     within, between = float(shown[same].mean()), float(shown[~same].mean())
     difference = float(values[same].mean() - values[~same].mean())
@@ -585,7 +590,7 @@ def mantel(
     matrix: Matrix,
     distances: ArrayLike,
     *,
-    num_permutations: int = 9999,
+    num_permutations: int | None = None,
     seed: int = 0,
     ranks: bool = False,
 ) -> Correlation:
@@ -596,7 +601,8 @@ def mantel(
     Args:
         matrix: Similarities `[T, T]`.
         distances: Known distances `[T, T]`, in the same order.
-        num_permutations: How often the tasks of one matrix are shuffled.
+        num_permutations: How often the tasks of one matrix are shuffled; None: 9,999 times, less
+            often for more than 60 tasks.
         seed: Seed of the shuffling.
         ranks: Correlate ranks (Spearman) instead of values (Pearson).
     """
@@ -624,15 +630,21 @@ def mantel(
         np.divide((mine * theirs).sum(axis=1), scale, out=coefficients, where=scale > 1e-15)
         return coefficients
 
+    num_permutations = num_permutations or _enough_shuffles(len(values))
     shuffles = shuffled_orders(len(matrix), num_permutations=num_permutations, seed=seed)
-    chance = np.concatenate([correlations(part) for part in _chunks(shuffles.orders)])
+    chance = np.concatenate([correlations(part) for part in _chunks(shuffles.orders, len(values))])
     r = float(correlations(np.arange(len(matrix))[None])[0])
     return Correlation(r, shuffles.p_value(np.abs(chance), abs(r)))
 
 
-def _chunks(orders: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def _enough_shuffles(num_pairs: int) -> int:
+    most = _MOST_SHUFFLED // max(1, num_pairs)
+    return max(_FEWEST_PERMUTATIONS, min(_NUM_PERMUTATIONS, most))
+
+
+def _chunks(orders: NDArray[np.int64], num_pairs: int) -> list[NDArray[np.int64]]:
     """In blocks: all pairs of all shuffles would take too much memory."""
-    return np.array_split(orders, -(-len(orders) // _AT_ONCE))
+    return np.array_split(orders, -(-len(orders) * max(1, num_pairs) // _AT_ONCE))
 
 
 def _symmetric(matrix: ArrayLike) -> NDArray[np.float64]:
@@ -968,9 +980,9 @@ def _noise_factors(matrices: Matrix) -> tuple[Matrix, Matrix]:
     sign = np.where(total < 0, -1.0, 1.0)
     counts = np.maximum(known.sum(axis=(-1, -2), keepdims=True), 1)
     factors = np.broadcast_to(np.sqrt(np.abs(total) / counts)[..., 0], filled.shape[:-1])
-    sums = (filled * sign).sum(axis=-1)
+    sums, weights = (filled * sign).sum(axis=-1), known.astype(np.float64)
     for _ in range(_ROUNDS):
-        others = (known * factors[..., None, :]).sum(axis=-1)
+        others = (weights @ factors[..., None])[..., 0]
         better = np.divide(sums, others, out=np.zeros_like(sums), where=others > 0)
         factors = (factors + np.maximum(better, 0.0)) / 2  # in full steps it may jump for ever
     return factors, sign

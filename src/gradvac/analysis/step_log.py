@@ -9,68 +9,49 @@ from numpy.typing import NDArray
 from gradvac.alignment import Alignment
 from gradvac.sides import side_of
 
-
-def step_values(alignment: Alignment) -> dict[str, float]:
-    """What a step did, as four means over components; waits for the device.
-
-    Returns:
-        "update_cosine" and "update_ratio": direction and length of the update against the plain
-        sum. "active": share of pairs that were altered. "similarity": mean cosine between tasks
-        with a gradient; NaN without any.
-    """
-    return {
-        "update_cosine": float(alignment.update_cosine.mean()),
-        "update_ratio": float(alignment.update_ratio.mean()),
-        "active": _active_share(alignment),
-        "similarity": _mean_similarity(alignment),
-    }
-
-
-def _active_share(alignment: Alignment) -> float:
-    """Pairs that were altered, of all pairs."""
-    num_tasks = len(alignment.tasks)
-    num_pairs = len(alignment.components) * num_tasks * (num_tasks - 1)
-    return float(alignment.active.sum()) / max(1, num_pairs)
-
-
-def _mean_similarity(alignment: Alignment) -> float:
-    """Over all components and pairs of tasks with a gradient; NaN without any."""
-    has_gradient = alignment.norms > 0
-    pairs = has_gradient[:, :, None] & has_gradient[:, None, :]
-    pairs = pairs & ~torch.eye(len(alignment.tasks), dtype=torch.bool, device=pairs.device)
-    return float(alignment.similarity.where(pairs, 0.0).sum() / pairs.sum())
-
-
 _MOST_PAIRS = 45  # of ten tasks; more would drown a log, and a record has them all
 
 
-def task_values(alignment: Alignment) -> dict[str, float]:
-    """What a step says of tasks and pairs, for a log; waits for the device.
+def step_values(alignment: Alignment) -> dict[str, float]:
+    """What a step did and says of its tasks, for a log; waits for the device once.
 
     Returns:
-        "conflicts": share of pairs, over components, whose gradients point in opposite directions
-        (negative cosine). "loss/TASK": its part of the loss, as it was given. "norm/TASK": length
-        of its gradient, all components together. "similarity/TASK~OTHER": mean cosine over
-        components, of at most ten tasks.
+        Means over components: "update_cosine" and "update_ratio", direction and length of the
+        update against the plain sum; "active", share of pairs that were altered; "similarity", mean
+        cosine between tasks with a gradient, and "conflicts", share of these below 0; NaN without
+        any. Then of every task "loss/TASK", its part of the loss as it was given, and "norm/TASK",
+        length of its whole gradient. "similarity/TASK~OTHER", mean cosine over components, of up to
+        ten tasks; of more, "lowest/TASK", that of the pair in which the task conflicts most.
     """
-    tasks, similarity = alignment.tasks, alignment.similarity
-    has_gradient = alignment.norms > 0
-    known = has_gradient[:, :, None] & has_gradient[:, None, :]
-    sums = similarity.where(known, 0.0).sum(0).double()  # [T, T]
-    numbers = known.sum(0).double()
-    conflicts = (known & (similarity < 0)).sum().double() / (numbers.sum() - numbers.trace())
+    tasks, num = alignment.tasks, len(alignment.tasks)
+    apart = ~torch.eye(num, dtype=torch.bool, device=alignment.gram.device)
+    known = alignment.known_similarity.double()  # [K, T, T]
+    cosines = known.where(apart, torch.nan)
+    numbers = (~cosines.isnan()).sum()
+    by_pair = cosines.nanmean(0)  # [T, T]
+    pieces = {
+        "update_cosine": alignment.update_cosine.mean(),
+        "update_ratio": alignment.update_ratio.mean(),
+        "active": alignment.active.sum().double()
+        / max(1, len(alignment.components) * num * (num - 1)),
+        "similarity": cosines.nansum() / numbers,
+        "conflicts": (cosines < 0).sum().double() / numbers,
+    }
     norms = alignment.gram.diagonal(dim1=1, dim2=2).sum(0).clamp_min(0).sqrt()
-    pieces = [conflicts, alignment.losses, norms, (sums / numbers).flatten()]
-    flat = torch.cat([piece.reshape(-1).double().cpu() for piece in pieces]).tolist()
-    num = len(tasks)
-    values = {"conflicts": flat[0]}
-    values |= {f"loss/{task}": flat[1 + n] for n, task in enumerate(tasks)}
-    values |= {f"norm/{task}": flat[1 + num + n] for n, task in enumerate(tasks)}
-    pairs = [(i, j) for i in range(num) for j in range(i)]
-    if len(pairs) <= _MOST_PAIRS:
-        cosines = flat[1 + 2 * num :]
-        values |= {f"similarity/{tasks[j]}~{tasks[i]}": cosines[i * num + j] for i, j in pairs}
-    return values
+    pieces |= {f"loss/{task}": loss for task, loss in zip(tasks, alignment.losses, strict=True)}
+    pieces |= {f"norm/{task}": norm for task, norm in zip(tasks, norms, strict=True)}
+    if num * (num - 1) // 2 <= _MOST_PAIRS:
+        pieces |= {
+            f"similarity/{tasks[j]}~{tasks[i]}": by_pair[i, j] for i in range(num) for j in range(i)
+        }
+    else:
+        lowest = by_pair.nan_to_num(torch.inf).amin(1)
+        pieces |= {
+            f"lowest/{task}": one
+            for task, one in zip(tasks, lowest.where(lowest.isfinite(), torch.nan), strict=True)
+        }
+    values = torch.stack([piece.double() for piece in pieces.values()]).tolist()
+    return dict(zip(pieces, values, strict=True))
 
 
 # Orange for conflict, white for 0, blue for agreement, as in report and figures.

@@ -21,6 +21,7 @@ Matrix = NDArray[np.floating]
 
 SIDES = (ENCODER, DECODER)
 MODEL = "model"
+MOST_SHOWN = 100  # tasks in a map; more take megabytes, and no screen has room for them
 _FEWEST_FOR_DISTANCE = 5  # tasks; fewer can be permuted in too few ways
 _WHERE = {
     "same": "aligned set, same lines",
@@ -88,6 +89,29 @@ def sources(run: Run) -> dict[str, Similarities]:
 def main_source(run: Run) -> Similarities | None:
     """The main similarities of a run; None if it has none."""
     return next(iter(sources(run).values()), None)
+
+
+def for_maps(runs: Sequence[Run]) -> list[Run]:
+    """The runs with at most `MOST_SHOWN` tasks: those that agree least with the others.
+
+    What the first run shows is shown of the others too, where they have it.
+    """
+    parts, chosen = list[Run](), set[str]()
+    for run in runs:
+        main = main_source(run)
+        if main is None or len(run.tasks) <= MOST_SHOWN:
+            parts.append(run)
+            continue
+        if not chosen.issubset(run.tasks) or not chosen:
+            matrix = np.array(statistics.mean_matrix(main))
+            np.fill_diagonal(matrix, np.nan)
+            least = np.argsort(mean_where_known(matrix, axis=1))[:MOST_SHOWN]  # NaN comes last
+            chosen = {main.tasks[i] for i in least}
+        kept = [task for task in run.tasks if task in chosen]
+        measured = tuple(one.select(tasks=kept) for one in run.measured)
+        record = run.record and run.record.select([t for t in kept if t in run.record.tasks])
+        parts.append(replace(run, record=record, measured=measured))
+    return parts
 
 
 def measured_on(run: Run) -> str:

@@ -7,7 +7,6 @@
     gradvac nmt score RUN               BLEU and chrF++
     gradvac nmt export RUN DIR          the model for Hugging Face or CTranslate2
     gradvac tagging prepare CONFIG      tagged files -> windows of sub-words
-    gradvac tagging pretrain CONFIG     a small multilingual encoder from plain text
     gradvac tagging train CONFIG_OR_RUN fine-tune it on all languages, or continue a run
     gradvac tagging predict RUN         standard input -> standard output
     gradvac tagging score RUN           F1 and accuracy
@@ -31,7 +30,6 @@ A command imports what it needs when it runs: `--help` is fast, and a missing ex
 """
 
 import sys
-from typing import Any
 
 
 def main() -> None:
@@ -53,14 +51,6 @@ def main() -> None:
             f"error: the command line needs {error.name}, which is not installed; "
             f"{install_line('all')}."
         )
-
-
-def __getattr__(name: str) -> Any:
-    if name == "app":
-        from gradvac.cli.commands import app
-
-        return app
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = ["main"]

@@ -80,10 +80,10 @@ class PlainJunction:
             return tuple([saved(node, name) for name in self.saved])
         values = []
         for name in self.saved:
-            raw = getattr(node, f"_raw_saved_{name}")
-            if raw.unpack_hook is not None:  # a checkpoint, the host
+            raw_name, value_name = _ATTRIBUTES[name]
+            if getattr(node, raw_name).unpack_hook is not None:  # a checkpoint, the host
                 return None
-            values.append(getattr(node, f"_saved_{name}"))
+            values.append(getattr(node, value_name))
         return tuple(values)
 
 
@@ -106,7 +106,7 @@ class Arrived(NamedTuple):
         return self.nbytes > _JOINED_BYTES[self.gradient.is_cuda][0]
 
 
-class Block(NamedTuple):
+class BuiltStack(NamedTuple):
     """Task gradients of some weights, or shifts, that are alike."""
 
     targets: Sequence[Target]
@@ -166,6 +166,12 @@ _KINDS: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
 }
 
 
+_ATTRIBUTES = {
+    name: (f"_raw_saved_{name}", f"_saved_{name}")
+    for name in ("mat1", "self", "other", "input", "result1", "result2")
+}
+
+
 def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | None:
     """A junction as a plain one; None if it is not."""
     position, name = junction.position, graph.names[junction.position]
@@ -200,12 +206,13 @@ def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | Non
 
 
 def _target(graph: Graph, path: ParameterPath) -> Target:
-    is_leaf = graph.names[path[0]] == LEAF
-    parameter: nn.Parameter = graph.nodes[path[0]].variable if is_leaf else None
-    return parameter if is_leaf else path
+    if graph.names[path[0]] != LEAF:
+        return path
+    parameter: nn.Parameter = graph.nodes[path[0]].variable
+    return parameter
 
 
-def build_together(every: Sequence[Arrived]) -> Iterator[Block]:
+def build_together(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
     """Build some junctions, those that are alike as one."""
     alike: dict[Hashable, list[Arrived]] = {}
     for one in every:
@@ -221,16 +228,16 @@ def build_together(every: Sequence[Arrived]) -> Iterator[Block]:
             yield from _build(part)
 
 
-def _build(every: Sequence[Arrived]) -> Iterator[Block]:
+def _build(every: Sequence[Arrived]) -> Iterator[BuiltStack]:
     first, segments, num = every[0].junction, every[0].segments, len(every)
     if first.is_used_again:
         segments, num = segments.repeated(num, are_same=True), 1
     weights, shifts = first.build(every, segments, num)
     targets = [one.junction for one in every[:num]]
     stack = weights.reshape(num, segments.num_tasks, -1)
-    yield Block([one.weight for one in targets], stack, every[0].segments)
+    yield BuiltStack([one.weight for one in targets], stack, every[0].segments)
     if shifts is not None:
-        yield Block([s for one in targets if (s := one.shift) is not None], shifts, segments)
+        yield BuiltStack([s for one in targets if (s := one.shift) is not None], shifts, segments)
 
 
 def _build_products(every: Sequence[Arrived], segments: Segments, num: int) -> Sums:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from gradvac import Aligner, Alignment
-from gradvac.analysis import Recorder, step_values, task_values
+from gradvac.analysis import Recorder, step_values
 from gradvac.files import write_text
 from gradvac.run_files import RunFiles
 from gradvac.sampling import TaskBatchSampler
@@ -79,8 +79,7 @@ def unscaled(alignment: Alignment, scale: Tensor | None) -> Alignment:
 
 def log_values(alignment: Alignment) -> dict[str, float]:
     """What a step's entry in a trainer's log says of it: "gradvac/similarity" and so on."""
-    values = step_values(alignment) | task_values(alignment)
-    return {f"gradvac/{name}": value for name, value in values.items()}
+    return {f"gradvac/{name}": value for name, value in step_values(alignment).items()}
 
 
 def sampler_of(loader: Any) -> TaskBatchSampler | None:

@@ -18,14 +18,12 @@ _LOGGER = logging.getLogger("gradvac")
 
 
 class _LineHandler(logging.Handler):
-    write: Write | None = None
+    def __init__(self, write: Write) -> None:
+        super().__init__()
+        self._write = write
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.write is not None:
-            self.write(self.format(record))
-
-
-_HANDLER = _LineHandler()
+        self._write(self.format(record))
 
 
 @contextmanager
@@ -34,14 +32,12 @@ def log_to(write: Write) -> Iterator[None]:
 
     So a progress bar inside a command takes the messages over and prints them above itself.
     """
-    write_before, level_before = _HANDLER.write, _LOGGER.level
-    _HANDLER.write = write
+    handlers, level = _LOGGER.handlers, _LOGGER.level
+    others = [one for one in handlers if not isinstance(one, _LineHandler)]
+    _LOGGER.handlers = [*others, _LineHandler(write)]
     _LOGGER.setLevel(logging.INFO)
-    _LOGGER.addHandler(_HANDLER)  # once, however often it is called
     try:
         yield
     finally:
-        _HANDLER.write = write_before
-        _LOGGER.setLevel(level_before)
-        if write_before is None:
-            _LOGGER.removeHandler(_HANDLER)
+        _LOGGER.handlers = handlers
+        _LOGGER.setLevel(level)

@@ -107,5 +107,19 @@ class Block(nn.Module):
         return result
 
 
+class Scaled(torch.autograd.Function):
+    """A scale by a function of one's own, which has no fast path."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, scale = ctx.saved_tensors
+        return gradient * scale, (gradient * x).sum_to_size(scale.shape)
+
+
 def mlp(*middle: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(D, D), *middle, nn.Linear(D, 3))

@@ -141,7 +141,8 @@ def render(
         changed=changed_settings(runs),
         data=_script_json(data),
         plotly=_packed_plotly(),
-        differences=list(difference_maps(runs)),
+        differences=list(difference_maps(views.for_maps(runs))),
+        most_shown=views.MOST_SHOWN if any(len(r.tasks) > views.MOST_SHOWN for r in runs) else 0,
         many_tasks=any(len(run.tasks) > _MANY_TASKS for run in runs),
         scripts=[(_PAGE / name).read_text(encoding="utf-8") for name in _SCRIPTS],
     )

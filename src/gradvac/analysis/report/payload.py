@@ -42,26 +42,27 @@ def page_data(runs: Sequence[Run], metric: str) -> dict[str, Any]:
         runs: All runs of the page.
         metric: Of their scores.
     """
+    shown = views.for_maps(runs)
     drawn = {
         "layers-plot": pictures.layer_plot(runs),
-        "distance-plot": pictures.distance_plot(runs),
+        "distance-plot": pictures.distance_plot(shown),
         "reliability-plot": pictures.reliability_plot(runs),
         "scores-plot": pictures.score_plot(runs, metric),
         **{f"{name}-plot": plot for name, plot in pictures.rule_plots(runs).items()},
     }
-    sides, trees = pictures.side_maps(runs), [pictures.task_tree(run) for run in runs]
+    sides, trees = pictures.side_maps(shown), [pictures.task_tree(run) for run in shown]
     return {
-        **_packed_runs(runs),
+        **_packed_runs(shown),
         "style": plots.page_style(),
         "plots": {name: plot.for_page() for name, plot in drawn.items()},
         "metrics": {name: plot.for_page() for name, plot in pictures.metric_plots(runs).items()},
         "sides": [one and one.for_page() for one in sides],
-        "differences": [one.for_page() for one in pictures.difference_maps(runs).values()],
+        "differences": [one.for_page() for one in pictures.difference_maps(shown).values()],
         "trees": [tree and asdict(tree) for tree in trees],
         "familyMarks": pictures.family_marks(trees),
         "influence": [
             {name: one.for_page() for name, one in maps.items()}
-            for maps in pictures.influence_maps(runs)
+            for maps in pictures.influence_maps(runs, shown)
         ],
     }
 

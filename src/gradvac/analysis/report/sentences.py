@@ -26,6 +26,7 @@ RULE, INFLUENCE = "Rule", "Help and harm"
 _SAME = 0.005  # the digits shown would be the same
 _SAME_UPDATE = 1e-5
 _MOST_HELPERS = 3
+_MOST_PROGRESS = 60  # tasks
 _WORTH_NAMING = 0.005  # of a task's progress
 _LEAST_P = 1e-4  # permutations tell no smaller ones, so these are equally clear
 SIGNIFICANT = 0.05
@@ -100,10 +101,12 @@ def run_headline(run: Run, said: Sequence[Statement]) -> Statement:
     tested = [one for one in said if not np.isnan(one.p_value)]
     kinds = {one.about for one in tested}
     primary = kinds & {FAMILIES, DISTANCE}  # what is known of the tasks is asked first
+    halves = [half for half in (primary, kinds - primary) if half]  # each may err half as often
+    asked = {kind: len(half) * len(halves) for half in halves for kind in half}
     clear = [
         (max(one.p_value, _LEAST_P), n)
         for n, one in enumerate(tested)
-        if one.claims and is_clear(one.p_value * len(primary if one.about in primary else kinds))
+        if one.claims and is_clear(one.p_value * asked[one.about])
     ]
     if not clear:
         return Statement("", pairs)
@@ -621,7 +624,9 @@ def describe_influence(influence: statistics.Influence) -> list[Statement]:
     found = [Statement(INFLUENCE, text)]
     least = float(np.nanmin(influence.p_values[~np.eye(num, dtype=bool)]))
     p_value = min(1.0, least * num * (num - 1))
-    by_task = {i: [labels[j] for task, j in harmful if task == i] for i, _ in harmful}
+    by_task: dict[int, list[str]] = {}
+    for i, j in harmful:
+        by_task.setdefault(i, []).append(labels[j])
     harm = [f"{labels[i]} (by {listed(others, 5)})" for i, others in by_task.items()]
     if harm:
         text = f"Losses that other tasks are predicted to raise: {listed(harm)}."
@@ -645,8 +650,14 @@ def describe_progress(
     labels = [(names or {}).get(task, task) for task in influence.tasks]
     if len(set(labels)) < len(labels):  # one language, both ways
         labels = list(influence.tasks)
-    clear = _tasks_that_move(influence, 1)
-    found = [Statement(labels[task], _parts(influence, labels, task)) for task in clear]
+    clear, harm = _tasks_that_move(influence, 1), set(_clear_pairs(influence, -1))
+    found = [
+        Statement(labels[task], _parts(influence, labels, task, harm))
+        for task in clear[:_MOST_PROGRESS]
+    ]
+    if len(clear) > _MOST_PROGRESS:
+        text = f"So do {count(len(clear) - _MOST_PROGRESS, 'task')} more, not listed here."
+        found.append(Statement("", text))
     rest = [label for task, label in enumerate(labels) if task not in clear]
     if rest:  # shares of a total near 0 would be large and mean nothing
         text = f"No shares are given where progress is not clear: {listed(rest, 12)}."
@@ -654,9 +665,10 @@ def describe_progress(
     return found
 
 
-def _parts(influence: statistics.Influence, labels: list[str], task: int) -> str:
+def _parts(
+    influence: statistics.Influence, labels: list[str], task: int, harm: set[tuple[int, int]]
+) -> str:
     """Where the predicted progress of a task comes from, in one sentence."""
-    harmful = {other for one, other in _clear_pairs(influence, -1) if one == task}
     shares, own_name = influence.shares[task], influence.tasks[task]
     name = labels[task] if labels[task] == own_name else f"{labels[task]} ({own_name})"
     others = [j for j in np.argsort(-shares) if j != task and shares[j] > _WORTH_NAMING]
@@ -667,7 +679,7 @@ def _parts(influence: statistics.Influence, labels: list[str], task: int) -> str
     text = f"{name} gets {listed([from_itself, *helpers])}"
     against = [j for j in range(len(labels)) if j != task and shares[j] < -_WORTH_NAMING]
     held = [
-        f"{labels[j]} ({shares[j]:z.0%}{'' if j in harmful else ', can be chance'})"
+        f"{labels[j]} ({shares[j]:z.0%}{'' if (task, j) in harm else ', can be chance'})"
         for j in sorted(against, key=lambda j: shares[j])
     ]
     return text + (f"; held back by {listed(held, 4)}." if held else ".")
@@ -675,14 +687,11 @@ def _parts(influence: statistics.Influence, labels: list[str], task: int) -> str
 
 def _clear_pairs(influence: statistics.Influence, sign: int) -> list[tuple[int, int]]:
     """Pairs (task, other) whose help (1) or harm (-1) a test finds, all pairs considered."""
-    num = len(influence.tasks)
-    apart = [(i, j) for i in range(num) for j in range(num) if i != j]
-    adjusted = statistics.holm([influence.p_values[pair] for pair in apart])
-    return [
-        pair
-        for pair, p_value in zip(apart, adjusted, strict=True)
-        if is_clear(p_value) and sign * influence.values[pair] > 0
-    ]
+    apart = ~np.eye(len(influence.tasks), dtype=bool)
+    adjusted = np.full(apart.shape, np.nan)
+    adjusted[apart] = statistics.holm(influence.p_values[apart].tolist())
+    found = np.argwhere((adjusted < SIGNIFICANT) & (sign * influence.values > 0))
+    return [(int(i), int(j)) for i, j in found]
 
 
 def _tasks_that_move(influence: statistics.Influence, sign: int) -> list[int]:

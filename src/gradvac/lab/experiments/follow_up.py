@@ -26,6 +26,7 @@ from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import RunConfig
 from gradvac.lab.training.config import write_toml, write_value
 from gradvac.lab.training.settings import shortened
+from gradvac.run_files import ALL
 
 LAST_ALONE = "last-alone"
 _JOINT = "joint"
@@ -41,16 +42,13 @@ class FollowUp:
         name: The method.
         tasks: Of every run.
         settings: Setting -> value, of all of them.
+        asked: Tasks, or all, on which it is to be better than joint training; none of controls.
     """
 
     name: str
     tasks: tuple[tuple[str, ...], ...]
     settings: Mapping[str, Any]
-
-    @property
-    def is_control(self) -> bool:
-        """Whether it does not follow the advice."""
-        return self.name.startswith("chance")
+    asked: tuple[str, ...] = ()
 
     def named_runs(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Names and tasks of its runs."""
@@ -74,7 +72,7 @@ def follow_ups(advice: Advice, targets: Sequence[str], settings: RunConfig) -> I
         shuffled = iter(draw.permutation(list(advice.tasks)).tolist())
         chance = tuple(tuple(next(shuffled) for _ in group) for group in advice.groups)
         steps = _shorter(settings, 1 / len(advice.groups))
-        yield FollowUp("groups", advice.groups, steps)
+        yield FollowUp("groups", advice.groups, steps, (ALL,))
         yield FollowUp("chance", chance, steps)
     for target in targets:
         promised = [one.task for one in advice.companions(target) if one.promised]
@@ -85,7 +83,7 @@ def follow_ups(advice: Advice, targets: Sequence[str], settings: RunConfig) -> I
         steps = _shorter(settings, (1 + len(promised)) / len(advice.tasks))
         steps["train.metric"] = f"dev/loss/{target}"
         drawn = draw.permutation(others)[: len(promised)].tolist()
-        yield FollowUp(f"with-{target}", ((target, *promised),), steps)
+        yield FollowUp(f"with-{target}", ((target, *promised),), steps, (target,))
         yield FollowUp(f"chance-{target}", ((target, *drawn),), steps)
 
 
@@ -99,14 +97,18 @@ def last_alone(targets: Sequence[str], settings: RunConfig, run: str, start: int
         start: The step from which on.
     """
     part = last_part(settings, run, start, num_models=len(targets))
-    return FollowUp(LAST_ALONE, tuple((target,) for target in targets), part)
+    return FollowUp(LAST_ALONE, tuple((target,) for target in targets), part, tuple(targets))
 
 
 def last_part(settings: RunConfig, run: str, start: int, *, num_models: int = 1) -> dict[str, Any]:
     """Setting -> value of models that share what joint training has left after step `start`."""
     max_steps = settings.train.max_steps
     lr = settings.optimizer.lr_at(start, max_steps=max_steps)
-    begin = {"model.init": run, "model.init_weights": str(start), "optimizer.lr": round(lr, 8)}
+    begin = {
+        "model.init": run,
+        "model.init_weights": str(start),
+        "optimizer.lr": float(f"{lr:.4g}"),
+    }
     return _shorter(settings, (max_steps - start) / max_steps / num_models) | begin
 
 
@@ -149,7 +151,7 @@ def write_follow_ups(
         nearest = min(near, key=lambda step: abs(step - start))
         planned.append(last_alone(targets, settings, str(run), nearest))
     for one in planned:
-        for name, tasks in () if one.is_control else one.named_runs():
+        for name, tasks in one.named_runs() if one.asked else ():
             values = {**one.settings, "data.tasks": list(tasks)}
             texts[name] = write_toml(_changed(table, values))
     out.mkdir(parents=True, exist_ok=True)
@@ -185,4 +187,8 @@ def _sweep(base: Path, planned: Sequence[FollowUp], settings: RunConfig) -> str:
             f"set = {write_value(one.settings)}",
             f"parts = {write_value({'data.tasks': tasks})}",
         ]
+    for one in planned:
+        for on in one.asked:
+            method, row = write_value(one.name), write_value(on)
+            lines.append(f"\n[[primary]]\nmethod = {method}\non = {row}")
     return "\n".join(lines) + "\n"

@@ -276,11 +276,6 @@ def weights(run: Path, which: str | int = "best") -> dict[str, Tensor]:
     return resolve_weights(run, which).read()
 
 
-def load_into(model: nn.Module, run: Path, which: str | int) -> None:
-    """Give a model the weights of a run: see `resolve_weights`."""
-    resolve_weights(run, which).load_into(model)
-
-
 def save_weights(
     run: Path, name: str, weights: Mapping[str, Tensor], metadata: Mapping[str, object]
 ) -> Path:

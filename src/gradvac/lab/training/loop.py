@@ -229,11 +229,12 @@ class _Loop(Generic[BatchT]):
         state, train = self.state, self.settings.train
         bad_in_a_row = state.meters.bad_in_a_row
         means, seconds_per_step = state.meters.read(state.tasks)
-        values = means | {
+        values = {} if alignment is None else step_values(alignment)
+        values |= means  # also losses by task, as means since the last entry
+        values |= {
             "lr": float(state.optimizer.param_groups[0]["lr"]),
             "gradient_norm": float(self.norm),
             "skipped_steps": state.meters.skipped,
-            **({} if alignment is None else step_values(alignment)),
         }
         values = {f"train/{name}": value for name, value in values.items()}
         self.log.write(state.at.step, values)

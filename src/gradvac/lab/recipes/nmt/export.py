@@ -67,7 +67,7 @@ def export_run(
     vocabulary_file = RunFolder(run).vocabulary
     vocabulary = Vocabulary.of_run(run)
     model = settings.model.build(len(vocabulary))
-    checkpoint.load_into(model, run, weights)
+    checkpoint.resolve_weights(run, weights).load_into(model)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Beside its place and then renamed: a folder that is there is complete.
     with TemporaryDirectory(dir=folder.parent, prefix=".export-") as place:

@@ -91,7 +91,7 @@ class Translator(FromRun):
         """Load the model of a run whose settings have been read."""
         vocabulary = Vocabulary.of_run(run)
         model = settings.model.build(len(vocabulary))
-        checkpoint.load_into(model, run, weights)
+        checkpoint.resolve_weights(run, weights).load_into(model)
         return cls(
             model.to(device).eval(),
             vocabulary,

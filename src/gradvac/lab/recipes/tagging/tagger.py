@@ -231,7 +231,7 @@ def load_run_model(run: Path, weights: str | int | None = None) -> nn.Module:
     _check_encoder(run)
     model = build_model(run / ENCODER)
     if weights is not None:
-        checkpoint.load_into(model, run, weights)
+        checkpoint.resolve_weights(run, weights).load_into(model)
     return model
 
 

@@ -1,5 +1,0 @@
-"""`python -m gradvac.cli` is `gradvac`."""
-
-from gradvac.cli import main
-
-main()
