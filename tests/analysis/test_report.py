@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from gradvac.analysis import pictures, views
-from gradvac.analysis.report import describe_difference, render, summarise, write_report
+from gradvac.analysis.report import (
+    describe_difference,
+    payload,
+    render,
+    summarise,
+    write_report,
+)
 from gradvac.analysis.report.payload import MISSING, UNIT, pack
 from gradvac.analysis.report.sentences import describe_source
 from gradvac.analysis.report.tables import score_table

@@ -30,7 +30,7 @@ def test_memory_is_flat(memory: Any, name: str) -> None:
         found = memory.measure(name, steps=40, warmup=20)
     grown = memory.growth(found)
     assert grown["tensors"] == 0
-    assert grown["python"] < 20 * 1024  # a graph that was kept would be more, every step
+    assert grown["python"] < 50 * 1024  # a graph that was kept would be more, every step
 
 
 def test_indices_that_a_cuda_graph_reads_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

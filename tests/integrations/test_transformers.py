@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
 from torch.utils.data import IterableDataset
 from transformers import (
     BertConfig,
@@ -22,6 +24,7 @@ from transformers import (
 )
 
 from gradvac import Aligner, GradVac, PCGrad, Sum
+from gradvac.engine.compiled import split_and_compile
 from gradvac.integrations.transformers import (
     AlignedMixin,
     AlignedSeq2SeqTrainer,
@@ -92,6 +95,31 @@ def test_sum_gives_the_plain_trainers_gradients(
         kept, loss = run(AlignedTrainer, examples, tasks=TASKS, rule=Sum(), engine=engine)
         assert_same(kept, plain)
         assert loss == pytest.approx(plain_loss, rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo looks at it
+def test_a_model_compiled_with_our_backend(
+    make_model: Make, make_examples: Make, arguments: Make
+) -> None:
+    """As `model.compile(backend="gradvac")` splits it, with no compiler to wait for."""
+    split = partial(split_and_compile, compile_inside=aot_eager)
+    found = []
+    for is_compiled in (False, True):
+        model, kept = make_model("tokens"), Gradients()
+        if is_compiled:
+            model.compile(backend=split)
+        trainer = AlignedTrainer(
+            model=model,
+            args=arguments(),
+            train_dataset=make_examples("tokens", 42),
+            callbacks=[kept],
+            tasks=TASKS,
+            engine="one_backward",  # which refuses what is compiled as a whole
+        )
+        trainer.train()
+        found.append(kept)
+    torch.compiler.reset()
+    assert_same(*found)
 
 
 def bare_loop(kind: str, model: nn.Module, examples: list[dict[str, Any]], rule: Any) -> list[Any]:
