@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from gradvac.analysis.record import read_record
 from gradvac.lab.experiments import Sweep, SweepConfig, compare_runs, to_markdown
 from gradvac.lab.runs import RunFolder
+from gradvac.lab.training import RunConfig
 from gradvac.lab.training.config import load
 
 from .conftest import ROOT, InProcess
@@ -28,6 +30,17 @@ def test_every_sweep_can_be_planned(path: Path, tmp_path: Path) -> None:
     """Which loads the settings of all its runs; and its first lines say how to start it."""
     assert plan(path, tmp_path).trials
     assert f"gradvac sweep {path.stem}" in path.read_text(encoding="utf-8")
+
+
+def test_every_config_names_its_rule() -> None:
+    """So that the paper's settings do not follow the default."""
+    paths = [
+        path for kind in ("nmt", "tagging") for path in (ROOT / "configs" / kind).glob("*.toml")
+    ]
+    rules = {path.stem: tomllib.loads(path.read_text("utf-8"))["align"]["rule"] for path in paths}
+    paper = {"wmt4", "tatoeba", "massive25", "pos", "ner"}
+    assert {rules[name] for name in paper} == {"gradvac"}
+    assert rules["own"] == RunConfig().align.rule
 
 
 def test_the_twin_of_table_1_runs_from_data_to_table(

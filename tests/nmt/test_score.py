@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,13 @@ import sacrebleu
 import torch
 from rich.console import Console
 
+from gradvac.lab.experiments import compare_runs
+from gradvac.lab.recipes.common.scoring import Scorer, score_run
 from gradvac.lab.recipes.nmt import Score, TranslationScores, score_lines
 from gradvac.lab.recipes.nmt.comet import Text, open_comet
 from gradvac.lab.recipes.nmt.data_warnings import in_other_languages
+from gradvac.lab.recipes.nmt.score import SCORE_FORMULAS, judge_task
+from gradvac.lab.training import RunConfig
 
 REFERENCES = ["the old man sees a dog", "two women are singing in the garden", "it rains today"]
 LINES = ["the old man saw a dog", "two women sing in the garden", "it is raining today"]
@@ -107,6 +113,32 @@ def test_translations_in_the_wrong_language_are_counted() -> None:
     assert any("no number for en-qso" in note for note in scores.notes())
     alone = TranslationScores("runs/x", "test", "best", {"en-qso": unknown}, levels, "", 0)
     assert [one.metric for one in alone.by_metric()] == ["BLEU", "chrF++"]
+
+
+def test_runs_are_compared_by_it(tmp_path: Path) -> None:
+    """On the tasks that have a number, where less is better."""
+    english = ["she said that they would come back after the war"] * 2
+    said = {"joint": [*FRENCH[:2], *english], "gradvac": FRENCH}
+    for name, seed in itertools.product(said, range(2)):
+        run = tmp_path / name / f"seed-{seed}"
+        run.mkdir(parents=True)
+        rule = "sum" if name == "joint" else name
+        (run / "config.toml").write_text(f'[train]\nseed = {seed}\n[align]\nrule = "{rule}"\n')
+        scorer = Scorer(
+            ["en-fr", "en-qso"],
+            lambda task, name=name: judge_task(said[name], FRENCH, task[3:]),  # type: ignore[misc]
+            SCORE_FORMULAS,
+            partial(TranslationScores, num_cut=0),
+        )
+        score_run(run, RunConfig, lambda *_, scorer=scorer: scorer)
+    found = compare_runs([tmp_path], metric="wrong language")
+    (row,) = found.rows
+    assert {method: cell.mean for method, cell in row.cells.items()} == {
+        "joint": 50.0,
+        "gradvac": 0.0,
+    }
+    assert not row.higher_is_better
+    assert {row.name for row in compare_runs([tmp_path]).rows} == {"all", "en-fr", "en-qso"}
 
 
 @pytest.mark.parametrize("code", ["nb", "no", "fil", "tl", "zh_tw", "heb"])

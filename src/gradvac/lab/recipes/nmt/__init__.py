@@ -19,8 +19,11 @@ is a direction such as "en-fr". `prepare_corpus` turns text files into token fil
     loss.py            cross-entropy in few passes over the logits
     triton_kernels.py  attention and loss on a GPU
     beam_search.py     beam and greedy search, many sentences at a time
+    ct2.py             the model for CTranslate2, and its search
     translator.py      text -> text
-    score.py           BLEU and chrF++
+    score.py           BLEU, chrF++, wrong language
+    comet.py           COMET, by its own command
+    serve.py           a page to type into, and JSON for programs
     export.py          the model for Hugging Face and CTranslate2
     teachers.py        every task's best weights so far as its teacher
     recipe.py          what the training loop needs to know, and the entry of the registry

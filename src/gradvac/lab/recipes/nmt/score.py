@@ -33,6 +33,7 @@ from gradvac.tasks import parse
 
 logger = logging.getLogger(__name__)
 COMET, WRONG_LANGUAGE = "COMET", "wrong language"
+SCORE_FORMULAS = {"BLEU": "bleu", WRONG_LANGUAGE: "percentage", COMET: "percentage"}
 _GUESSED = "translations that look like another language than the target (py3langid), in percent"
 # Scripts without blanks between words, whose n-grams are counted otherwise.
 _TOKENIZERS = {
@@ -165,13 +166,13 @@ class TranslationScores(RunScores):
         return tuple(one for one in made if one.by_task)
 
     def further_columns(self) -> dict[str, list[str]]:
-        """How often the guess of languages errs, where there is one, and sentences."""
+        """How often the guess of languages errs, where there is one, level, and sentences."""
         scores = self.by_task.values()
-        sentences = {"sentences": [f"{score.num_lines:,}" for score in scores]}
         wrong = [score.wrong_references for score in scores]
-        if wrong == [None] * len(wrong):
-            return sentences
-        return {"of references": ["-" if w is None else f"{w:.1f}" for w in wrong]} | sentences
+        guessed = {"of references": ["-" if w is None else f"{w:.1f}" for w in wrong]}
+        known = guessed if any(w is not None for w in wrong) else {}
+        levels = [self.levels.get(task, "") for task in self.by_task]
+        return known | {"level": levels, "sentences": [f"{one.num_lines:,}" for one in scores]}
 
     def notes(self) -> list[str]:
         """What belongs to the numbers: signatures, with their tasks where they differ, and cuts."""
@@ -234,11 +235,7 @@ def _open_scorer(
         target = parse(task).target
         lines = translator.translate(sources, target)
         texts[task] = Text(sources, lines, references)
-        counts: dict[str, Counts] = {"BLEU": count_ngrams(lines, references, target)}
-        if (wrong := in_other_languages(lines, target)) is not None:
-            counts[WRONG_LANGUAGE] = np.stack([wrong, np.ones_like(wrong)], axis=1).astype(np.int64)
-        output = "".join(f"{line}\n" for line in lines)
-        return TaskResult(score_lines(lines, references, target), output, counts, references)
+        return judge_task(lines, references, target)
 
     def add_comet(results: dict[str, TaskResult]) -> dict[str, TaskResult]:
         if score_comet is None:
@@ -256,8 +253,16 @@ def _open_scorer(
         return TranslationScores(**fields, num_cut=cut, searched=searched, comet=comet)
 
     by_task = {task: levels.of(prepared.train_size(task)) for task in tasks}
-    formulas = {"BLEU": "bleu", WRONG_LANGUAGE: "percentage", COMET: "percentage"}
-    return Scorer(tasks, score_task, formulas, summarise, by_task, add_comet)
+    return Scorer(tasks, score_task, SCORE_FORMULAS, summarise, by_task, add_comet)
+
+
+def judge_task(lines: Sequence[str], references: Sequence[str], target: str) -> TaskResult:
+    """The scores of a task's translations, and what they are made of: see `score_lines`."""
+    counts: dict[str, Counts] = {"BLEU": count_ngrams(lines, references, target)}
+    if (wrong := in_other_languages(lines, target)) is not None:
+        counts[WRONG_LANGUAGE] = np.stack([wrong, np.ones_like(wrong)], axis=1).astype(np.int64)
+    output = "".join(f"{line}\n" for line in lines)
+    return TaskResult(score_lines(lines, references, target), output, counts, references)
 
 
 def _searched(trained: NmtConfig, asked: NmtConfig) -> str:
