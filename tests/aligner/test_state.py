@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torchjd import aggregation
 
 from gradvac import Aligner, GradNorm, GradVac, PCGrad, Sum, TorchJD
@@ -225,3 +226,12 @@ def test_rules_without_state_have_an_empty_one() -> None:
     state = aligner.state_dict()
     assert set(state) == {"rule", "tasks", "components"}
     assert aligner.load_state_dict(state).complete
+
+
+@pytest.mark.parametrize("change", [lambda target: target * torch.nan, lambda target: target[:0]])
+def test_targets_that_no_rule_saved_are_refused(change: Callable[[Tensor], Tensor]) -> None:
+    """Nothing is below NaN: with such targets no pair would ever be active again."""
+    aligner = Aligner(nn.Linear(2, 2), ["a", "b"], GradVac())
+    state = aligner.state_dict()
+    with pytest.raises(ValueError, match="state: its targets must be finite"):
+        aligner.load_state_dict({**state, "target": change(state["target"])})

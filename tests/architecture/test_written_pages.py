@@ -98,7 +98,7 @@ def test_three_places_are_enough_for_a_rule(tmp_path: Path) -> None:
         shutil.copy(ROOT / "docs" / name, tmp_path / "docs" / name)
     source = tmp_path / "src" / "gradvac"
     (source / "rules" / "equal_norms.py").write_text(RULE)
-    replace(source / "rules" / "__init__.py", "Sum, TorchJD)", "Sum, TorchJD, EqualNorms)")
+    replace(source / "rules" / "__init__.py", "in (GradVac,", "in (EqualNorms, GradVac,")
     first, new = "from gradvac.rules.gradnorm", "from gradvac.rules.equal_norms import EqualNorms\n"
     replace(source / "rules" / "__init__.py", first, new + first)
     align = source / "lab" / "training" / "align.py"

@@ -21,6 +21,8 @@ from gradvac.lab.recipes.nmt import (
     make_batch,
 )
 from gradvac.lab.recipes.nmt.ct2 import convert
+from gradvac.lab.recipes.nmt.export import make_pegasus
+from gradvac.lab.recipes.nmt.settings import DecodingConfig
 
 # Lengths are rewarded differently elsewhere; without reward the searches are the same.
 PLAIN = ["decoding.length_penalty=0.0", "decoding.beams=3"]
@@ -116,6 +118,13 @@ def test_the_other_engine_translates_alike(
     assert all(same[:30])  # what it has learned, and
     assert sum(same) >= len(same) - (2 if ours.settings.length_penalty else 0)  # what it guesses
     assert theirs.counts == ours.counts
+
+
+def test_settings_of_greedy_search_can_be_saved(tmp_path: Path) -> None:
+    """Hugging Face saves no length penalty where nothing is searched."""
+    greedy = DecodingConfig(beams=1, length_penalty=0.6)
+    pegasus = make_pegasus(Transformer(SIZES["tiny"], 40), longest=9, decoding=greedy)
+    pegasus.generation_config.save_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("is_pre_norm", [True, False])

@@ -307,6 +307,12 @@ class Pairwise(Rule):
         tasks, saved_tasks = matching(self.tasks, state["tasks"])
         components, saved_components = matching(self.components, state["components"])
         saved = state["target"].to(self._target)
+        shape = (len(state["components"]), len(state["tasks"]), len(state["tasks"]))
+        if saved.shape != shape or not saved.isfinite().all():  # nothing is below NaN: never active
+            raise ValueError(
+                f"state: its targets must be finite, in a shape of {list(shape)}, but have "
+                f"{list(saved.shape)}; load another one."
+            )
         if self.target_rule.beta and not state.get("moving", True):
             warnings.warn(
                 "state: its targets were fixed; the moving averages start at 0.", stacklevel=3

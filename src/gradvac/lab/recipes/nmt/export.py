@@ -138,7 +138,7 @@ def make_pegasus(model: Transformer, *, longest: int, decoding: DecodingConfig) 
     )
     pegasus.generation_config = transformers.GenerationConfig(
         num_beams=decoding.beams,
-        length_penalty=decoding.length_penalty,
+        length_penalty=decoding.length_penalty if decoding.beams > 1 else None,  # refused by save
         early_stopping=decoding.beams > 1,
         max_length=longest,
         pad_token_id=PAD,
