@@ -216,6 +216,7 @@ def pictures(
         **_of_pages(published),
         "transfer_from": _forest(regrets["from"], f"{lost}, from English"),
         "transfer_into": _forest(regrets["into"], f"{lost}, into English"),
+        "transfer_constructed": _forest(regrets["constructed"], f"{lost}, constructed"),
         **{
             name: _forest(arms, f"{_BLEU} to tuned joint training")
             for name, arms in studies.items()

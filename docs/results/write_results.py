@@ -422,6 +422,7 @@ def regrets(table: Row) -> list[Row]:
     return [
         {"said": said, "difference": transfer.mean_and_interval(found[name]), "is_plain": True}
         for name, said in _PREDICTORS.items()
+        if name in found
     ]
 
 
