@@ -6,6 +6,7 @@ operations, as it does for batches of other sizes; probes of the schedule verify
 """
 
 from collections.abc import Hashable, Iterator, Mapping
+from typing import NamedTuple
 
 from torch import nn
 
@@ -16,6 +17,24 @@ from gradvac.engine.layouts import Layout, follow_losses
 from gradvac.engine.ownership import Key
 from gradvac.engine.plan import Plan
 from gradvac.engine.probe import Subject
+
+_MOST_UNPROVEN = 8
+
+
+class _Seen(NamedTuple):
+    """What a probe has seen, for whoever may rely on it once a step with its plan went well.
+
+    Attributes:
+        plan: The plan it led to.
+        operations: With those that their inputs come from.
+        held: Uses of parameters that hold rows.
+        moved: Uses that were assumed to hold rows, and do not.
+    """
+
+    plan: Plan
+    operations: set[Hashable]
+    held: set[Hashable]
+    moved: set[Hashable]
 
 
 class FamiliarOperations:
@@ -28,8 +47,9 @@ class FamiliarOperations:
     def __init__(self, component_of: Mapping[nn.Parameter, int]) -> None:
         self._component_of = component_of
         self._operations: set[Hashable] = set()
-        self._held: set[Hashable] = set()  # operations on parameters that hold rows
-        self._moved: set[Hashable] = set()  # and those that were assumed to, and do not
+        self._held: set[Hashable] = set()
+        self._moved: set[Hashable] = set()
+        self._unproven: list[_Seen] = []
 
     def learn(self, subject: Subject, plan: Plan) -> None:
         """Take in what a probe found, if all of it followed from the operations."""
@@ -37,19 +57,32 @@ class FamiliarOperations:
         is_followed = all(isinstance(how, Layout) for how in plan.owners.values())
         if not is_followed or plan.unreached or plan.unfinished or not _is_plain(graph):
             return
-        self._operations.update(_operations(graph))
-        self._held.update(_use(graph, junction) for junction in plan.partition.junctions)
+        moved: set[Hashable] = set()
         while left:  # those above were found when those below had been moved
             found = find_junctions(
                 graph, plan.names.keys(), subject.num_rows_at, plan.moved - left
             ).junctions
             too_early = [junction for junction in found if junction.position in left]
-            self._moved.update(_use(graph, junction) for junction in too_early)
+            if not too_early:
+                return
+            moved.update(_use(graph, junction) for junction in too_early)
             left -= {junction.position for junction in too_early}
+        held = {_use(graph, junction) for junction in plan.partition.junctions}
+        seen = _Seen(plan, set(_operations(graph)), held, moved)
+        self._unproven = [*self._unproven[-_MOST_UNPROVEN:], seen]
+
+    def _rely_on_proven(self) -> None:
+        for seen in self._unproven:
+            if seen.plan.is_proven:
+                self._operations |= seen.operations
+                self._held |= seen.held
+                self._moved |= seen.moved
+        self._unproven = [seen for seen in self._unproven if not seen.plan.is_proven]
 
     def plan(self, subject: Subject) -> Plan | None:
         """The plan of a graph that is made of what was seen; None for any other."""
         graph, num_rows = subject.graph, subject.num_rows
+        self._rely_on_proven()
         is_other = num_rows is None or len(subject.losses.present) < 2 or bool(subject.declared)
         if is_other or not self._operations or not _is_plain(graph):
             return None
