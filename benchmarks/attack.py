@@ -6,8 +6,9 @@
 A seed draws a directed graph of parts that nobody writes side by side: layers whose weights are
 shared, views and writes in place, lookups and scatters, convolutions, recurrence, attention,
 functions of somebody's own, checkpoints, hooks, `vmap`, parametrizations, two dtypes, rows in other
-dimensions, sorted, routed, packed, in groups; and of tasks, sizes of batches, forms of losses and
-options, which change from step to step. Each model takes six steps in float64, with updates.
+dimensions, sorted, routed, packed, in groups, parts that some steps skip; and of tasks, sizes of
+batches, forms of losses and options, which change from step to step. Each model takes six steps in
+float64, with updates.
 
 `exact`: as per_task. `refused`: a part is there to be refused, mostly because it makes rows
 influence each other. Anything else is a finding: `wrong`, `crash`, or `needless`, a refusal
@@ -1188,7 +1189,7 @@ class Attack:
                 module.float()
         forms = ["rows", "mapping", "accumulated", "one for each task"]
         self._form = choose.choices(forms, [8, 1, 1, 1])[0]
-        self._is_masked = choose.random() < 0.3
+        self._is_masked, self._skipped = choose.random() < 0.3, choose.choice([0.0, 0.0, 0.3])
         self._granularity = choose.choice(["all_layer", "all_matrix", "whole_model"])
         self._options = choose.choice([{}, {}, {"stream_bytes": 1}, {"table_bytes": 1}])
         if self._form == "rows" and choose.random() < 0.1:
@@ -1197,8 +1198,11 @@ class Attack:
         self._random = choose
 
     def _losses(self, tokens: Tensor, batch: Batch) -> Tensor:
-        states = [self._table(tokens)]
+        states, draw = [self._table(tokens)], random.Random(batch.step)
         for run, source in zip(self._runs, self._from, strict=True):
+            if draw.random() < self._skipped:
+                states.append(states[source])
+                continue
             y = run(states[source], batch)
             states.append(y + states[source] if self._is_residual else y)
         out = sum(states[1:], 0.3 * states[0])

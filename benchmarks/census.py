@@ -215,8 +215,8 @@ against per_task; 1e-8 and above where a model computes in float32 whatever it i
 *Ratio*: time of the processor in the aligned backward over that of the plain one, with almost no
 arithmetic, as the host beside a fast GPU; on models of a usual size it is far smaller
 ([log](log.md)). *Measured*: places whose owners are measured every step, because an operation may
-move rows ([Engines](engines.md#whose-entries-are-whose)). *Slow*: operations that are called task
-by task.
+move rows ([Engines](engines.md#which-rows-belong-to-which-task)). *Slow*: operations that are
+called task by task.
 
 {table}
 """

@@ -59,8 +59,8 @@ class Aligner:
         offload: per_task stores task gradients in host memory.
         check: one_backward verifies, on the first batches and occasionally later, whose gradients
             are whose; a new graph structure is verified in any case.
-        stream_bytes: Complete components wait up to this size, to be weighed together; None:
-            256 MiB; on a GPU 1 GiB, at most a 64th of its memory.
+        stream_bytes: Complete components wait up to this size, to be weighed together; None: a
+            small share of what the step needs, and more as the backward frees activations.
         table_bytes: one_backward never builds task gradients of a matrix larger than this, and
             takes a second product instead.
         process_group: The processes that together train a model without DistributedDataParallel;

@@ -1,7 +1,7 @@
 """What lets a GPU run ahead of the host: index tensors that are moved once, and Triton kernels."""
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -24,14 +24,36 @@ def index_on(values: Sequence[int] | Tensor, device: torch.device) -> Tensor:
     return _cached(torch.tensor(list(values), dtype=torch.int64).numpy().tobytes(), device)
 
 
-@lru_cache(maxsize=256)
+_MOST_CACHED = 256
+_CACHE: dict[tuple[bytes, torch.device], Tensor] = {}  # the latest used last
+RECORDED: list[object] = []  # what CUDA graphs read whenever they are replayed
+
+
 def _cached(content: bytes, device: torch.device) -> Tensor:
-    if not content:
-        return torch.zeros(0, dtype=torch.int64, device=device)
-    values = torch.frombuffer(bytearray(content), dtype=torch.int64)
-    if device.type == "cuda":  # from pinned memory the copy does not make the host wait
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)
+    key, is_recorded = (content, device), is_captured(device)
+    index = _CACHE.pop(key, None)
+    if index is None:
+        values = torch.frombuffer(bytearray(content), dtype=torch.int64) if content else _NOTHING
+        if device.type == "cuda":  # from pinned memory the copy does not make the host wait
+            values = values.pin_memory()
+        index = values.to(device, non_blocking=True)
+        if is_recorded:  # the copy is a part of the graph: there is nothing to be read outside it
+            RECORDED.append((values, index))
+            return index
+    elif is_recorded:
+        RECORDED.append(index)
+    _CACHE[key] = index
+    if len(_CACHE) > _MOST_CACHED:
+        del _CACHE[next(iter(_CACHE))]
+    return index
+
+
+_NOTHING = torch.zeros(0, dtype=torch.int64)
+
+
+def is_captured(device: torch.device) -> bool:
+    """Whether a CUDA graph is being recorded: there is no waiting for the device then."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 @cache

@@ -50,8 +50,8 @@ def write(path: Path, alignments: list[Alignment], **options: object) -> None:
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     alignments = make_alignments(7)
-    write(tmp_path / "record.bin", alignments, chunk=3, rule="gradvac")
-    record = read_record(tmp_path)
+    write(tmp_path / "new" / "record.bin", alignments, chunk=3, rule="gradvac")
+    record = read_record(tmp_path / "new")
     assert (record.tasks, record.rule) == (TASKS, "gradvac")
     assert record.components == alignments[0].components
     assert record.steps.tolist() == list(range(1, 8))

@@ -25,9 +25,10 @@ SURFACE = {
     ("demo",): {"--out", "--open"},
     ("nmt", "prepare"): set(),
     ("nmt", "train"): {"--run"},
-    ("nmt", "translate"): {"--to", "--weights", "--device", "--window"},
+    ("nmt", "translate"): {"--to", "--weights", "--device", "--window", "--n-best"},
+    ("nmt", "serve"): {"--weights", "--device", "--port", "--open"},
     ("nmt", "score"): {
-        *("--set", "--weights", "--device", "--json"),
+        *("--set", "--weights", "--device", "--json", "--comet"),
         *("--source", "--reference", "--from", "--to"),
     },
     ("nmt", "export"): {"--to", "--weights", "--quantization"},

@@ -36,7 +36,7 @@ def model_of_every_kind() -> nn.Module:
 # Dynamo looks at `.grad` of every tensor that enters a graph after a break.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method"),
     pytest.mark.usefixtures("_fresh_compiler"),
 ]
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import Aligner, Sum
+from gradvac.engine import probe
 
 from .parity import TASKS, UNSORTED, assert_same_gradients, plain_backward
 from .zoo._case import B, D, distance
@@ -167,6 +168,13 @@ def test_a_hook_that_only_looks_on() -> None:
         return x @ watched.T
 
     assert step(Model(product), "auto").engine == "one_backward"
+
+
+def test_hooks_are_looked_for_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two passes for every node that is made of parameters alone."""
+    monkeypatch.setattr(probe, "has_changing_hook", lambda *_: pytest.fail("there is none"))
+    model = Model(lambda x, weight: x @ (weight * 1.0).T)
+    assert step(model, "one_backward").engine == "one_backward"
 
 
 @pytest.mark.parametrize("engine", ["per_task", "one_backward"])

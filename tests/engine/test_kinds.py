@@ -104,7 +104,7 @@ class Part(nn.Module):
 def test_scripted_submodules() -> None:
     """The first calls profile, the later ones run what was optimised: both are exact."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", ".*torch.jit.script")
         scripted = [torch.jit.script(Part().double()) for _ in range(2)]
     scripted[1].load_state_dict(scripted[0].state_dict())
     last = nn.Linear(D, 3).double()

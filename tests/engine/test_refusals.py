@@ -488,7 +488,7 @@ def test_what_fails_while_a_graph_is_recorded_fails_the_recording(
         raise RuntimeError("no waiting for the device")
 
     monkeypatch.setattr(planner, "probe", failing_probe)
-    monkeypatch.setattr(one_backward, "_is_captured", lambda _: True)
+    monkeypatch.setattr(one_backward, "is_captured", lambda _: True)
     model = nn.Linear(D, 3)
     aligner = attach(model, GradVac(), engine="auto")
     with pytest.raises(RuntimeError, match="no waiting"):

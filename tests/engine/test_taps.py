@@ -36,7 +36,7 @@ uncompiled = partial(split_and_compile, compile_inside=aot_eager)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method"),
     pytest.mark.usefixtures("_fresh_compiler"),
 ]
 

@@ -91,7 +91,7 @@ def test_what_writes_over_an_output_gradient(
         model.zero_grad()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_functions_of_cpp_are_given_copies() -> None:
     """Here one of TorchScript's, which writes over nothing."""
 

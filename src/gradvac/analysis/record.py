@@ -384,7 +384,8 @@ class Recorder:
     twice: remove the file to start again, or say where to continue with `after`.
 
     Args:
-        path: The file; see `gradvac.analysis.record` for its format.
+        path: The file, in a folder that is made if it does not exist; see
+            `gradvac.analysis.record` for its format.
         every: Steps between records.
         tasks: All tasks, in the order to show them; None: in the order they appear.
         rule: Name of the rule, for readers of the record.
@@ -427,6 +428,7 @@ class Recorder:
         self._components: tuple[str, ...] = ()
         self._device = torch.device("cpu")
         self._open, self._waiting = _Pending(), list[_Pending]()
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._last = cut_record(Path(path), after)
         self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115
 

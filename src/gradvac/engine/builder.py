@@ -27,6 +27,8 @@ from gradvac.engine.row_tasks import DeclaredRows, RowTasks
 Deliver = Callable[[nn.Parameter, Contribution], None]
 DeliverBlock = Callable[[Sequence[nn.Parameter], Tensor], None]
 """Parameters, and all task gradients of a use of theirs, `[n, T, P]`."""
+Captured = tuple[PlainJunction, tuple[Tensor, ...], Segments]
+"""A junction, what its node saved, and the tasks of its entries."""
 
 _LOOKUPS = {"EmbeddingBackward0": embedding, "IndexBackward0": index}
 _ROWS_FIRST = Layout(0)
@@ -93,22 +95,21 @@ class GradientBuilder:
         self._num_left = dict(self.plan.partition.num_above)
 
     def build(
-        self,
-        number: int,
-        gradients: Sequence[Tensor | None],
-        saved: tuple[Tensor, ...] | None = None,
+        self, number: int, gradients: Sequence[Tensor | None], captured: Captured | None = None
     ) -> None:
         """Deliver what a junction contributes to its parameters, if it is plain not at once.
 
         Args:
             number: Of the junction.
             gradients: Of its outputs.
-            saved: What the node of a plain junction saved, where it was read before.
+            captured: What is known of it before the pass.
         """
-        arrived = self._as_plain(number, gradients, saved)
+        arrived = self._as_plain(number, gradients, captured)
         if arrived is None:
             self._build(number, gradients)
             self._pass_on(number)
+        elif captured is not None:
+            self._waiting.append(arrived)
         elif arrived.is_large:
             self._build_plain([arrived])
         else:
@@ -117,31 +118,35 @@ class GradientBuilder:
             if self._waiting_bytes > self.room():
                 self.build_waiting()
 
-    def capture(self) -> dict[int, tuple[Tensor, ...]]:
-        """Junctions that need nothing but a gradient after the pass, and what they saved."""
+    def capture(self) -> dict[int, Captured]:
+        """Junctions that need nothing but a gradient after the pass."""
         captured = {}
         for number, junction in self.plain.by_number.items():
             shape = self.graph.shape(junction.position)
-            if 0 not in shape and self._rows_of_plain(junction, shape) is not None:
+            rows = None if 0 in shape else self._rows_of_plain(junction, shape)
+            if rows is not None:
                 saved = junction.read(self.graph, is_early=True)
                 if saved is not None:
-                    captured[number] = saved
+                    captured[number] = (junction, saved, rows)
         return captured
 
     def _as_plain(
-        self,
-        number: int,
-        gradients: Sequence[Tensor | None],
-        saved: tuple[Tensor, ...] | None,
+        self, number: int, gradients: Sequence[Tensor | None], captured: Captured | None
     ) -> Arrived | None:
-        junction, (gradient, *others) = self.plain.by_number.get(number), gradients
-        if junction is None or gradient is None or not gradient.numel():
+        gradient = gradients[0]
+        if gradient is None or not gradient.numel():
             return None
-        rows = self._rows_of_plain(junction, gradient.shape, gradient)
-        if rows is None or any(other is not None for other in others):
+        if captured is not None:
+            junction, saved, rows = captured
+            return Arrived(junction, saved, gradient, rows)
+        plain = self.plain.by_number.get(number)
+        if plain is None or any(other is not None for other in gradients[1:]):
             return None
-        saved = saved or junction.read(self.graph, is_early=False)
-        return None if saved is None else Arrived(junction, saved, gradient, rows)
+        segments = self._rows_of_plain(plain, gradient.shape, gradient)
+        values = None if segments is None else plain.read(self.graph, is_early=False)
+        if segments is None or values is None:
+            return None
+        return Arrived(plain, values, gradient, segments)
 
     def _rows_of_plain(
         self, junction: PlainJunction, shape: tuple[int, ...], gradient: Tensor | None = None
@@ -151,8 +156,8 @@ class GradientBuilder:
         Or if they are measured, and there is no gradient yet.
         """
         weight, key = junction.weight, (junction.number, 0)
-        is_table = isinstance(weight, Tensor)
-        if is_table and self._num_tasks * weight.nbytes > self._table_bytes:
+        num_bytes = weight.nbytes if isinstance(weight, Tensor) else 0
+        if self._num_tasks * num_bytes > self._table_bytes:
             return None
         if self._num_tasks == 1 or len(shape) < 2:
             return None
@@ -175,10 +180,12 @@ class GradientBuilder:
         numbers = [one.junction.number for one in every if self._through(one.junction.number)]
         self._freed_bytes += sum([one.saved[0].nbytes for one in every])
         for targets, stack, segments in build_together(every):
-            if isinstance(targets[0], Tensor):
-                self._deliver_block(targets, stack)
+            parameters = [one for one in targets if isinstance(one, Tensor)]
+            if parameters:  # all are, or none
+                self._deliver_block(parameters, stack)
                 continue
-            for path, gradients in zip(targets, stack, strict=True):
+            paths = [one for one in targets if not isinstance(one, Tensor)]
+            for path, gradients in zip(paths, stack, strict=True):
                 shape = (len(gradients), *self.graph.shape(*path[:2]))
                 self._wait_below(path, gradients.view(shape), segments)
         for number in numbers:
@@ -276,8 +283,8 @@ class GradientBuilder:
         def given(task: int) -> list[Tensor | None]:
             return [_only(g, owners, task) for g, owners in zip(gradients, owned, strict=True)]
 
-        children = self.graph.children(position)
-        for edge, by_task in self._call(position, edges, rows, given).items():
+        children, like = self.graph.children(position), next(g for g in gradients if g is not None)
+        for edge, by_task in self._call(position, edges, rows, given, like).items():
             self._push(parameter_path(self.graph, *children[edge]), Built(by_task, rows))
 
     def _call(
@@ -286,8 +293,9 @@ class GradientBuilder:
         edges: Sequence[int],
         rows: Segments,
         given: Callable[[int], list[Tensor | None]],
+        like: Tensor,
     ) -> dict[int, Tensor]:
-        """Call a node with the output gradients that are given for each task.
+        """Call a node with the output gradients that are given for each task; one is like them.
 
         Exact, because every node is linear in its output gradient.
 
@@ -317,7 +325,7 @@ class GradientBuilder:
             for task in range(self._num_tasks) if rows.only is None else [rows.only]:
                 call(task)
 
-        aside(call_all, self.losses.roots[0])
+        aside(call_all, like)
         return by_edge
 
     def _describe(self, position: int) -> str:
@@ -365,7 +373,8 @@ class GradientBuilder:
             pushed = push_at_once(self.graph, position, edges, arrived.gradients[0])
         if pushed is None:
             given = partial(self._given, position, arrived.gradients)
-            pushed = self._call(position, edges, segments, given)
+            like = next(iter(arrived.gradients.values()))
+            pushed = self._call(position, edges, segments, given, like)
         for edge, gradients in pushed.items():
             self._push(paths[edge], Built(gradients, segments))
 

@@ -80,10 +80,10 @@ class PlainJunction:
             return tuple([saved(node, name) for name in self.saved])
         values = []
         for name in self.saved:
-            raw = getattr(node, f"_raw_saved_{name}")
-            if raw.unpack_hook is not None:  # a checkpoint, the host
+            raw_name, value_name = _ATTRIBUTES[name]
+            if getattr(node, raw_name).unpack_hook is not None:  # a checkpoint, the host
                 return None
-            values.append(getattr(node, f"_saved_{name}"))
+            values.append(getattr(node, value_name))
         return tuple(values)
 
 
@@ -166,6 +166,12 @@ _KINDS: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
 }
 
 
+_ATTRIBUTES = {
+    name: (f"_raw_saved_{name}", f"_saved_{name}")
+    for name in ("mat1", "self", "other", "input", "result1", "result2")
+}
+
+
 def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | None:
     """A junction as a plain one; None if it is not."""
     position, name = junction.position, graph.names[junction.position]
@@ -200,9 +206,10 @@ def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | Non
 
 
 def _target(graph: Graph, path: ParameterPath) -> Target:
-    is_leaf = graph.names[path[0]] == LEAF
-    parameter: nn.Parameter = graph.nodes[path[0]].variable if is_leaf else None
-    return parameter if is_leaf else path
+    if graph.names[path[0]] != LEAF:
+        return path
+    parameter: nn.Parameter = graph.nodes[path[0]].variable
+    return parameter
 
 
 def build_together(every: Sequence[Arrived]) -> Iterator[BuiltStack]:

@@ -2,7 +2,7 @@
 
 Layers that are skipped at random (layerdrop, stochastic depth) give nearly every step a structure
 of its own, and a probe takes many passes. Where rows lie in such a graph follows from its
-operations, as it does for batches of other sizes; the probes of the schedule verify it as any other.
+operations, as it does for batches of other sizes; probes of the schedule verify it as any other.
 """
 
 from collections.abc import Hashable, Iterator, Mapping

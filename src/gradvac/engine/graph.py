@@ -359,6 +359,7 @@ class Graph:
         signature: The same for graphs of the same structure.
         returned: What a node (position) that has just run returned.
         operands: What a tap (position) was handed beside the gradient of its output.
+        num_hooks: That others registered since the graph was begun, on its nodes or elsewhere.
         has_hooks: Somebody's hooks may run in a backward, and write over gradients.
 
     Args:
@@ -385,6 +386,7 @@ class Graph:
         self.signature = signature
         self.nodes: list[Any] = [met[where] for where in signature.order]
         self.names, self.root_positions = signature.names, signature.roots
+        self.num_hooks = num_hooks
         self.has_hooks = num_hooks != 0 and _FSDP2 not in self.names
         self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         self.returned: dict[int, Sequence[Tensor | None]] = {}

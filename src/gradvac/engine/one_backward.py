@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.engine.builder import Deliver, DeliverBlock, GradientBuilder
+from gradvac.devices import is_captured
+from gradvac.engine.builder import Captured, Deliver, DeliverBlock, GradientBuilder
 from gradvac.engine.contributions import Contribution
 from gradvac.engine.graph import Graph, NotSeparable, check_parameters, release
 from gradvac.engine.joint_gradient import GradientSketches, is_due
@@ -163,7 +164,7 @@ class OneBackward:
             # What cannot be recorded is not recorded in another engine instead, which would be
             # slow for good: whoever records runs a step as it is written, and learns of the error.
             is_intact = planned is None or planned.is_careful
-            if not self._keep_graph or not is_intact or _is_captured(losses.device):
+            if not self._keep_graph or not is_intact or is_captured(losses.device):
                 raise
             met = f"engine: one_backward met {type(error).__name__}: {error}"
             raise NotSeparable(met) from error
@@ -175,7 +176,7 @@ class OneBackward:
         declared = DeclaredRows()
         self._steps += 1
         verify = self._check and len(losses.present) > 1 and is_due(self._steps)
-        verify = verify and not _is_captured(losses.device)
+        verify = verify and not is_captured(losses.device)
         self.plan = self._planner.plan(graph, losses, declared, verify=verify)
         rows = None if losses.index is None else self._rows_of_losses(losses, losses.index)
         builder = GradientBuilder(graph, self.plan, losses, rows, declared, self._tasks)
@@ -183,7 +184,7 @@ class OneBackward:
 
     def _rows_of_losses(self, losses: Losses, index: Tensor) -> Segments:
         num_tasks, device = len(losses.present), losses.device
-        if _is_captured(losses.device):  # what a graph being recorded makes has no values yet
+        if is_captured(losses.device):  # what a graph being recorded makes has no values yet
             return Segments(index, num_tasks, device)
         key = (num_tasks, device, index.device)
         if self._last_rows is not None and index.device.type == "cpu":
@@ -261,7 +262,7 @@ class PlannedBackward:
         builder.allow(most, gradients.table_bytes)
         gradients.begin(weigh, write, builder.build_waiting, num_tasks, builder.room)
         components: Sequence[Collection[int]] = self.plan.components
-        captured: dict[int, tuple[Tensor, ...]] = {}
+        captured: dict[int, Captured] = {}
         # A GPU would wait for what is launched so late; hooks may write over what is captured.
         can_wait = self.losses.device.type == "cpu" and not self.graph.has_hooks
         fits = operands <= most and gradients.fit(num_tasks * builder.plain.built_bytes)
@@ -290,12 +291,12 @@ class PlannedBackward:
         done: Callable[[Any], None],
         *,
         again: bool = False,
-        captured: Mapping[int, tuple[Tensor, ...]] = MappingProxyType({}),
+        captured: Mapping[int, Captured] = MappingProxyType({}),
     ) -> dict[Tensor, Tensor]:
         """The backward; calls `done` when all junctions that have a group in `groups` were seen.
 
         And have run: whoever is told may change the parameters, which a node still reads.
-        `captured` are junctions that are built at the end, and what their nodes saved.
+        `captured` are junctions that are built at the end.
         """
         plan, builder, has_hooks = self.plan, self.builder, self.graph.has_hooks
         junctions, unreached = plan.partition.junctions, plan.unreached
@@ -446,8 +447,3 @@ def _show(
     collected = gradients.take(parameter)
     if collected is not None:
         receive(parameter, dict(zip(losses.present, collected.dense(), strict=True)))
-
-
-def _is_captured(device: torch.device) -> bool:
-    """Whether a CUDA graph is being recorded: there is no waiting for the device then."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -147,7 +147,8 @@ def probe(
             check_readable(subject.graph)
             moved = earlier.moved if earlier else frozenset()
             candidate, findings, moved = _examine(subject, passes, moved, lengths)
-            _check_hooks(candidate)
+            if subject.graph.num_hooks:
+                _check_hooks(candidate)
         finally:
             passes.undo()
     partition = candidate.partition

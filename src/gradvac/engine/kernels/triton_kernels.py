@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradvac.devices import index_on
+from gradvac.devices import RECORDED, index_on, is_captured
 from gradvac.engine.kernels.segments import Segments
 
 MOST_TASKS = 128  # a tile holds all tasks; beyond this the torch form is used
@@ -79,12 +79,9 @@ class _Launch(NamedTuple):
 def _on(device: torch.device, rows: Sequence[Sequence[int]]) -> Tensor:
     """Numbers of this step, `[rows, P]`, on the device."""
     table = torch.tensor(rows, dtype=torch.int64, pin_memory=True)
-    if torch.cuda.is_current_stream_capturing():
-        _KEPT.append(table)  # a recorded graph copies from it again
+    if is_captured(device):
+        RECORDED.append(table)  # a recorded graph copies from it again
     return table.to(device, non_blocking=True)
-
-
-_KEPT: list[Tensor] = []
 
 
 class Launched:
@@ -105,7 +102,11 @@ class Launched:
         for (_, aligned), parts in together.items():
             numbers, members, sizes, *addresses = zip(*parts, strict=True)
             first = stacks[numbers[0]]
-            chunks = _chunks(sizes, members, num_groups, first.device)
+            given = (sizes, members, num_groups, first.device)
+            if is_captured(first.device):
+                RECORDED.append(chunks := _Chunks(*given))
+            else:
+                chunks = _chunks(*given)
             table = _on(first.device, addresses)
             where = (first, *table.unbind(), chunks.member, chunks.start, chunks.sizes)
             self._launches.append(_Launch(numbers, chunks, where, aligned))

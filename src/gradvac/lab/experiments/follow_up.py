@@ -107,7 +107,7 @@ def last_part(settings: RunConfig, run: str, start: int, *, num_models: int = 1)
     begin = {
         "model.init": run,
         "model.init_weights": str(start),
-        "optimizer.lr": float(f"{lr:.4g}"),
+        "optimizer.lr": float(f"{lr:.5g}"),
     }
     return _shorter(settings, (max_steps - start) / max_steps / num_models) | begin
 

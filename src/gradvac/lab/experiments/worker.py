@@ -95,19 +95,19 @@ def work(
 
 def work_from_file() -> None:
     """Do what the file says that is named on the command line."""
-    _interrupt_by_signals()
+    _leave_by_signals()
     with log_to(partial(print, flush=True)):
-        try:
-            status = work(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-        except KeyboardInterrupt:  # it was scoring, or preparing: training saves and returns
-            status = INTERRUPTED
-    sys.exit(status)
+        sys.exit(work(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
 
 
-def _interrupt_by_signals() -> None:
-    """Let every signal that asks a run to stop be Ctrl-C, also those that a server ignores."""
+def _leave_by_signals() -> None:
+    """Let all signals that ask a run to stop end it alike; while it trains, it saves first."""
+
+    def leave(*_: object) -> None:
+        sys.exit(INTERRUPTED)
+
     for number in (signal.SIGINT, *STOPS):
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, leave)
 
 
 class Launcher(Protocol):
@@ -199,7 +199,7 @@ def _start_server() -> None:
 
 
 def _work_in_child(task: Path, log: Path, directory: Path) -> None:
-    _interrupt_by_signals()
+    _leave_by_signals()
     os.setpgid(0, 0)  # signals of the terminal are for the sweep, which passes them on
     os.chdir(directory)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
