@@ -129,8 +129,9 @@ class Shards:
             self.leaves = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.check_settings()
         for group in _parameter_groups(self.modules):
-            for fsdp_param in group.fsdp_params if group.mp_policy.reduce_dtype else ():
-                self._reduce_dtypes[id(fsdp_param.sharded_param)] = group.mp_policy.reduce_dtype
+            for fsdp_param in group.fsdp_params:
+                if reduce_dtype := fsdp_param.mp_policy.reduce_dtype:
+                    self._reduce_dtypes[id(fsdp_param.sharded_param)] = reduce_dtype
 
     def check_settings(self) -> None:
         """Raise for settings that change what plain FSDP2 does with gradients."""
