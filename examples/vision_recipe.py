@@ -18,7 +18,7 @@ from gradvac.lab.recipes.common.batches import RowBatch
 from gradvac.lab.recipes.common.scoring import Scorer, TaskResult, compare_labels, score_run
 from gradvac.lab.recipes.common.similarity import MeasuredSet, measure_run
 from gradvac.lab.training import RowStream, RunConfig, Section, StepLosses, seed_everything, train
-from gradvac.lab.training.checkpoint import load_into
+from gradvac.lab.training.checkpoint import resolve_weights
 
 TASKS, SPLITS = ["upright", "turned"], ["train", "dev", "test"]
 NAME = f"{__file__}:VISION"  # what commands find this recipe by
@@ -116,7 +116,7 @@ def open_scorer(
     settings: VisionConfig, run: Path, split: str, weights: str | int, device: torch.device
 ) -> Scorer[Any]:
     model, sets = build_model(), draw_sets(settings.data, split)
-    load_into(model, run, weights)
+    resolve_weights(run, weights).load_into(model)
 
     def score(task: str) -> TaskResult:
         images, labels = sets[TASKS.index(task)]
