@@ -99,3 +99,29 @@ def test_familiar_operations_along_other_dimensions_are_probed(probes: list[int]
             before.append(len(probes))
     taken = [after - earlier for earlier, after in pairwise(before)]
     assert taken[2] >= 1, "where rows lie does not follow: the new structure is probed"
+
+
+class Placed(nn.Module):
+    """A table of positions that one size of batch shows to be shared, and another does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(20, 6), nn.Embedding(16, 6)
+        self.out = nn.Linear(6, 5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        return self.out(torch.tanh(hidden)).square().mean((1, 2))
+
+
+def test_more_rows_than_positions_after_fewer() -> None:
+    torch.manual_seed(0)
+    model = Placed().double()
+    one, reference = (Aligner(model, TASKS, MGDA(), engine=e) for e in ("one_backward", "per_task"))
+    for num_rows in (6, 15, 6, 15):
+        tokens, found = torch.randint(20, (num_rows, 8)), []
+        for aligner in (one, reference):
+            model.zero_grad()
+            aligner.backward(model(tokens), [row % 3 for row in range(num_rows)])
+            found.append(nn.utils.parameters_to_vector([p.grad for p in model.parameters()]))
+        assert float((found[0] - found[1]).norm() / found[1].norm()) < 1e-10

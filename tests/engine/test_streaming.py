@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradvac import GradVac
-from gradvac.engine import execution, task_gradients
+from gradvac.engine import plain_junctions, task_gradients
 from gradvac.engine.contributions import Lookup
 from gradvac.engine.kernels import Segments
 from gradvac.engine.task_gradients import ParameterGradients, TaskGradients
@@ -176,14 +176,16 @@ def test_products_of_equal_shape_are_taken_at_once(
 ) -> None:
     """And the sums of all shifts and scales: a few launches for a whole model."""
     formed: list[int] = []
-    build = execution._build_products
+    build = plain_junctions._build_products
 
     def spy(uses: Any, *given: Any) -> Any:
         formed.append(len(uses))
         return build(uses, *given)
 
-    monkeypatch.setattr(execution, "_build_products", spy)
-    monkeypatch.setattr(execution, "_JOINED_BYTES", ((1 << 17, at_once * 2 * B * S * D * 8),) * 2)
+    monkeypatch.setattr(plain_junctions, "_build_products", spy)
+    monkeypatch.setattr(
+        plain_junctions, "_JOINED_BYTES", ((1 << 17, at_once * 2 * B * S * D * 8),) * 2
+    )
     model = nn.Sequential(*(nn.Linear(D, D) for _ in range(5))).double()
     twins = Twins(Case(model, output, (torch.randn(B, S, D).double(),)), rule)
     for tasks in (UNSORTED, [0, 1, 2, 0, 1, 2], SORTED):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from gradvac.engine.contributions import Built, Contribution
-from gradvac.engine.execution import Arrived, PlainJunction, build_together
 from gradvac.engine.fast_paths import FAST_PATHS, NodeInput, embedding, index
 from gradvac.engine.graph import LEAF, Graph, aside, call_node, may_write
 from gradvac.engine.junctions import NO_PATH, ParameterPath, parameter_path
@@ -20,6 +19,7 @@ from gradvac.engine.layouts import Layout
 from gradvac.engine.losses import Losses
 from gradvac.engine.ownership import MeasuredOwners
 from gradvac.engine.passes import copies
+from gradvac.engine.plain_junctions import Arrived, PlainJunction, build_together
 from gradvac.engine.plan import How, Plan
 from gradvac.engine.pushes import push_at_once
 from gradvac.engine.row_tasks import DeclaredRows, RowTasks
@@ -80,10 +80,14 @@ class GradientBuilder:
         self.measured: MeasuredOwners | None = None
         self.slow: list[str] = []
 
-    def allow(self, most_waiting: int, table_bytes: int) -> None:
-        """Bytes of what may wait to be built with others, and of a matrix that is built at all."""
-        self._most_waiting, self._table_bytes = most_waiting, table_bytes
+    def allow(self, most_waiting: int, table_bytes: int, *, frees: bool) -> None:
+        """Bytes of what may wait to be built with others, and of a matrix that is built at all.
+
+        `frees`: the pass frees what the forward saved.
+        """
+        self._most_waiting, self._table_bytes, self._frees = most_waiting, table_bytes, frees
         self._waiting_bytes = self._freed_bytes = 0
+        self._freed: set[int] = set()  # inputs (addresses), which several junctions may share
 
     def room(self) -> int:
         """Bytes of task gradients that may wait: more as the pass frees what the forward saved."""
@@ -114,7 +118,7 @@ class GradientBuilder:
             self._build_plain([arrived])
         else:
             self._waiting.append(arrived)
-            self._waiting_bytes += arrived.gradient.nbytes  # of the rest the forward's peak had
+            self._waiting_bytes += arrived.nbytes - arrived.frees
             if self._waiting_bytes > self._most_waiting:
                 self.build_waiting()
 
@@ -146,7 +150,8 @@ class GradientBuilder:
         values = None if segments is None else plain.read(self.graph, is_early=False)
         if segments is None or values is None:
             return None
-        return Arrived(plain, values, gradient, segments, plain.frees(self.graph, values))
+        frees = plain.frees(self.graph, values) if self._frees else 0
+        return Arrived(plain, values, gradient, segments, frees)
 
     def _rows_of_plain(
         self, junction: PlainJunction, shape: tuple[int, ...], gradient: Tensor | None = None
@@ -159,7 +164,7 @@ class GradientBuilder:
         num_bytes = weight.nbytes if isinstance(weight, Tensor) else 0
         if self._num_tasks * num_bytes > self._table_bytes:
             return None
-        if self._num_tasks == 1 or len(shape) < 2:
+        if self._num_tasks == 1 or len(shape) < 2 or not junction.fits(self.graph):
             return None
         how = self.plan.owners[key]
         if how == _ROWS_FIRST:
@@ -178,7 +183,13 @@ class GradientBuilder:
 
     def _build_plain(self, every: list[Arrived]) -> None:
         numbers = [one.junction.number for one in every if self._through(one.junction.number)]
-        self._freed_bytes += sum([one.frees for one in every])
+        for one in every:
+            if (
+                one.frees
+                and (address := one.saved[0].untyped_storage().data_ptr()) not in self._freed
+            ):
+                self._freed.add(address)
+                self._freed_bytes += one.frees
         for targets, stack, segments in build_together(every):
             parameters = [one for one in targets if isinstance(one, Tensor)]
             if parameters:  # all are, or none

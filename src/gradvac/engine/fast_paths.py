@@ -2,7 +2,8 @@
 
 A fast path is one function from a `NodeInput`, an input of a node that is made of a parameter, to a
 `Contribution`; None where it does not apply. `FAST_PATHS` says for which nodes it is. A node
-without one is called once per task (`builder.py`), which is exact too.
+without one is called once per task (`builder.py`), which is exact too. Linear layers,
+normalisations and scales mostly do not come here: `plain_junctions.py` builds them together.
 """
 
 # N entries, T tasks, O outputs, I inputs, D width

@@ -259,7 +259,7 @@ class PlannedBackward:
         builder, num_tasks = self.builder, len(self.losses.present)
         operands = builder.plain.operand_bytes(self.graph)
         most = builder.plain.waiting_bytes(operands)
-        builder.allow(most, gradients.table_bytes)
+        builder.allow(most, gradients.table_bytes, frees=not self.keeps_graph)
         entry_bytes = num_tasks * self.plan.lowest.itemsize
         gradients.begin(weigh, write, builder.build_waiting, entry_bytes, builder.room)
         components: Sequence[Collection[int]] = self.plan.components
@@ -281,7 +281,7 @@ class PlannedBackward:
         again: bool = False,
     ) -> dict[Tensor, Tensor]:
         """The same; calls `done` when a parameter is complete. `again`: another will follow."""
-        self.builder.allow(0, gradients.table_bytes)
+        self.builder.allow(0, gradients.table_bytes, frees=False)
         groups = [junction.parameters for junction in self.plan.partition.junctions]
         return self._run(gradients, groups, done, again=again)
 

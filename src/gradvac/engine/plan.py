@@ -9,11 +9,11 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import nn
 
-from gradvac.engine.execution import PlainJunctions
 from gradvac.engine.graph import Graph, NotSeparable
 from gradvac.engine.junctions import Partition
 from gradvac.engine.layouts import VIEWS, Layout, follow_losses
 from gradvac.engine.ownership import Key
+from gradvac.engine.plain_junctions import PlainJunctions
 
 _MOST_SIZES = 4096
 

@@ -333,7 +333,8 @@ class TaskGradients:
         for gradients, stack in zip(members, block.unbind(), strict=True):
             if gradients.parameter.requires_grad:
                 gradients.add_stack(stack, block)
-        self._blocks.append((block, members))
+        if self._weigh is not None:  # whoever takes parameters one by one frees them one by one
+            self._blocks.append((block, members))
 
     def component_done(self, component: int) -> None:
         """All contributions to all parameters of a component have arrived."""

@@ -10,8 +10,8 @@ One method per file; `rule.py` says what every rule is, `pairwise.py` what GradV
 `sweep_kernel.py` is that as one Triton kernel, `only.py` limits another rule to some components
 or steps.
 
-A new rule of the package is a file, a line in `RULES` and a config class in
-`gradvac/lab/training/align.py`. A rule of your own needs none of it: configs and
+A new rule of the package is a file, a line in `RULES`, and in `gradvac/lab/training/align.py` a
+config class that is also a base of `AlignConfig`. A rule of your own needs none of it: configs and
 `Aligner(rule=...)` take "module:Class" and "file.py:Class"; see `studies/` for some.
 """
 

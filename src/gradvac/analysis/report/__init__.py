@@ -6,11 +6,11 @@ sentence and a map, and goes on by question: which component, which step, which 
 who harms. A sentence claims something only if a test says so. Several runs are shown under the same
 controls.
 
-    sentences.py  everything the page says: similarity, the update, scores, how two runs differ
+    sentences.py  what the page says of runs: similarity, the update, scores, how two runs differ
     tables.py     scores by task, and the settings that differ
     payload.py    what the drawings show, as JSON
     live.py       the page while training goes on
-    page/         template, style and scripts
+    page/         template with its fixed words, style and scripts
 """
 
 import base64

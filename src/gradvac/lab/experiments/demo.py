@@ -38,7 +38,7 @@ from gradvac.analysis.advice import (
 from gradvac.files import write_json
 from gradvac.lab.experiments.comparison import draw_sentences
 from gradvac.lab.experiments.follow_up import last_part
-from gradvac.lab.experiments.worker import load_settings
+from gradvac.lab.experiments.worker import load_settings, signals_interrupt
 from gradvac.lab.languages import PIVOT, Corpus, default_corpus
 from gradvac.lab.recipes.nmt.preparation import PreparedCorpus, open_corpus
 from gradvac.lab.recipes.nmt.recipe import measure_translation, train_translation
@@ -407,7 +407,7 @@ def run_side_by_side(jobs: Mapping[str, Job], console: Console) -> dict[str, Any
     context = multiprocessing.get_context("spawn")
     pipes: dict[Any, str] = {}
     processes: list[Any] = []
-    with _stops_as_interrupts():
+    with signals_interrupt():
         try:
             with _environment():
                 for name, job in jobs.items():
@@ -503,25 +503,6 @@ class _RemoteDisplay(Display):
     def show(self, step: int, values: Mapping[str, float], *, seconds_left: float) -> None:
         shown = f"loss {values['train/loss']:.3f}, {seconds_left:.0f} s left"
         self._send("bar", {"completed": step, "shown": shown})
-
-
-@contextmanager
-def _stops_as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP act like Ctrl-C, so that no process is left behind."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = {}
-    with suppress(ValueError):  # not the main thread
-        for number in (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")):
-            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-                previous[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

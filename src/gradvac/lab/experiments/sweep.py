@@ -18,10 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +29,13 @@ from gradvac.files import hash_of, read_json, write_json
 from gradvac.hints import nearest
 from gradvac.lab.experiments.methods import LOSS, PART, PLAN, PRIMARY
 from gradvac.lab.experiments.plan import SweepConfig, Trial, plan_trials
-from gradvac.lab.experiments.worker import INTERRUPTED, STOPS, Launcher, Processes, load_settings
+from gradvac.lab.experiments.worker import (
+    INTERRUPTED,
+    Launcher,
+    Processes,
+    load_settings,
+    signals_interrupt,
+)
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.locks import folder_lock
 from gradvac.lab.training import ConfigError, RunConfig
@@ -135,7 +138,7 @@ class Sweep:
         """
         self.out.mkdir(parents=True, exist_ok=True)
         busy = f"--out: another sweep is at work in {self.out}; wait for it to end."
-        with folder_lock(self.out, busy=busy), _signals_interrupt():
+        with folder_lock(self.out, busy=busy), signals_interrupt():
             self._folder.mkdir(exist_ok=True)
             write_json(self.out / PLAN, self._described())
             launcher = launcher or Processes(1, self.config.recipe)
@@ -322,28 +325,6 @@ class Sweep:
                 "train.max_steps."
             )
         return rungs(lengths.pop(), every.pop(), num_points)
-
-
-@contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP stop a sweep as Ctrl-C does, unless they are ignored (nohup)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    former = {
-        number: signal.signal(number, interrupt)
-        for number in STOPS
-        if signal.getsignal(number) != signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 def _reason(log: Path, status: int) -> str:

@@ -2,6 +2,7 @@
 
 # B rows, S tokens, D width
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gradvac import Aligner, GradVac, Sum
-from gradvac.engine import builder, execution
+from gradvac.engine import builder, plain_junctions, task_gradients
 
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, Twins, gradients_of
 from .zoo._case import B, Case, D, Model, S, output
@@ -79,7 +80,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many junctions were built each time; after the pass, if nothing streams."""
     found: list[int] = []
-    build = execution.build_together
+    build = plain_junctions.build_together
 
     def counted(arrived: Any) -> Any:
         found.append(len(arrived))
@@ -95,7 +96,7 @@ def test_equals_per_task(
     layer: str, joined: bool, held: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not joined:
-        monkeypatch.setattr(execution, "_JOINED_BYTES", ((0, 0), (0, 0)))
+        monkeypatch.setattr(plain_junctions, "_JOINED_BYTES", ((0, 0), (0, 0)))
     make, num_plain = LAYERS[layer]
     case = Case(twice(make).double(), output, (torch.randn(B, S, D).double(),))
     twins = Twins(case, lambda: GradVac(beta=0.3))
@@ -242,3 +243,45 @@ def test_inside_autocast_as_outside(layer: str) -> None:
         F.mse_loss(model(x), x[..., :3], reduction="none").mean((1, 2)).sum().backward()
         for name, gradient in gradients_of(model).items():
             torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("role", ["scale", "shift"])
+def test_a_slice_of_a_parameter_that_is_broadcast_in_another_batch(role: str) -> None:
+    torch.manual_seed(0)
+    layer, long = nn.Linear(6, 6).double(), nn.Parameter(torch.randn(6, dtype=torch.float64))
+    model = nn.ParameterList([long, *layer.parameters()])
+    every = [Aligner(model, TASKS, Sum(), engine=engine) for engine in ("one_backward", "per_task")]
+    for size in (6, 6, 6, 1, 6, 1):
+        x, found = torch.randn(9, 6, dtype=torch.float64), []
+        for aligner in every:
+            model.zero_grad()
+            hidden = torch.tanh(layer(x))
+            if role == "scale":
+                hidden = hidden * long[:size]
+            else:
+                hidden = torch.addmm(long[:size], hidden, layer.weight)
+            aligner.backward(hidden.square().mean(1), [row % len(TASKS) for row in range(9)])
+            found.append([p.grad.clone() for p in model.parameters()])
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_recomputed_gradients_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two passes are taken so that one layer's task gradients are held at a time."""
+    model = nn.Sequential(*(nn.Linear(D, D) for _ in range(6))).double()
+    aligner = Aligner(model, TASKS, Sum(), granularity="whole_model", recompute=True)
+    alive: list[weakref.ref[Tensor]] = []
+    most = [0]
+    original = task_gradients.TaskGradients.add_block
+
+    def counted(self: Any, parameters: Any, block: Tensor) -> None:
+        original(self, parameters, block)
+        alive.append(weakref.ref(block))
+        most[0] = max(most[0], sum(one() is not None for one in alive))
+
+    monkeypatch.setattr(task_gradients.TaskGradients, "add_block", counted)
+    for _ in range(3):
+        x = torch.randn(9, D, dtype=torch.float64)
+        aligner.backward(model(x).square().mean(1), [row % len(TASKS) for row in range(9)])
+    assert len(alive) >= 12
+    assert most[0] <= 3, "a weight, its shift, and the next"

@@ -1,4 +1,4 @@
-"""Execution of a plan: junctions of a plain kind wait, and those of one shape are built together.
+"""Plain junctions wait, and those of one shape are built together: the usual way of a step.
 
 Most junctions of most models are linear layers, normalisations or scales. They are found once per
 plan. A step that is small enough reads what their nodes saved before the pass, and is handed their
@@ -48,6 +48,7 @@ class PlainJunction:
         build: Task gradients of some junctions that are alike.
         entry_bytes: Of what it needs to be built, by entry.
         like: Equal for junctions that are alike.
+        made: Shapes of weight and shift (position, output) where they are made of parameters.
         is_used_again: So is a parameter: those that are alike have the same ones, and add up.
     """
 
@@ -61,7 +62,12 @@ class PlainJunction:
     build: "Callable[[Sequence[Arrived], Segments, int], Sums]"
     entry_bytes: int
     like: Hashable
+    made: dict[tuple[int, int], tuple[int, ...]]
     is_used_again: bool = False
+
+    def fits(self, graph: Graph) -> bool:
+        """Whether what is made of parameters has the sizes it had: a slice of one may not."""
+        return all(graph.shape(*output) == shape for output, shape in self.made.items())
 
     @property
     def targets(self) -> list[Target]:
@@ -210,7 +216,8 @@ def _plain(graph: Graph, number: int, junction: Junction) -> PlainJunction | Non
     are_leaves = tuple([isinstance(end, nn.Parameter) for end in ends])
     like = (name, saved, is_transposed, *shapes, are_leaves)
     plain = (number, position, weight, shift, width, is_transposed, saved, build, entry_bytes)
-    return PlainJunction(*plain, like)
+    made = {path[:2]: graph.shape(*path[:2]) for path in ends if isinstance(path, tuple)}
+    return PlainJunction(*plain, like, made)
 
 
 def _target(graph: Graph, path: ParameterPath) -> Target:
