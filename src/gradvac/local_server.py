@@ -13,7 +13,7 @@ class LocalHandler(BaseHTTPRequestHandler):
         """Refuse pages of other sites that ask through a name of their own for this machine."""
         if not super().parse_request():
             return False
-        is_local = self.headers.get("Host", "").rpartition(":")[0] in (HOST, "localhost")
+        is_local = self.headers.get("Host", "").partition(":")[0] in (HOST, "localhost")
         if not is_local:
             self.send_error(403)
         return is_local

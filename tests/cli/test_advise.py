@@ -106,6 +106,21 @@ def test_the_last_fifth_is_divided_among_the_small_ones(
     assert hindi.train.max_steps == 250  # half of what was left
     joint = read_config(NmtConfig, run / "config.toml").optimizer
     assert hindi.optimizer.lr == pytest.approx(joint.lr_at(1500, max_steps=2000), rel=1e-2)
+    assert (joint.schedule, hindi.optimizer.schedule) == ("inverse_sqrt", "constant")
+    text = (run / "config.toml").read_text(encoding="utf-8")
+    uneven = text.replace("max_steps = 2000", "max_steps = 2002\npatience = 3")
+    (run / "config.toml").write_text(uneven, encoding="utf-8")
+    gradvac("advise", run, *names)
+    trials = plan_trials(read_config(SweepConfig, tmp_path / "next" / "check.toml"), tmp_path)
+    first = next(trial.settings for trial in trials if trial.method == "joint")
+    assert first["train.patience"] == 0
+    assert first["train.keep"] >= 3, "1,600, 2,000 and the last"
+    (run / "config.toml").write_text(
+        text + '\n[align]\nrule = "sum"\nweights = { en-hi = 2.0 }\n', encoding="utf-8"
+    )
+    said = gradvac("advise", run, *names)
+    assert said.exit_code == 1
+    assert "align.weights" in said.stderr
 
 
 def test_the_sweep_that_checks_it_runs_and_is_compared(

@@ -88,6 +88,8 @@ def test_programs_get_translations(port: int, translator: Translator) -> None:
         ({"lines": ["ba"], "to": "xx"}, {"Content-Type": "text/plain"}, 415, "Content-Type"),
         (b"", KIND | {"Content-Length": "many"}, 411, "Content-Length"),
         (b"", KIND | {"Content-Length": "1000001"}, 413, "1,000,000"),
+        (b"", KIND | {"Content-Length": "9" * 5000}, 413, "1,000,000"),
+        (b'{"lines": ["\\ud800"], "to": "xx"}', KIND, 400, "surrogate"),
     ],
 )
 def test_bad_requests_are_refused_with_the_reason(
@@ -103,6 +105,7 @@ def test_other_paths_methods_and_sites_get_nothing(port: int) -> None:
     assert ask(port, "GET", "/../config.toml")[0] == 404
     assert ask(port, "POST", "/", {})[0] == 404
     assert ask(port, "PUT", "/translate", {})[0] == 501
+    assert ask(port, "GET", "/about", headers={"Host": "localhost"})[0] == 200  # as on port 80
     foreign = KIND | {"Host": "evil.example:8000"}
     for method in ("GET", "POST"):
         assert ask(port, method, "/translate", {"lines": [], "to": "xx"}, foreign)[0] == 403

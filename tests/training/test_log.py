@@ -20,6 +20,7 @@ from rich.console import Console
 from gradvac.lab.messages import log_to
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import Display, RunConfig, RunLog, TrainConfig, config
+from gradvac.lab.training.writers import writer_class
 
 
 def open_log(run: Path, **train: Any) -> RunLog:
@@ -246,4 +247,7 @@ def test_a_writer_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("tensorbord", "did you mean 'tensorboard'"),
     ):
         with pytest.raises(ValueError, match=reason):
-            TrainConfig(writers=[name])
+            writer_class(name)
+    assert TrainConfig(writers=["missing.py:Lines"]), "whoever only reads a run need not have it"
+    with pytest.raises(ValueError, match="did you mean"):
+        TrainConfig(writers=["tensorbord"])

@@ -94,6 +94,7 @@ _REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _CLOSED),
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _NO_FOLDER),
     errno.EISDIR: "name a file in it",
+    errno.EADDRINUSE: "choose another port with --port, or 0 for any free one",
 }
 _ERRORS = {
     "gradvac.lab.training": ("CheckpointError", "DivergedError", "RankError"),
@@ -212,7 +213,11 @@ def load_config(recipe: str, source: str, overrides: list[str] | None) -> Any:
 
 def train_run(recipe: str, source: str, overrides: list[str] | None, run: Path | None) -> None:
     """Train in the folder that was given, in the run itself, or in one named after the config."""
+    from gradvac.lab.training.writers import writer_class
+
     settings = load_config(recipe, source, overrides)
+    for writer in settings.train.writers:
+        writer_class(writer)  # before anything is prepared
     path = Path(source)
     named = path if RunFolder(path).is_run() else Path("runs") / path.stem
     if recipe_named(recipe).train(settings, run or named).reason == "interrupted":

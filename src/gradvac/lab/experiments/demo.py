@@ -111,7 +111,8 @@ def run_demo(config: NmtConfig, out: Path, *, console: Console, num_lines: int =
     corpus = default_corpus().select(config.data.languages)
     data = config.data.model_copy(update={"prepared": out / "data"})
     every = config.train.max_steps // _PARTS
-    kept = {"checkpoint_every": every, "keep": _PARTS - _MIDDLE + 2}
+    after_middle = -(-(config.train.max_steps - _MIDDLE * every) // every)
+    kept = {"checkpoint_every": every, "keep": after_middle + 2}
     train = config.train.model_copy(update=kept)
     config = config.model_copy(update={"data": data, "train": train})
     console.rule("1. Data", align="left")

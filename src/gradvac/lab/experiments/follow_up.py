@@ -20,11 +20,13 @@ import numpy as np
 
 from gradvac.analysis.advice import Advice
 from gradvac.files import write_text
+from gradvac.hints import some
 from gradvac.lab.experiments.worker import load_settings
 from gradvac.lab.recipes import recipe_of
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import RunConfig
 from gradvac.lab.training.config import write_toml, write_value
+from gradvac.lab.training.optimizer import OptimizerConfig
 from gradvac.lab.training.settings import shortened
 from gradvac.run_files import ALL
 
@@ -32,6 +34,7 @@ LAST_ALONE = "last-alone"
 _JOINT = "joint"
 _SEEDS = [0, 1, 2, 3]
 _MOST_COMPANIONS = 3
+_NEARLY_CONSTANT = ("constant", "inverse_sqrt")  # schedules, in a last fifth
 
 
 @dataclass(frozen=True)
@@ -101,14 +104,20 @@ def last_alone(targets: Sequence[str], settings: RunConfig, run: str, start: int
 
 
 def last_part(settings: RunConfig, run: str, start: int, *, num_models: int = 1) -> dict[str, Any]:
-    """Setting -> value of models that share what joint training has left after step `start`."""
-    max_steps = settings.train.max_steps
+    """Setting -> value of models that share what joint training has left after step `start`.
+
+    The learning rate begins where the joint run's was, and ends as low: at 0, or about as high.
+    """
+    max_steps, schedule = settings.train.max_steps, settings.optimizer.schedule
     lr = settings.optimizer.lr_at(start, max_steps=max_steps)
     begin = {
         "model.init": run,
         "model.init_weights": str(start),
         "optimizer.lr": float(f"{lr:.5g}"),
+        "optimizer.schedule": "constant" if schedule in _NEARLY_CONSTANT else "linear",
     }
+    if schedule == "wsd":  # no other schedule has a share
+        begin["optimizer.decay_share"] = OptimizerConfig().decay_share
     return _shorter(settings, (max_steps - start) / max_steps / num_models) | begin
 
 
@@ -141,6 +150,12 @@ def write_follow_ups(
         raise ValueError(f"{run}: configs are written for runs of `gradvac nmt`; leave out --out.")
     table, config = RunFolder(run).read_table(), RunFolder(run).config
     settings = load_settings("nmt", config, {})
+    given = {*settings.align.weights, *_named(settings.align.vaccinated)} & {*advice.tasks}
+    if given:
+        raise ValueError(
+            f"{run}: align.weights or align.vaccinated name single tasks ({some(sorted(given))}), "
+            "which not every follow-up has; train with resource levels there, or leave out --out."
+        )
     planned = list(follow_ups(advice, targets, settings))
     start = min(4 * _fifth(settings), settings.train.max_steps - 1)
     in_sweep = last_alone(targets, settings, f"{{run:{_JOINT}}}", start)
@@ -170,8 +185,16 @@ def _changed(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
     return new
 
 
+def _named(tasks: str | Sequence[str] | None) -> Sequence[str]:
+    return [tasks] if isinstance(tasks, str) else tasks or ()
+
+
 def _sweep(base: Path, planned: Sequence[FollowUp], settings: RunConfig) -> str:
-    kept = {"train.checkpoint_every": _fifth(settings), "train.keep": max(2, settings.train.keep)}
+    train, fifth = settings.train, _fifth(settings)
+    start = min(4 * fifth, train.max_steps - 1)
+    after = -(-(train.max_steps - start) // fifth)
+    kept = {"train.checkpoint_every": fifth, "train.keep": max(after + 1, train.keep)}
+    kept["train.patience"] = 0  # the last fifth begins where it would end early
     lines = [
         "# Does following the advice pay? Joint training, what was advised, and chance; and joint",
         "# training whose last fifth is divided among some tasks, each alone.",

@@ -95,8 +95,7 @@ def work(
         result: File to write.
     """
     found, loaded = recipe_named(recipe), load_settings(recipe, base, settings)
-    with folder_lock(Path(run), busy=None):  # of a sweep that was killed, a run may still be saving
-        pass
+    _wait_for(Path(run))
     done = found.train(loaded, Path(run))
     if done.reason == "interrupted":
         return INTERRUPTED
@@ -113,6 +112,17 @@ def work(
     ended = {"reason": done.reason, "step": done.step, "seconds": done.seconds}
     write_json(Path(result), ended | {"hash": settings_hash})
     return 0
+
+
+def _wait_for(run: Path) -> None:
+    """Wait for a run of a sweep that was killed, which may still be saving."""
+    try:
+        with folder_lock(run, busy="busy"):
+            return
+    except ValueError:
+        logger.info("Waiting for another process that writes in %s.", run)
+    with folder_lock(run, busy=None):
+        pass
 
 
 def work_from_file() -> None:

@@ -131,7 +131,8 @@ class TrainConfig(Section):
     @classmethod
     def _are_writers(cls, writers: list[str]) -> list[str]:
         for name in writers:
-            writer_class(name)
+            if ":" not in name:  # whoever only reads a run need not have its own ones
+                writer_class(name)
         return writers
 
     @model_validator(mode="after")

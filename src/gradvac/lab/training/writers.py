@@ -7,7 +7,7 @@ A writer of your own is named in `train.writers` as "module:Class" or "file.py:C
             self.file = open(run / "lines.txt", "a")
 
         def write(self, step, values):
-            print(step, values["train/loss"], file=self.file)
+            print(step, dict(values), file=self.file)
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Writer(ABC):
             beyond it comes again.
     """
 
-    @abstractmethod
-    def __init__(self, run: Path, settings: RunConfig, *, step: int) -> None: ...
+    def __init__(self, run: Path, settings: RunConfig, *, step: int) -> None:  # noqa: B027
+        ...
 
     @abstractmethod
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record values of an optimizer step."""
+        """Record values of an optimizer step; those of training and of validation come apart."""
 
     def draw(self, step: int, name: str, pixels: NDArray[np.uint8]) -> None:  # noqa: B027
         """Show a picture, `[height, width, 3]`; most writers have curves only."""
@@ -126,7 +126,7 @@ def writer_class(name: str) -> type[Writer]:
         ValueError: There is none.
     """
     if ":" in name:
-        return plugin_class(name, Writer, "writer")  # type: ignore[type-abstract]
+        return plugin_class(name, Writer, "train.writers")  # type: ignore[type-abstract]
     if name not in _WRITERS:
         raise ValueError(f"got {name!r}; {nearest(name, _WRITERS)}")
     return _WRITERS[name]

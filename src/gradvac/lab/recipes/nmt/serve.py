@@ -83,7 +83,7 @@ def serve_translator(translator: Translator, name: str, *, port: int = 0) -> Thr
             length = self.headers.get("Content-Length", "")
             if not length.isdecimal():
                 raise RefusedError(411, "Content-Length: is missing")
-            if int(length) > _LONGEST:
+            if len(length) > len(str(_LONGEST)) or int(length) > _LONGEST:
                 raise RefusedError(413, f"at most {_LONGEST:,} bytes at a time")
             try:
                 return json.loads(self.rfile.read(int(length)))
@@ -99,6 +99,8 @@ def _read(request: Any) -> tuple[list[str], str]:
     lines, target = request["lines"], request["to"]
     if not (isinstance(lines, list) and all(isinstance(line, str) for line in lines)):
         raise RefusedError(400, "lines: must be a list of strings")
+    if any("\ud800" <= letter <= "\udfff" for line in lines for letter in line):
+        raise RefusedError(400, "lines: half of a surrogate pair is no letter")
     if not isinstance(target, str):
         raise RefusedError(400, "to: must be the code of a language")
     return lines, target
