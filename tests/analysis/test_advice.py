@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from gradvac import Aligner
 from gradvac.analysis import Record, Recorder, Similarities, measure, read_record
-from gradvac.analysis.advice import advise, describe_advice
+from gradvac.analysis.advice import Advice, advise, describe_advice
 
 from . import structure
 
@@ -170,3 +170,18 @@ def test_networks_whose_tasks_are_alike_are_promised_nothing(tmp_path: Path) -> 
     for kind in zip(*runs, strict=True):
         found = [advise([one]) for one in kind]
         assert sum(bool(advice.promised.any() or advice.groups) for advice in found) <= 2
+
+
+def test_sentences_of_many_tasks_can_be_read() -> None:
+    """Names of sixty tasks with a dozen companions each would fill screens."""
+    tasks = tuple(f"t{n}" for n in range(60))
+    family = np.arange(60) // 12
+    promised = (family[:, None] == family) & ~np.eye(60, dtype=bool)
+    values = 1.0 * promised
+    groups = (tasks[:30], tasks[30:])
+    many = Advice(tasks, values, values, np.zeros((60, 60)), promised, groups, 0.01, "made")
+    said = describe_advice(many, {})
+    assert "t0 with t1, t2, t3, t4, t5 and 6 others" in said[0]
+    assert "and 40 other tasks" in said[0]
+    assert "other pairs" in " ".join(said)
+    assert max(map(len, said)) < 1200

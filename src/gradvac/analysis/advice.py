@@ -60,6 +60,7 @@ _SIGNIFICANT = 0.05
 _MOST_STRETCHES, _FEWEST_STRETCHES = 20, 4
 _FEWEST_TASKS = 3  # with two there is nobody to be better than
 _FEWEST_IN_GROUPS, _MOST_IN_GROUPS, _MOST_GROUPS = 4, 200, 8
+_MOST_NAMED, _MOST_TASKS = 5, 20  # companions of a task, and tasks, that a sentence names
 _PART_OF_BEST = 0.5
 _ENOUGH = 0.9  # of the largest gain: then fewer groups, which share more
 _NUM_PERMUTATIONS, _SEED = 199, 0
@@ -214,7 +215,7 @@ def advise_runs(
 
 
 def describe_advice(advice: Advice, names: Mapping[str, str]) -> list[str]:
-    """What to do, in sentences, and how far that may be trusted.
+    """What to do, in sentences that leave out what nobody would read; how far to trust it.
 
     Args:
         advice: What `advise` said.
@@ -225,12 +226,14 @@ def describe_advice(advice: Advice, names: Mapping[str, str]) -> list[str]:
         return ", ".join(names.get(task, task) for task in tasks)
 
     told = []
-    for task in advice.tasks:
-        best = [one.task for one in advice.companions(task) if one.promised]
-        if best:
-            told.append(f"{named([task])} with {named(best)}")
+    for task, row in zip(advice.tasks, advice.promised, strict=True):
+        if row.any():
+            best = [one.task for one in advice.companions(task) if one.promised]
+            told.append(f"{named([task])} with {named(best[:_MOST_NAMED])}")
+            told[-1] += _and_others(len(best) - _MOST_NAMED)
     rest = [task for task, row in zip(advice.tasks, advice.promised, strict=True) if not row.any()]
-    said = [f"Learn together: {'; '.join(told)}."] if told else []
+    others = _and_others(len(told) - _MOST_TASKS, "tasks")
+    said = [f"Learn together: {'; '.join(told[:_MOST_TASKS])}{others}."] if told else []
     if rest:
         said.append(f"Cannot be told from chance: companions of {named(rest)}.")
     chance = "" if np.isnan(advice.p_value) else f" (p = {advice.p_value:.3f})"
@@ -239,7 +242,9 @@ def describe_advice(advice: Advice, names: Mapping[str, str]) -> list[str]:
         said.append(f"In {len(advice.groups)} models: {parts}{chance}.")
         apart = [f"{named([task])} without {named([other])}" for task, other in advice.left_out()]
         if apart:
-            said.append(f"These groups leave promised companions apart: {', '.join(apart)}.")
+            others = _and_others(len(apart) - _MOST_TASKS, "pairs")
+            shown = ", ".join(apart[:_MOST_TASKS])
+            said.append(f"These groups leave promised companions apart: {shown}{others}.")
     elif len(advice.tasks) > _MOST_IN_GROUPS:
         said.append(
             f"Groups are looked for among up to {_MOST_IN_GROUPS} tasks; --groups asks for more."
@@ -247,6 +252,10 @@ def describe_advice(advice: Advice, names: Mapping[str, str]) -> list[str]:
     else:
         said.append(f"No groups are told from chance{chance}: train all tasks in one model.")
     return [*said, TRUST, LAST_FIFTH]
+
+
+def _and_others(num: int, what: str = "") -> str:
+    return f" and {num:,} other{f' {what}' if what else 's'}" if num > 0 else ""
 
 
 def _described(runs: Sequence[Record | Similarities], side: str | None) -> str:

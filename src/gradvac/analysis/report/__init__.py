@@ -27,7 +27,7 @@ import plotly.offline
 
 import gradvac
 from gradvac.analysis import views
-from gradvac.analysis.advice import advise_runs, describe_advice
+from gradvac.analysis.advice import LAST_FIFTH, TRUST, advise_runs, describe_advice
 from gradvac.analysis.pictures import difference_maps
 from gradvac.analysis.report import sentences
 from gradvac.analysis.report.live import LivePage, serve_live
@@ -122,7 +122,7 @@ def render(
             for source, run in zip(sources, runs, strict=True)
         ],
         answers=[_answers(statements) for statements in summary.by_run],
-        advice=[] if live else [_advice(run) for run in runs],  # too slow for every few seconds
+        advice=[] if live else _advice(runs),  # too slow for every few seconds
         comparison=_grouped(summary.comparison),
         biased=any(one is not None and not one.unbiased for one in influences),
         influence_from=[_influence_from(one) for one in influences],
@@ -163,12 +163,17 @@ def _answers(statements: Sequence[Statement]) -> dict[str, list[str]]:
     return by_question
 
 
-def _advice(run: Run) -> list[str]:
-    """What should I do? One sentence if that cannot be said of this run."""
-    try:
-        return describe_advice(advise_runs([run]), run.names)
-    except ValueError as error:
-        return [str(error)]
+def _advice(runs: Sequence[Run]) -> list[list[str]]:
+    """What should I do? One sentence if that cannot be said of a run; what holds for all, once."""
+    said: list[list[str]] = []
+    for run in runs:
+        try:
+            said.append(describe_advice(advise_runs([run]), run.names))
+        except ValueError as error:
+            said.append([str(error)])
+    for advice in [advice for advice in said if TRUST in advice][:-1]:
+        advice[:] = [one for one in advice if one not in (TRUST, LAST_FIFTH)]
+    return said
 
 
 def _influence_from(influence: Influence | None) -> str:
