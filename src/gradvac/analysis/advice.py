@@ -232,7 +232,7 @@ def describe_advice(advice: Advice, names: Mapping[str, str]) -> list[str]:
             told.append(f"{named([task])} with {named(best[:_MOST_NAMED])}")
             told[-1] += _and_others(len(best) - _MOST_NAMED)
     rest = [task for task, row in zip(advice.tasks, advice.promised, strict=True) if not row.any()]
-    others = _and_others(len(told) - _MOST_TASKS, "tasks")
+    others = _and_others(len(told) - _MOST_TASKS, "task")
     said = [f"Learn together: {'; '.join(told[:_MOST_TASKS])}{others}."] if told else []
     if rest:
         said.append(f"Cannot be told from chance: companions of {named(rest)}.")
@@ -242,7 +242,7 @@ def describe_advice(advice: Advice, names: Mapping[str, str]) -> list[str]:
         said.append(f"In {len(advice.groups)} models: {parts}{chance}.")
         apart = [f"{named([task])} without {named([other])}" for task, other in advice.left_out()]
         if apart:
-            others = _and_others(len(apart) - _MOST_TASKS, "pairs")
+            others = _and_others(len(apart) - _MOST_TASKS, "pair")
             shown = ", ".join(apart[:_MOST_TASKS])
             said.append(f"These groups leave promised companions apart: {shown}{others}.")
     elif len(advice.tasks) > _MOST_IN_GROUPS:
@@ -255,7 +255,8 @@ def describe_advice(advice: Advice, names: Mapping[str, str]) -> list[str]:
 
 
 def _and_others(num: int, what: str = "") -> str:
-    return f" and {num:,} other{f' {what}' if what else 's'}" if num > 0 else ""
+    noun = f"other {what}".strip()
+    return f" and {num:,} {noun}{'s' if num > 1 else ''}" if num > 0 else ""
 
 
 def _described(runs: Sequence[Record | Similarities], side: str | None) -> str:
