@@ -99,7 +99,7 @@ def read_runs(runs: Path, design: Design, prepared: Path | None) -> dict[str, An
         pairs, alone = read_scores(runs / design.sweep, design, metric)
         scores[metric] = {"pairs": pairs.round(3).tolist(), "alone": alone.round(3).tolist()}
     expected = predictors(runs, design, prepared)
-    rounded = np.vectorize(lambda value: float(f"{value:.8g}"), otypes=[float])
+    rounded = np.vectorize(lambda value: float(f"{value:.7g}"), otypes=[float])
     return {
         "scores": scores,
         "predictors": {name: rounded(values).tolist() for name, values in expected},
