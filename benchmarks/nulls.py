@@ -48,7 +48,7 @@ from gradvac.analysis import (
 )
 from gradvac.analysis.advice import advise_runs
 from gradvac.analysis.report import describe_difference, run_headline, summarise
-from gradvac.run_files import TaskScores
+from gradvac.analysis.run_files import TaskScores
 
 INPUTS, HIDDEN, BRANCHES = 8, 4, 4
 FAMILY, SIDES, DEPTH, TIME = "Relatives", "Encoder and decoder", "Depth", "Time"

@@ -26,7 +26,7 @@ from scipy import stats
 
 from gradvac.analysis import best_groups
 from gradvac.analysis.record import read_record
-from gradvac.sides import side_of
+from gradvac.engine.components import side_of
 
 Table = NDArray[np.float64]
 Groups = list[list[str]]

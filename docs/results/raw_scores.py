@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gradvac.files import write_bytes, write_text
 from gradvac.lab.experiments import find_runs
 from gradvac.lab.experiments.methods import PLAN
 from gradvac.lab.runs import RunFolder
+from gradvac.utils.files import write_bytes, write_text
 
 
 def pack(folders: Sequence[Path]) -> dict[str, Any]:

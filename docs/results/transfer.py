@@ -25,9 +25,9 @@ from scipy import stats
 
 from gradvac.analysis import load_similarities
 from gradvac.analysis.record import read_record
+from gradvac.engine.components import side_of
 from gradvac.lab.languages import default_corpus, uriel_distances
 from gradvac.lab.languages.real import LANGUAGES
-from gradvac.sides import side_of
 from gradvac.tasks import parse
 
 Table = NDArray[np.float64]  # [targets, partners], or with seeds in front

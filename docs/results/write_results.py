@@ -32,7 +32,7 @@ from pictures import MANY, Row, named, pictures
 from scipy import stats
 
 from gradvac.analysis.figures.style import STYLE, unknown_glyphs_as_boxes
-from gradvac.files import write_text
+from gradvac.utils.files import write_text
 
 HERE = Path(__file__).parent
 _BEGIN, _END = "<!-- written by write_results.py: {} -->\n", "<!-- until here -->\n"

@@ -18,18 +18,8 @@ The library, which needs torch and numpy:
     sampling/        how often each task is drawn, and which of its rows; resumable
     analysis/        measure, record, statistics, figures, report (extra: report)
     integrations/    inside Hugging Face's Trainer, Accelerate and Lightning
-
     tasks.py         a task's name: direction, source, target, pivot
-    models.py        what the aligner asks of a model before it reads its graphs
-    devices.py       index tensors and Triton kernels for a GPU
-    torch_backend.py what torch.compile is told of the engine's backend
-    cuda_graph.py    a step recorded as a CUDA graph and replayed
-    files.py         files that are written completely or not at all
-    run_files.py     the files of a run that reports read: names, scores, weights
-    sides.py         encoder or decoder, by a parameter's name
-    plugins.py       rules, recipes and writers of your own, by module or file
-    hints.py         what error messages share
-    local_server.py  what pages served on this machine share
+    utils/           files, error messages, plugins, GPUs: what several packages use
 
 The laboratory, which trains whole systems with it (extras: nmt, tagging):
 
@@ -49,7 +39,7 @@ Names are imported when they are first used: the command line answers `--help` w
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gradvac.torch_backend import announce as _announce
+from gradvac.utils.torch_backend import announce as _announce
 
 __version__ = "0.2.0"  # also what the package is built with: a path needs no metadata
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from gradvac import gram as geometry
 from gradvac.alignment import Alignment, WeighedComponents, assemble, warn_if_identical
-from gradvac.devices import index_on
 from gradvac.engine import (
     ENGINES,
     Components,
@@ -32,10 +31,11 @@ from gradvac.engine import (
     split,
     unsharded_backward,
 )
-from gradvac.hints import some
-from gradvac.models import allow_second_passes, check_later_changes, is_sharded, unwrap
+from gradvac.engine.models import allow_second_passes, check_later_changes, is_sharded, unwrap
 from gradvac.rules import Rule, as_rule
 from gradvac.tasks import read_names
+from gradvac.utils.devices import index_on
+from gradvac.utils.hints import some
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gradvac import gram as geometry
-from gradvac.devices import index_on
-from gradvac.hints import warn_caller
+from gradvac.utils.devices import index_on
+from gradvac.utils.hints import warn_caller
 
 _MOST_NAMED = 5  # pairs in a summary
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from gradvac.devices import index_on
 from gradvac.engine import (
     ENGINES,
     Components,
@@ -18,9 +17,10 @@ from gradvac.engine import (
     read_losses,
     split,
 )
+from gradvac.engine.models import allow_second_passes, unwrap
 from gradvac.gram import working_dtype
-from gradvac.models import allow_second_passes, unwrap
 from gradvac.tasks import read_names
+from gradvac.utils.devices import index_on
 
 
 class GradientsByTask:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gradvac import Aligner, GradientsByTask, Sum
-from gradvac.devices import index_on
+from gradvac.utils.devices import index_on
 
 TASKS = ["a", "b", "c"]
 ROWS = [2, 0, 0, 2, 2, 0]  # nobody is of "b"

@@ -28,9 +28,9 @@ from gradvac.analysis.figures.style import (
 )
 from gradvac.analysis.run import KnownDistances, Run
 from gradvac.analysis.similarities import weighty
+from gradvac.engine.components import side_of
 from gradvac.lab.runs import TaskScores
 from gradvac.rules import GradVac, PCGrad
-from gradvac.sides import side_of
 
 from .made_runs import FAMILIES, make_run
 

@@ -10,9 +10,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # From the bottom up: a package imports only from lines above its own.
 LAYERS = """
-gram tasks hints plugins files sides devices cuda_graph models local_server
-run_files rules engine
-alignment by_task torch_backend
+gram tasks utils
+rules engine
+alignment by_task
 aligner
 sampling analysis
 integrations

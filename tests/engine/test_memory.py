@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradvac import Aligner, devices
+from gradvac import Aligner
+from gradvac.utils import devices
 
 from ..drivers import load_module
 

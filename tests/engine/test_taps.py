@@ -24,9 +24,10 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.utils.checkpoint import checkpoint
 
 import gradvac
-from gradvac import Aligner, GradVac, torch_backend
+from gradvac import Aligner, GradVac
 from gradvac.engine import compile_tapped
 from gradvac.engine.compiled import split_and_compile
+from gradvac.utils import torch_backend
 
 from .parity import ONE_ABSENT, SORTED, TASKS, UNSORTED, assert_same_gradients
 from .zoo._case import B, Block, D, HandWrittenNorm, Model, S, V, distance

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradvac.files import read_json
 from gradvac.lab.experiments import (
     Processes,
     Submitit,
@@ -31,6 +30,7 @@ from gradvac.lab.experiments.sweep import HALVING, rungs
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.locks import folder_lock
 from gradvac.lab.training import checkpoint
+from gradvac.utils.files import read_json
 
 from .conftest import ROOT, TWIN, InProcess
 

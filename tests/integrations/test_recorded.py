@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradvac import cuda_graph
-from gradvac.cuda_graph import MOST_SHAPES, GraphedStep
 from gradvac.integrations.transformers import AlignedTrainer, Backward
+from gradvac.utils import cuda_graph
+from gradvac.utils.cuda_graph import MOST_SHAPES, GraphedStep
 
 
 class StandIn:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gradvac import run_files
+from gradvac.analysis import run_files
 from gradvac.lab.languages import RESOURCE_LEVELS, real
 from gradvac.lab.recipes.nmt import NmtConfig, Transformer, train_translation
 from gradvac.lab.training import ConfigError, RunConfig, config

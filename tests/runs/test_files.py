@@ -10,10 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from gradvac.files import hash_of, read_json, replacing, replacing_path, write_bytes, write_json
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.locks import folder_lock, hash_file, remove_leftovers
 from gradvac.lab.runs.manifest import MANIFEST
+from gradvac.utils.files import (
+    hash_of,
+    read_json,
+    replacing,
+    replacing_path,
+    write_bytes,
+    write_json,
+)
 
 from .. import needs
 
@@ -50,7 +57,7 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     write_bytes(path, b"old")
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from gradvac.files import replacing\n"
+        "from gradvac.utils.files import replacing\n"
         "with replacing(Path(sys.argv[1])) as file:\n"
         "    file.write(b'new'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gradvac import Aligner, Sum
-from gradvac.plugins import import_plugin
+from gradvac.utils.plugins import import_plugin
 
 mixtures = import_plugin("studies/mixtures.py", "mixtures")
 TASKS = ["p", "q"]

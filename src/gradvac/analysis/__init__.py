@@ -9,6 +9,7 @@ reports how reliable they are. Both give `Similarities`: steps, components, task
     measurement.py   gradients of any PyTorch model -> Similarities
     record.py        Alignment -> `record.bin` -> Record; a format that NumPy alone can read
     step_log.py      an Alignment as a few numbers and as pixels, for the log of any loop
+    run_files.py     the files of a run that reports read: names, scores, weights
     run.py           a run folder as report and figures see it
     table.py         similarities as columns, a data frame, a CSV or parquet file
     over_steps.py    tests over the records of training, which resemble their neighbours (SciPy)

@@ -38,7 +38,7 @@ from gradvac.analysis.record import Record
 from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import Similarities, mean_where_known, weighty
 from gradvac.analysis.statistics import holm
-from gradvac.sides import DECODER, side_of
+from gradvac.engine.components import DECODER, side_of
 
 Matrix = NDArray[np.float64]
 

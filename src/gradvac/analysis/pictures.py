@@ -25,10 +25,10 @@ from gradvac.analysis.plots import (
 )
 from gradvac.analysis.record import Record
 from gradvac.analysis.run import Run, scores_by_one_metric
+from gradvac.analysis.run_files import level_rank
 from gradvac.analysis.similarities import Similarities, mean_where_known
 from gradvac.analysis.views import Matrix
-from gradvac.run_files import level_rank
-from gradvac.sides import DECODER, ENCODER, SHARED, side_of
+from gradvac.engine.components import DECODER, ENCODER, SHARED, side_of
 
 WHOLE_MODEL = "whole model"
 _SIDES = (ENCODER, DECODER, SHARED)

@@ -50,9 +50,9 @@ from torch import Tensor
 
 from gradvac import Alignment
 from gradvac import gram as geometry
+from gradvac.analysis.run_files import RunFiles
 from gradvac.analysis.similarities import Floats, Similarities
-from gradvac.files import open_arrays
-from gradvac.run_files import RunFiles
+from gradvac.utils.files import open_arrays
 
 _MAGIC = b"gradvac1"
 _HEADER = struct.Struct("<8sQI")

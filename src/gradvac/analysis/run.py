@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradvac.analysis.record import Record, read_record
+from gradvac.analysis.run_files import RunFiles, TaskScores
 from gradvac.analysis.similarities import Similarities, load_similarities
-from gradvac.run_files import RunFiles, TaskScores
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from gradvac.alignment import matrix_html
 from gradvac.analysis.table import frame, pair_columns
-from gradvac.files import open_arrays, replacing
-from gradvac.hints import some
-from gradvac.sides import side_of
+from gradvac.engine.components import side_of
+from gradvac.utils.files import open_arrays, replacing
+from gradvac.utils.hints import some
 
 Floats = NDArray[np.float32]
 

@@ -59,7 +59,7 @@ from gradvac.analysis.similarities import (
     mean_where_known,
     weighty,
 )
-from gradvac.sides import DECODER, ENCODER, side_of
+from gradvac.engine.components import DECODER, ENCODER, side_of
 from gradvac.tasks import turned
 
 Matrix = NDArray[np.floating]

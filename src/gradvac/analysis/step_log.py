@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradvac.alignment import Alignment
-from gradvac.sides import side_of
+from gradvac.engine.components import side_of
 
 _MOST_PAIRS = 45  # of ten tasks; more would drown a log, and a record has them all
 

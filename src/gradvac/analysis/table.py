@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.files import replacing
+from gradvac.utils.files import replacing
 
 if TYPE_CHECKING:
     from gradvac.analysis.run import Run

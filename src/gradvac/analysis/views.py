@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from gradvac import tasks as task_names
 from gradvac.analysis import statistics
 from gradvac.analysis.run import KnownDistances, Run
+from gradvac.analysis.run_files import TaskScores
 from gradvac.analysis.similarities import Similarities, mean_where_known, weighty
-from gradvac.run_files import TaskScores
-from gradvac.sides import DECODER, ENCODER, side_of
+from gradvac.engine.components import DECODER, ENCODER, side_of
 
 Matrix = NDArray[np.floating]
 

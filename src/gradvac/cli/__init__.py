@@ -45,7 +45,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "gradvac").startswith("gradvac"):
             raise
-        from gradvac.hints import install_line
+        from gradvac.utils.hints import install_line
 
         sys.exit(
             f"error: the command line needs {error.name}, which is not installed; "

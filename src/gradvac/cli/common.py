@@ -18,10 +18,9 @@ from typing import Annotated, Any, ParamSpec, TextIO
 import typer
 
 import gradvac
-from gradvac.hints import install_line
 from gradvac.lab.messages import log_to
 from gradvac.lab.recipes import recipe_named, recipe_of
-from gradvac.lab.runs import RunFolder
+from gradvac.utils.hints import install_line
 
 
 def utf8_output() -> TextIO:
@@ -196,9 +195,10 @@ def load_config(recipe: str, source: str, overrides: list[str] | None) -> Any:
         source: What the user gave.
         overrides: `section.key=value`.
     """
-    settings = recipe_named(recipe).settings
+    from gradvac.lab.runs import RunFolder
     from gradvac.lab.training import config
 
+    settings = recipe_named(recipe).settings
     path = Path(source)
     folder = RunFolder(path)
     if folder.is_run():
@@ -213,6 +213,7 @@ def load_config(recipe: str, source: str, overrides: list[str] | None) -> Any:
 
 def train_run(recipe: str, source: str, overrides: list[str] | None, run: Path | None) -> None:
     """Train in the folder that was given, in the run itself, or in one named after the config."""
+    from gradvac.lab.runs import RunFolder
     from gradvac.lab.training.writers import writer_class
 
     settings = load_config(recipe, source, overrides)
@@ -226,6 +227,8 @@ def train_run(recipe: str, source: str, overrides: list[str] | None, run: Path |
 
 def require_run(run: Path, *recipes: str) -> Path:
     """Refuse what is not a run folder, or a run of another recipe than these, if any is given."""
+    from gradvac.lab.runs import RunFolder
+
     folder = RunFolder(run)
     if not folder.is_run():
         raise ValueError(f"{run} is not a run folder: it has no {folder.config.name}.")

@@ -41,9 +41,9 @@ def compare(
     if other seeds and other sentences would show it too, and is clear only
     if the sweep has asked for it beforehand: docs/experiments.md.
     """
-    from gradvac.files import write_text
     from gradvac.lab.experiments import compare_runs, to_json, to_markdown
     from gradvac.lab.experiments.page import to_html, write_pictures
+    from gradvac.utils.files import write_text
 
     writers = {".md": to_markdown, ".json": to_json, ".html": to_html}
     if out is not None and out.suffix not in writers:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gradvac.cli.common import Distances, Families, Runs, needs
-from gradvac.hints import nearest
+from gradvac.utils.hints import nearest
 
 
 @needs("report")

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from gradvac.cli.common import Device, Run, needs, require_run, weights_of
 from gradvac.lab.recipes import recipe_named, recipe_of
-from gradvac.lab.runs import RunFolder
 
 
 @needs("nmt", "tagging")
@@ -56,6 +55,7 @@ def similarity(
     measure = recipe_named(recipe_of(require_run(run))).measure
     measured = measure(run, **options)
     from gradvac.lab.recipes.common.similarity import summary
+    from gradvac.lab.runs import RunFolder
 
     asked = [step for step in chosen if isinstance(step, int)]
     console.print(summary(measured, max(asked, default=None)))

@@ -55,8 +55,8 @@ def sweep(
         for trial in plan.trials:
             print(trial.run)
         return
-    from gradvac.files import write_text
     from gradvac.lab.experiments import InterruptedSweep, Processes, Submitit, budget_table
+    from gradvac.utils.files import write_text
 
     started = (
         Processes(jobs, plan.config.recipe)

@@ -6,6 +6,7 @@ the reference. `one_backward` runs one backward for all tasks, on the graph that
 behind, and holds task gradients only one component at a time. A step, in the order in which it
 happens:
 
+    models.py          what is asked of a model before its graphs are read
     losses.py          what `backward` was given, checked and in one form
     joint_gradient.py  the gradient that task gradients must add up to
     row_tasks.py       `gradvac.rows`, with which a forward names the tasks of packed rows

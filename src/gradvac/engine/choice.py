@@ -20,7 +20,7 @@ from gradvac.engine.task_gradients import (
     Weigh,
     add_to_grad,
 )
-from gradvac.hints import warn_caller
+from gradvac.utils.hints import warn_caller
 
 ENGINES = ("auto", "one_backward", "per_task")
 Found = TypeVar("Found")

@@ -39,7 +39,7 @@ from torch.utils._pytree import tree_leaves
 
 from gradvac.engine.graph import ANCHOR, COMPILED, LEAF, RUN, TAPS, Graph
 from gradvac.engine.layouts import Layout, follow
-from gradvac.models import allow_second_passes
+from gradvac.engine.models import allow_second_passes
 
 TOKENS = torch.float64  # gradients are no integers: tokens are handed on as these, exactly
 

@@ -1,4 +1,4 @@
-"""Model components: which parameters share one Gram matrix.
+"""Model components: which parameters share one Gram matrix, and the side each is on.
 
 A granularity maps every trainable parameter to exactly one component (the paper's "model
 component"). Tied parameters count once, under the first of their names.
@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import nn
 
-from gradvac.sides import side_and_owner
-
 Granularity = str | Callable[[str], str]
 
 GRANULARITIES = ("whole_model", "enc_dec", "all_layer", "all_matrix")
+ENCODER, DECODER, SHARED = "encoder", "decoder", "shared"
+_WORDS = {
+    DECODER: frozenset({"decoder", "decoders", "dec"}),
+    ENCODER: frozenset({"encoder", "encoders", "enc"}),
+}
 
 
 class Components(Mapping[str, tuple[str, ...]]):
@@ -158,3 +161,22 @@ def _is_stack(module: nn.Module) -> bool:
 def _holds_stack(module: nn.Module) -> bool:
     containers = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
     return any(isinstance(m, containers) and len(m) > 0 for m in module.modules())
+
+
+def side_of(name: str) -> str:
+    """The side of a model that a parameter or component is on: encoder, decoder or shared."""
+    return side_and_owner(name)[0]
+
+
+def side_and_owner(name: str) -> tuple[str, str]:
+    """The side, and the path of the module that owns it.
+
+    The outermost word decides: `decoder.layers.0.encoder_attn` is in the decoder.
+    """
+    segments = name.split(".")
+    for depth, segment in enumerate(segments):
+        words = frozenset(segment.lower().split("_"))
+        for side, side_words in _WORDS.items():
+            if words & side_words:
+                return side, ".".join(segments[:depth])
+    return SHARED, ""

@@ -35,13 +35,13 @@ import torch
 from torch import Tensor, nn
 
 from gradvac import gram as geometry
-from gradvac.devices import index_on
 from gradvac.engine.choice import LocalEngine
 from gradvac.engine.collectives import Pending, RankError, Ranks
 from gradvac.engine.components import Components
 from gradvac.engine.kernels import combine, gram, wide
 from gradvac.engine.losses import Losses
 from gradvac.engine.task_gradients import AccumulatedGradients, Weigh, add_to_grad
+from gradvac.utils.devices import index_on
 
 BUCKET_BYTES = 1 << 25  # of one task's gradients
 _IN_FLIGHT = 8  # buckets on their way at once: what is sent and received takes memory

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradvac.devices import index_on
 from gradvac.engine.joint_gradient import JointGradient
+from gradvac.utils.devices import index_on
 
 TasksOfRows = Sequence[str] | Sequence[int] | Tensor
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.devices import is_captured
 from gradvac.engine.builder import Captured, Deliver, DeliverBlock, GradientBuilder
 from gradvac.engine.contributions import Contribution
 from gradvac.engine.graph import Graph, NotSeparable, check_parameters, release
@@ -39,7 +38,8 @@ from gradvac.engine.planner import Planner
 from gradvac.engine.row_tasks import DeclaredRows
 from gradvac.engine.task_gradients import TaskGradients, Weigh, Write, add_to_grad
 from gradvac.gram import working_dtype
-from gradvac.hints import some, warn_caller
+from gradvac.utils.devices import is_captured
+from gradvac.utils.hints import some, warn_caller
 
 
 class PlanOutdated(Exception):  # noqa: N818

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge
 
 from gradvac.engine.graph import ANCHOR, Graph, NotSeparable, is_python_function
 from gradvac.engine.junctions import Junction, Partition
-from gradvac.hints import some
+from gradvac.utils.hints import some
 
 Arrive = Callable[[int, Sequence[Tensor | None]], None]
 """(number of the junction, its output gradients) -> nothing."""

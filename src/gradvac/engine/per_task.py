@@ -20,7 +20,7 @@ from gradvac.engine.passes import (
     show_gradients,
     without_hooks,
 )
-from gradvac.hints import some
+from gradvac.utils.hints import some
 
 Receive = Callable[[nn.Parameter, Mapping[int, Tensor]], None]
 """Takes a parameter and its gradients by task, `task -> gradient`."""

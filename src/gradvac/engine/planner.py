@@ -12,7 +12,7 @@ from gradvac.engine.losses import Losses
 from gradvac.engine.plan import Plan
 from gradvac.engine.probe import Subject, probe
 from gradvac.engine.row_tasks import DeclaredRows, listen
-from gradvac.hints import warn_caller
+from gradvac.utils.hints import warn_caller
 
 _MOST_KEPT = 256  # structures
 _MOST_SIZES = 16  # of batches, for which a plan or a refusal is kept by structure

@@ -34,7 +34,7 @@ from gradvac.engine.passes import (
 )
 from gradvac.engine.plan import How, Ownership, Plan
 from gradvac.engine.row_tasks import DeclaredRows, RowTasks
-from gradvac.hints import some
+from gradvac.utils.hints import some
 
 _FEW = 40  # nodes that are cheap to push T gradients through
 _SAME = 0.6  # a code that all rows share shows what rounding alone does

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradvac.devices import index_on
 from gradvac.engine.kernels import Segments
 from gradvac.engine.losses import Losses, TasksOfRows, positions, relabel
+from gradvac.utils.devices import index_on
 
 _MOST_KEPT = 4096  # blocks; a forward that is never differentiated leaves its own behind
 

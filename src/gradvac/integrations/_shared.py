@@ -15,9 +15,9 @@ from torch import Tensor
 
 from gradvac import Aligner, Alignment
 from gradvac.analysis import Recorder, step_values
-from gradvac.files import write_text
-from gradvac.run_files import RunFiles
+from gradvac.analysis.run_files import RunFiles
 from gradvac.sampling import TaskBatchSampler
+from gradvac.utils.files import write_text
 
 _REPLICAS = ("NO", "MULTI_CPU", "MULTI_GPU")
 _REASONS = {

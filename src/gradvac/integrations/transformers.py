@@ -46,9 +46,9 @@ from gradvac.analysis import (
     measure,
     save_similarities,
 )
-from gradvac.cuda_graph import GraphedStep
-from gradvac.devices import index_on
+from gradvac.analysis.run_files import RunFiles
 from gradvac.engine import own_hooks, positions
+from gradvac.engine.models import is_sharded
 from gradvac.integrations._loss_parts import LossParts
 from gradvac.integrations._shared import (
     RunRecord,
@@ -59,9 +59,9 @@ from gradvac.integrations._shared import (
     sampler_of,
     unscaled,
 )
-from gradvac.models import is_sharded
-from gradvac.run_files import RunFiles
 from gradvac.sampling import TaskBatchSampler
+from gradvac.utils.cuda_graph import GraphedStep
+from gradvac.utils.devices import index_on
 
 logger = logging.getLogger(__name__)
 

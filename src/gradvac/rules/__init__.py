@@ -18,8 +18,6 @@ config class that is also a base of `AlignConfig`. A rule of your own needs none
 import inspect
 from typing import Any
 
-from gradvac.hints import nearest
-from gradvac.plugins import plugin_class
 from gradvac.rules.gradnorm import GradNorm
 from gradvac.rules.gradvac import GradVac
 from gradvac.rules.mgda import MGDA
@@ -29,6 +27,8 @@ from gradvac.rules.pcgrad import PCGrad
 from gradvac.rules.rule import Rule, Weighing
 from gradvac.rules.sum import Sum
 from gradvac.rules.torchjd import TorchJD
+from gradvac.utils.hints import nearest
+from gradvac.utils.plugins import plugin_class
 
 RULES: dict[str, type[Rule]] = {
     rule.name: rule for rule in (GradVac, PCGrad, MGDA, GradNorm, Sum, TorchJD)

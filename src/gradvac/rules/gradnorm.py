@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gradvac import gram as geometry
-from gradvac.devices import index_on
 from gradvac.rules.rule import Rule, Weighing, matching
+from gradvac.utils.devices import index_on
 
 _DECAY, _DECAY_SQUARE, _EPSILON = 0.9, 0.999, 1e-8  # Adam's usual constants
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradvac.hints import some
 from gradvac.rules.rule import Rule, Weighing
+from gradvac.utils.hints import some
 
 
 class Only(Rule):

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from gradvac import gram as geometry
-from gradvac.devices import index_on, triton_module
 from gradvac.rules.rule import Rule, Weighing, check_names, matching
+from gradvac.utils.devices import index_on, triton_module
 
 CANCELLED = 1e-6  # ||g'|| at or below this share of ||g|| is rounding noise, and counts as zero
 TARGET_LIMIT = 1.0 - 1e-6  # |target| inside Eq. 3: at 1 it would divide by zero

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradvac import gram as geometry
-from gradvac.devices import index_on
+from gradvac.utils.devices import index_on
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value: equal means identical

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.devices import index_on
-from gradvac.hints import install_line, nearest
 from gradvac.rules.rule import Rule, Weighing, matching
+from gradvac.utils.devices import index_on
+from gradvac.utils.hints import install_line, nearest
 
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 _SAVED_TYPES = (Tensor, bool, int, float, str, torch.dtype, type(None))

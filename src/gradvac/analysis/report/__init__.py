@@ -45,7 +45,7 @@ from gradvac.analysis.report.sentences import (
 from gradvac.analysis.report.tables import changed_settings, score_table
 from gradvac.analysis.run import Run
 from gradvac.analysis.statistics import Influence
-from gradvac.files import write_text
+from gradvac.utils.files import write_text
 
 _PAGE = Path(__file__).parent / "page"
 _MANY_TASKS = 30  # more need the whole width for their names

@@ -15,7 +15,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from gradvac.local_server import HOST, LocalHandler
+from gradvac.utils.local_server import HOST, LocalHandler
 
 SHARE = 0.01  # of all processors' time
 _SECONDS = 2.0  # between questions of a browser, and between builds at the least

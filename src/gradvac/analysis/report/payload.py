@@ -23,7 +23,7 @@ from gradvac.analysis import pictures, plots, statistics, views
 from gradvac.analysis.record import Record
 from gradvac.analysis.run import Run
 from gradvac.analysis.similarities import Similarities, mean_where_known, weighty
-from gradvac.sides import side_of
+from gradvac.engine.components import side_of
 
 Values = NDArray[np.floating]
 

@@ -14,9 +14,9 @@ import numpy as np
 from gradvac import tasks as task_names
 from gradvac.analysis import statistics, views
 from gradvac.analysis.run import Run, scores_by_one_metric
+from gradvac.analysis.run_files import ALL, TaskScores
 from gradvac.analysis.similarities import Similarities, mean_where_known, weighty
 from gradvac.rules import RULES
-from gradvac.run_files import ALL, TaskScores
 
 # What a sentence is about.
 FAMILIES, DISTANCE, PAIRS = "Relatives", "Distance", "Pairs"

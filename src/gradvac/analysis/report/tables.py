@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradvac.analysis.run import Run, scores_by_one_metric
-from gradvac.run_files import ALL, TaskScores
+from gradvac.analysis.run_files import ALL, TaskScores
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradvac.devices import index_on
 from gradvac.engine.kernels.stacks import triton_kernels, wide
+from gradvac.utils.devices import index_on
 
 
 class Segments:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradvac.devices import index_on, triton_module
 from gradvac.gram import working_dtype
+from gradvac.utils.devices import index_on, triton_module
 
 _CHUNK = 1 << 18  # columns converted to the working precision at a time
 _CACHED = 1 << 14  # on a CPU, where what was converted should still be in the cache when multiplied

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradvac.devices import RECORDED, index_on, is_captured
 from gradvac.engine.kernels.segments import Segments
+from gradvac.utils.devices import RECORDED, index_on, is_captured
 
 MOST_TASKS = 128  # a tile holds all tasks; beyond this the torch form is used
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # float64 is for checking: torch's

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.files import read_json
-from gradvac.hints import nearest, some
+from gradvac.analysis.run_files import ALL, level_rank
 from gradvac.lab.experiments import methods
 from gradvac.lab.experiments.methods import (
     JOINT,
@@ -36,7 +35,8 @@ from gradvac.lab.experiments.statistics import (
     row_of,
 )
 from gradvac.lab.runs.sentences import FORMULAS
-from gradvac.run_files import ALL, level_rank
+from gradvac.utils.files import read_json
+from gradvac.utils.hints import nearest, some
 
 Floats = NDArray[np.float64]
 _DRAWINGS = 1000

@@ -35,7 +35,6 @@ from gradvac.analysis.advice import (
     advise_runs,
     describe_advice,
 )
-from gradvac.files import write_json
 from gradvac.lab.experiments.comparison import draw_sentences
 from gradvac.lab.experiments.follow_up import last_part
 from gradvac.lab.experiments.worker import load_settings, signals_interrupt
@@ -48,6 +47,7 @@ from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.sentences import SentenceCounts, bleu, read_counts
 from gradvac.lab.training import AlignConfig, CheckpointError, Display, DivergedError
 from gradvac.tasks import Direction, parse
+from gradvac.utils.files import write_json
 
 JOINT, GRADVAC = "joint", "gradvac"
 ALONE, ADVISED, CHANCE = "alone", "advised", "chance"  # follow-ups

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from gradvac.analysis.advice import Advice
-from gradvac.files import write_text
-from gradvac.hints import some
+from gradvac.analysis.run_files import ALL
 from gradvac.lab.experiments.worker import load_settings
 from gradvac.lab.recipes import recipe_of
 from gradvac.lab.runs import RunFolder
@@ -28,7 +27,8 @@ from gradvac.lab.training import RunConfig
 from gradvac.lab.training.config import write_toml, write_value
 from gradvac.lab.training.optimizer import OptimizerConfig
 from gradvac.lab.training.settings import shortened
-from gradvac.run_files import ALL
+from gradvac.utils.files import write_text
+from gradvac.utils.hints import some
 
 LAST_ALONE = "last-alone"
 _JOINT = "joint"

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from gradvac.files import hash_of
 from gradvac.lab.runs import RunFolder, TaskScores, read_scores
 from gradvac.lab.runs.sentences import SentenceCounts, read_counts
 from gradvac.lab.training.config import flatten
 from gradvac.lab.training.settings import TECHNICAL, TECHNICAL_ELSEWHERE, RunConfig
+from gradvac.utils.files import hash_of
 
 SEED = "train.seed"
 SEED_FOLDER = "seed-"  # begins the name of a run's folder within that of its method

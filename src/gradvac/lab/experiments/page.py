@@ -23,7 +23,6 @@ from gradvac.analysis.figures.style import (
     unknown_glyphs_as_boxes,
 )
 from gradvac.analysis.report import render_page
-from gradvac.hints import some
 from gradvac.lab.experiments.comparison import Comparison
 from gradvac.lab.experiments.statistics import (
     CLEAR,
@@ -35,6 +34,7 @@ from gradvac.lab.experiments.statistics import (
     pareto_front,
 )
 from gradvac.lab.experiments.tables import EXPLAINED, tables_of
+from gradvac.utils.hints import some
 
 _LEAST = 0.05  # axes reach so far at least, as a share of the score: less looks like much
 _MOST_LETTERS = 36

@@ -46,10 +46,10 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from gradvac.hints import nearest
+from gradvac.analysis.run_files import ALL
 from gradvac.lab.experiments.methods import JOINT, PART, SEED, SEED_FOLDER
 from gradvac.lab.training.config import Section
-from gradvac.run_files import ALL
+from gradvac.utils.hints import nearest
 
 _RULE = "align.rule"
 _NAME = re.compile(r"[\w-]+", re.ASCII)

@@ -24,7 +24,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.hints import nearest
 from gradvac.lab.languages.families import (
     PIVOT,
     SPLITS,
@@ -38,6 +37,7 @@ from gradvac.lab.languages.grammar import Grammar, typological_distance
 from gradvac.lab.languages.meanings import CONTENT, Combinations, Draw, Sentence, meanings
 from gradvac.lab.languages.rendering import Speaker, Word, in_english
 from gradvac.lab.languages.words import Inflection, Lexicon, lexicon_of
+from gradvac.utils.hints import nearest
 
 
 @dataclass(frozen=True, eq=False)

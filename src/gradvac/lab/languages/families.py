@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from gradvac.hints import nearest
 from gradvac.lab.languages.grammar import PARAMETERS, Grammar
 from gradvac.lab.languages.sounds import CONSONANTS, SCRIPTS, VOWELS, SoundChange
+from gradvac.utils.hints import nearest
 
 PIVOT = "en"  # the language that all others are translated from and into
 

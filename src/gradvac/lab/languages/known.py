@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradvac.analysis import KnownDistances
-from gradvac.hints import some
 from gradvac.lab.languages import default_corpus, genealogical_distances, real, uriel_distances
 from gradvac.tasks import find_direction, other_languages, pivot_of
+from gradvac.utils.hints import some
 
 GENEALOGY = "genealogy"
 _URIEL = "uriel:"

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.hints import install_line, nearest
 from gradvac.lab.languages.families import ResourceLevel
+from gradvac.utils.hints import install_line, nearest
 
 # Levels on which handbooks agree. A level that is disputed, or that splits nothing off, is left
 # out, so that depth is roughly alike from stock to stock.

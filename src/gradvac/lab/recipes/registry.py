@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradvac.lab.runs import RunFolder
-from gradvac.plugins import import_plugin
+from gradvac.utils.plugins import import_plugin
 
 if TYPE_CHECKING:
     from gradvac.lab.training import Result, RunConfig
@@ -70,6 +69,8 @@ def recipe_named(name: str) -> Recipe:
 
 def recipe_of(run: Path) -> str:
     """The name of the recipe that trained a run."""
+    from gradvac.lab.runs import RunFolder  # with torch, which `gradvac --help` does without
+
     table = RunFolder(run).read_table()
     built_in = "tagging" if "kind" in table.get("data", {}) else "nmt"
     return str(table.get("recipe", built_in))

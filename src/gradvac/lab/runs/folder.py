@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradvac.files import write_bytes, write_text
+from gradvac.analysis.run_files import RunFiles, TaskScores, write_scores
 from gradvac.lab.runs.locks import folder_lock, remove_leftovers
 from gradvac.lab.runs.manifest import read_manifest, verify_manifest, write_manifest
-from gradvac.run_files import RunFiles, TaskScores, write_scores
+from gradvac.utils.files import write_bytes, write_text
 
 if TYPE_CHECKING:
     from gradvac.lab.runs.sentences import SentenceCounts

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gradvac.files import TEMPORARY, short_digest
+from gradvac.utils.files import TEMPORARY, short_digest
 
 LOCK = ".lock"
 
@@ -43,7 +43,7 @@ def folder_lock(folder: Path, *, busy: str | None, name: str = LOCK) -> Iterator
 
     Examples:
         >>> import tempfile
-        >>> from gradvac.files import write_json
+        >>> from gradvac.utils.files import write_json
         >>> run = Path(tempfile.mkdtemp())
         >>> with folder_lock(run, busy=f"run: another process writes in {run}; wait for it."):
         ...     write_json(run / "facts.json", {"steps": 3})

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypedDict
 
-from gradvac.files import read_json, write_json
+from gradvac.utils.files import read_json, write_json
 
 MANIFEST = "manifest.json"
 _REMEDY = "restore the file, or write the folder again"

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.files import hash_of, open_arrays, write_bytes
+from gradvac.utils.files import hash_of, open_arrays, write_bytes
 
 Counts = NDArray[np.int64] | NDArray[np.float64]
 Floats = NDArray[np.float64]

@@ -17,10 +17,10 @@ from pydantic import Field, NonNegativeInt, field_validator, model_validator
 from torch import nn
 
 from gradvac import AdamMetric, Aligner
-from gradvac.files import hash_of
-from gradvac.hints import nearest
 from gradvac.lab.training.config import Section
 from gradvac.rules import RULES, Only, Rule, rule_class, rule_named
+from gradvac.utils.files import hash_of
+from gradvac.utils.hints import nearest
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -30,7 +30,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.files import TEMPORARY, sync
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.locks import remove_leftovers
 from gradvac.lab.runs.manifest import MANIFEST, find_damage, read_manifest, write_manifest
@@ -43,6 +42,7 @@ from gradvac.lab.training.weights import (
     read_weights,
     write_weights,
 )
+from gradvac.utils.files import TEMPORARY, sync
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from gradvac.hints import nearest
-from gradvac.run_files import rename_former_keys
+from gradvac.analysis.run_files import rename_former_keys
+from gradvac.utils.hints import nearest
 
 Config = TypeVar("Config", bound=BaseModel)
 Keys = tuple[str | int, ...]

@@ -24,10 +24,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from gradvac.engine import RankError, Ranks
-from gradvac.hints import some
 from gradvac.lab.training.environment import choose_device
 from gradvac.lab.training.log import Display
 from gradvac.lab.training.workload import BatchSlice
+from gradvac.utils.hints import some
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -17,7 +17,6 @@ import torch
 from gradvac import Alignment
 from gradvac.analysis import Recorder, heat_maps, step_values
 from gradvac.engine import RankError
-from gradvac.hints import nearest
 from gradvac.lab.training import checkpoint
 from gradvac.lab.training.distributed import Job, join
 from gradvac.lab.training.environment import StopSignals, around_forward, untouched_random_state
@@ -28,6 +27,7 @@ from gradvac.lab.training.settings import RunConfig, run_signature
 from gradvac.lab.training.state import RunState
 from gradvac.lab.training.step import EagerStep, GraphStep, StepResult
 from gradvac.lab.training.workload import BatchT, Workload
+from gradvac.utils.hints import nearest
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 from torch import Tensor, nn
 
+from gradvac.engine.models import is_sharded
 from gradvac.lab.training.workload import BatchT, StepLosses, Workload
-from gradvac.models import is_sharded
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

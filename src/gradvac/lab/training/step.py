@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from gradvac import Alignment
-from gradvac.cuda_graph import CudaGraph
-from gradvac.devices import index_on
 from gradvac.engine import positions
 from gradvac.lab.training.environment import around_forward
 from gradvac.lab.training.log import BY_TASK
@@ -23,6 +21,8 @@ from gradvac.lab.training.optimizer import clip, step_unless
 from gradvac.lab.training.settings import RunConfig
 from gradvac.lab.training.state import RunState
 from gradvac.lab.training.workload import BatchT, StepLosses
+from gradvac.utils.cuda_graph import CudaGraph
+from gradvac.utils.devices import index_on
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
-from gradvac.cuda_graph import DEVICE_WORK
 from gradvac.lab.training.settings import RunConfig
 from gradvac.lab.training.workload import FULL_BATCH, BatchCo, BatchSlice, BatchStream
 from gradvac.sampling import Epochs, TaskSampler, costs_by_slot
 from gradvac.sampling.epochs import Numbers
+from gradvac.utils.cuda_graph import DEVICE_WORK
 
 B = TypeVar("B", bound="TensorBatch")
 MadeT = TypeVar("MadeT")

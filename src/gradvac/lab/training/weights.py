@@ -18,8 +18,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from gradvac.files import replacing_path
 from gradvac.lab.training.parallel import is_shard, local_shard, shard_like
+from gradvac.utils.files import replacing_path
 
 SHARDS = "shards"  # folder in a checkpoint
 _MODEL, _OPTIMIZER = "model.", "optimizer."

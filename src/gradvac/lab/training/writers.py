@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.hints import nearest
 from gradvac.lab.runs import RunFolder
-from gradvac.plugins import plugin_class
+from gradvac.utils.hints import nearest
+from gradvac.utils.plugins import plugin_class
 
 if TYPE_CHECKING:
     from gradvac.lab.training.settings import RunConfig

@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from gradvac.files import hash_of, read_json, write_bytes, write_json
 from gradvac.lab.runs import PREPARED_METADATA as METADATA
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.locks import folder_lock, remove_leftovers
@@ -34,6 +33,7 @@ from gradvac.lab.runs.manifest import (
     read_manifest,
     verify_manifest,
 )
+from gradvac.utils.files import hash_of, read_json, write_bytes, write_json
 
 REPORT, STEPS = "report.json", "steps.json"
 Results = dict[str, Any]

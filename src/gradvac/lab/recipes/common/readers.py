@@ -25,7 +25,7 @@ from typing import Any
 
 import zstandard
 
-from gradvac.hints import install_line
+from gradvac.utils.hints import install_line
 
 HUB = "hf:"
 _PACKED = (".gz", ".zst")

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradvac.cuda_graph import DEVICE_WORK, free_generator
 from gradvac.lab.recipes.nmt.batches import Ragged, Side, Tokens
 from gradvac.lab.recipes.nmt.model import KVCache, StepContext, Transformer
 from gradvac.lab.training.environment import any_shape_attention
+from gradvac.utils.cuda_graph import DEVICE_WORK, free_generator
 
 _CPU_MEMORY = 1 << 28
 _CPU_ROWS = 256  # beams of all slots: a processor gains nothing from more

@@ -21,12 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from gradvac.hints import install_line
 from gradvac.lab.recipes.nmt.batches import Ragged
 from gradvac.lab.recipes.nmt.beam_search import Hypothesis, SearchOptions, length_penalty
 from gradvac.lab.recipes.nmt.model import DecoderLayer, Transformer
 from gradvac.lab.recipes.nmt.settings import DecodingConfig
 from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS, UNKNOWN
+from gradvac.utils.hints import install_line
 
 Hypotheses = list[list[Hypothesis]]  # of every sentence
 

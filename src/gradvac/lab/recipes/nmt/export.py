@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradvac.hints import install_line
 from gradvac.lab.recipes.nmt.ct2 import convert, longest_text
 from gradvac.lab.recipes.nmt.model import DecoderLayer, Transformer
 from gradvac.lab.recipes.nmt.preparation import VOCABULARY
@@ -26,6 +25,7 @@ from gradvac.lab.recipes.nmt.settings import DecodingConfig, NmtConfig
 from gradvac.lab.recipes.nmt.vocabulary import BOS, EOS, PAD, UNKNOWN, Vocabulary
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import checkpoint, config
+from gradvac.utils.hints import install_line
 
 _PACKAGES = {
     "huggingface": ("transformers", "tokenizers"),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradvac.devices import triton_module
+from gradvac.utils.devices import triton_module
 
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

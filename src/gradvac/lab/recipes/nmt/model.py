@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import gradvac
-from gradvac.devices import triton_module
 from gradvac.lab.recipes.nmt.batches import Batch, Side
 from gradvac.lab.recipes.nmt.loss import cross_entropy, max_logits
+from gradvac.utils.devices import triton_module
 
 _SHORT = 256  # tokens of the longest sentence for which the kernel for short sentences is used
 _HEAD_WIDTHS = (16, 32, 64, 128)  # that it supports

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradvac.files import hash_of, replacing
 from gradvac.lab.recipes.common.prepared import (
     Preparation,
     PreparedFolder,
@@ -50,6 +49,7 @@ from gradvac.lab.recipes.nmt.vocabulary import Vocabulary, draw_lines, extend, l
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.runs.locks import hash_file
 from gradvac.tasks import parse, turned
+from gradvac.utils.files import hash_of, replacing
 
 VOCABULARY = "vocabulary.model"
 # These choose among what was prepared, or say where things are; they do not change it.

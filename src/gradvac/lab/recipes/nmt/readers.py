@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from gradvac.files import replacing
 from gradvac.lab.languages import PIVOT, Corpus, default_corpus, load_corpus
 from gradvac.lab.languages.real import LANGUAGES
 from gradvac.lab.recipes.common.readers import (
@@ -48,6 +47,7 @@ from gradvac.lab.recipes.common.readers import (
     suffix_of,
 )
 from gradvac.tasks import Direction
+from gradvac.utils.files import replacing
 
 Pair = tuple[str, str]
 Line = Pair | Problem

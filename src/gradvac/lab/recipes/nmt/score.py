@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from gradvac.hints import some
 from gradvac.lab.languages.real import find
 from gradvac.lab.recipes.common.readers import read_all_lines
 from gradvac.lab.recipes.common.scoring import RunScores, Scorer, TaskResult, score_run
@@ -30,6 +29,7 @@ from gradvac.lab.runs.sentences import Counts
 from gradvac.lab.training import choose_device, config
 from gradvac.lab.training.settings import TECHNICAL_ELSEWHERE, trained_settings
 from gradvac.tasks import parse
+from gradvac.utils.hints import some
 
 logger = logging.getLogger(__name__)
 COMET, WRONG_LANGUAGE = "COMET", "wrong language"

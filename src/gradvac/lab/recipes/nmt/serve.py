@@ -18,7 +18,7 @@ from typing import Any
 
 from gradvac.lab.languages.real import find
 from gradvac.lab.recipes.nmt.translator import Translator
-from gradvac.local_server import HOST, LocalHandler
+from gradvac.utils.local_server import HOST, LocalHandler
 
 _LONGEST = 1_000_000  # bytes of a request
 _JSON = "application/json"

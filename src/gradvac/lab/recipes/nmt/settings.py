@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from gradvac.analysis.run_files import RESOURCE_LEVELS
 from gradvac.lab.recipes.nmt.cleaning import CleaningConfig
 from gradvac.lab.recipes.nmt.model import SIZES, Size, Transformer
 from gradvac.lab.recipes.nmt.readers import fill
@@ -19,7 +20,6 @@ from gradvac.lab.recipes.nmt.vocabulary import VocabularyConfig
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import RunConfig, Section, TrainConfig
 from gradvac.lab.training.config import Folder
-from gradvac.run_files import RESOURCE_LEVELS
 from gradvac.tasks import DEFAULT_PIVOT, Direction, parse, turned
 
 Source = str | list[str]

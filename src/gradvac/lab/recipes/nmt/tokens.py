@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradvac.files import replacing
 from gradvac.lab.recipes.nmt.batches import Ragged, Tokens
 from gradvac.lab.recipes.nmt.cleaning import Report
 from gradvac.lab.recipes.nmt.readers import Pair
 from gradvac.lab.recipes.nmt.vocabulary import Vocabulary
 from gradvac.lab.recipes.nmt.workers import chunks, num_cores, ordered_map
+from gradvac.utils.files import replacing
 
 PAIRS_PER_SHARD = 1_000_000  # pairs of text that one pair of token files is made of
 Pieces = list[list[int]]

@@ -15,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from typing import Any, Self, TypeVar
 
-from gradvac.hints import install_line
+from gradvac.utils.hints import install_line
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")

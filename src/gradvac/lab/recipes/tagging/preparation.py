@@ -13,7 +13,6 @@ import logging
 from collections import Counter
 from typing import Any
 
-from gradvac.files import hash_of, replacing, write_text
 from gradvac.lab.recipes.common.prepared import (
     Preparation,
     PreparedFolder,
@@ -38,6 +37,7 @@ from gradvac.lab.recipes.tagging.settings import (
     unseen_labels,
 )
 from gradvac.lab.runs.locks import hash_file
+from gradvac.utils.files import hash_of, replacing, write_text
 
 # These choose among what was prepared, or say where things are; they do not change it.
 _IRRELEVANT = {"prepared", "root", "resource_levels"}

@@ -32,7 +32,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from gradvac.hints import some
 from gradvac.lab.languages import Corpus, default_corpus, part_of_speech
 from gradvac.lab.recipes.common.readers import (
     HUB,
@@ -42,6 +41,7 @@ from gradvac.lab.recipes.common.readers import (
     read_rows,
     suffix_of,
 )
+from gradvac.utils.hints import some
 
 Format = Literal["auto", "conllu", "columns", "conll"]
 _DOCUMENT = "-DOCSTART-"

@@ -49,6 +49,7 @@ def announce() -> None:
 
 
 def _compile(*given: Any, **options: Any) -> Callable[..., Any]:
-    from gradvac.engine import compile_tapped
+    from importlib.metadata import EntryPoint
 
-    return compile_tapped(*given, **options)
+    compiled: Callable[..., Any] = EntryPoint(_NAME, _FUNCTION, _GROUP).load()(*given, **options)
+    return compiled

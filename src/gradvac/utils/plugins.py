@@ -28,7 +28,7 @@ def import_plugin(where: str, argument: str) -> ModuleType:
             if error.name is None or not f"{where}.".startswith(f"{error.name}."):
                 raise  # something that the module needs
             raise ValueError(f"{argument}: there is no module {where!r}.") from None
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     places = [folder / where for folder in (Path(), package, package.parents[1])]
     file = next((place.resolve() for place in places if place.is_file()), None)
     if file is None:

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gradvac.files import hash_of, read_json, write_json
+from gradvac.utils.files import hash_of, read_json, write_json
 
 ALL = "all"
 RESOURCE_LEVELS = ("high", "medium", "low", "extremely_low")

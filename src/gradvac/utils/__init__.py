@@ -1,0 +1,10 @@
+"""What several packages use, and nothing that knows of tasks and gradients.
+
+files.py          files that are written completely or not at all; hashes
+hints.py          what error messages share
+plugins.py        rules, recipes and writers of your own, by module or file
+devices.py        index tensors and Triton kernels for a GPU
+cuda_graph.py     a step recorded as a CUDA graph and replayed
+torch_backend.py  what torch.compile is told of the engine's backend
+local_server.py   what pages served on this machine share
+"""
