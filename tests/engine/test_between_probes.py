@@ -318,6 +318,34 @@ def test_hooks_that_begin_between_probes(begun: Callable[..., Any], form: str) -
         assert_same_gradients(model, twin, 1e-9)
 
 
+@pytest.mark.parametrize("is_another", [True, False], ids=["another hook", "the same hook"])
+@pytest.mark.parametrize("at", ["activation", "parameter"])
+def test_hooks_that_do_something_else_between_probes(at: str, is_another: bool) -> None:
+    """There are as many as before."""
+
+    def run(m: Any, x: Tensor, is_later: bool) -> Any:
+        doubled = 2.0 * m.first.weight
+        hidden = F.linear(x, doubled).tanh()
+        later = centred if at == "activation" else normalised
+
+        def hook(gradient: Tensor) -> Tensor | None:
+            return later(gradient) if is_later else None
+
+        (hidden if at == "activation" else doubled).register_hook(
+            later if is_another and is_later else hook
+        )
+        return m.last(hidden)
+
+    model = Model(run, first=nn.Linear(D, D), last=nn.Linear(D, 3)).double()
+    aligner = Aligner(model, TASKS, engine="one_backward")
+    x = torch.randn(B, D, dtype=torch.float64)
+    for _ in range(3):
+        aligner.backward(distance(model(x, False)), UNSORTED)
+    what = "influence each other" if at == "activation" else "first.weight"
+    with pytest.raises(ValueError, match=f'{what}.*engine="per_task"'):
+        aligner.backward(distance(model(x, True)), UNSORTED)
+
+
 def test_hooks_of_graphs_that_were_made_before_the_last_backward() -> None:
     """Forwards first, then backwards: all their hooks are registered when the first begins."""
 

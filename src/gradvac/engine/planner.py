@@ -10,7 +10,7 @@ from gradvac.engine.familiar import FamiliarOperations
 from gradvac.engine.graph import Graph, GraphSignature, NotSeparable
 from gradvac.engine.losses import Losses
 from gradvac.engine.plan import Plan
-from gradvac.engine.probe import Subject, probe
+from gradvac.engine.probe import Subject, check_hooks, probe
 from gradvac.engine.row_tasks import DeclaredRows, listen
 from gradvac.utils.hints import warn_caller
 
@@ -67,12 +67,14 @@ class Planner:
         is_finished = not any(plan.unfinished for plan in known.plans)
         fitting = [plan for plan in known.plans if plan.holds_for(graph, num_rows)]
         is_seen = bool(fitting) and fitting[0].has_seen(losses.present)
+        subject = Subject(graph, losses, declared, self._names, self._tasks)
         if is_seen and is_finished and not verify:
             if fitting[0].refusal is not None:
                 raise NotSeparable(fitting[0].refusal)
+            if graph.has_hooks:  # others, or they do something else by now
+                check_hooks(subject, fitting[0].partition)
             return fitting[0]
         earlier = known.plans[0] if known.plans else None
-        subject = Subject(graph, losses, declared, self._names, self._tasks)
         if earlier is None and not known.refusals and not verify:
             followed = self._familiar.plan(subject)
             if followed is not None:

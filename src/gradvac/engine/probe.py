@@ -148,7 +148,7 @@ def probe(
             moved = earlier.moved if earlier else frozenset()
             candidate, findings, moved = _examine(subject, passes, moved, lengths)
             if subject.graph.num_hooks:
-                _check_hooks(candidate)
+                check_hooks(subject, candidate.partition)
         finally:
             passes.undo()
     partition = candidate.partition
@@ -193,8 +193,11 @@ def _examine(
 
 
 def _expected_layouts(subject: Subject, partition: Partition) -> dict[Key, Layout]:
-    """How rows lie where that follows from the operations, unless the forward declared others."""
-    if subject.num_rows is None:
+    """How rows lie where that follows from the operations, unless the forward declared others.
+
+    From operations and hooks it does not follow: these may begin to do anything.
+    """
+    if subject.num_rows is None or subject.graph.has_hooks:
         return {}
     followed = follow_losses(subject.graph, partition.holds_rows, subject.num_rows)
     return {
@@ -329,14 +332,14 @@ def _declared_owners(candidate: Candidate, evidence: "Evidence", key: Key) -> Te
     return along.expand(sketches.shape[:-1])
 
 
-def _check_hooks(candidate: Candidate) -> None:
+def check_hooks(subject: Subject, partition: Partition) -> None:
     """Nodes made of parameters alone are called, and their hooks are not.
 
     That task gradients add up to the joint gradient does not show it for a task that is tiny
     beside the others, nor for a hook that clips what is large.
     """
-    graph, names = candidate.subject.graph, candidate.subject.names
-    for position, holds_rows in enumerate(candidate.partition.holds_rows):
+    graph, names = subject.graph, subject.names
+    for position, holds_rows in enumerate(partition.holds_rows):
         is_called = not holds_rows and graph.names[position] != LEAF
         if is_called and has_changing_hook(graph, position):
             below = [position]
