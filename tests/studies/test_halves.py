@@ -134,6 +134,8 @@ def test_rows_of_packed_batches_are_declared_by_entry() -> None:
         run(gradvac.RowTasks(TASKS[sentence]), "one_backward")
     with pytest.raises(ValueError, match=r"entries must be 0\.\.8"):
         run(gradvac.RowTasks(entries=sentence + 1), "one_backward")
+    with pytest.raises(ValueError, match="entries must be integers"):
+        run(gradvac.RowTasks(entries=sentence > 4), "one_backward")
 
 
 def test_only_limits_it_too() -> None:

@@ -75,7 +75,10 @@ class RowTasks:
         return index
 
     def _by_entry(self, losses: Losses) -> Tensor:
-        entries = torch.as_tensor(self._entries).to(torch.int64)
+        entries = torch.as_tensor(self._entries)
+        if entries.is_floating_point() or entries.dtype == torch.bool:
+            raise ValueError(f"rows: entries must be integers, got {entries.dtype}.")
+        entries = entries.to(torch.int64)
         if losses.index is None and len(losses.present) == 1:
             return torch.zeros_like(entries)
         if losses.index is None:
