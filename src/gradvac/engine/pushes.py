@@ -17,7 +17,7 @@ from gradvac.engine.layouts import VIEWS, kinds
 # So are their backwards; where a result shows that one is not, the node is called by task.
 ENTRYWISE = kinds(
     """
-    Abs Clamp ClampMax ClampMin Cos Div Elu Erf Exp Exp2 Expm1 Gelu LeakyRelu Log Log1P Log2
+    Abs Clamp ClampMax ClampMin Cos Div Elu Erf Exp Exp2 Expm1 LeakyRelu Log Log1P Log2
     MaskedFill Maximum Minimum Mul Neg Pow Reciprocal Relu Rsqrt Rsub Sigmoid Silu Sin Softplus
     Sqrt Sub Tanh Tril Triu Where
     """
