@@ -30,6 +30,7 @@ def run_driver(
     *args: object,
     strict: bool = True,
     environment: Mapping[str, str] | None = None,
+    folder: Path = ROOT,
     seconds: float = 300,
 ) -> Said:
     """Run a program, or a module by its name, on one thread; it must succeed.
@@ -39,6 +40,7 @@ def run_driver(
         args: Its arguments.
         strict: Let warnings be errors.
         environment: Variables to set.
+        folder: Where it runs.
         seconds: After which it is killed.
     """
     with tempfile.TemporaryDirectory() as place:
@@ -47,7 +49,7 @@ def run_driver(
             file.touch()
         job = {"program": str(driver), "arguments": list(map(str, args)), "strict": strict}
         job |= {name: str(file) for name, file in files.items()}
-        job |= {"folder": str(ROOT), "environment": dict(environment or {}), "seconds": seconds}
+        job |= {"folder": str(folder), "environment": dict(environment or {}), "seconds": seconds}
         server = _server()
         assert server.stdin is not None
         assert server.stdout is not None

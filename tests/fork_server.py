@@ -5,10 +5,12 @@ with its exit status. Imports take longer than most programs. No program runs in
 itself: autograd, once used, would not survive a fork.
 """
 
+import contextlib
 import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import sys
@@ -20,7 +22,19 @@ from typing import Any
 SHARED = ("pydantic", "typer", "rich.progress", "torch._dynamo", "torch.distributed.fsdp")
 SHARED += ("torchjd.aggregation", "transformers", "tokenizers", "accelerate", "safetensors.torch")
 SHARED += ("scipy.stats", "scipy.cluster.hierarchy", "sacrebleu", "sentencepiece", "py3langid")
-SHARED += ("jinja2", "plotly", "matplotlib.pyplot")
+SHARED += ("jinja2", "plotly", "matplotlib.pyplot", "gradvac")
+
+
+def import_shared() -> None:
+    """What programs have in common, our own modules included."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in SHARED:
+            importlib.import_module(name)
+        for module in pkgutil.walk_packages(sys.modules["gradvac"].__path__, "gradvac."):
+            if not module.name.endswith(".__main__"):
+                with contextlib.suppress(ImportError):  # Triton, without a GPU
+                    importlib.import_module(module.name)
 
 
 def become(job: dict[str, Any]) -> None:
@@ -40,7 +54,7 @@ def become(job: dict[str, Any]) -> None:
         sys.path[0] = str(Path(program).parent)
         runpy.run_path(program, run_name="__main__")
     else:
-        sys.path[0] = job["folder"]
+        sys.path[0] = str(Path(__file__).parents[1])
         runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
@@ -57,9 +71,7 @@ def wait(child: int, seconds: float) -> int:
 
 
 def main() -> None:
-    warnings.simplefilter("ignore")
-    for name in SHARED:
-        importlib.import_module(name)
+    import_shared()
     gc.freeze()  # so that forks share the memory of what was imported
     for line in sys.stdin:
         job = json.loads(line)

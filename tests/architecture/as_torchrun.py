@@ -1,6 +1,6 @@
 """Runs a program in two processes, as `torchrun --nproc-per-node 2` does, without new imports.
 
-python -m tests.architecture.as_torchrun PROGRAM
+python -m tests.architecture.as_torchrun PROGRAM ARGUMENTS
 """
 
 import runpy
@@ -12,7 +12,11 @@ from ..ranks import failures, run_ranks
 
 
 def work(_: int) -> None:
-    runpy.run_path(sys.argv[1], run_name="__main__")
+    del sys.argv[0]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as left:
+        assert not left.code, left.code
     sys.stdout.flush()
 
 

@@ -49,6 +49,8 @@ class AlignerConfig(Section):'''
 LOOK = """
 import runpy, sys
 from pathlib import Path
+for name in [name for name in sys.modules if name.split(".")[0] == "gradvac"]:
+    del sys.modules[name]  # of the fork server, from another folder
 import gradvac
 from gradvac.analysis.report.sentences import describe_method
 from gradvac.lab.training import AlignConfig

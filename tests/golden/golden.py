@@ -14,14 +14,12 @@ what they need: that takes longer than most commands.
 """
 
 import argparse
-import contextlib
 import hashlib
 import html
 import importlib
 import io
 import json
 import os
-import pkgutil
 import re
 import runpy
 import sys
@@ -43,27 +41,8 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
 }
 WIDTH, WIDE = 100, 400  # of help; of what commands say, which then needs no line breaks
-SHARED = ("pydantic", "rich.progress", "torch", "torch._dynamo", "transformers", "tokenizers")
-SHARED += ("scipy.stats", "scipy.cluster.hierarchy", "sacrebleu", "sentencepiece", "py3langid")
-SHARED += ("safetensors.torch", "jinja2", "plotly", "matplotlib.pyplot")
-NEEDED = {"library": ("torch",)}  # others: SHARED
 
 # --- commands -------------------------------------------------------------------------------------
-
-
-def import_once(part: str) -> None:
-    """What the commands of a part import, our own modules included."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in NEEDED.get(part, SHARED):
-            importlib.import_module(name)
-        if part not in NEEDED:
-            import gradvac
-
-            for module in pkgutil.walk_packages(gradvac.__path__, "gradvac."):
-                if not module.name.endswith(".__main__"):
-                    with contextlib.suppress(ImportError):  # Triton, without a GPU
-                        importlib.import_module(module.name)
 
 
 def command(*words: str, stdin: str = "", width: int = WIDE, status: int = 0) -> tuple[str, str]:
@@ -629,7 +608,8 @@ _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]\d+)?")
 def produce(part: str) -> dict[str, Any]:
     """What a part says now; it works in a folder of its own."""
     os.environ.update(ENVIRONMENT)
-    import_once(part)
+    sys.path.append(str(EXPECTED.parents[1]))
+    importlib.import_module("fork_server").import_shared()
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

@@ -6,18 +6,19 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.run import get_args_parser
 
 from gradvac.lab.recipes.nmt import NmtConfig, Translator, train_translation
 from gradvac.lab.runs import RunFolder
 from gradvac.lab.training import Display, checkpoint, config
 
+from ..drivers import ROOT, run_driver
 from ..faults import tiny
 
 OVERRIDES = (
@@ -93,31 +94,30 @@ def test_the_run_is_that_of_one_process(folder: Path) -> None:
 
 
 def test_the_slurm_script_continues_a_run_with_shards(folder: Path) -> None:
-    """With torchrun as it is, and the two commands of Slurm that it calls in miniature."""
+    """With the commands that it calls in miniature; its two processes are forks."""
     shutil.copytree(folder / "one", folder / "three")
     shutil.rmtree(RunFolder(folder / "three").checkpoint(20))
-    script = Path(__file__).parents[2] / "examples" / "slurm.sh"
-    commands = {"scontrol": "echo localhost", "srun": 'exec "$@"'}
+    script = ROOT / "examples" / "slurm.sh"
+    commands = {"scontrol": "echo localhost", "srun": 'exec "$@"', "torchrun": 'echo "$@"'}
     for name, line in commands.items():
         (folder / name).write_text(f"#!/bin/bash\n{line}\n")
         (folder / name).chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     slurm = {"JOB_NODELIST": "localhost", "NNODES": "1", "GPUS_ON_NODE": "2", "JOB_ID": "7"}
-    places = [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]
-    done = subprocess.run(
+    told = subprocess.run(
         ["bash", str(script), "three", "train.parallel=fsdp"],
-        cwd=folder,
         env=os.environ
         | {f"SLURM_{name}": value for name, value in slurm.items()}
-        | {"PATH": os.pathsep.join(places), "PORT": str(port), "OMP_NUM_THREADS": "1"},
+        | {"PATH": os.pathsep.join([str(folder), os.environ["PATH"]])},
         capture_output=True,
         text=True,
-        timeout=240,
-        check=False,
+        check=True,
     )
-    assert done.returncode == 0, done.stderr
+    asked = get_args_parser().parse_args(told.stdout.split())
+    assert (asked.nnodes, asked.nproc_per_node, asked.rdzv_id) == ("1", "2", "7")
+    assert asked.rdzv_endpoint == "localhost:29500"
+    assert (asked.module, asked.training_script) == (True, "gradvac")
+    command = (ROOT / "src" / "gradvac" / "__main__.py", *asked.training_script_args)
+    done = run_driver("tests.architecture.as_torchrun", *command, folder=folder)
     assert "Continuing from step 16." in done.stdout
     assert "2 processes (exact" in done.stdout
     assert "Finished after 20 steps." in done.stdout
