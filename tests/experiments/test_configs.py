@@ -44,14 +44,14 @@ def test_every_config_names_its_rule() -> None:
 
 
 def test_the_twin_of_table_1_runs_from_data_to_table(
-    tmp_path: Path, sources: dict[str, str]
+    tmp_path: Path, prepared: Path, sources: dict[str, str]
 ) -> None:
     """Bilingual models, controls, frozen weights, a cap on epochs, and a start from other runs."""
     few = {"train.max_steps": 4, "decoding.max_ratio": 0.1} | sources
     made = plan(ROOT / "configs" / "sweeps" / "twin.toml", tmp_path, **few)
     for trial in made.trials:
         if "data.prepared" not in trial.settings:
-            trial.settings["data.prepared"] = str(tmp_path / "data")  # type: ignore[index]
+            trial.settings["data.prepared"] = str(prepared)  # type: ignore[index]
     ended = made.run(InProcess())
     assert {trial.label: how.error for trial, how in ended.items() if how.status != "done"} == {}
     found = compare_runs([tmp_path])

@@ -86,11 +86,12 @@ def here(jobs: Mapping[str, Any], _: Console) -> dict[str, Any]:
 
 
 def test_the_demo_follows_the_advice_at_equal_cost_and_says_what_came_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sources: dict[str, str]
 ) -> None:
     monkeypatch.setattr(demo, "run_side_by_side", here)
     monkeypatch.setattr(demo, "_advice", lambda _: advice_for(("en-qsm", "en-qso")))
-    settings = config.load(NmtConfig, CONFIGS / "demo.toml", SMALL)
+    small = [*SMALL, *(f"{key}={source}" for key, source in sources.items())]
+    settings = config.load(NmtConfig, CONFIGS / "demo.toml", small)
     console, out = Console(file=io.StringIO(), width=120), tmp_path / "out"
     result = run_demo(settings, out, console=console, num_lines=10)
     shown = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
@@ -169,7 +170,10 @@ def vanish(_: Display) -> None:
     os._exit(3)
 
 
-def test_jobs_side_by_side_tell_how_they_ended() -> None:
+@pytest.mark.filterwarnings("ignore:.*fork")  # newer Pythons: of threads, which are idle
+def test_jobs_side_by_side_tell_how_they_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = multiprocessing.get_context("fork")  # the next test starts a Python
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: fork)
     console = Console(file=io.StringIO(), width=120)
     before = dict(os.environ)
     with pytest.raises(ValueError, match=r"b: no such thing; c: .*ended"):
