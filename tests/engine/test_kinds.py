@@ -3,11 +3,9 @@
 # B rows, S tokens, D width
 
 import copy
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 
 from gradvac import Aligner, GradVac
 
+from ..drivers import run_driver
 from .parity import SORTED, TASKS, UNSORTED, Twins, assert_same_gradients
 from .zoo._case import B, Case, D, Model, S, distance, output
 
@@ -171,16 +170,11 @@ print("exact to rounding:", aligners[0].engine)
 """
 
 
-def test_autocast() -> None:
+def test_autocast(tmp_path: Path) -> None:
     """In a process of its own, which may use no instructions that some machines only claim."""
-    found = subprocess.run(
-        [sys.executable, "-W", "error", "-c", AUTOCAST],
-        env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.stdout == "exact to rounding: one_backward\n", found.stderr
+    (tmp_path / "autocast.py").write_text(AUTOCAST)
+    done = run_driver(tmp_path / "autocast.py", environment={"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    assert done.stdout == "exact to rounding: one_backward\n", done.stderr
 
 
 def experts(*, transposed: bool) -> Model:
