@@ -7,7 +7,11 @@ contrast means the same everywhere, and keep the finer grouping as `branch`. How
 related is `lineage`, which knows nothing of the paper's grouping: distances in the family tree are
 read off it, and those of URIEL from the files of the optional package `urielplus`.
 
-That package's own class copies files into its folder, sets up logging for the whole program and
+`real.tsv` has a line for each language. A lineage has the levels on which handbooks agree: one that
+is disputed, or that splits nothing off, is left out, so that depth is roughly alike from stock to
+stock.
+
+The class of `urielplus` copies files into its folder, sets up logging for the whole program and
 takes long for families of many languages, so we read its four data files and apply its formula.
 Where little is recorded we say "unknown" instead: the package puts Danish and Croatian, of which it
 can compare 12 features, at distance 0, and likewise Basque and Bokmål, of no known family.
@@ -24,132 +28,40 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gradvac.lab.languages.families import ResourceLevel
+from gradvac.lab.languages.families import RESOURCE_LEVELS, ResourceLevel
 from gradvac.utils.hints import install_line, nearest
 
-# Levels on which handbooks agree. A level that is disputed, or that splits nothing off, is left
-# out, so that depth is roughly alike from stock to stock.
-_TREE = """
-Indo-European
-  Germanic
-    West Germanic: en de nl af lb
-    North Germanic: da sv no nb nn is fo
-  Romance
-    Western Romance
-      Gallo-Romance: fr
-      Ibero-Romance: es pt gl
-      Occitano-Romance: ca
-    Italo-Dalmatian: it
-    Eastern Romance: ro
-  Celtic
-    Brythonic: cy
-    Goidelic: ga
-  Greek: el
-  Albanian: sq
-  Armenian: hy
-  Balto-Slavic
-    Baltic: lv lt
-    Slavic
-      West Slavic: pl cs sk
-      South Slavic: hr bs sr sl
-        Eastern South Slavic: mk bg
-      East Slavic: uk be ru
-  Indo-Iranian
-    Indo-Aryan
-      Western Hindi: hi bgc ur
-      Marathi-Konkani: mr
-      Gujarati: gu
-      Eastern Pahari: ne
-      Western Pahari: bfz
-      Bengali-Assamese: bn
-      Greater Punjabi: pa
-      Sindhi: sd
-      Insular Indo-Aryan: si dv
-    Iranian
-      Western Iranian: fa prs tg ku kmr ckb
-      Eastern Iranian: ps
-Uralic
-  Finnic: et fi
-  Ugric: hu
-Turkic
-  Common Turkic
-    Kipchak: kk ky tt ba
-    Oghuz: tr az tk
-    Karluk: ug uz
-Mongolic: mn
-Niger-Congo
-  Benue-Congo
-    Yoruboid: yo
-    Igboid: ig
-    Bantu
-      Sabaki: sw
-      Shona: sn
-      Nguni: zu xh nd ss
-      Sotho-Tswana: nso tn
-      Great Lakes: rw
-      Nyasa: ny
-      Sabi: bem
-      Venda: ve
-  Gbe: ee
-  Atlantic
-    Wolof: wo
-    Fula: fuc
-Austronesian
-  Malayo-Polynesian
-    Malayic
-      Malay: id ms
-    Barito
-      Malagasy: tdx mg
-    Javanese: jv
-    Philippine: tl
-    Oceanic
-      Fijian: fj
-      Polynesian: mi sm ty to
-Afro-Asiatic
-  Semitic
-    Central Semitic
-      Canaanite: he
-      Arabic: ar mt mey
-    Ethiopian Semitic: am ti
-  Cushitic
-    Lowland East Cushitic: om so
-  Berber: shi
-  Chadic
-    West Chadic: ha
-Dravidian
-  South Dravidian: ta kn ml
-  South-Central Dravidian: te
-Austroasiatic
-  Vietic: vi
-  Khmeric: km
-Sino-Tibetan
-  Lolo-Burmese
-    Burmish: my
-  Sinitic: zh yue
-  Tibetic: bo dz
-Kra-Dai
-  Tai: th lo
-Hmong-Mien
-  Hmongic: hmn
-Japonic: ja
-Koreanic: ko
-Kartvelian: ka
-Basque: eu
-"""
+
+class RealLanguage(NamedTuple):
+    """A real language.
+
+    Attributes:
+        code: Code used in data files: ISO 639-1, or 639-3 where that has none.
+        name: English name.
+        family: The paper's grouping, extended to languages it does not have.
+        branch: A finer grouping.
+        resource_level: The paper's level of data size (table 4); None for other languages.
+        lineage: The groups it belongs to by descent, from its stock down to its nearest relatives.
+    """
+
+    code: str
+    name: str
+    family: str
+    branch: str
+    resource_level: ResourceLevel | None
+    lineage: tuple[str, ...]
 
 
-def _read(tree: str) -> dict[str, tuple[str, ...]]:
-    lineages = {}
-    path: list[str] = []
-    for line in tree.strip().splitlines():
-        depth = (len(line) - len(line.lstrip())) // 2
-        name, _, codes = line.strip().partition(":")
-        path[depth:] = [name]
-        lineages.update({code: tuple(path) for code in codes.split()})
-    return lineages
+def _read(line: str) -> RealLanguage:
+    code, name, family, branch, level, lineage = line.split("\t")
+    known = next((one for one in RESOURCE_LEVELS if one == level), None)
+    return RealLanguage(code, name, family, branch, known, tuple(lineage.split(" > ")))
 
 
-LINEAGES: dict[str, tuple[str, ...]] = _read(_TREE)
+_TABLE = Path(__file__).with_name("real.tsv").read_text(encoding="utf-8").splitlines()
+LANGUAGES: dict[str, RealLanguage] = {
+    language.code: language for language in (_read(line) for line in _TABLE if line[0] != "#")
+}
 
 
 def genealogical_distances(codes: Sequence[str]) -> NDArray[np.float64]:
@@ -170,9 +82,9 @@ def genealogical_distances(codes: Sequence[str]) -> NDArray[np.float64]:
         [0.0, 0.25, 0.5, 1.0]
     """
     for code in codes:
-        if code not in LINEAGES:
-            raise ValueError(f"no language {code!r} in the table; {nearest(code, LINEAGES)}")
-    paths = [(*LINEAGES[code], code) for code in codes]
+        if code not in LANGUAGES:
+            raise ValueError(f"no language {code!r} in the table; {nearest(code, LANGUAGES)}")
+    paths = [(*LANGUAGES[code].lineage, code) for code in codes]
     return np.array([[_distance(one, other) for other in paths] for one in paths])
 
 
@@ -265,29 +177,6 @@ def _folder() -> Path:
     return Path(spec.submodule_search_locations[0]) / "database" / "original_uriel"
 
 
-class RealLanguage(NamedTuple):
-    """A real language.
-
-    Attributes:
-        code: Code used in data files: ISO 639-1, or 639-3 where that has none.
-        name: English name.
-        family: The paper's grouping, extended to languages it does not have.
-        branch: A finer grouping.
-        resource_level: The paper's level of data size (table 4); None for other languages.
-    """
-
-    code: str
-    name: str
-    family: str
-    branch: str
-    resource_level: ResourceLevel | None
-
-    @property
-    def lineage(self) -> tuple[str, ...]:
-        """The groups it belongs to by descent, from its stock down to its nearest relatives."""
-        return LINEAGES[self.code]
-
-
 class WmtLanguage(NamedTuple):
     """A language of the paper's WMT analysis (table 5).
 
@@ -306,139 +195,6 @@ class WmtLanguage(NamedTuple):
     validation: str
 
 
-_LANGUAGES = (
-    # Table 4.
-    RealLanguage("fr", "French", "Western European", "Romance", "high"),
-    RealLanguage("es", "Spanish", "Western European", "Romance", "high"),
-    RealLanguage("de", "German", "Western European", "Germanic", "high"),
-    RealLanguage("pl", "Polish", "West Slavic", "West Slavic", "high"),
-    RealLanguage("cs", "Czech", "West Slavic", "West Slavic", "high"),
-    RealLanguage("mk", "Macedonian", "South Slavic", "South Slavic", "low"),
-    RealLanguage("bg", "Bulgarian", "South Slavic", "South Slavic", "medium"),
-    RealLanguage("uk", "Ukrainian", "East Slavic", "East Slavic", "medium"),
-    RealLanguage("be", "Belarusian", "East Slavic", "East Slavic", "low"),
-    RealLanguage("ru", "Russian", "East Slavic", "East Slavic", "high"),
-    RealLanguage("lv", "Latvian", "Baltic", "Baltic", "medium"),
-    RealLanguage("lt", "Lithuanian", "Baltic", "Baltic", "medium"),
-    RealLanguage("et", "Estonian", "Uralic", "Finnic", "medium"),
-    RealLanguage("fi", "Finnish", "Uralic", "Finnic", "high"),
-    RealLanguage("hi", "Hindi", "Indo-Iranian", "Indo-Aryan", "medium"),
-    RealLanguage("mr", "Marathi", "Indo-Iranian", "Indo-Aryan", "extremely_low"),
-    RealLanguage("gu", "Gujarati", "Indo-Iranian", "Indo-Aryan", "low"),
-    RealLanguage("ne", "Nepali", "Indo-Iranian", "Indo-Aryan", "extremely_low"),
-    RealLanguage("kk", "Kazakh", "Turkic", "Kipchak", "low"),
-    RealLanguage("ky", "Kyrgyz", "Turkic", "Kipchak", "extremely_low"),
-    RealLanguage("sw", "Swahili", "Benue-Congo", "Bantu", "low"),
-    RealLanguage("zu", "Zulu", "Benue-Congo", "Nguni", "extremely_low"),
-    RealLanguage("xh", "Xhosa", "Benue-Congo", "Nguni", "extremely_low"),
-    RealLanguage("id", "Indonesian", "Malayo-Polynesian", "Malayic", "high"),
-    RealLanguage("ms", "Malay", "Malayo-Polynesian", "Malayic", "medium"),
-    # Other languages of our translation and tagging data, and of the paper's XTREME tasks.
-    RealLanguage("en", "English", "Western European", "Germanic", None),
-    RealLanguage("da", "Danish", "Western European", "Germanic", None),
-    RealLanguage("it", "Italian", "Western European", "Romance", None),
-    RealLanguage("pt", "Portuguese", "Western European", "Romance", None),
-    RealLanguage("ro", "Romanian", "Western European", "Romance", None),
-    RealLanguage("hr", "Croatian", "South Slavic", "South Slavic", None),
-    RealLanguage("hu", "Hungarian", "Uralic", "Ugric", None),
-    RealLanguage("tr", "Turkish", "Turkic", "Oghuz", None),
-    RealLanguage("bgc", "Haryanvi", "Indo-Iranian", "Indo-Aryan", None),
-    RealLanguage("bfz", "Mahasu Pahari", "Indo-Iranian", "Indo-Aryan", None),
-    RealLanguage("sn", "Shona", "Benue-Congo", "Bantu", None),
-    RealLanguage("nd", "Northern Ndebele", "Benue-Congo", "Nguni", None),
-    RealLanguage("yo", "Yoruba", "Benue-Congo", "Yoruboid", None),
-    RealLanguage("tdx", "Tandroy Malagasy", "Malayo-Polynesian", "Malagasy", None),
-    RealLanguage("jv", "Javanese", "Malayo-Polynesian", "Javanese", None),
-    RealLanguage("tl", "Tagalog", "Malayo-Polynesian", "Philippine", None),
-    RealLanguage("he", "Hebrew", "Semitic", "Semitic", None),
-    RealLanguage("ar", "Arabic", "Semitic", "Semitic", None),
-    RealLanguage("ha", "Hausa", "Chadic", "Chadic", None),
-    RealLanguage("ta", "Tamil", "Dravidian", "Dravidian", None),
-    RealLanguage("te", "Telugu", "Dravidian", "Dravidian", None),
-    RealLanguage("vi", "Vietnamese", "Austroasiatic", "Vietic", None),
-    RealLanguage("my", "Burmese", "Sino-Tibetan", "Burmish", None),
-    # The other languages of NTREX and of XTREME.
-    RealLanguage("af", "Afrikaans", "Western European", "Germanic", None),
-    RealLanguage("nl", "Dutch", "Western European", "Germanic", None),
-    RealLanguage("lb", "Luxembourgish", "Western European", "Germanic", None),
-    RealLanguage("sv", "Swedish", "Western European", "Germanic", None),
-    RealLanguage("no", "Norwegian", "Western European", "Germanic", None),
-    RealLanguage("nb", "Norwegian Bokmål", "Western European", "Germanic", None),
-    RealLanguage("nn", "Norwegian Nynorsk", "Western European", "Germanic", None),
-    RealLanguage("is", "Icelandic", "Western European", "Germanic", None),
-    RealLanguage("fo", "Faroese", "Western European", "Germanic", None),
-    RealLanguage("ca", "Catalan", "Western European", "Romance", None),
-    RealLanguage("gl", "Galician", "Western European", "Romance", None),
-    RealLanguage("cy", "Welsh", "Celtic", "Celtic", None),
-    RealLanguage("ga", "Irish", "Celtic", "Celtic", None),
-    RealLanguage("el", "Greek", "Greek", "Greek", None),
-    RealLanguage("sq", "Albanian", "Albanian", "Albanian", None),
-    RealLanguage("hy", "Armenian", "Armenian", "Armenian", None),
-    RealLanguage("sk", "Slovak", "West Slavic", "West Slavic", None),
-    RealLanguage("sl", "Slovenian", "South Slavic", "South Slavic", None),
-    RealLanguage("bs", "Bosnian", "South Slavic", "South Slavic", None),
-    RealLanguage("sr", "Serbian", "South Slavic", "South Slavic", None),
-    RealLanguage("bn", "Bengali", "Indo-Iranian", "Indo-Aryan", None),
-    RealLanguage("pa", "Punjabi", "Indo-Iranian", "Indo-Aryan", None),
-    RealLanguage("sd", "Sindhi", "Indo-Iranian", "Indo-Aryan", None),
-    RealLanguage("ur", "Urdu", "Indo-Iranian", "Indo-Aryan", None),
-    RealLanguage("si", "Sinhala", "Indo-Iranian", "Indo-Aryan", None),
-    RealLanguage("dv", "Dhivehi", "Indo-Iranian", "Indo-Aryan", None),
-    RealLanguage("fa", "Persian", "Indo-Iranian", "Iranian", None),
-    RealLanguage("prs", "Dari", "Indo-Iranian", "Iranian", None),
-    RealLanguage("tg", "Tajik", "Indo-Iranian", "Iranian", None),
-    RealLanguage("ps", "Pashto", "Indo-Iranian", "Iranian", None),
-    RealLanguage("ku", "Kurdish", "Indo-Iranian", "Iranian", None),
-    RealLanguage("kmr", "Northern Kurdish", "Indo-Iranian", "Iranian", None),
-    RealLanguage("ckb", "Central Kurdish", "Indo-Iranian", "Iranian", None),
-    RealLanguage("az", "Azerbaijani", "Turkic", "Oghuz", None),
-    RealLanguage("tk", "Turkmen", "Turkic", "Oghuz", None),
-    RealLanguage("tt", "Tatar", "Turkic", "Kipchak", None),
-    RealLanguage("ba", "Bashkir", "Turkic", "Kipchak", None),
-    RealLanguage("ug", "Uyghur", "Turkic", "Karluk", None),
-    RealLanguage("uz", "Uzbek", "Turkic", "Karluk", None),
-    RealLanguage("mn", "Mongolian", "Mongolic", "Mongolic", None),
-    RealLanguage("ig", "Igbo", "Benue-Congo", "Igboid", None),
-    RealLanguage("rw", "Kinyarwanda", "Benue-Congo", "Bantu", None),
-    RealLanguage("ny", "Chichewa", "Benue-Congo", "Bantu", None),
-    RealLanguage("bem", "Bemba", "Benue-Congo", "Bantu", None),
-    RealLanguage("nso", "Northern Sotho", "Benue-Congo", "Bantu", None),
-    RealLanguage("tn", "Tswana", "Benue-Congo", "Bantu", None),
-    RealLanguage("ve", "Venda", "Benue-Congo", "Bantu", None),
-    RealLanguage("ss", "Swati", "Benue-Congo", "Nguni", None),
-    RealLanguage("ee", "Ewe", "Gbe", "Gbe", None),
-    RealLanguage("wo", "Wolof", "Atlantic", "Atlantic", None),
-    RealLanguage("fuc", "Pulaar", "Atlantic", "Atlantic", None),
-    RealLanguage("mg", "Malagasy", "Malayo-Polynesian", "Malagasy", None),
-    RealLanguage("fj", "Fijian", "Malayo-Polynesian", "Oceanic", None),
-    RealLanguage("mi", "Maori", "Malayo-Polynesian", "Oceanic", None),
-    RealLanguage("sm", "Samoan", "Malayo-Polynesian", "Oceanic", None),
-    RealLanguage("ty", "Tahitian", "Malayo-Polynesian", "Oceanic", None),
-    RealLanguage("to", "Tongan", "Malayo-Polynesian", "Oceanic", None),
-    RealLanguage("mt", "Maltese", "Semitic", "Semitic", None),
-    RealLanguage("mey", "Hassaniyya Arabic", "Semitic", "Semitic", None),
-    RealLanguage("am", "Amharic", "Semitic", "Semitic", None),
-    RealLanguage("ti", "Tigrinya", "Semitic", "Semitic", None),
-    RealLanguage("om", "Oromo", "Cushitic", "Cushitic", None),
-    RealLanguage("so", "Somali", "Cushitic", "Cushitic", None),
-    RealLanguage("shi", "Tashelhit", "Berber", "Berber", None),
-    RealLanguage("kn", "Kannada", "Dravidian", "Dravidian", None),
-    RealLanguage("ml", "Malayalam", "Dravidian", "Dravidian", None),
-    RealLanguage("km", "Khmer", "Austroasiatic", "Khmeric", None),
-    RealLanguage("zh", "Chinese", "Sino-Tibetan", "Sinitic", None),
-    RealLanguage("yue", "Cantonese", "Sino-Tibetan", "Sinitic", None),
-    RealLanguage("bo", "Tibetan", "Sino-Tibetan", "Tibetic", None),
-    RealLanguage("dz", "Dzongkha", "Sino-Tibetan", "Tibetic", None),
-    RealLanguage("th", "Thai", "Kra-Dai", "Tai", None),
-    RealLanguage("lo", "Lao", "Kra-Dai", "Tai", None),
-    RealLanguage("hmn", "Hmong", "Hmong-Mien", "Hmongic", None),
-    RealLanguage("ja", "Japanese", "Japonic", "Japonic", None),
-    RealLanguage("ko", "Korean", "Koreanic", "Koreanic", None),
-    RealLanguage("ka", "Georgian", "Kartvelian", "Kartvelian", None),
-    RealLanguage("eu", "Basque", "Basque", "Basque", None),
-)
-
-LANGUAGES: dict[str, RealLanguage] = {language.code: language for language in _LANGUAGES}
 # Codes of 639-3 for one variety of a language that the table has as a whole.
 _VARIETIES = {"arb": "ar", "fil": "tl", "cmn": "zh", "npi": "ne", "swh": "sw", "zsm": "ms"}
 _VARIETIES |= {"lvs": "lv", "ekk": "et", "pes": "fa", "azj": "az", "uzn": "uz", "khk": "mn"}
